@@ -1,0 +1,36 @@
+"""Deep learning at scale: what the notebooks and your own code import.
+
+Importing `dlguide` loads nothing heavy: a room is opened when its name is first used, and
+TensorFlow, MPI or matplotlib only inside the functions that need them. Threads must be planned
+before TensorFlow starts, and MPI must never start in the notebook's own kernel.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_ROOMS = (
+    "checks",
+    "cluster",
+    "data",
+    "doctor",
+    "exercises",
+    "horovod",
+    "machine",
+    "measure",
+    "nets",
+    "plots",
+    "published",
+    "training",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"dlguide.{name}")
+    raise AttributeError(f"dlguide has no room {name!r}; it has {', '.join(_ROOMS)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_ROOMS, "__version__"])
