@@ -1,0 +1,89 @@
+"""Run a piece of a test on several MPI ranks, with a time limit, and get one result per rank."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+
+_MAIN = """
+import json, os, sys
+rank = int(os.environ["PMI_RANK"])
+{source}
+result = {name}(**json.loads({arguments!r}))
+with open(os.path.join({folder!r}, f"rank{{rank}}.json"), "w") as file:
+    json.dump(result, file)
+"""
+
+
+def on_ranks(
+    ranks: int,
+    function: Callable[..., Any],
+    folder: Path,
+    timeout_s: float = 120,
+    env: dict[str, str] | None = None,
+    **arguments: Any,
+) -> list[Any]:
+    """Run `function(**arguments)` on every rank and return its results in rank order.
+
+    The function's source is sent, so it must import what it needs inside itself; arguments and
+    results must be JSON. A rank that fails, or a run that does not end in time, fails the test
+    with the ranks' output.
+
+    Args:
+        ranks: number of ranks (count).
+        function: a function at the top level of a test module.
+        folder: an empty folder for the results, usually `tmp_path`.
+        timeout_s: when to give up (s).
+        env: further environment variables.
+        arguments: what the function is called with, the same on all ranks.
+
+    Returns:
+        list: one result per rank.
+    """
+    source = textwrap.dedent(inspect.getsource(function))
+    script = folder / f"{function.__name__}_{ranks}.py"
+    script.write_text(
+        _MAIN.format(
+            source=source,
+            name=function.__name__,
+            arguments=json.dumps(arguments),
+            folder=str(folder),
+        )
+    )
+    done = mpiexec(ranks, [sys.executable, "-m", "mpi4py", script], timeout_s, env)
+    assert done.returncode == 0, f"exit status {done.returncode} on {ranks} ranks:\n{done.stdout}"
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def mpiexec(
+    ranks: int, command: list, timeout_s: float = 120, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
+    """Start a command on ranks of this machine; output and errors come back as one text."""
+    return subprocess.run(
+        [str(word) for word in [SCRIPTS / "mpiexec.gforker", "-n", ranks, *command]],
+        env={
+            **os.environ,
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TF_NUM_INTRAOP_THREADS": "1",
+            "TF_NUM_INTEROP_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "UCX_TLS": "sm,self",
+            "PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")]),
+            **(env or {}),
+        },
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
