@@ -1,0 +1,19 @@
+"""Measure: repeated timings, what a training run returns, busy cores, live progress."""
+
+from dlguide.measure.progress import launched, report_progress
+from dlguide.measure.run import Run, steady_images_per_s
+from dlguide.measure.timing import Ratio, Timing, ratio, timing
+from dlguide.measure.utilisation import Utilisation, utilisation
+
+__all__ = [
+    "Ratio",
+    "Run",
+    "Timing",
+    "Utilisation",
+    "launched",
+    "ratio",
+    "report_progress",
+    "steady_images_per_s",
+    "timing",
+    "utilisation",
+]

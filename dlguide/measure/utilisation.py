@@ -1,0 +1,126 @@
+"""How busy every core is while something runs: sampled in a thread beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Event, Thread
+from time import time
+from typing import Any
+
+from dlguide.checks import require_positive
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """Busy fraction of every core over time.
+
+    started_unix_s is the clock at the start; time_s[i] (s after it) ends the interval that
+    busy[i] (percent of each core in `cpus`, of all processes together) is the mean of; marks
+    are (s after the start, name) of what began then.
+    """
+
+    started_unix_s: float
+    cpus: tuple[int, ...]
+    time_s: tuple[float, ...]
+    busy: tuple[tuple[float, ...], ...]
+    marks: tuple[tuple[float, str], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for a record; `from_dict` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Utilisation:
+        """The record that `as_dict` wrote, also after a journey through JSON."""
+        return cls(
+            record["started_unix_s"],
+            tuple(record["cpus"]),
+            tuple(record["time_s"]),
+            tuple(tuple(row) for row in record["busy"]),
+            tuple((at, name) for at, name in record["marks"]),
+        )
+
+
+class Recorder:
+    """What `utilisation` gives to the block: `mark` in it, `record` after it."""
+
+    def __init__(self, cpus: tuple[int, ...]) -> None:
+        self._cpus = cpus
+        self._started = time()
+        self._time_s: list[float] = []
+        self._busy: list[tuple[float, ...]] = []
+        self._marks: list[tuple[float, str]] = []
+
+    def mark(self, name: str) -> None:
+        """Note that something begins now.
+
+        Args:
+            name: what begins: train, evaluate, idle, ...
+        """
+        self._marks.append((time() - self._started, name))
+
+    @property
+    def record(self) -> Utilisation:
+        """What was sampled so far."""
+        return Utilisation(
+            self._started, self._cpus, tuple(self._time_s), tuple(self._busy), tuple(self._marks)
+        )
+
+    def _sample(self, interval_s: float, stop: Event) -> None:
+        before, last = _ticks(), False
+        while not last:
+            last = stop.wait(interval_s)
+            now = _ticks()
+            self._time_s.append(time() - self._started)
+            self._busy.append(tuple(_busy_percent(before[cpu], now[cpu]) for cpu in self._cpus))
+            before = now
+
+
+@contextmanager
+def utilisation(interval_s: float = 0.2) -> Iterator[Recorder]:
+    """Sample how busy every core of this process's machine is while the block runs.
+
+    All processes count, so it may stand in a notebook around a training on ranks: the ranks'
+    `Run.phases` and this record carry the same clock, and `plots.utilisation` draws one
+    over the other. The sampling itself takes about 1 % of one core.
+
+    Args:
+        interval_s: time between two samples (s).
+
+    Returns:
+        Recorder: `.mark(name)` inside the block, `.record` (a Utilisation) after it.
+
+    Raises:
+        ValueError: when `interval_s` is not positive.
+    """
+    require_positive(interval_s, "interval_s")
+    recorder = Recorder(tuple(sorted(os.sched_getaffinity(0))))
+    stop = Event()
+    sampler = Thread(target=recorder._sample, args=(interval_s, stop), daemon=True)
+    sampler.start()
+    try:
+        yield recorder
+    finally:
+        stop.set()
+        sampler.join()
+
+
+def _ticks() -> dict[int, tuple[int, int]]:
+    # /proc/stat and not psutil: its lines name the core, where psutil's list has only places,
+    # which shift when a core is offline.
+    ticks = {}
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *counts = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            _user, _nice, _system, idle, iowait, *_ = numbers = [int(count) for count in counts[:8]]
+            ticks[int(name[3:])] = (idle + iowait, sum(numbers))
+    return ticks
+
+
+def _busy_percent(before: tuple[int, int], now: tuple[int, int]) -> float:
+    idle, all_ticks = now[0] - before[0], now[1] - before[1]
+    return 100.0 * max(0.0, 1 - idle / all_ticks) if all_ticks > 0 else 0.0

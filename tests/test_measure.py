@@ -1,0 +1,231 @@
+"""The measure: nothing dropped, medians of what was measured, records that come back equal."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from on_ranks import on_ranks
+
+from dlguide import measure
+from dlguide.measure import Run, Timing, Utilisation
+
+
+def some_run(**changes):
+    run = Run(
+        rank=0,
+        ranks=2,
+        threads=1,
+        net="mlp",
+        data="mnist",
+        device="cpu",
+        epochs=2,
+        batch=10,
+        global_batch=20,
+        optimizer="sgd",
+        learning_rate=0.1,
+        seed=0,
+        parameters=100,
+        samples=50,
+        steps_per_epoch=3,
+        first_epoch=0,
+        loss=(2.0, 1.0),
+        test_accuracy=(0.5, 0.75),
+        step_s=(1.0, 0.1, 0.1, 0.1, 0.1, 0.1),
+        wait_s=(0.0,) * 6,
+        first_step_s=1.0,
+        setup_s=2.0,
+        train_s=1.5,
+        evaluate_s=0.5,
+        checkpoint_s=0.0,
+        total_s=4.0,
+        images_per_s=200.0,
+        images_per_s_with_first=100.0,
+        weights_digest="0" * 64,
+        started_unix_s=1.0,
+        phases=(("setup", 0.0, 2.0), ("train", 2.0, 3.5)),
+        versions={"keras": "3"},
+    )
+    return dataclasses.replace(run, **changes)
+
+
+def test_timing_keeps_every_repeat_and_warmup_apart():
+    calls = []
+    timing = measure.timing(lambda: calls.append(1), repeats=7, warmup=3)
+    assert len(calls) == 10
+    assert len(timing.seconds) == 7
+    assert len(timing.warmup_s) == 3
+
+
+def test_timing_measures_the_time_a_function_takes():
+    timing = measure.timing(lambda: time.sleep(0.02), repeats=3)
+    assert 0.02 <= timing.low <= timing.median <= timing.high < 0.2
+
+
+def test_slow_first_call_goes_to_the_warmup():
+    pauses = iter([0.1, 0.0, 0.0, 0.0])
+    timing = measure.timing(lambda: time.sleep(next(pauses)), repeats=3, warmup=1)
+    assert timing.warmup_s[0] >= 0.1
+    assert max(timing.seconds) < 0.05
+
+
+def test_median_and_quartiles_are_numpys():
+    seconds = tuple(np.random.default_rng(0).exponential(size=9))
+    timing = Timing(seconds)
+    assert (timing.low, timing.median, timing.high) == pytest.approx(
+        tuple(np.quantile(seconds, [0.25, 0.5, 0.75]))
+    )
+    assert timing.spread == pytest.approx((timing.high - timing.low) / timing.median)
+
+
+def test_timing_comes_back_equal_from_json():
+    timing = Timing((1.0, 2.0), (3.0,))
+    assert Timing.from_dict(json.loads(json.dumps(timing.as_dict()))) == timing
+
+
+def test_timing_refuses_counts_that_are_none():
+    with pytest.raises(ValueError, match=r"`repeats` must be a whole number of at least 1, got 0"):
+        measure.timing(print, repeats=0)
+    with pytest.raises(ValueError, match=r"`warmup` must be .* at least 0, got -1"):
+        measure.timing(print, warmup=-1)
+
+
+def test_ratio_is_of_medians_and_its_range_covers_the_quartiles():
+    ratio = measure.ratio(Timing((2.0, 4.0, 6.0)), Timing((1.0, 2.0, 3.0)))
+    assert (ratio.median, ratio.low, ratio.high) == pytest.approx((2.0, 3 / 2.5, 5 / 1.5))
+    assert str(ratio) == "2.00 (1.20 to 3.33)"
+
+
+def test_ratio_refuses_a_time_of_nothing():
+    with pytest.raises(ValueError, match=r"`b` must have taken some time"):
+        measure.ratio(Timing((1.0,)), Timing((0.0,)))
+
+
+def timing_with_one_slow_rank():
+    import time
+
+    from mpi4py import MPI
+
+    from dlguide import measure
+
+    rank = MPI.COMM_WORLD.rank
+    slow = MPI.COMM_WORLD.size - 1
+    timing = measure.timing(lambda: time.sleep(0.03 if rank == slow else 0.0), 3, 1, MPI.COMM_WORLD)
+    return timing.as_dict()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_slowest_rank_counts_on_all_ranks(ranks, tmp_path):
+    timings = on_ranks(ranks, timing_with_one_slow_rank, tmp_path)
+    assert all(timing == timings[0] for timing in timings)
+    assert min(timings[0]["seconds"]) >= 0.03
+
+
+def test_run_comes_back_equal_from_json():
+    run = some_run()
+    assert Run.from_dict(json.loads(json.dumps(run.as_dict()))) == run
+
+
+def test_run_refuses_unknown_and_missing_fields():
+    record = some_run().as_dict()
+    with pytest.raises(ValueError, match=r"`record` must be one of .* Did you mean rank\?"):
+        Run.from_dict({**record, "rankz": 1})
+    del record["loss"]
+    with pytest.raises(ValueError, match=r"every field of a Run, got \"none named \['loss'\]\""):
+        Run.from_dict(record)
+
+
+def test_steady_state_leaves_out_the_first_steps_and_the_short_ones():
+    step_s = [9.0, 5.0, 0.2, 0.2, 0.2, 0.05, 0.2, 0.2, 0.05]
+    images = [100, 100, 100, 100, 100, 30, 100, 100, 30]
+    assert measure.steady_images_per_s(step_s, images, warmup=2) == pytest.approx(500)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "images", "expected"),
+    [([], [], 0.0), ([0.5], [10], 20.0), ([1.0, 0.5], [10, 10], 20.0), ([1.0, 0.5], [10, 5], 10.0)],
+)
+def test_steady_state_of_the_shortest_runs(step_s, images, expected):
+    assert measure.steady_images_per_s(step_s, images) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, (3, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2)),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, (0, 1)),
+    ],
+)
+def test_launchers_are_recognised(environment, expected):
+    assert measure.launched(environment) == expected
+
+
+def test_progress_is_written_at_most_ten_times_a_second(tmp_path):
+    script = """
+import json, os, pathlib, sys, time
+from dlguide import measure
+path = pathlib.Path(os.environ["DLGUIDE_RUN_FOLDER"], "progress-rank2.json")
+seen, end, calls = set(), time.monotonic() + 0.5, 0
+while time.monotonic() < end:
+    calls += 1
+    measure.report_progress(step=calls)
+    seen.add(json.loads(path.read_text())["step"])
+measure.report_progress(step=-1, at_once=True)
+record = json.loads(path.read_text())
+assert calls > 20 and len(seen) <= 6, (calls, seen)
+assert (record["step"], record["rank"], record["ranks"]) == (-1, 2, 3), record
+assert [one.name for one in path.parent.iterdir()] == [path.name]
+assert "mpi4py" not in sys.modules and "tensorflow" not in sys.modules
+"""
+    subprocess.run(
+        [sys.executable, "-c", script],
+        env={
+            **os.environ,
+            "DLGUIDE_RUN_FOLDER": str(tmp_path),
+            "PMI_RANK": "2",
+            "PMI_SIZE": "3",
+        },
+        check=True,
+        timeout=60,
+    )
+
+
+def test_progress_does_nothing_where_nobody_watches(monkeypatch, tmp_path):
+    monkeypatch.delenv("DLGUIDE_RUN_FOLDER", raising=False)
+    monkeypatch.chdir(tmp_path)
+    measure.report_progress(step=1, at_once=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_utilisation_sees_a_busy_core_and_keeps_the_marks():
+    with measure.utilisation(interval_s=0.1) as recorder:
+        recorder.mark("work")
+        end = time.monotonic() + 0.6
+        while time.monotonic() < end:
+            sum(range(10_000))
+        recorder.mark("idle")
+    record = recorder.record
+    assert record.cpus == tuple(sorted(os.sched_getaffinity(0)))
+    assert len(record.time_s) == len(record.busy) >= 4
+    assert all(len(row) == len(record.cpus) for row in record.busy)
+    assert all(0 <= value <= 100 for row in record.busy for value in row)
+    # This thread alone fills one core, wherever it was put.
+    assert np.median([sum(row) for row in record.busy]) > 60
+    assert [name for _at, name in record.marks] == ["work", "idle"]
+    assert Utilisation.from_dict(json.loads(json.dumps(record.as_dict()))) == record
+
+
+def test_utilisation_ends_its_thread_when_the_block_raises():
+    import threading
+
+    before = threading.active_count()
+    with pytest.raises(KeyError), measure.utilisation():
+        raise KeyError
+    assert threading.active_count() == before
