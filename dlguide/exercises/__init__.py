@@ -1,0 +1,133 @@
+"""Exercises that check themselves, in the learner's notebook and in the answers' run.
+
+A notebook asks with `exercises.check("20-1", answer)`. The check is the function `exercise_20_1`
+of the module `dlguide.exercises.nb20`; it takes the answer and calls `expect` or `expect_close`.
+What it returns, if anything, is printed after the tick: a sentence on what the result means.
+
+    def exercise_20_1(steps):
+        expect(steps == 300, "60000 samples / (2 ranks x batch 100)", steps, "Which batch?")
+        return "Half the steps of one process, each with twice the samples."
+
+A wrong answer stops nothing in the learner's notebook. With DLGUIDE_STRICT_EXERCISES=1, which
+the run of the answers sets, it raises.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+from types import ModuleType
+from typing import Any
+
+from dlguide.checks import require, require_known
+
+
+class WrongAnswer(AssertionError):
+    """An answer is not what the exercise asks for; the text says what is expected and a hint."""
+
+
+def expect(condition: Any, expected: str, came: Any, hint: str = "") -> None:
+    """Inside a check: go on when the condition holds, otherwise say what is wrong.
+
+    Args:
+        condition: what must hold, anything with a truth value.
+        expected: what is asked for, in words that do not give the answer away.
+        came: what came.
+        hint: where to look next, a sentence.
+
+    Raises:
+        WrongAnswer: when the condition does not hold.
+    """
+    if not condition:
+        shown = came if isinstance(came, str) else repr(came)
+        shown = shown if len(shown) <= 300 else f"{shown[:300]} ..."
+        raise WrongAnswer(f"Expected: {expected}. Came: {shown}. {hint}".rstrip())
+
+
+def expect_close(
+    answer: Any, value: Any, expected: str, hint: str = "", relative: float = 1e-3
+) -> None:
+    """Inside a check: the answer must be a number or array near a value.
+
+    Near means |answer - value| <= relative * max |value|, in equal shapes; for a value of 0
+    everywhere |answer| <= relative.
+
+    Args:
+        answer: what came, a number or an array.
+        value: what is right, of the same shape.
+        expected: what is asked for, in words.
+        hint: where to look next, a sentence.
+        relative: allowed distance relative to the largest value.
+
+    Raises:
+        WrongAnswer: when it is no number, has another shape, is not finite or not near.
+    """
+    import numpy as np
+
+    try:
+        numbers, right = np.asarray(answer, float), np.asarray(value, float)
+    except (TypeError, ValueError):
+        expect(False, f"{expected} (a number)", answer, hint)
+    shape = f"{expected} (shape {right.shape})"
+    expect(numbers.shape == right.shape, shape, f"shape {numbers.shape}", hint)
+    allowed = relative * (np.abs(right).max(initial=0.0) or 1.0)
+    expect(bool(np.all(np.abs(numbers - right) <= allowed)), expected, answer, hint)
+
+
+def check(number: str, answer: Any = None, *more: Any) -> bool:
+    """Check the answer to an exercise and print the verdict.
+
+    Args:
+        number: the exercise as the notebook names it, such as "20-1": notebook and exercise.
+        answer: the learner's value or function; None or ... is "not answered yet".
+        more: further parts of the answer, where the exercise asks for several.
+
+    Returns:
+        bool: whether the answer is right.
+
+    Raises:
+        ValueError: when there is no such exercise; the message lists those of the notebook.
+        AssertionError: with DLGUIDE_STRICT_EXERCISES=1, when the answer is missing or wrong.
+    """
+    function = _find(number)
+    strict = os.environ.get("DLGUIDE_STRICT_EXERCISES") == "1"
+    if any(part is None or part is Ellipsis for part in (answer, *more)):
+        return _refuse(f"Exercise {number} is not answered yet.", "…", strict)
+    try:
+        remark = function(answer, *more)
+    except WrongAnswer as error:
+        return _refuse(f"Exercise {number}: {error}", "✘", strict)
+    except Exception as error:
+        # a learner's function may raise anything; the notebook goes on
+        text = f"Exercise {number}: your answer raised {type(error).__name__}: {error}"
+        return _refuse(text, "✘", strict, error)
+    print(f"✔ Exercise {number} is right. {remark or ''}".rstrip())
+    return True
+
+
+def _refuse(text: str, mark: str, strict: bool, cause: Exception | None = None) -> bool:
+    if strict:
+        raise AssertionError(text) from cause
+    print(f"{mark} {text}")
+    return False
+
+
+def _find(number: str) -> Any:
+    parts = re.fullmatch(r"(\d\d)-(\d+)", number) if isinstance(number, str) else None
+    require(bool(parts), "number", 'be notebook and exercise, such as "20-1"', number)
+    module = _module(parts[1])
+    known = {
+        f"{parts[1]}-{name.rpartition('_')[2]}": function
+        for name, function in vars(module).items()
+        if name.startswith(f"exercise_{parts[1]}_")
+    }
+    return known[require_known(number, known, "number")]
+
+
+def _module(notebook: str) -> ModuleType:
+    name = f"{__name__}.nb{notebook}"
+    there = importlib.util.find_spec(name) is not None
+    require(there, "number", "belong to a notebook with exercises", notebook)
+    return importlib.import_module(name)

@@ -1,0 +1,266 @@
+"""What this process may run on: cores, sockets, caches, memory and limits, read from the system.
+
+Cores are those this process may use, by its affinity and the limits of its control group, not
+those the machine has: a batch job or a container often gets a few cores of many.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dlguide.checks import require
+from dlguide.machine.kernel_files import cpu_list, integer, read
+from dlguide.machine.limits import memory_bytes, quota_cores
+
+# What the kernels of oneDNN choose by, in the names of /proc/cpuinfo (x86, then Arm).
+_SIMD = (
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl"),
+    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
+    *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True)
+class Core:
+    """One logical CPU and the physical core it belongs to.
+
+    Args:
+        cpu: logical CPU, the number the operating system uses in affinity masks.
+        core: physical core, unique in the whole machine; siblings share it.
+        socket: processor package.
+        numa: NUMA node, whose memory is nearest.
+    """
+
+    cpu: int
+    core: int
+    socket: int
+    numa: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use of a machine; counts and caches are of those cores only.
+
+    Args:
+        name: host name.
+        processor: model of the processor.
+        sockets: processor packages (count).
+        numa_nodes: NUMA nodes (count).
+        physical_cores: physical cores (count).
+        logical_cores: logical CPUs, hardware threads (count).
+        quota_cores: CPU time the control group allows, in cores; None when unlimited.
+        cores: the logical CPUs, in ascending order.
+        caches: size of each kind of cache of the first core (bytes), such as {"L1d": 32768}.
+        simd: vector extensions, named as in /proc/cpuinfo.
+        memory_bytes: memory, or the control group's limit when that is less (bytes).
+        gpus: model of each GPU that a driver shows.
+        os: operating system and kernel.
+    """
+
+    name: str
+    processor: str
+    sockets: int
+    numa_nodes: int
+    physical_cores: int
+    logical_cores: int
+    quota_cores: float | None
+    cores: tuple[Core, ...]
+    caches: dict[str, int]
+    simd: tuple[str, ...]
+    memory_bytes: int
+    gpus: tuple[str, ...]
+    os: str
+
+    @property
+    def usable_cores(self) -> int:
+        """Physical cores worth giving a thread to: no more than the quota pays for."""
+        if self.quota_cores is None:
+            return self.physical_cores
+        return max(1, min(self.physical_cores, math.ceil(self.quota_cores)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the machine as plain lists, numbers and texts, ready for JSON."""
+        plain = asdict(self)
+        return plain | {key: list(plain[key]) for key in ("cores", "simd", "gpus")}
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Machine:
+        """Build the machine again from what `as_dict` gave.
+
+        Args:
+            plain: the dictionary, also after a way through JSON.
+
+        Returns:
+            Machine: equal to the one it came from.
+        """
+        lists = {key: tuple(plain[key]) for key in ("simd", "gpus")}
+        cores = tuple(Core(**core) for core in plain["cores"])
+        return cls(**{**plain, **lists, "cores": cores, "caches": dict(plain["caches"])})
+
+    def summary(self) -> str:
+        """Say in a few lines what was found: the stamp at the head of a notebook.
+
+        Returns:
+            str: lines of text, without a newline at the end.
+        """
+        quota = "" if self.quota_cores is None else f", CPU time for {self.quota_cores:g} cores"
+        caches = ", ".join(f"{kind} {_binary(size)}" for kind, size in self.caches.items())
+        widest = [name for name in self.simd if name.startswith(("avx", "amx", "sve", "asimd"))]
+        return "\n".join(
+            (
+                f"{self.name}: {self.processor}",
+                f"  this process may use {_count(self.physical_cores, 'physical core')} "
+                f"({_count(self.logical_cores, 'hardware thread')}) on "
+                f"{_count(self.sockets, 'socket')}, {_count(self.numa_nodes, 'NUMA node')}{quota}",
+                f"  caches {caches or 'unknown'}; memory {_binary(self.memory_bytes)}",
+                f"  vector units {' '.join(widest) or 'unknown'}",
+                f"  GPUs {', '.join(self.gpus) or 'none'}; {self.os}",
+            )
+        )
+
+    __str__ = summary
+
+
+def describe(
+    sys_root: str | os.PathLike = "/sys",
+    proc_root: str | os.PathLike = "/proc",
+    cpus: Iterable[int] | None = None,
+) -> Machine:
+    """Describe what this process may use of the machine it runs on.
+
+    Two logical CPUs are one physical core when the kernel calls them siblings; where it does
+    not say, when socket, die and core number agree; where that is missing too (containers), each
+    counts as a core of its own. Leaves out clock speeds and measured rates.
+
+    Args:
+        sys_root: where the kernel's view of the hardware is mounted.
+        proc_root: where its view of processes is mounted.
+        cpus: logical CPUs to describe; None takes those this process may run on.
+
+    Returns:
+        Machine: the description.
+
+    Raises:
+        ValueError: when `cpus` is empty.
+    """
+    sysfs, proc = Path(sys_root), Path(proc_root)
+    allowed = sorted(set(_allowed_cpus() if cpus is None else cpus))
+    require(bool(allowed), "cpus", "name at least one logical CPU", allowed)
+    info = _cpuinfo(proc)
+    cores = _cores(sysfs, info, allowed)
+    first = info.get(allowed[0]) or next(iter(info.values()), {})
+    flags = (first.get("flags") or first.get("Features") or "").split()
+    return Machine(
+        name=platform.node(),
+        processor=first.get("model name") or first.get("cpu") or platform.machine(),
+        sockets=len({core.socket for core in cores}),
+        numa_nodes=len({core.numa for core in cores}),
+        physical_cores=len({core.core for core in cores}),
+        logical_cores=len(cores),
+        quota_cores=quota_cores(sysfs, proc),
+        cores=cores,
+        caches=_caches(sysfs, allowed[0]),
+        simd=tuple(name for name in _SIMD if name in flags),
+        memory_bytes=memory_bytes(sysfs, proc),
+        gpus=_gpus(sysfs, proc),
+        os=_system(),
+    )
+
+
+def _allowed_cpus() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _cpuinfo(proc: Path) -> dict[int, dict[str, str]]:
+    blocks = [
+        {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        for lines in (block.splitlines() for block in read(proc / "cpuinfo").split("\n\n"))
+    ]
+    return {int(block["processor"]): block for block in blocks if "processor" in block}
+
+
+def _cores(sysfs: Path, info: dict[int, dict[str, str]], allowed: list[int]) -> tuple[Core, ...]:
+    folder = sysfs / "devices/system/cpu"
+    # numbered over all online CPUs, so that a core has one number in every process
+    everyone = sorted({*cpu_list(read(folder / "online")), *allowed})
+    nodes = {
+        cpu: int(path.parent.name[4:])
+        for path in sorted((sysfs / "devices/system/node").glob("node[0-9]*/cpulist"))
+        for cpu in cpu_list(read(path))
+    }
+    places = {
+        cpu: _place(folder / f"cpu{cpu}/topology", info.get(cpu, {}), cpu) for cpu in everyone
+    }
+    numbers = {place: number for number, place in enumerate(sorted(set(places.values())))}
+    return tuple(
+        Core(cpu, numbers[places[cpu]], places[cpu][0], nodes.get(cpu, 0)) for cpu in allowed
+    )
+
+
+def _place(folder: Path, info: dict[str, str], cpu: int) -> tuple[int, int, int]:
+    """Give (socket, die, core) of a logical CPU, equal for siblings only; die -1 is unknown."""
+    socket = integer(folder / "physical_package_id")
+    if socket is None:
+        socket = int(info.get("physical id", 0))
+    siblings = cpu_list(read(folder / "core_cpus_list") or read(folder / "thread_siblings_list"))
+    if siblings:
+        return max(socket, 0), -1, min(siblings)
+    core = integer(folder / "core_id")
+    if core is None:
+        core = int(info.get("core id", -1))
+    die = integer(folder / "die_id")
+    # the kernel writes -1 for what the firmware does not tell
+    return (max(socket, 0), -1, cpu) if core < 0 else (max(socket, 0), max(die or 0, 0), core)
+
+
+def _caches(sysfs: Path, cpu: int) -> dict[str, int]:
+    found = {}
+    for folder in sorted((sysfs / f"devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
+        kind = {"Data": "d", "Instruction": "i"}.get(read(folder / "type"), "")
+        size = re.fullmatch(r"(\d+)([KMG]?)", read(folder / "size"))
+        if size:
+            found[f"L{read(folder / 'level')}{kind}"] = int(size[1]) * _UNITS[size[2]]
+    return found
+
+
+def _gpus(sysfs: Path, proc: Path) -> tuple[str, ...]:
+    nvidia = [
+        re.search(r"^Model:\s*(.+)$", read(path), re.MULTILINE)
+        for path in sorted((proc / "driver/nvidia/gpus").glob("*/information"))
+    ]
+    amd = [
+        read(path.parent / "name") or "AMD GPU"
+        for path in sorted((sysfs / "class/kfd/kfd/topology/nodes").glob("*/gpu_id"))
+        if integer(path)
+    ]
+    return (*(model[1].strip() for model in nvidia if model), *amd)
+
+
+def _system() -> str:
+    try:
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        distribution = ""
+    kernel = f"{platform.system()} {platform.release()}"
+    return f"{distribution}, {kernel}" if distribution else kernel
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _binary(nbytes: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes} bytes"

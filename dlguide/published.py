@@ -1,0 +1,76 @@
+"""The tables of the sources, as they were printed: what our own numbers are compared with."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from dlguide.checks import require_known
+from dlguide.folders import data_folder
+
+_INTEGER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def names(folder: str | os.PathLike | None = None) -> tuple[str, ...]:
+    """List the published tables there are.
+
+    Args:
+        folder: the data folder that holds `published/`; None looks for it.
+
+    Returns:
+        tuple: names, in alphabetical order.
+
+    Raises:
+        MissingComponentError: when there is no such folder.
+    """
+    return tuple(sorted(_files(folder)))
+
+
+def load(name: str, folder: str | os.PathLike | None = None) -> list[dict[str, Any]]:
+    """Read one published table, one dictionary per row.
+
+    A column becomes int or float when all its filled cells are such numbers, otherwise it stays
+    text; an empty cell is None. Nothing is rounded, converted to other units or left out, so
+    that a row can be held against the source it names.
+
+    Args:
+        name: one of `names()`, for example "throughput".
+        folder: the data folder that holds `published/`; None looks for it.
+
+    Returns:
+        list: the rows in the order of the table, with the columns as keys.
+
+    Raises:
+        ValueError: when there is no such table; the message lists those there are.
+        MissingComponentError: when there is no data folder.
+    """
+    files = _files(folder)
+    path = files[require_known(name, files, "name")]
+    with path.open(encoding="utf-8", newline="") as file:
+        columns, *rows = csv.reader(file)
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(columns):
+            raise RuntimeError(
+                f"{path}, row {number}: {len(row)} cells under {len(columns)} columns."
+            )
+    converted = [_convert(column) for column in zip(*rows, strict=True)]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*converted, strict=True)]
+
+
+def _files(folder: str | os.PathLike | None) -> dict[str, Path]:
+    return {path.stem: path for path in (data_folder(folder) / "published").glob("*.csv")}
+
+
+def _convert(column: tuple[str, ...]) -> list[Any]:
+    filled = [cell for cell in column if cell]
+    if filled and all(_INTEGER.fullmatch(cell) for cell in filled):
+        number: type = int
+    elif filled and all(_NUMBER.fullmatch(cell) for cell in filled):
+        number = float
+    else:
+        number = str
+    return [number(cell) if cell else None for cell in column]
