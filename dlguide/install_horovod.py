@@ -8,23 +8,28 @@ in a cache whose key names all that went into it, so that the build happens once
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import hashlib
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
 import tempfile
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
+from dlguide import commands, preflight
 from dlguide.checks import MissingComponentError, require
 
 HOROVOD_VERSION = "0.28.1"
-RECIPE = "2"  # raise it when the steps below change, so that no older wheel is taken
-BUILD_TOOLS = ("setuptools<81", "wheel", "packaging", "cmake")
+RECIPE = "3"  # raise it when the steps below change, so that no older wheel is taken
+# As in constraints.txt, which is not there when the package was installed without its repository.
+BUILD_TOOLS = ("cmake==4.4.4", "packaging==26.3", "setuptools==80.10.2", "wheel==0.48.0")
+PARTS = ("WITH_TENSORFLOW", "WITHOUT_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITH_GLOO")
 XLA_LINE = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 
 # Run on two ranks, started by the MPI that Horovod was built against.
@@ -41,6 +46,9 @@ assert hvd.size() == 2 and total == 3.0, (hvd.size(), total)
 def install(mpicc: str | None = None, force: bool = False) -> Path:
     """Install Horovod into this Python's environment, from the cache where it can.
 
+    It ends with an allreduce on two ranks. A wheel of the cache that is damaged or fails there,
+    because a home folder is shared between unlike machines, is built again.
+
     Args:
         mpicc: the MPI compiler to build against; None takes the one beside this Python.
         force: build again even when the cache holds a wheel.
@@ -49,26 +57,55 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
         Path: the wheel that was installed.
 
     Raises:
-        MissingComponentError: when g++, make, TensorFlow or mpicc is missing.
+        ValueError: when `mpicc` cannot be run.
+        MissingComponentError: when g++, make, TensorFlow, mpicc or a folder to write to is missing.
         RuntimeError: when the build or the self-test on two ranks fails; the text ends with the
             last lines of the log.
     """
     mpicc_path = find_mpicc(mpicc)
-    check_tools()
+    _check_tensorflow()
     folder = cache_folder() / cache_key(mpicc_path)
-    wheels = sorted(folder.glob("horovod-*.whl"))
-    if force or not wheels:
-        wheels = [build(mpicc_path, folder)]
-    else:
-        print(f"Horovod {HOROVOD_VERSION}: wheel from the cache, {wheels[0]}")
-    run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", wheels[0]])
-    self_test(mpicc_path.parent / "mpiexec")
-    print(f"Horovod {HOROVOD_VERSION}: an allreduce on 2 ranks gave the right sum.")
-    return wheels[0]
+    cached = None if force else _cached_wheel(folder)
+    if cached:
+        print(f"Horovod {HOROVOD_VERSION}: wheel from the cache, {cached}", flush=True)
+        try:
+            return _install_wheel(cached, mpicc_path)
+        except RuntimeError as error:
+            print(f"It does not work here, so it is built again: {error}", flush=True)
+    check_tools()
+    return _install_wheel(build(mpicc_path, folder), mpicc_path)
 
 
-def find_mpicc(mpicc: str | None) -> Path:
-    """Find the MPI compiler, by default the one that came with this Python's mpich wheel."""
+def _install_wheel(wheel: Path, mpicc: Path) -> Path:
+    """Put a finished wheel into this environment and sum a number over two ranks with it."""
+    _run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", wheel])
+    self_test(mpicc.parent)
+    print(f"Horovod {HOROVOD_VERSION}: an allreduce on 2 ranks gave the right sum.", flush=True)
+    return wheel
+
+
+def _cached_wheel(folder: Path) -> Path | None:
+    """Find a whole wheel in a folder of the cache; None when its checksums do not hold."""
+    for wheel in sorted(folder.glob("horovod-*.whl")):
+        with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(wheel) as archive:
+            if archive.testzip() is None:
+                return wheel
+    return None
+
+
+def find_mpicc(mpicc: str | None = None) -> Path:
+    """Find the MPI compiler, by default the one that came with this Python's mpich wheel.
+
+    Args:
+        mpicc: a name on the PATH or a path; None takes the one beside this Python.
+
+    Returns:
+        Path: the absolute path of a program that can be run.
+
+    Raises:
+        ValueError: when the one given cannot be run.
+        MissingComponentError: when there is none beside this Python.
+    """
     beside = Path(sysconfig.get_path("scripts")) / "mpicc"
     path = Path(shutil.which(mpicc) or mpicc).absolute() if mpicc else beside
     require(
@@ -84,19 +121,29 @@ def find_mpicc(mpicc: str | None) -> Path:
 
 
 def check_tools() -> None:
-    """Say what is missing before anything is downloaded."""
-    for tool, package in (("g++", "g++"), ("make", "make")):
-        if shutil.which(tool) is None:
-            raise MissingComponentError(
-                f"Building Horovod needs {tool}. Run `sudo apt-get install {package}`"
-                " (or your system's way), then try again."
-            )
-    if not any(installed_version(name) for name in ("tensorflow-cpu", "tensorflow")):
+    """Say what is missing before anything is downloaded.
+
+    Raises:
+        MissingComponentError: when g++ or make is missing, or the cache cannot be written.
+    """
+    if lack := preflight.compiler() or preflight.make():
+        raise MissingComponentError(lack)
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache_folder()).close()
+    except OSError as error:
+        raise MissingComponentError(
+            f"The wheel cannot be kept in {cache_folder()} ({error.strerror})."
+            " Set XDG_CACHE_HOME to a folder that you can write to."
+        ) from error
+
+
+def _check_tensorflow() -> None:
+    if not any(_installed_version(name) for name in ("tensorflow-cpu", "tensorflow")):
         raise MissingComponentError("Horovod is built against TensorFlow. Run `make setup`.")
 
 
-def installed_version(package: str) -> str | None:
-    """Return the version of an installed package, None when it is not installed."""
+def _installed_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -110,40 +157,59 @@ def cache_folder() -> Path:
 
 
 def cache_key(mpicc: Path) -> str:
-    """Name all that a wheel depends on: Python, TensorFlow, MPI, machine and recipe.
+    """Name all that a wheel depends on: Python, TensorFlow, MPI, machine, recipe.
 
     The environment's own folder is part of it only for an MPI of the site, whose path is built
     in; the mpich wheel is found relative to Horovod's own file.
+
+    Args:
+        mpicc: the MPI compiler.
+
+    Returns:
+        str: the name of the cache's folder.
     """
-    tensorflow = installed_version("tensorflow-cpu") or installed_version("tensorflow")
-    if in_this_environment(mpicc):
-        mpi = f"mpich{installed_version('mpich')}"
+    tensorflow = _installed_version("tensorflow-cpu") or _installed_version("tensorflow")
+    if _in_this_environment(mpicc):
+        mpi = f"mpich{_installed_version('mpich')}"
     else:
-        shown = subprocess.run([mpicc, "-show"], capture_output=True, text=True).stdout
+        shown = commands.run([mpicc, "-show"], timeout_s=60).output
         mpi = "site" + hashlib.sha256(f"{mpicc} {shown}".encode()).hexdigest()[:12]
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    machine = platform.machine()
+    machine = f"{platform.machine()}-{''.join(platform.libc_ver())}"
     return f"horovod{HOROVOD_VERSION}-{python}-tf{tensorflow}-{mpi}-{machine}-recipe{RECIPE}"
 
 
-def in_this_environment(path: Path) -> bool:
+def _in_this_environment(path: Path) -> bool:
     return Path(sys.prefix).absolute() in path.absolute().parents
 
 
 def build(mpicc: Path, folder: Path) -> Path:
-    """Download the source archive, drop the one line, build a wheel into `folder`."""
-    print(f"Horovod {HOROVOD_VERSION}: building against {mpicc} (1 to 4 minutes, once) ...")
-    run([sys.executable, "-m", "pip", "install", "-q", *BUILD_TOOLS])
+    """Build a wheel from the source archive, with build tools that leave the environment alone.
+
+    Args:
+        mpicc: the MPI compiler to build against.
+        folder: where the wheel goes.
+
+    Returns:
+        Path: the wheel.
+
+    Raises:
+        RuntimeError: when a step fails; the text ends with the last lines of its log.
+    """
+    print(f"Horovod {HOROVOD_VERSION}: building (1 to 4 minutes, once) ...", flush=True)
     with tempfile.TemporaryDirectory(prefix="dlguide-horovod-") as scratch:
         pip = [sys.executable, "-m", "pip"]
+        tools = Path(scratch) / "tools"
+        _run([*pip, "install", "-q", "--target", tools, *BUILD_TOOLS])
+        env = _build_environment(mpicc, tools)
         source = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
-        run([*pip, "download", "-q", *source, "-d", scratch, f"horovod=={HOROVOD_VERSION}"])
-        with tarfile.open(Path(scratch) / f"horovod-{HOROVOD_VERSION}.tar.gz") as archive:
-            archive.extractall(scratch, filter="data")
+        archive = f"horovod=={HOROVOD_VERSION}"
+        _run([*pip, "download", "-q", *source, "-d", scratch, archive], env)
+        with tarfile.open(Path(scratch) / f"horovod-{HOROVOD_VERSION}.tar.gz") as unpacked:
+            unpacked.extractall(scratch, filter="data")
         tree = Path(scratch) / f"horovod-{HOROVOD_VERSION}"
-        drop_xla_lowering(tree / "horovod" / "tensorflow" / "CMakeLists.txt")
-        run([*pip, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, tree],
-            env=build_environment(mpicc))  # fmt: skip
+        _drop_xla_lowering(tree / "horovod" / "tensorflow" / "CMakeLists.txt")
+        _run([*pip, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, tree], env)
         wheel = next(Path(scratch).glob("horovod-*.whl"))
         folder.mkdir(parents=True, exist_ok=True)
         # Copy under another name, then rename: a build that is killed leaves no half wheel.
@@ -152,7 +218,7 @@ def build(mpicc: Path, folder: Path) -> Path:
         return partial.replace(folder / wheel.name)
 
 
-def drop_xla_lowering(cmake_lists: Path) -> None:
+def _drop_xla_lowering(cmake_lists: Path) -> None:
     """Remove the one source file that TensorFlow 2.21 no longer compiles."""
     text = cmake_lists.read_text()
     if XLA_LINE not in text:
@@ -160,47 +226,74 @@ def drop_xla_lowering(cmake_lists: Path) -> None:
     cmake_lists.write_text(text.replace(XLA_LINE, ""))
 
 
-def build_environment(mpicc: Path) -> dict[str, str]:
-    """Return the environment of the build: which MPI, which parts, where libmpi lies."""
+def _build_environment(mpicc: Path, tools: Path) -> dict[str, str]:
+    """Choose the environment of the build: which MPI, which parts, where libmpi lies."""
     scripts = sysconfig.get_path("scripts")
+    path = [str(mpicc.parent), str(tools / "bin"), scripts, os.environ["PATH"]]
     env = {
         **os.environ,
-        "PATH": os.pathsep.join([str(mpicc.parent), scripts, os.environ["PATH"]]),
+        "PATH": os.pathsep.join(path),
+        "PYTHONPATH": str(tools),
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0))),
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
-        "HOROVOD_WITH_TENSORFLOW": "1",
-        "HOROVOD_WITHOUT_PYTORCH": "1",
-        "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_WITH_MPI": "1",
-        "HOROVOD_WITH_GLOO": "1",
+        **dict.fromkeys((f"HOROVOD_{part}" for part in PARTS), "1"),
     }
-    if in_this_environment(mpicc):
+    if _in_this_environment(mpicc):
         # From horovod/tensorflow/ up to the environment's lib/, where the mpich wheel puts libmpi.
         env["LDFLAGS"] = "-Wl,-rpath,$ORIGIN/../../../.."
     return env
 
 
-def self_test(mpiexec: Path) -> None:
-    """Sum a number over two ranks with the Horovod just installed."""
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-    run([mpiexec, "-n", "2", sys.executable, "-c", SELF_TEST], env=env, timeout_s=120)
+def self_test(mpi_bin: Path) -> None:
+    """Sum a number over two ranks with the Horovod just installed.
+
+    Args:
+        mpi_bin: the folder of the MPI's programs.
+
+    Raises:
+        RuntimeError: when the ranks fail, hang or find another sum.
+    """
+    env = {**commands.without_mpi(), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    launcher = mpi_bin / "mpiexec"
+    if (mpi_bin / "mpiexec.gforker").exists():
+        launcher = mpi_bin / "mpiexec.gforker"
+        env["UCX_TLS"] = "sm,self"  # one host: no listener outside it
+    _run([launcher, "-n", "2", sys.executable, "-c", SELF_TEST], env=env, timeout_s=120)
 
 
-def run(command: list, env: dict[str, str] | None = None, timeout_s: float = 1800) -> None:
-    """Run a command quietly; when it fails, raise with the last lines of what it printed."""
-    words = [str(word) for word in command]
+def _run(command: list, env: dict[str, str] | None = None, timeout_s: float = 1800) -> None:
+    """Run a step quietly; when it fails, raise with the last lines of what it printed."""
     try:
-        done = subprocess.run(
-            words, env=env, text=True, timeout=timeout_s,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"`{words[0]}` did not end within {timeout_s:.0f} s.") from error
-    if done.returncode != 0:
-        tail = "\n".join(done.stdout.splitlines()[-25:])
-        raise RuntimeError(f"`{' '.join(words[:6])} ...` failed ({done.returncode}):\n{tail}")
+        done = commands.run(command, timeout_s, env)
+    except OSError as error:
+        raise RuntimeError(f"`{command[0]}` cannot be run: {error.strerror}.") from error
+    if not done.ok:
+        how = f"failed ({done.status})" if done.status else f"did not end in {timeout_s:.0f} s"
+        words = " ".join(str(word) for word in command[:6])
+        raise RuntimeError(f"`{words} ...` {how}:\n{done.tail()}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Install Horovod from the command line; a failure is told without a traceback.
+
+    Args:
+        arguments: what follows the command's name; None takes it from the command line.
+
+    Returns:
+        int: the exit status.
+    """
+    parser = argparse.ArgumentParser("dlguide.install_horovod")
+    parser.add_argument("--mpicc", help="the site's MPI compiler; default: this environment's")
+    parser.add_argument("--force", action="store_true", help="build again, whatever the cache has")
+    chosen = parser.parse_args(arguments)
+    try:
+        install(chosen.mpicc, chosen.force)
+    except (ValueError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    install()
+    sys.exit(main())

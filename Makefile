@@ -1,0 +1,53 @@
+# One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lab notebooks lint clean distclean FORCE
+
+# Packages of the user's own must not be mistaken for those of .venv.
+unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
+export PYTHONNOUSERSITE := 1
+
+BIN := .venv/bin
+
+# .venv/packages is written when the packages are in, and holds the folder they are in: an
+# environment that is unfinished, was moved or lost its Python is made anew.
+ANEW := $(shell [ "$$(cat .venv/packages 2>/dev/null)" = "$(CURDIR)" ] \
+	&& $(BIN)/python -c "" 2>/dev/null || echo FORCE)
+
+help:           ## list these commands
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks
+
+run: setup      ## train the MNIST network on 1 rank and on 2; table and plot under build/
+	$(BIN)/python -m dlguide.cli train --compare
+
+test: setup     ## the whole test suite, notebooks included
+	$(BIN)/python -m pytest
+
+lab: setup      ## JupyterLab on the notebooks
+	$(BIN)/python -m dlguide.cli lab
+
+notebooks: setup  ## execute all notebooks and say how long each took
+	$(BIN)/python -m dlguide.cli notebooks
+
+lint: setup     ## ruff, stripped notebooks, house style
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -m dlguide.notebooks stripped
+	$(BIN)/python -m pytest -q tests/test_house_style.py
+
+clean:          ## remove what runs and tests left, keep .venv
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	find dlguide tests notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs -r rm -rf
+
+distclean: clean  ## remove .venv too
+	rm -rf .venv dlguide.egg-info
+
+.venv/packages: pyproject.toml constraints.txt $(ANEW)
+	@if [ -n "$(ANEW)" ]; then sh .ci/make_venv "$(PYTHON)"; fi
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@printf '%s' "$(CURDIR)" > $@
+
+.venv/horovod: .venv/packages dlguide/install_horovod.py
+	$(BIN)/python -m dlguide.install_horovod
+	@touch $@

@@ -1,0 +1,125 @@
+"""Run another program with a time limit and leave nothing of it behind.
+
+`subprocess.run(timeout=...)` kills the program it started, not the ranks which that one started
+in turn. Here the whole family goes, whether it ends, hangs or is interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from dlguide.checks import require_positive
+
+STARTED_BY_MPI = ("PMI_", "PMIX_", "OMPI_", "HYDRA_", "HYDI_", "MPI_LOCAL")
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a program ended: its exit status (None: not within the limit), output and time."""
+
+    status: int | None
+    output: str
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself with exit status 0."""
+        return self.status == 0
+
+    def tail(self, lines: int = 25) -> str:
+        """Return the last lines that it printed.
+
+        Args:
+            lines: how many at most (count).
+
+        Returns:
+            str: the lines, empty ones left out.
+        """
+        return "\n".join([line for line in self.output.splitlines() if line.strip()][-lines:])
+
+
+def run(
+    command: Sequence[object],
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Done:
+    """Run a program to its end, or to the limit, and kill all that it started.
+
+    Output goes through a file: a grandchild that keeps a pipe open cannot hold us.
+
+    Args:
+        command: the program and its arguments; each is turned into text.
+        timeout_s: when it is killed (s).
+        env: its whole environment; None hands on ours.
+        folder: where it runs; None for where we are.
+
+    Returns:
+        Done: exit status, standard output and errors as one text, time.
+
+    Raises:
+        ValueError: when `timeout_s` is not a positive number.
+        OSError: when there is no such program.
+    """
+    limit_s = require_positive(timeout_s, "timeout_s")
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+b") as out:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            env=None if env is None else dict(env),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(limit_s)
+        finally:
+            status = process.poll()
+            _end_family(process)
+        out.seek(0)
+        text = out.read().decode(errors="replace")
+    return Done(status, text, time.monotonic() - started)
+
+
+def without_mpi(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment without the variables by which MPI tells a process its rank.
+
+    With them an MPI program that is started on its own waits for a launcher that is not there.
+
+    Args:
+        env: the variables; None takes this process' own.
+
+    Returns:
+        dict: a copy without them.
+    """
+    env = os.environ if env is None else env
+    return {name: value for name, value in env.items() if not name.startswith(STARTED_BY_MPI)}
+
+
+def _end_family(process: subprocess.Popen) -> None:
+    """Kill the program's session and its descendants; those that left the session too."""
+    family = []
+    with contextlib.suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True)
+    for relative in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getsid(relative.pid) == process.pid and relative.pid != process.pid:
+                family.append(relative)
+    if process.poll() is None:
+        process.kill()
+    for relative in family:
+        with contextlib.suppress(psutil.Error):
+            relative.kill()
+    process.wait()
+    psutil.wait_procs(family, timeout=5)
