@@ -1,0 +1,248 @@
+"""`fit`: one training, the same for one process and for many ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlguide import measure, nets
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+from dlguide.measure import Run
+from dlguide.training import checkpoint as checkpoints
+from dlguide.training import settings
+from dlguide.training.clock import Clock
+from dlguide.training.loop import Steps, reseed_dropout, train_epoch
+from dlguide.training.ranks import Alone, connect
+from dlguide.training.settings import Settings
+from dlguide.training.steps import evaluator, train_step
+
+if TYPE_CHECKING:
+    import keras
+
+
+def fit(
+    net: str | Callable[[], keras.Model] = "mnist_cnn",
+    data: str | Dataset = "mnist",
+    epochs: int = 1,
+    batch: int = 100,
+    optimizer: str | Callable[[], keras.Optimizer] = "adam",
+    learning_rate: float | None = None,
+    rate_scaling: str | None = None,
+    seed: int = 0,
+    parallel: bool | None = None,
+    samples: int | None = None,
+    dropout: float | None = None,
+    dtype: str = "float32",
+    shuffle: bool = True,
+    device: str = "cpu",
+    evaluate: bool = True,
+    checkpoint: str | os.PathLike | None = None,
+    report: Callable[..., None] | None = None,
+) -> Run:
+    """Train a net, alone or on all ranks together, and tell what came out and what it took.
+
+    Synchronous data parallelism: p ranks hold the same weights; in each step every rank takes
+    its own `batch` images of the global batch of p * batch, and the gradients of all are summed
+    by Horovod. Without dropout and batch normalisation the weights are those of one process that
+    trains with the global batch. On many ranks all of them must call this, with the same
+    arguments: the same seed for the order of the samples and the first weights; only the units
+    that dropout leaves out differ from rank to rank.
+
+    The learning rate is the one for one rank and follows the ranks as `settings.scaled_rate`
+    says: linearly for SGD, by the square root for Adam.
+
+    Leaves out data that does not fit into memory, and warmup and decay of the rate.
+
+    Args:
+        net: one of `nets.names()`, or a function without arguments that returns a Keras model
+            with logits.
+        data: one of `datasets.names()`, or a Dataset.
+        epochs: passes over the training samples, those of a checkpoint included (count).
+        batch: images per rank and step (count).
+        optimizer: "adam", "sgd" (momentum 0.9), or a function that returns a Keras optimizer.
+        learning_rate: for one rank; None for the optimizer's own.
+        rate_scaling: "linear", "sqrt", "none"; None for the optimizer's own rule.
+        seed: of the first weights of a named net, of the order of samples, of dropout.
+        parallel: False for this process alone, True for all ranks of the launcher; None for
+            True exactly when the launcher started more than one.
+        samples: training samples to use, the first ones; None for all (count).
+        dropout: fraction of units a named net leaves out while training; None for its own.
+        dtype: of a named net: "float32", "float64", "mixed_bfloat16", "mixed_float16".
+        shuffle: whether each epoch takes the samples in an order of its own.
+        device: "cpu" or "gpu".
+        evaluate: whether to count right answers on the whole test set after each epoch.
+        checkpoint: folder to write a checkpoint to after each epoch, and to go on from if it
+            holds one (rank 0 says so first); None for neither.
+        report: called with numbers (epoch, epochs, step, steps, loss, images_per_s) up to ten
+            times a second; None for `measure.report_progress`.
+
+    Returns:
+        Run: as this rank saw it.
+
+    Raises:
+        ValueError: when an argument is not what it must be; on all ranks, before any work.
+        CheckpointError: when the checkpoint there is damaged or another training's.
+        MissingComponentError: when the data or the device is not there.
+
+    Source:
+        Goyal et al., arXiv:1706.02677 (synchronous SGD, scaling of the rate).
+    """
+    asked = Settings(
+        net, data, epochs, batch, optimizer, learning_rate, rate_scaling, seed, samples, dropout,
+        dtype, shuffle, device, evaluate, None if checkpoint is None else os.fspath(checkpoint),
+    )  # fmt: skip
+    clock, ranks = Clock(), connect(parallel)
+    report = measure.report_progress if report is None else report
+    with clock.phase("setup"):
+        with ranks.together(asked.names()):
+            asked.check()
+            _announce(asked, ranks.rank)
+            data = settings.load_data(data, samples, batch, ranks.ranks)
+            place = settings.require_device(device)
+            import tensorflow as tf
+
+            with tf.device(place):
+                model = nets.build(net, seed, dropout, dtype) if isinstance(net, str) else net()
+                rule = settings.make_optimizer(optimizer, ranks.ranks, learning_rate, rate_scaling)
+        with tf.device(place):
+            rule = ranks.distribute(rule)
+            rule.build(model.trainable_variables)
+            ranks.broadcast(model.weights)
+            first_epoch, steps_before = _resume(asked, model, rule, ranks)
+            step, accuracy = train_step(model, rule, ranks.ranks), evaluator(model, data, ranks)
+            rate = float(np.asarray(rule.learning_rate))
+
+    measured, loss, test_accuracy = Steps(), [], []
+    parts_of = partial(
+        datasets.epoch_batches, len(data.train_labels), batch, ranks.rank, ranks.ranks
+    )
+    averages = [v for v in model.non_trainable_weights if "float" in str(v.dtype)]
+    with tf.device(place):
+        for epoch in range(first_epoch, epochs):
+            with clock.phase("train"):
+                parts = parts_of(epoch, seed, shuffle)
+                reseed_dropout(model, seed, ranks.rank, epoch * len(parts))
+                tell = partial(report, epoch=epoch + 1, epochs=epochs)
+                summed = train_epoch(step, data, parts, measured, tell)
+                loss.append(ranks.total([summed])[0] / len(data.train_labels))
+                ranks.average(averages)  # batch normalisation saw only this rank's images
+            if evaluate:
+                with clock.phase("evaluate"):
+                    test_accuracy.append(accuracy())
+            if checkpoint is not None:
+                done = steps_before + len(measured.step_s)
+                with clock.phase("checkpoint"), ranks.together():
+                    if ranks.rank == 0:
+                        checkpoints.save(checkpoint, model, rule, done, epoch + 1, asked.identity())
+        if evaluate and not test_accuracy:  # a finished checkpoint was found
+            with clock.phase("evaluate"):
+                test_accuracy.append(accuracy())
+    return Run(
+        rank=ranks.rank,
+        ranks=ranks.ranks,
+        threads=_threads(),
+        net=settings.name_of(net),
+        data=data.name,
+        device=device,
+        epochs=epochs,
+        batch=batch,
+        global_batch=batch * ranks.ranks,
+        optimizer=settings.name_of(optimizer),
+        learning_rate=rate,
+        seed=seed,
+        parameters=sum(int(np.prod(v.shape, dtype=int)) for v in model.trainable_weights),
+        samples=len(data.train_labels),
+        steps_per_epoch=len(parts_of(0, seed, shuffle)),
+        first_epoch=first_epoch,
+        loss=tuple(loss),
+        test_accuracy=tuple(test_accuracy),
+        step_s=tuple(measured.step_s),
+        wait_s=tuple(measured.wait_s),
+        first_step_s=measured.step_s[0] if measured.step_s else 0.0,
+        setup_s=clock.total_s("setup"),
+        train_s=clock.total_s("train"),
+        evaluate_s=clock.total_s("evaluate"),
+        checkpoint_s=clock.total_s("checkpoint"),
+        images_per_s=measure.steady_images_per_s(measured.step_s, measured.images),
+        images_per_s_with_first=measured.images_per_s(),
+        weights_digest=_digest(model),
+        started_unix_s=clock.started_unix_s,
+        phases=tuple(clock.phases),
+        versions=_versions(ranks.ranks),
+        total_s=clock.now_s,
+    )
+
+
+def _announce(asked: Settings, rank: int) -> None:
+    # Before anything else: whoever forgot an old checkpoint must not wait for a training that
+    # will not happen.
+    if asked.checkpoint is None or rank != 0:
+        return
+    path = checkpoints.latest(asked.checkpoint)
+    if path is None:
+        return
+    found, _arrays = checkpoints.read(path)
+    if found.epoch >= asked.epochs:
+        print(
+            f"{path} is a finished training: step {found.step}, epoch {found.epoch} of "
+            f"{asked.epochs}. Nothing will be trained. Delete it to train anew, or ask for "
+            "more epochs.",
+            flush=True,
+        )
+    else:
+        print(
+            f"Going on from {path}: step {found.step}, epoch {found.epoch} of {asked.epochs}.",
+            flush=True,
+        )
+
+
+def _resume(
+    asked: Settings, model: keras.Model, rule: keras.Optimizer, ranks: Alone
+) -> tuple[int, int]:
+    """Give epochs and steps done by the checkpoint, whose weights are then on all ranks."""
+    if asked.checkpoint is None:
+        return 0, 0
+    found = [0.0, 0.0]
+    with ranks.together():
+        if ranks.rank == 0:  # the others may not even see the folder
+            checkpoints.require_writable(asked.checkpoint, checkpoints.nbytes_of(model, rule))
+            path = checkpoints.latest(asked.checkpoint)
+            if path is not None:
+                saved = checkpoints.restore(path, model, rule, asked.identity())
+                found = [saved.epoch, saved.step]
+    epoch, step = (int(number) for number in ranks.total(found))
+    if epoch:
+        ranks.broadcast([*model.weights, *rule.variables])
+    return epoch, step
+
+
+def _digest(model: keras.Model) -> str:
+    digest = hashlib.sha256()
+    for weight in model.trainable_weights:
+        digest.update(np.asarray(weight).tobytes())
+    return digest.hexdigest()
+
+
+def _threads() -> int:
+    import tensorflow as tf
+
+    # 0 is TensorFlow's word for as many as it finds.
+    chosen = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    return threads or int(chosen if chosen.isdigit() else 0) or len(os.sched_getaffinity(0))
+
+
+def _versions(ranks: int) -> dict[str, str]:
+    names = ["dlguide", "keras", "numpy", *(["horovod", "mpi4py"] if ranks > 1 else [])]
+    import tensorflow as tf
+
+    found = {"python": platform.python_version(), "tensorflow": tf.__version__}
+    return found | {name: version(name) for name in names}

@@ -1,0 +1,93 @@
+"""One epoch of training: the loop itself, with every step's time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.data.datasets import Dataset, Step
+
+if TYPE_CHECKING:
+    import keras
+
+_REPORT_PAUSE_S = 0.1
+
+
+class Steps:
+    """What was measured of the steps so far: seconds, seconds of waiting, images of all ranks."""
+
+    def __init__(self) -> None:
+        self.step_s: list[float] = []
+        self.wait_s: list[float] = []
+        self.images: list[int] = []
+
+    def images_per_s(self) -> float:
+        """Give the mean over all steps, the slow first one inside (images of all ranks / s)."""
+        return sum(self.images) / sum(self.step_s) if self.step_s else 0.0
+
+
+def train_epoch(
+    step: Callable[[Any, Any, float], Any],
+    data: Dataset,
+    parts: list[Step],
+    measured: Steps,
+    report: Callable[..., None],
+) -> float:
+    """Take the steps of one epoch, each as soon as the one before is done.
+
+    Args:
+        step: a compiled `train_step`.
+        data: its training images and labels.
+        parts: this rank's part of every step.
+        measured: takes the time of every step, its data's included.
+        report: called with step, steps, loss and images_per_s, at most ten times a second.
+
+    Returns:
+        float: sum of the losses of this rank's samples.
+    """
+    images, labels = data.train_images, data.train_labels
+    total, done, done_here = 0.0, 0, 0
+    begin = reported = perf_counter()
+    reported_images = 0
+    for number, part in enumerate(parts, start=1):
+        size = len(part.indices)
+        # Without samples in the last step this rank still takes part in its allreduce.
+        indices, scale = (part.indices, 1 / part.global_size) if size else ([0], 0.0)
+        here_images, here_labels = images[indices], labels[indices]
+        ready = perf_counter()
+        loss = float(step(here_images, here_labels, scale))
+        end = perf_counter()
+        measured.step_s.append(end - begin)
+        measured.wait_s.append(ready - begin)
+        measured.images.append(part.global_size)
+        begin = end
+        total += loss * part.global_size
+        done, done_here = done + part.global_size, done_here + size
+        if end - reported >= _REPORT_PAUSE_S or number == len(parts):
+            speed = (done - reported_images) / (end - reported)
+            mean = total / max(done_here, 1)
+            report(step=number, steps=len(parts), loss=mean, images_per_s=speed)
+            reported, reported_images = end, done
+    return total
+
+
+def reseed_dropout(model: keras.Model, seed: int, rank: int, step: int) -> None:
+    """Set the model's random generators to what belongs to this rank and step.
+
+    Ranks drop different units, and a training that goes on from a checkpoint drops those that
+    it would have dropped had it not been interrupted, with no generator's state to store.
+
+    Args:
+        model: its layers' seed generators are set.
+        seed: of the training.
+        rank: this rank.
+        step: steps done so far (count).
+    """
+    weights = {id(weight) for weight in model.weights}
+    states = [variable for variable in model.variables if id(variable) not in weights]
+    for layer, state in enumerate(states):
+        first = np.random.SeedSequence([seed, rank, layer]).generate_state(1)[0] >> 1
+        state.assign(np.asarray([first, step], dtype=state.dtype))

@@ -1,0 +1,144 @@
+"""What a training loop needs of the other ranks, and the same for a process alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide import measure
+from dlguide.checks import require
+
+if TYPE_CHECKING:
+    import keras
+
+
+class Alone:
+    """A process that trains by itself: every exchange gives back what it was given."""
+
+    rank, ranks = 0, 1
+
+    def distribute(self, optimizer: keras.Optimizer) -> keras.Optimizer:
+        """Give the optimizer that sums the gradients over all ranks before it applies them."""
+        return optimizer
+
+    def broadcast(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to those of rank 0."""
+
+    def average(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to their mean over ranks."""
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Sum numbers over ranks, in double precision: exact for counts below 2**53."""
+        return [float(number) for number in numbers]
+
+    def gather(self, text: str) -> list[str]:
+        """Give every rank the text of each one, in rank order."""
+        return [text]
+
+    @contextmanager
+    def together(self, settings: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Let all ranks leave the block, or fail in it, together.
+
+        A rank that raised alone would leave the others waiting in their next collective. All
+        ranks must enter the block, and nothing inside may wait for another rank.
+
+        Args:
+            settings: what must be equal on all ranks, JSON-able.
+
+        Raises:
+            Exception: what the block raised here, if all ranks raised the same.
+            RuntimeError: the text of the first rank that raised, naming it.
+            ValueError: when settings differ between ranks.
+        """
+        problem = None
+        try:
+            yield
+        except Exception as error:  # every failure must reach the other ranks
+            problem = error
+        _agree(self, problem, settings or {})
+
+
+class Ranks(Alone):
+    """The ranks that Horovod connects; every method is called by all of them."""
+
+    def __init__(self) -> None:
+        import dlguide.horovod as hvd
+
+        if not hvd.is_initialized():
+            hvd.init()
+        self._hvd = hvd
+        self.rank, self.ranks = hvd.rank(), hvd.size()
+
+    def distribute(self, optimizer: keras.Optimizer) -> keras.Optimizer:
+        """Give the optimizer that sums the gradients over all ranks before it applies them."""
+        return self._hvd.DistributedOptimizer(optimizer, op=self._hvd.Sum)
+
+    def broadcast(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to those of rank 0."""
+        self._hvd.broadcast_variables(list(variables), root_rank=0)
+
+    def average(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to their mean over ranks."""
+        for index, variable in enumerate(variables):
+            mean = self._hvd.allreduce(
+                variable.value, op=self._hvd.Average, name=f"dlguide.training.average.{index}"
+            )
+            variable.assign(mean)
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Sum numbers over ranks, in double precision: exact for counts below 2**53."""
+        here = np.asarray(numbers, np.float64)
+        summed = self._hvd.allreduce(here, op=self._hvd.Sum, name="dlguide.training.total")
+        return [float(number) for number in np.asarray(summed)]
+
+    def gather(self, text: str) -> list[str]:
+        """Give every rank the text of each one, in rank order."""
+        here = np.frombuffer(text.encode() + b"\0", np.uint8)
+        everyone = np.asarray(self._hvd.allgather(here, name="dlguide.training.gather"))
+        return everyone.tobytes().decode().split("\0")[:-1]
+
+
+def connect(parallel: bool | None = None) -> Alone:
+    """Give the ranks to train with.
+
+    Args:
+        parallel: True for all ranks that the launcher started, False for this process alone;
+            None for True exactly when the launcher started more than one.
+
+    Returns:
+        Alone: or its kind for many ranks, `Ranks`.
+
+    Raises:
+        ValueError: when `parallel` is none of these.
+    """
+    require(parallel in (True, False, None), "parallel", "be True, False or None", parallel)
+    if parallel is None:
+        parallel = measure.launched()[1] > 1
+    return Ranks() if parallel else Alone()
+
+
+def _agree(ranks: Alone, problem: Exception | None, settings: Mapping[str, Any]) -> None:
+    text = "" if problem is None else f"{problem}" or repr(problem)
+    answers = [
+        json.loads(answer)
+        for answer in ranks.gather(json.dumps({"problem": text, "settings": settings}))
+    ]
+    problems = [answer["problem"] for answer in answers]
+    if problem is not None and len(set(problems)) == 1:
+        raise problem
+    for rank, text in enumerate(problems):
+        if text:
+            raise RuntimeError(f"rank {rank}: {text}") from problem
+    for rank, answer in enumerate(answers):
+        for name, value in answers[0]["settings"].items():
+            other = answer["settings"].get(name)
+            require(
+                other == value,
+                name,
+                f"be the same on all ranks, {value!r} as on rank 0",
+                f"{other!r} on rank {rank}",
+            )

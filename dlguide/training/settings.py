@@ -1,0 +1,215 @@
+"""What a training is asked to do: checked before any rank starts to work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from dlguide import nets
+from dlguide.checks import (
+    MissingComponentError,
+    require,
+    require_count,
+    require_known,
+    require_positive,
+)
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+
+if TYPE_CHECKING:
+    import keras
+
+DEVICES = ("cpu", "gpu")
+# Name -> learning rate for one rank, and the rule by which it follows the ranks.
+OPTIMIZERS = {"adam": (0.001, "sqrt"), "sgd": (0.02, "linear")}
+_FACTORS = {"linear": float, "sqrt": math.sqrt, "none": lambda ranks: 1.0}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `fit`, which tells what each one means."""
+
+    net: str | Callable[[], keras.Model]
+    data: str | Dataset
+    epochs: int
+    batch: int
+    optimizer: str | Callable[[], keras.Optimizer]
+    learning_rate: float | None
+    rate_scaling: str | None
+    seed: int
+    samples: int | None
+    dropout: float | None
+    dtype: str
+    shuffle: bool
+    device: str
+    evaluate: bool
+    checkpoint: str | None
+
+    def check(self) -> None:
+        """Check all that can be checked without TensorFlow and the data.
+
+        Raises:
+            ValueError: in the house's form, for the first argument that does not hold.
+        """
+        if not callable(self.net):
+            require_known(self.net, nets.names(), "net")
+        if not isinstance(self.data, Dataset):
+            require_known(self.data, datasets.names(), "data")
+        require_count(self.epochs, "epochs")
+        require_count(self.batch, "batch")
+        require_count(self.seed, "seed", least=0)
+        if self.samples is not None:
+            require_count(self.samples, "samples")
+        require_known(self.device, DEVICES, "device")
+        if callable(self.optimizer):
+            for name in ("learning_rate", "rate_scaling"):
+                value, then = getattr(self, name), "Set the rate where the optimizer is made."
+                require(value is None, name, "be None with an optimizer of your own", value, then)
+        else:
+            scaled_rate(self.optimizer, 1, self.learning_rate, self.rate_scaling)
+
+    def names(self) -> dict[str, Any]:
+        """All arguments, JSON-able: functions and data sets by their names."""
+        return {one.name: name_of(getattr(self, one.name)) for one in fields(self)}
+
+    def identity(self) -> dict[str, Any]:
+        """The arguments that a training cannot change when it goes on from a checkpoint."""
+        kept = ("net", "data", "optimizer", "samples", "dropout", "dtype", "seed", "shuffle")
+        return {name: value for name, value in self.names().items() if name in kept}
+
+
+def name_of(value: Any) -> Any:
+    """Name a function or a data set; give anything else back.
+
+    Args:
+        value: an argument of `fit`.
+
+    Returns:
+        object: JSON-able.
+    """
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    return value.name if isinstance(value, Dataset) else value
+
+
+def scaled_rate(
+    optimizer: str,
+    ranks: int,
+    learning_rate: float | None = None,
+    rate_scaling: str | None = None,
+) -> float:
+    """Give the learning rate for a global batch that is `ranks` times as large.
+
+    For SGD the rule is linear: p ranks make 1/p of the steps, each with a p times smaller
+    variance, so p times the rate walks as far. Adam divides a step by the size of the gradients
+    itself; its rule is the square root, and multiplied by p it becomes unstable early (a mistake
+    seen in many first Horovod scripts).
+
+    Args:
+        optimizer: one of `OPTIMIZERS`.
+        ranks: number of ranks p (count).
+        learning_rate: the rate for one rank; None for the optimizer's own.
+        rate_scaling: "linear" (p), "sqrt" (square root of p), "none" (1), or None for the
+            optimizer's own rule.
+
+    Returns:
+        float: the rate to use.
+
+    Raises:
+        ValueError: when a name is unknown or the rate is not positive.
+
+    Source:
+        Goyal et al., arXiv:1706.02677, section 2.1 (SGD); Malladi et al., arXiv:2205.10287 (Adam).
+
+    >>> scaled_rate("sgd", 4, 0.1), scaled_rate("adam", 4, 0.001)
+    (0.4, 0.002)
+    """
+    own_rate, own_rule = OPTIMIZERS[require_known(optimizer, OPTIMIZERS, "optimizer")]
+    rule = own_rule if rate_scaling is None else rate_scaling
+    factor = _FACTORS[require_known(rule, _FACTORS, "rate_scaling")](ranks)
+    rate = own_rate if learning_rate is None else require_positive(learning_rate, "learning_rate")
+    return rate * factor
+
+
+def make_optimizer(
+    optimizer: str | Callable[[], keras.Optimizer],
+    ranks: int,
+    learning_rate: float | None,
+    rate_scaling: str | None,
+) -> keras.Optimizer:
+    """Build the optimizer of one rank, not yet connected to the others.
+
+    Args:
+        optimizer: one of `OPTIMIZERS` ("sgd" has a momentum of 0.9), or a function that
+            returns a Keras optimizer, whose rate is then used as it is.
+        ranks: number of ranks (count).
+        learning_rate: as in `scaled_rate`; None with a function.
+        rate_scaling: as in `scaled_rate`; None with a function.
+
+    Returns:
+        keras.Optimizer: new, not built.
+    """
+    import keras
+
+    if callable(optimizer):
+        return optimizer()
+    rate = scaled_rate(optimizer, ranks, learning_rate, rate_scaling)
+    if optimizer == "sgd":
+        return keras.optimizers.SGD(rate, momentum=0.9)
+    return keras.optimizers.Adam(rate)
+
+
+def load_data(data: str | Dataset, samples: int | None, batch: int, ranks: int) -> Dataset:
+    """Load the data and check that it is enough for `batch` on every rank.
+
+    Args:
+        data: a known name, or a Dataset, given back as it is.
+        samples: training samples to use, the first ones; None for all (count).
+        batch: images per rank and step (count).
+        ranks: number of ranks (count).
+
+    Returns:
+        Dataset: with `samples` training samples.
+
+    Raises:
+        ValueError: when there are fewer samples than asked for, or the batch is larger than
+            one rank's shard.
+    """
+    whole = data if isinstance(data, Dataset) else datasets.load(data)
+    there = len(whole.train_labels)
+    if samples is not None:
+        require(samples <= there, "samples", f"be at most the {there} of {whole.name}", samples)
+        whole = whole.first(samples)
+    used = len(whole.train_labels)
+    require(
+        batch <= used // ranks,
+        "batch",
+        f"be at most the {used // ranks} samples of one rank's shard",
+        batch,
+        f"Use a smaller batch, more samples than {used} or fewer ranks than {ranks}.",
+    )
+    return whole
+
+
+def require_device(device: str) -> str:
+    """Give TensorFlow's name of a device, or say that there is none.
+
+    Args:
+        device: one of `DEVICES`.
+
+    Returns:
+        str: for `tf.device`.
+
+    Raises:
+        MissingComponentError: when TensorFlow sees no such device.
+    """
+    import tensorflow as tf
+
+    if not tf.config.list_physical_devices(device.upper()):
+        raise MissingComponentError(
+            f"TensorFlow sees no {device} on this machine. Use `device='cpu'`, or install a "
+            f"TensorFlow that was built for your {device}."
+        )
+    return f"/{device.upper()}:0"
