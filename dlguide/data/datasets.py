@@ -1,26 +1,33 @@
 """Data sets that come with the course, and which sample belongs to which rank.
 
 Shards are cut from one order that every rank computes for itself from (seed, epoch). Shuffling
-on each rank and then taking every p-th sample, the usual mistake, cannot be written with it: with
-64 samples on 2 ranks that leaves about 16 samples unseen in an epoch and uses others twice.
+on each rank and then taking every p-th sample, the usual mistake, cannot be written with it: on 2
+ranks that leaves a quarter of the samples unseen in an epoch and uses another quarter twice.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import math
 import os
-import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from dlguide.checks import require, require_count, require_known
+from dlguide.data.idx import DataError, read_idx
 from dlguide.folders import data_folder
 
-# The four files of Yann LeCun's page: part, kind, SHA-256, shape.
+__all__ = [
+    "DataError",
+    "Dataset",
+    "Step",
+    "epoch_batches",
+    "load",
+    "names",
+    "shard",
+]
+
+# The four files as first published: SHA-256 and shape.
 _MNIST = {
     "train-images-idx3-ubyte.gz": (
         "0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971",
@@ -39,10 +46,6 @@ _MNIST = {
         (10000,),
     ),
 }
-
-
-class DataError(RuntimeError):
-    """A data file is missing or not what it should be; the text says how to restore it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,7 +158,7 @@ def load(name: str = "mnist", folder: str | os.PathLike | None = None) -> Datase
     """
     require_known(name, names(), "name")
     place = data_folder(folder) / name
-    parts = [_read_idx(place / file, *facts) for file, facts in _MNIST.items()]
+    parts = [read_idx(place / file, *facts) for file, facts in _MNIST.items()]
     train_images, train_labels, test_images, test_labels = parts
     return Dataset(
         name,
@@ -264,36 +267,3 @@ def _as_images(pixels: np.ndarray) -> np.ndarray:
     images = pixels.astype(np.float32)[..., np.newaxis]
     images /= 255
     return images
-
-
-def _read_idx(path: Path, checksum: str, shape: tuple[int, ...]) -> np.ndarray:
-    try:
-        packed = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}). {_restore(path)}") from error
-    found = hashlib.sha256(packed).hexdigest()
-    if found != checksum:
-        raise DataError(
-            f"{path} is damaged or not the original file: expected SHA-256 {checksum}, "
-            f"found {found} ({len(packed)} bytes). {_restore(path)}"
-        )
-    return _unpack_idx(packed, shape, path)
-
-
-def _unpack_idx(packed: bytes, shape: tuple[int, ...], path: Path) -> np.ndarray:
-    # IDX: two zero bytes, type 8 (unsigned byte), number of axes, their lengths, then the data
-    try:
-        raw = gzip.decompress(packed)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be unpacked ({error}). {_restore(path)}") from error
-    header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
-    if raw[: len(header)] != header or len(raw) != len(header) + math.prod(shape):
-        raise DataError(f"{path} does not hold bytes of shape {shape}. {_restore(path)}")
-    return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape)
-
-
-def _restore(path: Path) -> str:
-    return (
-        f"Restore it in your clone with `git checkout -- data/{path.parent.name}`, or copy it to "
-        f"{path.parent} from another clone."
-    )

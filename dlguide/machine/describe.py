@@ -11,7 +11,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class Machine:
     logical_cores: int
     quota_cores: float | None
     cores: tuple[Core, ...]
-    caches: dict[str, int]
+    caches: dict[str, int] = field(hash=False)
     simd: tuple[str, ...]
     memory_bytes: int
     gpus: tuple[str, ...]

@@ -15,7 +15,9 @@ def _control_groups(sysfs: Path, proc: Path, controller: str) -> list[Path]:
     are simply not there, and the root of the mount is the container's own group.
     """
     folders = []
-    for line in read(proc / "self/cgroup").splitlines():
+    # without the list (some containers hide it) the root of each mount is still looked at
+    unknown = ["0::/", f"1:{controller}:/"]
+    for line in read(proc / "self/cgroup").splitlines() or unknown:
         _, controllers, path = line.split(":", 2)
         mounts = ("", "unified") if not controllers else (controllers, controller)
         if controllers and controller not in controllers.split(","):

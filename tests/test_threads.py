@@ -1,0 +1,282 @@
+"""Plans share cores fairly, and what is applied is restored."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from fake_machine import machine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlguide.machine import threads
+from dlguide.machine.threads import ThreadPlan
+
+nodes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+
+
+def cores_of(plan, fake):
+    core = {one.cpu: one.core for one in fake.cores}
+    return [{core[cpu] for cpu in cpus} for cpus in plan.cpus]
+
+
+def numa_of(plan, fake):
+    numa = {one.cpu: one.numa for one in fake.cores}
+    return [{numa[cpu] for cpu in cpus} for cpus in plan.cpus]
+
+
+@given(nodes, st.integers(1, 2), st.data())
+def test_plan_shares_all_cores_and_never_oversubscribes(sizes, siblings, data):
+    fake = machine(*sizes, threads=siblings)
+    ranks = data.draw(st.integers(1, sum(sizes)))
+    plan = threads.plan(fake, ranks)
+    blocks = cores_of(plan, fake)
+    assert len(blocks) == plan.ranks == ranks
+    assert sum(len(block) for block in blocks) == len(set().union(*blocks)) == sum(sizes)
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+    assert plan.threads == min(map(len, blocks)) == sum(sizes) // ranks
+    assert not plan.oversubscribed
+    # siblings of one core stay together
+    assert all(
+        len(cpus) == siblings * len(block) for cpus, block in zip(plan.cpus, blocks, strict=True)
+    )
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.data())
+def test_plan_is_numa_local_when_ranks_divide_evenly(cores, sockets, data):
+    fake = machine(*[cores] * sockets)
+    ranks = sockets * data.draw(st.integers(1, cores))
+    assert all(len(numa) == 1 for numa in numa_of(threads.plan(fake, ranks), fake))
+
+
+def local_division_exists(sizes, ranks):
+    """Try all ways to give each node some ranks (the oracle: by brute force)."""
+    least = sum(sizes) // ranks
+    if not sizes:
+        return ranks == 0
+    ways = {0}
+    for size in sizes:
+        fits = [r for r in range(1, size + 1) if r * least <= size <= r * (least + 1)]
+        ways = {way + r for way in ways for r in fits}
+    return ranks in ways
+
+
+@given(nodes, st.data())
+def test_plan_is_numa_local_exactly_when_such_a_division_exists(sizes, data):
+    fake = machine(*sizes)
+    ranks = data.draw(st.integers(1, sum(sizes)))
+    local = all(len(numa) == 1 for numa in numa_of(threads.plan(fake, ranks), fake))
+    assert local == local_division_exists(sizes, ranks)
+
+
+@given(nodes, st.data())
+def test_blocks_are_contiguous(sizes, data):
+    fake = machine(*sizes)
+    plan = threads.plan(fake, data.draw(st.integers(1, sum(sizes))))
+    assert [cpu for cpus in plan.cpus for cpu in cpus] == list(range(sum(sizes)))
+
+
+@given(nodes, st.floats(0.1, 40), st.data())
+def test_a_quota_limits_the_cores_that_are_dealt(sizes, quota, data):
+    fake = machine(*sizes, quota=quota)
+    ranks = data.draw(st.integers(1, fake.usable_cores))
+    blocks = cores_of(threads.plan(fake, ranks), fake)
+    assert sum(map(len, blocks)) == len(set().union(*blocks)) == fake.usable_cores
+
+
+def test_a_quota_takes_the_fullest_node_first():
+    fake = machine(2, 8, quota=4)
+    assert threads.plan(fake, 2).cpus == ((2, 3), (4, 5))
+
+
+def test_a_quota_keeps_the_hardware_threads_of_the_cores_it_deals():
+    assert threads.plan(machine(4, threads=2, quota=2), 2).cpus == ((0, 4), (1, 5))
+
+
+def test_more_ranks_than_cores_are_refused():
+    text = (
+        r"^`ranks` must be at most the 2 cores this process may use, got 5\. "
+        r"Use fewer ranks or `oversubscribe=True`\.$"
+    )
+    with pytest.raises(ValueError, match=text):
+        threads.plan(machine(2), ranks=5)
+    with pytest.raises(ValueError, match=r"at most the 1 core this process may use, got 2"):
+        threads.plan(machine(4, quota=0.5), ranks=2)
+
+
+@given(nodes, st.integers(1, 9))
+def test_oversubscribed_cores_are_dealt_in_turn(sizes, more):
+    fake = machine(*sizes, threads=2)
+    cores = sum(sizes)
+    plan = threads.plan(fake, cores + more, oversubscribe=True)
+    assert plan.oversubscribed
+    assert plan.threads == 1
+    assert cores_of(plan, fake) == [{rank % cores} for rank in range(cores + more)]
+
+
+def test_leave_to_oversubscribe_changes_nothing_while_the_cores_suffice():
+    assert threads.plan(machine(4), 2, oversubscribe=True) == threads.plan(machine(4), 2)
+
+
+def test_communication_cores_are_taken_from_the_computing_threads_of_each_rank():
+    plan = threads.plan(machine(8), ranks=2, comm_cores=1)
+    assert plan.threads == 3
+    assert plan.cpus == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+def test_a_rank_without_a_computing_core_is_refused():
+    with pytest.raises(
+        ValueError, match=r"`comm_cores` must be below the 2 cores of a rank, got 2"
+    ):
+        threads.plan(machine(4), ranks=2, comm_cores=2)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 1.5, "2"])
+def test_ranks_must_be_a_count(ranks):
+    with pytest.raises(ValueError, match=r"`ranks` must be a whole number of at least 1"):
+        threads.plan(machine(2), ranks)
+
+
+def test_environment_tells_tensorflow_and_openmp_the_threads():
+    plan = threads.plan(machine(8), ranks=2)
+    assert plan.environment(1) == {
+        "TF_NUM_INTRAOP_THREADS": "4",
+        "TF_NUM_INTEROP_THREADS": "2",
+        "OMP_NUM_THREADS": "4",
+    }
+    assert set(threads.plan(machine(2), 2).environment(0).values()) == {"1"}
+
+
+def test_a_rank_outside_the_plan_is_refused():
+    plan = threads.plan(machine(2), 2)
+    with pytest.raises(ValueError, match=r"`rank` must be at most 1, the last rank of the plan"):
+        plan.environment(2)
+    with pytest.raises(ValueError, match=r"`rank` must be a whole number of at least 0"):
+        plan.environment(-1)
+
+
+def test_a_plan_survives_json():
+    plan = threads.plan(machine(3, 2, threads=2), ranks=2)
+    assert ThreadPlan.from_dict(json.loads(json.dumps(dataclasses.asdict(plan)))) == plan
+    assert hash(plan) == hash(dataclasses.replace(plan))
+
+
+def test_a_plan_is_drawn_as_a_map_from_ranks_to_cpus():
+    text = str(threads.plan(machine(4, threads=2), ranks=2))
+    assert text.splitlines() == [
+        "2 ranks x 2 threads",
+        "rank  logical CPUs",
+        "   0  0-1,4-5",
+        "   1  2-3,6-7",
+    ]
+    assert "ranks share cores" in str(threads.plan(machine(1), 2, oversubscribe=True))
+
+
+def run(code):
+    """Run code in a process of its own, because threads and environment belong to it."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_applied_binds_all_threads_and_restores_everything():
+    # a sleeping thread with a mask of its own, one variable set, two unset
+    run("""
+        import os, threading
+        from dlguide.machine import threads
+
+        cpus = sorted(os.sched_getaffinity(0))
+        names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ["OMP_NUM_THREADS"] = "77"
+        gate, ready, ids = threading.Event(), threading.Event(), []
+
+        def sleeper():
+            os.sched_setaffinity(0, cpus[-1:])
+            ids.append(threading.get_native_id())
+            ready.set()
+            gate.wait()
+
+        def masks():
+            tasks = [int(name) for name in os.listdir("/proc/self/task")]
+            return {task: sorted(os.sched_getaffinity(task)) for task in tasks}
+
+        threading.Thread(target=sleeper).start()
+        ready.wait()
+        before = masks()
+        plan = threads.ThreadPlan(1, 1, (tuple(cpus[:1]),), False)
+        with threads.applied(plan, 0) as same:
+            assert same is plan
+            assert set(map(tuple, masks().values())) == {(cpus[0],)}
+            assert {os.environ[name] for name in names} == {"1"}
+            late = threading.Thread(target=gate.wait)
+            late.start()
+            assert masks()[late.native_id] == cpus[:1]
+        after = masks()
+        assert after.pop(late.native_id) == cpus
+        assert after == before, (before, after)
+        assert before[ids[0]] == cpus[-1:]
+        assert os.environ["OMP_NUM_THREADS"] == "77"
+        assert "TF_NUM_INTRAOP_THREADS" not in os.environ
+        try:
+            with threads.applied(plan, 0):
+                raise KeyError("inside")
+        except KeyError:
+            pass
+        after = masks()
+        after.pop(late.native_id)
+        assert after == before
+        gate.set()
+    """)
+
+
+def test_cpus_of_another_machine_are_refused_and_nothing_changes():
+    run("""
+        import os
+        from dlguide.machine import threads
+
+        before, environment = os.sched_getaffinity(0), dict(os.environ)
+        for cpus in ((999,), (min(before), 999)):
+            plan = threads.ThreadPlan(1, 1, (cpus,), False)
+            try:
+                threads.apply(plan)
+            except ValueError as error:
+                assert "`plan` must give rank 0 logical CPUs this process may use" in str(error)
+            else:
+                raise AssertionError("applied")
+            assert os.sched_getaffinity(0) == before
+            assert dict(os.environ) == environment
+    """)
+
+
+def test_tensorflow_starts_the_threads_of_the_plan_and_apply_warns_when_it_is_too_late():
+    # the first operation starts the thread pools; from then on the variables change nothing
+    code = """
+        import os, warnings
+        from dlguide.machine import threads
+
+        plan = threads.ThreadPlan(1, {threads}, ((min(os.sched_getaffinity(0)),),), False)
+        import tensorflow as tf
+        state = threads.apply(plan)
+        before = len(os.listdir("/proc/self/task"))
+        tf.linalg.matmul(tf.ones((512, 512)), tf.ones((512, 512))).numpy()
+        print(len(os.listdir("/proc/self/task")) - before)
+        threads.restore(state)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            threads.restore(threads.apply(plan))
+        assert [one.category for one in caught] == [RuntimeWarning]
+        assert "before the first TensorFlow operation" in str(caught[0].message)
+    """
+    started = {count: int(run(code.format(threads=count))) for count in (2, 7)}
+    assert started[7] - started[2] == 5
