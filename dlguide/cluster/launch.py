@@ -1,0 +1,276 @@
+"""One line that starts MPI ranks, runs functions on them, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+from dlguide.checks import MissingComponentError, require_count
+from dlguide.cluster import processes
+from dlguide.cluster.rank import STALL_WARNING_S
+from dlguide.cluster.run import Run
+from dlguide.machine import describe, threads
+
+START_S = 60.0
+CONNECTION = "security/ipcontroller-dlguide-client.json"
+
+
+class Cluster:
+    """MPI ranks on this machine, ready to run functions and cells.
+
+    The ranks are ipyparallel engines under one `mpiexec`, with the cores shared among them by a
+    thread plan. They listen on loopback only, and all messages are encrypted. Nothing outlives
+    this object or the process that made it, not even after a SIGKILL.
+
+    Args:
+        plan: a thread plan, or None to plan `ranks` on this machine.
+        ranks: number of ranks when no plan is given (count).
+        oversubscribe: allow more ranks than cores.
+        magics: in a notebook, let `%%px` run cells on these ranks.
+
+    Raises:
+        ValueError: when there are more ranks than cores and `oversubscribe` is False.
+        MissingComponentError: when there is no mpiexec.
+        RuntimeError: when the ranks do not start; the text ends with their log.
+    """
+
+    # A notebook's cell that is run again makes a new cluster before the old one is let go.
+    started: ClassVar[weakref.WeakSet[Cluster]] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        plan: threads.ThreadPlan | None = None,
+        *,
+        ranks: int = 2,
+        oversubscribe: bool = False,
+        magics: bool = True,
+    ) -> None:
+        self.engines: list[dict[str, Any]] = []
+        self.client: Any = None
+        self.folder: Path | None = None
+        if plan is None:
+            require_count(ranks, "ranks")
+            plan = threads.plan(describe(), ranks=ranks, oversubscribe=oversubscribe)
+        self.plan = plan
+        self.run_number = 0
+        self.children: list[subprocess.Popen] = []
+        if in_notebook():
+            for earlier in list(self.started):
+                earlier.stop()
+        self.start()
+        if magics and in_notebook():
+            from dlguide.cluster.magics import register
+
+            register(self)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks (count)."""
+        return self.plan.ranks
+
+    def start(self) -> None:
+        """Start controller, ranks and watchdog, and wait until every rank answers."""
+        mpiexec = find_mpiexec()
+        self.name = uuid.uuid4().hex[:12]
+        self.folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX))
+        try:
+            self._start(mpiexec)
+        except BaseException:
+            self.stop()
+            raise
+        self.started.add(self)
+        atexit.register(self.stop)
+
+    def _start(self, mpiexec: Path) -> None:
+        env = self.environment()
+        module = [sys.executable, "-m"]
+        where = [f"--profile-dir={self.folder}", "--cluster-id=dlguide"]
+        owner = [str(os.getpid()), self.name, str(self.folder)]
+        self._spawn([*module, "dlguide.cluster.watchdog", *owner], env)
+        loopback = ["--ip=127.0.0.1", "--location=127.0.0.1"]
+        # By default a rank counts as present only after a second heartbeat, 3 s apart.
+        beats = ["--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=60"]
+        self._spawn([*module, "ipyparallel.controller", *where, *loopback, *beats], env)
+        self._wait_for(lambda: (self.folder / CONNECTION).exists(), "the controller")
+        engine = [*module, "ipyparallel.engine", "--mpi", *where]
+        self._spawn([str(mpiexec), "-n", str(self.ranks), *engine], env)
+
+        import ipyparallel
+
+        self.client = ipyparallel.Client(str(self.folder / CONNECTION), timeout=START_S)
+        self._wait_for(lambda: len(self.client.ids) == self.ranks, f"{self.ranks} ranks")
+        from dlguide.cluster import engine as engine_side
+
+        made = self.client[:].apply_async(
+            engine_side.prepare, str(self.folder), asdict(self.plan)
+        )
+        self._wait_for(made.ready, f"{self.ranks} ranks")
+        numbered = zip(made.get(), self.client.ids, strict=True)
+        self.engines = sorted(({**info, "id": i} for info, i in numbered), key=lambda e: e["rank"])
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of all processes of this cluster."""
+        return {
+            **os.environ,
+            **self.plan.environment(0),
+            processes.MARK: self.name,
+            processes.OWNER: processes.identity(os.getpid()),
+            processes.FOLDER: str(self.folder),
+            "IPYTHONDIR": str(self.folder),
+            "IPP_ENABLE_CURVE": "1",
+            "UCX_TLS": os.environ.get("UCX_TLS", "sm,self"),
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        }
+
+    def _spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
+        with (self.folder / "cluster.log").open("ab") as log:
+            child = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self.children.append(child)
+
+    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + START_S
+        while not ready():
+            ended = [child for child in self.children if child.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                log = (self.folder / "cluster.log").read_text(errors="replace").splitlines()
+                why = "ended" if ended else f"did not answer within {START_S:.0f} s"
+                raise RuntimeError(f"Cluster: {what} {why}.\n" + "\n".join(log[-15:]))
+            time.sleep(0.02)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a function on every rank and return what each of them returns.
+
+        What the ranks print appears here, each line behind its rank; so does the progress of a
+        training. When a rank fails in whatever way, all are stopped and the next call starts
+        them again; variables in the ranks are lost then.
+
+        Args:
+            function: a function that can be pickled, also one of the notebook.
+            args: its positional arguments, the same on all ranks.
+            kwargs: its keyword arguments, the same on all ranks.
+
+        Returns:
+            list: one result per rank, in rank order.
+
+        Raises:
+            RankError: when a rank raised, left, died, stands still or waits for ever.
+            KeyboardInterrupt: when the kernel was interrupted; the ranks are stopped.
+        """
+        return self.run_on(range(self.ranks), function, *args, **kwargs)
+
+    def run_on(
+        self, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Call a function on some of the ranks, as `run` does on all of them.
+
+        Args:
+            ranks: the ranks that take part (indices).
+            function: a function that can be pickled.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+
+        Returns:
+            list: one result per rank that took part.
+
+        Raises:
+            RankError: as in `run`.
+        """
+        if self.client is None or self._gone():
+            self.restart()
+        self.run_number += 1
+        run = Run(self, list(ranks), self.run_number)
+        try:
+            return run.results(function, args, kwargs)
+        finally:
+            if not run.clean:
+                self.stop()
+
+    def _gone(self) -> bool:
+        return any(not processes.identity(engine["pid"]) for engine in self.engines)
+
+    def restart(self) -> None:
+        """Stop the ranks, whatever they are doing, and start them again."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """End all processes of this cluster; `run` starts them again when needed."""
+        if self.folder is None:
+            return
+        if self.client is not None:
+            self.client.close(linger=0)
+            self.client = None
+        processes.end(self.name)
+        for child in self.children:
+            child.wait()
+        self.children.clear()
+        self.engines = []
+        processes.remove_folder(self.folder)
+        self.folder = None
+        self.started.discard(self)
+        atexit.unregister(self.stop)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        if not self.engines:
+            return f"Cluster of {self.ranks} ranks, stopped (run() starts them again)"
+        lines = [f"Cluster of {self.ranks} rank{'s'[: self.ranks != 1]}"]
+        lines.append(" rank      pid  threads  logical CPUs")
+        lines += [
+            f"{each['rank']:5}  {each['pid']:7}  {each['threads']:7}  "
+            + ", ".join(str(cpu) for cpu in each["cpus"])
+            for each in self.engines
+        ]
+        return "\n".join(lines)
+
+
+def find_mpiexec() -> Path:
+    """Find the launcher for one machine that belongs to this Python's MPI.
+
+    The notebook's kernel may lack the environment's folder in its PATH, so it is not asked.
+    `mpiexec.gforker` forks the ranks and, unlike Hydra, opens no port to the outside.
+
+    Returns:
+        Path: the launcher.
+
+    Raises:
+        MissingComponentError: when there is none.
+    """
+    folder = Path(sysconfig.get_path("scripts"))
+    for name in ("mpiexec.gforker", "mpiexec"):
+        if os.access(folder / name, os.X_OK):
+            return folder / name
+    raise MissingComponentError(f"There is no mpiexec in {folder}. Run `pip install mpich`.")
+
+
+def in_notebook() -> bool:
+    """Tell whether this process is the kernel of a notebook."""
+    shell = sys.modules.get("IPython")
+    shell = shell.get_ipython() if shell else None
+    return shell is not None and hasattr(shell, "kernel")

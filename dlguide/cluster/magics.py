@@ -1,0 +1,71 @@
+"""`%%px` for our clusters: a cell runs on the ranks under the same watch as a function."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import weakref
+from typing import TYPE_CHECKING
+
+from dlguide.checks import require
+
+if TYPE_CHECKING:
+    from dlguide.cluster.launch import Cluster
+
+
+def register(cluster: Cluster) -> None:
+    """Give this notebook the magics `%px` and `%%px` for a cluster.
+
+    Args:
+        cluster: the cluster whose ranks the cells run on.
+    """
+    import IPython
+
+    held = weakref.ref(cluster)
+
+    def px(line: str, cell: str | None = None) -> None:
+        live = held()
+        if live is None:
+            raise RuntimeError("The cluster is gone. Run `cluster = dlguide.cluster.Cluster()`.")
+        run_cell(live, line, cell)
+
+    shell = IPython.get_ipython()
+    shell.register_magic_function(px, "line_cell", "px")
+
+
+def run_cell(cluster: Cluster, line: str, cell: str | None) -> None:
+    """Run a cell on the ranks; `line` holds the options and, without a cell, the code.
+
+    Options: `--targets 0,2` for some ranks only, `--local` to run it in this kernel as well.
+    """
+    from dlguide.cluster import engine
+
+    if cell is None:
+        ranks, local, code = list(range(cluster.ranks)), False, line
+    else:
+        ranks, local = options(line, cluster.ranks)
+        code = cell
+    if local:
+        import IPython
+
+        IPython.get_ipython().run_cell(code)
+    cluster.run_on(ranks, engine.run_cell, code)
+
+
+def options(line: str, ranks: int) -> tuple[list[int], bool]:
+    """Read the options of a `%%px` line.
+
+    >>> options("--targets 0,2", 3)
+    ([0, 2], False)
+    """
+    parser = argparse.ArgumentParser(prog="%%px", add_help=False, exit_on_error=False)
+    parser.add_argument("--targets", "-t", default="all")
+    parser.add_argument("--local", action="store_true")
+    given, unknown = parser.parse_known_args(shlex.split(line))
+    require(not unknown, "%%px", "be followed by --targets or --local only", " ".join(unknown))
+    if given.targets == "all":
+        return list(range(ranks)), given.local
+    words = given.targets.split(",")
+    good = all(word.strip().isdigit() and int(word) < ranks for word in words)
+    require(good, "targets", f"be ranks from 0 to {ranks - 1}, such as 0,1", given.targets)
+    return [int(word) for word in words], given.local

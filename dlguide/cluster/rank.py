@@ -1,0 +1,154 @@
+"""What runs inside a rank: a monitor that writes down what the rank is doing, and the call itself.
+
+The launcher must be able to tell a rank that computes from one that waits for ever. Only the
+rank knows, and its main thread may be stuck in C code; so a thread beside it looks at the main
+thread four times a second and writes what it sees into the cluster's folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from dlguide.cluster import processes, waiting
+
+BEAT_S = 0.25
+STALL_WARNING_S = 1  # Horovod's own inspector names missing ranks after one to two of these
+
+
+class Monitor(threading.Thread):
+    """Write this rank's state into `state-rank<rank>.json` of the cluster's folder.
+
+    Whether the main thread moves is found with a pending call: Python runs it in the main thread
+    as soon as that thread executes any Python, so one that has not run means a main thread that
+    sits in C code. `since` is the last time it ran.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(name="dlguide-monitor", daemon=True)
+        self.path = folder / f"state-rank{rank}.json"
+        self.run_number = 0
+        self.phase = "idle"
+        self.since = time.monotonic()
+        self.thread = threading.main_thread().ident
+        self.changed = threading.Event()
+        self.pending = False
+        self.probe = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.moved)
+
+    def moved(self, _argument: Any) -> int:
+        """Note that the main thread executes Python (called in the main thread)."""
+        self.pending = False
+        self.since = time.monotonic()
+        return 0
+
+    def enter(self, phase: str, run_number: int) -> None:
+        """Change the phase and write it down at once."""
+        self.run_number, self.phase, self.since = run_number, phase, time.monotonic()
+        self.write()
+
+    def run(self) -> None:
+        """Look at the main thread for ever."""
+        while True:
+            self.write()
+            time.sleep(BEAT_S)
+
+    def write(self) -> None:
+        """Write the state in one piece: a reader sees the old one or the new one."""
+        if not self.pending:
+            self.pending = True
+            ctypes.pythonapi.Py_AddPendingCall(self.probe, None)
+        state = {
+            "pid": os.getpid(),
+            "run": self.run_number,
+            "phase": self.phase,
+            "beat": time.monotonic(),
+            "since": self.since,
+            **self.position(),
+        }
+        draft = self.path.with_name(f".{self.path.name}.{threading.get_ident()}")
+        draft.write_text(json.dumps(state))
+        draft.replace(self.path)
+
+    def position(self) -> dict[str, str]:
+        """Return which MPI call the main thread is in, and where in the user's code."""
+        if self.phase != "running" or time.monotonic() - self.since < BEAT_S:
+            return {"call": "", "place": ""}
+        frame = sys._current_frames().get(self.thread)
+        call = waiting.blocking_call(frame) if frame else ""
+        return {"call": call, "place": place(frame)}
+
+
+def place(frame: FrameType | None) -> str:
+    """Say where in the user's own code a thread is: the innermost frame that is in no library."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "site-packages" not in name and not name.startswith(sys.base_prefix):
+            what = frame.f_code.co_name.replace("<module>", "the cell or script")
+            return f"line {frame.f_lineno} of {what}"
+        frame = frame.f_back
+    return ""
+
+
+def start_monitor(folder: str, rank: int) -> Monitor:
+    """Start the monitor of this rank and note the shared memory that MPI has opened.
+
+    Args:
+        folder: the cluster's folder.
+        rank: this process's rank (index).
+
+    Returns:
+        Monitor: running.
+    """
+    path = Path(folder)
+    shared = sorted(str(each) for each in processes.shared_memory(os.getpid()))
+    (path / f"shared-memory-{rank}").write_text("\n".join(shared))
+    monitor = Monitor(path, rank)
+    monitor.start()
+    return monitor
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    """Return the file that takes what native libraries print in a rank."""
+    return folder / f"native-rank{rank}.log"
+
+
+def guarded(monitor: Monitor, run_number: int, call: Callable[[], Any]) -> dict[str, Any]:
+    """Call a function so that whatever happens in it becomes a value that can be sent.
+
+    Args:
+        monitor: this rank's monitor.
+        run_number: which run of the cluster this is.
+        call: the function, without arguments.
+
+    Returns:
+        dict: {"phase": "returned", "value": ...}, or "raised" or "exited" with "error" (one
+        line) and "traceback".
+    """
+    monitor.thread = threading.get_ident()
+    monitor.enter("running", run_number)
+    try:
+        outcome = {"phase": "returned", "value": call()}
+    except SystemExit as error:
+        outcome = failure("exited", f"sys.exit({'' if error.code is None else repr(error.code)})")
+    except BaseException as error:
+        outcome = failure("raised", traceback.format_exception_only(error)[-1].strip())
+    monitor.enter(outcome["phase"], run_number)
+    return outcome
+
+
+def failure(phase: str, error: str) -> dict[str, Any]:
+    """Describe the exception that is being handled, without this module's own frames."""
+    kind, value, trace = sys.exc_info()
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(kind, value, trace))
+    return {"phase": phase, "error": error, "traceback": text}

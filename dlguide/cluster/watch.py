@@ -1,0 +1,258 @@
+"""Judge from outside whether a run on ranks can still come to its end.
+
+Three things are looked at: the processes themselves (a dead one is noticed at once), the state
+that each rank's monitor writes, and the warnings of Horovod's stall inspector. A rank that is
+merely slow is never taken for a deadlock: the verdict needs every rank that is waited for to be
+past help, that is, to have returned or to wait for something itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlguide.cluster import waiting
+from dlguide.cluster.errors import RankError
+from dlguide.cluster.rank import STALL_WARNING_S, log_path
+
+BLOCKED_S = 2.5  # in the same call for so long, without one line of Python in between
+FROZEN_S = 8.0  # stopped (SIGSTOP, a debugger) for so long
+SILENT_S = 25.0  # no sign of life from the monitor for so long
+LONG_CALL_S = 30.0  # for calls that match each other but last, as a very large message does
+
+
+@dataclass
+class Stalls:
+    """The newest warning of Horovod's stall inspector: for each missing rank the tensors."""
+
+    missing: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    seen_s: float = 0.0
+    offset: int = 0
+
+    def read(self, path: Path, now_s: float) -> None:
+        """Take in what has been added to rank 0's log since the last look.
+
+        Args:
+            path: the log of native libraries of rank 0.
+            now_s: the time on the monotonic clock (s).
+        """
+        try:
+            with path.open("rb") as log:
+                log.seek(self.offset)
+                text = log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return
+        self.offset += len(text.encode())
+        *_, block = text.rpartition("Missing ranks:")
+        if block != text:
+            pairs = re.findall(r"^(\d+)!?: \[(.*)\]", block, re.MULTILINE)
+            self.missing = {int(rank): tuple(names.split(", ")) for rank, names in pairs}
+            self.seen_s = now_s
+
+    def current(self, now_s: float) -> dict[int, tuple[str, ...]]:
+        """Return missing ranks and tensors; empty when the warning was not repeated."""
+        fresh = now_s - self.seen_s < 2.5 * STALL_WARNING_S
+        return self.missing if fresh else {}
+
+
+def deadlock(
+    states: Mapping[int, Mapping[str, Any]],
+    missing: Mapping[int, Sequence[str]],
+    now_s: float,
+) -> RankError | None:
+    """Decide from the ranks' states and Horovod's warnings whether they wait for ever.
+
+    Args:
+        states: for each rank what its monitor wrote, see `dlguide.cluster.rank.Monitor`; a rank
+            that takes no part has the phase "absent".
+        missing: for each rank that Horovod misses, the tensors it has not submitted.
+        now_s: the time on the monotonic clock (s).
+
+    Returns:
+        RankError | None: of kind "deadlock", or None while somebody can still move.
+    """
+    still = {rank: now_s - state["since"] for rank, state in states.items()}
+    ended = {rank for rank, state in states.items() if state["phase"] != "running"}
+    blocked = {
+        rank
+        for rank, state in states.items()
+        if rank not in ended and state["call"] and still[rank] >= BLOCKED_S
+    }
+    tensors = {name for names in missing.values() for name in names}
+    waits_for = {
+        rank: sorted(name for name in tensors if name not in missing.get(rank, ()))
+        for rank in states
+        if rank not in ended | blocked and still[rank] >= BLOCKED_S
+    }
+    stuck = ended | blocked | {rank for rank, names in waits_for.items() if names}
+    if any(rank in stuck for rank in missing):
+        return verdict(states, missing, still, waits_for)
+    if not blocked or blocked | ended != set(states):
+        return None
+    calls = {states[rank]["call"] for rank in blocked}
+    # These may be one very large message on its way, so they get more time.
+    same_collective = len(calls) == 1 and calls <= waiting.COLLECTIVES and not ended
+    exchange = bool(calls & waiting.EITHER) and len(blocked) > 1
+    pair = bool(calls & waiting.SENDS) and bool(calls & waiting.RECEIVES)
+    if (same_collective or exchange or pair) and min(still[rank] for rank in blocked) < LONG_CALL_S:
+        return None
+    return verdict(states, missing, still, waits_for)
+
+
+def verdict(
+    states: Mapping[int, Mapping[str, Any]],
+    missing: Mapping[int, Sequence[str]],
+    still: Mapping[int, float],
+    waits_for: Mapping[int, Sequence[str]],
+) -> RankError:
+    """Write down the deadlock: who waits where for whom."""
+    lines = []
+    for rank, state in sorted(states.items()):
+        if state["phase"] == "absent":
+            doing = "takes no part"
+        elif state["phase"] != "running":
+            doing = f"has {state['phase']}"
+        else:
+            call = state["call"] or ", ".join(f"`{name}`" for name in waits_for.get(rank, ()))
+            doing = f"waits in {call}" if call else "computes"
+            doing += f", {state['place']}" if state["place"] else ""
+            doing += f", since {still[rank]:.1f} s"
+        lines.append(f"  rank {rank} {doing}")
+    for rank, names in sorted(missing.items()):
+        lines.append(f"  rank {rank} has not joined {', '.join(f'`{name}`' for name in names)}")
+    culprits = sorted(missing) or [r for r, s in sorted(states.items()) if s["phase"] != "running"]
+    culprits = culprits or sorted(states)
+    message = (
+        f"deadlock: the ranks wait for {names_of(culprits)} and would wait for ever. "
+        "Every rank must make the same collective calls in the same order."
+    )
+    return RankError("deadlock", culprits, message, "\n".join(lines))
+
+
+def names_of(ranks: Sequence[int]) -> str:
+    """Write "rank 1" or "ranks 0, 2".
+
+    >>> names_of([0, 2])
+    'ranks 0, 2'
+    """
+    return f"rank{'s'[: len(ranks) != 1]} {', '.join(str(rank) for rank in ranks)}"
+
+
+def read_states(folder: Path, ranks: Sequence[int], run_number: int) -> dict[int, dict[str, Any]]:
+    """Read what each rank's monitor wrote; a rank not yet in this run is still on its way.
+
+    Args:
+        folder: the cluster's folder.
+        ranks: the ranks to read.
+        run_number: the run that is being watched.
+
+    Returns:
+        dict: for each rank its state; empty for one that has not begun.
+    """
+    states = {}
+    for rank in ranks:
+        try:
+            state = json.loads((folder / f"state-rank{rank}.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue
+        if state["run"] == run_number:
+            states[rank] = state
+    return states
+
+
+class Processes:
+    """The ranks' processes of this machine: who has died, who is stopped, who is silent."""
+
+    def __init__(self, pids: Mapping[int, int]) -> None:
+        self.pids = dict(pids)
+        self.poll = select.poll()
+        self.handles: dict[int, int] = {}
+        self.stopped_since: dict[int, float] = {}
+        for rank, pid in self.pids.items():
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                handle = -1 - rank
+            self.handles[handle] = rank
+            if handle >= 0:
+                self.poll.register(handle, select.POLLIN)
+
+    def dead(self, timeout_s: float = 0.0) -> list[int]:
+        """Return the ranks whose process has ended, waiting up to `timeout_s` for the first."""
+        gone = [rank for handle, rank in self.handles.items() if handle < 0]
+        if gone:
+            return gone
+        return sorted(self.handles[handle] for handle, _ in self.poll.poll(timeout_s * 1000))
+
+    def frozen(self, states: Mapping[int, Mapping[str, Any]], now_s: float) -> list[int]:
+        """Return the ranks that are stopped, or of which nothing has been heard for too long."""
+        late = []
+        for rank, pid in self.pids.items():
+            try:
+                letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if letter not in "Tt":
+                self.stopped_since.pop(rank, None)
+            since = self.stopped_since.setdefault(rank, now_s) if letter in "Tt" else now_s
+            silent = now_s - states[rank]["beat"] if rank in states else 0.0
+            if now_s - since > FROZEN_S or silent > SILENT_S:
+                late.append(rank)
+        return late
+
+    def close(self) -> None:
+        """Give the process handles back."""
+        for handle in self.handles:
+            if handle >= 0:
+                os.close(handle)
+        self.handles.clear()
+
+
+def died(ranks: Sequence[int], folder: Path) -> RankError:
+    """Describe ranks whose process ended in the middle of a run, with their last words."""
+    words = []
+    for rank in ranks:
+        try:
+            tail = log_path(folder, rank).read_text(errors="replace").strip().splitlines()[-15:]
+        except FileNotFoundError:
+            tail = []
+        if tail:
+            words.append(f"--- last lines of rank {rank} ---\n" + "\n".join(tail))
+    message = (
+        f"{names_of(ranks)} ended before the work was done: the process is gone "
+        "(killed, out of memory, os._exit, or a crash in native code)."
+    )
+    return RankError("died", ranks, message, "\n".join(words))
+
+
+def frozen(ranks: Sequence[int]) -> RankError:
+    """Describe ranks that are stopped or give no sign of life."""
+    message = f"{names_of(ranks)} stands still: stopped (SIGSTOP) or without a sign of life."
+    return RankError("frozen", ranks, message)
+
+
+def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
+    """Describe ranks that raised or left with sys.exit, with their tracebacks.
+
+    Ranks whose exception only says that another rank has gone come last.
+    """
+    bad = {rank: outcome for rank, outcome in outcomes.items() if outcome["phase"] != "returned"}
+    order = sorted(bad, key=lambda rank: ("Horovod has been shut down" in bad[rank]["error"], rank))
+    first = bad[order[0]]
+    verb = "left early with" if first["phase"] == "exited" else "raised"
+    same = [rank for rank in order if bad[rank]["error"] == first["error"]]
+    message = f"{names_of(same)} {verb} {first['error']}"
+    detail = "\n".join(f"--- rank {rank} ---\n{bad[rank]['traceback']}" for rank in order)
+    return RankError(first["phase"], order, message, detail)
+
+
+def now() -> float:
+    """Return the monotonic clock, which all processes of a machine share (s)."""
+    return time.monotonic()
