@@ -1,0 +1,76 @@
+"""Horovod's own library, found and checked: the one place that imports `horovod.tensorflow`."""
+
+from __future__ import annotations
+
+import keras
+
+from dlguide.checks import MissingComponentError
+
+if keras.backend.backend() != "tensorflow":
+    raise MissingComponentError(
+        "`dlguide.horovod` works with Keras on TensorFlow, and this Keras runs on "
+        f"{keras.backend.backend()}. Set KERAS_BACKEND=tensorflow before Keras is imported."
+    )
+
+try:
+    import horovod.tensorflow as native
+    from horovod.tensorflow import mpi_ops
+except ImportError as error:
+    raise MissingComponentError(
+        f"Horovod with TensorFlow must be installed, and is not ({error}). "
+        "Build it with `dlguide install-horovod`."
+    ) from error
+
+ProcessSet = native.ProcessSet
+global_process_set = native.global_process_set
+
+Compression = native.Compression
+
+Average, Sum, Adasum = native.Average, native.Sum, native.Adasum
+Min, Max, Product = native.Min, native.Max, native.Product
+NAMES = {
+    Average: "Average",
+    Sum: "Sum",
+    Adasum: "Adasum",
+    Min: "Min",
+    Max: "Max",
+    Product: "Product",
+}
+
+
+def members(process_set: ProcessSet) -> tuple[int, ...]:
+    """Return the ranks that take part in a process set's collectives, in their order.
+
+    Args:
+        process_set: an initialised process set.
+
+    Returns:
+        tuple[int, ...]: global rank numbers.
+    """
+    if process_set.process_set_id == 0:
+        return tuple(range(native.size()))
+    return tuple(process_set.ranks)
+
+
+def communicates(process_set: ProcessSet) -> bool:
+    """Say whether this rank exchanges anything with others in a process set.
+
+    Args:
+        process_set: the set to look at.
+
+    Returns:
+        bool: False on a rank outside the set and in a set of one rank.
+
+    Raises:
+        RuntimeError: when `hvd.init()` was not called, or the set was never added.
+    """
+    if not native.is_initialized():
+        raise RuntimeError("Horovod must be initialised first. Call `hvd.init()`.")
+    if process_set.process_set_id is None:
+        raise RuntimeError(
+            f"The process set of ranks {process_set.ranks} must be known to Horovod. Pass it to "
+            "`hvd.init(process_sets=[...])` or `hvd.add_process_set(...)` on every rank."
+        )
+    if process_set.process_set_id == 0:
+        return native.size() > 1
+    return bool(process_set.included()) and process_set.size() > 1
