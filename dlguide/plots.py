@@ -1,0 +1,236 @@
+"""Pictures of what was measured: scaling, training, busy cores over time.
+
+Every function returns a matplotlib Figure made without pyplot: nothing global is touched, no
+window opens, a notebook shows the Figure that a cell ends with, and `path` writes it to a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlguide.checks import require
+from dlguide.measure import Run, Utilisation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart with every kind of colour vision, and in grey by markers.
+BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#767676",
+)
+_PHASE_COLOURS = {"setup": GREY, "train": BLUE, "evaluate": ORANGE, "checkpoint": PURPLE}
+
+
+def scaling(
+    runs: Iterable[Run | Mapping[str, Any]], path: str | os.PathLike | None = None
+) -> Figure:
+    """Draw throughput against ranks beside the ideal line, and the parallel efficiency.
+
+    With the fewest ranks p0 as the reference,
+
+        ideal(p) = images_per_s(p0) p / p0,  efficiency(p) = images_per_s(p) / ideal(p).
+
+    Of several runs with equally many ranks, as each rank returns one, the slowest counts.
+
+    Args:
+        runs: Runs, or mappings with `ranks` (count) and `images_per_s` (over all ranks).
+        path: file to write, its ending names the format (png, svg, pdf); None for none.
+
+    Returns:
+        Figure: images/s on the left, efficiency on the right.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+
+    Source:
+        Okabe and Ito, Color Universal Design (2002): the colours.
+    """
+    slowest: dict[int, float] = {}
+    for run in runs:
+        row = run.as_dict() if isinstance(run, Run) else run
+        ranks, speed = int(row["ranks"]), float(row["images_per_s"])
+        slowest[ranks] = min(speed, slowest.get(ranks, speed))
+    require(bool(slowest), "runs", "hold at least one Run", [])
+    ranks = sorted(slowest)
+    speeds = [slowest[count] for count in ranks]
+    ideal = [speeds[0] * count / ranks[0] for count in ranks]
+    efficiency = [100 * speed / best for speed, best in zip(speeds, ideal, strict=True)]
+
+    figure, (left, right) = _figure(columns=2)
+    left.plot(
+        [0, ranks[-1]],
+        [0, ideal[-1]],
+        color=GREY,
+        linestyle="--",
+        label=f"ideal, from {ranks[0]} rank{'s' * (ranks[0] > 1)}",
+    )
+    left.plot(ranks, speeds, color=BLUE, marker="o", label="measured")
+    for count, speed in zip(ranks, speeds, strict=True):
+        # Below the point and to its right there is no line.
+        left.annotate(f"{speed:.0f}", (count, speed), (6, -4), textcoords="offset points", va="top")
+    left.set(xlabel="ranks", ylabel="images/s over all ranks", title="Throughput")
+    left.set_ylim(bottom=0)
+    left.legend(loc="upper left", frameon=False)
+
+    right.axhline(100, color=GREY, linestyle="--", zorder=0.9)
+    right.bar([str(count) for count in ranks], efficiency, color=BLUE, width=0.5)
+    for index, percent in enumerate(efficiency):
+        right.annotate(
+            f"{percent:.0f} %", (index, percent), (0, 5), textcoords="offset points", ha="center"
+        )
+    right.set(xlabel="ranks", ylabel="parallel efficiency (%)", title="Efficiency")
+    right.set_ylim(0, 1.15 * max(100, *efficiency))
+    right.set_xlim(-0.75, len(ranks) - 0.25)
+    left.set_xlim(0, ranks[-1] * 1.15)
+    left.set_xticks(ranks)
+    return _written(figure, path)
+
+
+def training(runs: Run | Sequence[Run], path: str | os.PathLike | None = None) -> Figure:
+    """Draw loss and test accuracy over epochs, and where the seconds went.
+
+    Args:
+        runs: a Run, or several to compare; of the ranks of one run give one.
+        path: file to write, its ending names the format (png, svg, pdf); None for none.
+
+    Returns:
+        Figure: loss, accuracy, and a bar of seconds for each run.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    runs = [runs] if isinstance(runs, Run) else list(runs)
+    require(bool(runs), "runs", "hold at least one Run", [])
+    figure, (loss, accuracy, seconds) = _figure(columns=3)
+    names = [f"{run.ranks} rank{'s' * (run.ranks > 1)}, batch {run.batch}" for run in runs]
+    styles = [(BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v")]
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        colour, marker = styles[number % len(styles)]
+        style = {"color": colour, "marker": marker, "label": name}
+        first = run.first_epoch
+        loss.plot(range(first + 1, first + 1 + len(run.loss)), run.loss, **style)
+        # A run that only evaluated has an accuracy, but of the epochs before it.
+        last = first + max(len(run.loss), 1 if run.first_epoch == 0 else 0)
+        percent = [100 * one for one in run.test_accuracy]
+        accuracy.plot(range(last - len(percent) + 1, last + 1), percent, **style)
+        _bar_of_seconds(seconds, number, run)
+    loss.set(xlabel="epoch", ylabel="loss (mean over training images)", title="Loss")
+    loss.set_ylim(bottom=0)
+    accuracy.set(xlabel="epoch", ylabel="right answers (% of test set)", title="Test accuracy")
+    for axes in (loss, accuracy):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    if len(runs) > 1:
+        loss.legend(frameon=False)
+    seconds.set(xlabel="time (s)", title="Where the seconds went")
+    seconds.set_yticks(range(len(runs)), names)
+    seconds.set_ylim(len(runs) - 0.4, -0.6)
+    _legend_below(seconds)
+    return _written(figure, path)
+
+
+def utilisation(
+    record: Utilisation,
+    runs: Run | Sequence[Run] = (),
+    path: str | os.PathLike | None = None,
+) -> Figure:
+    """Draw how busy every core was, under the timeline of what the ranks were doing.
+
+    The clocks of record and runs are laid over each other, so they must come from one machine.
+
+    Args:
+        record: what `measure.utilisation` sampled.
+        runs: the Runs of the ranks that trained meanwhile, one line each; none for the marks of
+            the record alone.
+        path: file to write, its ending names the format (png, svg, pdf); None for none.
+
+    Returns:
+        Figure: one line for each rank, below it one curve for each core.
+
+    Raises:
+        ValueError: when nothing was sampled.
+    """
+    runs = [runs] if isinstance(runs, Run) else sorted(runs, key=lambda run: run.rank)
+    require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
+    figure, panels = _figure(rows=len(record.cpus) + bool(runs), width=8, height=1.3)
+    if runs:
+        lines, panels = panels[0], panels[1:]
+        for number, run in enumerate(runs):
+            _phases(lines, number, run, run.started_unix_s - record.started_unix_s)
+        lines.set_yticks(range(len(runs)), [f"rank {run.rank}" for run in runs])
+        lines.set_ylim(len(runs) - 0.4, -0.6)
+        lines.set_title("What the ranks did, and how busy each core was", loc="left", fontsize=10)
+        _legend_above(lines)
+    edges = [0.0, *record.time_s]
+    for place, (cpu, axes) in enumerate(zip(record.cpus, panels, strict=True)):
+        axes.stairs([row[place] for row in record.busy], edges, fill=True, color=SKY)
+        axes.set_ylim(0, 105)
+        axes.set_yticks([0, 50, 100])
+        axes.set_ylabel(f"core {cpu}\nbusy (%)")
+    for at, name in record.marks:
+        for axes in panels:
+            axes.axvline(at, color=ORANGE, linewidth=1)
+        panels[0].annotate(name, (at, 105), (2, 2), textcoords="offset points", color=ORANGE)
+    panels[-1].set_xlabel("time (s)")
+    for axes in figure.axes:
+        axes.set_xlim(0, record.time_s[-1])
+        axes.label_outer()
+    return _written(figure, path)
+
+
+def _phases(axes: Axes, line: int, run: Run, offset_s: float) -> None:
+    for name, begin, end in run.phases:
+        colour = _PHASE_COLOURS.get(name, GREEN)
+        axes.barh(line, end - begin, left=begin + offset_s, height=0.6, color=colour, label=name)
+
+
+def _bar_of_seconds(axes: Axes, line: int, run: Run) -> None:
+    left = 0.0
+    for name in _PHASE_COLOURS:
+        seconds = getattr(run, f"{name}_s")
+        if seconds:
+            colour = _PHASE_COLOURS[name]
+            axes.barh(line, seconds, left=left, height=0.6, color=colour, label=name)
+        left += seconds
+
+
+def _legend(axes: Axes, **place: Any) -> None:
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(
+        handles.values(), handles.keys(), frameon=False, ncols=4, columnspacing=1.0, **place
+    )
+
+
+def _legend_below(axes: Axes) -> None:
+    _legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=8)
+
+
+def _legend_above(axes: Axes) -> None:
+    _legend(axes, loc="lower right", bbox_to_anchor=(1.0, 0.97), fontsize=8)
+
+
+def _figure(
+    rows: int = 1, columns: int = 1, width: float = 0.0, height: float = 3.4
+) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width or 4.2 * columns, height * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure, panels
+
+
+def _written(figure: Figure, path: str | os.PathLike | None) -> Figure:
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure
