@@ -1,0 +1,279 @@
+"""Data files are checked before use, and every sample is used exactly once an epoch."""
+
+import gzip
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlguide.checks import MissingComponentError
+from dlguide.data import datasets
+from dlguide.data.datasets import DataError, epoch_batches, shard
+
+REPOSITORY = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    return datasets.load("mnist")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    shutil.copytree(REPOSITORY / "mnist", tmp_path / "mnist")
+    return tmp_path
+
+
+def test_mnist_has_the_published_sizes_and_ranges(mnist):
+    assert mnist.train_images.shape == (60000, 28, 28, 1)
+    assert mnist.test_images.shape == (10000, 28, 28, 1)
+    assert mnist.train_images.dtype == mnist.test_images.dtype == np.float32
+    assert mnist.train_labels.dtype == mnist.test_labels.dtype == np.int32
+    assert mnist.train_labels.shape == (60000,)
+    assert mnist.test_labels.shape == (10000,)
+    assert mnist.train_images.min() == 0
+    assert mnist.train_images.max() == 1
+    assert set(mnist.train_labels) == set(mnist.test_labels) == set(range(mnist.classes))
+
+
+def test_mnist_is_what_the_files_hold_byte_by_byte(mnist):
+    # a second reading, by offsets from the description of the format
+    raw = gzip.decompress((REPOSITORY / "mnist/t10k-images-idx3-ubyte.gz").read_bytes())
+    number = 4321
+    pixels = np.frombuffer(raw[16 + 784 * number : 16 + 784 * (number + 1)], np.uint8)
+    assert np.array_equal(mnist.test_images[number].ravel(), pixels.astype(np.float32) / 255)
+    raw = gzip.decompress((REPOSITORY / "mnist/t10k-labels-idx1-ubyte.gz").read_bytes())
+    assert mnist.test_labels[number] == raw[8 + number]
+
+
+def test_images_and_labels_belong_together(mnist):
+    # the nearest of ten mean images tells four digits of five; shuffled labels would give 10 %
+    means = [mnist.train_images[mnist.train_labels == k].mean(0).ravel() for k in range(10)]
+    distance = [((mnist.test_images.reshape(-1, 784) - mean) ** 2).sum(1) for mean in means]
+    assert (np.argmin(distance, 0) == mnist.test_labels).mean() > 0.75
+
+
+def test_a_dataset_is_shown_in_one_line(mnist):
+    text = "mnist: 60000 training and 10000 test images of 28 x 28 x 1, 10 classes"
+    assert repr(mnist) == text
+
+
+def test_first_takes_the_first_samples(mnist):
+    small = mnist.first(100, 20)
+    assert np.array_equal(small.train_images, mnist.train_images[:100])
+    assert np.array_equal(small.train_labels, mnist.train_labels[:100])
+    assert np.array_equal(small.test_labels, mnist.test_labels[:20])
+    assert len(mnist.first(100).test_images) == 10000
+    with pytest.raises(ValueError, match="`train` must be at most the 60000 samples there are"):
+        mnist.first(60001)
+    with pytest.raises(ValueError, match="`test` must be a whole number of at least 1, got 0"):
+        mnist.first(5, 0)
+
+
+def test_an_unknown_data_set_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"`name` must be one of mnist, got 'minst'\. Did you"):
+        datasets.load("minst")
+
+
+def test_the_folder_comes_from_the_argument_then_the_environment(copy, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path / "nowhere"))
+    assert len(datasets.load("mnist", folder=copy).train_labels) == 60000
+    with pytest.raises(MissingComponentError, match=r"nowhere does not exist.*DLGUIDE_DATA"):
+        datasets.load("mnist")
+
+
+@pytest.mark.parametrize("part", ["train-images-idx3", "t10k-labels-idx1"])
+def test_one_flipped_bit_is_named_with_both_checksums(copy, part):
+    path = copy / f"mnist/{part}-ubyte.gz"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    pattern = rf"{part}.*expected SHA-256 [0-9a-f]{{64}}, found [0-9a-f]{{64}}.*git checkout -- "
+    with pytest.raises(DataError, match=pattern):
+        datasets.load("mnist", copy)
+
+
+def test_a_truncated_file_is_refused(copy):
+    path = copy / "mnist/train-labels-idx1-ubyte.gz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=rf"train-labels.*is damaged.*\({len(whole) - 1} bytes\)"):
+        datasets.load("mnist", copy)
+
+
+def test_a_missing_file_is_named_with_the_way_to_restore_it(copy):
+    (copy / "mnist/t10k-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=r"t10k-images.*No such file.*git checkout -- data/mnist"):
+        datasets.load("mnist", copy)
+
+
+def test_bytes_of_another_shape_or_kind_are_refused(tmp_path):
+    # what a wrong checksum in the code would let through
+    from hashlib import sha256
+
+    from dlguide.data.idx import read_idx
+
+    def refuses(content, shape, pattern):
+        path = tmp_path / "file.gz"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=pattern):
+            read_idx(path, sha256(content).hexdigest(), shape)
+
+    good = bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9])
+    (tmp_path / "good.gz").write_bytes(gzip.compress(good))
+    checksum = sha256(gzip.compress(good, mtime=0)).hexdigest()
+    (tmp_path / "good.gz").write_bytes(gzip.compress(good, mtime=0))
+    assert read_idx(tmp_path / "good.gz", checksum, (3,)).tolist() == [7, 8, 9]
+    refuses(gzip.compress(good), (4,), r"does not hold bytes of shape \(4,\)")
+    refuses(gzip.compress(good[:-1]), (3,), r"does not hold bytes of shape \(3,\)")
+    refuses(gzip.compress(b"\0\0\x0d" + good[3:]), (3,), "does not hold bytes")
+    refuses(gzip.compress(good)[:-9], (3,), "cannot be unpacked")
+    refuses(good, (3,), "cannot be unpacked")
+
+
+@st.composite
+def epochs(draw):
+    """Draw the arguments of one epoch: any size, ranks and batch that fit together."""
+    ranks = draw(st.integers(1, 7))
+    samples = draw(st.integers(ranks, 300))
+    batch = draw(st.integers(1, samples // ranks))
+    return {
+        "samples": samples,
+        "ranks": ranks,
+        "batch": batch,
+        "epoch": draw(st.integers(0, 50)),
+        "seed": draw(st.integers(0, 2**40)),
+        "shuffle": draw(st.booleans()),
+    }
+
+
+def all_ranks(ranks, **arguments):
+    return [epoch_batches(rank=rank, ranks=ranks, **arguments) for rank in range(ranks)]
+
+
+@given(epochs())
+def test_every_sample_is_used_exactly_once_an_epoch(arguments):
+    used = [step.indices for steps in all_ranks(**arguments) for step in steps]
+    assert np.array_equal(np.sort(np.concatenate(used)), np.arange(arguments["samples"]))
+
+
+@given(epochs())
+def test_all_ranks_take_the_same_number_of_steps(arguments):
+    counts = {len(steps) for steps in all_ranks(**arguments)}
+    assert counts == {-(-arguments["samples"] // (arguments["batch"] * arguments["ranks"]))}
+
+
+@given(epochs())
+def test_each_step_uses_the_samples_of_one_process_with_the_global_batch(arguments):
+    parallel = all_ranks(**arguments)
+    wide = arguments["batch"] * arguments["ranks"]
+    # the serial epoch by itself: its batch is bounded by the samples there are
+    serial = epoch_batches(
+        arguments["samples"],
+        min(wide, arguments["samples"]),
+        epoch=arguments["epoch"],
+        seed=arguments["seed"],
+        shuffle=arguments["shuffle"],
+    )
+    assert len(serial) == len(parallel[0])
+    for number, step in enumerate(serial):
+        parts = [steps[number] for steps in parallel]
+        together = np.concatenate([part.indices for part in parts])
+        assert np.array_equal(together, step.indices)
+        assert {part.global_size for part in parts} == {step.global_size} == {len(step.indices)}
+
+
+@given(epochs())
+def test_parts_of_a_step_differ_by_at_most_one_sample(arguments):
+    parallel = all_ranks(**arguments)
+    for number in range(len(parallel[0])):
+        sizes = [len(steps[number].indices) for steps in parallel]
+        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) <= arguments["batch"]
+        if number < len(parallel[0]) - 1:
+            assert set(sizes) == {arguments["batch"]}
+
+
+@given(epochs())
+def test_a_repeated_call_gives_the_same_epoch(arguments):
+    first, second = all_ranks(**arguments), all_ranks(**arguments)
+    for one, other in zip(first, second, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert np.array_equal(a.indices, b.indices)
+            assert a.indices.dtype == np.int64
+
+
+def test_another_epoch_or_seed_has_another_order():
+    orders = {
+        tuple(np.concatenate([step.indices for step in epoch_batches(500, 20, epoch=e, seed=s)]))
+        for e in range(5)
+        for s in range(5)
+    }
+    assert len(orders) == 25
+    assert tuple(range(500)) not in orders
+
+
+def test_without_shuffling_the_order_is_kept():
+    steps = epoch_batches(10, 2, rank=1, ranks=2, shuffle=False)
+    assert [step.indices.tolist() for step in steps] == [[2, 3], [6, 7], [9]]
+    assert [step.global_size for step in steps] == [4, 4, 2]
+
+
+def test_a_rank_without_samples_still_takes_the_last_step():
+    steps = epoch_batches(9, 2, rank=0, ranks=4, shuffle=False)
+    assert [len(step.indices) for step in steps] == [2, 0]
+    assert steps[1].global_size == 1
+
+
+def test_101_samples_on_two_ranks_do_not_leave_one_waiting():
+    # cut by hand into 51 and 50 samples this makes 6 and 5 steps, and the sixth never ends
+    assert [len(steps) for steps in all_ranks(2, samples=101, batch=10)] == [6, 6]
+
+
+def test_shuffling_before_sharding_on_each_rank_loses_samples_and_ours_does_not():
+    samples, ranks = 64, 2
+
+    def naive(rank):
+        order = np.random.default_rng().permutation(samples)  # each rank its own
+        return order[rank::ranks]
+
+    lost = [samples - len(set(naive(0)) | set(naive(1))) for _ in range(20)]
+    assert min(lost) > 0
+    ours = all_ranks(ranks, samples=samples, batch=8)
+    assert len({index for steps in ours for step in steps for index in step.indices}) == samples
+
+
+@given(st.integers(0, 300), st.integers(1, 12))
+def test_shards_are_disjoint_cover_all_and_differ_by_at_most_one(samples, ranks):
+    parts = [np.arange(samples)[shard(samples, rank, ranks)] for rank in range(ranks)]
+    assert np.array_equal(np.concatenate(parts), np.arange(samples))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"samples": 60000, "batch": 40000, "ranks": 2},
+            "`batch` must be at most the 30000 samples of one rank's shard, got 40000. "
+            "60000 samples are shared by 2 ranks.",
+        ),
+        ({"batch": 0}, "`batch` must be a whole number of at least 1, got 0."),
+        ({"batch": 2.0}, "`batch` must be a whole number of at least 1, got 2.0."),
+        ({"ranks": 0}, "`ranks` must be a whole number of at least 1, got 0."),
+        ({"rank": 2, "ranks": 2}, "`rank` must be at most 1, the last of 2 ranks, got 2."),
+        ({"rank": -1}, "`rank` must be a whole number of at least 0, got -1."),
+        ({"epoch": -1}, "`epoch` must be a whole number of at least 0, got -1."),
+        ({"seed": -1}, "`seed` must be a whole number of at least 0, got -1."),
+        ({"samples": 0}, "`samples` must be a whole number of at least 1, got 0."),
+        ({"samples": 3, "ranks": 4}, "`ranks` must be at most the 3 samples there are, got 4."),
+    ],
+)
+def test_impossible_epochs_are_refused_in_the_form_of_the_house(arguments, text):
+    with pytest.raises(ValueError, match="must be") as caught:
+        epoch_batches(**{"samples": 100, "batch": 10, **arguments})
+    assert str(caught.value) == text

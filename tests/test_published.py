@@ -1,0 +1,81 @@
+"""The published tables are read as they stand."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from fake_machine import write
+
+from dlguide import published
+
+FOLDER = Path(__file__).parents[1] / "data/published"
+
+
+def test_names_are_those_of_the_files():
+    assert set(published.names()) == {path.stem for path in FOLDER.glob("*.csv")}
+    assert {"throughput", "hardware", "accuracy"} <= set(published.names())
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.csv")))
+def test_every_cell_is_what_the_file_says(name):
+    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        texts = list(csv.DictReader(file))
+    rows = published.load(name)
+    assert len(rows) == len(texts) > 0
+    for row, text in zip(rows, texts, strict=True):
+        assert list(row) == list(text)
+        for column, value in row.items():
+            if value is None:
+                assert text[column] == ""
+            elif isinstance(value, str):
+                assert value == text[column]
+            else:
+                assert value == float(text[column])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.csv")))
+def test_a_column_has_one_type(name):
+    rows = published.load(name)
+    for column in rows[0]:
+        assert len({type(row[column]) for row in rows if row[column] is not None}) <= 1
+
+
+def test_numbers_are_numbers_where_the_whole_column_allows(tmp_path):
+    write(
+        tmp_path / "published/t.csv",
+        "a,b,c,d,e,f\n1,1.5,x,,1,nan\n-2,3e-6,2,,2.0,1\n,-.5,,,3,2",
+    )
+    assert published.names(tmp_path) == ("t",)
+    assert published.load("t", tmp_path) == [
+        {"a": 1, "b": 1.5, "c": "x", "d": None, "e": 1.0, "f": "nan"},
+        {"a": -2, "b": 3e-6, "c": "2", "d": None, "e": 2.0, "f": "1"},
+        {"a": None, "b": -0.5, "c": None, "d": None, "e": 3.0, "f": "2"},
+    ]
+    assert type(published.load("t", tmp_path)[0]["a"]) is int
+    assert type(published.load("t", tmp_path)[0]["e"]) is float
+
+
+def test_a_row_with_too_few_cells_is_refused(tmp_path):
+    write(tmp_path / "published/t.csv", "a,b\n1,2\n3")
+    with pytest.raises(RuntimeError, match=r"t\.csv, row 3: 1 cells under 2 columns"):
+        published.load("t", tmp_path)
+
+
+def test_an_empty_table_has_no_rows(tmp_path):
+    write(tmp_path / "published/t.csv", "a,b")
+    assert published.load("t", tmp_path) == []
+
+
+def test_an_unknown_table_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"`name` must be one of accuracy, .*Did you mean through"):
+        published.load("thruput")
+
+
+def test_a_table_of_the_sources_has_the_number_that_was_printed():
+    rows = published.load("throughput")
+    row = next(r for r in rows if (r["study"], r["table"], r["batch_per_worker"]) == THESIS)
+    assert row["images_per_s"] == 210.15
+    assert row["device"] == "P100"
+
+
+THESIS = ("thesis", "1", 32)
