@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 from dlguide.checks import MissingComponentError, require_count
 from dlguide.cluster import processes
 from dlguide.cluster.rank import STALL_WARNING_S
-from dlguide.cluster.run import Run
+from dlguide.cluster.run import FunctionRun
 from dlguide.machine import describe, threads
 
 START_S = 60.0
@@ -82,11 +83,10 @@ class Cluster:
 
     def start(self) -> None:
         """Start controller, ranks and watchdog, and wait until every rank answers."""
-        mpiexec = find_mpiexec()
         self.name = uuid.uuid4().hex[:12]
         self.folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX))
         try:
-            self._start(mpiexec)
+            self._start(find_mpiexec())
         except BaseException:
             self.stop()
             raise
@@ -94,8 +94,12 @@ class Cluster:
         atexit.register(self.stop)
 
     def _start(self, mpiexec: Path) -> None:
-        env = self.environment()
         module = [sys.executable, "-m"]
+        env = {
+            **rank_environment(self.plan, self.name, self.folder),
+            "IPYTHONDIR": str(self.folder),
+            "IPP_ENABLE_CURVE": "1",
+        }
         where = [f"--profile-dir={self.folder}", "--cluster-id=dlguide"]
         owner = [str(os.getpid()), self.name, str(self.folder)]
         self._spawn([*module, "dlguide.cluster.watchdog", *owner], env)
@@ -103,7 +107,7 @@ class Cluster:
         # By default a rank counts as present only after a second heartbeat, 3 s apart.
         beats = ["--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=60"]
         self._spawn([*module, "ipyparallel.controller", *where, *loopback, *beats], env)
-        self._wait_for(lambda: (self.folder / CONNECTION).exists(), "the controller")
+        self._wait_for(lambda: complete(self.folder / CONNECTION), "the controller")
         engine = [*module, "ipyparallel.engine", "--mpi", *where]
         self._spawn([str(mpiexec), "-n", str(self.ranks), *engine], env)
 
@@ -113,27 +117,10 @@ class Cluster:
         self._wait_for(lambda: len(self.client.ids) == self.ranks, f"{self.ranks} ranks")
         from dlguide.cluster import engine as engine_side
 
-        made = self.client[:].apply_async(
-            engine_side.prepare, str(self.folder), asdict(self.plan)
-        )
+        made = self.client[:].apply_async(engine_side.prepare, str(self.folder), asdict(self.plan))
         self._wait_for(made.ready, f"{self.ranks} ranks")
         numbered = zip(made.get(), self.client.ids, strict=True)
         self.engines = sorted(({**info, "id": i} for info, i in numbered), key=lambda e: e["rank"])
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment of all processes of this cluster."""
-        return {
-            **os.environ,
-            **self.plan.environment(0),
-            processes.MARK: self.name,
-            processes.OWNER: processes.identity(os.getpid()),
-            processes.FOLDER: str(self.folder),
-            "IPYTHONDIR": str(self.folder),
-            "IPP_ENABLE_CURVE": "1",
-            "UCX_TLS": os.environ.get("UCX_TLS", "sm,self"),
-            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
-            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-        }
 
     def _spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
         with (self.folder / "cluster.log").open("ab") as log:
@@ -194,7 +181,7 @@ class Cluster:
         if self.client is None or self._gone():
             self.restart()
         self.run_number += 1
-        run = Run(self, list(ranks), self.run_number)
+        run = FunctionRun(self, list(ranks), self.run_number)
         try:
             return run.results(function, args, kwargs)
         finally:
@@ -248,6 +235,37 @@ class Cluster:
             for each in self.engines
         ]
         return "\n".join(lines)
+
+
+def complete(connection: Path) -> bool:
+    """Tell whether the controller has written its connection file to the end."""
+    try:
+        return bool(json.loads(connection.read_text()))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return False
+
+
+def rank_environment(plan: threads.ThreadPlan, name: str, folder: Path) -> dict[str, str]:
+    """Return the environment in which the processes of a cluster run.
+
+    Args:
+        plan: the thread plan, whose threads all ranks get.
+        name: the cluster's id, by which its processes are known.
+        folder: the cluster's folder.
+
+    Returns:
+        dict: this process's variables and those of the cluster.
+    """
+    return {
+        **os.environ,
+        **plan.environment(0),
+        processes.MARK: name,
+        processes.OWNER: processes.identity(os.getpid()),
+        processes.FOLDER: str(folder),
+        "UCX_TLS": os.environ.get("UCX_TLS", "sm,self"),
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+    }
 
 
 def find_mpiexec() -> Path:

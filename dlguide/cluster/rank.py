@@ -22,6 +22,8 @@ from typing import Any
 from dlguide.cluster import processes, waiting
 
 BEAT_S = 0.25
+OWN_FOLDER = Path(__file__).parent
+LAUNCHING = (str(OWN_FOLDER), "<frozen runpy>")
 STALL_WARNING_S = 1  # Horovod's own inspector names missing ranks after one to two of these
 
 
@@ -42,6 +44,8 @@ class Monitor(threading.Thread):
         self.thread = threading.main_thread().ident
         self.changed = threading.Event()
         self.pending = False
+        self.folder, self.rank = folder, rank
+        self.shared_noted = False
         self.probe = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.moved)
 
     def moved(self, _argument: Any) -> int:
@@ -59,7 +63,15 @@ class Monitor(threading.Thread):
         """Look at the main thread for ever."""
         while True:
             self.write()
+            if not self.shared_noted and "mpi4py.MPI" in sys.modules:
+                self.note_shared_memory()
             time.sleep(BEAT_S)
+
+    def note_shared_memory(self) -> None:
+        """Write down which shared memory MPI has opened: a killed rank cannot remove it."""
+        shared = sorted(str(each) for each in processes.shared_memory(os.getpid()))
+        (self.folder / f"shared-memory-{self.rank}").write_text("\n".join(shared))
+        self.shared_noted = bool(shared)
 
     def write(self) -> None:
         """Write the state in one piece: a reader sees the old one or the new one."""
@@ -89,9 +101,10 @@ class Monitor(threading.Thread):
 
 def place(frame: FrameType | None) -> str:
     """Say where in the user's own code a thread is: the innermost frame that is in no library."""
+    inside = (sys.base_prefix, str(OWN_FOLDER.parent), "<string>", "<frozen")
     while frame is not None:
         name = frame.f_code.co_filename
-        if "site-packages" not in name and not name.startswith(sys.base_prefix):
+        if "site-packages" not in name and not name.startswith(inside):
             what = frame.f_code.co_name.replace("<module>", "the cell or script")
             return f"line {frame.f_lineno} of {what}"
         frame = frame.f_back
@@ -99,7 +112,7 @@ def place(frame: FrameType | None) -> str:
 
 
 def start_monitor(folder: str, rank: int) -> Monitor:
-    """Start the monitor of this rank and note the shared memory that MPI has opened.
+    """Start the monitor of this rank.
 
     Args:
         folder: the cluster's folder.
@@ -108,10 +121,7 @@ def start_monitor(folder: str, rank: int) -> Monitor:
     Returns:
         Monitor: running.
     """
-    path = Path(folder)
-    shared = sorted(str(each) for each in processes.shared_memory(os.getpid()))
-    (path / f"shared-memory-{rank}").write_text("\n".join(shared))
-    monitor = Monitor(path, rank)
+    monitor = Monitor(Path(folder), rank)
     monitor.start()
     return monitor
 
@@ -148,7 +158,7 @@ def guarded(monitor: Monitor, run_number: int, call: Callable[[], Any]) -> dict[
 def failure(phase: str, error: str) -> dict[str, Any]:
     """Describe the exception that is being handled, without this module's own frames."""
     kind, value, trace = sys.exc_info()
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(LAUNCHING):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(kind, value, trace))
     return {"phase": phase, "error": error, "traceback": text}

@@ -11,14 +11,16 @@ import dis
 from types import CodeType, FrameType
 from typing import Any
 
-COLLECTIVES = frozenset(
-    "Barrier Bcast Gather Gatherv Scatter Scatterv Allgather Allgatherv Alltoall Alltoallv Alltoallw"
-    " Reduce Allreduce Reduce_scatter Reduce_scatter_block Scan Exscan Split Dup Create Free"
-    " Fence".split()
-)
-SENDS = frozenset("Send Ssend Rsend Bsend".split())
-RECEIVES = frozenset("Recv Probe Mprobe".split())
-EITHER = frozenset("Sendrecv Sendrecv_replace Wait Waitall Waitany Waitsome Lock Unlock".split())
+COLLECTIVES = frozenset({
+    "Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv",
+    "Alltoall", "Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter",
+    "Reduce_scatter_block", "Scan", "Exscan", "Split", "Dup", "Create", "Free", "Fence",
+})  # fmt: skip
+SENDS = frozenset({"Send", "Ssend", "Rsend", "Bsend"})
+RECEIVES = frozenset({"Recv", "Probe", "Mprobe"})
+EITHER = frozenset({
+    "Sendrecv", "Sendrecv_replace", "Wait", "Waitall", "Waitany", "Waitsome", "Lock", "Unlock",
+})  # fmt: skip
 BLOCKING = COLLECTIVES | SENDS | RECEIVES | EITHER
 
 

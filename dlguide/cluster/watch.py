@@ -174,22 +174,27 @@ class Processes:
         self.pids = dict(pids)
         self.poll = select.poll()
         self.handles: dict[int, int] = {}
+        self.gone: set[int] = set()
         self.stopped_since: dict[int, float] = {}
         for rank, pid in self.pids.items():
             try:
                 handle = os.pidfd_open(pid)
             except ProcessLookupError:
-                handle = -1 - rank
+                self.gone.add(rank)
+                continue
             self.handles[handle] = rank
-            if handle >= 0:
-                self.poll.register(handle, select.POLLIN)
+            self.poll.register(handle, select.POLLIN)
 
     def dead(self, timeout_s: float = 0.0) -> list[int]:
-        """Return the ranks whose process has ended, waiting up to `timeout_s` for the first."""
-        gone = [rank for handle, rank in self.handles.items() if handle < 0]
-        if gone:
-            return gone
-        return sorted(self.handles[handle] for handle, _ in self.poll.poll(timeout_s * 1000))
+        """Return the ranks whose process has ended, waiting up to `timeout_s` for the next one.
+
+        The kernel wakes the caller at the first death, before the launcher can have ended the
+        other ranks because of it: so the first one seen is the culprit.
+        """
+        for handle, _ in self.poll.poll(timeout_s * 1000):
+            self.poll.unregister(handle)
+            self.gone.add(self.handles[handle])
+        return sorted(self.gone)
 
     def frozen(self, states: Mapping[int, Mapping[str, Any]], now_s: float) -> list[int]:
         """Return the ranks that are stopped, or of which nothing has been heard for too long."""
@@ -210,8 +215,7 @@ class Processes:
     def close(self) -> None:
         """Give the process handles back."""
         for handle in self.handles:
-            if handle >= 0:
-                os.close(handle)
+            os.close(handle)
         self.handles.clear()
 
 

@@ -1,0 +1,163 @@
+"""`dlguide run`: a script on MPI ranks that never reports success when a rank has failed.
+
+An MPI launcher alone is content when a rank leaves with `os._exit(0)`, and waits for ever when
+one returns early. This one reads the ranks' own word for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dlguide.checks import require
+from dlguide.cluster import processes, watch
+from dlguide.cluster.errors import RankError
+from dlguide.cluster.launch import find_mpiexec, rank_environment
+from dlguide.cluster.rank import BEAT_S, guarded, log_path, start_monitor
+from dlguide.cluster.supervise import LOOK_S, Outcomes, supervise
+from dlguide.machine import describe, threads
+
+START_S = 60.0
+END_S = 20.0
+
+
+def run_script(
+    script: str, arguments: Sequence[str] = (), ranks: int = 2, oversubscribe: bool = False
+) -> None:
+    """Run a Python script on MPI ranks of this machine and wait for its end.
+
+    Args:
+        script: path of the script.
+        arguments: its command line.
+        ranks: number of ranks (count).
+        oversubscribe: allow more ranks than cores.
+
+    Raises:
+        ValueError: when there is no such script, or there are more ranks than cores.
+        RankError: when a rank raised, left with a status other than 0, died, stands still or
+            waits for ever; all ranks have been stopped then.
+    """
+    require(Path(script).is_file(), "script", "be a file that exists", script)
+    plan = threads.plan(describe(), ranks=ranks, oversubscribe=oversubscribe)
+    mpiexec = find_mpiexec()
+    name = uuid.uuid4().hex[:12]
+    folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX))
+    env = {**rank_environment(plan, name, folder), "PYTHONUNBUFFERED": "1"}
+    module = [sys.executable, "-m"]
+    subprocess.Popen(
+        [*module, "dlguide.cluster.watchdog", str(os.getpid()), name, str(folder)],
+        env=env, stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    rank_command = [*module, "dlguide.cluster.script", str(folder), json.dumps(asdict(plan))]
+    launcher = subprocess.Popen(
+        [str(mpiexec), "-n", str(ranks), *rank_command, script, *arguments],
+        env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    copier = threading.Thread(target=copy_errors, args=(launcher, folder), daemon=True)
+    copier.start()
+    try:
+        wait(launcher, folder, ranks)
+        copier.join(timeout=1.0)
+    finally:
+        processes.end(name)
+        processes.remove_folder(folder)
+
+
+def copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
+    """Copy the ranks' standard error to ours and into the log, where stalls are looked for."""
+    with log_path(folder, 0).open("ab", buffering=0) as log:
+        for line in launcher.stderr:
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
+            if folder.exists():
+                log.write(line)
+
+
+def wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
+    """Wait for the ranks to begin, to answer and to end."""
+    everyone = range(ranks)
+    deadline = time.monotonic() + START_S
+    while len(states := watch.read_states(folder, everyone, 1)) < ranks:
+        if launcher.poll() is not None or time.monotonic() > deadline:
+            missing = [rank for rank in everyone if rank not in states]
+            raise RankError("died", missing, f"{watch.names_of(missing)} did not begin.")
+        time.sleep(LOOK_S)
+    pids = watch.Processes({rank: state["pid"] for rank, state in states.items()})
+
+    def collect(outcomes: Outcomes) -> None:
+        for rank in everyone:
+            path = outcome_path(folder, rank)
+            if rank not in outcomes and path.exists():
+                outcomes[rank] = json.loads(path.read_text())
+
+    try:
+        _, error = supervise(folder, ranks, everyone, 1, pids, collect, lambda: None)
+    finally:
+        pids.close()
+    if error is not None:
+        raise error
+    try:
+        status = launcher.wait(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        status = "none: it did not end"
+    if status != 0:
+        message = f"the script ended on all ranks, but the launcher's exit status is {status}."
+        raise RankError("died", everyone, message)
+
+
+def outcome_path(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank says how its script has ended."""
+    return folder / f"outcome-rank{rank}.json"
+
+
+def rank_main(folder: Path, plan: threads.ThreadPlan, script: str, arguments: list[str]) -> None:
+    """Run the script as one rank and write down how it ended.
+
+    Args:
+        folder: the folder of this run.
+        plan: the thread plan.
+        script: path of the script.
+        arguments: its command line.
+    """
+    rank = int(os.environ["PMI_RANK"])
+    threads.apply(plan, rank)
+    monitor = start_monitor(str(folder), rank)
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+
+    def call() -> None:
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+
+    outcome: dict[str, Any] = guarded(monitor, 1, call)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    draft = folder / f".outcome-rank{rank}"
+    draft.write_text(json.dumps(outcome))
+    draft.replace(outcome_path(folder, rank))
+    if outcome["phase"] != "returned":
+        # Leaving now would end the others before they can say what happened to them.
+        time.sleep(10 * BEAT_S + END_S)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    where, plan_text, *rest = sys.argv[1:]
+    thread_plan = threads.ThreadPlan.from_dict(json.loads(plan_text))
+    rank_main(Path(where), thread_plan, rest[0], rest[1:])

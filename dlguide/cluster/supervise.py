@@ -1,0 +1,87 @@
+"""Wait for ranks that are at work, and stop waiting as soon as waiting is in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlguide.cluster import watch
+from dlguide.cluster.errors import RankError
+
+LOOK_S = 0.05
+JUDGE_S = 0.25
+GRACE_S = 1.0  # after the first failure, for the others to fail too and to tell why
+
+Outcomes = dict[int, dict[str, Any]]
+
+
+def supervise(
+    folder: Path,
+    everyone: int,
+    ranks: Sequence[int],
+    run_number: int,
+    pids: watch.Processes,
+    collect: Callable[[Outcomes], None],
+    show: Callable[[], None],
+) -> tuple[Outcomes, RankError | None]:
+    """Wait until all ranks have answered, or one thing is wrong beyond repair.
+
+    Args:
+        folder: the cluster's folder.
+        everyone: number of ranks of the MPI world (count).
+        ranks: the ranks that take part.
+        run_number: which run of the cluster this is.
+        pids: the processes of the ranks.
+        collect: adds the answers that have come in to the dict it is given.
+        show: shows what the ranks have printed.
+
+    Returns:
+        tuple: the outcome of each rank that answered (see `dlguide.cluster.rank.guarded`), and
+        the error that ended the wait; None when all ranks returned.
+    """
+    stalls = watch.Stalls()
+    outcomes: Outcomes = {}
+    judged_s = failed_s = 0.0
+    while True:
+        dead = pids.dead(LOOK_S)
+        now_s = watch.now()
+        collect(outcomes)
+        show()
+        lost = [rank for rank in dead if rank not in outcomes]
+        failed = [rank for rank in outcomes if outcomes[rank]["phase"] != "returned"]
+        if failed:
+            failed_s = failed_s or now_s
+            if len(outcomes) == len(ranks) or lost or now_s - failed_s > GRACE_S:
+                return outcomes, watch.failed(outcomes)
+        elif len(outcomes) == len(ranks):
+            return outcomes, None
+        elif lost:
+            return outcomes, watch.died(lost, folder)
+        elif now_s - judged_s > JUDGE_S:
+            judged_s = now_s
+            error = judge(folder, everyone, ranks, run_number, pids, stalls, now_s)
+            if error is not None:
+                return outcomes, error
+
+
+def judge(
+    folder: Path,
+    everyone: int,
+    ranks: Sequence[int],
+    run_number: int,
+    pids: watch.Processes,
+    stalls: watch.Stalls,
+    now_s: float,
+) -> RankError | None:
+    """Look once at what the ranks say of themselves; the arguments are those of `supervise`."""
+    stalls.read(watch.log_path(folder, 0), now_s)
+    states = watch.read_states(folder, ranks, run_number)
+    standing = pids.frozen(states, now_s)
+    if standing:
+        return watch.frozen(standing)
+    if len(states) < len(ranks):
+        return None  # some have not begun
+    for rank in range(everyone):
+        states.setdefault(rank, {"phase": "absent", "since": now_s, "call": "", "place": ""})
+    return watch.deadlock(states, stalls.current(now_s), now_s)
