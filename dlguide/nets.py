@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from dlguide.checks import require, require_count, require_known
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 _DROPOUT = {"mlp": 0.0, "mnist_cnn": 0.25, "mnist_cnn_bn": 0.25}
 _DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 _IMAGE, _CLASSES = (28, 28, 1), 10
-_FILTERS, _KERNEL, _HIDDEN = (32, 64), 3, {"mlp": 64, "mnist_cnn": 128, "mnist_cnn_bn": 128}
+_FILTERS, _KERNEL, _HIDDEN = (32, 64), 5, {"mlp": 64, "mnist_cnn": 128, "mnist_cnn_bn": 128}
 
 
 def names() -> tuple[str, ...]:
@@ -33,7 +34,8 @@ def build(
 ) -> keras.Model:
     """Build a net for images of 28 x 28 x 1 with 10 logits, not yet compiled.
 
-    - "mnist_cnn": convolution 32, pooling, convolution 64, pooling, dense 128, dropout, dense 10.
+    - "mnist_cnn": convolution 32, pooling, convolution 64, pooling, dense 128, dropout, dense 10;
+      kernels of 5 x 5, ReLU after each layer but the last.
     - "mnist_cnn_bn": the same with batch normalisation after each convolution. Its statistics
       are those of one rank's batch, so p ranks do not equal one process with the global batch.
     - "mlp": dense 64, dense 10; for lessons that must be quick.
@@ -63,13 +65,13 @@ def build(
         seed if dropout_seed is None else dropout_seed, "dropout_seed", least=0
     )
     dropout = _DROPOUT[name] if dropout is None else dropout
-    require(0 <= dropout < 1, "dropout", "be at least 0 and below 1", dropout)
+    share = isinstance(dropout, Real) and 0 <= dropout < 1
+    require(share, "dropout", "be at least 0 and below 1", dropout)
 
     import keras
     import numpy as np
 
-    layers, wide = keras.layers, dtype.replace("mixed_bfloat16", "float32")
-    wide = wide.replace("mixed_float16", "float32")
+    layers, wide = keras.layers, "float32" if dtype.startswith("mixed") else dtype
     # one seed per layer, so that layers of equal shape do not start equal
     seeds = iter(np.random.SeedSequence(seed).generate_state(8) >> 1)
 

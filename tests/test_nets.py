@@ -1,0 +1,220 @@
+"""Nets are what they are said to be, and the same on every rank."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from on_ranks import on_ranks
+
+from dlguide import nets
+
+IMAGES = np.random.default_rng(1).random((6, 28, 28, 1))
+
+
+@pytest.fixture(scope="module")
+def keras():
+    return pytest.importorskip("keras", reason="the nets are Keras models")
+
+
+def digest(model):
+    return hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
+
+
+@pytest.mark.parametrize("name", nets.names())
+def test_parameters_are_counted_as_keras_does(name, keras):
+    model = nets.build(name)
+    assert nets.parameters(name) == sum(int(np.prod(w.shape)) for w in model.trainable_weights)
+    assert model.output_shape == (None, 10)
+    assert model.input_shape == (None, 28, 28, 1)
+
+
+def test_mnist_cnn_has_two_convolutions_two_poolings_two_dense_layers_and_dropout(keras):
+    kinds = [type(layer).__name__ for layer in nets.build("mnist_cnn").layers]
+    for kind, count in (("Conv2D", 2), ("MaxPooling2D", 2), ("Dense", 2), ("Dropout", 1)):
+        assert kinds.count(kind) == count
+
+
+@pytest.mark.parametrize("name", nets.names())
+def test_the_seed_alone_decides_the_weights(name, keras):
+    keras.utils.set_random_seed(1)
+    first = digest(nets.build(name, seed=5))
+    keras.utils.set_random_seed(2)
+    assert digest(nets.build(name, seed=5)) == first
+    assert digest(nets.build(name, seed=6)) != first
+
+
+def test_layers_of_equal_seed_do_not_start_equal(keras):
+    model = nets.build("mnist_cnn", seed=3)
+    starts = [
+        layer.kernel.numpy().ravel()[:100] for layer in model.layers if hasattr(layer, "kernel")
+    ]
+    assert len(starts) == 4
+    for number, one in enumerate(starts):
+        for other in starts[:number]:
+            assert abs(np.corrcoef(one, other)[0, 1]) < 0.5
+
+
+def test_building_changes_nothing_global(keras):
+    import random
+
+    before = (random.getstate(), np.random.get_state()[1].tolist(), keras.backend.floatx())
+    policy = keras.config.dtype_policy().name
+    nets.build("mnist_cnn", dtype="float64")
+    nets.build("mlp", dtype="mixed_bfloat16")
+    after = (random.getstate(), np.random.get_state()[1].tolist(), keras.backend.floatx())
+    assert after == before
+    assert keras.config.dtype_policy().name == policy
+
+
+def weights_of_all_nets():
+    import hashlib
+
+    from dlguide import nets
+
+    weights = [nets.build(name, seed=7).get_weights() for name in nets.names()]
+    return [hashlib.sha256(b"".join(w.tobytes() for w in one)).hexdigest() for one in weights]
+
+
+def test_every_rank_builds_the_same_weights(tmp_path):
+    mine = weights_of_all_nets()
+    assert on_ranks(2, weights_of_all_nets, tmp_path) == [mine, mine]
+
+
+def convolve(images, kernel, bias):
+    windows = np.lib.stride_tricks.sliding_window_view(images, kernel.shape[:2], axis=(1, 2))
+    return np.einsum("brcihw,hwio->brco", windows, kernel) + bias
+
+
+def pool(images):
+    count, side, _, channels = images.shape
+    half = side // 2
+    blocks = images[:, : 2 * half, : 2 * half].reshape(count, half, 2, half, 2, channels)
+    return blocks.max(axis=(2, 4))
+
+
+def forward(name, weights, images):
+    """Compute the logits with NumPy: the oracle."""
+    weights = list(weights)
+    for _ in range(0 if name == "mlp" else 2):
+        images = convolve(images, weights.pop(0), weights.pop(0))
+        if name == "mnist_cnn_bn":
+            gamma, beta, mean, variance = (weights.pop(0) for _ in range(4))
+            images = gamma * (images - mean) / np.sqrt(variance + 1e-3) + beta
+        images = pool(np.maximum(images, 0))
+    hidden = np.maximum(images.reshape(len(images), -1) @ weights[0] + weights[1], 0)
+    return hidden @ weights[2] + weights[3]
+
+
+@pytest.mark.parametrize(("dtype", "relative"), [("float64", 1e-12), ("float32", 1e-5)])
+@pytest.mark.parametrize("name", nets.names())
+def test_logits_are_those_of_numpy(name, dtype, relative, keras):
+    model = nets.build(name, dtype=dtype)
+    rng = np.random.default_rng(2)
+    # biases and moving averages start at 0 and 1, where errors would not show
+    model.set_weights([w + 0.1 * rng.random(w.shape).astype(w.dtype) for w in model.get_weights()])
+    assert {w.dtype for w in model.get_weights()} == {np.dtype(dtype)}
+    logits = model(IMAGES.astype(dtype), training=False).numpy()
+    assert logits.dtype == dtype
+    expected = forward(name, [w.astype(np.float64) for w in model.get_weights()], IMAGES)
+    assert np.abs(logits - expected).max() <= relative * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", nets.names())
+def test_gradients_stay_in_float64(name, keras):
+    import tensorflow as tf
+
+    model = nets.build(name, dtype="float64")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(IMAGES, training=True) ** 2)
+    gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+    assert {gradient.dtype for gradient in gradients} == {tf.float64}
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_mixed_nets_compute_in_half_and_keep_weights_and_logits_in_float32(half, keras):
+    model = nets.build("mnist_cnn", dtype=f"mixed_{half}")
+    assert model.get_layer("conv1").compute_dtype == half
+    assert {w.dtype for w in model.get_weights()} == {np.dtype("float32")}
+    logits = model(IMAGES.astype("float32"))
+    assert logits.dtype == "float32"
+    exact = forward("mnist_cnn", model.get_weights(), IMAGES)
+    assert np.abs(logits.numpy() - exact).max() <= 0.05 * np.abs(exact).max()
+
+
+def mean_loss_gradient(model, images):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.reduce_sum(model(images, training=True) ** 2, axis=1))
+    gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+    return np.concatenate([gradient.numpy().ravel() for gradient in gradients])
+
+
+@pytest.mark.parametrize("name", nets.names())
+def test_the_mean_over_halves_is_the_whole_except_with_batch_normalisation(name, keras):
+    model = nets.build(name, dropout=0, dtype="float64")
+    whole = mean_loss_gradient(model, IMAGES)
+    halves = (mean_loss_gradient(model, IMAGES[:3]) + mean_loss_gradient(model, IMAGES[3:])) / 2
+    distance = np.abs(halves - whole).max() / np.abs(whole).max()
+    assert distance > 1e-3 if name == "mnist_cnn_bn" else distance < 1e-12
+
+
+def trained_logits(**arguments):
+    return nets.build("mnist_cnn", **arguments)(IMAGES, training=True).numpy()
+
+
+def test_dropout_is_seeded_apart_from_the_weights(keras):
+    first = trained_logits(dropout=0.5)
+    assert np.array_equal(trained_logits(dropout=0.5), first)
+    assert np.array_equal(trained_logits(dropout=0.5, dropout_seed=0), first)
+    assert not np.array_equal(trained_logits(dropout=0.5, dropout_seed=1), first)
+    weights = [digest(nets.build("mnist_cnn", dropout_seed=seed)) for seed in (0, 1)]
+    assert weights[0] == weights[1]
+
+
+def test_dropout_draws_anew_in_each_step(keras):
+    model = nets.build("mnist_cnn", dropout=0.5)
+    assert not np.array_equal(model(IMAGES, training=True), model(IMAGES, training=True))
+    assert np.array_equal(model(IMAGES), model(IMAGES))
+
+
+def test_without_dropout_training_and_inference_agree(keras):
+    model = nets.build("mnist_cnn", dropout=0)
+    assert np.array_equal(model(IMAGES, training=True), model(IMAGES, training=False))
+    assert nets.build("mnist_cnn").get_layer("dropout").rate == 0.25
+    assert nets.build("mlp").get_layer("dropout").rate == 0
+
+
+def test_mlp_learns_digits(keras):
+    from dlguide.data import datasets
+
+    data = datasets.load("mnist").first(10000, 2000)
+    model = nets.build("mlp")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"], jit_compile=False)
+    model.fit(data.train_images, data.train_labels, batch_size=50, epochs=2, verbose=0)
+    accuracy = model.evaluate(data.test_images, data.test_labels, verbose=0)[1]
+    assert accuracy > 0.85
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"name": "mnist_cn"}, "`name` must be one of mlp, mnist_cnn, mnist_cnn_bn, got"),
+        ({"dtype": "float16"}, "`dtype` must be one of float32, float64, mixed_bfloat16, mixed_"),
+        ({"seed": -1}, "`seed` must be a whole number of at least 0, got -1"),
+        ({"dropout_seed": 1.5}, "`dropout_seed` must be a whole number of at least 0, got 1.5"),
+        ({"dropout": 1}, "`dropout` must be at least 0 and below 1, got 1"),
+        ({"dropout": "half"}, "`dropout` must be at least 0 and below 1, got 'half'"),
+        ({"dropout": float("nan")}, "`dropout` must be at least 0 and below 1, got nan"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_the_form_of_the_house(arguments, text):
+    with pytest.raises(ValueError, match="must be") as caught:
+        nets.build(**{"name": "mnist_cnn", **arguments})
+    assert str(caught.value).startswith(text)
+
+
+def test_parameters_of_an_unknown_net_are_refused():
+    with pytest.raises(ValueError, match="`name` must be one of mlp, mnist_cnn, mnist_cnn_bn"):
+        nets.parameters("resnet")
