@@ -22,6 +22,7 @@ from dlguide.checks import MissingComponentError, require_count
 from dlguide.cluster import processes
 from dlguide.cluster.rank import STALL_WARNING_S
 from dlguide.cluster.run import FunctionRun
+from dlguide.cluster.watch import LAUNCHER_LOG
 from dlguide.machine import describe, threads
 
 START_S = 60.0
@@ -123,7 +124,7 @@ class Cluster:
         self.engines = sorted(({**info, "id": i} for info, i in numbered), key=lambda e: e["rank"])
 
     def _spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
-        with (self.folder / "cluster.log").open("ab") as log:
+        with (self.folder / LAUNCHER_LOG).open("ab") as log:
             child = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
@@ -135,7 +136,7 @@ class Cluster:
         while not ready():
             ended = [child for child in self.children if child.poll() is not None]
             if ended or time.monotonic() > deadline:
-                log = (self.folder / "cluster.log").read_text(errors="replace").splitlines()
+                log = (self.folder / LAUNCHER_LOG).read_text(errors="replace").splitlines()
                 why = "ended" if ended else f"did not answer within {START_S:.0f} s"
                 raise RuntimeError(f"Cluster: {what} {why}.\n" + "\n".join(log[-15:]))
             time.sleep(0.02)

@@ -63,9 +63,9 @@ class Monitor(threading.Thread):
         """Look at the main thread for ever."""
         while True:
             self.write()
-            if not self.shared_noted and "mpi4py.MPI" in sys.modules:
+            if not self.shared_noted and not {"mpi4py.MPI", "horovod"}.isdisjoint(sys.modules):
                 self.note_shared_memory()
-            time.sleep(BEAT_S)
+            time.sleep(BEAT_S if self.shared_noted else BEAT_S / 5)
 
     def note_shared_memory(self) -> None:
         """Write down which shared memory MPI has opened: a killed rank cannot remove it."""

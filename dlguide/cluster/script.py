@@ -31,6 +31,7 @@ from dlguide.machine import describe, threads
 
 START_S = 60.0
 END_S = 20.0
+GO = "go"  # the ranks begin when this file appears: from then on every death is seen
 
 
 def run_script(
@@ -76,13 +77,18 @@ def run_script(
 
 
 def copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
-    """Copy the ranks' standard error to ours and into the log, where stalls are looked for."""
-    with log_path(folder, 0).open("ab", buffering=0) as log:
+    """Copy the ranks' standard error to ours and into the logs, where stalls are looked for."""
+    with (
+        log_path(folder, 0).open("ab", buffering=0) as log,
+        (folder / watch.LAUNCHER_LOG).open("ab", buffering=0) as launcher_log,
+    ):
         for line in launcher.stderr:
+            if watch.ENDING.match(line.decode(errors="replace")):
+                launcher_log.write(line)
+                continue
+            log.write(line)
             sys.stderr.buffer.write(line)
             sys.stderr.flush()
-            if folder.exists():
-                log.write(line)
 
 
 def wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
@@ -95,6 +101,7 @@ def wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
             raise RankError("died", missing, f"{watch.names_of(missing)} did not begin.")
         time.sleep(LOOK_S)
     pids = watch.Processes({rank: state["pid"] for rank, state in states.items()})
+    (folder / GO).touch()
 
     def collect(outcomes: Outcomes) -> None:
         for rank in everyone:
@@ -134,6 +141,9 @@ def rank_main(folder: Path, plan: threads.ThreadPlan, script: str, arguments: li
     rank = int(os.environ["PMI_RANK"])
     threads.apply(plan, rank)
     monitor = start_monitor(str(folder), rank)
+    monitor.enter("running", 1)
+    while not (folder / GO).exists():
+        time.sleep(LOOK_S)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
 

@@ -22,6 +22,8 @@ from dlguide.cluster import waiting
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.rank import STALL_WARNING_S, log_path
 
+LAUNCHER_LOG = "cluster.log"
+ENDING = re.compile(r"^\[\d+\](\d+):Return code = (\d+(?:, signaled with \w+)?)", re.MULTILINE)
 BLOCKED_S = 2.5  # in the same call for so long, without one line of Python in between
 FROZEN_S = 8.0  # stopped (SIGSTOP, a debugger) for so long
 SILENT_S = 25.0  # no sign of life from the monitor for so long
@@ -219,10 +221,26 @@ class Processes:
         self.handles.clear()
 
 
-def died(ranks: Sequence[int], folder: Path) -> RankError:
-    """Describe ranks whose process ended in the middle of a run, with their last words."""
-    words = []
-    for rank in ranks:
+def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
+    """Describe ranks whose process ended in the middle of a run, with their last words.
+
+    When one rank dies the launcher ends the others with SIGINT, so that several may be gone by
+    the time one looks; its own log tells who was first.
+
+    Args:
+        ranks: the ranks whose process is gone.
+        folder: the cluster's folder.
+        wait_s: how long to wait for the launcher's word (s).
+
+    Returns:
+        RankError: of kind "died".
+    """
+    deadline = now() + wait_s
+    while not (endings := read_endings(folder)) and now() < deadline:
+        time.sleep(0.02)
+    first = [rank for rank in ranks if "Interrupt" not in endings.get(rank, "")] or list(ranks)
+    words = [f"rank {rank}: {endings[rank]}" for rank in first if rank in endings]
+    for rank in first:
         try:
             tail = log_path(folder, rank).read_text(errors="replace").strip().splitlines()[-15:]
         except FileNotFoundError:
@@ -230,10 +248,19 @@ def died(ranks: Sequence[int], folder: Path) -> RankError:
         if tail:
             words.append(f"--- last lines of rank {rank} ---\n" + "\n".join(tail))
     message = (
-        f"{names_of(ranks)} ended before the work was done: the process is gone "
+        f"{names_of(first)} ended before the work was done: the process is gone "
         "(killed, out of memory, os._exit, or a crash in native code)."
     )
-    return RankError("died", ranks, message, "\n".join(words))
+    return RankError("died", first, message, "\n".join(words))
+
+
+def read_endings(folder: Path) -> dict[int, str]:
+    """Read from the launcher's log how each rank's process ended, where it says so."""
+    try:
+        text = (folder / LAUNCHER_LOG).read_text(errors="replace")
+    except FileNotFoundError:
+        return {}
+    return {int(rank): f"return code {how}" for rank, how in ENDING.findall(text)}
 
 
 def frozen(ranks: Sequence[int]) -> RankError:
