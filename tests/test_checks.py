@@ -9,7 +9,7 @@ from dlguide import checks
 
 
 def test_require_says_nothing_when_the_condition_holds():
-    checks.require(True, "ranks", "be at least 1", 1)
+    assert checks.require(True, "ranks", "be at least 1", 1) is None
 
 
 def test_require_says_what_must_hold_what_came_and_the_next_step():

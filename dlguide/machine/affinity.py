@@ -12,7 +12,11 @@ def _threads() -> list[int]:
 
 
 def affinity() -> dict[int, tuple[int, ...]]:
-    """Give the logical CPUs of every thread of this process, by thread id."""
+    """Give the logical CPUs of every thread of this process.
+
+    Returns:
+        dict: ascending logical CPUs by thread id.
+    """
     found = {}
     for thread in _threads():
         with suppress(ProcessLookupError):  # a thread may end at any moment
@@ -42,6 +46,12 @@ def bind(known: Mapping[int, Sequence[int]], others: Sequence[int]) -> None:
 
 def spans(cpus: Iterable[int]) -> str:
     """Write logical CPUs as the kernel does.
+
+    Args:
+        cpus: logical CPUs, in any order.
+
+    Returns:
+        str: spans and single ones, separated by commas.
 
     >>> spans([8, 0, 1, 2, 3])
     '0-3,8'

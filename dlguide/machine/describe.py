@@ -152,7 +152,7 @@ def describe(
         ValueError: when `cpus` is empty.
     """
     sysfs, proc = Path(sys_root), Path(proc_root)
-    allowed = sorted(set(_allowed_cpus() if cpus is None else cpus))
+    allowed = sorted(set(os.sched_getaffinity(0) if cpus is None else cpus))
     require(bool(allowed), "cpus", "name at least one logical CPU", allowed)
     info = _cpuinfo(proc)
     cores = _cores(sysfs, info, allowed)
@@ -173,12 +173,6 @@ def describe(
         gpus=_gpus(sysfs, proc),
         os=_system(),
     )
-
-
-def _allowed_cpus() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _cpuinfo(proc: Path) -> dict[int, dict[str, str]]:

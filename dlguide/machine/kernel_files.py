@@ -7,7 +7,14 @@ from pathlib import Path
 
 
 def read(path: Path) -> str:
-    """Read a file, without the white space around; empty when it cannot be read."""
+    """Read a file, without the white space around.
+
+    Args:
+        path: the file.
+
+    Returns:
+        str: its text; empty when it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -15,12 +22,29 @@ def read(path: Path) -> str:
 
 
 def integer(path: Path) -> int | None:
-    """Read a whole number; None when there is none."""
+    """Read a file that holds one whole number.
+
+    Args:
+        path: the file.
+
+    Returns:
+        int: the number; None when there is none.
+    """
     text = read(path)
     return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
 def cpu_list(text: str) -> list[int]:
-    """Read a list such as 0-3,8 as the kernel writes it."""
+    """Read a list of logical CPUs as the kernel writes it.
+
+    Args:
+        text: the list, such as "0-3,8"; empty for none.
+
+    Returns:
+        list: the logical CPUs.
+
+    >>> cpu_list("0-3,8")
+    [0, 1, 2, 3, 8]
+    """
     spans = [part.partition("-") for part in text.split(",") if part]
     return [cpu for low, _, high in spans for cpu in range(int(low), int(high or low) + 1)]

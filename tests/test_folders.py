@@ -1,0 +1,33 @@
+"""The data folder is the one that was asked for, or an error."""
+
+from pathlib import Path
+
+import pytest
+
+from dlguide import folders
+from dlguide.checks import MissingComponentError
+
+
+def test_without_a_word_it_is_the_repository_s(monkeypatch):
+    monkeypatch.delenv("DLGUIDE_DATA", raising=False)
+    assert folders.data_folder() == Path(__file__).resolve().parents[1] / "data"
+
+
+def test_the_argument_goes_before_the_environment(monkeypatch, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path / "one"))
+    assert folders.data_folder() == tmp_path / "one"
+    assert folders.data_folder(tmp_path / "two") == tmp_path / "two"
+
+
+def test_a_folder_that_is_not_there_is_not_replaced_by_another(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path))
+    with pytest.raises(MissingComponentError, match=r"gone does not exist\. Set .* DLGUIDE_DATA"):
+        folders.data_folder(tmp_path / "gone")
+
+
+def test_the_home_folder_may_be_written_short(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    assert folders.data_folder("~/data") == tmp_path / "data"
