@@ -99,9 +99,10 @@ def fit(
         net, data, epochs, batch, optimizer, learning_rate, rate_scaling, seed, samples, dropout,
         dtype, shuffle, device, evaluate, None if checkpoint is None else os.fspath(checkpoint),
     )  # fmt: skip
-    clock, ranks = Clock(), connect(parallel)
+    clock = Clock()
     report = measure.report_progress if report is None else report
     with clock.phase("setup"):
+        ranks = connect(parallel)
         with ranks.together(asked.names()):
             asked.check()
             _announce(asked, ranks.rank)

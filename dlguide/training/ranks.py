@@ -140,5 +140,6 @@ def _agree(ranks: Alone, problem: Exception | None, settings: Mapping[str, Any])
                 other == value,
                 name,
                 f"be the same on all ranks, {value!r} as on rank 0",
-                f"{other!r} on rank {rank}",
+                other,
+                f"Rank {rank} was called with that.",
             )

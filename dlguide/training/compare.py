@@ -1,0 +1,100 @@
+"""Train the same net on different numbers of ranks and put the runs side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlguide.checks import require
+
+if TYPE_CHECKING:
+    from dlguide.measure import Run
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of a comparison.
+
+    ranks (count), threads (per rank, count), images_per_s (steady state, all ranks),
+    speed_up and efficiency (fraction) against the first row, test_accuracy (fraction, None
+    when not evaluated), seconds (of the whole training on the slowest rank).
+    """
+
+    ranks: int
+    threads: int
+    images_per_s: float
+    speed_up: float
+    efficiency: float
+    test_accuracy: float | None
+    seconds: float
+
+
+def rows(runs: Iterable[Sequence[Run]]) -> list[Row]:
+    """Reduce runs to one row each; of the ranks of a run the slowest one counts.
+
+        speed_up(p) = images_per_s(p) / images_per_s(p0),  efficiency(p) = speed_up(p) p0 / p
+
+    with p0 the ranks of the first run. Leaves out how many cores each run had: one rank with two
+    threads and two ranks with one thread each use the same two.
+
+    Args:
+        runs: for each training the Runs of all its ranks, the reference first.
+
+    Returns:
+        list[Row]: in the same order.
+
+    Raises:
+        ValueError: when there is nothing to compare, or the work was not equal.
+    """
+    runs = [list(each) for each in runs]
+    require(bool(runs) and all(runs), "runs", "hold the Runs of at least one training", [])
+    base = slowest(runs[0])
+    table = []
+    for each in runs:
+        run = slowest(each)
+        require(work(run) == work(base), "runs", f"do equal work, {work(base)}", work(run))
+        speed_up = run.images_per_s / base.images_per_s
+        table.append(
+            Row(
+                ranks=run.ranks,
+                threads=run.threads,
+                images_per_s=run.images_per_s,
+                speed_up=speed_up,
+                efficiency=speed_up * base.ranks / run.ranks,
+                test_accuracy=run.test_accuracy[-1] if run.test_accuracy else None,
+                seconds=max(one.total_s for one in each),
+            )
+        )
+    return table
+
+
+def slowest(runs: Sequence[Run]) -> Run:
+    """Return the Run of the rank with the fewest images per second."""
+    return min(runs, key=lambda run: run.images_per_s)
+
+
+def work(run: Run) -> tuple[str, str, int, int, int]:
+    """Name the work of a run: net, data, parameters, epochs and samples an epoch."""
+    return (run.net, run.data, run.parameters, run.epochs, run.samples)
+
+
+def write(runs: Iterable[Sequence[Run]], table: Sequence[Row], path: str | os.PathLike) -> None:
+    """Write table and runs as JSON, in one piece.
+
+    Args:
+        runs: for each training the Runs of all its ranks.
+        table: what `rows` made of them.
+        path: the file.
+    """
+    record = {
+        "rows": [vars(row) for row in table],
+        "runs": [[run.as_dict() for run in each] for each in runs],
+    }
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(record, indent=1) + "\n")
+    draft.replace(path)

@@ -1,0 +1,225 @@
+"""Checkpoints: bit by bit what was saved, usable after a kill, and never used when damaged."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+from dlguide.training import checkpoint
+from dlguide.training.checkpoint import CheckpointError
+
+
+class Variable:
+    """As much of a Keras variable as a checkpoint needs."""
+
+    def __init__(self, path, value):
+        self.path, self.value = path, np.array(value)
+        self.dtype, self.shape = self.value.dtype.name, self.value.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self.value
+
+    def assign(self, value):
+        self.value = np.array(value)
+
+
+Model = namedtuple("Model", "weights")
+Optimizer = namedtuple("Optimizer", "variables")
+
+
+def net(seed=0, shape=(3, 4)):
+    """A net and its optimizer, filled with what `seed` gives."""
+    draw = np.random.default_rng(seed)
+    weights = [
+        Variable("dense/kernel", draw.normal(size=shape).astype(np.float32)),
+        Variable("dense/bias", draw.normal(size=shape[-1:])),
+    ]
+    state = [
+        Variable("adam/iteration", np.int64(seed)),
+        Variable("adam/learning_rate", np.float32(seed / 7)),
+        Variable("adam/velocity", draw.normal(size=shape).astype(np.float32)),
+    ]
+    return Model(weights), Optimizer(state)
+
+
+def values(model, optimizer):
+    return [np.array(v).tobytes() for v in (*model.weights, *optimizer.variables)]
+
+
+def test_restored_is_bit_by_bit_what_was_saved(tmp_path):
+    saved, other = net(1), net(2)
+    path = checkpoint.save(tmp_path, *saved, step=12, epoch=3, settings={"net": "mlp"})
+    found = checkpoint.restore(path, *other, settings={"net": "mlp"})
+    assert (found.step, found.epoch, found.settings) == (12, 3, {"net": "mlp"})
+    other[1].variables[1].assign(np.array(saved[1].variables[1]))
+    assert values(*other) == values(*saved)
+
+
+def test_rate_is_that_of_the_training_that_goes_on(tmp_path):
+    other = net(2)
+    checkpoint.restore(checkpoint.save(tmp_path, *net(1), 1, 1), *other)
+    assert np.array(other[1].variables[1]) == np.float32(2 / 7)
+
+
+def test_latest_has_the_most_steps_and_the_last_two_are_kept(tmp_path):
+    assert checkpoint.latest(tmp_path / "not there") is None
+    assert checkpoint.latest(tmp_path) is None
+    for step in (900, 1000, 10_000):
+        checkpoint.save(tmp_path, *net(), step, step // 100)
+        assert checkpoint.read(checkpoint.latest(tmp_path))[0].step == step
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "checkpoint-000001000.dlguide",
+        "checkpoint-000010000.dlguide",
+    ]
+
+
+@pytest.mark.parametrize("where", ["magic", "checksum", "header", "data", "end"])
+def test_one_flipped_bit_is_noticed_wherever_it_is(where, tmp_path):
+    path = checkpoint.save(tmp_path, *net(), 5, 1)
+    contents = bytearray(path.read_bytes())
+    header = contents.index(b"\n")
+    data = contents.index(b"\n", header + 1)
+    at = {"magic": 3, "checksum": header - 4, "header": header + 9, "data": data + 7, "end": -1}
+    contents[at[where]] ^= 4
+    path.write_bytes(contents)
+    with pytest.raises(CheckpointError, match=f"{path} (is damaged|does not begin)"):
+        checkpoint.read(path)
+
+
+def test_flipped_bits_anywhere_are_noticed(tmp_path):
+    path = checkpoint.save(tmp_path, *net(), 5, 1)
+    whole, draw = path.read_bytes(), random.Random(0)
+    for _ in range(200):
+        bit = draw.randrange(8 * len(whole))
+        contents = bytearray(whole)
+        contents[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(contents)
+        with pytest.raises(CheckpointError):
+            checkpoint.read(path)
+
+
+@pytest.mark.parametrize("length", [0, 10, 100, -1])
+def test_truncated_file_is_noticed(length, tmp_path):
+    path = checkpoint.save(tmp_path, *net(), 5, 1)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(CheckpointError, match=r"Delete it to train anew"):
+        checkpoint.read(path)
+
+
+def test_damage_is_told_with_both_checksums_and_what_is_left(tmp_path):
+    checkpoint.save(tmp_path, *net(), 5, 1)
+    path = checkpoint.save(tmp_path, *net(), 10, 2)
+    contents = path.read_bytes()
+    path.write_bytes(contents[:-1])
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint-000000010.dlguide is damaged: expected SHA-256 [0-9a-f]{64}, "
+        r"found [0-9a-f]{64}\. Delete it to go on from checkpoint-000000005.dlguide\.",
+    ):
+        checkpoint.restore(path, *net())
+
+
+def test_nothing_changes_unless_everything_fits(tmp_path):
+    path = checkpoint.save(tmp_path, *net(1), 5, 1, settings={"seed": 1})
+    for other, settings, words in (
+        (net(2, (3, 5)), None, r"another net or optimizer: it holds dense/kernel \(float32"),
+        ((net(2)[0], Optimizer([])), None, "it holds 4 arrays where this one has 2"),
+        (net(2), {"seed": 2}, "another training: its seed is 1, here it is 2"),
+    ):
+        before = values(*other)
+        with pytest.raises(CheckpointError, match=words):
+            checkpoint.restore(path, *other, settings=settings)
+        assert values(*other) == before
+
+
+def test_foreign_files_are_left_alone(tmp_path):
+    for name in ("checkpoint-1.dlguide", "notes.txt", "checkpoint-000000001.dlguide.bak"):
+        (tmp_path / name).write_text("mine")
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, *net(), step, step)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+SAVER = textwrap.dedent("""
+    import sys
+    sys.path.insert(0, sys.argv[2])
+    from test_checkpoint import net
+    from dlguide.training import checkpoint
+    model, optimizer = net(0, (500, 2000))
+    for step in range(1, 10_000):
+        model.weights[0].assign(model.weights[0].value * 0 + step)
+        checkpoint.save(sys.argv[1], model, optimizer, step, step)
+        print(step, flush=True)
+""")
+
+
+def test_kill_at_any_moment_leaves_a_usable_checkpoint(tmp_path):
+    draw, unfinished = random.Random(0), 0
+    for attempt in range(10):
+        folder = tmp_path / str(attempt)
+        saver = subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(folder), os.path.dirname(__file__)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert saver.stdout.readline().strip() == "1"
+            time.sleep(draw.uniform(0, 0.1))
+        finally:
+            saver.send_signal(signal.SIGKILL)
+            told = ["1", *saver.communicate()[0].split()]
+        # A save may be done and not yet told, never told and not yet done.
+        found, arrays = checkpoint.read(checkpoint.latest(folder))
+        assert found.step in (int(told[-1]), int(told[-1]) + 1)
+        assert (arrays[0] == found.step).all()
+        unfinished += (folder / "checkpoint.partial").exists()
+        # The next save is not disturbed by what the killed one left.
+        checkpoint.save(folder, *net(), found.step + 5, 1)
+        assert not (folder / "checkpoint.partial").exists()
+    assert unfinished > 0, "no save was hit: make the arrays larger"
+
+
+def test_folder_that_cannot_be_written_is_said_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ValueError, match=r"`checkpoint` must be a folder this process can write to, got '.*file/x'"
+    ):
+        checkpoint.require_writable(tmp_path / "file" / "x", 10)
+
+
+def test_full_disk_is_said_before_training(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
+    with pytest.raises(ValueError, match=r"room for 3.0 MB \(three checkpoints\).*2.0 MB free"):
+        checkpoint.require_writable(tmp_path, 1_000_000)
+    checkpoint.require_writable(tmp_path, 600_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_that_fills_up_while_saving_leaves_the_earlier_ones(tmp_path, monkeypatch):
+    path = checkpoint.save(tmp_path, *net(1), 5, 1)
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(tmp_path, *net(2), 10, 2)
+    assert checkpoint.latest(tmp_path) == path
+    assert checkpoint.read(path)[0].step == 5
+
+
+def test_size_told_beforehand_is_that_of_the_file(tmp_path):
+    model, optimizer = net(0, (100, 200))
+    told = checkpoint.nbytes_of(model, optimizer)
+    size = checkpoint.save(tmp_path, model, optimizer, 1, 1).stat().st_size
+    assert told <= size < told + 2000
