@@ -48,6 +48,6 @@ distclean: clean  ## remove .venv too
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@printf '%s' "$(CURDIR)" > $@
 
-.venv/horovod: .venv/packages dlguide/install_horovod.py
+.venv/horovod: .venv/packages dlguide/install_horovod.py dlguide/build_horovod.py
 	$(BIN)/python -m dlguide.install_horovod
 	@touch $@

@@ -21,7 +21,7 @@ FLOORS = {
     1.5: ("folders", "commands"),
     2.0: ("nets", "measure", "published", "exercises"),
     3.0: ("horovod", "collectives", "data", "machine", "scaling", "plots"),
-    4.0: ("training", "parallel", "cluster"),
+    4.0: ("build_horovod", "cluster", "parallel", "training"),
     5.0: ("doctor", "install_horovod", "notebooks", "usecases"),
     6.0: ("cli",),
 }
@@ -34,6 +34,7 @@ LAZY_ROOMS = {
 }
 # Modules whose business is to speak to the person at the terminal.
 SPEAKERS = {
+    "dlguide.build_horovod",
     "dlguide.cli",
     "dlguide.cluster.show",
     "dlguide.exercises",
