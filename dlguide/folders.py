@@ -1,11 +1,13 @@
-"""Where the files that come with the course lie."""
+"""Where the course's files lie, and whether there is room for new ones."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
-from dlguide.checks import MissingComponentError
+from dlguide.checks import MissingComponentError, require
 
 
 def data_folder(folder: str | os.PathLike | None = None) -> Path:
@@ -32,3 +34,28 @@ def data_folder(folder: str | os.PathLike | None = None) -> Path:
             "to the `data` folder of a clone of this repository."
         )
     return found
+
+
+def require_writable(folder: str | os.PathLike, name: str, nbytes: int = 1_000_000) -> None:
+    """Check before the work, not after it, that its results can be written.
+
+    Args:
+        folder: where they shall go; made when it is missing.
+        name: the argument that the user gave it by.
+        nbytes: room that is needed (bytes).
+
+    Raises:
+        ValueError: when the folder cannot be made or written to, or the disk is too full.
+    """
+    folder = Path(folder)
+    then = "Choose another folder."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0")
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        text = f"be a folder this process can write to ({error.strerror})"
+        require(False, name, text, str(folder), then)
+    room, there = f"{nbytes / 1e6:.1f} MB", f"{folder} with {free / 1e6:.1f} MB free"
+    require(free >= nbytes, name, f"be on a disk with room for {room}", there, then)

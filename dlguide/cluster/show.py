@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRESS_S = 0.5
+LINE_S = 5.0  # in a file or a pipe, where no line can be drawn over another
 
 
 class Display:
@@ -27,6 +28,7 @@ class Display:
         self.pictures = dict.fromkeys(calls, 0)
         self.started = time.time()
         self.progress_s = 0.0
+        self.line_s = time.monotonic()
         self.width = 0
 
     def show(self) -> None:
@@ -66,7 +68,7 @@ class Display:
             show_rich(record["execute_result"], f"[{rank}] ")
 
     def _progress(self) -> None:
-        """Draw rank 0's progress over the line before; in a file only the last one stays."""
+        """Draw rank 0's progress over the line before; in a file a line every few seconds."""
         path = self.folder / "progress-rank0.json"
         try:
             if path.stat().st_mtime < self.started:
@@ -79,6 +81,9 @@ class Display:
             sys.stdout.write("\r" + text.ljust(self.width))
             sys.stdout.flush()
             self.width = len(text)
+        elif time.monotonic() - self.line_s >= LINE_S:
+            self.line_s = time.monotonic()
+            print(text, flush=True)
 
     def _clear(self) -> None:
         if self.width:
