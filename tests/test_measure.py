@@ -177,7 +177,7 @@ while time.monotonic() < end:
     calls += 1
     measure.report_progress(step=calls)
     seen.add(json.loads(path.read_text())["step"])
-measure.report_progress(step=-1, at_once=True)
+measure.report_progress(step=-1, steps=-1)
 record = json.loads(path.read_text())
 assert calls > 20 and len(seen) <= 6, (calls, seen)
 assert (record["step"], record["rank"], record["ranks"]) == (-1, 2, 3), record
@@ -200,7 +200,7 @@ assert "mpi4py" not in sys.modules and "tensorflow" not in sys.modules
 def test_progress_does_nothing_where_nobody_watches(monkeypatch, tmp_path):
     monkeypatch.delenv("DLGUIDE_RUN_FOLDER", raising=False)
     monkeypatch.chdir(tmp_path)
-    measure.report_progress(step=1, at_once=True)
+    measure.report_progress(step=1, steps=1)
     assert list(tmp_path.iterdir()) == []
 
 

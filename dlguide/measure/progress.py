@@ -46,21 +46,21 @@ def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
     return 0, 1
 
 
-def report_progress(at_once: bool = False, **numbers: Any) -> None:
+def report_progress(**numbers: Any) -> None:
     """Tell whoever started this rank how far it is.
 
     Writes `progress-rank<rank>.json` into the folder that the environment variable
-    DLGUIDE_RUN_FOLDER names, by a temporary file and a rename, at most ten times a second;
-    does nothing where the variable is not set.
+    DLGUIDE_RUN_FOLDER names, by a temporary file and a rename, at most ten times a second
+    but always where `step` has reached `steps`; does nothing where the variable is not set.
 
     Args:
-        at_once: write even when the last time was less than 0.1 s ago: a stage has ended.
         numbers: what there is to tell, JSON-able: epoch, epochs, step, steps, loss, ...
     """
     global _last_s
     folder = os.environ.get("DLGUIDE_RUN_FOLDER")
     now = monotonic()
-    if not folder or (now - _last_s < _LEAST_PAUSE_S and not at_once):
+    ended = "step" in numbers and numbers["step"] == numbers.get("steps")
+    if not folder or (now - _last_s < _LEAST_PAUSE_S and not ended):
         return
     _last_s = now
     rank, ranks = launched()

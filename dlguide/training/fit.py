@@ -112,14 +112,17 @@ def fit(
 
             with tf.device(place):
                 model = nets.build(net, seed, dropout, dtype) if isinstance(net, str) else net()
-                rule = settings.make_optimizer(optimizer, ranks.ranks, learning_rate, rate_scaling)
+                rule = settings.make_optimizer(
+                    optimizer, ranks.ranks, learning_rate, rate_scaling, dtype
+                )
         with tf.device(place):
             rule = ranks.distribute(rule)
             rule.build(model.trainable_variables)
             ranks.broadcast(model.weights)
             first_epoch, steps_before = _resume(asked, model, rule, ranks)
             step, accuracy = train_step(model, rule, ranks.ranks), evaluator(model, data, ranks)
-            rate = float(np.asarray(rule.learning_rate))
+            # Keras holds it in float32; by way of its text 0.002 stays 0.002.
+            rate = float(str(np.float32(rule.learning_rate)))
 
     measured, loss, test_accuracy = Steps(), [], []
     parts_of = partial(

@@ -1,0 +1,281 @@
+"""One process: its weights are NumPy's, its numbers add up, bad arguments are refused."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from dlguide import nets
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+from dlguide.measure import Run
+from dlguide.training import checkpoint, fit
+from dlguide.training.clock import Clock
+from dlguide.training.ranks import Alone, connect
+from dlguide.training.settings import scaled_rate
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    return datasets.load("mnist").first(101, 333)
+
+
+@pytest.fixture(scope="module")
+def run(mnist):
+    return fit("mlp", mnist, epochs=3, batch=10, seed=3, learning_rate=0.01)
+
+
+def kept(build):
+    """A function for `net` and the list that its models go to."""
+    models = []
+
+    def net():
+        models.append(build())
+        return models[-1]
+
+    return net, models
+
+
+def numpy_mlp(data, weights, epochs, batch, rate, seed):
+    """Train the mlp with momentum 0.9, by the chain rule written out."""
+    a, b, c, d = weights
+    moments = [np.zeros_like(weight) for weight in weights]
+    losses = []
+    for epoch in range(epochs):
+        total = 0.0
+        for step in datasets.epoch_batches(len(data.train_labels), batch, epoch=epoch, seed=seed):
+            x = data.train_images[step.indices].reshape(len(step.indices), -1).astype(np.float64)
+            y = np.eye(10)[data.train_labels[step.indices]]
+            hidden = np.maximum(x @ a + b, 0)
+            logits = hidden @ c + d
+            logits -= logits.max(axis=1, keepdims=True)
+            probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+            total -= np.log((probabilities * y).sum(axis=1)).sum()
+            back = (probabilities - y) / len(x)
+            below = back @ c.T * (hidden > 0)
+            gradients = [x.T @ below, below.sum(0), hidden.T @ back, back.sum(0)]
+            for weight, moment, gradient in zip((a, b, c, d), moments, gradients, strict=True):
+                moment *= 0.9
+                moment -= rate * gradient
+                weight += moment
+        losses.append(total / len(data.train_labels))
+    images = data.test_images.reshape(len(data.test_images), -1)
+    answers = (np.maximum(images @ a + b, 0) @ c + d).argmax(axis=1)
+    return losses, np.count_nonzero(answers == data.test_labels) / len(answers)
+
+
+def test_weights_loss_and_accuracy_are_numpys(mnist):
+    net, models = kept(lambda: nets.build("mlp", 5, 0, "float64"))
+    weights = nets.build("mlp", 5, 0, "float64").get_weights()
+    run = fit(net, mnist, epochs=2, batch=10, optimizer="sgd", learning_rate=0.1, seed=4)
+    losses, accuracy = numpy_mlp(mnist, weights, 2, 10, 0.1, 4)
+    for ours, numpys in zip(models[0].weights, weights, strict=True):
+        # Keras holds the rate in float32: 0.1 there is off by 1.5e-8.
+        np.testing.assert_allclose(ours, numpys, rtol=0, atol=1e-6 * np.abs(numpys).max())
+    np.testing.assert_allclose(run.loss, losses, rtol=1e-6)
+    assert run.test_accuracy[-1] == accuracy
+
+
+def test_equal_runs_give_equal_weights(mnist):
+    ways = {"net": "mnist_cnn", "data": mnist, "batch": 20, "dropout": 0.5}
+    digests = [fit(**ways, seed=seed).weights_digest for seed in (1, 1, 2)]
+    assert digests[0] == digests[1]
+    assert digests[0] != digests[2]
+
+
+def test_every_number_of_a_run_adds_up(run, mnist):
+    assert run.steps_per_epoch == math.ceil(101 / 10)
+    assert len(run.step_s) == len(run.wait_s) == 3 * run.steps_per_epoch
+    assert len(run.loss) == len(run.test_accuracy) == run.epochs == 3
+    assert all(0 <= wait <= step for wait, step in zip(run.wait_s, run.step_s, strict=True))
+    assert run.first_step_s == run.step_s[0] == max(run.step_s)
+    assert sum(run.step_s) <= run.train_s
+    parts = run.setup_s + run.train_s + run.evaluate_s + run.checkpoint_s
+    assert 0.95 * run.total_s - 0.05 <= parts <= run.total_s
+    assert run.images_per_s_with_first == pytest.approx(3 * 101 / sum(run.step_s))
+    full = [one for at, one in enumerate(run.step_s) if at >= 5 and at % 11 != 10]
+    assert run.images_per_s == pytest.approx(10 / np.median(full))
+    assert run.images_per_s > run.images_per_s_with_first
+    assert (run.rank, run.ranks, run.samples, run.global_batch) == (0, 1, 101, 10)
+    assert run.parameters == nets.parameters("mlp")
+    assert run.learning_rate == pytest.approx(0.01)
+    assert (run.net, run.data, run.optimizer, run.device) == ("mlp", "mnist", "adam", "cpu")
+    assert run.versions.keys() >= {"python", "tensorflow", "keras", "numpy", "dlguide"}
+
+
+def test_phases_follow_each_other_and_sum_to_the_seconds(run):
+    names = [name for name, _begin, _end in run.phases]
+    assert names == ["setup", *["train", "evaluate"] * 3]
+    ends = [0.0, *(end for _name, _begin, end in run.phases)]
+    assert all(begin >= end for (_n, begin, _e), end in zip(run.phases, ends, strict=False))
+    for name in ("setup", "train", "evaluate"):
+        total = sum(end - begin for phase, begin, end in run.phases if phase == name)
+        assert total == pytest.approx(getattr(run, f"{name}_s"))
+    assert time.time() - 300 < run.started_unix_s < time.time()
+
+
+def test_run_of_a_training_survives_json(run):
+    assert Run.from_dict(json.loads(json.dumps(run.as_dict()))) == run
+
+
+def test_progress_is_reported_to_the_end(mnist):
+    told = []
+    fit("mlp", mnist, epochs=2, batch=10, report=lambda **numbers: told.append(numbers))
+    assert [(one["epoch"], one["step"]) for one in told if one["step"] == 11] == [(1, 11), (2, 11)]
+    for one in told:
+        assert one.keys() == {"epoch", "epochs", "step", "steps", "loss", "images_per_s"}
+        assert (one["epochs"], one["steps"]) == (2, 11)
+        assert one["images_per_s"] > 0
+    assert len(told) <= 40
+
+
+def test_progress_goes_to_the_folder_that_someone_watches(mnist, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLGUIDE_RUN_FOLDER", str(tmp_path))
+    fit("mlp", mnist, batch=10)
+    told = json.loads((tmp_path / "progress-rank0.json").read_text())
+    assert (told["rank"], told["epoch"], told["step"], told["steps"]) == (0, 1, 11, 11)
+
+
+def test_training_that_went_on_is_bitwise_the_uninterrupted_one(mnist, tmp_path, capsys):
+    ways = {"net": "mnist_cnn", "data": mnist, "batch": 25, "dropout": 0.5}
+    first = fit(**ways, epochs=1, checkpoint=tmp_path)
+    assert capsys.readouterr().out == ""
+    resumed = fit(**ways, epochs=3, checkpoint=tmp_path)
+    assert "Going on from" in (said := capsys.readouterr().out)
+    assert "step 5, epoch 1 of 3" in said
+    whole = fit(**ways, epochs=3)
+    assert resumed.weights_digest == whole.weights_digest
+    assert first.loss + resumed.loss == whole.loss
+    assert first.test_accuracy + resumed.test_accuracy == whole.test_accuracy
+    assert (resumed.first_epoch, len(resumed.step_s)) == (1, 10)
+    assert resumed.checkpoint_s > 0
+
+
+def test_finished_checkpoint_is_announced_before_anything_else(mnist, tmp_path, capsys):
+    ways = {"net": "mlp", "data": mnist, "batch": 25, "checkpoint": tmp_path}
+    before = fit(**ways)
+    capsys.readouterr()
+    told = []
+    again = fit(**ways, report=lambda **numbers: told.append(numbers))
+    said = capsys.readouterr().out
+    assert "is a finished training: step 5, epoch 1 of 1. Nothing will be trained." in said
+    assert (told, again.loss, again.step_s, again.images_per_s) == ([], (), (), 0.0)
+    assert again.first_epoch == again.epochs == 1
+    assert again.weights_digest == before.weights_digest
+    assert again.test_accuracy == before.test_accuracy[-1:]
+
+
+def test_checkpoint_of_another_training_is_refused(mnist, tmp_path):
+    fit("mlp", mnist, batch=25, checkpoint=tmp_path)
+    before = checkpoint.latest(tmp_path).read_bytes()
+    with pytest.raises(checkpoint.CheckpointError, match="its seed is 0, here it is 1"):
+        fit("mlp", mnist, epochs=2, batch=25, checkpoint=tmp_path, seed=1)
+    assert checkpoint.latest(tmp_path).read_bytes() == before
+
+
+def test_own_net_data_and_optimizer(mnist):
+    import keras
+
+    def small():
+        layers = [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
+        return keras.Sequential(layers)
+
+    own = Dataset("mine", mnist.train_images, mnist.train_labels, *mnist_test(mnist))
+    run = fit(small, own, batch=10, optimizer=lambda: keras.optimizers.Lion(0.003))
+    assert run.net.endswith("small")
+    assert run.data == "mine"
+    assert run.learning_rate == pytest.approx(0.003)
+    assert run.parameters == 7850
+    assert run.loss[0] < math.log(10)
+
+
+def mnist_test(mnist):
+    return mnist.test_images, mnist.test_labels
+
+
+def test_mixed_precision_trains(mnist):
+    for dtype in ("mixed_bfloat16", "mixed_float16"):
+        run = fit("mlp", mnist, epochs=3, batch=10, dtype=dtype)
+        assert run.loss[-1] < run.loss[0], dtype
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"net": "mnist_cn"}, r"`net` must be one of .*mnist_cnn.*, got 'mnist_cn'. Did you mean"),
+        ({"data": "mnits"}, r"`data` must be one of mnist, got 'mnits'. Did you mean mnist"),
+        ({"optimizer": "adamw"}, r"`optimizer` must be one of adam, sgd, got 'adamw'"),
+        ({"epochs": 0}, r"`epochs` must be a whole number of at least 1, got 0"),
+        ({"epochs": -1}, r"`epochs` must be .* got -1"),
+        ({"epochs": 1.5}, r"`epochs` must be a whole number .* got 1.5"),
+        ({"batch": 0}, r"`batch` must be a whole number of at least 1, got 0"),
+        ({"batch": 102}, r"`batch` must be at most the 101 samples of one rank's shard, got 102"),
+        ({"samples": 0}, r"`samples` must be .* at least 1, got 0"),
+        ({"samples": 102}, r"`samples` must be at most the 101 of mnist, got 102"),
+        ({"samples": 5, "batch": 6}, r"`batch` must be at most the 5 samples"),
+        ({"seed": -1}, r"`seed` must be .* at least 0, got -1"),
+        ({"learning_rate": 0}, r"`learning_rate` must be a positive number, got 0"),
+        ({"learning_rate": math.nan}, r"`learning_rate` must be a positive number, got nan"),
+        ({"rate_scaling": "root"}, r"`rate_scaling` must be one of linear, none, sqrt, got 'root'"),
+        ({"device": "tpu"}, r"`device` must be one of cpu, gpu, got 'tpu'"),
+        ({"dtype": "float8"}, r"`dtype` must be one of .*float32.*, got 'float8'"),
+        ({"dropout": 1.0}, r"`dropout` must be .* below 1, got 1.0"),
+        ({"parallel": "yes"}, r"`parallel` must be True, False or None, got 'yes'"),
+        (
+            {"optimizer": print, "learning_rate": 0.1},
+            r"`learning_rate` must be None with an optimizer of your own, got 0.1",
+        ),
+    ],
+)
+def test_bad_argument_is_refused_in_the_house_s_form(arguments, words, mnist, tmp_path):
+    asked = {"net": "mlp", "data": mnist, "batch": 10, "checkpoint": tmp_path / "new", **arguments}
+    with pytest.raises(ValueError, match=words):
+        fit(**asked)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule", "factor"),
+    [("sgd", None, 9), ("adam", None, 3), ("adam", "linear", 9), ("sgd", "none", 1)],
+)
+def test_rate_follows_the_ranks_by_the_rule(optimizer, rule, factor):
+    assert scaled_rate(optimizer, 9, 0.5, rule) == 0.5 * factor
+    assert scaled_rate(optimizer, 1, 0.5, rule) == 0.5
+
+
+def test_alone_gives_back_what_it_was_given():
+    alone = connect(False)
+    assert type(alone) is Alone
+    assert (alone.rank, alone.ranks) == (0, 1)
+    assert alone.total([1, 2.5]) == [1.0, 2.5]
+    with pytest.raises(KeyError, match="mine"), alone.together():
+        raise KeyError("mine")
+
+
+def test_clock_adds_up_phases_of_one_name():
+    clock = Clock()
+    for _ in range(2):
+        with clock.phase("train"):
+            time.sleep(0.01)
+    assert clock.total_s("train") >= 0.02
+    assert clock.total_s("train") == sum(end - begin for _name, begin, end in clock.phases)
+    assert clock.total_s("nothing") == 0.0
+    assert clock.now_s >= clock.total_s("train")
+
+
+def test_a_process_alone_loads_neither_mpi_nor_horovod():
+    script = (
+        "import sys\n"
+        "from dlguide import training\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "training.fit('mlp', samples=50, batch=10, evaluate=False)\n"
+        "loaded = {'mpi4py', 'horovod'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if "PMI" not in name}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
