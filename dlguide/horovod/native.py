@@ -14,16 +14,32 @@ if keras.backend.backend() != "tensorflow":
 
 try:
     import horovod.tensorflow as native
-    from horovod.tensorflow import mpi_ops
+    from horovod.tensorflow.mpi_ops import MPI_LIB as OPERATORS
 except ImportError as error:
     raise MissingComponentError(
         f"Horovod with TensorFlow must be installed, and is not ({error}). "
         "Build it with `dlguide install-horovod`."
     ) from error
 
+__all__ = [
+    "NAMES",
+    "OPERATORS",
+    "Adasum",
+    "Average",
+    "Compression",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "communicates",
+    "global_process_set",
+    "members",
+    "native",
+]
+
 ProcessSet = native.ProcessSet
 global_process_set = native.global_process_set
-
 Compression = native.Compression
 
 Average, Sum, Adasum = native.Average, native.Sum, native.Adasum

@@ -1,4 +1,4 @@
-"""The gradients of all ranks made one: what a distributed optimizer and a distributed tape share."""
+"""The gradients of all ranks made one: what distributed optimizers and tapes share."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class Reduction:
         ]
         if not communicates(self.process_set):
             return grads
-        refuse_xla()
         ranks = len(members(self.process_set))
         results = list(grads)
         shared: dict[int, Any] = {}

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from dlguide.checks import require
 from dlguide.horovod.collectives import broadcast
+from dlguide.horovod.guard import agree
 from dlguide.horovod.native import ProcessSet, communicates, global_process_set
 from dlguide.horovod.wire import check_root
 
@@ -39,6 +40,14 @@ def broadcast_variables(
     check_root(root_rank, process_set)
     if not communicates(process_set) or not targets:
         return
+    agree(
+        [
+            f"{keras.backend.standardize_dtype(t.dtype)} {tuple(t.shape)} as number {i + 1}"
+            for i, t in enumerate(targets)
+        ],
+        "The variables of a broadcast",
+        process_set,
+    )
 
     def assign() -> None:
         for i, target in enumerate(targets):

@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from dlguide.checks import require
 from dlguide.horovod.native import (
+    OPERATORS,
     Adasum,
     ProcessSet,
     members,
-    mpi_ops,
     native,
 )
 
@@ -49,7 +49,7 @@ def node_name(name: str) -> str:
 
 @lru_cache(maxsize=1024)  # a loop that invents a name every step must not keep every trace
 def _named(kind: str, name: str, attributes: tuple[tuple[str, Any], ...]) -> Any:
-    operator = getattr(mpi_ops.MPI_LIB, kind)
+    operator = getattr(OPERATORS, kind)
 
     def collective(*tensors: Any) -> Any:
         return operator(*tensors, name=name, ignore_name_scope=True, **dict(attributes))
@@ -79,9 +79,9 @@ def run(
         raise RuntimeError("Horovod must be initialised first. Call `hvd.init()`.")
     attributes["process_set_id"] = process_set.process_set_id
     if name is None:
-        return getattr(mpi_ops.MPI_LIB, kind)(*tensors, **attributes)
+        return getattr(OPERATORS, kind)(*tensors, **attributes)
     if not tf.executing_eagerly():
-        operator = getattr(mpi_ops.MPI_LIB, kind)
+        operator = getattr(OPERATORS, kind)
         return operator(*tensors, name=node_name(name), ignore_name_scope=True, **attributes)
     return _named(kind, node_name(name), tuple(sorted(attributes.items())))(*tensors)
 

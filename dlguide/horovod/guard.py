@@ -1,0 +1,278 @@
+"""Notice when ranks that should be equal are not, and say so on all of them together.
+
+Ranks that average their gradients hold the same weights, bit for bit, as long as they started
+from the same ones. Now and then every rank sends a 64-bit fingerprint of each trainable weight
+(8 bytes a variable); only when two differ are values compared. Differences of the size of
+rounding errors, as processors of several kinds make them, are warned about once; larger ones end
+the training with the ranks' numbers and the likely cause.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dlguide.checks import require_count
+from dlguide.horovod.collectives import allgather, broadcast
+from dlguide.horovod.native import ProcessSet, communicates, global_process_set, members
+
+CHECK_EVERY = 100  # updates; the switch is DLGUIDE_HVD_CHECK_EVERY, 0 turns the guard off
+ROUNDING = 1000  # differences up to this many units in the last place may be rounding
+NO_BROADCAST = (
+    "The ranks did not start from the same weights: broadcast them first, with "
+    "`hvd.callbacks.BroadcastGlobalVariablesCallback(0)` in `fit` or "
+    "`hvd.broadcast_variables(model.weights, root_rank=0)` in a loop of your own"
+)
+CHANGED_ASIDE = (
+    "Something beside this optimizer changes weights on some ranks: another optimizer that is not "
+    "distributed, weights loaded on one rank only, or a rank that skips steps"
+)
+
+
+class RanksDifferError(RuntimeError):
+    """Ranks that must be equal are not; raised on all of them together."""
+
+
+def check_every(value: int | None) -> int:
+    """Return how many updates pass between two checks.
+
+    Args:
+        value: a count, 0 for never; None takes DLGUIDE_HVD_CHECK_EVERY, or 100.
+
+    Returns:
+        int: updates between checks.
+
+    Raises:
+        ValueError: when it is not a count.
+    """
+    if value is None:
+        text = os.environ.get("DLGUIDE_HVD_CHECK_EVERY", "")
+        value = int(text) if text.isdecimal() else CHECK_EVERY
+    return require_count(value, "check_every", least=0)
+
+
+def agree(lines: Sequence[str], what: str, process_set: ProcessSet = global_process_set) -> None:
+    """Raise on every rank when one of them describes something differently.
+
+    Called by all ranks of the set, eagerly; moves 8 bytes per rank when they agree.
+
+    Args:
+        lines: what this rank has.
+        what: what it is about, as a subject that must be the same on every rank.
+        process_set: the ranks to compare.
+
+    Raises:
+        RanksDifferError: when the lines of the ranks differ; names the first difference.
+    """
+    if not communicates(process_set):
+        return
+    text = "\n".join(lines).encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    digests = allgather(
+        np.frombuffer(digest, np.int64), "dlguide.agree", process_set=process_set
+    ).numpy()
+    if (digests == digests[0]).all():
+        return
+    sizes = allgather(np.array([len(text)]), "dlguide.agree.sizes", process_set=process_set)
+    texts = allgather(np.frombuffer(text, np.uint8), "dlguide.agree.text", process_set=process_set)
+    parts = np.split(texts.numpy(), np.cumsum(sizes.numpy())[:-1])
+    ranks = members(process_set)
+    described = [bytes(part).decode().split("\n") for part in parts]
+    first, other = next((0, i) for i, part in enumerate(described) if part != described[0])
+    longest = max(len(described[first]), len(described[other]))
+    mine, theirs = (
+        part + ["nothing"] * (longest - len(part)) for part in (described[first], described[other])
+    )
+    here, there = next((a, b) for a, b in zip(mine, theirs, strict=True) if a != b)
+    raise RanksDifferError(
+        f"{what} must be the same on every rank: rank {ranks[first]} has {here}, "
+        f"rank {ranks[other]} has {there}."
+    )
+
+
+def check_weights(
+    variables: Sequence[Any],
+    cause: str = NO_BROADCAST,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Raise on every rank when their weights are not the same.
+
+    Called by all ranks of the set, eagerly; moves 8 bytes a variable per rank.
+
+    Args:
+        variables: the trainable variables, in the same order on all ranks.
+        cause: what to suggest when they differ, a sentence without its full stop.
+        process_set: the ranks to compare.
+
+    Raises:
+        RanksDifferError: when weights differ by more than rounding.
+    """
+    if variables and communicates(process_set):
+        gathered = _gather_fingerprints(variables, process_set)
+        if not bool(_equal_rows(gathered)):
+            explain(gathered.numpy(), variables, cause, process_set)
+
+
+class Watch:
+    """The check inside a distributed optimizer: before the second update, then every so many."""
+
+    def __init__(self, every: int, process_set: ProcessSet) -> None:
+        self.every = every
+        self.process_set = process_set
+        self.updates: tf.Variable | None = None
+
+    def before_update(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Compare the ranks' weights when it is time, and return the gradients.
+
+        The weights are looked at before the second update, not the first: many scripts broadcast
+        after one step, when all variables exist.
+
+        Args:
+            grads: gradients that wait for the check to pass.
+            variables: the variables that must be equal.
+
+        Returns:
+            list: the gradients, unchanged.
+
+        Raises:
+            RanksDifferError: when weights differ; inside `tf.function` it comes as a TensorFlow
+                error with the same text.
+        """
+        if not self.every or not variables:
+            return grads
+        if self.updates is None:
+            with tf.init_scope():
+                self.updates = tf.Variable(0, dtype=tf.int64, trainable=False)
+        done = self.updates.read_value()
+        due = (done == 1) | ((done > 0) & (done % self.every == 0))
+        passed = tf.cond(due, lambda: self._look(done, variables), lambda: tf.constant(True))
+        self.updates.assign_add(1)
+        if tf.executing_eagerly():
+            return grads
+        with tf.control_dependencies([passed]):
+            return [
+                None
+                if grad is None
+                else tf.nest.map_structure(tf.identity, grad, expand_composites=True)
+                for grad in grads
+            ]
+
+    def _look(self, done: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
+        gathered = _gather_fingerprints(variables, self.process_set)
+
+        def differ(rows: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+            cause = NO_BROADCAST if int(updates) == 1 else CHANGED_ASIDE
+            explain(rows.numpy(), variables, cause, self.process_set)
+            return tf.constant(True)
+
+        if tf.executing_eagerly():
+            return _equal_rows(gathered) or differ(gathered, done)
+        return tf.cond(
+            _equal_rows(gathered),
+            lambda: tf.constant(True),
+            lambda: tf.py_function(differ, [gathered, done], tf.bool),
+        )
+
+
+def _gather_fingerprints(variables: Sequence[Any], process_set: ProcessSet) -> tf.Tensor:
+    """Return one row of 64-bit fingerprints for each rank: shape (ranks, variables)."""
+    with tf.device("CPU:0"):
+        rows = [tf.fingerprint(tf.reshape(tf.convert_to_tensor(v), [1, -1])) for v in variables]
+        mine = tf.bitcast(tf.concat(rows, axis=0), tf.int64)
+        return allgather(mine[None], "dlguide.fingerprints", process_set=process_set)
+
+
+def _equal_rows(rows: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all(rows == rows[:1])
+
+
+def explain(
+    fingerprints: np.ndarray, variables: Sequence[Any], cause: str, process_set: ProcessSet
+) -> None:
+    """Measure how far the ranks' weights are apart; warn of rounding, raise otherwise.
+
+    Called by all ranks of the set with the same fingerprints; broadcasts the variables that
+    differ.
+
+    Args:
+        fingerprints: one row for each rank, shape (ranks, variables).
+        variables: the variables they belong to.
+        cause: what to suggest, a sentence without its full stop.
+        process_set: the ranks to compare.
+
+    Raises:
+        RanksDifferError: when weights differ by more than rounding.
+    """
+    ranks = members(process_set)
+    worst, worst_relative, worst_name, rounding = 0.0, -1.0, "", True
+    different = np.flatnonzero((fingerprints != fingerprints[0]).any(axis=0))
+    for i in different:
+        name = f"dlguide.explain.{i}"
+        own = tf.convert_to_tensor(variables[i])
+        first = broadcast(own, ranks[0], name, process_set=process_set)
+        own, first = (np.asarray(tensor, np.float64) for tensor in (own, first))
+        apart = np.where(own == first, 0.0, np.abs(own - first))
+        apart[np.isnan(own) & np.isnan(first)] = 0.0
+        apart = np.nan_to_num(apart, nan=np.inf)
+        largest = allgather([apart.max(initial=0.0)], f"{name}.most", process_set=process_set)
+        distance = float(largest.numpy().max())
+        size = float(np.abs(first).max(initial=0.0)) or 1.0
+        relative = distance / size if np.isfinite(size) else np.inf
+        precision = tf.as_dtype(variables[i].dtype)
+        unit = np.finfo(precision.as_numpy_dtype).eps if precision.is_floating else 0.0
+        rounding &= relative <= min(ROUNDING * float(unit), 0.01)
+        if relative > worst_relative:
+            worst, worst_relative = distance, relative
+            worst_name = getattr(variables[i], "path", variables[i].name)
+    counted = f"{len(different)} of {len(variables)} trainable variables"
+    measured = f"most in `{worst_name}`, by up to {worst:.2g}"
+    if rounding:
+        warnings.warn(
+            f"The ranks' weights differ by rounding ({counted}, {measured}). Processors of "
+            "different kinds do this; it does no harm while it stays small.",
+            stacklevel=2,
+        )
+        return
+    raise RanksDifferError(
+        f"The ranks' weights must be equal, and {_parties(fingerprints, ranks)} ({counted}, "
+        f"{measured}). {cause}."
+    )
+
+
+def _parties(fingerprints: np.ndarray, ranks: Sequence[int]) -> str:
+    """Say which ranks are alone: 'rank 2 differs from ranks 0, 1'."""
+    groups: dict[bytes, list[int]] = {}
+    for rank, row in zip(ranks, fingerprints, strict=True):
+        groups.setdefault(row.tobytes(), []).append(rank)
+    parties = sorted(groups.values(), key=len)
+    if len(parties) == len(ranks):
+        return f"those of ranks {_listed(ranks)} all differ"
+    others = sorted(rank for party in parties[:-1] for rank in party)
+    verb = "rank {} differs" if len(others) == 1 else "ranks {} differ"
+    agree_with = ("ranks " if len(parties[-1]) > 1 else "rank ") + _listed(parties[-1])
+    return f"{verb.format(_listed(others))} from {agree_with}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def trainable(model: keras.Model, without: frozenset, key: Any) -> list[Any]:
+    """Return a model's trainable variables that must be equal on all ranks.
+
+    Args:
+        model: the model.
+        without: keys of variables that are each rank's own.
+        key: what tells variables apart.
+
+    Returns:
+        list: Keras variables.
+    """
+    return [v for v in model.trainable_variables if key(v) not in without]
