@@ -11,14 +11,15 @@ from dlguide.cluster import rank as ranks_side
 from dlguide.machine import threads
 
 
-def prepare(folder: str, plan: dict[str, Any]) -> dict[str, Any]:
-    """Make an engine ready: its cores and threads, its log, its monitor.
+def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    """Make an engine ready: its cores and threads, its modules, its log, its monitor.
 
     Called once in every engine, before anything has loaded TensorFlow.
 
     Args:
         folder: the cluster's folder.
         plan: the thread plan as a dict.
+        path: where the launcher finds its modules; the rank finds them there too.
 
     Returns:
         dict: rank, ranks, pid, cpus (the mask the system really gave) and threads.
@@ -27,6 +28,7 @@ def prepare(folder: str, plan: dict[str, Any]) -> dict[str, Any]:
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank
+    sys.path += [each for each in path if each not in sys.path]
     log = os.open(ranks_side.log_path(Path(folder), rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

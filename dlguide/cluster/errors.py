@@ -9,7 +9,7 @@ class RankError(RuntimeError):
     """One or more ranks failed, left early, or can never go on; all ranks were then stopped.
 
     Attributes:
-        kind: "raised", "exited", "died", "frozen" or "deadlock".
+        kind: "raised", "exited", "died", "frozen", "deadlock" or "lost".
         ranks: the ranks it is about (indices).
         detail: tracebacks, or what each rank was doing.
     """

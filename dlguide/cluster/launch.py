@@ -118,7 +118,8 @@ class Cluster:
         self._wait_for(lambda: len(self.client.ids) == self.ranks, f"{self.ranks} ranks")
         from dlguide.cluster import engine as engine_side
 
-        made = self.client[:].apply_async(engine_side.prepare, str(self.folder), asdict(self.plan))
+        plan = asdict(self.plan)
+        made = self.client[:].apply_async(engine_side.prepare, str(self.folder), plan, sys.path)
         self._wait_for(made.ready, f"{self.ranks} ranks")
         numbered = zip(made.get(), self.client.ids, strict=True)
         self.engines = sorted(({**info, "id": i} for info, i in numbered), key=lambda e: e["rank"])

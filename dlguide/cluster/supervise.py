@@ -13,6 +13,8 @@ LOOK_S = 0.05
 JUDGE_S = 0.25
 GRACE_S = 1.0  # after the first failure, for the others to fail too and to tell why
 
+LOST_S = 20.0  # a very large result may be on its way for so long
+
 Outcomes = dict[int, dict[str, Any]]
 
 
@@ -82,6 +84,9 @@ def judge(
         return watch.frozen(standing)
     if len(states) < len(ranks):
         return None  # some have not begun
+    if all(s["phase"] != "running" and now_s - s["since"] > LOST_S for s in states.values()):
+        message = "every rank has finished, but the answers do not arrive: the controller is gone."
+        return RankError("lost", ranks, message)
     for rank in range(everyone):
         states.setdefault(rank, {"phase": "absent", "since": now_s, "call": "", "place": ""})
     return watch.deadlock(states, stalls.current(now_s), now_s)

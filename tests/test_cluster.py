@@ -1,0 +1,172 @@
+"""Ranks from one line: results, output, cores, listeners, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlguide.cluster import Cluster, processes
+from dlguide.machine import describe, threads
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def ours(name):
+    return [each for each in processes.living() if each.cluster == name]
+
+
+def who_am_i(offset):
+    import os
+
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    print(f"I am {comm.rank}")
+    everyone = comm.allgather(comm.rank)
+    return comm.rank + offset, everyone, sorted(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_run_gives_one_result_per_rank_in_rank_order(ranks):
+    with Cluster(ranks=ranks, oversubscribe=True) as cluster:
+        results = cluster.run(who_am_i, offset=10)
+        assert [each[0] for each in results] == [10 + rank for rank in range(ranks)]
+        assert all(each[1] == list(range(ranks)) for each in results)
+        assert [tuple(each[2]) for each in results] == [tuple(c) for c in cluster.plan.cpus]
+        some = cluster.run_on([ranks - 1], lambda: os.getpid())
+        assert some == [cluster.engines[ranks - 1]["pid"]]
+        name = cluster.name
+    assert not ours(name)
+
+
+def test_what_ranks_print_appears_behind_their_rank(capsys):
+    with Cluster(ranks=2) as cluster:
+        cluster.run(who_am_i, 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["[0] I am 0", "[1] I am 1"]
+
+
+def test_more_ranks_than_cores_is_refused_with_the_reason():
+    cores = describe().usable_cores
+    with pytest.raises(ValueError, match=rf"at most the {cores} cores .* got {cores + 1}"):
+        Cluster(ranks=cores + 1)
+    with pytest.raises(ValueError, match="`ranks` must be a whole number of at least 1, got 0"):
+        Cluster(ranks=0)
+
+
+def test_a_plan_decides_cores_and_threads():
+    plan = threads.plan(describe(), ranks=1)
+    with Cluster(plan) as cluster:
+        assert cluster.run(lambda: os.environ["TF_NUM_INTRAOP_THREADS"]) == [str(plan.threads)]
+        assert f"{cluster.engines[0]['pid']}" in repr(cluster)
+    assert "stopped" in repr(cluster)
+
+
+def test_listeners_are_on_loopback_only_and_connections_are_encrypted():
+    with Cluster(ranks=2) as cluster:
+        cluster.run(who_am_i, 0)
+        pids = {each.pid for each in ours(cluster.name)}
+        listening = [
+            connection.laddr.ip
+            for connection in psutil.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN and connection.pid in pids
+        ]
+        assert listening
+        assert set(listening) == {"127.0.0.1"}
+        connection_file = cluster.folder / "security" / "ipcontroller-dlguide-client.json"
+        assert '"curve_serverkey": "' in connection_file.read_text()
+        assert cluster.folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_stopped_or_broken_cluster_starts_again_at_the_next_run():
+    with Cluster(ranks=2) as cluster:
+        os.kill(cluster.engines[0]["pid"], signal.SIGKILL)
+        time.sleep(0.5)
+        assert [each[0] for each in cluster.run(who_am_i, 0)] == [0, 1]
+        cluster.stop()
+        assert [each[0] for each in cluster.run(who_am_i, 0)] == [0, 1]
+
+
+def test_a_kernel_without_the_environment_in_its_path_finds_mpiexec(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    with Cluster(ranks=2) as cluster:
+        assert len(cluster.run(who_am_i, 0)) == 2
+
+
+OWNER = """
+import sys, time
+from dlguide.cluster import Cluster
+cluster = Cluster(ranks=2)
+def wait():
+    from mpi4py import MPI
+    MPI.COMM_WORLD.barrier()
+    {block}
+print(cluster.name, cluster.folder, flush=True)
+try:
+    cluster.run(wait)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    print(cluster.run(lambda: 1), flush=True)
+"""
+
+
+def start_owner(block):
+    code = OWNER.format(block=block)
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    name, folder = owner.stdout.readline().split()
+    time.sleep(1.0)
+    return owner, name, Path(folder)
+
+
+@pytest.mark.parametrize("block", ["import time; time.sleep(60)", "MPI.COMM_WORLD.recv()"])
+def test_an_interrupt_gives_control_back_and_the_cluster_works_on(block):
+    owner, name, _ = start_owner(block)
+    started = time.monotonic()
+    owner.send_signal(signal.SIGINT)
+    assert owner.stdout.readline() == "interrupted\n"
+    assert time.monotonic() - started < 10
+    assert owner.stdout.readline() == "[1, 1]\n"
+    assert owner.wait(timeout=20) == 0
+    assert not ours(name)
+
+
+def test_a_killed_owner_leaves_nothing_after_15_s():
+    owner, name, folder = start_owner("import time; time.sleep(60)")
+    assert len(ours(name)) > 5
+    shared = set().union(*(processes.shared_memory(each.pid) for each in ours(name)))
+    assert shared
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 15
+    while (ours(name) or folder.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not ours(name)
+    assert not folder.exists()
+    assert not any(path.exists() for path in shared)
+
+
+def test_cleanup_ends_ours_and_only_ours():
+    bystander = subprocess.Popen(["sleep", "60"])
+    with Cluster(ranks=1) as living:
+        owner, name, folder = start_owner("import time; time.sleep(60)")
+        watchdog = next(each for each in ours(name) if "watchdog" in each.command)
+        os.kill(watchdog.pid, signal.SIGKILL)
+        owner.kill()
+        owner.wait()
+        found = {each.cluster for each in processes.leftovers()}
+        assert name in found
+        assert living.name not in found
+        processes.cleanup()
+        assert not ours(name)
+        assert not folder.exists()
+        assert living.run(lambda: 7) == [7]
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()

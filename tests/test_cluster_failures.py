@@ -1,0 +1,93 @@
+"""Whatever a rank does, the call ends soon, names it, and the cluster can be used again."""
+
+from __future__ import annotations
+
+import time
+
+import cloudpickle
+import failures
+import pytest
+
+from dlguide.cluster import Cluster, RankError, processes
+
+# From the moment of the failure; starting Horovod on the ranks takes seconds before it.
+START_HOROVOD_S = 25.0
+LIMIT_S = {"frozen": 30.0}
+AGAIN_S = 15.0
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def cluster(request):
+    cloudpickle.register_pickle_by_value(failures)
+    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
+        yield cluster
+    cloudpickle.unregister_pickle_by_value(failures)
+    assert not [each for each in processes.living() if each.cluster == cluster.name]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fail", failures.KINDS, ids=lambda fail: fail.__name__)
+def test_a_failure_ends_the_call_and_names_the_rank(cluster, fail):
+    kind, ranks = failures.KINDS[fail]
+    assert cluster.run(failures.is_well) == [sum(range(1, cluster.ranks + 1))] * cluster.ranks
+    before = cluster.name
+    started = time.monotonic()
+    with pytest.raises(RankError) as caught:
+        cluster.run(fail)
+    seconds = time.monotonic() - started
+    assert caught.value.kind == kind
+    if ranks is not None:
+        assert caught.value.ranks == ranks
+        assert "rank 1" in str(caught.value)
+    horovod = "horovod" in fail.__name__
+    assert seconds < LIMIT_S.get(kind, 5.0) + START_HOROVOD_S * horovod
+    if cluster.client is None:
+        assert not [each for each in processes.living() if each.cluster == before]
+    started = time.monotonic()
+    assert cluster.run(failures.is_well) == [sum(range(1, cluster.ranks + 1))] * cluster.ranks
+    assert time.monotonic() - started < AGAIN_S
+
+
+def test_the_error_carries_traceback_or_tensor(cluster):
+    with pytest.raises(RankError, match=r"rank 1 raised ValueError: bad batch[\s\S]*in raises"):
+        cluster.run(failures.raises)
+    with pytest.raises(RankError, match=r"rank 1 has not joined `\S*gradients\S*`"):
+        cluster.run(failures.makes_fewer_horovod_steps)
+
+
+def slow_rank():
+    """Compute and sleep for longer than any wait that counts as a deadlock."""
+    import time
+
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    if comm.rank == 1:
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            sum(range(1000))
+        time.sleep(3)
+    return comm.allreduce(1)
+
+
+def many_small_messages():
+    """Be in a receive whenever somebody looks, and yet get on."""
+    import time
+
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    end = time.monotonic() + 5
+    while comm.bcast(time.monotonic() < end):
+        comm.sendrecv(0, dest=(comm.rank + 1) % comm.size, source=(comm.rank - 1) % comm.size)
+        if comm.rank == 0:
+            comm.send(0, dest=1)
+        elif comm.rank == 1:
+            comm.recv(source=0)
+    return "done"
+
+
+@pytest.mark.timeout(120)
+def test_a_slow_rank_is_no_deadlock(cluster):
+    assert cluster.run(slow_rank) == [cluster.ranks] * cluster.ranks
+    assert cluster.run(many_small_messages) == ["done"] * cluster.ranks
