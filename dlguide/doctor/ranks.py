@@ -1,0 +1,207 @@
+"""MPI: the launcher, the one library behind all, and a sum on two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+
+from dlguide import commands
+from dlguide.checks import MissingComponentError
+from dlguide.cluster.launch import find_mpiexec
+from dlguide.doctor.finding import Finding
+
+MARK = "DOCTOR "
+REINSTALL = "make setup"
+REBUILD = "dlguide install-horovod --force"
+
+# Each loads one component as its users do, and tells which libmpi came with it. Horovod's own
+# library is loaded without the Python part of TensorFlow, which takes seconds.
+LOADERS = {
+    "mpi4py": """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+""",
+    "Horovod": """
+import ctypes
+site = pathlib.Path(sysconfig.get_path("purelib"))
+for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
+    for path in [*site.glob(f"tensorflow/{name}"), *pathlib.Path(sys.prefix).glob(f"lib/{name}")]:
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        break
+ctypes.CDLL(str(next(site.glob("horovod/tensorflow/mpi_lib*.so"))))
+""",
+    "daal4py": """
+import ctypes
+site = pathlib.Path(sysconfig.get_path("purelib"))
+ctypes.CDLL(str(next(site.glob("daal4py/mpi_transceiver*.so"))))
+""",
+}
+LOADED = """
+import pathlib, sys, sysconfig
+{load}
+lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+paths = {{line.split(maxsplit=5)[-1] for line in lines if "/libmpi" in line}}
+print("{mark}" + " ".join(sorted(paths)))
+"""
+
+# Rank 0 tells each step when it is done, so that the last line shows where the others broke.
+TWO_RANKS = """
+import json, time
+begin = time.perf_counter()
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.Get_rank()
+def tell(**record):
+    if rank == 0:
+        print("DOCTOR " + json.dumps(dict(record, seconds=time.perf_counter() - begin)), flush=True)
+tell(part="mpi4py", total=MPI.COMM_WORLD.allreduce(rank + 1), ranks=MPI.COMM_WORLD.Get_size(),
+     library=MPI.Get_library_version())
+import tensorflow as tf
+import keras
+import horovod, horovod.tensorflow as hvd
+hvd.init()
+total = hvd.allreduce(tf.constant([rank + 1.0]), op=hvd.Sum, name="doctor").numpy()[0]
+tell(part="Horovod", total=float(total), ranks=hvd.size(), horovod=horovod.__version__,
+     tensorflow=tf.__version__, keras=keras.__version__, backend=keras.backend.backend(),
+     keras_file=keras.__file__)
+hvd.shutdown()
+"""
+
+
+def mpiexec(limit_s: float, launcher: Path | None = None) -> Finding:
+    """Start two processes that do nothing but say so.
+
+    Args:
+        limit_s: when they are killed (s).
+        launcher: the mpiexec; None takes the one that the cluster takes.
+
+    Returns:
+        Finding: the launcher, or why it does not work.
+    """
+    try:
+        path = launcher or find_mpiexec()
+    except MissingComponentError as error:
+        return Finding("mpiexec", False, str(error), REINSTALL)
+    done = commands.run([path, "-n", "2", "/bin/echo", "here"], limit_s, _environment(path))
+    if done.ok and done.output.split() == ["here", "here"]:
+        return Finding("mpiexec", True, str(path))
+    return Finding("mpiexec", False, f"{path} {_how(done, limit_s)}", REINSTALL)
+
+
+def two_ranks(limit_s: float, launcher: Path | None = None) -> list[Finding]:
+    """Sum a number over two ranks, with mpi4py and then with Horovod.
+
+    Args:
+        limit_s: when the ranks are killed (s).
+        launcher: the mpiexec; None takes the one that the cluster takes.
+
+    Returns:
+        list[Finding]: one for mpi4py, one for Horovod.
+    """
+    names = ("mpi4py, 2 ranks", "Horovod, 2 ranks")
+    try:
+        path = launcher or find_mpiexec()
+    except MissingComponentError as error:
+        return [Finding(name, False, str(error), REINSTALL) for name in names]
+    env = {
+        **_environment(path),
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    done = commands.run([path, "-n", "2", sys.executable, "-c", TWO_RANKS], limit_s, env)
+    records = [json.loads(line) for line in _marked(done.output)]
+    told = {record["part"]: record for record in records}
+    how = _how(done, limit_s)
+    return [
+        _mpi4py(told.get("mpi4py"), how),
+        _horovod(told.get("Horovod"), how if "mpi4py" in told else "not reached"),
+    ]
+
+
+def one_libmpi(limit_s: float, loaders: dict[str, str] = LOADERS) -> Finding:
+    """Find the libmpi that each component loads, each in a process of its own.
+
+    In one process the second would be handed the library of the first, and a mixture of two
+    would not show until somebody imports them in another order.
+
+    Args:
+        limit_s: when a process is killed (s).
+        loaders: code that loads the component, by the component's name.
+
+    Returns:
+        Finding: the path, or who loads which.
+    """
+    found: dict[str, str] = {}
+    for name, load in loaders.items():
+        code = LOADED.format(load=load, mark=MARK)
+        env = commands.without_mpi()
+        done = commands.run([sys.executable, "-c", code], limit_s / len(loaders), env)
+        marked = _marked(done.output)
+        paths = {os.path.realpath(path) for path in marked[0].split()} if marked else set()
+        found[name] = " and ".join(sorted(paths)) or (done.tail(1) or _how(done, limit_s))
+    stray = [name for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if os.environ.get(name)]
+    if len(set(found.values())) == 1 and (path := next(iter(found.values()))).startswith("/"):
+        return Finding("libmpi", True, f"{path}, for {', '.join(found)}")
+    told = "; ".join(f"{name}: {path}" for name, path in found.items())
+    unset = f"unset {' '.join(stray)}; " if stray else ""
+    rest = REBUILD if found.get("mpi4py", "").startswith("/") else REINSTALL
+    return Finding("libmpi", False, told, f"{unset}{rest}")
+
+
+def _mpi4py(record: dict | None, how: str) -> Finding:
+    name = "mpi4py, 2 ranks"
+    if record is None:
+        return Finding(name, False, how, REINSTALL)
+    library = re.sub(r"\s+", " ", record["library"].replace("\x00", ""))[:60].strip()
+    if (record["ranks"], record["total"]) != (2, 3):
+        alone = f"{record['ranks']} ranks, sum {record['total']}: another MPI's mpiexec? {library}"
+        return Finding(name, False, alone, REINSTALL)
+    version = re.search(r"MPICH Version: (\S+)", library)
+    shown = f"MPICH {version.group(1)}" if version else library
+    return Finding(name, True, f"sum 3 after {record['seconds']:.1f} s; {shown}")
+
+
+def _horovod(record: dict | None, how: str) -> Finding:
+    name = "Horovod, 2 ranks"
+    if record is None:
+        return Finding(name, False, how, REBUILD)
+    if (record["ranks"], record["total"]) != (2, 3.0):
+        return Finding(name, False, f"{record['ranks']} ranks, sum {record['total']}", REBUILD)
+    if record["keras"] != metadata.version("keras"):
+        found = f"imports Keras {record['keras']} from {record['keras_file']}"
+        return Finding(name, False, found, "unset PYTHONPATH")
+    return Finding(
+        name,
+        True,
+        f"sum 3 after {record['seconds']:.1f} s; TensorFlow {record['tensorflow']},"
+        f" Keras {record['keras']} on {record['backend']}, Horovod {record['horovod']}",
+    )
+
+
+def _environment(launcher: Path) -> dict[str, str]:
+    env = commands.without_mpi()
+    if launcher.name == "mpiexec.gforker":
+        env.setdefault("UCX_TLS", "sm,self")  # one host: no listener outside it
+    # Also a kernel whose PATH lacks the environment finds what belongs to it.
+    env["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), env.get("PATH", "")])
+    return env
+
+
+def _marked(output: str) -> list[str]:
+    lines = output.splitlines()
+    return [line[line.index(MARK) + len(MARK) :] for line in lines if MARK in line]
+
+
+def _how(done: commands.Done, limit_s: float) -> str:
+    if done.status is None:
+        return f"did not end within {limit_s:g} s"
+    errors = re.findall(r"^\w*(?:Error|Exception|Interrupt)\b.*", done.output, re.M)
+    last = errors[-1] if errors else done.tail(1)
+    return f"ended with exit status {done.status}: {last[:200]}"

@@ -1,0 +1,245 @@
+"""The machine and the shell around us: cores, memory, folders, network, variables, leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from dlguide import machine
+from dlguide.cluster import processes
+from dlguide.commands import STARTED_BY_MPI
+from dlguide.data import datasets
+from dlguide.doctor.finding import Finding
+
+RANK_BYTES = 700_000_000  # a rank with TensorFlow, the MNIST network and its data
+DISK_BYTES = 1_000_000_000  # notebooks, plots, checkpoints
+SHARED_BYTES = 64_000_000  # what two ranks and their messages take of /dev/shm
+
+SHADOWING = ("tensorflow", "keras", "tf_keras", "horovod", "mpi4py", "ipyparallel", "numpy")
+
+
+def environment(limit_s: float, variables: Mapping[str, str] | None = None) -> Finding:
+    """Look for variables and settings that change what runs without a word.
+
+    Args:
+        limit_s: not needed here; every check takes one (s).
+        variables: the environment; None takes this process' own.
+
+    Returns:
+        Finding: all that is stray, in one line.
+    """
+    env = os.environ if variables is None else variables
+    breaking: dict[str, str] = {}
+    slowing: dict[str, str] = {}
+    backend = env.get("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow":
+        breaking["KERAS_BACKEND"] = f"{backend}: Horovod works with TensorFlow"
+    if env.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
+        breaking["TF_USE_LEGACY_KERAS"] = "asks for Keras 2"
+    for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
+        shadows = [name for name in SHADOWING if (Path(folder) / name).exists()]
+        if shadows:
+            breaking["PYTHONPATH"] = f"{folder} hides {', '.join(shadows)}"
+    if env.get("PYTHONHOME"):
+        breaking["PYTHONHOME"] = "belongs to another Python"
+    for name in env:
+        if name.startswith(STARTED_BY_MPI[:2]):
+            breaking[name] = "makes every process wait for an MPI launcher"
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        if name in env:
+            _threads(name, env[name], breaking, slowing)
+    if "LD_PRELOAD" in env and "mpi" in env["LD_PRELOAD"]:
+        breaking["LD_PRELOAD"] = "puts another MPI before ours"
+    stray = {**breaking, **slowing}
+    if stray:
+        told = "; ".join(f"{name}: {why}" for name, why in stray.items())
+        ok = False if breaking else None
+        return Finding("Environment", ok, told, f"unset {' '.join(stray)}")
+    return _keras_settings(env)
+
+
+def _threads(name: str, value: str, breaking: dict, slowing: dict) -> None:
+    usable = len(os.sched_getaffinity(0))
+    if not value.isdigit():
+        breaking[name] = f"{value!r} is no number of threads"
+    elif int(value) > usable:
+        slowing[name] = f"{value} threads on {usable} cores"
+
+
+def _keras_settings(env: Mapping[str, str]) -> Finding:
+    path = Path(env.get("KERAS_HOME") or Path(env.get("HOME", "~")).expanduser() / ".keras")
+    path /= "keras.json"
+    if "KERAS_BACKEND" not in env and path.exists():
+        try:
+            backend = json.loads(path.read_text()).get("backend", "tensorflow")
+        except (OSError, ValueError, AttributeError):
+            return Finding("Environment", False, f"{path} cannot be read", f"rm {path}")
+        if backend != "tensorflow":
+            mend = "export KERAS_BACKEND=tensorflow"
+            return Finding("Environment", False, f"{path} chooses the backend {backend}", mend)
+    return Finding("Environment", True, "no variable that gets in the way")
+
+
+def cores(limit_s: float) -> Finding:
+    """Count the cores this process may use, and say what limits them.
+
+    Args:
+        limit_s: not needed here; every check takes one (s).
+
+    Returns:
+        Finding: a note when two ranks would share a core.
+    """
+    here = machine.describe()
+    online = os.sysconf("SC_NPROCESSORS_ONLN")
+    found = f"{here.usable_cores} to use: {here.physical_cores} physical, {here.logical_cores}"
+    found += f" logical of {online}"
+    if here.quota_cores is not None:
+        found += f", CPU time for {here.quota_cores:g}"
+    if here.usable_cores >= 2:
+        return Finding("Cores", True, found)
+    mend = "Ask for 2 cores, or use `Cluster(ranks=2, oversubscribe=True)` and expect no speed-up."
+    return Finding("Cores", None, f"{found}; two ranks would share one", mend)
+
+
+def memory(limit_s: float) -> Finding:
+    """Tell whether two ranks and a kernel fit into the memory that is free.
+
+    Args:
+        limit_s: not needed here; every check takes one (s).
+
+    Returns:
+        Finding: bytes free of bytes there.
+    """
+    total = machine.describe().memory_bytes
+    free = min(psutil.virtual_memory().available, total)
+    found = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+    mend = "ps -eo rss,pid,args --sort=-rss | head  # end what you do not need"
+    if free < 2 * RANK_BYTES:
+        return Finding("Memory", False, f"{found}; two ranks need 1.4", mend)
+    if free < 4 * RANK_BYTES:
+        return Finding("Memory", None, f"{found}; more than two ranks will not fit", mend)
+    return Finding("Memory", True, found)
+
+
+def disk(limit_s: float) -> Finding:
+    """Tell whether results can be written where we are and in the temporary folder.
+
+    Args:
+        limit_s: not needed here; every check takes one (s).
+
+    Returns:
+        Finding: the place with the least room.
+    """
+    try:
+        places = [Path.cwd(), Path(tempfile.gettempdir())]
+    except OSError as error:
+        return Finding("Disk", False, str(error), "mkdir -p /tmp/mine && export TMPDIR=/tmp/mine")
+    free, place = min((shutil.disk_usage(place).free, place) for place in places)
+    found = f"{free / 1e9:.1f} GB free in {place}"
+    if free < DISK_BYTES:
+        return Finding("Disk", False, found, f"make clean; df -h {place}")
+    if not os.access(places[0], os.W_OK):
+        return Finding("Disk", False, f"{places[0]} cannot be written", "cd to a folder of yours")
+    return Finding("Disk", True, found)
+
+
+def shared_memory(limit_s: float, folder: Path = Path("/dev/shm")) -> Finding:
+    """Tell whether ranks can exchange messages through /dev/shm.
+
+    Args:
+        limit_s: not needed here; every check takes one (s).
+        folder: where shared memory is mounted.
+
+    Returns:
+        Finding: bytes free; containers often have 64 MB.
+    """
+    mend = f"sudo mount -o remount,size=1G {folder}  # in Docker: docker run --shm-size=1g ..."
+    if not os.access(folder, os.W_OK):
+        return Finding("Shared memory", False, f"{folder} cannot be written", mend)
+    free = shutil.disk_usage(folder).free
+    found = f"{free / 1e6:.0f} MB free in {folder}"
+    if free < SHARED_BYTES:
+        return Finding("Shared memory", False, found, mend)
+    return Finding("Shared memory", True if free >= 4 * SHARED_BYTES else None, found, mend)
+
+
+def loopback(limit_s: float) -> Finding:
+    """Send a byte to ourselves: kernel, controller and ranks talk over 127.0.0.1.
+
+    Args:
+        limit_s: when to give up (s).
+
+    Returns:
+        Finding: whether it came back.
+    """
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=limit_s) as client,
+        ):
+            server.settimeout(limit_s)
+            accepted, _ = server.accept()
+            with accepted:
+                client.sendall(b"x")
+                accepted.settimeout(limit_s)
+                came = accepted.recv(1)
+    except OSError as error:
+        return Finding("Loopback", False, f"127.0.0.1: {error}", "sudo ip link set lo up")
+    return Finding("Loopback", came == b"x", "127.0.0.1 answers", "sudo ip link set lo up")
+
+
+def home(limit_s: float) -> Finding:
+    """Write into the home folder: Jupyter and the cache of Horovod's wheel need it.
+
+    Args:
+        limit_s: not needed here; every check takes one (s).
+
+    Returns:
+        Finding: the folder.
+    """
+    place = Path.home()
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        mend = "mkdir -p /tmp/home && export HOME=/tmp/home"
+        return Finding("Home", False, f"{place}: {error.strerror}", mend)
+    return Finding("Home", True, f"{place} can be written")
+
+
+def data_files(limit_s: float) -> Finding:
+    """Hold the data files against their checksums.
+
+    Args:
+        limit_s: not needed here; every check takes one (s).
+
+    Returns:
+        Finding: the data set, or the file that is damaged or missing.
+    """
+    try:
+        data = datasets.load("mnist")
+    except (datasets.DataError, RuntimeError) as error:
+        return Finding("Data", False, str(error), "git checkout -- data")
+    return Finding("Data", True, repr(data))
+
+
+def leftovers(limit_s: float) -> Finding:
+    """Look for processes of clusters whose owner is gone.
+
+    Args:
+        limit_s: not needed here; every check takes one (s).
+
+    Returns:
+        Finding: their number and the first few.
+    """
+    found = processes.leftovers()
+    if not found:
+        return Finding("Leftovers", True, "no process of ours is left over")
+    told = "; ".join(f"{each.pid} of {each.cluster}" for each in found[:5])
+    return Finding("Leftovers", False, f"{len(found)} processes: {told}", "dlguide cleanup")

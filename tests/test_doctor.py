@@ -1,0 +1,393 @@
+"""The doctor: each line that breaks fails with the command that mends it, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlguide import doctor
+from dlguide.cluster import processes
+from dlguide.doctor import checkup, ranks, software, surroundings
+from dlguide.doctor.finding import Finding
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 60.0
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def by_name(findings):
+    return {finding.name: finding for finding in findings}
+
+
+@pytest.fixture(scope="module")
+def healthy():
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMP_", "TF_NUM", "PYTHONPATH", "KERAS", "PMI"))
+    }
+    code = "from dlguide import doctor\nprint(doctor.as_json(doctor.examine()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    return [Finding(**record) for record in json.loads(done.stdout)]
+
+
+def test_healthy_machine_has_no_failure(healthy):
+    assert [str(finding) for finding in healthy if finding.ok is False] == []
+
+
+def test_every_check_is_told_once(healthy):
+    assert {name for name, _ in checkup.CHECKS} == set(checkup.TOLD)
+    names = [finding.name for finding in healthy]
+    assert len(names) == len(set(names)) >= len(checkup.CHECKS)
+    assert names[0] == "Python"
+
+
+def test_ranks_tell_what_they_imported(healthy):
+    found = by_name(healthy)["Horovod, 2 ranks"].found
+    for name in ("tensorflow-cpu", "keras", "horovod"):
+        assert software._version(name) in found
+
+
+def test_libmpi_is_one_and_belongs_to_this_environment(healthy):
+    found = by_name(healthy)["libmpi"].found
+    assert found.startswith(os.path.realpath(sys.prefix))
+    assert found.endswith("for mpi4py, Horovod, daal4py")
+
+
+def test_finding_that_fails_must_say_how_to_mend_it():
+    with pytest.raises(ValueError, match=r"`mend` must say how to mend g\+\+"):
+        Finding("g++", False, "missing")
+    assert Finding("g++", None, "missing").mend == ""
+
+
+def test_report_shows_the_command_below_what_fails_only():
+    text = doctor.report([Finding("a", True, "x", "nothing"), Finding("b", False, "y", "make b")])
+    lines = text.splitlines()
+    assert lines[0].split() == ["ok", "a", "x"]
+    assert lines[1].split() == ["FAIL", "b", "y"]
+    assert lines[2].strip() == "mend: make b"
+    assert lines[3] == "1 of 2 fail."
+    assert doctor.report([Finding("a", True, "x")]).endswith("works.")
+
+
+def test_json_holds_all_fields():
+    assert json.loads(doctor.as_json([Finding("a", None, "x")])) == [
+        {"name": "a", "ok": None, "found": "x", "mend": ""}
+    ]
+
+
+def test_check_that_breaks_is_a_failure_and_the_others_are_told():
+    def breaks(limit_s):
+        raise OSError("the disk is on fire")
+
+    findings = doctor.examine(5, [("Fire", breaks), ("Python", software.python)])
+    assert [finding.name for finding in findings] == ["Python", "Fire"]
+    assert findings[1].ok is False
+    assert findings[1].found == "OSError: the disk is on fire"
+
+
+def test_check_that_never_answers_does_not_hold_the_others():
+    begin = time.monotonic()
+    findings = doctor.examine(
+        0.2, [("Stuck", lambda limit_s: time.sleep(600)), ("Python", software.python)]
+    )
+    assert time.monotonic() - begin < 30
+    assert by_name(findings)["Python"].ok
+    assert "no answer within 0.2 s" in by_name(findings)["Stuck"].found
+
+
+def test_examine_refuses_a_limit_that_is_no_time():
+    with pytest.raises(ValueError, match="`timeout_s` must be a positive number, got 0"):
+        doctor.examine(0)
+
+
+def test_doctor_itself_loads_neither_tensorflow_nor_mpi():
+    code = (
+        "import sys\n"
+        "from dlguide import doctor\n"
+        "from dlguide.doctor import checkup\n"
+        "quick = [pair for pair in checkup.CHECKS if pair[0] not in ('Two ranks', 'Jupyter')]\n"
+        "doctor.examine(60, quick)\n"
+        "assert not {'tensorflow', 'keras', 'mpi4py', 'horovod', 'daal4py'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+def test_mpiexec_that_hangs_is_ended_with_all_it_started(tmp_path):
+    launcher = script(tmp_path / "mpiexec", "sleep 613 & sleep 613")
+    begin = time.monotonic()
+    finding = ranks.mpiexec(1.0, launcher)
+    assert time.monotonic() - begin < 15
+    assert finding.ok is False
+    assert finding.found == f"{launcher} did not end within 1 s"
+    assert finding.mend == "make setup"
+    assert not [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] == ["sleep", "613"]
+    ]
+
+
+def test_mpiexec_that_fails_is_told_with_its_words(tmp_path):
+    launcher = script(tmp_path / "mpiexec", "echo no such host >&2; exit 7")
+    finding = ranks.mpiexec(LIMIT_S, launcher)
+    assert finding.ok is False
+    assert "ended with exit status 7: no such host" in finding.found
+
+
+def test_mpiexec_of_another_mpi_makes_two_worlds_of_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "TWO_RANKS", ranks.TWO_RANKS.split("import tensorflow")[0])
+    # What a foreign mpiexec does: it starts the program twice, and each is alone.
+    launcher = script(tmp_path / "mpiexec", 'shift 2; "$@" & "$@"; wait')
+    finding = ranks.two_ranks(LIMIT_S, launcher)[0]
+    assert finding.ok is False
+    assert "1 ranks, sum 1" in finding.found
+
+
+def test_missing_mpiexec_fails_all_that_need_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    found = [ranks.mpiexec(LIMIT_S), *ranks.two_ranks(LIMIT_S)]
+    assert [finding.ok for finding in found] == [False] * 3
+    assert all("no mpiexec" in finding.found and finding.mend for finding in found)
+
+
+def test_ranks_that_fail_in_tensorflow_have_a_good_mpi4py(monkeypatch):
+    broken = ranks.TWO_RANKS.replace("import tensorflow", "import tensorfow")
+    monkeypatch.setattr(ranks, "TWO_RANKS", broken)
+    mpi4py, horovod = ranks.two_ranks(LIMIT_S)
+    assert mpi4py.ok is True
+    assert horovod.ok is False
+    assert "No module named 'tensorfow'" in horovod.found
+    assert horovod.mend == "dlguide install-horovod --force"
+
+
+def test_second_libmpi_is_found(tmp_path):
+    copy = tmp_path / "libmpi.so.12"
+    (tmp_path / "mpi.cc").write_text("int other_mpi;")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", copy, tmp_path / "mpi.cc"], check=True)
+    other = f"import ctypes\nctypes.CDLL({copy.as_posix()!r})"
+    finding = ranks.one_libmpi(LIMIT_S, {"mpi4py": ranks.LOADERS["mpi4py"], "Horovod": other})
+    assert finding.ok is False
+    assert f"Horovod: {copy}" in finding.found
+    assert finding.mend == "dlguide install-horovod --force"
+
+
+def test_component_that_does_not_load_is_named():
+    finding = ranks.one_libmpi(LIMIT_S, {"mpi4py": "import no_such_module"})
+    assert finding.ok is False
+    assert "No module named 'no_such_module'" in finding.found
+
+
+def test_missing_compiler_fails_without_horovod_and_is_a_note_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    note = software.compiler(LIMIT_S)
+    assert note.ok is None
+    monkeypatch.setattr(software, "_version", lambda name: None)
+    failure = software.compiler(LIMIT_S)
+    assert failure.ok is False
+    assert failure.found.startswith("g++ is needed")
+    assert failure.mend == note.mend == "sudo apt-get install g++ make"
+
+
+def test_compiler_that_cannot_compile_is_no_compiler(tmp_path, monkeypatch):
+    script(tmp_path / "g++", "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "does not compile C++17" in software.compiler(LIMIT_S).found
+
+
+@pytest.mark.parametrize(
+    ("installed", "ok", "found"),
+    [
+        ("2.21.0", True, "2.21.0"),
+        ("2.21.9", None, "2.21.9, tried with 2.21.0"),
+        ("2.18.1", False, "is 2.18.1, needed tensorflow-cpu==2.21.*"),
+        (None, False, "is not installed"),
+    ],
+)
+def test_version_is_held_against_need_and_pin(installed, ok, found, monkeypatch):
+    monkeypatch.setattr(
+        software, "_version", lambda name: installed if "tensorflow" in name else "1"
+    )
+    monkeypatch.setattr(software, "pins", lambda: {"tensorflow-cpu": "2.21.0"})
+    finding = software._package(software.Requirement("tensorflow-cpu==2.21.*"))
+    assert (finding.ok, finding.found) == (ok, found)
+    assert finding.ok is True or finding.mend
+
+
+def test_horovod_that_is_missing_or_older_is_told(monkeypatch):
+    real = software._version
+    for version in (None, "0.27.0"):
+        monkeypatch.setattr(
+            software, "_version", lambda name, v=version: v if name == "horovod" else real(name)
+        )
+        finding = by_name(software.packages(LIMIT_S))["Horovod"]
+        assert finding.ok is False
+        assert finding.mend == "dlguide install-horovod"
+
+
+@pytest.mark.parametrize(
+    ("variables", "ok", "word"),
+    [
+        ({}, True, "no variable"),
+        ({"KERAS_BACKEND": "jax"}, False, "KERAS_BACKEND"),
+        ({"KERAS_BACKEND": "tensorflow"}, True, "no variable"),
+        ({"TF_USE_LEGACY_KERAS": "1"}, False, "TF_USE_LEGACY_KERAS"),
+        ({"TF_USE_LEGACY_KERAS": "0"}, True, "no variable"),
+        ({"OMP_NUM_THREADS": "4,2"}, False, "OMP_NUM_THREADS"),
+        ({"OMP_NUM_THREADS": "4096"}, None, "OMP_NUM_THREADS"),
+        ({"OMP_NUM_THREADS": "1"}, True, "no variable"),
+        ({"PMI_RANK": "0"}, False, "PMI_RANK"),
+        ({"PYTHONHOME": "/usr"}, False, "PYTHONHOME"),
+        ({"LD_PRELOAD": "/opt/libmpi.so"}, False, "LD_PRELOAD"),
+    ],
+)
+def test_stray_variable_is_told_with_unset(variables, ok, word, tmp_path):
+    finding = surroundings.environment(LIMIT_S, {"HOME": str(tmp_path), **variables})
+    assert finding.ok is ok
+    assert word in finding.found
+    assert finding.mend == ("" if ok else f"unset {word}")
+
+
+def test_pythonpath_with_another_keras_is_told(tmp_path):
+    variables = {"HOME": str(tmp_path), "PYTHONPATH": f"/nowhere:{tmp_path}"}
+    assert surroundings.environment(LIMIT_S, variables).ok is True
+    (tmp_path / "keras").mkdir()
+    finding = surroundings.environment(LIMIT_S, variables)
+    assert finding.ok is False
+    assert finding.found == f"PYTHONPATH: {tmp_path} hides keras"
+
+
+def test_keras_settings_of_the_user_are_read(tmp_path):
+    (tmp_path / ".keras").mkdir()
+    path = tmp_path / ".keras" / "keras.json"
+    variables = {"HOME": str(tmp_path)}
+    for text, ok in (('{"backend": "torch"}', False), ('{"backend": "tensorflow"}', True)):
+        path.write_text(text)
+        assert surroundings.environment(LIMIT_S, variables).ok is ok
+    path.write_text("{")
+    assert surroundings.environment(LIMIT_S, variables).mend == f"rm {path}"
+
+
+def test_damaged_data_file_is_named_with_its_mend(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "data" / "mnist", tmp_path / "mnist")
+    monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path))
+    assert surroundings.data_files(LIMIT_S).ok is True
+    path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    damaged = bytearray(path.read_bytes())
+    damaged[1000] ^= 1
+    path.write_bytes(damaged)
+    finding = surroundings.data_files(LIMIT_S)
+    assert finding.ok is False
+    assert path.name in finding.found
+    assert finding.mend == "git checkout -- data"
+    path.unlink()
+    assert surroundings.data_files(LIMIT_S).ok is False
+
+
+def test_missing_data_folder_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path / "nowhere"))
+    assert surroundings.data_files(LIMIT_S).ok is False
+
+
+def test_leftover_process_is_found_and_its_end_too():
+    env = {**os.environ, processes.MARK: "dlguide-test-doctor", processes.OWNER: "1:1"}
+    process = subprocess.Popen(["sleep", "100"], env=env)
+    try:
+        # Until it has become `sleep` it still has our environment.
+        deadline = time.monotonic() + 10
+        finding = surroundings.leftovers(LIMIT_S)
+        while str(process.pid) not in finding.found and time.monotonic() < deadline:
+            finding = surroundings.leftovers(LIMIT_S)
+        assert finding.ok is False
+        assert f"{process.pid} of dlguide-test-doctor" in finding.found
+        assert finding.mend == "dlguide cleanup"
+    finally:
+        process.kill()
+        process.wait()
+    assert str(process.pid) not in surroundings.leftovers(LIMIT_S).found
+
+
+def test_little_memory_fails_and_tells_what_ranks_need(monkeypatch):
+    class Free:
+        available = 10**9
+
+    monkeypatch.setattr(psutil, "virtual_memory", Free)
+    finding = surroundings.memory(LIMIT_S)
+    assert finding.ok is False
+    assert "two ranks need 1.4" in finding.found
+    Free.available = 2 * 10**9
+    assert surroundings.memory(LIMIT_S).ok is None
+
+
+def test_full_disk_fails(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 10**8))
+    assert surroundings.disk(LIMIT_S).ok is False
+    finding = surroundings.shared_memory(LIMIT_S)
+    assert finding.ok is None
+    assert "remount" in finding.mend
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 10**7))
+    assert surroundings.shared_memory(LIMIT_S).ok is False
+
+
+def test_shared_memory_that_cannot_be_written_fails(tmp_path):
+    assert surroundings.shared_memory(LIMIT_S, tmp_path / "nowhere").ok is False
+
+
+def test_home_that_is_not_there_fails(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+    finding = surroundings.home(LIMIT_S)
+    assert finding.ok is False
+    assert "export HOME" in finding.mend
+
+
+def test_loopback_that_is_down_fails(monkeypatch):
+    def down(*arguments, **options):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr("socket.create_connection", down)
+    finding = surroundings.loopback(LIMIT_S)
+    assert finding.ok is False
+    assert finding.mend == "sudo ip link set lo up"
+
+
+def test_one_core_is_a_note():
+    code = (
+        "import os\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from dlguide.doctor import surroundings\n"
+        "finding = surroundings.cores(1)\n"
+        "assert finding.ok is None and finding.mend, finding\n"
+        "assert finding.found.startswith('1 to use'), finding"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kernel_of_another_environment_is_told(tmp_path, monkeypatch):
+    kernel = tmp_path / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    broken = {"argv": ["/nowhere/python", "-f", "{connection_file}"], "display_name": "Python 3"}
+    (kernel / "kernel.json").write_text(json.dumps({**broken, "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
+    finding = software.jupyter(LIMIT_S)
+    assert finding.ok is False
+    assert finding.mend.endswith("-m ipykernel install --sys-prefix")
