@@ -19,21 +19,21 @@ help:           ## list these commands
 setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks
 
 run: setup      ## train the MNIST network on 1 rank and on 2; table and plot under build/
-	$(BIN)/python -m dlguide.cli train --compare
+	$(BIN)/dlguide train --compare
 
 test: setup     ## the whole test suite, notebooks included
 	$(BIN)/python -m pytest
 
 lab: setup      ## JupyterLab on the notebooks
-	$(BIN)/python -m dlguide.cli lab
+	$(BIN)/dlguide lab
 
 notebooks: setup  ## execute all notebooks and say how long each took
-	$(BIN)/python -m dlguide.cli notebooks
+	$(BIN)/dlguide notebooks
 
 lint: setup     ## ruff, stripped notebooks, house style
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
-	$(BIN)/python -m dlguide.notebooks stripped
+	find notebooks -name '*.ipynb' -exec $(BIN)/python -m nbstripout --verify {} +
 	$(BIN)/python -m pytest -q tests/test_house_style.py
 
 clean:          ## remove what runs and tests left, keep .venv

@@ -40,7 +40,7 @@ def healthy():
         for name, value in os.environ.items()
         if not name.startswith(("OMP_", "TF_NUM", "PYTHONPATH", "KERAS", "PMI"))
     }
-    code = "from dlguide import doctor\nprint(doctor.as_json(doctor.examine()))"
+    code = "from dlguide import doctor\nprint(doctor.report(doctor.examine(), as_json=True))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200
     )
@@ -88,7 +88,7 @@ def test_report_shows_the_command_below_what_fails_only():
 
 
 def test_json_holds_all_fields():
-    assert json.loads(doctor.as_json([Finding("a", None, "x")])) == [
+    assert json.loads(doctor.report([Finding("a", None, "x")], as_json=True)) == [
         {"name": "a", "ok": None, "found": "x", "mend": ""}
     ]
 

@@ -1,6 +1,6 @@
 """What works on this machine, what does not, and the command that mends it."""
 
 from dlguide.doctor.checkup import examine
-from dlguide.doctor.finding import Finding, as_json, report
+from dlguide.doctor.finding import Finding, report
 
-__all__ = ["Finding", "as_json", "examine", "report"]
+__all__ = ["Finding", "examine", "report"]

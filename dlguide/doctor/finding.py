@@ -40,28 +40,19 @@ class Finding:
         return line if self.ok is True or not self.mend else f"{line}\n{'':28}mend: {self.mend}"
 
 
-def report(findings: Iterable[Finding]) -> str:
+def report(findings: Iterable[Finding], as_json: bool = False) -> str:
     """Write the findings as lines of text, with the mending command below what fails.
 
     Args:
         findings: what `examine` returned.
+        as_json: write a JSON list of objects with name, ok (true, false or null), found, mend.
 
     Returns:
-        str: one or two lines each, and a last one that counts them.
+        str: one or two lines each and a last one that counts them, or JSON.
     """
     findings = list(findings)
+    if as_json:
+        return json.dumps([asdict(finding) for finding in findings], indent=2)
     failed = sum(finding.ok is False for finding in findings)
     last = f"{failed} of {len(findings)} fail." if failed else "Everything that is needed works."
     return "\n".join([*map(str, findings), last])
-
-
-def as_json(findings: Iterable[Finding]) -> str:
-    """Write the findings for a program.
-
-    Args:
-        findings: what `examine` returned.
-
-    Returns:
-        str: a JSON list of objects with name, ok (true, false or null), found and mend.
-    """
-    return json.dumps([asdict(finding) for finding in findings], indent=2)
