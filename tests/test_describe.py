@@ -65,6 +65,15 @@ def test_dies_of_one_socket_do_not_share_cores(tmp_path):
     assert describe((sys_root, proc_root), range(4)).physical_cores == 4
 
 
+def test_the_kernel_s_siblings_go_before_core_numbers(tmp_path):
+    # some virtual machines number every core 0
+    sys_root, proc_root = tree(tmp_path, cores=4, threads=2)
+    for cpu in range(8):
+        write(sys_root / f"devices/system/cpu/cpu{cpu}/topology/core_id", 0)
+    found = describe((sys_root, proc_root), range(8))
+    assert (found.physical_cores, found.logical_cores) == (4, 8)
+
+
 def test_a_laptop_is_one_node(tmp_path):
     found = describe(tree(tmp_path, cores=4, threads=2), range(8))
     assert (found.sockets, found.numa_nodes, found.physical_cores) == (1, 1, 4)
