@@ -79,14 +79,14 @@ def train(
         with Cluster(plan) as cluster:
             runs.append(cluster.run(training.fit, **work, checkpoint=checkpoint))
     table = comparison.rows(runs)
-    print_table(table)
+    _print_table(table)
     comparison.write(runs, table, output / "scaling.json")
     if len(runs) > 1:
         plots.scaling([run for each in runs for run in each], output / "scaling.png")
         print(f"Plot and numbers: {output / 'scaling.png'}, {output / 'scaling.json'}")
 
 
-def print_table(table: list) -> None:
+def _print_table(table: list) -> None:
     """Print the rows of a comparison."""
     from rich.console import Console
     from rich.table import Table
@@ -141,7 +141,7 @@ def lab(
     require(notebooks.is_dir(), "notebooks", "be a folder beside the package", str(notebooks))
     command = [sys.executable, "-m", "jupyterlab", str(notebooks), "--ServerApp.ip=127.0.0.1"]
     if port is not None:
-        require_free(port)
+        _require_free(port)
         command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     if not browser:
         command.append("--no-browser")
@@ -150,7 +150,7 @@ def lab(
     raise typer.Exit(subprocess.run(command).returncode)
 
 
-def require_free(port: int) -> None:
+def _require_free(port: int) -> None:
     """Say before anything starts that a port of this machine is taken."""
     require(0 < port < 65536, "port", "be a number from 1 to 65535", port)
     with socket.socket() as probe:

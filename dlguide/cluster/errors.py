@@ -1,8 +1,17 @@
-"""What a run on ranks raises when a rank fails."""
+"""What a run on ranks raises when a rank fails, and the words for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlguide.cluster.rank import log_path
+
+LAUNCHER_LOG = "cluster.log"
+ENDING = re.compile(r"^\[\d+\](\d+):Return code = (\d+(?:, signaled with \w+)?)", re.MULTILINE)
 
 
 class RankError(RuntimeError):
@@ -27,3 +36,94 @@ class RankError(RuntimeError):
     def lines(self) -> list[str]:
         """Return the text as lines."""
         return str(self).splitlines()
+
+
+def names_of(ranks: Sequence[int]) -> str:
+    """Write "rank 1" or "ranks 0, 2".
+
+    Args:
+        ranks: the ranks.
+
+    Returns:
+        str: their names.
+
+    >>> names_of([0, 2])
+    'ranks 0, 2'
+    """
+    return f"rank{'s'[: len(ranks) != 1]} {', '.join(str(rank) for rank in ranks)}"
+
+
+def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
+    """Describe ranks whose process ended in the middle of a run, with their last words.
+
+    When one rank dies the launcher ends the others with SIGINT, so that several may be gone by
+    the time one looks; its own log tells who was first.
+
+    Args:
+        ranks: the ranks whose process is gone.
+        folder: the cluster's folder.
+        wait_s: how long to wait for the launcher's word (s).
+
+    Returns:
+        RankError: of kind "died".
+    """
+    deadline = time.monotonic() + wait_s
+    while not (endings := _read_endings(folder)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    first = [rank for rank in ranks if "Interrupt" not in endings.get(rank, "")] or list(ranks)
+    words = [f"rank {rank}: {endings[rank]}" for rank in first if rank in endings]
+    for rank in first:
+        try:
+            tail = log_path(folder, rank).read_text(errors="replace").strip().splitlines()[-15:]
+        except FileNotFoundError:
+            tail = []
+        if tail:
+            words.append(f"--- last lines of rank {rank} ---\n" + "\n".join(tail))
+    message = (
+        f"{names_of(first)} ended before the work was done: the process is gone "
+        "(killed, out of memory, os._exit, or a crash in native code)."
+    )
+    return RankError("died", first, message, "\n".join(words))
+
+
+def _read_endings(folder: Path) -> dict[int, str]:
+    """Read from the launcher's log how each rank's process ended, where it says so."""
+    try:
+        text = (folder / LAUNCHER_LOG).read_text(errors="replace")
+    except FileNotFoundError:
+        return {}
+    return {int(rank): f"return code {how}" for rank, how in ENDING.findall(text)}
+
+
+def frozen(ranks: Sequence[int]) -> RankError:
+    """Describe ranks that are stopped or give no sign of life.
+
+    Args:
+        ranks: these ranks.
+
+    Returns:
+        RankError: of kind "frozen".
+    """
+    message = f"{names_of(ranks)} stands still: stopped (SIGSTOP) or without a sign of life."
+    return RankError("frozen", ranks, message)
+
+
+def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
+    """Describe ranks that raised or left with sys.exit, with their tracebacks.
+
+    Ranks whose exception only says that another rank has gone come last.
+
+    Args:
+        outcomes: for each rank that answered its outcome, see `dlguide.cluster.rank.guarded`.
+
+    Returns:
+        RankError: of kind "raised" or "exited".
+    """
+    bad = {rank: outcome for rank, outcome in outcomes.items() if outcome["phase"] != "returned"}
+    order = sorted(bad, key=lambda rank: ("Horovod has been shut down" in bad[rank]["error"], rank))
+    first = bad[order[0]]
+    verb = "left early with" if first["phase"] == "exited" else "raised"
+    same = [rank for rank in order if bad[rank]["error"] == first["error"]]
+    message = f"{names_of(same)} {verb} {first['error']}"
+    detail = "\n".join(f"--- rank {rank} ---\n{bad[rank]['traceback']}" for rank in order)
+    return RankError(first["phase"], order, message, detail)

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 from dlguide.checks import MissingComponentError, require_count
 from dlguide.cluster import processes
+from dlguide.cluster.errors import LAUNCHER_LOG
 from dlguide.cluster.rank import STALL_WARNING_S
 from dlguide.cluster.run import FunctionRun
-from dlguide.cluster.watch import LAUNCHER_LOG
 from dlguide.machine import describe, threads
 
 START_S = 60.0
@@ -75,7 +75,7 @@ class Cluster:
         if magics and in_notebook():
             from dlguide.cluster.magics import register
 
-            register(self)
+            register(weakref.ref(self))
 
     @property
     def ranks(self) -> int:
@@ -108,7 +108,7 @@ class Cluster:
         # By default a rank counts as present only after a second heartbeat, 3 s apart.
         beats = ["--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=60"]
         self._spawn([*module, "ipyparallel.controller", *where, *loopback, *beats], env)
-        self._wait_for(lambda: complete(self.folder / CONNECTION), "the controller")
+        self._wait_for(lambda: _complete(self.folder / CONNECTION), "the controller")
         engine = [*module, "ipyparallel.engine", "--mpi", *where]
         self._spawn([str(mpiexec), "-n", str(self.ranks), *engine], env)
 
@@ -183,7 +183,7 @@ class Cluster:
         if self.client is None or self._gone():
             self.restart()
         self.run_number += 1
-        run = FunctionRun(self, list(ranks), self.run_number)
+        run = FunctionRun(self.client, self.engines, self.folder, ranks, self.run_number)
         try:
             return run.results(function, args, kwargs)
         finally:
@@ -239,7 +239,7 @@ class Cluster:
         return "\n".join(lines)
 
 
-def complete(connection: Path) -> bool:
+def _complete(connection: Path) -> bool:
     """Tell whether the controller has written its connection file to the end."""
     try:
         return bool(json.loads(connection.read_text()))

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 from dlguide.checks import require
 
-if TYPE_CHECKING:
-    from dlguide.cluster.launch import Cluster
 
-
-def register(cluster: Cluster) -> None:
+def register(cluster: Callable[[], Any]) -> None:
     """Give this notebook the magics `%px` and `%%px` for a cluster.
 
     Args:
-        cluster: the cluster whose ranks the cells run on.
+        cluster: returns the Cluster whose ranks the cells run on, None when it is gone: the
+            magics must not keep it alive.
     """
     import IPython
 
-    held = weakref.ref(cluster)
-
     def px(line: str, cell: str | None = None) -> None:
-        live = held()
+        live = cluster()
         if live is None:
             raise RuntimeError("The cluster is gone. Run `cluster = dlguide.cluster.Cluster()`.")
-        run_cell(live, line, cell)
+        _run_cell(live, line, cell)
 
     shell = IPython.get_ipython()
     shell.register_magic_function(px, "line_cell", "px")
 
 
-def run_cell(cluster: Cluster, line: str, cell: str | None) -> None:
+def _run_cell(cluster: Any, line: str, cell: str | None) -> None:
     """Run a cell on the ranks; `line` holds the options and, without a cell, the code.
 
     Options: `--targets 0,2` for some ranks only, `--local` to run it in this kernel as well.
@@ -54,6 +50,13 @@ def run_cell(cluster: Cluster, line: str, cell: str | None) -> None:
 
 def options(line: str, ranks: int) -> tuple[list[int], bool]:
     """Read the options of a `%%px` line.
+
+    Args:
+        line: what stands behind `%%px`.
+        ranks: number of ranks (count).
+
+    Returns:
+        tuple: the ranks that take part, and whether the cell runs in the kernel as well.
 
     >>> options("--targets 0,2", 3)
     ([0, 2], False)

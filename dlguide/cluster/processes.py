@@ -77,10 +77,10 @@ def leftovers() -> list[ClusterProcess]:
     Returns:
         list[ClusterProcess]: what `cleanup` would end.
     """
-    return [each for each in living() if not owner_lives(each)]
+    return [each for each in living() if not _owner_lives(each)]
 
 
-def owner_lives(process: ClusterProcess) -> bool:
+def _owner_lives(process: ClusterProcess) -> bool:
     """Tell whether the process that started this one's cluster is still there."""
     pid = process.owner.partition(":")[0]
     return pid.isdigit() and identity(int(pid)) == process.owner
@@ -122,7 +122,14 @@ def end(cluster: str, timeout_s: float = 5.0) -> list[int]:
 
 
 def shared_memory(pid: int) -> set[Path]:
-    """Return the files of MPI in /dev/shm that a process has mapped; a kill leaves them behind."""
+    """Find the shared memory of MPI that a process has open and that a kill leaves behind.
+
+    Args:
+        pid: a process id.
+
+    Returns:
+        set[Path]: files in /dev/shm; empty when the process is gone.
+    """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
@@ -145,7 +152,11 @@ def cleanup() -> list[ClusterProcess]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a cluster's folder and the shared memory that its ranks wrote down there."""
+    """Remove a cluster's folder and the shared memory that its ranks wrote down there.
+
+    Args:
+        folder: the folder; one whose name is not a cluster's is left alone.
+    """
     if not folder.name.startswith(PREFIX):
         return  # the name came from an environment variable: remove nothing that is not ours
     for note in folder.glob("shared-memory-*"):

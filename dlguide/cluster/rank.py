@@ -55,7 +55,12 @@ class Monitor(threading.Thread):
         return 0
 
     def enter(self, phase: str, run_number: int) -> None:
-        """Change the phase and write it down at once."""
+        """Change the phase and write it down at once.
+
+        Args:
+            phase: "running", or how the run ended for this rank.
+            run_number: which run of the cluster this is.
+        """
         self.run_number, self.phase, self.since = run_number, phase, time.monotonic()
         self.write()
 
@@ -96,10 +101,10 @@ class Monitor(threading.Thread):
             return {"call": "", "place": ""}
         frame = sys._current_frames().get(self.thread)
         call = waiting.blocking_call(frame) if frame else ""
-        return {"call": call, "place": place(frame)}
+        return {"call": call, "place": _place(frame)}
 
 
-def place(frame: FrameType | None) -> str:
+def _place(frame: FrameType | None) -> str:
     """Say where in the user's own code a thread is: the innermost frame that is in no library."""
     inside = (sys.base_prefix, str(OWN_FOLDER.parent), "<string>", "<frozen")
     while frame is not None:
@@ -127,7 +132,15 @@ def start_monitor(folder: str, rank: int) -> Monitor:
 
 
 def log_path(folder: Path, rank: int) -> Path:
-    """Return the file that takes what native libraries print in a rank."""
+    """Return the file that takes what native libraries print in a rank.
+
+    Args:
+        folder: the cluster's folder.
+        rank: the rank (index).
+
+    Returns:
+        Path: it need not exist yet.
+    """
     return folder / f"native-rank{rank}.log"
 
 
@@ -148,14 +161,14 @@ def guarded(monitor: Monitor, run_number: int, call: Callable[[], Any]) -> dict[
     try:
         outcome = {"phase": "returned", "value": call()}
     except SystemExit as error:
-        outcome = failure("exited", f"sys.exit({'' if error.code is None else repr(error.code)})")
+        outcome = _failure("exited", f"sys.exit({'' if error.code is None else repr(error.code)})")
     except BaseException as error:
-        outcome = failure("raised", traceback.format_exception_only(error)[-1].strip())
+        outcome = _failure("raised", traceback.format_exception_only(error)[-1].strip())
     monitor.enter(outcome["phase"], run_number)
     return outcome
 
 
-def failure(phase: str, error: str) -> dict[str, Any]:
+def _failure(phase: str, error: str) -> dict[str, Any]:
     """Describe the exception that is being handled, without this module's own frames."""
     kind, value, trace = sys.exc_info()
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(LAUNCHING):

@@ -5,28 +5,37 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from dlguide.cluster import watch
 from dlguide.cluster.show import Display
 from dlguide.cluster.supervise import GRACE_S, LOOK_S, Outcomes, supervise
-
-if TYPE_CHECKING:
-    from dlguide.cluster.launch import Cluster
 
 
 class FunctionRun:
     """A function on its way through the ranks of a cluster.
 
     Args:
-        cluster: a started cluster.
+        client: the ipyparallel client of the cluster.
+        engines: what each engine said of itself when it was made ready, in rank order.
+        folder: the cluster's folder.
         ranks: the ranks that take part.
         number: the how-manieth run of the cluster this is.
     """
 
-    def __init__(self, cluster: Cluster, ranks: list[int], number: int) -> None:
-        self.cluster = cluster
+    def __init__(
+        self,
+        client: Any,
+        engines: Sequence[Mapping[str, Any]],
+        folder: Path,
+        ranks: Sequence[int],
+        number: int,
+    ) -> None:
+        self.client = client
+        self.engines = engines
+        self.folder = folder
         self.ranks = ranks
         self.number = number
         self.clean = False  # every rank has answered and can take the next call
@@ -53,17 +62,16 @@ class FunctionRun:
         from dlguide.cluster import engine
 
         payload = cloudpickle.dumps((function, args, dict(kwargs)))
-        engines = {each["rank"]: each for each in self.cluster.engines}
         for rank in self.ranks:
-            view = self.cluster.client[engines[rank]["id"]]
+            view = self.client[self.engines[rank]["id"]]
             self.calls[rank] = view.apply_async(engine.run, self.number, payload)
-        pids = watch.Processes({rank: each["pid"] for rank, each in engines.items()})
-        display = Display(self.cluster.folder, self.calls)
-        where = (self.cluster.folder, self.cluster.ranks, self.ranks, self.number)
+        pids = watch.Processes({each["rank"]: each["pid"] for each in self.engines})
+        display = Display(self.folder, self.calls)
+        where = (self.folder, len(self.engines), self.ranks, self.number)
         try:
-            outcomes, error = supervise(*where, pids, self.collect, display.show)
+            outcomes, error = supervise(*where, pids, self._collect, display.show)
         except KeyboardInterrupt:
-            self.interrupt(pids)
+            self._interrupt(pids)
             raise
         finally:
             display.close()
@@ -75,7 +83,7 @@ class FunctionRun:
             raise error
         return [cloudpickle.loads(outcomes[rank]["value"]) for rank in self.ranks]
 
-    def collect(self, outcomes: Outcomes) -> None:
+    def _collect(self, outcomes: Outcomes) -> None:
         """Add the answers that have come in."""
         import cloudpickle
 
@@ -83,7 +91,7 @@ class FunctionRun:
             if rank not in outcomes and call.ready() and call.successful():
                 outcomes[rank] = cloudpickle.loads(call.get())
 
-    def interrupt(self, pids: watch.Processes) -> None:
+    def _interrupt(self, pids: watch.Processes) -> None:
         """Pass Ctrl-C on; ranks that are not back at the prompt soon are given up."""
         for rank, call in self.calls.items():
             if not call.ready() and rank not in pids.dead():

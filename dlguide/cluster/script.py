@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.checks import require
-from dlguide.cluster import processes, watch
+from dlguide.cluster import errors, processes, watch
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.launch import find_mpiexec, rank_environment
 from dlguide.cluster.rank import BEAT_S, guarded, log_path, start_monitor
@@ -66,24 +66,24 @@ def run_script(
         [str(mpiexec), "-n", str(ranks), *rank_command, script, *arguments],
         env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    copier = threading.Thread(target=copy_errors, args=(launcher, folder), daemon=True)
+    copier = threading.Thread(target=_copy_errors, args=(launcher, folder), daemon=True)
     copier.start()
     try:
-        wait(launcher, folder, ranks)
+        _wait(launcher, folder, ranks)
         copier.join(timeout=1.0)
     finally:
         processes.end(name)
         processes.remove_folder(folder)
 
 
-def copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
+def _copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
     """Copy the ranks' standard error to ours and into the logs, where stalls are looked for."""
     with (
         log_path(folder, 0).open("ab", buffering=0) as log,
-        (folder / watch.LAUNCHER_LOG).open("ab", buffering=0) as launcher_log,
+        (folder / errors.LAUNCHER_LOG).open("ab", buffering=0) as launcher_log,
     ):
         for line in launcher.stderr:
-            if watch.ENDING.match(line.decode(errors="replace")):
+            if errors.ENDING.match(line.decode(errors="replace")):
                 launcher_log.write(line)
                 continue
             log.write(line)
@@ -91,21 +91,21 @@ def copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
             sys.stderr.flush()
 
 
-def wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
+def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
     """Wait for the ranks to begin, to answer and to end."""
     everyone = range(ranks)
     deadline = time.monotonic() + START_S
     while len(states := watch.read_states(folder, everyone, 1)) < ranks:
         if launcher.poll() is not None or time.monotonic() > deadline:
             missing = [rank for rank in everyone if rank not in states]
-            raise RankError("died", missing, f"{watch.names_of(missing)} did not begin.")
+            raise RankError("died", missing, f"{errors.names_of(missing)} did not begin.")
         time.sleep(LOOK_S)
     pids = watch.Processes({rank: state["pid"] for rank, state in states.items()})
     (folder / GO).touch()
 
     def collect(outcomes: Outcomes) -> None:
         for rank in everyone:
-            path = outcome_path(folder, rank)
+            path = _outcome_path(folder, rank)
             if rank not in outcomes and path.exists():
                 outcomes[rank] = json.loads(path.read_text())
 
@@ -124,7 +124,7 @@ def wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
         raise RankError("died", everyone, message)
 
 
-def outcome_path(folder: Path, rank: int) -> Path:
+def _outcome_path(folder: Path, rank: int) -> Path:
     """Return the file in which a rank says how its script has ended."""
     return folder / f"outcome-rank{rank}.json"
 
@@ -159,7 +159,7 @@ def rank_main(folder: Path, plan: threads.ThreadPlan, script: str, arguments: li
     sys.stderr.flush()
     draft = folder / f".outcome-rank{rank}"
     draft.write_text(json.dumps(outcome))
-    draft.replace(outcome_path(folder, rank))
+    draft.replace(_outcome_path(folder, rank))
     if outcome["phase"] != "returned":
         # Leaving now would end the others before they can say what happened to them.
         time.sleep(10 * BEAT_S + END_S)

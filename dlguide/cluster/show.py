@@ -43,7 +43,7 @@ class Display:
         """Print what is left, and end the line of progress."""
         for rank, call in self.calls.items():
             if call.ready():
-                wait_for_output(call)
+                call.wait_for_output(1.0)  # what a finished rank printed may still be on its way
             self._lines(rank, call, final=True)
         self._progress()
         if self.width:
@@ -62,10 +62,10 @@ class Display:
         outputs = record.get("outputs", [])
         for output in outputs[self.pictures[rank] :]:
             self._clear()
-            show_rich(output)
+            _show_rich(output)
         self.pictures[rank] = len(outputs)
         if final and record.get("execute_result"):
-            show_rich(record["execute_result"], f"[{rank}] ")
+            _show_rich(record["execute_result"], f"[{rank}] ")
 
     def _progress(self) -> None:
         """Draw rank 0's progress over the line before; in a file a line every few seconds."""
@@ -89,11 +89,6 @@ class Display:
         if self.width:
             sys.stdout.write("\r" + " " * self.width + "\r")
             self.width = 0
-
-
-def wait_for_output(call: Any) -> None:
-    """Wait until all that a finished rank printed has arrived."""
-    call.wait_for_output(1.0)
 
 
 def progress_text(numbers: Mapping[str, Any]) -> str:
@@ -122,7 +117,7 @@ def progress_text(numbers: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def show_rich(output: Mapping[str, Any], before: str = "") -> None:
+def _show_rich(output: Mapping[str, Any], before: str = "") -> None:
     """Show a picture or a value that a cell on a rank displayed."""
     data = output.get("data", {})
     shell = sys.modules.get("IPython")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlguide.cluster import watch
+from dlguide.cluster import errors, watch
 from dlguide.cluster.errors import RankError
 
 LOOK_S = 0.05
@@ -55,19 +55,19 @@ def supervise(
         if failed:
             failed_s = failed_s or now_s
             if len(outcomes) == len(ranks) or lost or now_s - failed_s > GRACE_S:
-                return outcomes, watch.failed(outcomes)
+                return outcomes, errors.failed(outcomes)
         elif len(outcomes) == len(ranks):
             return outcomes, None
         elif lost:
-            return outcomes, watch.died(lost, folder)
+            return outcomes, errors.died(lost, folder)
         elif now_s - judged_s > JUDGE_S:
             judged_s = now_s
-            error = judge(folder, everyone, ranks, run_number, pids, stalls, now_s)
+            error = _judge(folder, everyone, ranks, run_number, pids, stalls, now_s)
             if error is not None:
                 return outcomes, error
 
 
-def judge(
+def _judge(
     folder: Path,
     everyone: int,
     ranks: Sequence[int],
@@ -81,7 +81,7 @@ def judge(
     states = watch.read_states(folder, ranks, run_number)
     standing = pids.frozen(states, now_s)
     if standing:
-        return watch.frozen(standing)
+        return errors.frozen(standing)
     if len(states) < len(ranks):
         return None  # some have not begun
     if all(s["phase"] != "running" and now_s - s["since"] > LOST_S for s in states.values()):

@@ -36,24 +36,24 @@ def blocking_call(frame: FrameType) -> str:
     Returns:
         str: for instance "Allreduce"; "" when the frame is in no MPI call that can block.
     """
-    names = called(frame.f_code, frame.f_lasti)
+    names = _called(frame.f_code, frame.f_lasti)
     name = names[-1].capitalize() if names else ""
     if name not in BLOCKING:
         return ""
-    owners = receivers(frame, names[:-1])
-    return name if not owners or any(from_mpi(owner) for owner in owners) else ""
+    owners = _receivers(frame, names[:-1])
+    return name if not owners or any(_from_mpi(owner) for owner in owners) else ""
 
 
-def called(code: CodeType, offset: int) -> list[str]:
+def _called(code: CodeType, offset: int) -> list[str]:
     """Return the dotted name of the call at a byte offset, such as ["comm", "Allreduce"]."""
     instructions = list(dis.get_instructions(code))
     current = next((i for i, each in enumerate(instructions) if each.offset == offset), None)
     if current is None or "CALL" not in instructions[current].opname:
         return []
-    start = begin(instructions[current])
+    start = _begin(instructions[current])
     names: list[str] = []
     for each in instructions[:current]:
-        if begin(each) != start or not each.opname.startswith("LOAD_"):
+        if _begin(each) != start or not each.opname.startswith("LOAD_"):
             continue
         if each.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
             names.append(str(each.argval))
@@ -62,13 +62,13 @@ def called(code: CodeType, offset: int) -> list[str]:
     return names
 
 
-def begin(instruction: dis.Instruction) -> tuple[int | None, int | None]:
+def _begin(instruction: dis.Instruction) -> tuple[int | None, int | None]:
     """Return line and column where the source of an instruction begins."""
     positions = instruction.positions
     return (positions.lineno, positions.col_offset) if positions else (None, None)
 
 
-def receivers(frame: FrameType, names: list[str]) -> list[Any]:
+def _receivers(frame: FrameType, names: list[str]) -> list[Any]:
     """Look up the objects along a dotted name in a frame; empty where it cannot be told."""
     found: list[Any] = []
     for name in names:
@@ -79,7 +79,7 @@ def receivers(frame: FrameType, names: list[str]) -> list[Any]:
     return [each for each in found if each is not None]
 
 
-def from_mpi(value: Any) -> bool:
+def _from_mpi(value: Any) -> bool:
     """Tell whether an object, a class or a module belongs to mpi4py."""
     owner = value if isinstance(value, type) else type(value)
     return owner.__module__.startswith("mpi4py") or getattr(value, "__name__", "") == "mpi4py.MPI"

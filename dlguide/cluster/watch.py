@@ -14,29 +14,26 @@ import re
 import select
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import waiting
-from dlguide.cluster.errors import RankError
-from dlguide.cluster.rank import STALL_WARNING_S, log_path
+from dlguide.cluster.errors import RankError, names_of
+from dlguide.cluster.rank import STALL_WARNING_S
 
-LAUNCHER_LOG = "cluster.log"
-ENDING = re.compile(r"^\[\d+\](\d+):Return code = (\d+(?:, signaled with \w+)?)", re.MULTILINE)
 BLOCKED_S = 2.5  # in the same call for so long, without one line of Python in between
 FROZEN_S = 8.0  # stopped (SIGSTOP, a debugger) for so long
 SILENT_S = 25.0  # no sign of life from the monitor for so long
 LONG_CALL_S = 30.0  # for calls that match each other but last, as a very large message does
 
 
-@dataclass
 class Stalls:
     """The newest warning of Horovod's stall inspector: for each missing rank the tensors."""
 
-    missing: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    seen_s: float = 0.0
-    offset: int = 0
+    def __init__(self) -> None:
+        self.missing: dict[int, tuple[str, ...]] = {}
+        self.seen_s = 0.0
+        self.offset = 0
 
     def read(self, path: Path, now_s: float) -> None:
         """Take in what has been added to rank 0's log since the last look.
@@ -59,7 +56,14 @@ class Stalls:
             self.seen_s = now_s
 
     def current(self, now_s: float) -> dict[int, tuple[str, ...]]:
-        """Return missing ranks and tensors; empty when the warning was not repeated."""
+        """Return missing ranks and tensors; empty when the warning was not repeated.
+
+        Args:
+            now_s: the time on the monotonic clock (s).
+
+        Returns:
+            dict: for each missing rank the tensors it has not submitted.
+        """
         fresh = now_s - self.seen_s < 2.5 * STALL_WARNING_S
         return self.missing if fresh else {}
 
@@ -95,7 +99,7 @@ def deadlock(
     }
     stuck = ended | blocked | {rank for rank, names in waits_for.items() if names}
     if any(rank in stuck for rank in missing):
-        return verdict(states, missing, still, waits_for)
+        return _verdict(states, missing, still, waits_for)
     if not blocked or blocked | ended != set(states):
         return None
     calls = {states[rank]["call"] for rank in blocked}
@@ -105,10 +109,10 @@ def deadlock(
     pair = bool(calls & waiting.SENDS) and bool(calls & waiting.RECEIVES)
     if (same_collective or exchange or pair) and min(still[rank] for rank in blocked) < LONG_CALL_S:
         return None
-    return verdict(states, missing, still, waits_for)
+    return _verdict(states, missing, still, waits_for)
 
 
-def verdict(
+def _verdict(
     states: Mapping[int, Mapping[str, Any]],
     missing: Mapping[int, Sequence[str]],
     still: Mapping[int, float],
@@ -136,15 +140,6 @@ def verdict(
         "Every rank must make the same collective calls in the same order."
     )
     return RankError("deadlock", culprits, message, "\n".join(lines))
-
-
-def names_of(ranks: Sequence[int]) -> str:
-    """Write "rank 1" or "ranks 0, 2".
-
-    >>> names_of([0, 2])
-    'ranks 0, 2'
-    """
-    return f"rank{'s'[: len(ranks) != 1]} {', '.join(str(rank) for rank in ranks)}"
 
 
 def read_states(folder: Path, ranks: Sequence[int], run_number: int) -> dict[int, dict[str, Any]]:
@@ -192,6 +187,12 @@ class Processes:
 
         The kernel wakes the caller at the first death, before the launcher can have ended the
         other ranks because of it: so the first one seen is the culprit.
+
+        Args:
+            timeout_s: how long to wait when none has died since the last look (s).
+
+        Returns:
+            list[int]: all that are gone by now, in order.
         """
         for handle, _ in self.poll.poll(timeout_s * 1000):
             self.poll.unregister(handle)
@@ -199,7 +200,15 @@ class Processes:
         return sorted(self.gone)
 
     def frozen(self, states: Mapping[int, Mapping[str, Any]], now_s: float) -> list[int]:
-        """Return the ranks that are stopped, or of which nothing has been heard for too long."""
+        """Return the ranks that are stopped, or of which nothing has been heard for too long.
+
+        Args:
+            states: for each rank what its monitor wrote.
+            now_s: the time on the monotonic clock (s).
+
+        Returns:
+            list[int]: the ranks.
+        """
         late = []
         for rank, pid in self.pids.items():
             try:
@@ -219,69 +228,6 @@ class Processes:
         for handle in self.handles:
             os.close(handle)
         self.handles.clear()
-
-
-def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
-    """Describe ranks whose process ended in the middle of a run, with their last words.
-
-    When one rank dies the launcher ends the others with SIGINT, so that several may be gone by
-    the time one looks; its own log tells who was first.
-
-    Args:
-        ranks: the ranks whose process is gone.
-        folder: the cluster's folder.
-        wait_s: how long to wait for the launcher's word (s).
-
-    Returns:
-        RankError: of kind "died".
-    """
-    deadline = now() + wait_s
-    while not (endings := read_endings(folder)) and now() < deadline:
-        time.sleep(0.02)
-    first = [rank for rank in ranks if "Interrupt" not in endings.get(rank, "")] or list(ranks)
-    words = [f"rank {rank}: {endings[rank]}" for rank in first if rank in endings]
-    for rank in first:
-        try:
-            tail = log_path(folder, rank).read_text(errors="replace").strip().splitlines()[-15:]
-        except FileNotFoundError:
-            tail = []
-        if tail:
-            words.append(f"--- last lines of rank {rank} ---\n" + "\n".join(tail))
-    message = (
-        f"{names_of(first)} ended before the work was done: the process is gone "
-        "(killed, out of memory, os._exit, or a crash in native code)."
-    )
-    return RankError("died", first, message, "\n".join(words))
-
-
-def read_endings(folder: Path) -> dict[int, str]:
-    """Read from the launcher's log how each rank's process ended, where it says so."""
-    try:
-        text = (folder / LAUNCHER_LOG).read_text(errors="replace")
-    except FileNotFoundError:
-        return {}
-    return {int(rank): f"return code {how}" for rank, how in ENDING.findall(text)}
-
-
-def frozen(ranks: Sequence[int]) -> RankError:
-    """Describe ranks that are stopped or give no sign of life."""
-    message = f"{names_of(ranks)} stands still: stopped (SIGSTOP) or without a sign of life."
-    return RankError("frozen", ranks, message)
-
-
-def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
-    """Describe ranks that raised or left with sys.exit, with their tracebacks.
-
-    Ranks whose exception only says that another rank has gone come last.
-    """
-    bad = {rank: outcome for rank, outcome in outcomes.items() if outcome["phase"] != "returned"}
-    order = sorted(bad, key=lambda rank: ("Horovod has been shut down" in bad[rank]["error"], rank))
-    first = bad[order[0]]
-    verb = "left early with" if first["phase"] == "exited" else "raised"
-    same = [rank for rank in order if bad[rank]["error"] == first["error"]]
-    message = f"{names_of(same)} {verb} {first['error']}"
-    detail = "\n".join(f"--- rank {rank} ---\n{bad[rank]['traceback']}" for rank in order)
-    return RankError(first["phase"], order, message, detail)
 
 
 def now() -> float:

@@ -52,11 +52,11 @@ def rows(runs: Iterable[Sequence[Run]]) -> list[Row]:
     """
     runs = [list(each) for each in runs]
     require(bool(runs) and all(runs), "runs", "hold the Runs of at least one training", [])
-    base = slowest(runs[0])
+    base = _slowest(runs[0])
     table = []
     for each in runs:
-        run = slowest(each)
-        require(work(run) == work(base), "runs", f"do equal work, {work(base)}", work(run))
+        run = _slowest(each)
+        require(_work(run) == _work(base), "runs", f"do equal work, {_work(base)}", _work(run))
         speed_up = run.images_per_s / base.images_per_s
         table.append(
             Row(
@@ -72,12 +72,12 @@ def rows(runs: Iterable[Sequence[Run]]) -> list[Row]:
     return table
 
 
-def slowest(runs: Sequence[Run]) -> Run:
+def _slowest(runs: Sequence[Run]) -> Run:
     """Return the Run of the rank with the fewest images per second."""
     return min(runs, key=lambda run: run.images_per_s)
 
 
-def work(run: Run) -> tuple[str, str, int, int, int]:
+def _work(run: Run) -> tuple[str, str, int, int, int]:
     """Name the work of a run: net, data, parameters, epochs and samples an epoch."""
     return (run.net, run.data, run.parameters, run.epochs, run.samples)
 

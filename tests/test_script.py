@@ -1,0 +1,103 @@
+"""`dlguide run` reports success only when every rank has ended well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dlguide.cluster import processes
+
+pytestmark = pytest.mark.timeout(90)
+
+SCRIPT = """
+import os, signal, sys
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+print(f"rank {comm.rank} of {comm.size} {sys.argv[1:]}", flush=True)
+what = sys.argv[1]
+if comm.rank == comm.size - 1:
+    if what == "raise": raise ValueError("bad batch")
+    if what == "exit 0": sys.exit(0)
+    if what == "exit 3": sys.exit(3)
+    if what == "os._exit": os._exit(0)
+    if what == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if what == "syntax": exec("1 +")
+if not (what == "return" and comm.rank == comm.size - 1):
+    comm.barrier()
+if what == "all exit 0": sys.exit(0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def dlguide(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "dlguide.cli", *map(str, words)],
+        capture_output=True, text=True, timeout=80, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_success_is_exit_status_0_on_1_to_4_ranks(script):
+    for ranks in (1, 2, 3, 4):
+        done = dlguide("run", "--oversubscribe", "--ranks", ranks, script, "well", "--more")
+        assert done.returncode == 0, done.stderr
+        for rank in range(ranks):
+            assert f"rank {rank} of {ranks} ['well', '--more']" in done.stdout
+    assert dlguide("run", script, "all exit 0").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("raise", "rank 1 raised ValueError: bad batch"),
+        ("syntax", "rank 1 raised SyntaxError"),
+        ("exit 0", "rank 1 has returned"),
+        ("return", "rank 1 has returned"),
+        ("exit 3", r"rank 1 left early with sys.exit(3)"),
+        ("os._exit", "rank 1 ended before the work was done"),
+        ("kill", "rank 1 ended before the work was done"),
+    ],
+)
+def test_a_failing_rank_is_never_exit_status_0(script, what, said):
+    done = dlguide("run", script, what)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert not processes.leftovers()
+
+
+def test_what_cannot_start_is_said_in_one_line(tmp_path):
+    done = dlguide("run", tmp_path / "no.py")
+    assert done.returncode != 0
+    assert "`script` must be a file that exists" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_or_killed_launcher_leaves_no_rank(script):
+    script.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    for number in (signal.SIGINT, signal.SIGKILL):
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "dlguide.cli", "run", str(script)],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        assert launcher.stdout.readline() == "up\n"
+        mine = f"{launcher.pid}:"
+        assert [each for each in processes.living() if each.owner.startswith(mine)]
+        os.kill(launcher.pid, number)
+        assert launcher.wait(timeout=20) != 0
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline:
+            left = [each for each in processes.living() if each.owner.startswith(mine)]
+            if not left:
+                break
+            time.sleep(0.1)
+        assert not left
