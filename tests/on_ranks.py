@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from dlguide import commands
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
@@ -61,17 +62,18 @@ def on_ranks(
         )
     )
     done = mpiexec(ranks, [sys.executable, "-m", "mpi4py", script], timeout_s, env)
-    assert done.returncode == 0, f"exit status {done.returncode} on {ranks} ranks:\n{done.stdout}"
+    assert done.ok, f"exit status {done.status} on {ranks} ranks:\n{done.output}"
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def mpiexec(
     ranks: int, command: list, timeout_s: float = 120, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess:
-    """Start a command on ranks of this machine; output and errors come back as one text."""
-    return subprocess.run(
-        [str(word) for word in [SCRIPTS / "mpiexec.gforker", "-n", ranks, *command]],
-        env={
+) -> commands.Done:
+    """Start a command on ranks of this machine; no rank outlives the time limit."""
+    return commands.run(
+        [SCRIPTS / "mpiexec.gforker", "-n", ranks, *command],
+        timeout_s,
+        {
             **os.environ,
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "TF_NUM_INTRAOP_THREADS": "1",
@@ -81,9 +83,4 @@ def mpiexec(
             "PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")]),
             **(env or {}),
         },
-        timeout=timeout_s,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
     )
