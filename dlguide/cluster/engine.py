@@ -33,6 +33,9 @@ def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any
     os.dup2(log, 1)
     os.dup2(log, 2)
     threads.apply(threads.ThreadPlan.from_dict(plan), rank)
+    # The first sum of Python objects makes mpi4py duplicate the communicator while it holds the
+    # interpreter: a rank that waited for ever in that one call could not even say so.
+    MPI.COMM_WORLD.allreduce(0)
     # The shell is the one place that lives as long as the engine and belongs to it alone.
     IPython.get_ipython().dlguide_monitor = ranks_side.start_monitor(folder, rank)
     return {

@@ -8,6 +8,7 @@ from typing import Any
 
 from dlguide.cluster import errors, watch
 from dlguide.cluster.errors import RankError
+from dlguide.cluster.rank import log_path
 
 LOOK_S = 0.05
 JUDGE_S = 0.25
@@ -77,7 +78,7 @@ def _judge(
     now_s: float,
 ) -> RankError | None:
     """Look once at what the ranks say of themselves; the arguments are those of `supervise`."""
-    stalls.read(watch.log_path(folder, 0), now_s)
+    stalls.read(log_path(folder, 0), now_s)
     states = watch.read_states(folder, ranks, run_number)
     standing = pids.frozen(states, now_s)
     if standing:

@@ -135,10 +135,11 @@ def _verdict(
         lines.append(f"  rank {rank} has not joined {', '.join(f'`{name}`' for name in names)}")
     culprits = sorted(missing) or [r for r, s in sorted(states.items()) if s["phase"] != "running"]
     culprits = culprits or sorted(states)
-    message = (
-        f"deadlock: the ranks wait for {names_of(culprits)} and would wait for ever. "
-        "Every rank must make the same collective calls in the same order."
-    )
+    calls = {state["call"] for state in states.values() if state["phase"] == "running"}
+    advice = "Every rank must make the same collective calls in the same order."
+    if calls and calls <= waiting.SENDS | waiting.RECEIVES:
+        advice = "Each message needs one rank that sends and one that receives at the same time."
+    message = f"deadlock: the ranks wait for {names_of(culprits)} and would wait for ever. {advice}"
     return RankError("deadlock", culprits, message, "\n".join(lines))
 
 
