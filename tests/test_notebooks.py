@@ -1,0 +1,294 @@
+"""Notebooks: their form, and every one of them executed with the network cut."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from pathlib import Path
+
+import nbformat
+import notebook_form as form
+import psutil
+import pytest
+
+from dlguide import notebooks
+from dlguide.cluster import processes
+
+FOLDER = notebooks.ROOT / "notebooks"
+ALL = [pytest.param(path, id=str(path.relative_to(FOLDER))) for path in notebooks.find()]
+LESSONS = [path for path in notebooks.find() if path.parent.name != "answers"]
+ANSWERS = [path for path in notebooks.find() if path.parent.name == "answers"]
+TIMEOUT_S = 600.0
+
+
+def is_answers(path):
+    return path.parent.name == "answers"
+
+
+def test_the_first_lessons_are_there():
+    assert {"00", "01", "20"} <= {path.name[:2] for path in LESSONS}
+
+
+def test_numbers_are_used_once():
+    numbers = [path.name[:2] for path in LESSONS]
+    assert sorted(set(numbers)) == sorted(numbers)
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_notebook_has_the_form(path):
+    found = form.complaints(path.name, form.load(path), is_answers(path))
+    assert not found, "\n".join([path.name, *found])
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name)
+def test_every_checked_exercise_has_its_answer(path):
+    asked = form.checks(form.load(path))
+    answers = FOLDER / "answers" / path.name
+    assert answers.exists() or not asked, f"{path.name} asks {asked}, there are no answers"
+    assert form.checks(form.load(answers)) == asked if answers.exists() else not asked
+
+
+@pytest.mark.parametrize("path", ANSWERS, ids=lambda path: path.name)
+def test_answers_belong_to_a_lesson(path):
+    assert (FOLDER / path.name).exists()
+
+
+@pytest.mark.timeout(TIMEOUT_S + 60)
+@pytest.mark.parametrize("path", ALL)
+def test_notebook_runs_and_leaves_no_process(path, capsys):
+    before = {each.pid for each in processes.leftovers()}
+    result = notebooks.execute(path, TIMEOUT_S)
+    with capsys.disabled():
+        print(f"\n{result}")
+    assert result.ok, result.error
+    deadline = time.monotonic() + 15
+    while (left := {each.pid for each in processes.leftovers()} - before) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.5)
+    assert not left
+
+
+# --- execute itself ----------------------------------------------------------------------------
+
+
+def write(folder: Path, *code: str) -> Path:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in code])
+    path = folder / "90_trial.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+def test_execute_runs_in_the_notebooks_folder_and_leaves_the_file_as_it_is(tmp_path):
+    path = write(tmp_path, "x = 6", "import os; print(os.getcwd(), 7 * x)")
+    before = path.read_bytes()
+    output = tmp_path / "out.ipynb"
+    result = notebooks.execute(path, 120, output=output)
+    assert result.ok
+    assert result.error == ""
+    assert result.name == path.name
+    assert path.read_bytes() == before
+    cell = nbformat.read(output, 4).cells[1]
+    assert cell.outputs[0].text == f"{tmp_path} 42\n"
+
+
+def test_cell_that_fails_is_told_and_what_ran_is_kept(tmp_path):
+    path = write(tmp_path, "print('first')", "raise KeyError('second')", "print('third')")
+    result = notebooks.execute(path, 120, output=tmp_path / "out.ipynb")
+    assert not result.ok
+    assert "KeyError: 'second'" in result.error
+    assert "\x1b" not in result.error
+    cells = nbformat.read(tmp_path / "out.ipynb", 4).cells
+    assert cells[0].outputs[0].text == "first\n"
+    assert cells[2].outputs == []
+    assert str(result).startswith("FAIL")
+
+
+def test_kernel_that_dies_is_told(tmp_path):
+    result = notebooks.execute(write(tmp_path, "import os; os._exit(1)"), 120)
+    assert not result.ok
+    assert "died" in result.error.lower()
+
+
+def test_notebook_that_hangs_is_ended_with_its_kernel(tmp_path):
+    name = f"hang-{time.time_ns()}"
+    code = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 614 # {name}'])"
+    result = notebooks.execute(write(tmp_path, code), 12)
+    assert not result.ok
+    assert result.error == "did not end within 12 s"
+    alive = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert not [words for words in alive if words and str(tmp_path) in " ".join(words)]
+    assert not [words for words in alive if words and name in " ".join(words)]
+
+
+def test_network_is_cut_and_loopback_is_not(tmp_path):
+    code = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as server:
+    socket.create_connection(server.getsockname(), timeout=5).close()
+outside = [name for _, name in socket.if_nameindex() if name != "lo"]
+try:
+    socket.create_connection(("192.0.2.1", 9), timeout=1)
+except OSError as error:
+    print(outside, error.errno)
+"""
+    output = tmp_path / "out.ipynb"
+    result = notebooks.execute(write(tmp_path, code), 120, output=output)
+    assert result.ok, result.error
+    if not result.network_cut:
+        pytest.skip("this system allows no network namespace")
+    assert nbformat.read(output, 4).cells[0].outputs[0].text == "[] 101\n"
+
+
+def test_run_without_the_cut_still_happens(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebooks, "network_cutter", lambda: ())
+    result = notebooks.execute(write(tmp_path, "x = 1"), 120)
+    assert result.ok
+    assert not result.network_cut
+    assert str(result).endswith("(with network)")
+
+
+def test_answers_are_strict_and_lessons_are_not(tmp_path):
+    code = "import os; assert os.environ['DLGUIDE_STRICT_EXERCISES'] == '{}'"
+    (tmp_path / "answers").mkdir()
+    assert notebooks.execute(write(tmp_path, code.format(0)), 120).ok
+    result = notebooks.execute(write(tmp_path / "answers", code.format(1)), 120)
+    assert result.ok
+    assert result.name == "answers/90_trial.ipynb"
+
+
+def test_missing_notebook_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`path` must be a notebook"):
+        notebooks.execute(tmp_path / "none.ipynb")
+
+
+def test_choose_takes_numbers_names_and_files(tmp_path):
+    (tmp_path / "answers").mkdir()
+    lesson, answers = write(tmp_path), write(tmp_path / "answers")
+    for name in ("90", "90_trial", "90_trial.ipynb"):
+        assert notebooks.choose([name], tmp_path) == [lesson, answers]
+    assert notebooks.choose(["90", "90_trial"], tmp_path) == [lesson, answers]
+    assert notebooks.choose([], tmp_path) == [lesson, answers]
+    assert notebooks.choose([str(lesson)], tmp_path / "answers") == [lesson]
+    with pytest.raises(ValueError, match="must be notebooks: 90_trial, got '91'"):
+        notebooks.choose(["91"], tmp_path)
+
+
+def test_execute_all_says_how_each_went(tmp_path, capsys):
+    good, bad = write(tmp_path, "x = 1"), tmp_path / "91_bad.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1/0")]), bad)
+    assert not notebooks.execute_all([str(good), str(bad)], 120, output=tmp_path / "out")
+    lines = capsys.readouterr().out
+    assert lines.startswith("ok  ")
+    assert "FAIL" in lines
+    assert "ZeroDivisionError" in lines
+    assert (tmp_path / "out" / "91_bad.ipynb").exists()
+
+
+# --- the rules of form bite --------------------------------------------------------------------
+
+
+def cell(kind, text, number):
+    plain = {"cell_type": kind, "id": f"c{number}", "metadata": {}, "source": [text]}
+    return plain | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+
+@pytest.fixture
+def good():
+    texts = [
+        "# 90 Trial\n\nNeeds 00. Run time 10 s. Before: 00. Next: 01.",
+        "## Goals\n\n- you can a\n- you can b\n- You can c",
+    ]
+    cells = [("markdown", texts[0]), ("markdown", texts[1]), ("code", "machine.describe()")]
+    for number in range(4):
+        cells += [("markdown", f"## Part {number}\n![a curve](x.png)"), ("code", "x = 1")]
+        cells += [("markdown", "seen"), ("code", "x = 2"), ("markdown", "seen"), ("code", "x")]
+    cells += [("markdown", "## Summary\n\n- done"), ("markdown", "## Exercises")]
+    cells += [("markdown", "### 1 Count ★"), ("code", 'exercises.check("90-1", None)')]
+    return {"cells": [cell(kind, text, i) for i, (kind, text) in enumerate(cells)]}
+
+
+def test_good_notebook_has_no_complaint(good):
+    assert form.complaints("90_trial.ipynb", good) == []
+    assert form.checks(good) == {"90-1"}
+
+
+def change(index, **fields):
+    def act(notebook):
+        notebook["cells"][index].update(fields)
+
+    return act
+
+
+def text(index, words):
+    return change(index, source=[words])
+
+
+BAD = {
+    "first cell": (text(0, "# 91 Trial needs run time before next"), "does not begin with `# 90"),
+    "needs": (text(0, "# 90 Trial\nrun time before next"), "does not say needs"),
+    "run time": (text(0, "# 90 Trial\nneeds before next"), "does not say run time"),
+    "two goals": (text(1, "## Goals\n- you can a\n- you can b"), "has 2 goals"),
+    "goal": (text(1, "## Goals\n- you can a\n- you can b\n- learn c"), "'learn c' does not"),
+    "stamp": (text(2, "x = 1"), "no machine.describe()"),
+    "no summary": (text(27, "## Done"), "not Goals, ..., Summary, Exercises"),
+    "no stars": (text(29, "### 1 Count"), "has no stars"),
+    "long cell": (text(4, "x = 1\n" * 26), "cell 4 has 26 lines"),
+    "output": (change(4, outputs=[{}]), "cell 4 has outputs"),
+    "count": (change(4, execution_count=1), "cell 4 has outputs"),
+    "same id": (change(4, id="c5"), "two cells are 'c5'"),
+    "alt": (text(3, "## Part 0\n![](x.png)"), "image in cell 3"),
+    "img": (text(3, "## Part 0\n<img src='x.png'>"), "image in cell 3"),
+    "neighbours": (change(5, cell_type="code", outputs=[], execution_count=None), "4 and 5 are"),
+    "few cells": (lambda notebook: notebook["cells"].__delitem__(slice(9, 21)), "has 19 cells"),
+    "no sections": (lambda n: n["cells"].__delitem__(slice(3, 21)), "has 1 sections"),
+}
+
+
+@pytest.mark.parametrize(("harm", "complaint"), BAD.values(), ids=BAD)
+def test_form_rule_bites(harm, complaint, good):
+    harmed = copy.deepcopy(good)
+    harm(harmed)
+    found = form.complaints("90_trial.ipynb", harmed)
+    assert any(complaint in line for line in found), found
+
+
+def test_long_code_in_the_median_is_found(good):
+    for each in good["cells"]:
+        if each["cell_type"] == "code":
+            each["source"] = ["machine.describe()\n" * 11]
+    assert "code cells have more than 10 lines in the median" in form.complaints("90_t.ipynb", good)
+
+
+def test_function_of_the_package_is_found_also_under_another_name():
+    import inspect
+
+    from dlguide import checks
+
+    source = inspect.getsource(checks.require_known)
+    assert any("require_known" in line for line in form.duplicates([cell("code", source, 0)]))
+    renamed = source.replace("require_known", "choose_one").replace("names", "listed")
+    assert any("require_known" in line for line in form.duplicates([cell("code", renamed, 0)]))
+    below = cell("code", f"%%px --block\n{source}", 0)
+    assert form.duplicates([below])
+    own = cell("code", "def average(values):\n    return sum(values) / len(values)", 0)
+    assert form.duplicates([own]) == []
+
+
+def test_answers_must_end_in_a_check(good):
+    assert form.complaints("90_trial.ipynb", good, answers=True) == []
+    good["cells"][-1]["source"] = ["x = 1"]
+    found = form.complaints("90_trial.ipynb", good, answers=True)
+    assert found == ["the last code cell checks no exercise"]
+
+
+@pytest.mark.parametrize("name", ["9_trial.ipynb", "90-trial.ipynb", "90_Trial.ipynb", "90_.ipynb"])
+def test_file_name_rule_bites(name):
+    assert form.file_name(name)
+
+
+def test_load_reads_plain_json(tmp_path, good):
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps(good))
+    assert form.load(path) == good
