@@ -1,0 +1,53 @@
+"""The table of a comparison: slowest rank, speed-up, efficiency, equal work (closed form)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from dlguide.measure import Run
+from dlguide.training import compare
+
+
+def make_run(ranks, rank=0, images_per_s=100.0, **changes):
+    values = {
+        field.name: 0 for field in dataclasses.fields(Run)
+    } | {
+        "rank": rank, "ranks": ranks, "threads": 2 // ranks, "net": "mlp", "data": "mnist",
+        "images_per_s": images_per_s, "test_accuracy": (0.9,), "loss": (1.0,), "step_s": (0.1,),
+        "wait_s": (0.0,), "phases": (), "versions": {}, "total_s": 1.0 + rank, "samples": 50,
+    } | changes  # fmt: skip
+    return Run(**values)
+
+
+def test_the_slowest_rank_counts_and_efficiency_is_speed_up_per_rank():
+    runs = [
+        [make_run(1, images_per_s=100.0)],
+        [make_run(2, 0, images_per_s=170.0), make_run(2, 1, images_per_s=160.0)],
+    ]
+    first, second = compare.rows(runs)
+    assert (first.speed_up, first.efficiency) == (1.0, 1.0)
+    assert second.images_per_s == 160.0
+    assert second.speed_up == pytest.approx(1.6)
+    assert second.efficiency == pytest.approx(0.8)
+    assert second.seconds == 2.0
+    assert second.test_accuracy == 0.9
+
+
+def test_unequal_work_is_not_compared():
+    with pytest.raises(ValueError, match="`runs` must do equal work"):
+        compare.rows([[make_run(1)], [make_run(2, samples=49)]])
+    with pytest.raises(ValueError, match="at least one training"):
+        compare.rows([])
+
+
+def test_what_is_written_can_be_read_again(tmp_path):
+    runs = [[make_run(1)], [make_run(2)]]
+    table = compare.rows(runs)
+    compare.write(runs, table, tmp_path / "scaling.json")
+    record = json.loads((tmp_path / "scaling.json").read_text())
+    assert [compare.Row(**row) for row in record["rows"]] == table
+    assert [[Run.from_dict(run) for run in each] for each in record["runs"]] == runs
+    assert [path.name for path in tmp_path.iterdir()] == ["scaling.json"]
