@@ -1,0 +1,49 @@
+"""Compare 2 ranks of one thread each with the best single process on the same two cores.
+
+    python tests/benchmarks/two_ranks_against_one.py
+
+All train the MNIST network with `training.fit` on the same samples an epoch. The candidates take
+turns; the ratio is taken turn by turn, and its median and range are printed (goal: 1.5).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from dlguide import training
+from dlguide.cluster import Cluster
+from dlguide.machine import describe, threads
+from dlguide.training import compare
+
+
+def main() -> None:
+    """Print the table of the last turn and the ratios of all turns."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--samples", type=int, default=12000, help="training images an epoch")
+    options.add_argument("--turns", type=int, default=5, help="turns of each candidate")
+    chosen = options.parse_args()
+    machine = describe()
+    pair = threads.plan(machine, ranks=2)
+    whole = threads.plan(machine, ranks=1)
+    single = threads.ThreadPlan(1, 1, (pair.cpus[0],), False)
+    plans = {"1 rank, all threads": whole, "1 rank, 1 thread": single, "2 ranks": pair}
+    speeds: dict[str, list[float]] = {name: [] for name in plans}
+    for _ in range(chosen.turns):
+        runs = {}
+        for name, plan in plans.items():
+            with Cluster(plan, magics=False) as cluster:
+                runs[name] = cluster.run(training.fit, samples=chosen.samples, evaluate=False)
+        for name, row in zip(plans, compare.rows(runs.values()), strict=True):
+            speeds[name].append(row.images_per_s)
+        print({name: round(values[-1]) for name, values in speeds.items()}, flush=True)
+    best = max(list(plans)[:2], key=lambda name: statistics.median(speeds[name]))
+    ratios = [two / one for two, one in zip(speeds["2 ranks"], speeds[best], strict=True)]
+    print(
+        f"2 ranks against the best single process ({best}): median "
+        f"{statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f} (goal: 1.5)"
+    )
+
+
+if __name__ == "__main__":
+    main()
