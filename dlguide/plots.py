@@ -6,8 +6,12 @@ window opens, a notebook shows the Figure that a cell ends with, and `path` writ
 
 from __future__ import annotations
 
+import base64
+import html
+import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlguide.checks import require
@@ -64,7 +68,7 @@ def scaling(
     ideal = [speeds[0] * count / ranks[0] for count in ranks]
     efficiency = [100 * speed / best for speed, best in zip(speeds, ideal, strict=True)]
 
-    figure, (left, right) = _figure(columns=2)
+    drawn, (left, right) = figure(columns=2)
     left.plot(
         [0, ranks[-1]],
         [0, ideal[-1]],
@@ -91,7 +95,7 @@ def scaling(
     right.set_xlim(-0.75, len(ranks) - 0.25)
     left.set_xlim(0, ranks[-1] * 1.15)
     left.set_xticks(ranks)
-    return _written(figure, path)
+    return _written(drawn, path)
 
 
 def training(runs: Run | Sequence[Run], path: str | os.PathLike | None = None) -> Figure:
@@ -109,7 +113,7 @@ def training(runs: Run | Sequence[Run], path: str | os.PathLike | None = None) -
     """
     runs = [runs] if isinstance(runs, Run) else list(runs)
     require(bool(runs), "runs", "hold at least one Run", [])
-    figure, (loss, accuracy, seconds) = _figure(columns=3)
+    drawn, (loss, accuracy, seconds) = figure(columns=3)
     names = [f"{run.ranks} rank{'s' * (run.ranks > 1)}, batch {run.batch}" for run in runs]
     styles = [(BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v")]
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -133,7 +137,7 @@ def training(runs: Run | Sequence[Run], path: str | os.PathLike | None = None) -
     seconds.set_yticks(range(len(runs)), names)
     seconds.set_ylim(len(runs) - 0.4, -0.6)
     _legend_below(seconds)
-    return _written(figure, path)
+    return _written(drawn, path)
 
 
 def utilisation(
@@ -159,7 +163,7 @@ def utilisation(
     """
     runs = [runs] if isinstance(runs, Run) else sorted(runs, key=lambda run: run.rank)
     require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
-    figure, panels = _figure(rows=len(record.cpus) + bool(runs), width=8, height=1.3)
+    drawn, panels = figure(rows=len(record.cpus) + bool(runs), width=8, height=1.3)
     if runs:
         lines, panels = panels[0], panels[1:]
         for number, run in enumerate(runs):
@@ -179,10 +183,10 @@ def utilisation(
             axes.axvline(at, color=ORANGE, linewidth=1)
         panels[0].annotate(name, (at, 105), (2, 2), textcoords="offset points", color=ORANGE)
     panels[-1].set_xlabel("time (s)")
-    for axes in figure.axes:
+    for axes in drawn.axes:
         axes.set_xlim(0, record.time_s[-1])
         axes.label_outer()
-    return _written(figure, path)
+    return _written(drawn, path)
 
 
 def _phases(axes: Axes, line: int, run: Run, offset_s: float) -> None:
@@ -216,18 +220,51 @@ def _legend_above(axes: Axes) -> None:
     _legend(axes, loc="lower right", bbox_to_anchor=(1.0, 0.97), fontsize=8)
 
 
-def _figure(
-    rows: int = 1, columns: int = 1, width: float = 0.0, height: float = 3.4
-) -> tuple[Figure, Any]:
+def figure(
+    rows: int = 1, columns: int = 1, width: float = 0.0, height: float = 3.4, alt: str = ""
+) -> tuple[Figure, Sequence[Axes]]:
+    """Make an empty figure in the house's style that a notebook shows when a cell ends with it.
+
+    Args:
+        rows: panels below each other (count).
+        columns: panels side by side (count).
+        width: of the whole figure (inches); 0 for 4.2 a column.
+        height: of one row (inches).
+        alt: what the picture shows, in words, for those who cannot see it; "" reads titles and
+            labels aloud.
+
+    Returns:
+        tuple: the Figure and its panels, row by row.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width or 4.2 * columns, height * rows), layout="constrained")
+    # Only pyplot teaches notebooks to show a Figure, and its PNG has no words for the blind.
+    figure._repr_html_ = partial(_html, figure, alt)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
     return figure, panels
+
+
+def _html(figure: Figure, alt: str) -> str:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    words = html.escape(alt or _words(figure), quote=True)
+    width = round(100 * figure.get_figwidth())
+    data = base64.b64encode(picture.getvalue()).decode()
+    return f'<img alt="{words}" width="{width}" src="data:image/png;base64,{data}"/>'
+
+
+def _words(figure: Figure) -> str:
+    parts = [
+        (axes.get_title() or axes.get_title("left"), axes.get_ylabel(), axes.get_xlabel())
+        for axes in figure.axes
+    ]
+    said = [f"{title}: {y} against {x}" if y and x else title or y or x for title, y, x in parts]
+    return "Plot. " + "; ".join(each.strip(": ") for each in said if each)
 
 
 def _written(figure: Figure, path: str | os.PathLike | None) -> Figure:

@@ -1,5 +1,6 @@
 """The plots draw what was measured: their lines are held against the formulas."""
 
+import base64
 import subprocess
 import sys
 
@@ -90,6 +91,28 @@ def test_a_path_gets_the_picture(ending, tmp_path):
     path = tmp_path / f"scaling.{ending}"
     plots.scaling(ROWS, path)
     assert path.stat().st_size > 1000
+
+
+def shown(figure):
+    """Give what a notebook shows of a figure: its MIME types, and the HTML."""
+    from IPython.core.formatters import DisplayFormatter
+
+    data, _metadata = DisplayFormatter().format(figure)
+    return set(data), data["text/html"]
+
+
+def test_a_notebook_shows_the_picture_and_reads_its_labels_aloud():
+    kinds, html = shown(plots.scaling(ROWS))
+    assert kinds == {"text/plain", "text/html"}
+    assert "Throughput: images/s over all ranks against ranks; Efficiency: " in html
+    encoded = html.split("base64,")[1].split('"')[0]
+    assert base64.b64decode(encoded).startswith(b"\x89PNG")
+
+
+def test_own_words_for_a_picture_are_escaped():
+    figure, panels = plots.figure(rows=2, columns=2, alt='a <curve> that "falls"')
+    assert len(panels) == 4
+    assert 'alt="a &lt;curve&gt; that &quot;falls&quot;"' in shown(figure)[1]
 
 
 def test_drawing_touches_nothing_global():
