@@ -1,0 +1,101 @@
+"""Programs under a time limit: nothing of them is left behind, whatever they do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import psutil
+import pytest
+
+from dlguide import commands
+
+
+def alive(mark):
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if mark in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(words)
+    return found
+
+
+def test_output_status_and_time_come_back():
+    done = commands.run(["sh", "-c", "echo out; echo err >&2; sleep 0.2; exit 3"], 30)
+    assert (done.status, done.ok) == (3, False)
+    assert done.output.split() == ["out", "err"]
+    assert 0.2 <= done.seconds < 30
+    assert commands.run(["true"], 30).ok
+
+
+def test_tail_is_the_last_lines_without_empty_ones():
+    done = commands.Done(0, "a\n\nb\n   \nc\n", 0.0)
+    assert done.tail(2) == "b\nc"
+
+
+def test_environment_and_folder_are_those_given(tmp_path):
+    code = "import os; print(os.getcwd(), os.environ.get('A'), 'HOME' in os.environ)"
+    done = commands.run([sys.executable, "-c", code], 30, {"A": "1"}, tmp_path)
+    assert done.output == f"{tmp_path} 1 False\n"
+
+
+def test_program_that_does_not_exist_is_an_oserror():
+    with pytest.raises(FileNotFoundError):
+        commands.run(["/nowhere/program"], 5)
+
+
+def test_limit_must_be_a_time():
+    with pytest.raises(ValueError, match="`timeout_s` must be a positive number, got -1"):
+        commands.run(["true"], -1)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "exec sleep 615 {mark}",
+        "sleep 615 {mark} & sleep 615 {mark}",
+        "setsid sleep 615 {mark} & sleep 615 {mark}",
+        "trap '' TERM INT HUP; sleep 615 {mark} & wait",
+    ],
+)
+def test_hanging_family_is_ended_at_the_limit(start):
+    mark = f"9{time.time_ns()}"
+    begin = time.monotonic()
+    done = commands.run(["sh", "-c", start.format(mark=mark)], 0.7)
+    assert done.status is None
+    assert not done.ok
+    assert 0.7 <= time.monotonic() - begin < 15
+    assert alive(mark) == []
+
+
+def test_child_that_outlives_the_program_neither_holds_us_nor_stays():
+    mark = f"9{time.time_ns()}"
+    begin = time.monotonic()
+    done = commands.run(["sh", "-c", f"sleep 615 {mark} & echo done"], 60)
+    assert done.ok
+    assert done.output == "done\n"
+    assert time.monotonic() - begin < 15
+    assert alive(mark) == []
+
+
+def test_interrupt_ends_the_family_too():
+    mark = f"9{time.time_ns()}"
+    code = (
+        "import os, signal, threading\n"
+        "from dlguide import commands\n"
+        "threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        f"    commands.run(['sh', '-c', 'sleep 615 {mark} & wait'], 60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')"
+    )
+    done = commands.run([sys.executable, "-c", code], 30)
+    assert done.output == "interrupted\n"
+    assert alive(mark) == []
+
+
+def test_variables_of_mpi_are_left_out():
+    env = {"PMI_RANK": "1", "PMIX_ID": "2", "OMPI_COMM_WORLD_RANK": "1", "PATH": "/bin"}
+    assert commands.without_mpi(env) == {"PATH": "/bin"}
+    assert commands.without_mpi()["PATH"] == os.environ["PATH"]

@@ -1,0 +1,216 @@
+"""Horovod's wheel: what it is built from, when the cache is used, how a failure is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dlguide import build_horovod, install_horovod, preflight
+from dlguide.checks import MissingComponentError
+
+BIN = Path(sysconfig.get_path("scripts"))
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def wheel(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("horovod/__init__.py", "__version__ = '0.28.1'\n" * 100)
+    return path
+
+
+# --- finding things ----------------------------------------------------------------------------
+
+
+def test_mpicc_is_the_environments_own():
+    assert install_horovod.find_mpicc() == BIN / "mpicc"
+    assert build_horovod.in_this_environment(BIN / "mpicc")
+    assert not build_horovod.in_this_environment(Path("/usr/bin/mpicc"))
+
+
+def test_mpicc_that_cannot_be_run_is_refused():
+    with pytest.raises(ValueError, match=r"`mpicc` must be an MPI compiler .* got '/no/mpicc'\."):
+        install_horovod.find_mpicc("/no/mpicc")
+
+
+def test_missing_mpicc_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(MissingComponentError, match="pip install mpich"):
+        install_horovod.find_mpicc()
+
+
+def test_missing_compiler_is_told_before_anything_is_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_horovod, "build", lambda *arguments: pytest.fail("was built"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert preflight.compiler().startswith("g++ is needed")
+    with pytest.raises(MissingComponentError, match=r"g\+\+ is needed to build Horovod"):
+        install_horovod.install(force=True)
+
+
+def test_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+    (tmp_path / "dlguide").write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(MissingComponentError, match="Set XDG_CACHE_HOME"):
+        install_horovod.check_tools()
+
+
+def test_missing_tensorflow_is_told(monkeypatch):
+    monkeypatch.setattr(install_horovod, "_installed_version", lambda name: None)
+    with pytest.raises(MissingComponentError, match="built against TensorFlow"):
+        install_horovod.install()
+
+
+def test_key_names_all_that_the_wheel_depends_on(tmp_path, monkeypatch):
+    own = install_horovod.cache_key(BIN / "mpicc")
+    assert f"cp3{sys.version_info.minor}-tf2." in own
+    assert "-mpich5." in own
+    site = program(tmp_path / "mpicc", "echo gcc -lmpi")
+    first = install_horovod.cache_key(site)
+    program(tmp_path / "mpicc", "echo gcc -lmpi -lucp")
+    assert len({own, first, install_horovod.cache_key(site)}) == 3
+    monkeypatch.setattr(install_horovod, "_installed_version", lambda name: "9.9")
+    assert install_horovod.cache_key(BIN / "mpicc") != own
+
+
+# --- the cache ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own; what is built and installed is only noted down."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    notes = []
+
+    def build(mpicc, folder):
+        notes.append("build")
+        return wheel(folder)
+
+    monkeypatch.setattr(build_horovod, "build", build)
+    monkeypatch.setattr(
+        install_horovod, "_install_wheel", lambda path, mpicc: notes.append("install") or path
+    )
+    folder = install_horovod.cache_folder() / install_horovod.cache_key(BIN / "mpicc")
+    return folder, notes
+
+
+def test_empty_cache_builds_and_full_cache_does_not(cache):
+    folder, notes = cache
+    assert install_horovod.install().parent == folder
+    assert install_horovod.install().parent == folder
+    assert notes == ["build", "install", "install"]
+
+
+def test_force_builds_again(cache):
+    folder, notes = cache
+    wheel(folder)
+    install_horovod.install(force=True)
+    assert notes == ["build", "install"]
+
+
+def test_damaged_wheel_is_not_used(cache):
+    folder, notes = cache
+    path = wheel(folder)
+    data = bytearray(path.read_bytes())
+    data[60] ^= 0xFF
+    path.write_bytes(data)
+    install_horovod.install()
+    path.write_bytes(b"no wheel at all")
+    install_horovod.install()
+    assert notes == ["build", "install"] * 2
+
+
+def test_cached_wheel_that_fails_here_is_built_again(cache, monkeypatch, capsys):
+    folder, notes = cache
+    wheel(folder)
+    outcomes = [RuntimeError("GLIBC_2.99 not found"), None]
+
+    def install_wheel(path, mpicc):
+        outcome = outcomes.pop(0)
+        if outcome:
+            raise outcome
+        return path
+
+    monkeypatch.setattr(install_horovod, "_install_wheel", install_wheel)
+    install_horovod.install()
+    assert notes == ["build"]
+    assert "GLIBC_2.99 not found" in capsys.readouterr().out
+
+
+# --- the recipe --------------------------------------------------------------------------------
+
+
+def test_only_the_xla_line_is_dropped(tmp_path):
+    lists = tmp_path / "CMakeLists.txt"
+    lists.write_text(f"first\n{build_horovod.XLA_LINE}\nlast\n")
+    build_horovod._drop_xla_lowering(lists)
+    assert lists.read_text() == "first\n\nlast\n"
+    with pytest.raises(RuntimeError, match="not as expected"):
+        build_horovod._drop_xla_lowering(lists)
+
+
+def test_source_that_is_not_the_published_one_is_not_unpacked(tmp_path):
+    archive = tmp_path / "horovod-0.28.1.tar.gz"
+    archive.write_bytes(b"something else")
+    with pytest.raises(RuntimeError, match=r"has SHA-256 [0-9a-f]{64}, expected 92a43f5a"):
+        build_horovod._unpack(archive)
+    assert list(tmp_path.iterdir()) == [archive]
+
+
+def test_build_takes_the_named_mpi_and_its_own_tools_first(tmp_path):
+    env = build_horovod._build_environment(Path("/opt/mpi/bin/mpicc"), tmp_path)
+    assert env["PATH"].startswith(f"/opt/mpi/bin:{tmp_path}/bin:")
+    assert env["PYTHONPATH"] == str(tmp_path)
+    assert env["HOROVOD_WITH_MPI"] == env["HOROVOD_WITHOUT_PYTORCH"] == "1"
+    assert "ORIGIN" not in env.get("LDFLAGS", "")
+    own = build_horovod._build_environment(BIN / "mpicc", tmp_path)
+    assert own["LDFLAGS"] == "-Wl,-rpath,$ORIGIN/../../../.."
+
+
+def test_step_that_fails_is_told_with_its_last_lines():
+    with pytest.raises(RuntimeError, match=r"`sh -c .*` failed \(4\):\nthe reason"):
+        build_horovod.run_step(["sh", "-c", "echo the reason; exit 4"])
+
+
+def test_step_that_hangs_is_told():
+    with pytest.raises(RuntimeError, match=r"`sleep 616 \.\.\.` did not end in 1 s"):
+        build_horovod.run_step(["sleep", "616"], timeout_s=1)
+
+
+def test_step_without_its_program_is_told():
+    with pytest.raises(RuntimeError, match="`/no/program` cannot be run: No such file"):
+        build_horovod.run_step(["/no/program"])
+
+
+# --- the self-test -----------------------------------------------------------------------------
+
+
+def test_installed_horovod_sums_over_two_ranks():
+    install_horovod.self_test(BIN)
+    assert (BIN / "mpiexec.gforker").exists()
+
+
+def test_failing_ranks_are_told(tmp_path):
+    program(tmp_path / "mpiexec", "echo rank 1: cannot open libmpi; exit 9")
+    with pytest.raises(RuntimeError, match="cannot open libmpi"):
+        install_horovod.self_test(tmp_path)
+
+
+def test_command_line_tells_a_failure_without_a_traceback(tmp_path, capsys):
+    assert install_horovod.main(["--mpicc", str(tmp_path / "mpicc")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("`mpicc` must be an MPI compiler")
+    assert "Traceback" not in said
+    assert os.linesep not in said.strip()
