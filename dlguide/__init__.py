@@ -14,6 +14,7 @@ _ROOMS = (
     "checks",
     "cluster",
     "data",
+    "diagrams",
     "doctor",
     "exercises",
     "horovod",

@@ -21,6 +21,7 @@ FLOORS = {
     1.5: ("folders", "commands"),
     2.0: ("nets", "measure", "published", "exercises"),
     3.0: ("horovod", "collectives", "data", "machine", "scaling", "plots"),
+    3.5: ("diagrams",),
     4.0: ("build_horovod", "cluster", "parallel", "training"),
     5.0: ("doctor", "install_horovod", "notebooks", "usecases"),
     6.0: ("cli",),
