@@ -118,11 +118,11 @@ class Cluster:
         self._wait_for(lambda: len(self.client.ids) == self.ranks, f"{self.ranks} ranks")
         from dlguide.cluster import engine as engine_side
 
-        plan = asdict(self.plan)
-        made = self.client[:].apply_async(engine_side.prepare, str(self.folder), plan, sys.path)
+        facts = (str(self.folder), asdict(self.plan), sys.path)
+        made = self.client[:].apply_async(engine_side.prepare, *facts)
         self._wait_for(made.ready, f"{self.ranks} ranks")
-        numbered = zip(made.get(), self.client.ids, strict=True)
-        self.engines = sorted(({**info, "id": i} for info, i in numbered), key=lambda e: e["rank"])
+        told = [{**each, "id": i} for each, i in zip(made.get(), self.client.ids, strict=True)]
+        self.engines = sorted(told, key=lambda each: each["rank"])
 
     def _spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
         with (self.folder / LAUNCHER_LOG).open("ab") as log:
@@ -180,7 +180,7 @@ class Cluster:
         Raises:
             RankError: as in `run`.
         """
-        if self.client is None or self._gone():
+        if self.client is None or not all(processes.identity(e["pid"]) for e in self.engines):
             self.restart()
         self.run_number += 1
         run = FunctionRun(self.client, self.engines, self.folder, ranks, self.run_number)
@@ -189,9 +189,6 @@ class Cluster:
         finally:
             if not run.clean:
                 self.stop()
-
-    def _gone(self) -> bool:
-        return any(not processes.identity(engine["pid"]) for engine in self.engines)
 
     def restart(self) -> None:
         """Stop the ranks, whatever they are doing, and start them again."""
@@ -274,7 +271,9 @@ def find_mpiexec() -> Path:
     """Find the launcher for one machine that belongs to this Python's MPI.
 
     The notebook's kernel may lack the environment's folder in its PATH, so it is not asked.
-    `mpiexec.gforker` forks the ranks and, unlike Hydra, opens no port to the outside.
+    `mpiexec.gforker` forks the ranks and, unlike Hydra, opens no port to the outside. Where
+    mpi4py and Horovod were built against a site's own MPI, the environment variable
+    DLGUIDE_MPIEXEC names that one's launcher.
 
     Returns:
         Path: the launcher.
@@ -283,10 +282,13 @@ def find_mpiexec() -> Path:
         MissingComponentError: when there is none.
     """
     folder = Path(sysconfig.get_path("scripts"))
-    for name in ("mpiexec.gforker", "mpiexec"):
-        if os.access(folder / name, os.X_OK):
-            return folder / name
-    raise MissingComponentError(f"There is no mpiexec in {folder}. Run `pip install mpich`.")
+    named = os.environ.get("DLGUIDE_MPIEXEC")
+    known = [Path(named)] if named else [folder / "mpiexec.gforker", folder / "mpiexec"]
+    for path in known:
+        if os.access(path, os.X_OK):
+            return path
+    mend = "Correct DLGUIDE_MPIEXEC." if named else "Run `pip install mpich`."
+    raise MissingComponentError(f"There is no mpiexec at {known[-1]}. {mend}")
 
 
 def in_notebook() -> bool:

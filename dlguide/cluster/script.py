@@ -28,6 +28,7 @@ from dlguide.cluster.launch import find_mpiexec, rank_environment
 from dlguide.cluster.rank import BEAT_S, guarded, log_path, start_monitor
 from dlguide.cluster.supervise import LOOK_S, Outcomes, supervise
 from dlguide.machine import describe, threads
+from dlguide.measure import launched
 
 START_S = 60.0
 END_S = 20.0
@@ -138,7 +139,7 @@ def rank_main(folder: Path, plan: threads.ThreadPlan, script: str, arguments: li
         script: path of the script.
         arguments: its command line.
     """
-    rank = int(os.environ["PMI_RANK"])
+    rank, _ = launched()
     threads.apply(plan, rank)
     monitor = start_monitor(str(folder), rank)
     monitor.enter("running", 1)
