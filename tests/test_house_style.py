@@ -172,6 +172,14 @@ def test_rule_bites(rule, source, complaint):
     assert any(complaint in line for line in lines), lines
 
 
+def test_command_needs_no_args_section_but_a_docstring():
+    for decorator in ("@app.command()", '@app.command("install")'):
+        source = f'{DOC}{decorator}\ndef f(x):\n    """Do it."""'
+        assert house.docstrings(house.Module("dlguide.cli", source)) == []
+        source = f"{DOC}{decorator}\ndef f(x):\n    return 1"
+        assert house.docstrings(house.Module("dlguide.cli", source)) == ["f: has no docstring"]
+
+
 def test_module_called_utils_is_refused():
     assert house.names(house.Module("dlguide.utils", DOC))
 
