@@ -22,7 +22,6 @@ FLOORS = {
     2.0: ("nets", "measure", "published", "exercises"),
     3.0: ("horovod", "collectives", "data", "machine", "scaling", "plots"),
     3.5: ("diagrams",),
-    3.5: ("diagrams",),
     4.0: ("build_horovod", "cluster", "parallel", "training"),
     5.0: ("doctor", "install_horovod", "notebooks", "usecases"),
     6.0: ("cli",),
@@ -48,7 +47,7 @@ SPEAKERS = {
 }
 # Module globals that change, each with its reason.
 GLOBALS = {
-    "dlguide.measure.progress._last_s": "when this process last reported, so that it does so rarely",
+    "dlguide.measure.progress._last_s": "when this process last reported, so as to do it rarely",
 }
 MAX_LINES = 300
 
