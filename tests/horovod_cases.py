@@ -58,9 +58,11 @@ def train(optimizer, data, steps: int, dtype: str, graph: bool) -> np.ndarray:
     return np.concatenate([np.asarray(v).ravel() for v in variables]).astype(np.float64)
 
 
-def compare(make, wrap=hvd.DistributedOptimizer, steps=7, dtype="float64", graph=True) -> dict:
+def compare(make, wrap=None, make_serial=None, steps=6, dtype="float64", graph=False) -> dict:
     """Train on ranks and in one process; return how far apart, and the spread over the ranks."""
-    serial = train(make(), lambda i: all_samples(i, dtype), steps, dtype, graph)
+    wrap = wrap or hvd.DistributedOptimizer
+    serial = (make_serial or make)()
+    serial = train(serial, lambda i: all_samples(i, dtype), steps, dtype, graph)
     mine = train(wrap(make()), lambda i: samples(hvd.rank(), i, dtype), steps, dtype, graph)
     start = np.concatenate([np.asarray(v).ravel() for v in weights(dtype)])
     everyone = hvd.allgather(mine[None], name="weights").numpy()
@@ -69,6 +71,13 @@ def compare(make, wrap=hvd.DistributedOptimizer, steps=7, dtype="float64", graph
         "spread": float(np.abs(everyone - everyone[0]).max()),
         "moved": float(np.abs(serial - start).max()),
     }
+
+
+def names_of_operators(function) -> list[str]:
+    """Return the names of Horovod's operators in a traced function and all it calls."""
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    return sorted(node.name for node in nodes if node.op.startswith("Horovod"))
 
 
 def error_of(call) -> str:

@@ -189,7 +189,7 @@ class Exchange:
 
         def exchange() -> list[Any]:
             sums = [
-                g + tf.cast(scale, g.dtype) * tf.cast(k, g.dtype)
+                g + tf.constant(scale, g.dtype) * tf.cast(k, g.dtype)
                 for g, k in zip(own, kept, strict=True)
             ]
             for variable in kept:

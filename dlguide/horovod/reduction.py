@@ -209,9 +209,9 @@ def _signature(grads: Sequence[Any]) -> str:
 
 def _times(grad: Any, factor: float) -> Any:
     if isinstance(grad, tf.IndexedSlices):
-        values = grad.values * tf.cast(factor, grad.values.dtype)
+        values = grad.values * tf.constant(factor, grad.values.dtype)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return grad * tf.cast(factor, grad.dtype)
+    return grad * tf.constant(factor, grad.dtype)  # tf.cast would round it to float32
 
 
 def _put(results: list[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:

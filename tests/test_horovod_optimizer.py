@@ -1,0 +1,353 @@
+"""p ranks with DistributedOptimizer are one process with the global batch."""
+
+from __future__ import annotations
+
+import pytest
+from on_ranks import on_ranks
+
+pytestmark = pytest.mark.timeout(600)
+
+IN_PYTHON = (
+    "momentum",
+    "nesterov",
+    "adam",
+    "adamw",
+    "rmsprop",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "schedule",
+    "loss_scale_factor",
+    "predivided",
+    "two_groups",
+    "named_groups",
+    "sum",
+)
+IN_GRAPH = (
+    "momentum_graph",
+    "ema_graph",
+    "accumulation_graph",
+    "accumulation_scaled_graph",
+    "loss_scale_inside_graph",
+    "loss_scale_outside_graph",
+    "accumulation_in_loss_scale_graph",
+)
+
+
+def optimizers_on_ranks():
+    from functools import partial
+
+    import keras
+    from horovod_cases import compare
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    o = keras.optimizers
+    schedule = o.schedules.ExponentialDecay(0.2, 3, 0.5)
+    distributed = hvd.DistributedOptimizer
+
+    def named_groups(optimizer):
+        # The variables do not exist yet: name them by a first build.
+        from horovod_cases import weights
+
+        return distributed(optimizer, groups=[[weights("float64")[0]]])
+
+    def scaled(optimizer):
+        return o.LossScaleOptimizer(distributed(optimizer), initial_scale=64.0)
+
+    cases = {
+        "momentum": (lambda: o.SGD(0.1, momentum=0.9), {}),
+        "nesterov": (lambda: o.SGD(0.1, momentum=0.9, nesterov=True), {}),
+        "adam": (lambda: o.Adam(0.05), {}),
+        "adamw": (lambda: o.AdamW(0.05, weight_decay=0.1), {}),
+        "rmsprop": (lambda: o.RMSprop(0.01, momentum=0.5, centered=True), {}),
+        "clipnorm": (lambda: o.SGD(0.3, clipnorm=0.1), {}),
+        "clipvalue": (lambda: o.SGD(0.3, clipvalue=0.02), {}),
+        "global_clipnorm": (lambda: o.SGD(0.3, global_clipnorm=0.1), {}),
+        "schedule": (lambda: o.SGD(schedule, momentum=0.5), {}),
+        "loss_scale_factor": (lambda: o.SGD(0.3, loss_scale_factor=64.0), {}),
+        "predivided": (
+            lambda: o.SGD(0.3),
+            {"wrap": partial(distributed, gradient_predivide_factor=3.0)},
+        ),
+        "two_groups": (lambda: o.SGD(0.3), {"wrap": partial(distributed, groups=2)}),
+        "named_groups": (lambda: o.SGD(0.3), {"wrap": named_groups}),
+        "sum": (
+            lambda: o.SGD(0.125),  # times the ranks without rounding
+            {
+                "wrap": partial(distributed, op=hvd.Sum),
+                "make_serial": lambda: o.SGD(0.125 * hvd.size()),
+            },
+        ),
+        "fp16": (
+            lambda: o.SGD(0.3),
+            {"wrap": partial(distributed, compression=hvd.Compression.fp16)},
+        ),
+        "momentum_float32": (lambda: o.SGD(0.1, momentum=0.9), {"dtype": "float32"}),
+        "adam_float32": (lambda: o.Adam(0.05), {"dtype": "float32"}),
+        "momentum_graph": (lambda: o.SGD(0.1, momentum=0.9), {"graph": True}),
+        "ema_graph": (
+            lambda: o.SGD(0.3, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3),
+            {"graph": True},
+        ),
+        "accumulation_graph": (
+            lambda: o.SGD(0.3, gradient_accumulation_steps=3, global_clipnorm=0.1),
+            {"graph": True},
+        ),
+        "accumulation_scaled_graph": (
+            lambda: o.Adam(0.05, gradient_accumulation_steps=2, loss_scale_factor=64.0),
+            {"graph": True},
+        ),
+        "loss_scale_inside_graph": (
+            lambda: o.LossScaleOptimizer(o.SGD(0.3), initial_scale=64.0),
+            {"graph": True},
+        ),
+        "loss_scale_outside_graph": (lambda: o.SGD(0.3), {"wrap": scaled, "graph": True}),
+        "accumulation_in_loss_scale_graph": (
+            lambda: o.SGD(0.3, gradient_accumulation_steps=2),
+            {"wrap": scaled, "graph": True},
+        ),
+    }
+    return {name: compare(make, **settings) for name, (make, settings) in cases.items()}
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def trained(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    return on_ranks(request.param, optimizers_on_ranks, folder, timeout_s=500)
+
+
+def test_weights_of_ranks_equal_one_process_in_float64(trained):
+    errors = {name: r[name]["error"] for r in trained for name in (*IN_PYTHON, *IN_GRAPH)}
+    assert {name: e for name, e in errors.items() if not e <= 1e-12} == {}
+
+
+def test_weights_of_ranks_equal_one_process_in_float32(trained):
+    for name in ("momentum_float32", "adam_float32"):
+        assert max(result[name]["error"] for result in trained) <= 1e-5, name
+
+
+def test_all_ranks_hold_the_same_bits(trained):
+    spread = {name: case["spread"] for result in trained for name, case in result.items()}
+    assert {name: s for name, s in spread.items() if s != 0.0} == {}
+
+
+def test_every_case_moves_the_weights(trained):
+    assert min(case["moved"] for case in trained[0].values()) > 1e-3
+
+
+def test_fp16_compression_costs_precision_but_not_agreement(trained):
+    ranks = len(trained)
+    assert trained[0]["fp16"]["error"] <= 2e-3
+    assert (trained[0]["fp16"]["error"] > 1e-6) == (ranks > 1)
+
+
+def gradients_on_ranks():
+    import warnings
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from horovod_cases import error_of, names_of_operators
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    rank, ranks = hvd.rank(), hvd.size()
+    o = keras.optimizers
+    mean_rank = np.mean(np.arange(ranks))
+    done = {}
+
+    # Sparse gradients: rank r touches rows r and 1, row 1 twice.
+    def slices(r):
+        rows = np.array([[1.0 + r, 2.0], [3.0, 4.0], [5.0, 6.0 + r]])
+        return rows, np.array([r, 1, 1])
+
+    expected = np.ones((6, 2))
+    for r in range(ranks):
+        rows, places = slices(r)
+        np.subtract.at(expected, places, 0.125 * rows / ranks)
+    for sparse_as_dense in (False, True):
+        table = keras.Variable(np.ones((6, 2)), dtype="float64")
+        bias = keras.Variable(np.zeros(2), dtype="float64")
+        optimizer = hvd.DistributedOptimizer(o.SGD(0.125), sparse_as_dense=sparse_as_dense)
+        rows, places = slices(rank)
+        grad = tf.IndexedSlices(tf.constant(rows), tf.constant(places), tf.constant([6, 2]))
+        optimizer.apply([grad, tf.constant([1.0 * rank, 1.0], tf.float64)], [table, bias])
+        done[f"sparse_{sparse_as_dense}"] = float(np.abs(np.asarray(table) - expected).max())
+        done[f"beside_sparse_{sparse_as_dense}"] = np.asarray(bias).tolist()
+    done["beside_sparse_expected"] = [-0.125 * mean_rank, -0.125]
+
+    # Several dtypes, and a variable without gradient.
+    dtypes = ["float32", "float16", "float64", "bfloat16", "float32"]
+    several = [keras.Variable(np.zeros(3), dtype=dtype) for dtype in dtypes]
+    optimizer = hvd.DistributedOptimizer(o.SGD(1.0))
+    grads = [tf.cast([1.0, rank, 2.0 * rank], dtype) for dtype in dtypes]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer.apply([*grads[:4], None], several)
+    done["dtypes"] = [np.asarray(v.numpy(), np.float64).tolist() for v in several]
+    done["dtypes_expected"] = [[-1.0, -mean_rank, -2.0 * mean_rank]] * 4 + [[0.0, 0.0, 0.0]]
+
+    # Several passes an update, and variables of one rank: the numbers of Horovod's own tests.
+    for average in (False, True):
+        shared, own = tf.Variable([0.0]), tf.Variable([0.0])
+        optimizer = hvd.DistributedOptimizer(
+            o.SGD(1.0), backward_passes_per_step=4, average_aggregated_gradients=average
+        )
+        optimizer.register_local_var(own)
+
+        @tf.function
+        def one_pass(optimizer=optimizer, shared=shared, own=own):
+            grad = tf.constant([rank + 1.0])
+            optimizer.apply_gradients([(grad, shared), (grad, own)])
+
+        history = []
+        for i in range(10):
+            one_pass()
+            history.append([float(shared[0]), float(own[0]), int(optimizer.iterations) - i - 1])
+        scale = 1.0 if average else 4.0
+        updates = [(i + 1) // 4 for i in range(10)]
+        done[f"passes_{average}"] = np.allclose(
+            history,
+            [[-u * scale * (mean_rank + 1), -u * scale * (rank + 1) / ranks, 0] for u in updates],
+        )
+        done[f"counter_{average}"] = int(optimizer._agg_helper.counter)
+
+    # One rank's gradients overflow: all skip together, inside and outside the loss scale.
+    def overflow(optimizer):
+        variable = keras.Variable(np.zeros(2), dtype="float32")
+        step = tf.function(lambda grad: optimizer.apply([grad], [variable]))
+        finite = tf.constant([8.0 * rank, 8.0])
+        step(tf.constant([np.inf, 1.0], tf.float32) if rank == ranks - 1 else finite)
+        skipped = np.asarray(variable).tolist()
+        step(finite)
+        scale, iterations = float(optimizer.dynamic_scale), int(optimizer.iterations)
+        return [skipped, scale, iterations, np.asarray(variable).tolist()]
+
+    outside = o.LossScaleOptimizer(hvd.DistributedOptimizer(o.SGD(1.0)), initial_scale=8.0)
+    inside = hvd.DistributedOptimizer(o.LossScaleOptimizer(o.SGD(1.0), initial_scale=8.0))
+    done["overflow_True"], done["overflow_False"] = overflow(outside), overflow(inside)
+    done["overflow_expected"] = [[0.0, 0.0], 4.0, 1, [-2.0 * mean_rank, -2.0]]
+
+    # What is in the graph: one grouped exchange a step, and nothing at all on one rank.
+    several = [keras.Variable(np.zeros((2, i + 1)), dtype="float32") for i in range(4)]
+    optimizer = hvd.DistributedOptimizer(o.SGD(0.1), name="mine", check_every=0)
+    optimizer.build(several)
+
+    @tf.function
+    def step(grads):
+        optimizer.apply(grads)
+
+    traced = step.get_concrete_function([tf.TensorSpec(v.shape) for v in several])
+    done["operators"] = names_of_operators(traced)
+
+    # The tape, and a tape in a loop of one's own.
+    variable = keras.Variable(np.array([2.0, 3.0]), dtype="float64")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable.value**2) * (rank + 1.0)
+    (grad,) = hvd.DistributedGradientTape(tape).gradient(loss, [variable.value])
+    done["tape"] = np.asarray(grad).tolist()
+    done["tape_expected"] = [4.0 * (mean_rank + 1), 6.0 * (mean_rank + 1)]
+
+    # A built optimizer keeps what it has learnt.
+    def half(optimizer, wrap):
+        variable = keras.Variable(np.zeros(2), dtype="float64")
+        for i in range(6):
+            if i == 3:
+                optimizer = wrap(optimizer)
+            own = wrap is not (lambda x: x) and i >= 3
+            value = (rank if own and wrap is hvd.DistributedOptimizer else mean_rank) + i
+            optimizer.apply([tf.constant([value, 1.0], tf.float64)], [variable])
+        return np.asarray(variable)
+
+    plain = half(o.Adam(0.1), lambda x: x)
+    done["kept"] = float(np.abs(half(o.Adam(0.1), hvd.DistributedOptimizer) - plain).max())
+
+    # XLA is refused with the remedy.
+    @tf.function(jit_compile=True)
+    def compiled(grad):
+        hvd.DistributedOptimizer(o.SGD(0.1)).apply([grad], [several[0]])
+
+    done["xla"] = error_of(lambda: compiled(tf.zeros((2, 1))))
+
+    # Ranks that exchange different things are told before they wait for each other.
+    two = [keras.Variable(np.zeros(2)), keras.Variable(np.zeros(3))]
+    optimizer = hvd.DistributedOptimizer(o.SGD(0.1))
+    missing = [tf.ones(2), None if rank == ranks - 1 else tf.ones(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        done["mismatch"] = error_of(lambda: optimizer.apply(missing, two))
+    return done
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def gradients(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gradients")
+    return on_ranks(request.param, gradients_on_ranks, folder, timeout_s=500)
+
+
+def test_sparse_gradients_add_up_like_dense_ones(gradients):
+    for result in gradients:
+        assert result["sparse_False"] <= 1e-15
+        assert result["sparse_True"] <= 1e-15
+        for kind in ("beside_sparse_False", "beside_sparse_True"):
+            assert result[kind] == pytest.approx(result["beside_sparse_expected"], abs=1e-15)
+
+
+def test_gradients_of_several_dtypes_and_none_are_averaged(gradients):
+    for result in gradients:
+        for got, expected in zip(result["dtypes"], result["dtypes_expected"], strict=True):
+            assert got == pytest.approx(expected, rel=1e-2)  # bfloat16 has 8 bits
+
+
+def test_passes_are_added_up_before_they_are_exchanged(gradients):
+    for result in gradients:
+        assert result["passes_False"], "sums"
+        assert result["passes_True"], "means"
+        assert result["counter_True"] == result["counter_False"] == 10 % 4
+
+
+def test_overflow_on_one_rank_makes_all_ranks_skip(gradients):
+    for result in gradients:
+        for outside in (True, False):
+            skipped, scale, iterations, end = result[f"overflow_{outside}"]
+            expected = result["overflow_expected"]
+            assert [skipped, scale, iterations] == expected[:3]
+            assert end == pytest.approx(expected[3])
+
+
+def test_one_exchange_a_step_under_the_name_given(gradients):
+    names = gradients[0]["operators"]
+    if len(gradients) == 1:
+        assert names == []
+    else:
+        assert len(names) == 1
+        assert names[0].startswith("mine.4gradients.")
+        assert all(result["operators"] == names for result in gradients)
+
+
+def test_tape_returns_the_mean_gradient(gradients):
+    for result in gradients:
+        assert result["tape"] == pytest.approx(result["tape_expected"])
+
+
+def test_built_optimizer_keeps_its_state(gradients):
+    assert max(result["kept"] for result in gradients) <= 1e-12
+
+
+def test_xla_is_refused_with_the_remedy(gradients):
+    for result in gradients:
+        if len(gradients) > 1:
+            assert "jit_compile=False" in result["xla"]
+
+
+def test_ranks_that_exchange_different_gradients_are_told(gradients):
+    last = len(gradients) - 1
+    for result in gradients:
+        if last:
+            assert "RanksDifferError" in result["mismatch"]
+            assert f"rank {last} has no gradient as number 2" in result["mismatch"]
+        else:
+            assert result["mismatch"] == "no error"
