@@ -141,6 +141,15 @@ KINDS = {
 }
 
 
+def starts_horovod():
+    """Do what costs seconds at first: load TensorFlow, connect the ranks, trace a step."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    return tf.function(lambda x: hvd.allreduce(x, name="start"))(tf.ones(1)).shape == (1,)
+
+
 def is_well():
     """Answer with the sum of all ranks, to show that the ranks work."""
     from mpi4py import MPI

@@ -10,8 +10,7 @@ import pytest
 
 from dlguide.cluster import Cluster, RankError, processes
 
-# From the moment of the failure; starting Horovod on the ranks takes seconds before it.
-START_HOROVOD_S = 25.0
+# Twice the 5 s that tests/benchmarks/soak.py looks for: this machine may be busy with other tests.
 LIMIT_S = {"frozen": 30.0}
 AGAIN_S = 15.0
 
@@ -30,6 +29,8 @@ def cluster(request):
 def test_a_failure_ends_the_call_and_names_the_rank(cluster, fail):
     kind, ranks = failures.KINDS[fail]
     assert cluster.run(failures.is_well) == [sum(range(1, cluster.ranks + 1))] * cluster.ranks
+    if "horovod" in fail.__name__:
+        assert all(cluster.run(failures.starts_horovod))
     before = cluster.name
     started = time.monotonic()
     with pytest.raises(RankError) as caught:
@@ -39,8 +40,7 @@ def test_a_failure_ends_the_call_and_names_the_rank(cluster, fail):
     if ranks is not None:
         assert caught.value.ranks == ranks
         assert "rank 1" in str(caught.value)
-    horovod = "horovod" in fail.__name__
-    assert seconds < LIMIT_S.get(kind, 5.0) + START_HOROVOD_S * horovod
+    assert seconds < LIMIT_S.get(kind, 10.0)
     if cluster.client is None:
         assert not [each for each in processes.living() if each.cluster == before]
     started = time.monotonic()
