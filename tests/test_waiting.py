@@ -127,6 +127,9 @@ STUCK = NOW - watch.BLOCKED_S - 1
         ([state(since=STUCK)] * 2, {0: ["b"], 1: ["a"]}, (0, 1)),
         # Horovod misses a rank that only computes.
         ([state(since=STUCK), state(since=STUCK)], {1: ["g"]}, None),
+        # A rank that holds the interpreter and says nothing, with and without one to wait for.
+        ([state(since=NOW - watch.MUTE_S - 1), state("returned")], {}, (1,)),
+        ([state(since=NOW - watch.MUTE_S - 1), state(since=NOW)], {}, None),
         # A rank that takes no part cannot be waited for.
         ([state(call="Recv", since=STUCK), state("absent")], {}, (1,)),
     ],

@@ -89,5 +89,7 @@ def _judge(
         message = "every rank has finished, but the answers do not arrive: the controller is gone."
         return RankError("lost", ranks, message)
     for rank in range(everyone):
-        states.setdefault(rank, {"phase": "absent", "since": now_s, "call": "", "place": ""})
+        states.setdefault(
+            rank, {"phase": "absent", "since": now_s, "beat": now_s, "call": "", "place": ""}
+        )
     return watch.deadlock(states, stalls.current(now_s), now_s)

@@ -22,6 +22,7 @@ from dlguide.cluster.errors import RankError, names_of
 from dlguide.cluster.rank import STALL_WARNING_S
 
 BLOCKED_S = 2.5  # in the same call for so long, without one line of Python in between
+MUTE_S = 10.0  # no sign of life while another rank has ended
 FROZEN_S = 8.0  # stopped (SIGSTOP, a debugger) for so long
 SILENT_S = 25.0  # no sign of life from the monitor for so long
 LONG_CALL_S = 30.0  # for calls that match each other but last, as a very large message does
@@ -86,7 +87,9 @@ def deadlock(
     """
     still = {rank: now_s - state["since"] for rank, state in states.items()}
     ended = {rank for rank, state in states.items() if state["phase"] != "running"}
-    blocked = {
+    # The first sum of Python objects holds the interpreter, so its rank's monitor falls silent.
+    mute = {rank for rank in states if ended and now_s - states[rank]["beat"] >= MUTE_S} - ended
+    blocked = mute | {
         rank
         for rank, state in states.items()
         if rank not in ended and state["call"] and still[rank] >= BLOCKED_S
@@ -99,7 +102,7 @@ def deadlock(
     }
     stuck = ended | blocked | {rank for rank, names in waits_for.items() if names}
     if any(rank in stuck for rank in missing):
-        return _verdict(states, missing, still, waits_for)
+        return _verdict(states, missing, waits_for, now_s)
     if not blocked or blocked | ended != set(states):
         return None
     calls = {states[rank]["call"] for rank in blocked}
@@ -109,14 +112,14 @@ def deadlock(
     pair = bool(calls & waiting.SENDS) and bool(calls & waiting.RECEIVES)
     if (same_collective or exchange or pair) and min(still[rank] for rank in blocked) < LONG_CALL_S:
         return None
-    return _verdict(states, missing, still, waits_for)
+    return _verdict(states, missing, waits_for, now_s)
 
 
 def _verdict(
     states: Mapping[int, Mapping[str, Any]],
     missing: Mapping[int, Sequence[str]],
-    still: Mapping[int, float],
     waits_for: Mapping[int, Sequence[str]],
+    now_s: float,
 ) -> RankError:
     """Write down the deadlock: who waits where for whom."""
     lines = []
@@ -127,9 +130,10 @@ def _verdict(
             doing = f"has {state['phase']}"
         else:
             call = state["call"] or ", ".join(f"`{name}`" for name in waits_for.get(rank, ()))
-            doing = f"waits in {call}" if call else "computes"
+            mute = now_s - state["beat"] >= MUTE_S
+            doing = f"waits in {call}" if call else "does not answer" if mute else "computes"
             doing += f", {state['place']}" if state["place"] else ""
-            doing += f", since {still[rank]:.1f} s"
+            doing += f", since {now_s - state['since']:.1f} s"
         lines.append(f"  rank {rank} {doing}")
     for rank, names in sorted(missing.items()):
         lines.append(f"  rank {rank} has not joined {', '.join(f'`{name}`' for name in names)}")
