@@ -12,7 +12,7 @@ the same names, arguments and meaning, on Horovod's own engine.
 
 from dlguide.horovod import callbacks
 from dlguide.horovod.collectives import allgather, allreduce, alltoall, broadcast, reducescatter
-from dlguide.horovod.grouped import grouped_allgather, grouped_allreduce
+from dlguide.horovod.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter
 from dlguide.horovod.guard import RanksDifferError, check_weights
 from dlguide.horovod.native import (
     Adasum,
@@ -27,12 +27,11 @@ from dlguide.horovod.native import (
     native,
 )
 from dlguide.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from dlguide.horovod.runtime import init, shutdown
 from dlguide.horovod.saving import load_model
 from dlguide.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
 from dlguide.horovod.variables import broadcast_global_variables, broadcast_variables
 
-init = native.init
-shutdown = native.shutdown
 is_initialized = native.is_initialized
 start_timeline = native.start_timeline
 stop_timeline = native.stop_timeline
@@ -103,6 +102,7 @@ __all__ = [
     "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",

@@ -11,6 +11,7 @@ from dlguide.horovod.native import Average, Compression, ProcessSet, Sum, global
 from dlguide.horovod.wire import (
     MOVED,
     REDUCED,
+    SCATTERED,
     as_tensor,
     carried,
     check_adasum,
@@ -159,7 +160,7 @@ def reducescatter(
     """
     tensor = as_tensor(value)
     with tf.device(device_dense):
-        wire, context = compression.compress(carried(tensor, REDUCED - {tf.uint8, tf.int8}))
+        wire, context = compression.compress(carried(tensor, SCATTERED))
         rows = run(
             "horovod_reducescatter",
             [wire],

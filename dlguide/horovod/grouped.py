@@ -16,7 +16,15 @@ from dlguide.horovod.native import (
     members,
     native,
 )
-from dlguide.horovod.wire import MOVED, REDUCED, as_tensor, carried, check_adasum, run
+from dlguide.horovod.wire import (
+    MOVED,
+    REDUCED,
+    SCATTERED,
+    as_tensor,
+    carried,
+    check_adasum,
+    run,
+)
 
 
 def grouped_allreduce(
@@ -138,4 +146,51 @@ def grouped_allgather(
         gathered = run("horovod_grouped_allgather", [wire], named, process_set)
         for i, tensor in zip(places, gathered, strict=True):
             results[i] = tf.cast(tensor, values[i].dtype)
+    return results
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """Reduce and scatter a list of tensors of every rank in one go; see `reducescatter`.
+
+    Args:
+        tensors: the tensors, of the same shapes and dtypes on all ranks.
+        device_dense: the device; empty leaves it to TensorFlow.
+        compression: `Compression.none` or `Compression.fp16`.
+        op: Average or Sum.
+        process_set: the ranks that take part.
+        prescale_factor: what each rank's values are multiplied with before the sum.
+        postscale_factor: what the results are multiplied with.
+        name: what the ranks match the call by.
+
+    Returns:
+        list[tf.Tensor]: this rank's rows of each result.
+    """
+    values = [as_tensor(tensor) for tensor in tensors]
+    results = list(values)
+    with tf.device(device_dense):
+        packed = [compression.compress(carried(value, SCATTERED)) for value in values]
+        wires = {i: wire for i, (wire, _) in enumerate(packed)}
+        for dtype, places in _by_dtype(wires).items():
+            rows = run(
+                "horovod_grouped_reducescatter",
+                [[wires[i] for i in places]],
+                name and f"{name}.{dtype}",
+                process_set,
+                reduce_op=op,
+                prescale_factor=prescale_factor,
+                postscale_factor=postscale_factor,
+            )
+            for i, part in zip(places, rows, strict=True):
+                part = compression.decompress(part, packed[i][1])
+                results[i] = tf.cast(part, values[i].dtype)
     return results

@@ -29,6 +29,7 @@ from dlguide.horovod.native import (
 
 # The dtypes that Horovod carries; others travel as one of these and come back.
 REDUCED = {tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64}
+SCATTERED = REDUCED - {tf.uint8, tf.int8}
 MOVED = REDUCED | {tf.uint16, tf.int16, tf.bool}
 
 
@@ -101,13 +102,25 @@ def as_tensor(value: Any) -> Any:
 
 
 def carried(tensor: tf.Tensor, dtypes: set) -> tf.Tensor:
-    # float32 holds every bfloat16 and 8-bit float, int32 every 16-bit integer.
+    """Return a tensor in a dtype that Horovod carries and that holds all its values.
+
+    Args:
+        tensor: any tensor of numbers.
+        dtypes: what the operator takes.
+
+    Returns:
+        tf.Tensor: the tensor, or a cast of it.
+
+    Raises:
+        TypeError: for complex numbers and strings.
+    """
     if tensor.dtype in dtypes:
         return tensor
-    wider = tf.float32 if tensor.dtype.is_floating else tf.int32
-    if tensor.dtype in (tf.uint32, tf.uint64, tf.complex64, tf.complex128, tf.string):
+    if tensor.dtype.is_floating:
+        return tf.cast(tensor, tf.float32)  # bfloat16 and the 8-bit floats
+    if not tensor.dtype.is_integer and not tensor.dtype.is_bool:
         raise TypeError(f"Horovod cannot carry tensors of dtype {tensor.dtype.name}.")
-    return tf.cast(tensor, wider)
+    return tf.cast(tensor, tf.int64 if tensor.dtype in (tf.uint32, tf.uint64) else tf.int32)
 
 
 def check_adasum(op: int, process_set: ProcessSet) -> None:

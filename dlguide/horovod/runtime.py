@@ -1,0 +1,47 @@
+"""Horovod started and stopped in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from dlguide.horovod.native import ProcessSet, native
+
+# Who started MPI, and so ends it: no process can start it twice.
+_owner = {"of MPI": None}
+
+
+def init(
+    comm: Sequence[int] | Any | None = None, process_sets: Sequence[ProcessSet] | str | None = None
+) -> None:
+    """Start Horovod; every rank must call it.
+
+    Args:
+        comm: the ranks to take part, or an mpi4py communicator; None for all.
+        process_sets: sets of ranks that will reduce among themselves, or "dynamic" to add them
+            later with `hvd.add_process_set`.
+
+    Raises:
+        RuntimeError: when an earlier `hvd.shutdown()` ended MPI with it.
+    """
+    if _owner["of MPI"] == "ended":
+        raise RuntimeError(
+            "Horovod cannot start again: it had started MPI itself and ended it in "
+            "`hvd.shutdown()`, and MPI starts once in a process. Write `import mpi4py.MPI` before "
+            "the first `hvd.init()`; MPI then outlives Horovod."
+        )
+    if not native.is_initialized():
+        _owner["of MPI"] = "mpi4py" if "mpi4py.MPI" in sys.modules else "horovod"
+    native.init(comm, process_sets)
+
+
+def shutdown() -> None:
+    """Stop Horovod; every rank must call it, after its last collective.
+
+    It may be started again only when `mpi4py.MPI` was imported before the first `hvd.init()`, or
+    when Horovod runs over Gloo.
+    """
+    if native.is_initialized() and native.mpi_enabled() and _owner["of MPI"] == "horovod":
+        _owner["of MPI"] = "ended"
+    native.shutdown()

@@ -1,0 +1,257 @@
+"""Collectives against NumPy, matched by name, with different data on every rank."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from on_ranks import mpiexec, on_ranks
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def collectives_on_ranks():
+    import os
+    import threading
+
+    import keras
+    import mpi4py.MPI  # noqa: F401 (keeps MPI over hvd.shutdown)
+    import numpy as np
+    import tensorflow as tf
+    from horovod_cases import error_of
+
+    import dlguide.horovod as hvd
+
+    ranks = int(os.environ["PMI_SIZE"])
+    pair = hvd.ProcessSet([0, ranks - 1])
+    hvd.init(process_sets=[pair] if ranks > 2 else None)
+    rank = hvd.rank()
+    wrong = {}
+
+    def expect(name, got, expected, rel=1e-6):
+        got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+        if got.shape != expected.shape or not np.allclose(got, expected, rtol=rel, atol=1e-12):
+            wrong[name] = [got.tolist(), expected.tolist()]
+
+    def value(r, rows=4):
+        return np.random.default_rng(r).normal(size=(rows, 3)) + 2.0
+
+    everyone = np.stack([value(r) for r in range(ranks)])
+    reductions = {
+        "Sum": everyone.sum(0),
+        "Average": everyone.mean(0),
+        "Min": everyone.min(0),
+        "Max": everyone.max(0),
+        "Product": everyone.prod(0),
+    }
+    for name, expected in reductions.items():
+        for given in (None, f"named {name}"):
+            got = hvd.allreduce(value(rank), name=given, op=getattr(hvd, name))
+            expect(f"allreduce {name} {given}", got, expected)
+    expect("default", hvd.allreduce(value(rank), "a"), reductions["Average"])
+    expect("average=False", hvd.allreduce(value(rank), average=False), reductions["Sum"])
+    factors = {"prescale_factor": 0.5, "postscale_factor": 4.0}
+    expect("factors", hvd.allreduce(value(rank), "f", op=hvd.Sum, **factors), 2 * everyone.sum(0))
+    half = hvd.allreduce(value(rank), "h", compression=hvd.Compression.fp16)
+    expect("fp16", half, reductions["Average"], rel=4e-3)
+    if half.dtype != tf.float64:
+        wrong["fp16 dtype"] = str(half.dtype)
+    variable = keras.Variable(value(rank), dtype="float32")
+    expect("keras.Variable", hvd.allreduce(variable, "v"), reductions["Average"])
+    expect("number", hvd.allreduce(1.0 * rank, "n", op=hvd.Sum), sum(range(ranks)))
+    low = hvd.allreduce(tf.constant([1.0 + rank], tf.bfloat16), "b", op=hvd.Sum)
+    expect("bfloat16", tf.cast(low, tf.float64), [sum(range(1, ranks + 1))])
+    slices = tf.IndexedSlices(tf.constant([[1.0 + rank]]), tf.constant([rank]), tf.constant([9, 1]))
+    dense = tf.convert_to_tensor(hvd.allreduce(slices, "s"))
+    expect("sparse", dense[:ranks, 0], [(1 + r) / ranks for r in range(ranks)])
+
+    group = [value(rank), np.float32(value(rank)), np.arange(3) + rank, value(rank)[0]]
+    for given in (None, "group"):
+        sums = hvd.grouped_allreduce(group, op=hvd.Sum, name=given)
+        whole = ranks * np.arange(3) + sum(range(ranks))
+        for i, expected in enumerate([everyone.sum(0)] * 2 + [whole, everyone.sum(0)[0]]):
+            expect(f"grouped {given} {i}", sums[i], expected)
+
+    # Different numbers of rows on every rank.
+    rows = [value(r, rows=r + 1) for r in range(ranks)]
+    expect("allgather", hvd.allgather(rows[rank], "g"), np.concatenate(rows))
+    expect("allgather bool", hvd.allgather([rank == 0], "gb"), [r == 0 for r in range(ranks)])
+    two = hvd.grouped_allgather([rows[rank], [rank]], "gg")
+    expect("grouped_allgather 0", two[0], np.concatenate(rows))
+    expect("grouped_allgather 1", two[1], range(ranks))
+    for root in range(ranks):
+        expect(f"broadcast {root}", hvd.broadcast(value(rank), root, "r"), value(root))
+    mine = np.array_split(everyone.mean(0), ranks)[rank]
+    expect("reducescatter", hvd.reducescatter(value(rank), "rs"), mine)
+    mine = np.array_split(everyone.sum(0), ranks)[rank]
+    expect("reducescatter Sum", hvd.reducescatter(value(rank), op=hvd.Sum), mine)
+    parts = hvd.grouped_reducescatter([value(rank), value(rank)], op=hvd.Sum, name="grs")
+    expect("grouped_reducescatter", parts[1], mine)
+    # Rank r sends r + 1 rows of its number to everyone.
+    sent = np.full(((rank + 1) * ranks,), 1.0 * rank)
+    got, counts = hvd.alltoall(sent, splits=[rank + 1] * ranks, name="all")
+    expect("alltoall", got, np.concatenate([[1.0 * r] * (r + 1) for r in range(ranks)]))
+    expect("alltoall counts", counts, [r + 1 for r in range(ranks)])
+    equal = hvd.alltoall(np.arange(ranks) + 10.0 * rank, name="equal")
+    expect("alltoall equal", equal, [rank + 10.0 * r for r in range(ranks)])
+
+    if ranks & (ranks - 1) == 0:
+        # Equal gradients are averaged, orthogonal ones added: Maleki et al. (2020), section 3.
+        expect("Adasum equal", hvd.allreduce([3.0, 4.0], "ae", op=hvd.Adasum), [3.0, 4.0])
+        unit = np.eye(ranks)[rank]
+        expect("Adasum orthogonal", hvd.allreduce(unit, "ao", op=hvd.Adasum), np.ones(ranks))
+    else:
+        assert "needs 1, 2, 4" in error_of(lambda: hvd.allreduce([1.0], "a3", op=hvd.Adasum))
+
+    # Submitted by two threads in another order on every other rank, under their names.
+    got = {}
+
+    def submit(name, number):
+        got[name] = float(hvd.allreduce(np.float32(number), name=name, op=hvd.Sum))
+
+    def together(order):
+        threads = [threading.Thread(target=submit, args=pair) for pair in order]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    hvd.allreduce(0.0, "ready")
+    for _ in range(5):
+        order = [("first", 1.0 + rank), ("second", 100.0 * (1 + rank))]
+        together(order if rank % 2 else order[::-1])
+        total = ranks * (ranks + 1) / 2
+        expect("names", [got["first"], got["second"]], [total, 100 * total])
+
+    # Names that TensorFlow does not take as they are stay apart.
+    @tf.function
+    def in_graph(x):
+        a, b = hvd.allreduce(x, "x y"), hvd.allreduce(10 * x, "x/y", op=hvd.Sum)
+        return a, b
+
+    a, b = in_graph(tf.constant(1.0 * rank))
+    expect("in tf.function", [a, b], [(ranks - 1) / 2, 10 * sum(range(ranks))])
+
+    @tf.function
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = hvd.allreduce(x, "differentiable", op=hvd.Sum) * (rank + 1.0)
+        return tape.gradient(loss, x)
+
+    expect("gradient", gradient(tf.constant(1.0)), sum(range(1, ranks + 1)))
+
+    if ranks > 2:
+        inside = rank in (0, ranks - 1)
+        if inside:
+            two = hvd.allreduce(value(rank), "pair", op=hvd.Sum, process_set=pair)
+            expect("process set", two, value(0) + value(ranks - 1))
+            last = hvd.broadcast(value(rank), ranks - 1, "pair b", process_set=pair)
+            expect("process set broadcast", last, value(ranks - 1))
+        variable = keras.Variable([1.0 * rank])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=pair)
+        optimizer.apply([tf.constant([1.0 * rank])], [variable])
+        step = (ranks - 1) / 2 if inside else rank
+        expect("process set optimizer", variable, [rank - step])
+        wrong_root = error_of(lambda: hvd.broadcast([1.0], 1, "p", process_set=pair))
+        if f"`root_rank` must be one of the ranks [0, {ranks - 1}], got 1" not in wrong_root:
+            wrong["process set root"] = wrong_root
+
+    # Variables of Keras and TensorFlow, one or several, of any dtype.
+    several = [
+        keras.Variable(value(rank), dtype=dtype) for dtype in ("float32", "float64", "bfloat16")
+    ] + [tf.Variable([rank]), tf.Variable(rank % 2 == 0), keras.Variable(rank, dtype="uint32")]
+    hvd.broadcast_variables(several, root_rank=ranks - 1)
+    for i, v in enumerate(several):
+        dtype = keras.backend.standardize_dtype(v.dtype)
+        reference = [value(ranks - 1)] * 3 + [[ranks - 1], (ranks - 1) % 2 == 0, ranks - 1]
+        cast = tf.cast(tf.cast(reference[i], dtype), tf.float64)
+        expect(f"broadcast_variables {dtype}", tf.cast(tf.convert_to_tensor(v), tf.float64), cast)
+    one = keras.Variable([1.0 * rank])
+    hvd.broadcast_variables(one, root_rank=0)
+    expect("one variable", one, [0.0])
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    hvd.broadcast_global_variables(0, model=model)
+    spread = hvd.allgather(model.get_weights()[0][None], "kernel")
+    expect("broadcast model", spread, np.repeat(spread[:1], ranks, 0))
+
+    errors = {
+        "root": error_of(lambda: hvd.broadcast([1.0], ranks)),
+        "global": error_of(lambda: hvd.broadcast_global_variables(0)),
+        "arrays": error_of(lambda: hvd.broadcast_variables(model.get_weights(), 0)),
+        "shapes": error_of(
+            lambda: hvd.broadcast_variables([tf.Variable(tf.zeros(2 + (rank == ranks - 1)))], 0)
+        ),
+    }
+    hvd.shutdown()
+    errors["not initialised"] = error_of(lambda: hvd.allreduce([1.0]))
+    hvd.init()  # again, in the same processes
+    expect("again", hvd.allreduce(1.0, "again", op=hvd.Sum), ranks)
+    return {"wrong": wrong, "errors": errors}
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def collected(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("collectives")
+    return on_ranks(request.param, collectives_on_ranks, folder, timeout_s=400)
+
+
+def test_collectives_equal_numpy(collected):
+    assert [result["wrong"] for result in collected] == [{}] * len(collected)
+
+
+def test_wrong_arguments_are_told_before_ranks_wait(collected):
+    last = len(collected) - 1
+    for result in collected:
+        errors = result["errors"]
+        assert f"`root_rank` must be one of the ranks {list(range(last + 1))}" in errors["root"]
+        assert "model=model" in errors["global"]
+        assert "Pass `model.weights`" in errors["arrays"]
+        assert "hvd.init()" in errors["not initialised"]
+        if last:
+            told = f"rank 0 has float32 (2,) as number 1, rank {last} has float32 (3,) as number 1"
+            assert told in errors["shapes"]
+
+
+NAMES_CROSSED = """
+import mpi4py.MPI
+import dlguide.horovod as hvd
+hvd.init()
+for name in ("left", "right") if hvd.rank() else ("right", "left"):
+    print("RESULT", name, float(hvd.allreduce(1.0 + hvd.rank(), name=name, op=hvd.Sum)), flush=True)
+"""
+
+
+def test_crossed_names_are_named_and_never_mixed(tmp_path):
+    script = tmp_path / "crossed.py"
+    script.write_text(NAMES_CROSSED)
+    stall = {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4",
+    }
+    done = mpiexec(2, [sys.executable, script], timeout_s=200, env=stall)
+    assert not done.ok
+    assert "RESULT left" not in done.output
+    assert "RESULT right" not in done.output
+    assert "left" in done.output
+    assert "right" in done.output
+
+
+AGAIN = """
+import dlguide.horovod as hvd
+hvd.init()
+hvd.shutdown()
+try:
+    hvd.init()
+except RuntimeError as error:
+    print("REFUSED", error)
+"""
+
+
+def test_second_start_is_refused_before_mpi_aborts(tmp_path):
+    script = tmp_path / "again.py"
+    script.write_text(AGAIN)
+    done = mpiexec(1, [sys.executable, script], timeout_s=200)
+    assert done.ok
+    assert "REFUSED Horovod cannot start again" in done.output
+    assert "import mpi4py.MPI" in done.output
