@@ -12,10 +12,11 @@ import pytest
 
 from dlguide import nets
 from dlguide.data import datasets
-from dlguide.data.datasets import Dataset
+from dlguide.data.datasets import Dataset, Step
 from dlguide.measure import Run
 from dlguide.training import checkpoint, fit
 from dlguide.training.clock import Clock
+from dlguide.training.loop import Steps, reseed_dropout, train_epoch
 from dlguide.training.ranks import Alone, connect
 from dlguide.training.settings import scaled_rate
 
@@ -246,6 +247,39 @@ def test_bad_argument_is_refused_in_the_house_s_form(arguments, words, mnist, tm
 def test_rate_follows_the_ranks_by_the_rule(optimizer, rule, factor):
     assert scaled_rate(optimizer, 9, 0.5, rule) == 0.5 * factor
     assert scaled_rate(optimizer, 1, 0.5, rule) == 0.5
+
+
+def test_rank_without_samples_takes_the_step_with_weight_nothing(mnist):
+    taken, told, measured = [], [], Steps()
+
+    def step(images, labels, scale):
+        taken.append((len(images), len(labels), scale))
+        return 0.25 * len(images) * scale  # each sample's loss is 0.25
+
+    parts = [Step(np.arange(4), 8), Step(np.arange(4, 7), 6), Step(np.arange(0), 1)]
+    summed = train_epoch(step, mnist, parts, measured, lambda **numbers: told.append(numbers))
+    assert taken == [(4, 4, 1 / 8), (3, 3, 1 / 6), (1, 1, 0.0)]
+    assert summed == pytest.approx(0.25 * 7)
+    assert measured.images == [8, 6, 1]
+    assert measured.images_per_s() == 15 / sum(measured.step_s)
+    assert (told[-1]["step"], told[-1]["loss"]) == (3, pytest.approx(0.25))
+
+
+def test_dropout_belongs_to_seed_rank_layer_and_step():
+    model = nets.build("mnist_cnn", seed=0, dropout=0.5)
+    (state,) = (v for v in model.variables if not any(v is weight for weight in model.weights))
+
+    def after(*where):
+        reseed_dropout(model, *where)
+        return tuple(np.asarray(state).tolist())
+
+    assert after(1, 2, 30) == after(1, 2, 30)
+    assert len({after(1, 2, 30), after(2, 2, 30), after(1, 3, 30), after(1, 2, 31)}) == 4
+    images = np.ones((2, 28, 28, 1), np.float32)
+    after(1, 2, 30)
+    first = np.asarray(model(images, training=True))
+    after(1, 2, 30)
+    np.testing.assert_array_equal(first, model(images, training=True))
 
 
 def test_alone_gives_back_what_it_was_given():

@@ -13,6 +13,8 @@ from on_ranks import on_ranks
 
 from dlguide import measure
 from dlguide.measure import Run, Timing, Utilisation
+from dlguide.measure.progress import launched
+from dlguide.measure.run import WARMUP_STEPS, steady_images_per_s
 
 
 def some_run(**changes):
@@ -142,7 +144,12 @@ def test_run_refuses_unknown_and_missing_fields():
 def test_steady_state_leaves_out_the_first_steps_and_the_short_ones():
     step_s = [9.0, 5.0, 0.2, 0.2, 0.2, 0.05, 0.2, 0.2, 0.05]
     images = [100, 100, 100, 100, 100, 30, 100, 100, 30]
-    assert measure.steady_images_per_s(step_s, images, warmup=2) == pytest.approx(500)
+    assert steady_images_per_s(step_s, images, warmup=2) == pytest.approx(500)
+
+
+def test_a_long_run_drops_its_first_steps_and_no_more():
+    step_s = [100.0] * WARMUP_STEPS + [0.1] * 4 + [0.2] * 5
+    assert steady_images_per_s(step_s, [10] * len(step_s)) == pytest.approx(10 / 0.2)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +157,7 @@ def test_steady_state_leaves_out_the_first_steps_and_the_short_ones():
     [([], [], 0.0), ([0.5], [10], 20.0), ([1.0, 0.5], [10, 10], 20.0), ([1.0, 0.5], [10, 5], 10.0)],
 )
 def test_steady_state_of_the_shortest_runs(step_s, images, expected):
-    assert measure.steady_images_per_s(step_s, images) == expected
+    assert steady_images_per_s(step_s, images) == expected
 
 
 @pytest.mark.parametrize(
@@ -164,7 +171,7 @@ def test_steady_state_of_the_shortest_runs(step_s, images, expected):
     ],
 )
 def test_launchers_are_recognised(environment, expected):
-    assert measure.launched(environment) == expected
+    assert launched(environment) == expected
 
 
 def test_progress_is_written_at_most_ten_times_a_second(tmp_path):

@@ -54,7 +54,14 @@ class Timing:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Timing:
-        """The Timing that `as_dict` wrote, also after a journey through JSON."""
+        """Read back what `as_dict` wrote, also after a journey through JSON.
+
+        Args:
+            record: names and values of the fields.
+
+        Returns:
+            Timing: equal to the one that was written.
+        """
         return cls(tuple(record["seconds"]), tuple(record["warmup_s"]))
 
 

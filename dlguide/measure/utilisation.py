@@ -35,7 +35,14 @@ class Utilisation:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Utilisation:
-        """The record that `as_dict` wrote, also after a journey through JSON."""
+        """Read back what `as_dict` wrote, also after a journey through JSON.
+
+        Args:
+            record: names and values of the fields.
+
+        Returns:
+            Utilisation: equal to the one that was written.
+        """
         return cls(
             record["started_unix_s"],
             tuple(record["cpus"]),

@@ -22,21 +22,50 @@ class Alone:
     rank, ranks = 0, 1
 
     def distribute(self, optimizer: keras.Optimizer) -> keras.Optimizer:
-        """Give the optimizer that sums the gradients over all ranks before it applies them."""
+        """Give the optimizer that sums the gradients over all ranks before it applies them.
+
+        Args:
+            optimizer: this rank's; do not use it by itself any more.
+
+        Returns:
+            keras.Optimizer: of the same kind.
+        """
         return optimizer
 
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to those of rank 0."""
+        """Set variables on every rank to those of rank 0.
+
+        Args:
+            variables: of equal shapes on all ranks.
+        """
 
     def average(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to their mean over ranks."""
+        """Set variables on every rank to their mean over ranks.
+
+        Args:
+            variables: of equal shapes on all ranks, floating-point.
+        """
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """Sum numbers over ranks, in double precision: exact for counts below 2**53."""
+        """Sum numbers over ranks, in double precision: exact for counts below 2**53.
+
+        Args:
+            numbers: as many on all ranks.
+
+        Returns:
+            list: their sums, the same on all ranks.
+        """
         return [float(number) for number in numbers]
 
     def gather(self, text: str) -> list[str]:
-        """Give every rank the text of each one, in rank order."""
+        """Give every rank the text of each one, in rank order.
+
+        Args:
+            text: this rank's, of any length, without the character 0.
+
+        Returns:
+            list: one text for each rank.
+        """
         return [text]
 
     @contextmanager
@@ -74,15 +103,30 @@ class Ranks(Alone):
         self.rank, self.ranks = hvd.rank(), hvd.size()
 
     def distribute(self, optimizer: keras.Optimizer) -> keras.Optimizer:
-        """Give the optimizer that sums the gradients over all ranks before it applies them."""
+        """Give the optimizer that sums the gradients over all ranks before it applies them.
+
+        Args:
+            optimizer: this rank's; do not use it by itself any more.
+
+        Returns:
+            keras.Optimizer: of the same kind.
+        """
         return self._hvd.DistributedOptimizer(optimizer, op=self._hvd.Sum)
 
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to those of rank 0."""
+        """Set variables on every rank to those of rank 0.
+
+        Args:
+            variables: of equal shapes on all ranks.
+        """
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
     def average(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to their mean over ranks."""
+        """Set variables on every rank to their mean over ranks.
+
+        Args:
+            variables: of equal shapes on all ranks, floating-point.
+        """
         for index, variable in enumerate(variables):
             mean = self._hvd.allreduce(
                 variable.value, op=self._hvd.Average, name=f"dlguide.training.average.{index}"
@@ -90,13 +134,27 @@ class Ranks(Alone):
             variable.assign(mean)
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """Sum numbers over ranks, in double precision: exact for counts below 2**53."""
+        """Sum numbers over ranks, in double precision: exact for counts below 2**53.
+
+        Args:
+            numbers: as many on all ranks.
+
+        Returns:
+            list: their sums, the same on all ranks.
+        """
         here = np.asarray(numbers, np.float64)
         summed = self._hvd.allreduce(here, op=self._hvd.Sum, name="dlguide.training.total")
         return [float(number) for number in np.asarray(summed)]
 
     def gather(self, text: str) -> list[str]:
-        """Give every rank the text of each one, in rank order."""
+        """Give every rank the text of each one, in rank order.
+
+        Args:
+            text: this rank's, of any length, without the character 0.
+
+        Returns:
+            list: one text for each rank.
+        """
         here = np.frombuffer(text.encode() + b"\0", np.uint8)
         everyone = np.asarray(self._hvd.allgather(here, name="dlguide.training.gather"))
         return everyone.tobytes().decode().split("\0")[:-1]
