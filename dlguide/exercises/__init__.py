@@ -28,6 +28,10 @@ class WrongAnswer(AssertionError):
     """An answer is not what the exercise asks for; the text says what is expected and a hint."""
 
 
+class NotAnswered(WrongAnswer):
+    """The answer is still the empty function that the notebook gives: it returns `...`."""
+
+
 def expect(condition: Any, expected: str, came: Any, hint: str = "") -> None:
     """Inside a check: go on when the condition holds, otherwise say what is wrong.
 
@@ -93,10 +97,13 @@ def check(number: str, answer: Any = None, *more: Any) -> bool:
     """
     function = _find(number)
     strict = os.environ.get("DLGUIDE_STRICT_EXERCISES") == "1"
+    unanswered = f"Exercise {number} is not answered yet."
     if any(part is None or part is Ellipsis for part in (answer, *more)):
-        return _refuse(f"Exercise {number} is not answered yet.", "…", strict)
+        return _refuse(unanswered, "…", strict)
     try:
         remark = function(answer, *more)
+    except NotAnswered:
+        return _refuse(unanswered, "…", strict)
     except WrongAnswer as error:
         return _refuse(f"Exercise {number}: {error}", "✘", strict)
     except Exception as error:

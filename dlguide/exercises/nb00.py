@@ -1,0 +1,89 @@
+"""Checks of the exercises of notebook 00: cores, ranks, memories, shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dlguide.exercises import expect
+from dlguide.exercises.on_ranks import results
+
+
+def exercise_00_1(most_ranks: int, machine: Any) -> str:
+    """Check how many ranks this process may start without sharing cores.
+
+    Args:
+        most_ranks: the answer (count).
+        machine: what `machine.describe()` found.
+
+    Returns:
+        str: what it means.
+    """
+    hint = "Read the second line of the stamp: how many physical cores may this process use?"
+    expect(most_ranks == machine.usable_cores, "as many ranks as usable cores", most_ranks, hint)
+    return "One rank a core: more would only take turns."
+
+
+def exercise_00_2(who_am_i: Callable[..., Any], cluster: Any) -> str:
+    """Check a function that tells rank, number of ranks and process number.
+
+    Args:
+        who_am_i: called with the communicator, returns (rank, ranks, process number).
+        cluster: the learner's cluster.
+
+    Returns:
+        str: what it means.
+    """
+    came = results(cluster, who_am_i, [()] * cluster.ranks)
+    pids = [engine["pid"] for engine in cluster.engines]
+    shape = "a tuple of three numbers from every rank"
+    expect(all(isinstance(each, tuple) and len(each) == 3 for each in came), shape, came)
+    numbers = [each[:2] for each in came]
+    right = [(rank, cluster.ranks) for rank in range(cluster.ranks)]
+    expect(numbers == right, "rank and number of ranks", numbers, "`comm.rank` and `comm.size`.")
+    hint = "`os.getpid()`, asked inside the function: outside it is the notebook's."
+    expect([each[2] for each in came] == pids, "the number of the rank's process", came, hint)
+    return "One function, another answer on every rank: that is all there is to parallel Python."
+
+
+def exercise_00_3(on_the_ranks: Any, in_the_notebook: Any, cluster: Any) -> str:
+    """Check what is in a list to which every rank has appended one thing.
+
+    Args:
+        on_the_ranks: for each rank the length that it saw (list of counts).
+        in_the_notebook: the length in the notebook's kernel afterwards (count).
+        cluster: the learner's cluster.
+
+    Returns:
+        str: what it means.
+    """
+    ranks = cluster.ranks
+    hint = "Every rank got a copy of the list; nobody sees what another one does to its copy."
+    expect(isinstance(on_the_ranks, list | tuple), "a list, one length a rank", on_the_ranks)
+    expect(list(on_the_ranks) == [1] * ranks, "the length in each rank", on_the_ranks, hint)
+    hint = "The ranks changed their copies. What comes back is only what a function returns."
+    expect(in_the_notebook == 0, "the length in the notebook", in_the_notebook, hint)
+    return "Memories are separate: a rank knows what it was sent, you know what it returned."
+
+
+def exercise_00_4(my_share: Callable[..., Any], cluster: Any) -> str:
+    """Check a function that deals the numbers 0 to total - 1 out to the ranks.
+
+    Args:
+        my_share: called with the communicator and total (count), returns this rank's numbers.
+        cluster: the learner's cluster.
+
+    Returns:
+        str: what it means.
+    """
+    for total in (8 * cluster.ranks, 9 * cluster.ranks - 1, 1, 0):
+        came = results(cluster, my_share, [(total,)] * cluster.ranks)
+        shares = [[int(number) for number in share] for share in came]
+        dealt = sorted(number for share in shares for number in share)
+        everything = f"each of 0 to {total - 1} on exactly one rank"
+        hint = f"With total = {total}: which number is on no rank, or on two?"
+        expect(dealt == list(range(total)), everything, shares, hint)
+        sizes = [len(share) for share in shares]
+        fair = f"shares of {total} numbers that differ by at most one in size"
+        expect(max(sizes) - min(sizes) <= 1, fair, sizes, "Who gets the remainder?")
+    return "That is a shard. Notebook 20 deals out the training images in this way."
