@@ -55,7 +55,8 @@ def train(
     from dlguide.training import compare as comparison
     from dlguide.training import settings
 
-    counts = sorted({1, require_count(ranks, "ranks")}) if compare else [ranks]
+    require_count(ranks, "ranks")
+    counts = sorted({1, ranks}) if compare else [ranks]
     work: dict[str, Any] = {
         "net": net, "data": data, "epochs": epochs, "batch": batch, "optimizer": optimizer,
         "learning_rate": learning_rate, "samples": samples, "seed": seed,

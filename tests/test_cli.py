@@ -1,0 +1,99 @@
+"""The command line says what is wrong in one line, before any rank starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+import pytest
+
+from dlguide import cli
+from dlguide.machine import describe
+
+
+@pytest.fixture
+def dlguide(monkeypatch, capsys):
+    """Give a function that runs a command line and returns exit status and error text."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["dlguide", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        shown = capsys.readouterr()
+        status = left.value.code
+        if isinstance(status, str):  # sys.exit(text) prints the text and exits with 1
+            return 1, status
+        return status, shown.out + shown.err
+
+    return run
+
+
+TOO_MANY = describe().usable_cores + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", 0], "`ranks` must be a whole number of at least 1, got 0."),
+        (["--ranks", TOO_MANY], f"got {TOO_MANY}. Use fewer ranks or `oversubscribe=True`."),
+        (["--epochs", -1], "`epochs` must be a whole number of at least 1, got -1."),
+        (["--net", "mnist_cn"], "Did you mean mnist_cnn?"),
+        (["--data", "cifar"], "`data` must be one of mnist, got 'cifar'."),
+        (["--device", "tpu"], "`device` must be one of cpu, gpu, got 'tpu'."),
+        (["--optimizer", "adm"], "`optimizer` must be one of adam, sgd, got 'adm'."),
+        (["--learning-rate", -0.1], "`learning_rate` must be a positive number, got -0.1."),
+        (["--samples", 99, "--ranks", 1], "`batch` must be at most the 99 samples"),
+        (["--samples", 60001], "`samples` must be at most the 60000 of mnist, got 60001."),
+        (["--output", "/dev/null/build"], "`output` must be a folder this process can write to"),
+        (["--no-such-option"], "No such option"),
+    ],
+)
+def test_train_says_what_is_wrong_before_ranks_start(dlguide, monkeypatch, words, said):
+    monkeypatch.setattr("dlguide.cluster.Cluster", None)  # starting one would fail otherwise
+    status, text = dlguide("train", *words)
+    assert status not in (0, None)
+    assert said in text
+    assert "Traceback" not in text
+
+
+def test_a_damaged_data_file_is_named_with_its_checksums(dlguide, monkeypatch, tmp_path):
+    from dlguide.folders import data_folder
+
+    (tmp_path / "mnist").mkdir()
+    for path in (data_folder() / "mnist").iterdir():
+        (tmp_path / "mnist" / path.name).write_bytes(path.read_bytes()[:1000])
+    monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path))
+    status, text = dlguide("train", "--ranks", 1)
+    assert status == 1
+    assert "-ubyte.gz" in text
+    assert "checksum" in text or "SHA-256" in text
+    assert "restore" in text.lower() or "git checkout" in text
+
+
+def test_lab_says_that_a_port_is_taken(dlguide):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        status, text = dlguide("lab", "--no-browser", "--port", taken.getsockname()[1])
+    assert status == 1
+    assert "`port` must be free to listen on" in text
+    assert dlguide("lab", "--port", 70000)[1].startswith("dlguide: ValueError: `port` must be a")
+
+
+def test_cleanup_reports_what_it_ended_as_json(dlguide, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["dlguide", "cleanup", "--json"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code in (0, None)
+    ended = json.loads(capsys.readouterr().out)
+    assert os.getpid() not in [each["pid"] for each in ended]
+
+
+def test_every_command_has_help(dlguide):
+    status, text = dlguide("--help")
+    assert status in (0, None)
+    for name in ("train", "run", "doctor", "lab", "notebooks", "cleanup", "install-horovod"):
+        assert name in text
+        assert dlguide(name, "--help")[0] in (0, None)
