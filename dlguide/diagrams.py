@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def exchange(
 
     Args:
         panels: for each title what every rank has before, what it has after (texts or values,
-            None for nothing), and the arrows as pairs (from rank, to rank).
+            None for nothing, a list for several), and the arrows as pairs (from rank, to rank).
         columns: panels side by side (count).
 
     Returns:
@@ -90,7 +91,7 @@ def exchange(
             for rank, value in enumerate(values):
                 empty = value is None
                 colour = _PAPER if empty else plots.SKY
-                _box(axes, rank, height, "" if empty else str(value), colour, 0.86, 0.4)
+                _box(axes, rank, height, _short(value), colour, 0.86, 0.4)
         for rank in range(ranks):
             axes.text(rank, 1.42, f"rank {rank}", ha="center", va="bottom", fontsize=8)
         for start, end in arrows:
@@ -135,6 +136,13 @@ def timelines(
                 colour = _STATES[require_known(state, _STATES, "state")]
                 _box(axes, place, -rank, text, colour, 0.92, 0.6, dashed=state == "never")
     return figure
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return textwrap.fill(text, 8)
 
 
 def _told(row: Sequence[tuple[str, str]]) -> str:

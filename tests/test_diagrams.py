@@ -36,6 +36,11 @@ def test_exchange_draws_who_has_what_before_and_after():
     assert "bcast: before rank 0 7, rank 1 nothing; after rank 0 7, rank 1 7." in words(figure)
 
 
+def test_several_values_fit_into_a_box():
+    figure = diagrams.exchange({"gather": ([1], [["c0", "c1", "c2", "c3"]], [])})
+    assert "c0 c1 c2\nc3" in texts(figure.axes[0])
+
+
 def test_exchange_fills_rows_and_leaves_the_rest_empty():
     panels = {str(number): ([1], [1], []) for number in range(4)}
     assert len(diagrams.exchange(panels).axes) == 6
