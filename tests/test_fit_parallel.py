@@ -83,11 +83,15 @@ def trainings(saves_in):
     resumed = fit(**ways, epochs=2, checkpoint=saves)
     finished = fit(**ways, epochs=2, checkpoint=saves)
     whole = fit(**ways, epochs=2)
-    weights = {id(weight) for weight in models[-1].weights}
+    result["finished_alone"] = fit(
+        **{**ways, "parallel": False}, epochs=2, checkpoint=saves, evaluate=False
+    ).weights_digest
+    model = models[-2]
+    weights = {id(weight) for weight in model.weights}
     result["dropout_states"] = [
-        np.asarray(v).tolist() for v in models[-1].variables if id(v) not in weights
+        np.asarray(v).tolist() for v in model.variables if id(v) not in weights
     ]
-    moving = models[-1].non_trainable_weights
+    moving = model.non_trainable_weights
     result["moving"] = [np.asarray(v).tobytes().hex() for v in moving]
     result["digests"]["whole"] = whole.weights_digest
     result["digests"]["resumed"] = resumed.weights_digest
@@ -196,6 +200,11 @@ def test_finished_training_is_not_trained_again(results):
         assert resumed["finished_steps"] == 0
         assert resumed["digests"][2] == resumed["digests"][0]
         assert resumed["accuracy"][2] == resumed["accuracy"][0]
+
+
+def test_checkpoint_of_many_ranks_opens_in_one_process(results):
+    for result in results:
+        assert result["finished_alone"] == result["digests"]["finished"]
 
 
 def test_only_finished_checkpoints_lie_in_the_folder(results):
