@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -117,7 +116,7 @@ def check_weights(
     if variables and communicates(process_set):
         gathered = _gather_fingerprints(variables, process_set)
         if not bool(_equal_rows(gathered)):
-            explain(gathered.numpy(), variables, cause, process_set)
+            _raise(explain(gathered.numpy(), variables, cause, process_set))
 
 
 class Watch:
@@ -167,18 +166,31 @@ class Watch:
     def _look(self, done: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
         gathered = _gather_fingerprints(variables, self.process_set)
 
-        def differ(rows: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+        def complaint(rows: tf.Tensor, updates: tf.Tensor) -> str:
             cause = NO_BROADCAST if int(updates) == 1 else CHANGED_ASIDE
-            explain(rows.numpy(), variables, cause, self.process_set)
-            return tf.constant(True)
+            return explain(rows.numpy(), variables, cause, self.process_set)
 
         if tf.executing_eagerly():
-            return _equal_rows(gathered) or differ(gathered, done)
-        return tf.cond(
-            _equal_rows(gathered),
-            lambda: tf.constant(True),
-            lambda: tf.py_function(differ, [gathered, done], tf.bool),
-        )
+            _raise(complaint(gathered, done) if not _equal_rows(gathered) else "")
+            return tf.constant(True)
+
+        def stop() -> tf.Tensor:
+            # An assertion fails with this text alone; an error raised in Python would come with
+            # three tracebacks around it.
+            text = tf.py_function(complaint, [gathered, done], tf.string)
+            text = tf.ensure_shape(text, [])
+            fine = tf.equal(tf.strings.length(text), 0)
+            told = tf.strings.join(["RanksDifferError: ", text])
+            stopped = tf.raw_ops.Assert(condition=fine, data=[told], summarize=1)
+            with tf.control_dependencies([stopped]):
+                return tf.constant(True)
+
+        return tf.cond(_equal_rows(gathered), lambda: tf.constant(True), stop)
+
+
+def _raise(text: str) -> None:
+    if text:
+        raise RanksDifferError(text)
 
 
 def _gather_fingerprints(variables: Sequence[Any], process_set: ProcessSet) -> tf.Tensor:
@@ -195,8 +207,8 @@ def _equal_rows(rows: tf.Tensor) -> tf.Tensor:
 
 def explain(
     fingerprints: np.ndarray, variables: Sequence[Any], cause: str, process_set: ProcessSet
-) -> None:
-    """Measure how far the ranks' weights are apart; warn of rounding, raise otherwise.
+) -> str:
+    """Measure how far the ranks' weights are apart; warn of rounding, else say what is wrong.
 
     Called by all ranks of the set with the same fingerprints; broadcasts the variables that
     differ.
@@ -207,21 +219,22 @@ def explain(
         cause: what to suggest, a sentence without its full stop.
         process_set: the ranks to compare.
 
-    Raises:
-        RanksDifferError: when weights differ by more than rounding.
+    Returns:
+        str: the complaint; empty when the difference is that of rounding.
     """
+    # The collectives here go without names: a name takes a tf.function, which needs a thread of
+    # TensorFlow's pool, and from within a graph this code may be running on the only one.
     ranks = members(process_set)
     worst, worst_relative, worst_name, rounding = 0.0, -1.0, "", True
     different = np.flatnonzero((fingerprints != fingerprints[0]).any(axis=0))
     for i in different:
-        name = f"dlguide.explain.{i}"
         own = tf.convert_to_tensor(variables[i])
-        first = broadcast(own, ranks[0], name, process_set=process_set)
+        first = broadcast(own, ranks[0], process_set=process_set)
         own, first = (np.asarray(tensor, np.float64) for tensor in (own, first))
         apart = np.where(own == first, 0.0, np.abs(own - first))
         apart[np.isnan(own) & np.isnan(first)] = 0.0
         apart = np.nan_to_num(apart, nan=np.inf)
-        largest = allgather([apart.max(initial=0.0)], f"{name}.most", process_set=process_set)
+        largest = allgather([apart.max(initial=0.0)], process_set=process_set)
         distance = float(largest.numpy().max())
         size = float(np.abs(first).max(initial=0.0)) or 1.0
         relative = distance / size if np.isfinite(size) else np.inf
@@ -239,8 +252,8 @@ def explain(
             "different kinds do this; it does no harm while it stays small.",
             stacklevel=2,
         )
-        return
-    raise RanksDifferError(
+        return ""
+    return (
         f"The ranks' weights must be equal, and {_parties(fingerprints, ranks)} ({counted}, "
         f"{measured}). {cause}."
     )
@@ -262,17 +275,3 @@ def _parties(fingerprints: np.ndarray, ranks: Sequence[int]) -> str:
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-def trainable(model: keras.Model, without: frozenset, key: Any) -> list[Any]:
-    """Return a model's trainable variables that must be equal on all ranks.
-
-    Args:
-        model: the model.
-        without: keys of variables that are each rank's own.
-        key: what tells variables apart.
-
-    Returns:
-        list: Keras variables.
-    """
-    return [v for v in model.trainable_variables if key(v) not in without]
