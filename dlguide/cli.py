@@ -141,6 +141,9 @@ def lab(
     notebooks = Path(__file__).resolve().parents[1] / "notebooks"
     require(notebooks.is_dir(), "notebooks", "be a folder beside the package", str(notebooks))
     command = [sys.executable, "-m", "jupyterlab", str(notebooks), "--ServerApp.ip=127.0.0.1"]
+    # Without the internet there are no news and no updates to ask for.
+    command += ["--LabApp.news_url=None"]
+    command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     if port is not None:
         _require_free(port)
         command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]

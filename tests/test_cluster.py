@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dlguide.checks import MissingComponentError
 from dlguide.cluster import Cluster, processes
+from dlguide.cluster.launch import find_mpiexec
 from dlguide.machine import describe, threads
 
 pytestmark = pytest.mark.timeout(120)
@@ -170,3 +172,24 @@ def test_cleanup_ends_ours_and_only_ours():
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
+
+
+def test_the_watchdog_ends_what_an_owner_leaves_that_was_gone_before_it_looked(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    folder = tmp_path / f"{processes.PREFIX}test"
+    folder.mkdir()
+    marked = {**os.environ, processes.MARK: "test-watchdog", processes.OWNER: "1:1"}
+    left = subprocess.Popen(["sleep", "60"], env=marked, start_new_session=True)
+    watchdog = [sys.executable, "-m", "dlguide.cluster.watchdog"]
+    subprocess.run([*watchdog, str(gone.pid), "test-watchdog", str(folder)], timeout=20)
+    assert left.wait(timeout=5) == -signal.SIGKILL
+    assert not folder.exists()
+
+
+def test_a_sites_own_launcher_is_taken_or_missed(monkeypatch):
+    monkeypatch.setenv("DLGUIDE_MPIEXEC", sys.executable)
+    assert find_mpiexec() == Path(sys.executable)
+    monkeypatch.setenv("DLGUIDE_MPIEXEC", "/no/mpiexec")
+    with pytest.raises(MissingComponentError, match="no mpiexec at /no/mpiexec"):
+        find_mpiexec()

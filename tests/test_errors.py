@@ -1,0 +1,123 @@
+"""The words for failed ranks: who is to blame, why, and what was printed last."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from dlguide.cluster import errors, rank, supervise, watch
+
+
+def test_the_first_fault_leads_and_its_consequences_follow():
+    outcomes = {
+        0: {"phase": "raised", "error": "Internal: Horovod has been shut down", "traceback": "T0"},
+        1: {"phase": "raised", "error": "ValueError: bad batch", "traceback": "T1"},
+        2: {"phase": "returned", "value": 3},
+    }
+    error = errors.failed(outcomes)
+    assert str(error).startswith("rank 1 raised ValueError: bad batch\n")
+    assert (error.kind, error.ranks) == ("raised", (1, 0))
+    assert error.detail.index("T1") < error.detail.index("T0")
+    assert error._render_traceback_()[0] == "RankError: rank 1 raised ValueError: bad batch"
+
+
+def test_of_several_dead_ranks_the_launcher_tells_who_was_first(tmp_path):
+    (tmp_path / errors.LAUNCHER_LOG).write_text(
+        "[0]0:Return code = 0, signaled with Interrupt\n"
+        "[0]1:Return code = 0, signaled with Killed\n"
+    )
+    rank.log_path(tmp_path, 1).write_text("last words\n")
+    error = errors.died([0, 1], tmp_path)
+    assert error.ranks == (1,)
+    assert "rank 1: return code 0, signaled with Killed" in error.detail
+    assert "last words" in error.detail
+    assert errors.died([0, 1], tmp_path / "nothing", wait_s=0).ranks == (0, 1)
+
+
+@pytest.fixture
+def monitor(tmp_path):
+    monitor = rank.start_monitor(str(tmp_path), 0)
+    monitor.shared_noted = True
+    return monitor
+
+
+def test_whatever_a_function_does_becomes_an_outcome(monitor, tmp_path):
+    def leave():
+        raise SystemExit(0)
+
+    def divide():
+        return 1 / 0
+
+    assert rank.guarded(monitor, 1, lambda: 5) == {"phase": "returned", "value": 5}
+    left = rank.guarded(monitor, 2, leave)
+    assert (left["phase"], left["error"]) == ("exited", "sys.exit(0)")
+    raised = rank.guarded(monitor, 3, divide)
+    assert raised["error"] == "ZeroDivisionError: division by zero"
+    assert "in divide" in raised["traceback"]
+    assert "rank.py" not in raised["traceback"]
+    assert watch.read_states(tmp_path, [0], 3)[0]["phase"] == "raised"
+    assert watch.read_states(tmp_path, [0], 2) == {}
+
+
+def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, tmp_path):
+    def since():
+        return time.monotonic() - json.loads(monitor.path.read_text())["since"]
+
+    monitor.enter("running", 1)
+    seen = []
+    looker = threading.Thread(target=lambda: (time.sleep(1.2), seen.append(since())))
+    looker.start()
+    time.sleep(1.5)  # one call into C
+    looker.join()
+    looker = threading.Thread(target=lambda: (time.sleep(1.2), seen.append(since())))
+    looker.start()
+    while looker.is_alive():
+        sum(range(100))
+    assert seen[0] > 0.8
+    assert seen[1] < 0.8
+
+
+class Pids:
+    """Ranks of which some are dead or frozen."""
+
+    def __init__(self, dead=(), standing=()):
+        self.gone, self.standing = list(dead), list(standing)
+
+    def dead(self, timeout_s):
+        time.sleep(timeout_s / 10)
+        return self.gone
+
+    def frozen(self, states, now_s):
+        return self.standing
+
+
+def wait_for(tmp_path, pids, answers, everyone=2):
+    shown = []
+    result = supervise.supervise(
+        tmp_path, everyone, range(everyone), 1, pids, lambda out: out.update(answers),
+        lambda: shown.append(1),
+    )  # fmt: skip
+    assert shown
+    return result
+
+
+def test_supervise_returns_at_the_first_thing_that_is_past_mending(tmp_path):
+    good = {"phase": "returned", "value": 1}
+    bad = {"phase": "raised", "error": "ValueError: x", "traceback": ""}
+    assert wait_for(tmp_path, Pids(), {0: good, 1: good}) == ({0: good, 1: good}, None)
+    assert wait_for(tmp_path, Pids(), {0: good, 1: bad})[1].kind == "raised"
+    assert wait_for(tmp_path, Pids(dead=[1]), {0: good})[1].ranks == (1,)
+    # A rank that has answered may go.
+    assert wait_for(tmp_path, Pids(dead=[0, 1]), {0: good, 1: good})[1] is None
+    assert wait_for(tmp_path, Pids(standing=[0]), {1: good})[1].kind == "frozen"
+    # One has failed and the other never answers: the failure is told after a moment.
+    assert wait_for(tmp_path, Pids(), {1: bad})[1].ranks == (1,)
+    # All say they have finished long ago, and no answer comes.
+    long_ago = time.monotonic() - supervise.LOST_S - 1
+    state = {"run": 1, "phase": "returned", "since": long_ago, "beat": long_ago, "call": ""}
+    for number in range(2):
+        (tmp_path / f"state-rank{number}.json").write_text(json.dumps({**state, "place": ""}))
+    assert wait_for(tmp_path, Pids(), {})[1].kind == "lost"
