@@ -31,10 +31,6 @@ def adapt(ranks, samples, batch, rate):
     return rate * ranks, steps, samples - (steps - 1) * ranks * batch
 
 
-def weighted_mean(means, counts):
-    return np.tensordot(counts, means, axes=1) / sum(counts)
-
-
 def in_pieces(gradient, samples, piece):
     pieces = np.split(np.arange(samples), range(piece, samples, piece))
     return sum(len(part) * gradient(part) for part in pieces) / samples
@@ -45,7 +41,7 @@ def images_per_s(ranks, batch, image_s, nbytes, bytes_per_s):
     return ranks * batch / (batch * image_s + exchange_s)
 
 
-RIGHT = {"20-1": adapt, "20-2": weighted_mean, "20-3": in_pieces, "20-4": images_per_s}
+RIGHT = {"20-1": adapt, "20-2": in_pieces, "20-3": images_per_s}
 WRONG = {
     "steps rounded down": ("20-1", lambda p, n, b, r: (r * p, n // (p * b), b * p), "steps"),
     "one rank's steps": ("20-1", lambda p, n, b, r: (r * p, -(-n // b), b), "steps"),
@@ -55,35 +51,28 @@ WRONG = {
         lambda p, n, b, r: (r * p, -(-n // (p * b)), n % (p * b)),
         "never 0",
     ),
-    "mean of means": ("20-2", lambda means, counts: np.mean(means, axis=0), "as often as"),
-    "sum for mean": ("20-2", lambda m, c: np.tensordot(c, m, axes=1), "divide by all samples"),
-    "changed in place": (
-        "20-2",
-        lambda m, c: np.add.reduce(list(map(np.multiply, m, c, m))) / sum(c),
-        "still need their own",
-    ),
     "pieces not weighed": (
-        "20-3",
+        "20-2",
         lambda g, n, k: np.mean([g(np.arange(n)[i : i + k]) for i in range(0, n, k)], axis=0),
         "Weigh each",
     ),
-    "all at once": ("20-3", lambda g, n, k: g(np.arange(n)), "pieces of 1 to 25"),
+    "all at once": ("20-2", lambda g, n, k: g(np.arange(n)), "pieces of 1 to 25"),
     "last piece lost": (
-        "20-3",
+        "20-2",
         lambda g, n, k: np.mean([g(range(i, i + k)) for i in range(0, n - k + 1, k)], axis=0),
         "may be shorter",
     ),
     "one rank's images": (
-        "20-4",
+        "20-3",
         lambda p, b, s, n, w: images_per_s(p, b, s, n, w) / p,
         "Images of all ranks",
     ),
     "bytes once": (
-        "20-4",
+        "20-3",
         lambda p, b, s, n, w: p * b / (b * s + n / w),
         "One rank exchanges nothing",
     ),
-    "no function": ("20-4", 3.0, "Write it with `def`"),
+    "no function": ("20-3", 3.0, "Write it with `def`"),
 }
 
 
@@ -137,7 +126,7 @@ def with_faults(*faults):
 
 
 def test_training_without_faults_is_ticked(cluster, capsys):
-    ticked = exercises.check("20-5", train, cluster)
+    ticked = exercises.check("20-4", train, cluster)
     assert ticked, capsys.readouterr().out
 
 
@@ -152,7 +141,7 @@ def test_training_without_faults_is_ticked(cluster, capsys):
     }.items(),
 )
 def test_fault_is_named_on_more_than_one_rank(faults, hint, cluster, capsys):
-    ticked = exercises.check("20-5", with_faults(*faults), cluster)
+    ticked = exercises.check("20-4", with_faults(*faults), cluster)
     out = capsys.readouterr().out
     if cluster.ranks == 1:
         assert ticked
@@ -163,12 +152,12 @@ def test_fault_is_named_on_more_than_one_rank(faults, hint, cluster, capsys):
 
 
 def test_training_that_forgets_to_return_is_wrong_or_not_answered(cluster, capsys):
-    assert not exercises.check("20-5", lambda *arguments: ..., cluster)
+    assert not exercises.check("20-4", lambda *arguments: ..., cluster)
     assert "not answered yet" in capsys.readouterr().out
-    assert not exercises.check("20-5", lambda *arguments: 1.0, cluster)
+    assert not exercises.check("20-4", lambda *arguments: 1.0, cluster)
     assert "shape (3,)" in capsys.readouterr().out
 
 
 def test_every_exercise_of_the_module_is_tested():
     there = {name for name in vars(nb20) if name.startswith("exercise_20_")}
-    assert there == {f"exercise_20_{number}" for number in range(1, 6)}
+    assert there == {f"exercise_20_{number}" for number in range(1, 5)}

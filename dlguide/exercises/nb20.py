@@ -1,4 +1,4 @@
-"""Checks of the exercises of notebook 20: rates and steps, means, small batches, speed, faults."""
+"""Checks of the exercises of notebook 20: rates and steps, small batches, speed, faults."""
 
 from __future__ import annotations
 
@@ -44,32 +44,7 @@ def exercise_20_1(adapt: Callable[..., Any]) -> str:
     )
 
 
-def exercise_20_2(weighted_mean: Callable[..., Any]) -> str:
-    """Check a mean over ranks that hold different numbers of samples.
-
-    Args:
-        weighted_mean: called with a list of the ranks' mean gradients and a list of their
-            numbers of samples, returns the mean gradient over all samples.
-
-    Returns:
-        str: what it means.
-    """
-    _expect_function(weighted_mean)
-    random = np.random.default_rng(20)
-    for counts in ((50, 50), (51, 50), (1, 0), (7, 2, 3), (4, 0, 9, 1)):
-        parts = [random.normal(rank, 1.0, (count, 3, 2)) for rank, count in enumerate(counts)]
-        means = [part.mean(axis=0) if len(part) else np.zeros((3, 2)) for part in parts]
-        before = [mean.copy() for mean in means]
-        came = _answered(weighted_mean(means, list(counts)))
-        hint = "Each rank's mean counts as often as it has samples; divide by all samples."
-        whole = np.concatenate(parts).mean(axis=0)
-        expect_close(came, whole, f"the mean over ranks with {counts} samples", hint, 1e-9)
-        hint = "The ranks still need their own gradients."
-        expect(all(map(np.array_equal, means, before)), "the list as it was", "a new one", hint)
-    return "A rank without samples counts nothing, but it must take part in the allreduce."
-
-
-def exercise_20_3(in_pieces: Callable[..., Any]) -> str:
+def exercise_20_2(in_pieces: Callable[..., Any]) -> str:
     """Check that many small batches are added up to one large one.
 
     Args:
@@ -103,7 +78,7 @@ def exercise_20_3(in_pieces: Callable[..., Any]) -> str:
     return "So a rank with little memory can take part in a large batch: it only needs more time."
 
 
-def exercise_20_4(images_per_s: Callable[..., Any]) -> str:
+def exercise_20_3(images_per_s: Callable[..., Any]) -> str:
     """Check the lesson's model of the throughput for any number of ranks.
 
     Args:
@@ -137,7 +112,7 @@ def exercise_20_4(images_per_s: Callable[..., Any]) -> str:
     )
 
 
-def exercise_20_5(mended: Callable[..., Any], cluster: Any) -> str:
+def exercise_20_4(mended: Callable[..., Any], cluster: Any) -> str:
     """Check on real ranks that a data-parallel training has no fault left.
 
     Args:
