@@ -223,7 +223,7 @@ def test_guard_notices_a_forgotten_broadcast_within_one_epoch(fitted):
         if len(results) == 1:
             assert result["forgotten"] == "no error"
         else:
-            assert "The ranks' weights must be equal" in result["forgotten"]
+            assert "The weights of all ranks must be equal" in result["forgotten"]
             assert "BroadcastGlobalVariablesCallback(0)" in result["forgotten"]
 
 
@@ -233,7 +233,9 @@ def test_guard_notices_a_plain_optimizer_within_one_epoch(fitted):
         if len(results) == 1:
             assert result["plain"] == "no error"
         else:
-            assert result["plain"].startswith("RanksDifferError: The ranks' weights must be equal")
+            assert result["plain"].startswith(
+                "RanksDifferError: The weights of all ranks must be equal"
+            )
             assert "compiled with a plain optimizer" in result["plain"]
 
 

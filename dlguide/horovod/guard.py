@@ -248,13 +248,13 @@ def explain(
     measured = f"most in `{worst_name}`, by up to {worst:.2g}"
     if rounding:
         warnings.warn(
-            f"The ranks' weights differ by rounding ({counted}, {measured}). Processors of "
+            f"The weights of the ranks differ by rounding ({counted}, {measured}). Processors of "
             "different kinds do this; it does no harm while it stays small.",
             stacklevel=2,
         )
         return ""
     return (
-        f"The ranks' weights must be equal, and {_parties(fingerprints, ranks)} ({counted}, "
+        f"The weights of all ranks must be equal, and {_parties(fingerprints, ranks)} ({counted}, "
         f"{measured}). {cause}."
     )
 

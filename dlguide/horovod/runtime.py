@@ -8,8 +8,11 @@ from typing import Any
 
 from dlguide.horovod.native import ProcessSet, native
 
-# Who started MPI, and so ends it: no process can start it twice.
-_owner = {"of MPI": None}
+
+class _Mpi:
+    """Who started MPI in this process, and so ends it: no process can start it twice."""
+
+    owner = ""
 
 
 def init(
@@ -25,14 +28,14 @@ def init(
     Raises:
         RuntimeError: when an earlier `hvd.shutdown()` ended MPI with it.
     """
-    if _owner["of MPI"] == "ended":
+    if _Mpi.owner == "ended":
         raise RuntimeError(
             "Horovod cannot start again: it had started MPI itself and ended it in "
             "`hvd.shutdown()`, and MPI starts once in a process. Write `import mpi4py.MPI` before "
             "the first `hvd.init()`; MPI then outlives Horovod."
         )
     if not native.is_initialized():
-        _owner["of MPI"] = "mpi4py" if "mpi4py.MPI" in sys.modules else "horovod"
+        _Mpi.owner = "mpi4py" if "mpi4py.MPI" in sys.modules else "horovod"
     native.init(comm, process_sets)
 
 
@@ -42,6 +45,6 @@ def shutdown() -> None:
     It may be started again only when `mpi4py.MPI` was imported before the first `hvd.init()`, or
     when Horovod runs over Gloo.
     """
-    if native.is_initialized() and native.mpi_enabled() and _owner["of MPI"] == "horovod":
-        _owner["of MPI"] = "ended"
+    if native.is_initialized() and native.mpi_enabled() and _Mpi.owner == "horovod":
+        _Mpi.owner = "ended"
     native.shutdown()

@@ -124,6 +124,15 @@ def carried(tensor: tf.Tensor, dtypes: set) -> tf.Tensor:
 
 
 def check_adasum(op: int, process_set: ProcessSet) -> None:
+    """Refuse Adasum where Horovod cannot form it.
+
+    Args:
+        op: the reduction that was asked for.
+        process_set: the ranks that take part.
+
+    Raises:
+        NotImplementedError: for Adasum on a part of the ranks, or on 3, 5, 6, 7, ... of them.
+    """
     if op != Adasum:
         return
     if process_set.process_set_id != 0:

@@ -1,0 +1,171 @@
+"""What dlguide.horovod refuses, before ranks start to wait for each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from dlguide.horovod import (
+    callbacks,
+    exchange,
+    grouped,
+    guard,
+    loss_scale,
+    native,
+    optimizer,
+    reduction,
+    runtime,
+    saving,
+    schedules,
+    tape,
+    variables,
+    wire,
+)
+
+SGD = keras.optimizers.SGD
+REFUSED = [
+    ({"op": native.Max}, "`op` must be Average or Sum, got"),
+    ({"op": native.Adasum}, "work in `hvd.allreduce`"),
+    ({"backward_passes_per_step": 0}, "`backward_passes_per_step` must be a whole number"),
+    ({"backward_passes_per_step": 1.5}, "got 1.5"),
+    ({"gradient_predivide_factor": 0.0}, "`gradient_predivide_factor` must be a positive number"),
+    ({"gradient_predivide_factor": 2.0, "op": native.Sum}, "must be 1 unless `op` is Average"),
+    ({"groups": 0}, "`groups` must be None, a count of at least 1, or a list"),
+    ({"groups": ["kernel"]}, "list of lists of variables"),
+    ({"check_every": -1}, "`check_every` must be a whole number of at least 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), REFUSED, ids=lambda value: str(value)[:40])
+def test_wrong_arguments_are_refused(arguments, text):
+    with pytest.raises(ValueError, match="must be") as error:
+        optimizer.DistributedOptimizer(SGD(0.1), **arguments)
+    assert text in str(error.value)
+
+
+def test_passes_are_not_counted_twice():
+    accumulating = SGD(0.1, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="must be 1 for an optimizer with `gradient_accumul"):
+        optimizer.DistributedOptimizer(accumulating, backward_passes_per_step=2)
+
+
+def test_only_keras_optimizers_are_wrapped_and_only_once():
+    with pytest.raises(TypeError, match=r"must be an optimizer of Keras 3.*got builtins\.str"):
+        optimizer.DistributedOptimizer("sgd")
+    once = optimizer.DistributedOptimizer(SGD(0.1))
+    for again in (once, keras.optimizers.LossScaleOptimizer(once)):
+        with pytest.raises(ValueError, match="must be one that is not distributed yet"):
+            optimizer.DistributedOptimizer(again)
+    assert len(loss_scale.exchanges(keras.optimizers.LossScaleOptimizer(once))) == 1
+    assert isinstance(once._exchange, exchange.Exchange)
+
+
+def test_wrapped_optimizer_is_still_what_it_was():
+    plain = keras.optimizers.Adam(0.25, beta_1=0.8, clipnorm=1.0)
+    config = plain.get_config()
+    wrapped = optimizer.DistributedOptimizer(plain)
+    assert isinstance(wrapped, keras.optimizers.Adam)
+    assert type(wrapped).__name__ == "Adam"
+    assert keras.saving.serialize_keras_object(wrapped) == keras.saving.serialize_keras_object(
+        keras.optimizers.Adam.from_config(config)
+    )
+    for copy in (wrapped.from_config(config), wrapped.__class__.from_config(config)):
+        assert copy.get_config() == config
+        assert loss_scale.exchanges(copy), "a copy of a distributed optimizer is distributed"
+    wrapped.learning_rate = 0.5
+    assert float(wrapped.learning_rate) == 0.5
+    assert int(wrapped.iterations) == 0
+    assert wrapped.variables() == wrapped.variables
+
+
+def test_num_groups_is_the_old_form_of_groups():
+    with pytest.warns(DeprecationWarning, match="called `groups` now"):
+        wrapped = optimizer.DistributedOptimizer(SGD(0.1), num_groups=3)
+    assert wrapped._exchange.reduction.groups == 3
+
+
+def test_groups_take_every_gradient_once():
+    values = [keras.Variable([float(i)]) for i in range(5)]
+    settings = {"name": "n", "key": reduction.variable_key}
+    by_count = reduction.Reduction(groups=2, **settings)
+    keys = ((reduction.variable_key(values[3]), reduction.variable_key(values[0])),)
+    by_list = reduction.Reduction(groups=keys, **settings)
+    grads = dict(enumerate(values))
+    assert by_count._split(grads, values) == [[0, 1, 2], [3, 4]]
+    assert by_list._split(grads, values) == [[3, 0], [1], [2], [4]]
+
+
+def test_layers_tapes_and_callbacks_are_checked():
+    with pytest.raises(ValueError, match="`local_layers` must be Keras layers"):
+        optimizer.PartialDistributedOptimizer(SGD(0.1), local_layers=["dense"])
+    with pytest.raises(TypeError, match=r"must be a tf\.GradientTape, got Dense"):
+        tape.DistributedGradientTape(keras.layers.Dense(1))
+    with pytest.raises(ValueError, match="`local_variables` must be variables"):
+        callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["kernel"])
+    with pytest.raises(ValueError, match="`initial_lr` must be a positive number, got None"):
+        schedules.LearningRateScheduleCallback(None, 0.1)
+    with pytest.raises(ValueError, match="`warmup_epochs` must be a whole number"):
+        schedules.LearningRateWarmupCallback(0.1, warmup_epochs=0)
+    with pytest.raises(ValueError, match="Keras 3 has no legacy optimizers"):
+        saving.load_model("model.keras", legacy_opts=True)
+
+
+def test_schedule_of_keras_and_callback_do_not_both_set_the_rate():
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(SGD(schedule), "mse")
+    callback = schedules.LearningRateScheduleCallback(0.1, 0.5)
+    with pytest.raises(ValueError, match="`learning_rate` must be a number where a callback"):
+        model.fit(np.ones((1, 1)), np.ones((1, 1)), callbacks=[callback], verbose=0)
+
+
+def test_without_init_everything_says_so():
+    for call in (
+        lambda: wire.run("horovod_allreduce", [1.0], "a", native.global_process_set),
+        lambda: grouped.grouped_allreduce([1.0], op=native.Sum),
+        lambda: variables.broadcast_variables(keras.Variable(1.0), 0),
+        lambda: optimizer.DistributedOptimizer(SGD(0.1)).apply(
+            [keras.ops.ones(1)], [keras.Variable([1.0])]
+        ),
+        lambda: guard.check_weights([keras.Variable(1.0)]),
+    ):
+        with pytest.raises(RuntimeError, match=r"Call `hvd\.init\(\)`"):
+            call()
+    assert callable(runtime.init)
+
+
+def test_names_stay_apart_when_tensorflow_cannot_take_them():
+    assert wire.node_name("loss.1") == "loss.1"
+    names = {wire.node_name(name) for name in ("a b", "a/b", "a_b", "ä", "", "-")}
+    assert len(names) == 6
+
+
+MISSING = """
+import sys
+sys.modules["horovod"] = None
+import dlguide.horovod
+"""
+
+
+OTHER_BACKEND = """
+import keras
+keras.backend.backend = lambda: "jax"
+import dlguide.horovod
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(MISSING, "dlguide install-horovod"), (OTHER_BACKEND, "KERAS_BACKEND=tensorflow")],
+    ids=["no Horovod", "another backend"],
+)
+def test_missing_component_is_named_with_its_remedy(code, told):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("dlguide.checks.MissingComponentError")
+    assert told in last
