@@ -179,6 +179,14 @@ def test_checkpoint_of_another_training_is_refused(mnist, tmp_path):
     assert checkpoint.latest(tmp_path).read_bytes() == before
 
 
+def test_numbers_of_numpy_are_numbers(mnist, tmp_path):
+    ways = {"learning_rate": np.float32(0.01), "seed": np.int64(1), "batch": np.int32(25)}
+    fit("mlp", mnist, checkpoint=tmp_path, **ways)
+    run = fit("mlp", mnist, checkpoint=tmp_path, epochs=2, batch=25, learning_rate=0.01, seed=1)
+    assert run.first_epoch == 1
+    json.dumps(fit("mlp", mnist, **ways).as_dict())
+
+
 def test_own_net_data_and_optimizer(mnist):
     import keras
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlguide import nets
 from dlguide.checks import (
     MissingComponentError,
@@ -83,7 +85,7 @@ class Settings:
 
 
 def name_of(value: Any) -> Any:
-    """Name a function or a data set; give anything else back.
+    """Name a function or a data set; give numbers of NumPy as Python's, anything else back.
 
     Args:
         value: an argument of `fit`.
@@ -93,6 +95,8 @@ def name_of(value: Any) -> Any:
     """
     if callable(value):
         return getattr(value, "__qualname__", type(value).__name__)
+    if isinstance(value, np.generic):
+        return value.item()
     return value.name if isinstance(value, Dataset) else value
 
 
