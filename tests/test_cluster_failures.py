@@ -15,7 +15,7 @@ LIMIT_S = {"frozen": 30.0}
 AGAIN_S = 15.0
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module")
 def cluster(request):
     cloudpickle.register_pickle_by_value(failures)
     with Cluster(ranks=request.param, oversubscribe=True) as cluster:
@@ -24,8 +24,17 @@ def cluster(request):
     assert not [each for each in processes.living() if each.cluster == cluster.name]
 
 
+# Loading TensorFlow on three ranks of two cores takes long, and shows no more than on two.
+CASES = [
+    pytest.param(ranks, fail, id=f"{fail.__name__}-{ranks}")
+    for ranks in (2, 3)
+    for fail in failures.KINDS
+    if ranks == 2 or "horovod" not in fail.__name__
+]
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fail", failures.KINDS, ids=lambda fail: fail.__name__)
+@pytest.mark.parametrize(("cluster", "fail"), CASES, indirect=["cluster"])
 def test_a_failure_ends_the_call_and_names_the_rank(cluster, fail):
     kind, ranks = failures.KINDS[fail]
     assert cluster.run(failures.is_well) == [sum(range(1, cluster.ranks + 1))] * cluster.ranks
@@ -48,6 +57,7 @@ def test_a_failure_ends_the_call_and_names_the_rank(cluster, fail):
     assert time.monotonic() - started < AGAIN_S
 
 
+@pytest.mark.parametrize("cluster", [2], indirect=True)
 def test_the_error_carries_traceback_or_tensor(cluster):
     with pytest.raises(RankError, match=r"rank 1 raised ValueError: bad batch[\s\S]*in raises"):
         cluster.run(failures.raises)
@@ -88,6 +98,7 @@ def many_small_messages():
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("cluster", [2, 3], indirect=True)
 def test_a_slow_rank_is_no_deadlock(cluster):
     assert cluster.run(slow_rank) == [cluster.ranks] * cluster.ranks
     assert cluster.run(many_small_messages) == ["done"] * cluster.ranks
