@@ -179,6 +179,19 @@ def gradients_on_ranks():
         done[f"beside_sparse_{sparse_as_dense}"] = np.asarray(bias).tolist()
     done["beside_sparse_expected"] = [-0.125 * mean_rank, -0.125]
 
+    # Adam squares gradients: rows that several ranks touch must be added up first.
+    tables = [keras.Variable(np.ones((6, 2)), dtype="float64") for _ in range(2)]
+    sparse, dense = hvd.DistributedOptimizer(o.Adam(0.125)), o.Adam(0.125)
+    rows, places = slices(rank)
+    sparse.apply([tf.IndexedSlices(tf.constant(rows), tuple(places), (6, 2))], tables[:1])
+    whole = np.zeros((6, 2))
+    for r in range(ranks):
+        rows, places = slices(r)
+        np.add.at(whole, places, rows / ranks)
+    dense.apply([tf.constant(whole)], tables[1:])
+    apart = np.abs(np.asarray(tables[0]) - np.asarray(tables[1])).max()
+    done["sparse_adam"] = 0.0 if ranks == 1 else float(apart)  # on one rank it is Keras' own
+
     # Several dtypes, and a variable without gradient.
     dtypes = ["float32", "float16", "float64", "bfloat16", "float32"]
     several = [keras.Variable(np.zeros(3), dtype=dtype) for dtype in dtypes]
@@ -292,6 +305,7 @@ def test_sparse_gradients_add_up_like_dense_ones(gradients):
     for result in gradients:
         assert result["sparse_False"] <= 1e-15
         assert result["sparse_True"] <= 1e-15
+        assert result["sparse_adam"] <= 1e-15
         for kind in ("beside_sparse_False", "beside_sparse_True"):
             assert result[kind] == pytest.approx(result["beside_sparse_expected"], abs=1e-15)
 

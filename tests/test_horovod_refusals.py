@@ -9,22 +9,20 @@ import keras
 import numpy as np
 import pytest
 
-from dlguide.horovod import (
-    callbacks,
-    exchange,
-    grouped,
-    guard,
-    loss_scale,
-    native,
-    optimizer,
-    reduction,
-    runtime,
-    saving,
-    schedules,
-    tape,
-    variables,
-    wire,
-)
+import dlguide.horovod.callbacks as callbacks
+import dlguide.horovod.exchange as exchange
+import dlguide.horovod.grouped as grouped
+import dlguide.horovod.guard as guard
+import dlguide.horovod.loss_scale as loss_scale
+import dlguide.horovod.native as native
+import dlguide.horovod.optimizer as optimizer
+import dlguide.horovod.reduction as reduction
+import dlguide.horovod.runtime as runtime
+import dlguide.horovod.saving as saving
+import dlguide.horovod.schedules as schedules
+import dlguide.horovod.tape as tape
+import dlguide.horovod.variables as variables
+import dlguide.horovod.wire as wire
 
 SGD = keras.optimizers.SGD
 REFUSED = [

@@ -66,6 +66,7 @@ class Reduction:
         if not communicates(self.process_set):
             return grads
         ranks = len(members(self.process_set))
+        grads = [_tensors(grad) for grad in grads]
         results = list(grads)
         shared: dict[int, Any] = {}
         largest: dict[int, Any] = {}
@@ -105,7 +106,7 @@ class Reduction:
         )
         if factor != 1.0 and self.op == Average:
             reduced = [_times(grad, factor) for grad in reduced]
-        return reduced
+        return [_summed(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in reduced]
 
     def _split(self, grads: dict[int, Any], variables: Sequence[Any]) -> list[list[int]]:
         """Return the places of the gradients, one list for each group."""
@@ -205,6 +206,22 @@ def _signature(grads: Sequence[Any]) -> str:
     """Return a short text that differs when number, shapes or dtypes of the gradients differ."""
     text = repr([(grad.dtype.name, str(grad.shape), type(grad).__name__[:2]) for grad in grads])
     return f"{len(grads)}gradients.{zlib.crc32(text.encode()):08x}"
+
+
+def _tensors(grad: Any) -> Any:
+    """Return sparse gradients made of tensors: TensorFlow takes tuples for indices and shape."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    shape = None if grad.dense_shape is None else tf.convert_to_tensor(grad.dense_shape)
+    values, indices = tf.convert_to_tensor(grad.values), tf.convert_to_tensor(grad.indices)
+    return tf.IndexedSlices(values, indices, shape)
+
+
+def _summed(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Return sparse gradients with each row once: the square of a sum is not that of its parts."""
+    indices, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _times(grad: Any, factor: float) -> Any:
