@@ -121,3 +121,40 @@ def test_supervise_returns_at_the_first_thing_that_is_past_mending(tmp_path):
     for number in range(2):
         (tmp_path / f"state-rank{number}.json").write_text(json.dumps({**state, "place": ""}))
     assert wait_for(tmp_path, Pids(), {})[1].kind == "lost"
+
+
+STALL = "stall_inspector.cc:107] One or more tensors ...\nMissing ranks:\n0: [a]\n"
+
+
+def test_stall_of_an_earlier_run_is_no_deadlock_of_this_one(tmp_path):
+    good = {"phase": "returned", "value": 1}
+    began = time.monotonic()
+    at_work = {"run": 1, "phase": "running", "since": began, "beat": began, "call": "", "place": ""}
+    rank.log_path(tmp_path, 0).write_text(STALL)
+    for number, phase in ((0, "returned"), (1, "running")):
+        state = json.dumps({**at_work, "phase": phase, "spent_s": 9.0})
+        (tmp_path / f"state-rank{number}.json").write_text(state)
+
+    def answers(out):
+        # the other rank answers after the ranks have been judged a few times
+        out.update({0: good, 1: good} if time.monotonic() - began > 1 else {0: good})
+
+    result = supervise.supervise(tmp_path, 2, range(2), 1, Pids(), answers, lambda: None)
+    assert result == ({0: good, 1: good}, None)
+
+
+def test_ranks_that_have_all_returned_wait_for_nobody(tmp_path):
+    good = {"phase": "returned", "value": 1}
+    began = time.monotonic()
+    state = {"run": 1, "phase": "returned", "since": began, "beat": began, "call": "", "place": ""}
+    for number in range(2):
+        (tmp_path / f"state-rank{number}.json").write_text(json.dumps({**state, "spent_s": 9.0}))
+
+    def answers(out):
+        rank.log_path(tmp_path, 0).write_text(STALL)  # the warning of a moment ago
+        if time.monotonic() - began > 1:
+            out.update({0: good, 1: good})
+
+    outcomes, error = supervise.supervise(tmp_path, 2, range(2), 1, Pids(), answers, lambda: None)
+    assert error is None
+    assert outcomes == {0: good, 1: good}

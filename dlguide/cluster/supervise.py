@@ -44,6 +44,7 @@ def supervise(
         the error that ended the wait; None when all ranks returned.
     """
     stalls = watch.Stalls()
+    stalls.read(log_path(folder, 0), float("-inf"))  # what earlier runs were warned of is past
     outcomes: Outcomes = {}
     judged_s = failed_s = 0.0
     while True:
@@ -85,7 +86,9 @@ def _judge(
         return errors.frozen(standing)
     if len(states) < len(ranks):
         return None  # some have not begun
-    if all(s["phase"] != "running" and now_s - s["since"] > LOST_S for s in states.values()):
+    if all(state["phase"] != "running" for state in states.values()):
+        if any(now_s - state["since"] <= LOST_S for state in states.values()):
+            return None  # the answers are on their way
         message = "every rank has finished, but the answers do not arrive: the controller is gone."
         return RankError("lost", ranks, message)
     for rank in range(everyone):
