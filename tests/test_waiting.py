@@ -95,8 +95,11 @@ def test_blocking_calls_are_named(tmp_path):
     }
 
 
-def state(phase="running", call="", since=0.0):
-    return {"phase": phase, "call": call, "since": since, "beat": since, "place": ""}
+def state(phase="running", call="", since=0.0, spent_s=9.0):
+    return {
+        "phase": phase, "call": call, "since": since, "beat": since, "place": "",
+        "spent_s": spent_s,
+    }  # fmt: skip
 
 
 NOW = 100.0
@@ -109,7 +112,8 @@ STUCK = NOW - watch.BLOCKED_S - 1
     [
         # One waits in a collective, the other has returned.
         ([state(call="Allreduce", since=STUCK), state("returned")], {}, (1,)),
-        # The same, but only just begun.
+        # The same, but it has hardly been given a core, or only just begun.
+        ([state(call="Allreduce", since=STUCK, spent_s=0.1), state("returned")], {}, None),
         ([state(call="Allreduce", since=FRESH), state("returned")], {}, None),
         # The other one computes: slow, not stuck.
         ([state(call="Allreduce", since=STUCK), state(since=STUCK)], {}, None),

@@ -42,6 +42,7 @@ class Monitor(threading.Thread):
         self.phase = "idle"
         self.since = time.monotonic()
         self.thread = threading.main_thread().ident
+        self.spent_before_s = 0.0
         self.changed = threading.Event()
         self.pending = False
         self.folder, self.rank = folder, rank
@@ -51,7 +52,7 @@ class Monitor(threading.Thread):
     def moved(self, _argument: Any) -> int:
         """Note that the main thread executes Python (called in the main thread)."""
         self.pending = False
-        self.since = time.monotonic()
+        self.since, self.spent_before_s = time.monotonic(), time.thread_time()
         return 0
 
     def enter(self, phase: str, run_number: int) -> None:
@@ -61,7 +62,8 @@ class Monitor(threading.Thread):
             phase: "running", or how the run ended for this rank.
             run_number: which run of the cluster this is.
         """
-        self.run_number, self.phase, self.since = run_number, phase, time.monotonic()
+        self.run_number, self.phase = run_number, phase
+        self.since, self.spent_before_s = time.monotonic(), time.thread_time()
         self.write()
 
     def run(self) -> None:
@@ -89,11 +91,24 @@ class Monitor(threading.Thread):
             "phase": self.phase,
             "beat": time.monotonic(),
             "since": self.since,
+            "spent_s": self.spent_s(),
             **self.position(),
         }
         draft = self.path.with_name(f".{self.path.name}.{threading.get_ident()}")
         draft.write_text(json.dumps(state))
         draft.replace(self.path)
+
+    def spent_s(self) -> float:
+        """Return the processor time the main thread has used since it last moved (s).
+
+        Infinite when it sleeps, and so waits for something: a thread that waits in MPI burns its
+        core, one that has used nothing may just not have been given a core.
+        """
+        task = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
+        if task.read_text().rpartition(")")[2].split()[0] == "S":
+            return float("inf")
+        clock = time.pthread_getcpuclockid(threading.main_thread().ident)
+        return time.clock_gettime(clock) - self.spent_before_s
 
     def position(self) -> dict[str, str]:
         """Return which MPI call the main thread is in, and where in the user's code."""

@@ -22,6 +22,7 @@ from dlguide.cluster.errors import RankError, names_of
 from dlguide.cluster.rank import STALL_WARNING_S
 
 BLOCKED_S = 2.5  # in the same call for so long, without one line of Python in between
+SPENT_S = 0.4  # and so much of it with a core: on a full machine a rank may just not get one
 MUTE_S = 10.0  # no sign of life while another rank has ended
 FROZEN_S = 8.0  # stopped (SIGSTOP, a debugger) for so long
 SILENT_S = 25.0  # no sign of life from the monitor for so long
@@ -92,7 +93,8 @@ def deadlock(
     blocked = mute | {
         rank
         for rank, state in states.items()
-        if rank not in ended and state["call"] and still[rank] >= BLOCKED_S
+        if rank not in ended and state["call"]
+        if still[rank] >= BLOCKED_S and state["spent_s"] >= SPENT_S
     }
     tensors = {name for names in missing.values() for name in names}
     waits_for = {
