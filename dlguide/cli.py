@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -141,9 +142,6 @@ def lab(
     notebooks = Path(__file__).resolve().parents[1] / "notebooks"
     require(notebooks.is_dir(), "notebooks", "be a folder beside the package", str(notebooks))
     command = [sys.executable, "-m", "jupyterlab", str(notebooks), "--ServerApp.ip=127.0.0.1"]
-    # Without the internet there are no news and no updates to ask for.
-    command += ["--LabApp.news_url=None"]
-    command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     if port is not None:
         _require_free(port)
         command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
@@ -151,7 +149,15 @@ def lab(
         command.append("--no-browser")
     if os.geteuid() == 0:
         command.append("--allow-root")
-    raise typer.Exit(subprocess.run(command).returncode)
+    with tempfile.TemporaryDirectory(prefix="dlguide-lab-") as folder:
+        # Without the internet there are no news and no updates to ask for.
+        quiet = {"fetchNews": "false", "checkForUpdates": False}
+        settings = Path(folder) / "labconfig" / "default_setting_overrides.json"
+        settings.parent.mkdir()
+        settings.write_text(json.dumps({"@jupyterlab/apputils-extension:notification": quiet}))
+        paths = [folder, os.environ.get("JUPYTER_CONFIG_PATH", "")]
+        env = {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(paths).rstrip(os.pathsep)}
+        raise typer.Exit(subprocess.run(command, env=env).returncode)
 
 
 def _require_free(port: int) -> None:

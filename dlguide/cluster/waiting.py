@@ -19,7 +19,8 @@ COLLECTIVES = frozenset({
 SENDS = frozenset({"Send", "Ssend", "Rsend", "Bsend"})
 RECEIVES = frozenset({"Recv", "Probe", "Mprobe"})
 EITHER = frozenset({
-    "Sendrecv", "Sendrecv_replace", "Wait", "Waitall", "Waitany", "Waitsome", "Lock", "Unlock",
+    "Sendrecv", "Sendrecv_replace", "Wait", "Waitall", "Waitany", "Waitsome", "Lock", "Lock_all",
+    "Unlock", "Unlock_all", "Flush", "Flush_all",
 })  # fmt: skip
 BLOCKING = COLLECTIVES | SENDS | RECEIVES | EITHER
 
