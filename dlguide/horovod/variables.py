@@ -57,7 +57,9 @@ def broadcast_variables(
             target.assign(value)
 
     # One graph, so that all broadcasts are under way together; traced anew, since it is run once.
-    tf.function(assign, autograph=False)()
+    graph = tf.function(assign, autograph=False)
+    graph._omit_frequent_tracing_warning = True
+    graph()
 
 
 def broadcast_global_variables(root_rank: int, model: keras.Model | None = None) -> None:

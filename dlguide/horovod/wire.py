@@ -55,7 +55,9 @@ def _named(kind: str, name: str, attributes: tuple[tuple[str, Any], ...]) -> Any
     def collective(*tensors: Any) -> Any:
         return operator(*tensors, name=name, ignore_name_scope=True, **dict(attributes))
 
-    return tf.function(collective, autograph=False, reduce_retracing=True)
+    graph = tf.function(collective, autograph=False, reduce_retracing=True)
+    graph._omit_frequent_tracing_warning = True  # a graph for each name is meant
+    return graph
 
 
 def run(
