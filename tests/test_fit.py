@@ -207,6 +207,12 @@ def mnist_test(mnist):
     return mnist.test_images, mnist.test_labels
 
 
+def test_many_trainings_in_one_process_raise_no_warning(mnist, caplog):
+    for _ in range(6):
+        fit("mlp", mnist.first(20, 20), batch=10)
+    assert "retracing" not in caplog.text
+
+
 def test_mixed_precision_trains(mnist):
     for dtype in ("mixed_bfloat16", "mixed_float16"):
         run = fit("mlp", mnist, epochs=3, batch=10, dtype=dtype)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,10 +223,10 @@ def require_writable(folder: str | os.PathLike, nbytes: int) -> None:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / _UNFINISHED, "wb") as file:
+        # Without a name, so that two processes can look into one folder at a time.
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")
         free = shutil.disk_usage(folder).free
-        (folder / _UNFINISHED).unlink()
     except OSError as error:
         require(
             False,

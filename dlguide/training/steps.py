@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dlguide.training.ranks import Alone
@@ -46,6 +47,7 @@ def train_step(
     variables = model.trainable_variables
     wide = model.outputs[0].dtype
 
+    @_traced
     @tf.function(input_signature=[*_samples(model), tf.TensorSpec([], wide, name="scale")])
     def step(images: Any, labels: Any, scale: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -82,6 +84,7 @@ def evaluator(model: keras.Model, data: Dataset, ranks: Alone) -> Callable[[], f
     images, labels = data.test_images, data.test_labels
     starts = range(0, len(labels), EVALUATION_BLOCK)[ranks.rank :: ranks.ranks]
 
+    @_traced
     @tf.function(input_signature=_samples(model))
     def right(images: Any, labels: Any) -> Any:
         answers = tf.argmax(model(images, training=False), axis=-1, output_type=labels.dtype)
@@ -93,6 +96,13 @@ def evaluator(model: keras.Model, data: Dataset, ranks: Alone) -> Callable[[], f
         return ranks.total([count])[0] / len(labels)
 
     return accuracy
+
+
+def _traced(function: Any) -> Callable[..., Any]:
+    # One signature, traced at the first call. TensorFlow counts the tracings of a line of source
+    # and would warn at the fifth training in a process, where nothing is wrong.
+    concrete = cache(function.get_concrete_function)
+    return lambda *arguments: concrete()(*arguments)
 
 
 def _samples(model: keras.Model) -> list[Any]:
