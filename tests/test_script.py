@@ -30,6 +30,9 @@ if comm.rank == comm.size - 1:
 if not (what == "return" and comm.rank == comm.size - 1):
     comm.barrier()
 if what == "all exit 0": sys.exit(0)
+if what == "abort at exit":
+    import atexit
+    atexit.register(os.abort)
 """
 
 
@@ -65,6 +68,7 @@ def test_success_is_exit_status_0_on_1_to_4_ranks(script):
         ("return", "rank 1 has returned"),
         ("exit 3", r"rank 1 left early with sys.exit(3)"),
         ("os._exit", "rank 1 ended before the work was done"),
+        ("abort at exit", "ended badly after their work"),
         ("kill", "rank 1 ended before the work was done"),
     ],
 )

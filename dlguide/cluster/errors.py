@@ -68,7 +68,7 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
         RankError: of kind "died".
     """
     deadline = time.monotonic() + wait_s
-    while not (endings := _read_endings(folder)) and time.monotonic() < deadline:
+    while not (endings := read_endings(folder)) and time.monotonic() < deadline:
         time.sleep(0.02)
     first = [rank for rank in ranks if "Interrupt" not in endings.get(rank, "")] or list(ranks)
     words = [f"rank {rank}: {endings[rank]}" for rank in first if rank in endings]
@@ -86,8 +86,15 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
     return RankError("died", first, message, "\n".join(words))
 
 
-def _read_endings(folder: Path) -> dict[int, str]:
-    """Read from the launcher's log how each rank's process ended, where it says so."""
+def read_endings(folder: Path) -> dict[int, str]:
+    """Read from the launcher's log how ranks ended that did not end by themselves with status 0.
+
+    Args:
+        folder: the cluster's folder.
+
+    Returns:
+        dict: for each such rank the launcher's words.
+    """
     try:
         text = (folder / LAUNCHER_LOG).read_text(errors="replace")
     except FileNotFoundError:

@@ -72,6 +72,11 @@ def run_script(
     try:
         _wait(launcher, folder, ranks)
         copier.join(timeout=1.0)
+        # The launcher reports success for ranks that a signal ended while they were leaving.
+        endings = errors.read_endings(folder)
+        if endings:
+            lines = "\n".join(f"rank {rank}: {how}" for rank, how in sorted(endings.items()))
+            raise RankError("died", sorted(endings), "ranks ended badly after their work.", lines)
     finally:
         processes.end(name)
         processes.remove_folder(folder)
