@@ -13,6 +13,7 @@ pytestmark = pytest.mark.timeout(600)
 def collectives_on_ranks():
     import os
     import threading
+    from functools import partial
 
     import keras
     import mpi4py.MPI  # noqa: F401 (keeps MPI over hvd.shutdown)
@@ -175,7 +176,38 @@ def collectives_on_ranks():
     spread = hvd.allgather(model.get_weights()[0][None], "kernel")
     expect("broadcast model", spread, np.repeat(spread[:1], ranks, 0))
 
+    # Objects of any size, and several ranks that end before the others.
+    own = {"rank": rank, "rows": list(range(rank))}
+    if hvd.broadcast_object(own, ranks - 1) != {"rank": ranks - 1, "rows": [*range(ranks - 1)]}:
+        wrong["broadcast_object"] = rank
+    if [each["rows"] for each in hvd.allgather_object(own)] != [[*range(r)] for r in range(ranks)]:
+        wrong["allgather_object"] = rank
+    for i in range(rank + 1):  # the last rank has the most to do
+        still = sum(range(i + 1, ranks + 1))
+        expect(f"join {i}", hvd.allreduce(1.0 + rank, f"join {i}", op=hvd.Sum), still)
+    if not 0 <= int(hvd.join()) < ranks:
+        wrong["join"] = rank
+
+    different = np.float32 if rank == ranks - 1 else np.int32
+    clashes = {
+        "allreduce shape": lambda name: hvd.allreduce(np.zeros(3 + (rank == ranks - 1)), name),
+        "allreduce dtype": lambda name: hvd.allreduce(np.zeros(3, different), name),
+        "allgather shape": lambda name: hvd.allgather(np.zeros((3, 1 + (rank == 0))), name),
+        "broadcast root": lambda name: hvd.broadcast(np.zeros(3), int(rank == 0), name),
+        "reducescatter dtype": lambda name: hvd.reducescatter(np.zeros(3, different), name),
+        "alltoall dtype": lambda name: hvd.alltoall(np.zeros(ranks, different), name=name),
+    }
+    for clash, call in clashes.items() if ranks > 1 else ():
+        for given in (None, clash):
+            told = error_of(partial(call, given))
+            if "FailedPreconditionError" not in told or "ismatched" not in told:
+                wrong[f"{clash} {given}"] = told
+    expect("after clashes", hvd.allreduce(1.0, "clashes", op=hvd.Sum), ranks)
+
     errors = {
+        "splits": error_of(lambda: hvd.alltoall(np.zeros(ranks), splits=np.ones(ranks))),
+        "scatter": error_of(lambda: hvd.reducescatter(np.zeros(ranks), op=hvd.Min)),
+        "grouped": error_of(lambda: hvd.grouped_reducescatter([np.zeros(ranks)], op=hvd.Max)),
         "root": error_of(lambda: hvd.broadcast([1.0], ranks)),
         "global": error_of(lambda: hvd.broadcast_global_variables(0)),
         "arrays": error_of(lambda: hvd.broadcast_variables(model.get_weights(), 0)),
@@ -207,6 +239,9 @@ def test_wrong_arguments_are_told_before_ranks_wait(collected):
         assert f"`root_rank` must be one of the ranks {list(range(last + 1))}" in errors["root"]
         assert "model=model" in errors["global"]
         assert "Pass `model.weights`" in errors["arrays"]
+        assert "`splits` must be integers, got 'float64'" in errors["splits"]
+        assert "`op` must be Average or Sum, got 'Min'" in errors["scatter"]
+        assert "`op` must be Average or Sum, got 'Max'" in errors["grouped"]
         assert "hvd.init()" in errors["not initialised"]
         if last:
             told = f"rank 0 has float32 (2,) as number 1, rank {last} has float32 (3,) as number 1"

@@ -12,6 +12,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def fits_on_ranks(files):
+    import itertools
+
     import keras
     import numpy as np
     from horovod_cases import error_of
@@ -45,7 +47,7 @@ def fits_on_ranks(files):
         return float(np.abs(every - every[0]).max())
 
     def fit(model, optimizer, callbacks=(), epochs=2, own=True, **settings):
-        model.compile(optimizer, "mse", **settings)
+        model.compile(optimizer, keras.losses.MeanSquaredError(), **settings)
         data = (x[mine], y[mine]) if own else (x, y)
         batch = rows if own else rows * ranks
         options = {"batch_size": batch, "epochs": epochs, "shuffle": False, "verbose": 0}
@@ -163,14 +165,19 @@ def fits_on_ranks(files):
         "own": Own(0.1, momentum=0.9),
         "scaled": o.LossScaleOptimizer(o.SGD(0.1, momentum=0.9)),
     }
-    for name, optimizer in kinds.items():
+    made = {"Own": lambda **config: hvd.DistributedOptimizer(Own(**config))}
+    ways = {".keras": {"custom_optimizers": [Own]}, ".h5": {"custom_objects": made}}
+    files_written = [*itertools.product(kinds, [".keras"]), ("adam", ".h5"), ("own", ".h5")]
+    for name, suffix in files_written:
         saved = model(3)
+        optimizer = type(kinds[name]).from_config(kinds[name].get_config())
         fit(saved, hvd.DistributedOptimizer(optimizer), [broadcast(0)])
-        path = f"{files}/{name}.keras"
+        name += suffix
+        path = f"{files}/{name}"
         if rank == 0:
             saved.save(path)
         hvd.allreduce(0.0, "saved")
-        again = hvd.load_model(path, custom_optimizers=[Own])
+        again = hvd.load_model(path, **ways[suffix])
         states = [[np.asarray(v) for v in m.optimizer.variables] for m in (saved, again)]
         if len(states[0]) != len(states[1]):
             done["wrong"][f"{name} state"] = [len(state) for state in states]

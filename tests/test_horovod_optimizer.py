@@ -228,6 +228,23 @@ def gradients_on_ranks():
         )
         done[f"counter_{average}"] = int(optimizer._agg_helper.counter)
 
+    # Layers that stay their rank's own, with and without the scale of local gradients.
+    done["local_layers"] = []
+    for scale in (True, False):
+        layers = [keras.layers.Dense(2), keras.layers.Dense(3, use_bias=False)]
+        model = keras.Sequential([keras.Input((4,)), *layers])
+        model.set_weights([np.zeros(w.shape) for w in model.get_weights()])
+        optimizer = hvd.PartialDistributedOptimizer(
+            o.SGD(1.0), local_layers=layers[0], scale_local_gradients=scale
+        )
+        grads = [tf.fill(w.shape, rank + 1.0) for w in model.trainable_weights]
+        optimizer.apply(grads, model.trainable_weights)
+        done["local_layers"].append([w.ravel().tolist() for w in model.get_weights()])
+    done["local_expected"] = [
+        [[-own] * 8, [-own] * 2, [-mean_rank - 1.0] * 6]
+        for own in ((rank + 1.0) / ranks, rank + 1.0)
+    ]
+
     # One rank's gradients overflow: all skip together, inside and outside the loss scale.
     def overflow(optimizer):
         variable = keras.Variable(np.zeros(2), dtype="float32")
@@ -321,6 +338,13 @@ def test_passes_are_added_up_before_they_are_exchanged(gradients):
         assert result["passes_False"], "sums"
         assert result["passes_True"], "means"
         assert result["counter_True"] == result["counter_False"] == 10 % 4
+
+
+def test_local_layers_are_trained_by_their_own_rank_alone(gradients):
+    for result in gradients:
+        for got, expected in zip(result["local_layers"], result["local_expected"], strict=True):
+            for values, wanted in zip(got, expected, strict=True):
+                assert values == pytest.approx(wanted, rel=1e-6)
 
 
 def test_overflow_on_one_rank_makes_all_ranks_skip(gradients):

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dlguide.checks import require
 from dlguide.horovod.grouped import allgather_slices
 from dlguide.horovod.native import Average, Compression, ProcessSet, Sum, global_process_set, native
 from dlguide.horovod.wire import (
@@ -16,6 +17,7 @@ from dlguide.horovod.wire import (
     carried,
     check_adasum,
     check_root,
+    check_scatter,
     run,
 )
 
@@ -157,7 +159,11 @@ def reducescatter(
 
     Returns:
         tf.Tensor: this rank's rows of the result.
+
+    Raises:
+        ValueError: for another `op`.
     """
+    check_scatter(op)
     tensor = as_tensor(value)
     with tf.device(device_dense):
         wire, context = compression.compress(carried(tensor, SCATTERED))
@@ -194,9 +200,14 @@ def alltoall(
 
     Returns:
         tf.Tensor, or with `splits` a pair: the rows received, and how many from each rank.
+
+    Raises:
+        ValueError: when `splits` are not integers.
     """
     rows = as_tensor(tensor)
-    counts = tf.constant([], tf.int32) if splits is None else tf.cast(as_tensor(splits), tf.int32)
+    counts = tf.constant([], tf.int32) if splits is None else as_tensor(splits)
+    require(counts.dtype.is_integer, "splits", "be integers", counts.dtype.name)
+    counts = tf.cast(counts, tf.int32)
     received, sizes = run("horovod_alltoall", [carried(rows, MOVED), counts], name, process_set)
     received = tf.cast(received, rows.dtype)
     return received if splits is None else (received, sizes)

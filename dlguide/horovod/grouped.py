@@ -23,6 +23,7 @@ from dlguide.horovod.wire import (
     as_tensor,
     carried,
     check_adasum,
+    check_scatter,
     run,
 )
 
@@ -184,7 +185,11 @@ def grouped_reducescatter(
 
     Returns:
         list[tf.Tensor]: this rank's rows of each result.
+
+    Raises:
+        ValueError: for another `op`.
     """
+    check_scatter(op)
     values = [as_tensor(tensor) for tensor in tensors]
     results = list(values)
     with tf.device(device_dense):

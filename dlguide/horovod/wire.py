@@ -20,9 +20,12 @@ import tensorflow as tf
 
 from dlguide.checks import require
 from dlguide.horovod.native import (
+    NAMES,
     OPERATORS,
     Adasum,
+    Average,
     ProcessSet,
+    Sum,
     members,
     native,
 )
@@ -141,6 +144,18 @@ def check_adasum(op: int, process_set: ProcessSet) -> None:
         raise NotImplementedError("Adasum works on the global process set only.")
     if native.size() & (native.size() - 1):
         raise NotImplementedError(f"Adasum needs 1, 2, 4, 8, ... ranks, got {native.size()}.")
+
+
+def check_scatter(op: int) -> None:
+    """Refuse reductions whose result Horovod cannot scatter.
+
+    Args:
+        op: the reduction that was asked for.
+
+    Raises:
+        ValueError: for all but Average and Sum.
+    """
+    require(op in (Average, Sum), "op", "be Average or Sum", NAMES.get(op, op))
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> None:
