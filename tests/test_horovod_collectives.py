@@ -217,8 +217,20 @@ def collectives_on_ranks():
     }
     hvd.shutdown()
     errors["not initialised"] = error_of(lambda: hvd.allreduce([1.0]))
-    hvd.init()  # again, in the same processes
+    hvd.init(process_sets="dynamic" if ranks > 1 else None)  # again, in the same processes
     expect("again", hvd.allreduce(1.0, "again", op=hvd.Sum), ranks)
+    if ranks > 1:
+        later = hvd.add_process_set(range(1, ranks))
+        if rank:
+            got = hvd.allreduce(1.0, "later", op=hvd.Sum, process_set=later)
+            expect("added set", got, ranks - 1)
+        if not hvd.remove_process_set(later) or hvd.remove_process_set(hvd.global_process_set):
+            wrong["removed"] = rank
+        errors["removed"] = error_of(lambda: hvd.allreduce(1.0, "l", process_set=later))
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=later)
+        call = partial(optimizer.apply, [tf.constant([1.0])], [keras.Variable([1.0])])
+        errors["optimizer of removed"] = error_of(call)
+        expect("after removal", hvd.allreduce(1.0, "after", op=hvd.Sum), ranks)
     return {"wrong": wrong, "errors": errors}
 
 
@@ -244,6 +256,8 @@ def test_wrong_arguments_are_told_before_ranks_wait(collected):
         assert "`op` must be Average or Sum, got 'Max'" in errors["grouped"]
         assert "hvd.init()" in errors["not initialised"]
         if last:
+            assert "must be known to Horovod" in errors["removed"]
+            assert "must be known to Horovod" in errors["optimizer of removed"]
             told = f"rank 0 has float32 (2,) as number 1, rank {last} has float32 (3,) as number 1"
             assert told in errors["shapes"]
 

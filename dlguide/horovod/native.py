@@ -32,6 +32,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "check_ready",
     "communicates",
     "global_process_set",
     "members",
@@ -68,6 +69,25 @@ def members(process_set: ProcessSet) -> tuple[int, ...]:
     return tuple(process_set.ranks)
 
 
+def check_ready(process_set: ProcessSet) -> None:
+    """Refuse to communicate before Horovod knows the process set, or after it was removed.
+
+    Args:
+        process_set: the ranks that are to take part.
+
+    Raises:
+        RuntimeError: when `hvd.init()` was not called, or the set is unknown: Horovod would take
+            all ranks instead.
+    """
+    if not native.is_initialized():
+        raise RuntimeError("Horovod must be initialised first. Call `hvd.init()`.")
+    if process_set.process_set_id is None:
+        raise RuntimeError(
+            f"The process set of ranks {process_set.ranks} must be known to Horovod. Pass it to "
+            "`hvd.init(process_sets=[...])` or `hvd.add_process_set(...)` on every rank."
+        )
+
+
 def communicates(process_set: ProcessSet) -> bool:
     """Say whether this rank exchanges anything with others in a process set.
 
@@ -80,13 +100,7 @@ def communicates(process_set: ProcessSet) -> bool:
     Raises:
         RuntimeError: when `hvd.init()` was not called, or the set was never added.
     """
-    if not native.is_initialized():
-        raise RuntimeError("Horovod must be initialised first. Call `hvd.init()`.")
-    if process_set.process_set_id is None:
-        raise RuntimeError(
-            f"The process set of ranks {process_set.ranks} must be known to Horovod. Pass it to "
-            "`hvd.init(process_sets=[...])` or `hvd.add_process_set(...)` on every rank."
-        )
+    check_ready(process_set)
     if process_set.process_set_id == 0:
         return native.size() > 1
     return bool(process_set.included()) and process_set.size() > 1

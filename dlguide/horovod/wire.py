@@ -26,6 +26,7 @@ from dlguide.horovod.native import (
     Average,
     ProcessSet,
     Sum,
+    check_ready,
     members,
     native,
 )
@@ -79,10 +80,9 @@ def run(
         what the operator returns.
 
     Raises:
-        RuntimeError: when Horovod is not initialised or this rank is not in the set.
+        RuntimeError: when Horovod is not initialised or does not know the set.
     """
-    if not native.is_initialized():
-        raise RuntimeError("Horovod must be initialised first. Call `hvd.init()`.")
+    check_ready(process_set)
     attributes["process_set_id"] = process_set.process_set_id
     if name is None:
         return getattr(OPERATORS, kind)(*tensors, **attributes)
@@ -169,7 +169,6 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
         RuntimeError: when Horovod is not initialised.
         ValueError: when the rank is not in the set.
     """
-    if not native.is_initialized():
-        raise RuntimeError("Horovod must be initialised first. Call `hvd.init()`.")
+    check_ready(process_set)
     ranks = members(process_set)
     require(root_rank in ranks, "root_rank", f"be one of the ranks {list(ranks)}", root_rank)
