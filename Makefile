@@ -19,7 +19,7 @@ help:           ## list these commands
 setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks
 
 run: setup      ## train the MNIST network on 1 rank and on 2; table and plot under build/
-	$(BIN)/dlguide train --compare
+	$(BIN)/dlguide train --compare --samples 40000
 
 test: setup     ## the whole test suite, notebooks included
 	$(BIN)/python -m pytest

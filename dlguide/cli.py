@@ -57,7 +57,6 @@ def train(
     from dlguide.training import settings
 
     require_count(ranks, "ranks")
-    counts = sorted({1, ranks}) if compare else [ranks]
     work: dict[str, Any] = {
         "net": net, "data": data, "epochs": epochs, "batch": batch, "optimizer": optimizer,
         "learning_rate": learning_rate, "samples": samples, "seed": seed,
@@ -68,11 +67,12 @@ def train(
         checkpoint=None,
     )  # fmt: skip
     asked.check()
-    settings.load_data(data, samples, batch, max(counts))
+    settings.load_data(data, samples, batch, ranks)
     require(not (compare and checkpoint), "checkpoint", "not be given with compare", checkpoint)
     require_writable(output, "output")
     machine = describe()
-    plans = [threads.plan(machine, each, oversubscribe=oversubscribe) for each in counts]
+    plan = threads.plan(machine, ranks, oversubscribe=oversubscribe)
+    plans = comparison.plans(machine, plan) if compare else [plan]
     print(machine.summary())
     runs = []
     for plan in plans:
@@ -84,7 +84,8 @@ def train(
     _print_table(table)
     comparison.write(runs, table, output / "scaling.json")
     if len(runs) > 1:
-        plots.scaling([run for each in runs for run in each], output / "scaling.png")
+        alike = [run for each in runs for run in each if run.threads == plan.threads]
+        plots.scaling(alike, output / "scaling.png")
         print(f"Plot and numbers: {output / 'scaling.png'}, {output / 'scaling.json'}")
 
 
@@ -104,7 +105,7 @@ def _print_table(table: list) -> None:
         )  # fmt: skip
     print()
     Console().print(drawn)
-    print("threads: per rank. efficiency: speed-up / ranks. accuracy: on all test images.")
+    print("threads: per rank. efficiency: speed-up per core. accuracy: on all test images.")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlguide.checks import require
+from dlguide.machine import threads
+from dlguide.machine.threads import ThreadPlan
 
 if TYPE_CHECKING:
+    from dlguide.machine.describe import Machine
     from dlguide.measure import Run
 
 
@@ -20,7 +23,7 @@ class Row:
     """One line of the table of a comparison.
 
     ranks (count), threads (per rank, count), images_per_s (steady state, all ranks),
-    speed_up and efficiency (fraction) against the first row, test_accuracy (fraction, None
+    speed_up and efficiency (per core) against the first row, test_accuracy (fraction, None
     when not evaluated), seconds (of the whole training on the slowest rank).
     """
 
@@ -33,13 +36,32 @@ class Row:
     seconds: float
 
 
+def plans(machine: Machine, plan: ThreadPlan) -> list[ThreadPlan]:
+    """List what a plan for several ranks should be compared with, itself the last.
+
+    One rank with as many threads as each of them has, which is the reference, and one rank with
+    all the threads: the best that a single process can do with the same cores.
+
+    Args:
+        machine: the machine it was made for.
+        plan: a plan for several ranks.
+
+    Returns:
+        list[ThreadPlan]: without repetition.
+    """
+    alone = ThreadPlan(1, plan.threads, plan.cpus[:1], plan.oversubscribed)
+    whole = threads.plan(machine, ranks=1)
+    return list(dict.fromkeys([alone, whole, plan]))
+
+
 def rows(runs: Iterable[Sequence[Run]]) -> list[Row]:
     """Reduce runs to one row each; of the ranks of a run the slowest one counts.
 
-        speed_up(p) = images_per_s(p) / images_per_s(p0),  efficiency(p) = speed_up(p) p0 / p
+        speed_up = images_per_s / images_per_s of the first run
+        efficiency = speed_up / (cores / cores of the first run),  cores = ranks * threads
 
-    with p0 the ranks of the first run. Leaves out how many cores each run had: one rank with two
-    threads and two ranks with one thread each use the same two.
+    so that two ranks with one thread each and one rank with two threads, which use the same two
+    cores, are measured by the same rule.
 
     Args:
         runs: for each training the Runs of all its ranks, the reference first.
@@ -64,7 +86,7 @@ def rows(runs: Iterable[Sequence[Run]]) -> list[Row]:
                 threads=run.threads,
                 images_per_s=run.images_per_s,
                 speed_up=speed_up,
-                efficiency=speed_up * base.ranks / run.ranks,
+                efficiency=speed_up * base.ranks * base.threads / (run.ranks * run.threads),
                 test_accuracy=run.test_accuracy[-1] if run.test_accuracy else None,
                 seconds=max(one.total_s for one in each),
             )
