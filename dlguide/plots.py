@@ -88,7 +88,12 @@ def scaling(
     right.bar([str(count) for count in ranks], efficiency, color=BLUE, width=0.5)
     for index, percent in enumerate(efficiency):
         right.annotate(
-            f"{percent:.0f} %", (index, percent), (0, 5), textcoords="offset points", ha="center"
+            f"{percent:.0f} %",
+            (index, percent),
+            (0, 5),
+            textcoords="offset points",
+            ha="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over the dashed line
         )
     right.set(xlabel="ranks", ylabel="parallel efficiency (%)", title="Efficiency")
     right.set_ylim(0, 1.15 * max(100, *efficiency))

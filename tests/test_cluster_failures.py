@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import cloudpickle
@@ -24,6 +25,10 @@ def cluster(request):
     assert not [each for each in processes.living() if each.cluster == cluster.name]
 
 
+WORDS = {
+    failures.raises: r"rank 1 raised ValueError: bad batch[\s\S]*in raises",
+    failures.makes_fewer_horovod_steps: r"rank 1 has not joined `\S*gradients\S*`",
+}
 # Loading TensorFlow on three ranks of two cores takes long, and shows no more than on two.
 CASES = [
     pytest.param(ranks, fail, id=f"{fail.__name__}-{ranks}")
@@ -49,20 +54,14 @@ def test_a_failure_ends_the_call_and_names_the_rank(cluster, fail):
     if ranks is not None:
         assert caught.value.ranks == ranks
         assert "rank 1" in str(caught.value)
+    if fail in WORDS:
+        assert re.search(WORDS[fail], str(caught.value))
     assert seconds < LIMIT_S.get(kind, 10.0)
     if cluster.client is None:
         assert not [each for each in processes.living() if each.cluster == before]
     started = time.monotonic()
     assert cluster.run(failures.is_well) == [sum(range(1, cluster.ranks + 1))] * cluster.ranks
     assert time.monotonic() - started < AGAIN_S
-
-
-@pytest.mark.parametrize("cluster", [2], indirect=True)
-def test_the_error_carries_traceback_or_tensor(cluster):
-    with pytest.raises(RankError, match=r"rank 1 raised ValueError: bad batch[\s\S]*in raises"):
-        cluster.run(failures.raises)
-    with pytest.raises(RankError, match=r"rank 1 has not joined `\S*gradients\S*`"):
-        cluster.run(failures.makes_fewer_horovod_steps)
 
 
 def slow_rank():

@@ -168,6 +168,8 @@ def fits_on_ranks(files):
     made = {"Own": lambda **config: hvd.DistributedOptimizer(Own(**config))}
     ways = {".keras": {"custom_optimizers": [Own]}, ".h5": {"custom_objects": made}}
     files_written = [*itertools.product(kinds, [".keras"]), ("adam", ".h5"), ("own", ".h5")]
+    if ranks > 2:
+        del files_written[1:]  # what differs between the kinds does not depend on the ranks
     for name, suffix in files_written:
         saved = model(3)
         optimizer = type(kinds[name]).from_config(kinds[name].get_config())
@@ -282,16 +284,19 @@ def test_saved_models_open_without_horovod(fitted):
         "class Own(keras.optimizers.SGD): pass\n"
         "Registered = keras.saving.register_keras_serializable('tests')(\n"
         "    type('Registered', (keras.optimizers.SGD,), {}))\n"
-        "for name in ('adam', 'schedule', 'registered', 'own', 'scaled', 'best'):\n"
+        "for name in sys.argv[2:]:\n"
         "    custom = {'Own': Own} if name == 'own' else None\n"
         "    model = keras.models.load_model(f'{sys.argv[1]}/{name}.keras', custom)\n"
         "    print('KIND', name, type(model.optimizer).__module__,\n"
         "          int(model.optimizer.iterations))\n"
         "assert not any(m.startswith(('horovod', 'dlguide')) for m in sys.modules)\n"
     )
-    command = [sys.executable, "-c", code, str(folder)]
+    names = ["adam", "schedule", "registered", "own", "scaled", "best"]
+    names = [name for name in names if (folder / f"{name}.keras").exists()]
+    assert {"adam", "best"} <= set(names)
+    command = [sys.executable, "-c", code, str(folder), *names]
     opened = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert opened.returncode == 0, opened.stderr[-3000:]
     kinds = [line.split() for line in opened.stdout.splitlines() if line.startswith("KIND")]
     assert kinds[0] == ["KIND", "adam", "keras.src.optimizers.adam", "10"]
-    assert len(kinds) == 6
+    assert [kind[1] for kind in kinds] == names

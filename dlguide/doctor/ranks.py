@@ -116,7 +116,8 @@ def two_ranks(limit_s: float, launcher: Path | None = None) -> list[Finding]:
         "CUDA_VISIBLE_DEVICES": "",
     }
     done = commands.run([path, "-n", "2", sys.executable, "-c", TWO_RANKS], limit_s, env)
-    records = [json.loads(line) for line in _marked(done.output)]
+    # Another rank's error may follow on the same line.
+    records = [json.JSONDecoder().raw_decode(line)[0] for line in _marked(done.output)]
     told = {record["part"]: record for record in records}
     how = _how(done, limit_s)
     return [

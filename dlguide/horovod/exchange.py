@@ -76,7 +76,7 @@ class Exchange:
         self.check_every = check_every
         self.local: set = set()
         self.sums = Sums() if passes.count > 1 else None
-        self.watch = Watch(check_every, reduction.process_set)
+        self.watch = Watch(check_every, reduction.process_set, passes.count)
         self.agreed = False
 
     def fresh(self) -> Exchange:

@@ -122,10 +122,11 @@ def check_weights(
 class Watch:
     """The check inside a distributed optimizer: before the second update, then every so many."""
 
-    def __init__(self, every: int, process_set: ProcessSet) -> None:
-        self.every = every
+    def __init__(self, every: int, process_set: ProcessSet, passes: int = 1) -> None:
+        self.every = every * passes
+        self.passes = passes  # calls that make one update
         self.process_set = process_set
-        self.updates: tf.Variable | None = None
+        self.calls: tf.Variable | None = None
 
     def before_update(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Compare the ranks' weights when it is time, and return the gradients.
@@ -146,13 +147,13 @@ class Watch:
         """
         if not self.every or not variables:
             return grads
-        if self.updates is None:
+        if self.calls is None:
             with tf.init_scope():
-                self.updates = tf.Variable(0, dtype=tf.int64, trainable=False)
-        done = self.updates.read_value()
-        due = (done == 1) | ((done > 0) & (done % self.every == 0))
+                self.calls = tf.Variable(0, dtype=tf.int64, trainable=False)
+        done = self.calls.read_value()
+        due = (done == self.passes) | ((done > 0) & (done % self.every == 0))
         passed = tf.cond(due, lambda: self._look(done, variables), lambda: tf.constant(True))
-        self.updates.assign_add(1)
+        self.calls.assign_add(1)
         if tf.executing_eagerly():
             return grads
         with tf.control_dependencies([passed]):
@@ -166,8 +167,8 @@ class Watch:
     def _look(self, done: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
         gathered = _gather_fingerprints(variables, self.process_set)
 
-        def complaint(rows: tf.Tensor, updates: tf.Tensor) -> str:
-            cause = NO_BROADCAST if int(updates) == 1 else CHANGED_ASIDE
+        def complaint(rows: tf.Tensor, calls: tf.Tensor) -> str:
+            cause = NO_BROADCAST if int(calls) == self.passes else CHANGED_ASIDE
             return explain(rows.numpy(), variables, cause, self.process_set)
 
         if tf.executing_eagerly():
