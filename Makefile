@@ -33,7 +33,7 @@ notebooks: setup  ## execute all notebooks and say how long each took
 lint: setup     ## ruff, stripped notebooks, house style
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
-	find notebooks -name '*.ipynb' -exec $(BIN)/python -m nbstripout --verify {} +
+	find notebooks -name '*.ipynb' -exec $(BIN)/python -m nbstripout --verify --keep-id {} +
 	$(BIN)/python -m pytest -q tests/test_house_style.py
 
 clean:          ## remove what runs and tests left, keep .venv
