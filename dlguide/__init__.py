@@ -11,6 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ROOMS = (
+    "bench",
     "checks",
     "cluster",
     "data",
@@ -24,6 +25,7 @@ _ROOMS = (
     "plots",
     "published",
     "training",
+    "tuning",
 )
 
 

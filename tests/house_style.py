@@ -23,12 +23,15 @@ FLOORS = {
     3.0: ("horovod", "collectives", "data", "machine", "scaling", "plots"),
     3.5: ("diagrams",),
     4.0: ("build_horovod", "cluster", "parallel", "training"),
-    5.0: ("doctor", "install_horovod", "notebooks", "usecases"),
+    5.0: ("bench", "doctor", "install_horovod", "notebooks", "tuning", "usecases"),
     6.0: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
-HEAVY = {"tensorflow", "keras", "horovod", "mpi4py", "daal4py", "ipyparallel", "matplotlib"}
+HEAVY = {
+    *("tensorflow", "keras", "horovod", "mpi4py", "daal4py", "ipyparallel", "matplotlib"),
+    *("onnx", "onnxruntime"),
+}
 # Rooms that may load them at once, because they are themselves only reached from inside functions.
 LAZY_ROOMS = {
     "horovod": "Horovod's interface for Keras is nothing without both",
@@ -36,7 +39,10 @@ LAZY_ROOMS = {
 # Modules whose business is to speak to the person at the terminal.
 SPEAKERS = {
     "dlguide.build_horovod",
-    "dlguide.cli",
+    "dlguide.cli.bench",
+    "dlguide.cli.course",
+    "dlguide.cli.training",
+    "dlguide.cli.tuning",
     "dlguide.cluster.show",
     "dlguide.exercises",
     "dlguide.horovod.schedules",

@@ -1,4 +1,7 @@
-"""The command line says what is wrong in one line, before any rank starts."""
+"""The command line says what is wrong in one line, before any rank starts.
+
+Tests dlguide.cli.course and dlguide.cli.training.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ranks from one line: results, output, cores, listeners, and nothing left behind."""
+"""Ranks from one line: results, output, cores, listeners, and nothing left behind.
+
+Tests dlguide.cluster.launch and dlguide.cluster.environment.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 
 from dlguide.checks import MissingComponentError
 from dlguide.cluster import Cluster, processes
-from dlguide.cluster.launch import find_mpiexec
+from dlguide.cluster.environment import find_mpiexec
 from dlguide.machine import describe, threads
 
 pytestmark = pytest.mark.timeout(120)

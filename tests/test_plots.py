@@ -1,4 +1,7 @@
-"""The plots draw what was measured: their lines are held against the formulas."""
+"""The plots draw what was measured: their lines are held against the formulas.
+
+Tests dlguide.plots.figures and dlguide.plots.training.
+"""
 
 import base64
 import subprocess

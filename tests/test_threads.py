@@ -1,4 +1,7 @@
-"""Plans share cores fairly, and what is applied is restored."""
+"""Plans share cores fairly, and what is applied is restored.
+
+Tests dlguide.machine.threads.planning and dlguide.machine.threads.applying.
+"""
 
 import dataclasses
 import json

@@ -23,8 +23,8 @@ from typing import Any
 
 from dlguide.checks import require
 from dlguide.cluster import errors, processes, watch
+from dlguide.cluster.environment import find_mpiexec, rank_environment
 from dlguide.cluster.errors import RankError
-from dlguide.cluster.launch import find_mpiexec, rank_environment
 from dlguide.cluster.rank import BEAT_S, guarded, log_path, start_monitor
 from dlguide.cluster.supervise import LOOK_S, Outcomes, supervise
 from dlguide.machine import describe, threads

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlguide import commands
 from dlguide.checks import MissingComponentError
-from dlguide.cluster.launch import find_mpiexec
+from dlguide.cluster.environment import find_mpiexec
 from dlguide.doctor.finding import Finding
 
 MARK = "DOCTOR "

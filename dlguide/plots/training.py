@@ -1,35 +1,30 @@
-"""Pictures of what was measured: scaling, training, busy cores over time.
-
-Every function returns a matplotlib Figure made without pyplot: nothing global is touched, no
-window opens, a notebook shows the Figure that a cell ends with, and `path` writes it to a file.
-"""
+"""Pictures of trainings: scaling, loss and accuracy, busy cores over time."""
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlguide.checks import require
 from dlguide.measure import Run, Utilisation
+from dlguide.plots.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    figure,
+    legend_above,
+    legend_below,
+    written,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with every kind of colour vision, and in grey by markers.
-BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#767676",
-)
 _PHASE_COLOURS = {"setup": GREY, "train": BLUE, "evaluate": ORANGE, "checkpoint": PURPLE}
 
 
@@ -100,7 +95,7 @@ def scaling(
     right.set_xlim(-0.75, len(ranks) - 0.25)
     left.set_xlim(0, ranks[-1] * 1.15)
     left.set_xticks(ranks)
-    return _written(drawn, path)
+    return written(drawn, path)
 
 
 def training(runs: Run | Sequence[Run], path: str | os.PathLike | None = None) -> Figure:
@@ -141,8 +136,8 @@ def training(runs: Run | Sequence[Run], path: str | os.PathLike | None = None) -
     seconds.set(xlabel="time (s)", title="Where the seconds went")
     seconds.set_yticks(range(len(runs)), names)
     seconds.set_ylim(len(runs) - 0.4, -0.6)
-    _legend_below(seconds)
-    return _written(drawn, path)
+    legend_below(seconds)
+    return written(drawn, path)
 
 
 def utilisation(
@@ -176,7 +171,7 @@ def utilisation(
         lines.set_yticks(range(len(runs)), [f"rank {run.rank}" for run in runs])
         lines.set_ylim(len(runs) - 0.4, -0.6)
         lines.set_title("What the ranks did, and how busy each core was", loc="left", fontsize=10)
-        _legend_above(lines)
+        legend_above(lines)
     edges = [0.0, *record.time_s]
     for place, (cpu, axes) in enumerate(zip(record.cpus, panels, strict=True)):
         axes.stairs([row[place] for row in record.busy], edges, fill=True, color=SKY)
@@ -191,7 +186,7 @@ def utilisation(
     for axes in drawn.axes:
         axes.set_xlim(0, record.time_s[-1])
         axes.label_outer()
-    return _written(drawn, path)
+    return written(drawn, path)
 
 
 def _phases(axes: Axes, line: int, run: Run, offset_s: float) -> None:
@@ -208,71 +203,3 @@ def _bar_of_seconds(axes: Axes, line: int, run: Run) -> None:
             colour = _PHASE_COLOURS[name]
             axes.barh(line, seconds, left=left, height=0.6, color=colour, label=name)
         left += seconds
-
-
-def _legend(axes: Axes, **place: Any) -> None:
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(
-        handles.values(), handles.keys(), frameon=False, ncols=4, columnspacing=1.0, **place
-    )
-
-
-def _legend_below(axes: Axes) -> None:
-    _legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=8)
-
-
-def _legend_above(axes: Axes) -> None:
-    _legend(axes, loc="lower right", bbox_to_anchor=(1.0, 0.97), fontsize=8)
-
-
-def figure(
-    rows: int = 1, columns: int = 1, width: float = 0.0, height: float = 3.4, alt: str = ""
-) -> tuple[Figure, Sequence[Axes]]:
-    """Make an empty figure in the house's style that a notebook shows when a cell ends with it.
-
-    Args:
-        rows: panels below each other (count).
-        columns: panels side by side (count).
-        width: of the whole figure (inches); 0 for 4.2 a column.
-        height: of one row (inches).
-        alt: what the picture shows, in words, for those who cannot see it; "" reads titles and
-            labels aloud.
-
-    Returns:
-        tuple: the Figure and its panels, row by row.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width or 4.2 * columns, height * rows), layout="constrained")
-    # Only pyplot teaches notebooks to show a Figure, and its PNG has no words for the blind.
-    figure._repr_html_ = partial(_html, figure, alt)
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-    return figure, panels
-
-
-def _html(figure: Figure, alt: str) -> str:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    words = html.escape(alt or _words(figure), quote=True)
-    width = round(100 * figure.get_figwidth())
-    data = base64.b64encode(picture.getvalue()).decode()
-    return f'<img alt="{words}" width="{width}" src="data:image/png;base64,{data}"/>'
-
-
-def _words(figure: Figure) -> str:
-    parts = [
-        (axes.get_title() or axes.get_title("left"), axes.get_ylabel(), axes.get_xlabel())
-        for axes in figure.axes
-    ]
-    said = [f"{title}: {y} against {x}" if y and x else title or y or x for title, y, x in parts]
-    return "Plot. " + "; ".join(each.strip(": ") for each in said if each)
-
-
-def _written(figure: Figure, path: str | os.PathLike | None) -> Figure:
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure

@@ -1,0 +1,103 @@
+"""`dlguide train` and `dlguide run`: work on MPI ranks of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dlguide.checks import require, require_count
+from dlguide.cli.app import OversubscribeOption, RanksOption, app
+
+
+@app.command()
+def train(
+    ranks: RanksOption = 2,
+    compare: Annotated[bool, typer.Option(help="Train on 1 rank too; table and plot.")] = False,
+    net: Annotated[str, typer.Option(help="A net of dlguide.nets.")] = "mnist_cnn",
+    data: Annotated[str, typer.Option(help="A data set of dlguide.data.")] = "mnist",
+    epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 1,
+    batch: Annotated[int, typer.Option(help="Images per rank and step.")] = 100,
+    optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
+    learning_rate: Annotated[float | None, typer.Option(help="For one rank.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Train on the first so many only.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, order and dropout.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu",
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder to save to and go on from.")] = (
+        None
+    ),
+    output: Annotated[Path, typer.Option(help="Folder for table and plot.")] = Path("build"),
+    oversubscribe: OversubscribeOption = False,
+) -> None:
+    """Train a net with Horovod on MPI ranks of this machine."""
+    from dlguide import plots, training
+    from dlguide.cluster import Cluster
+    from dlguide.folders import require_writable
+    from dlguide.machine import describe, threads
+    from dlguide.training import compare as comparison
+    from dlguide.training import settings
+
+    require_count(ranks, "ranks")
+    work: dict[str, Any] = {
+        "net": net, "data": data, "epochs": epochs, "batch": batch, "optimizer": optimizer,
+        "learning_rate": learning_rate, "samples": samples, "seed": seed,
+        "device": device,
+    }  # fmt: skip
+    asked = settings.Settings(
+        **work, rate_scaling=None, dropout=None, dtype="float32", shuffle=True, evaluate=True,
+        checkpoint=None,
+    )  # fmt: skip
+    asked.check()
+    settings.load_data(data, samples, batch, ranks)
+    require(not (compare and checkpoint), "checkpoint", "not be given with compare", checkpoint)
+    require_writable(output, "output")
+    machine = describe()
+    plan = threads.plan(machine, ranks, oversubscribe=oversubscribe)
+    plans = comparison.plans(machine, plan) if compare else [plan]
+    print(machine.summary())
+    runs = []
+    for plan in plans:
+        print(f"\n{net} on {data}, {plan.ranks} rank{'s'[: plan.ranks != 1]}"
+              f" x {plan.threads} thread{'s'[: plan.threads != 1]}", flush=True)  # fmt: skip
+        with Cluster(plan) as cluster:
+            runs.append(cluster.run(training.fit, **work, checkpoint=checkpoint))
+    table = comparison.rows(runs)
+    _print_table(table)
+    comparison.write(runs, table, output / "scaling.json")
+    if len(runs) > 1:
+        alike = [run for each in runs for run in each if run.threads == plan.threads]
+        plots.scaling(alike, output / "scaling.png")
+        print(f"Plot and numbers: {output / 'scaling.png'}, {output / 'scaling.json'}")
+
+
+def _print_table(table: list) -> None:
+    """Print the rows of a comparison."""
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(title="Scaling", title_justify="left")
+    for name in ("ranks", "threads", "images/s", "speed-up", "efficiency", "accuracy", "seconds"):
+        drawn.add_column(name, justify="right")
+    for row in table:
+        accuracy = "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.2f} %"
+        drawn.add_row(
+            str(row.ranks), str(row.threads), f"{row.images_per_s:.0f}", f"{row.speed_up:.2f}",
+            f"{100 * row.efficiency:.0f} %", accuracy, f"{row.seconds:.1f}",
+        )  # fmt: skip
+    print()
+    Console().print(drawn)
+    print("threads: per rank. efficiency: speed-up per core. accuracy: on all test images.")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="A Python script; its arguments follow it.")],
+    ranks: RanksOption = 2,
+    oversubscribe: OversubscribeOption = False,
+) -> None:
+    """Run a script on MPI ranks; the exit status is 0 only when every rank ended well."""
+    from dlguide.cluster.script import run_script
+
+    run_script(script, context.args, ranks, oversubscribe)
