@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -71,7 +72,10 @@ def test_a_plan_decides_cores_and_threads():
     with Cluster(plan) as cluster:
         assert cluster.run(lambda: os.environ["TF_NUM_INTRAOP_THREADS"]) == [str(plan.threads)]
         assert f"{cluster.engines[0]['pid']}" in repr(cluster)
+        (kept,) = cluster.run(lambda: tempfile.mkstemp()[1])
+        assert os.path.exists(kept)
     assert "stopped" in repr(cluster)
+    assert not os.path.exists(kept), "temporary files of ranks end with the cluster"
 
 
 def test_listeners_are_on_loopback_only_and_connections_are_encrypted():

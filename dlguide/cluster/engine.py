@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any
     log = os.open(ranks_side.log_path(Path(folder), rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    # A rank may be killed at any moment: what it keeps in temporary files (TensorFlow, one for each
+    # function it traces) goes with the cluster's folder.
+    tempfile.tempdir = folder
     threads.apply(threads.ThreadPlan.from_dict(plan), rank)
     # The first sum of Python objects makes mpi4py duplicate the communicator while it holds the
     # interpreter: a rank that waited for ever in that one call could not even say so.

@@ -33,7 +33,8 @@ class Cluster:
 
     The ranks are ipyparallel engines under one `mpiexec`, with the cores shared among them by a
     thread plan. They listen on loopback only, and all messages are encrypted. Nothing outlives
-    this object or the process that made it, not even after a SIGKILL.
+    this object or the process that made it, not even after a SIGKILL; the ranks' temporary files
+    end with it too.
 
     Args:
         plan: a thread plan, or None to plan `ranks` on this machine.
