@@ -1,0 +1,5 @@
+"""Which division of this machine's cores trains a net fastest: measured on real ranks."""
+
+from dlguide.tuning.work import Work
+
+__all__ = ["Work"]
