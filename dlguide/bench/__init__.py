@@ -1,0 +1,1 @@
+"""Benchmarks with equal work on both sides, each step's time kept."""

@@ -1,0 +1,279 @@
+"""What oneDNN says that it did: its verbose log as records and as a table.
+
+oneDNN does the convolutions, products and poolings of TensorFlow on CPUs. With the environment
+variable ONEDNN_VERBOSE=profile_exec, set before TensorFlow starts, it prints one line for each
+operation ("primitive") it executes: which kernel, in which memory layouts, with which operations
+fused behind it, how long. A program may print lines such as `== warm-up` in between; what follows
+belongs to the part of that name.
+
+Source:
+    oneDNN developer guide, section "Verbose Mode" (versions 2 and 3).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dlguide import commands
+from dlguide.checks import require, require_known
+from dlguide.machine import layouts
+
+# dnnl in 2020, onednn since; MKL-DNN's lines of 2019 had other fields
+_PREFIXES = ("onednn_verbose", "dnnl_verbose")
+_PART = re.compile(r"^== (.+?)\s*$")
+_STAMP = re.compile(r"\d+\.\d+")
+# both ways to write a tensor: "src_f32::blocked:acdb:f0" and "src:f32:a:blocked:acdb::f0"
+_TENSOR = re.compile(
+    r"^(?P<role>[a-z][a-z_0-9]*?)[_:](?P<dtype>(?:bf|f|s|u|e)\d\w*|undef|boolean)"
+    r":[a-z]*:(?P<kind>\w*):(?P<tag>[A-Za-z0-9]*)"
+)
+_FIELDS = 9  # engine, primitive, implementation, propagation, tensors, attributes, two, time
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a primitive.
+
+    Args:
+        role: "src", "wei", "bia", "dst", or "diff_..." in a backward pass.
+        dtype: such as "f32".
+        tag: order of its dimensions in memory, as oneDNN writes it: "acdb", "aBcd16b".
+    """
+
+    role: str
+    dtype: str
+    tag: str
+
+    @property
+    def layout(self) -> str:
+        """The tag with the names of the dimensions, "NHWC"; the tag itself where not known."""
+        return layouts.name(self.tag, weights="wei" in self.role)
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One executed operation.
+
+    Args:
+        kind: such as "convolution", "reorder", "matmul".
+        implementation: the kernel, such as "brg_conv_fwd:avx512_core"; may be empty.
+        propagation: "forward_training", "backward_data", ...; "undef" where it has none.
+        tensors: what it reads and writes.
+        post_ops: operations fused behind it, such as "eltwise_relu".
+        problem: sizes, in oneDNN's words.
+        seconds: how long it took (s).
+        part: the part of the program that it belongs to; empty before the first.
+    """
+
+    kind: str
+    implementation: str
+    propagation: str
+    tensors: tuple[Tensor, ...]
+    post_ops: tuple[str, ...]
+    problem: str
+    seconds: float
+    part: str = ""
+
+    @property
+    def layouts(self) -> str:
+        """Layouts of what it reads and writes, biases and work spaces left out."""
+        shown = [each for each in self.tensors if each.role.split("_")[-1] in ("src", "wei", "dst")]
+        return " ".join(f"{each.role}:{each.layout}" for each in shown)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A whole log.
+
+    Args:
+        version: oneDNN's version, empty when the log does not say.
+        isa: the instructions it may use, in its words; empty when the log does not say.
+        threads: its threads (count); 0 when the log does not say.
+        primitives: what was executed, in this order.
+        damaged: lines of the log that could not be read, such as cut ones.
+    """
+
+    version: str
+    isa: str
+    threads: int
+    primitives: tuple[Primitive, ...]
+    damaged: tuple[str, ...]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that executed something, in their order."""
+        return tuple(dict.fromkeys(each.part for each in self.primitives))
+
+    @property
+    def seconds(self) -> float:
+        """The time of all primitives together (s)."""
+        return sum(each.seconds for each in self.primitives)
+
+    def part(self, name: str) -> Log:
+        """Keep what one part of the program executed.
+
+        Args:
+            name: one of `parts`.
+
+        Returns:
+            Log: the same log with these primitives only.
+
+        Raises:
+            ValueError: when no primitive belongs to such a part.
+        """
+        require_known(name, self.parts, "name")
+        kept = tuple(each for each in self.primitives if each.part == name)
+        return Log(self.version, self.isa, self.threads, kept, self.damaged)
+
+    def count(self, kind: str) -> int:
+        """Count the primitives of one kind.
+
+        Args:
+            kind: such as "reorder".
+
+        Returns:
+            int: how many there are (count).
+        """
+        return sum(each.kind == kind for each in self.primitives)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Primitives that are alike: one row of the table.
+
+    Args:
+        kind: as in Primitive.
+        implementation: as in Primitive.
+        layouts: as in Primitive.
+        post_ops: as in Primitive, joined by "+".
+        count: how many there were (count).
+        seconds: all of them together (s).
+        share: of the time of all rows, 0 to 1.
+    """
+
+    kind: str
+    implementation: str
+    layouts: str
+    post_ops: str
+    count: int
+    seconds: float
+    share: float
+
+
+def parse(text: str) -> Log:
+    """Read a verbose log; lines of other programs in between are passed over.
+
+    A line that begins as the log's but is cut or has no time is not guessed at: it goes to
+    `damaged`. Creation lines and oneDNN's graph interface are left out: their time is not that
+    of a primitive.
+
+    Args:
+        text: what the program printed.
+
+    Returns:
+        Log: records of what was executed.
+    """
+    found: list[Primitive] = []
+    damaged: list[str] = []
+    said: dict[str, str] = {}
+    part = ""
+    for line in text.splitlines():
+        if mark := _PART.match(line):
+            part = mark[1]
+        words = line.rstrip().split(",")
+        if words[0] not in _PREFIXES:
+            continue
+        words = [word for at, word in enumerate(words) if at not in (1, 2, 3) or not _skipped(word)]
+        if "info" in words[1:3]:
+            said |= _info(line)
+        elif words[1:2] == ["exec"]:
+            primitive = _primitive(words[2:], part)
+            if primitive is None:
+                damaged.append(line)
+            else:
+                found.append(primitive)
+        elif not {"graph", "create", "create:cache_hit", "create:cache_miss"} & set(words[1:2]):
+            known = words[1:2] and words[1].startswith(("create", "error", "warn", "ukernel"))
+            damaged += [] if known else [line]
+    threads = int(said.get("threads", 0))
+    return Log(said.get("version", ""), said.get("isa", ""), threads, tuple(found), tuple(damaged))
+
+
+def table(primitives: Iterable[Primitive]) -> list[Row]:
+    """Add up primitives that are alike: same kind, kernel, layouts and fused operations.
+
+    Args:
+        primitives: for example `log.primitives`.
+
+    Returns:
+        list: rows, the most time first.
+    """
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for each in primitives:
+        key = (each.kind, each.implementation, each.layouts, "+".join(each.post_ops))
+        groups.setdefault(key, []).append(each.seconds)
+    total = sum(sum(seconds) for seconds in groups.values())
+    rows = [
+        Row(*key, len(seconds), sum(seconds), sum(seconds) / total if total else 0.0)
+        for key, seconds in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row.seconds)
+
+
+def listen(program: str, timeout_s: float = 120.0, env: Mapping[str, str] | None = None) -> Log:
+    """Run a Python program in a process of its own with oneDNN's verbose log switched on.
+
+    A process of its own, because oneDNN reads the variable once, when it is first used.
+
+    Args:
+        program: the source text.
+        timeout_s: when it is killed (s).
+        env: variables to set beside ours, such as TF_ENABLE_ONEDNN_OPTS.
+
+    Returns:
+        Log: what oneDNN did; without primitives where it was not used.
+
+    Raises:
+        RuntimeError: when the program fails or does not end in time; with its last lines.
+    """
+    require(isinstance(program, str) and bool(program.strip()), "program", "be a text", program)
+    wanted = {**os.environ, "ONEDNN_VERBOSE": "profile_exec", **(env or {})}
+    done = commands.run([sys.executable, "-u", "-c", program], timeout_s, env=wanted)
+    if not done.ok:
+        how = "did not end in time" if done.status is None else f"ended with {done.status}"
+        raise RuntimeError(f"The program {how}. Its last lines:\n{done.tail()}")
+    return parse(done.output)
+
+
+def _skipped(word: str) -> bool:
+    """Tell the optional words between prefix and operation: format, time stamp, component."""
+    return word in ("v0", "v1", "v2", "primitive") or bool(_STAMP.fullmatch(word))
+
+
+def _info(line: str) -> dict[str, str]:
+    patterns = {"version": r"oneDNN v([\w.]+)", "isa": r"\bcpu,isa:(.+)$", "threads": r"nthr:(\d+)"}
+    hits = {name: re.search(pattern, line) for name, pattern in patterns.items()}
+    return {name: hit[1].strip() for name, hit in hits.items() if hit}
+
+
+def _primitive(words: list[str], part: str) -> Primitive | None:
+    """Read the words after `exec`; None when the line is damaged."""
+    if len(words) != _FIELDS:
+        return None
+    _, kind, implementation, propagation, tensors, attributes, _, problem, time = words
+    read = [_TENSOR.match(word) for word in tensors.split()]
+    try:
+        seconds = float(time) / 1e3
+    except ValueError:
+        return None
+    if not kind or not all(read) or not 0 <= seconds < float("inf"):
+        return None
+    found = tuple(Tensor(hit["role"], hit["dtype"], hit["tag"]) for hit in read if hit)
+    fused = re.search(r"post[-_]ops:'?([^\s']+)", attributes)
+    listed = re.split(r"[+;]", fused[1]) if fused else []
+    operations = tuple(word.split(":")[0] for word in listed if word)
+    return Primitive(kind, implementation, propagation, found, operations, problem, seconds, part)

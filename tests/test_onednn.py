@@ -1,0 +1,188 @@
+"""oneDNN's log is read as its documentation says, damaged lines are told, layouts have names."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dlguide.machine import onednn
+
+# Typed after oneDNN's developer guide: fields of version 3 with and without its new prefix,
+# of version 2, a time stamp, other lines in between.
+CONV = (
+    "onednn_verbose,v1,primitive,exec,cpu,convolution,brg_conv_fwd:avx512_core,forward_training,"
+    "src:f32::blocked:acdb::f0 wei:f32:a:blocked:Acdb32a::f0 bia:f32:a:blocked:a::f0 "
+    "dst:f32::blocked:acdb::f0,attr-scratchpad:user attr-post-ops:eltwise_relu,"
+    "alg:convolution_direct,mb8_ic32oc32_ih56oh56kh3sh1dh0ph1_iw56ow56kw3sw1dw0pw1,2.5"
+)
+REORDER = (
+    "onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,"
+    "src:f32::blocked:cdba::f0 dst:f32::blocked:Acdb32a::f0,,,32x32x3x3,0.5"
+)
+GEMM = (
+    "onednn_verbose,v1,primitive,exec,cpu,gemm_api,,undef,"
+    "src_f32::blocked:ab:f0 wei_f32::blocked:ba:f0 dst_f32::blocked:ab:f0,,,8x64:64x8,0.25"
+)
+VERSION_2 = (
+    "dnnl_verbose,exec,cpu,convolution,jit:avx2,forward_inference,"
+    "src_f32::blocked:aBcd8b:f0 wei_f32::blocked:ABcd8b8a:f0 bia_f32::blocked:a:f0 "
+    "dst_f32::blocked:aBcd8b:f0,post_ops:'eltwise_relu;sum;',alg:convolution_direct,"
+    "mb2_ic16oc16_ih7oh7kh5sh1dh0ph2_iw7ow7kw5sw1dw0pw2,0.0200195"
+)
+STAMPED = GEMM.replace("v1,", "v1,1693533460193.346924,")
+BACKWARD = (
+    "onednn_verbose,primitive,exec,cpu,convolution,brgconv:avx512_core,backward_weights,"
+    "src_f32::blocked:acdb:f0 diff_wei_f32::blocked:ABcd16b16a:f0 diff_bia_undef::undef::f0 "
+    "diff_dst_f32::blocked:acdb:f0,,alg:convolution_direct,mb8_ic32oc32,1"
+)
+HEAD = """onednn_verbose,v1,info,oneDNN v3.7.3 (commit N/A)
+onednn_verbose,v1,info,cpu,runtime:threadpool,nthr:2
+onednn_verbose,v1,info,cpu,isa:Intel AVX-512 with Intel DL Boost
+onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,prop_kind
+onednn_verbose,v1,graph,info,template:operation,engine,partition_id"""
+
+
+def test_log_tells_version_instructions_and_threads():
+    log = onednn.parse(HEAD)
+    assert (log.version, log.isa, log.threads) == ("3.7.3", "Intel AVX-512 with Intel DL Boost", 2)
+    assert (log.primitives, log.damaged) == ((), ())
+
+
+def test_every_field_of_a_convolution_is_read():
+    (conv,) = onednn.parse(CONV).primitives
+    assert conv.kind == "convolution"
+    assert conv.implementation == "brg_conv_fwd:avx512_core"
+    assert conv.propagation == "forward_training"
+    assert [each.role for each in conv.tensors] == ["src", "wei", "bia", "dst"]
+    assert [each.tag for each in conv.tensors] == ["acdb", "Acdb32a", "a", "acdb"]
+    assert {each.dtype for each in conv.tensors} == {"f32"}
+    assert conv.post_ops == ("eltwise_relu",)
+    assert conv.problem.startswith("mb8_ic32oc32_")
+    assert conv.seconds == pytest.approx(2.5e-3)
+    assert conv.layouts == "src:NHWC wei:Ohwi32o dst:NHWC"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "seconds"),
+    [
+        (REORDER, "reorder", 0.5e-3),
+        (GEMM, "gemm_api", 0.25e-3),
+        (STAMPED, "gemm_api", 0.25e-3),
+        (VERSION_2, "convolution", 0.0200195e-3),
+        (BACKWARD, "convolution", 1e-3),
+    ],
+    ids=["reorder", "gemm", "time stamp", "version 2", "backward"],
+)
+def test_formats_of_several_versions_are_read(line, kind, seconds):
+    log = onednn.parse(line)
+    assert log.damaged == ()
+    assert [(each.kind, each.seconds) for each in log.primitives] == [
+        (kind, pytest.approx(seconds))
+    ]
+
+
+def test_fused_operations_and_blocked_layouts_of_version_2_are_read():
+    (conv,) = onednn.parse(VERSION_2).primitives
+    assert conv.post_ops == ("eltwise_relu", "sum")
+    assert conv.layouts == "src:nChw8c wei:OIhw8i8o dst:nChw8c"
+
+
+def test_roles_of_a_backward_pass_are_read():
+    (conv,) = onednn.parse(BACKWARD).primitives
+    assert [each.role for each in conv.tensors] == ["src", "diff_wei", "diff_bia", "diff_dst"]
+    assert conv.layouts == "src:NHWC diff_wei:OIhw16i16o diff_dst:NHWC"
+
+
+DAMAGED = {
+    "cut before the time": CONV.rpartition(",")[0],
+    "cut in the tensors": CONV[:150],
+    "cut after exec": "onednn_verbose,v1,primitive,exec",
+    "no number": CONV.rpartition(",")[0] + ",fast",
+    "negative time": CONV.rpartition(",")[0] + ",-1",
+    "not a time": CONV.rpartition(",")[0] + ",nan",
+    "two lines in one": CONV[:100] + CONV,
+    "tensor without a type": CONV.replace("src:f32::", "src::"),
+    "unknown operation": CONV.replace(",exec,", ",exex,"),
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_line_is_told_and_the_others_are_read(line):
+    log = onednn.parse("\n".join([REORDER, line, GEMM]))
+    assert log.damaged == (line,)
+    assert [each.kind for each in log.primitives] == ["reorder", "gemm_api"]
+
+
+def test_other_lines_and_creation_are_passed_over():
+    created = CONV.replace(",exec,", ",create:cache_miss,")
+    text = f"Epoch 1/2\n{created}\n{CONV}\nloss 0.3, accuracy 0.9\n"
+    log = onednn.parse(text)
+    assert len(log.primitives) == 1
+    assert log.damaged == ()
+
+
+def test_parts_of_a_program_are_kept_apart():
+    log = onednn.parse("\n".join([REORDER, "== fused", CONV, CONV, "== not fused ", GEMM]))
+    assert log.parts == ("", "fused", "not fused")
+    assert log.part("fused").count("convolution") == 2
+    assert log.part("fused").seconds == pytest.approx(5e-3)
+    assert log.part("not fused").count("convolution") == 0
+    with pytest.raises(ValueError, match="`name` must be one of , fused, not fused, got 'fusd'"):
+        log.part("fusd")
+
+
+def test_table_adds_up_what_is_alike_and_its_shares_are_one():
+    plain = CONV.replace(" attr-post-ops:eltwise_relu", "")
+    log = onednn.parse("\n".join([CONV, REORDER, CONV, plain, GEMM]))
+    rows = onednn.table(log.primitives)
+    assert [(row.kind, row.post_ops, row.count) for row in rows] == [
+        ("convolution", "eltwise_relu", 2),
+        ("convolution", "", 1),
+        ("reorder", "", 1),
+        ("gemm_api", "", 1),
+    ]
+    assert rows[0].seconds == pytest.approx(5e-3)
+    assert math.isclose(sum(row.share for row in rows), 1)
+    assert sum(row.seconds for row in rows) == pytest.approx(log.seconds)
+    assert onednn.table(()) == []
+
+
+PROGRAM = """
+import numpy as np, tensorflow as tf
+x = tf.constant(np.ones((2, 8, 8, 16), "float32"))
+w = tf.constant(np.ones((3, 3, 16, 16), "float32"))
+print("== one convolution")
+print(float(tf.reduce_sum(tf.nn.conv2d(x, w, 1, "VALID"))))
+"""
+
+
+def test_real_convolution_is_found_in_the_log_of_this_tensorflow():
+    from tensorflow.python.util import _pywrap_util_port
+
+    if not _pywrap_util_port.IsMklEnabled():
+        pytest.skip("this TensorFlow has no oneDNN")
+    log = onednn.listen(PROGRAM, 120)
+    assert log.damaged == ()
+    assert int(log.version.split(".")[0]) >= 3
+    (conv,) = [p for p in log.part("one convolution").primitives if p.kind == "convolution"]
+    assert "mb2_ic16oc16_ih8oh6" in conv.problem
+    assert conv.tensors[0].layout == "NHWC"
+
+
+def test_program_that_fails_is_told_with_its_last_lines():
+    with pytest.raises(RuntimeError, match=r"ended with 1[\s\S]*ZeroDivisionError"):
+        onednn.listen("1 / 0", 60)
+    with pytest.raises(RuntimeError, match="did not end in time"):
+        onednn.listen("import time; time.sleep(60)", 0.5)
+    with pytest.raises(ValueError, match="`program` must be a text"):
+        onednn.listen(" ")
+
+
+def test_listening_changes_nothing_in_this_process(monkeypatch):
+    monkeypatch.delenv("ONEDNN_VERBOSE", raising=False)
+    import os
+
+    log = onednn.listen("import os; print('onednn_verbose,' + os.environ['ONEDNN_VERBOSE'])", 60)
+    assert log.damaged == ("onednn_verbose,profile_exec",)
+    assert "ONEDNN_VERBOSE" not in os.environ
+    assert np.isclose(log.seconds, 0)
