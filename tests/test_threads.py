@@ -130,6 +130,73 @@ def test_communication_cores_are_taken_from_the_computing_threads_of_each_rank()
     assert plan.cpus == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
+@given(nodes, st.integers(1, 2), st.data())
+def test_communication_cores_get_no_computing_thread_and_stay_in_their_block(sizes, siblings, data):
+    fake = machine(*sizes, threads=siblings)
+    ranks = data.draw(st.integers(1, sum(sizes)))
+    kept = data.draw(st.integers(0, sum(sizes) // ranks - 1))
+    plan = threads.plan(fake, ranks, comm_cores=kept)
+    core = {one.cpu: one.core for one in fake.cores}
+    assert plan.cpus == threads.plan(fake, ranks).cpus
+    assert len(plan.comm_cpus) == (ranks if kept else 0)
+    for cpus, comm in zip(plan.cpus, plan.comm_cpus, strict=False):
+        assert set(comm) <= set(cpus)
+        assert len({core[cpu] for cpu in comm}) == kept
+        # the core's hardware threads come with it, and enough cores are left to compute on
+        assert not {core[cpu] for cpu in comm} & {core[cpu] for cpu in set(cpus) - set(comm)}
+        assert len({core[cpu] for cpu in set(cpus) - set(comm)}) >= plan.threads
+
+
+def test_a_node_of_two_times_24_cores_is_shared_as_the_2019_recipes_did():
+    # two workers a node, two cores of each kept for communication: 22 computing threads each
+    fake = machine(24, 24)
+    plan = threads.plan(fake, ranks=2, comm_cores=2)
+    assert plan.threads == 22
+    assert plan.cpus == (tuple(range(24)), tuple(range(24, 48)))
+    assert plan.comm_cpus == ((22, 23), (46, 47))
+    assert "rank  logical CPUs\n   0  0-23, of these 22-23 for communication" in str(plan)
+
+
+@given(nodes, st.integers(1, 2), st.data())
+def test_threads_of_ones_own_choice_never_exceed_a_ranks_logical_cpus(sizes, siblings, data):
+    fake = machine(*sizes, threads=siblings)
+    ranks = data.draw(st.integers(1, sum(sizes)))
+    most = sum(sizes) // ranks * siblings
+    wanted = data.draw(st.integers(1, most))
+    plan = threads.plan(fake, ranks, threads=wanted)
+    assert (plan.threads, plan.oversubscribed) == (wanted, False)
+    with pytest.raises(ValueError, match=rf"`threads` must be at most the {most} logical CPU"):
+        threads.plan(fake, ranks, threads=most + 1)
+    assert threads.plan(fake, ranks, threads=most + 1, oversubscribe=True).oversubscribed
+
+
+@given(nodes, st.integers(1, 2), st.data())
+def test_ranks_that_are_not_bound_may_run_everywhere(sizes, siblings, data):
+    fake = machine(*sizes, threads=siblings, quota=data.draw(st.sampled_from([None, 2])))
+    ranks = data.draw(st.integers(1, fake.usable_cores))
+    bound, free = (threads.plan(fake, ranks, bound=each) for each in (True, False))
+    assert free.cpus == (tuple(range(fake.logical_cores)),) * ranks
+    assert (free.bound, free.threads) == (False, bound.threads)
+    assert not free.oversubscribed
+
+
+def test_inter_op_threads_are_those_of_the_plan():
+    plan = threads.plan(machine(4), ranks=2, inter_op=3)
+    assert plan.environment(0)["TF_NUM_INTEROP_THREADS"] == "3"
+    assert plan.environment(0)["TF_NUM_INTRAOP_THREADS"] == "2"
+    assert "2 ranks x 2 threads, inter-op 3" in str(plan)
+
+
+def test_settings_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="`inter_op` must be a whole number of at least 1, got 0"):
+        threads.plan(machine(2), inter_op=0)
+    with pytest.raises(ValueError, match="`threads` must be a whole number of at least 1"):
+        threads.plan(machine(2), threads=1.5)
+    text = r"`bound` must be True with comm_cores=1, as only bound ranks keep off a core, got False"
+    with pytest.raises(ValueError, match=text):
+        threads.plan(machine(4), comm_cores=1, bound=False)
+
+
 def test_a_rank_without_a_computing_core_is_refused():
     with pytest.raises(
         ValueError, match=r"`comm_cores` must be below the 2 cores of a rank, got 2"
@@ -165,6 +232,13 @@ def test_a_plan_survives_json():
     plan = threads.plan(machine(3, 2, threads=2), ranks=2)
     assert ThreadPlan.from_dict(json.loads(json.dumps(dataclasses.asdict(plan)))) == plan
     assert hash(plan) == hash(dataclasses.replace(plan))
+
+
+def test_a_plan_of_all_settings_survives_json_and_an_old_record_can_be_read():
+    plan = threads.plan(machine(4, 4), ranks=2, comm_cores=1, inter_op=1)
+    assert ThreadPlan.from_dict(json.loads(json.dumps(dataclasses.asdict(plan)))) == plan
+    old = {"ranks": 1, "threads": 2, "cpus": [[0, 1]], "oversubscribed": False}
+    assert ThreadPlan.from_dict(old) == threads.plan(machine(2))
 
 
 def test_a_plan_is_drawn_as_a_map_from_ranks_to_cpus():

@@ -19,21 +19,30 @@ class ThreadPlan:
     Args:
         ranks: number of ranks (count).
         threads: computing threads per rank, the same on all: the slowest one sets the pace.
+            They are what TensorFlow calls intra-op: they divide one operation.
         cpus: for each rank the logical CPUs it may run on.
-        oversubscribed: True when ranks share cores because there are more ranks than cores.
+        oversubscribed: True when computing threads must take turns on a core: there are more
+            ranks than cores, or more threads than logical CPUs.
+        inter_op: threads per rank that run operations side by side; None for two, or one where
+            there is one computing thread.
+        bound: False when every rank may run on all logical CPUs and the system moves it about.
+        comm_cpus: for each rank those of its `cpus` that are kept for communication; () for none.
     """
 
     ranks: int
     threads: int
     cpus: tuple[tuple[int, ...], ...]
     oversubscribed: bool
+    inter_op: int | None = None
+    bound: bool = True
+    comm_cpus: tuple[tuple[int, ...], ...] = ()
 
     def environment(self, rank: int) -> dict[str, str]:
         """Give the environment variables that make a rank compute with its threads.
 
-        Intra-op threads divide one operation. Of the inter-op threads, which run operations side
-        by side, two are enough for a net without parallel branches: one computes while the other
-        reads the next batch. With one thread there is one of each.
+        Of the inter-op threads two are enough for a net without parallel branches: one computes
+        while the other reads the next batch. So the plan's own choice is two, and one where
+        there is one computing thread.
 
         Args:
             rank: rank of the plan, 0 to ranks - 1.
@@ -48,7 +57,7 @@ class ThreadPlan:
         _require_rank(self, rank)
         return {
             "TF_NUM_INTRAOP_THREADS": str(self.threads),
-            "TF_NUM_INTEROP_THREADS": str(min(self.threads, 2)),
+            "TF_NUM_INTEROP_THREADS": str(self.inter_op or min(self.threads, 2)),
             "OMP_NUM_THREADS": str(self.threads),
         }
 
@@ -57,18 +66,23 @@ class ThreadPlan:
         """Build the plan again from `dataclasses.asdict`, also after a way through JSON.
 
         Args:
-            plain: the dictionary.
+            plain: the dictionary; one from before inter_op, bound and comm_cpus will do.
 
         Returns:
             ThreadPlan: equal to the one it came from.
         """
-        return cls(**{**plain, "cpus": tuple(tuple(cpus) for cpus in plain["cpus"])})
+        lists = {name: plain.get(name, ()) for name in ("cpus", "comm_cpus")}
+        return cls(**plain | {name: tuple(map(tuple, each)) for name, each in lists.items()})
 
     def __str__(self) -> str:
-        shared = ", ranks share cores" if self.oversubscribed else ""
         head = f"{self.ranks} rank{'s'[: self.ranks != 1]} x {self.threads} "
+        head += f"thread{'s'[: self.threads != 1]}"
+        head += f", inter-op {self.inter_op}" if self.inter_op else ""
+        head += "" if self.bound else ", not bound"
+        head += ", ranks share cores" if self.oversubscribed else ""
         rows = [f"{rank:4}  {spans(cpus)}" for rank, cpus in enumerate(self.cpus)]
-        head += f"thread{'s'[: self.threads != 1]}{shared}"
+        for rank, kept in enumerate(self.comm_cpus):
+            rows[rank] += f", of these {spans(kept)} for communication" if kept else ""
         return "\n".join([head, "rank  logical CPUs", *rows])
 
 
@@ -77,6 +91,9 @@ def plan(
     ranks: int = 1,
     comm_cores: int = 0,
     oversubscribe: bool = False,
+    threads: int | None = None,
+    inter_op: int | None = None,
+    bound: bool = True,
 ) -> ThreadPlan:
     """Divide the cores this process may use among ranks.
 
@@ -84,21 +101,26 @@ def plan(
     core's hardware threads all go to its rank. Cores are dealt in contiguous blocks that differ
     by at most one core, and no block crosses NUMA nodes when such a division exists. Every rank
     computes with the threads of the smallest block. A quota below the number of cores leaves the
-    rest out.
+    rest out. The last cores of each block are those for communication.
 
     Args:
         machine: what to divide; None describes this one.
         ranks: number of ranks (count).
         comm_cores: cores of each rank's block that get no computing thread, for the thread that
             communicates (count).
-        oversubscribe: allow more ranks than cores: cores are then dealt in turn, one thread each.
+        oversubscribe: allow more ranks than cores (cores are then dealt in turn, one thread
+            each) and more threads than a rank has logical CPUs.
+        threads: computing threads per rank; None for one per core of the smallest block.
+        inter_op: threads per rank that run operations side by side; None leaves it to the plan.
+        bound: False lets every rank run on all logical CPUs of the machine.
 
     Returns:
         ThreadPlan: the plan, for `applied`, `Cluster` and records.
 
     Raises:
-        ValueError: when there are more ranks than cores and `oversubscribe` is False, or
-            comm_cores leaves a rank without a computing core.
+        ValueError: when there are more ranks than cores or more threads than a rank's logical
+            CPUs and `oversubscribe` is False, comm_cores leaves a rank without a computing core,
+            or ranks that are not bound shall keep cores for communication.
     """
     machine = describe() if machine is None else machine
     require_count(ranks, "ranks")
@@ -119,14 +141,40 @@ def plan(
         comm_cores,
         "Use fewer ranks." if ranks > 1 else "",
     )
+    require(
+        bound or not comm_cores,
+        "bound",
+        f"be True with comm_cores={comm_cores}, as only bound ranks keep off a core",
+        bound,
+    )
     nodes = _dealt_cores(machine.cores, usable)
     if ranks > usable:
         cores = [core for node in nodes for core in node]
         blocks = [[cores[rank % usable]] for rank in range(ranks)]
     else:
         blocks = _blocks(nodes, ranks)
-    cpus = tuple(tuple(sorted(cpu for core in block for cpu in core)) for block in blocks)
-    return ThreadPlan(ranks, least - comm_cores, cpus, ranks > usable)
+    kept = tuple(_cpus(block[len(block) - comm_cores :]) for block in blocks)
+    cpus = tuple(_cpus(block) for block in blocks)
+    most = min(len(each) - len(comm) for each, comm in zip(cpus, kept, strict=True))
+    threads = least - comm_cores if threads is None else require_count(threads, "threads")
+    require(
+        threads <= most or oversubscribe,
+        "threads",
+        f"be at most the {most} logical CPU{'s'[: most != 1]} of a rank that compute",
+        threads,
+        "Use fewer threads or ranks, or `oversubscribe=True`.",
+    )
+    if inter_op is not None:
+        require_count(inter_op, "inter_op")
+    if not bound:
+        cpus = (tuple(core.cpu for core in machine.cores),) * ranks
+    taking_turns = ranks > usable or threads > most
+    kept = kept if comm_cores else ()
+    return ThreadPlan(ranks, threads, cpus, taking_turns, inter_op, bool(bound), kept)
+
+
+def _cpus(block: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sorted(cpu for core in block for cpu in core))
 
 
 def _require_rank(plan: ThreadPlan, rank: int) -> None:
