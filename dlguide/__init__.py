@@ -14,6 +14,7 @@ _ROOMS = (
     "bench",
     "checks",
     "cluster",
+    "collectives",
     "data",
     "diagrams",
     "doctor",

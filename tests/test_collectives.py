@@ -1,0 +1,272 @@
+"""Every collective equals NumPy on the stacked arrays of all ranks, for any size and dtype.
+
+Tests dlguide.collectives.algorithms, dlguide.collectives.pieces, dlguide.collectives.buffers,
+dlguide.collectives.groups and dlguide.collectives.choosing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from on_ranks import on_ranks
+
+from dlguide.collectives import USUAL, Table, buffers, choosing
+
+RANKS = [1, 2, 3, 4, 5]
+
+
+def every_algorithm_against_numpy():
+    import ml_dtypes
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+    from dlguide.collectives import algorithms, buffers, groups
+
+    comm, wrong = MPI.COMM_WORLD, []
+    p, rank = comm.size, comm.rank
+    random = np.random.default_rng(p)  # the same on all ranks, so that each knows all arrays
+    sizes = [0, 1, p - 1, p, p + 1, 7, 64, *random.integers(1, 5000, 4)]
+    dtypes = ["f4", "f8", "i4", "i8", "u1", "c8", "f2", ml_dtypes.bfloat16, "?"]
+    ways = {name: (lambda a, n=name: collectives.allreduce(a, comm, algorithm=n))
+            for name in (*collectives.ALGORITHMS, "auto")}  # fmt: skip
+    for nodes in (1, 2, 3):
+        ways[f"nodes of {nodes}"] = lambda a, n=nodes: algorithms.allreduce_hierarchical(
+            a, comm, ranks_per_node=n
+        )
+    for nbytes in (1, 24, 4096):
+        ways[f"segments of {nbytes}"] = lambda a, n=nbytes: algorithms.allreduce_ring_segmented(
+            a, comm, segment_bytes=n
+        )
+    # five ranks on few cores wait most of the time; what they add is another odd number
+    for size in sizes if p < 5 else sizes[:7]:
+        for dtype in dtypes if p < 5 else dtypes[:1]:
+            # small whole numbers: sums are exact in every dtype, so the order does not matter
+            all_arrays = random.integers(0, 4, (p, size)).astype(dtype)
+            total = all_arrays[0].copy()
+            for other in all_arrays[1:]:
+                total = np.add(total, other)
+            for name, way in ways.items():
+                mine = all_arrays[rank].copy()
+                if way(mine) is not mine or not np.array_equal(mine, total):
+                    wrong.append([name, int(size), str(np.dtype(dtype))])
+    # floats: near NumPy's sum in float64, and bit by bit alike on all ranks
+    for size in (5, 4097):
+        floats = random.normal(size=(p, size)).astype("f4")
+        for name, way in ways.items():
+            mine = floats[rank].copy()
+            way(mine)
+            near = np.allclose(mine, floats.sum(0, dtype="f8"), rtol=1e-5, atol=1e-5)
+            if not near or len(set(comm.allgather(mine.tobytes()))) != 1:
+                wrong.append([name, "floats", size])
+        for op, ufunc in (("prod", np.prod), ("min", np.min), ("max", np.max)):
+            for name in (*collectives.ALGORITHMS, "library"):
+                mine = floats[rank].reshape(-1, 1).copy()
+                collectives.allreduce(mine, comm, op, name)
+                if not np.allclose(mine[:, 0], ufunc(floats, axis=0), rtol=1e-5):
+                    wrong.append([name, op, size])
+    # a communicator of some of the ranks
+    part = comm.Split(rank % 2, -rank)
+    mine = np.full(9, rank)
+    collectives.allreduce(mine, part, algorithm="ring")
+    if set(mine) != {sum(r for r in range(p) if r % 2 == rank % 2)}:
+        wrong.append("communicator of some ranks")
+    node, leaders = groups.levels(comm, 2)
+    if groups.levels(comm, 2) != (node, leaders) or node.size != min(2, p - rank // 2 * 2):
+        wrong.append("levels")
+    assert buffers.hash_of("a") == 3904355907  # CRC-32 of "a" by its definition
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_allreduce_equals_numpy_for_every_size_and_dtype(tmp_path, ranks):
+    assert on_ranks(ranks, every_algorithm_against_numpy, tmp_path) == [[]] * ranks
+
+
+def every_piece_against_numpy():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+    from dlguide.collectives import buffers, pieces
+
+    comm, wrong = MPI.COMM_WORLD, []
+    p, rank = comm.size, comm.rank
+    random = np.random.default_rng(7)
+    for size in (0, 1, p - 1, p, 3 * p + 1, 2000):
+        arrays = random.integers(0, 99, (p, size)).astype("f8")
+        for root in range(p):
+            for name in ("tree", "chain", "scatter_allgather"):
+                mine = arrays[rank].copy()
+                collectives.broadcast(mine, comm, root, name)
+                wrong += [] if np.array_equal(mine, arrays[root]) else [[name, size, root]]
+            mine = arrays[rank].copy()
+            pieces.broadcast_chain(mine, comm, root, segment_bytes=24)
+            wrong += [] if np.array_equal(mine, arrays[root]) else [["chain of 24", size, root]]
+            mine = arrays[rank].copy()
+            pieces.reduce_tree(mine, comm, root)
+            right = rank != root or np.array_equal(mine, arrays.sum(0))
+            wrong += [] if right else [["reduce", size, root]]
+        for segment in (None, 16):
+            mine = arrays[rank].copy()
+            part = pieces.reduce_scatter_ring(mine, comm, "sum", segment)
+            right = np.array_equal(part, buffers.parts(arrays.sum(0), p)[rank])
+            wrong += [] if right and np.shares_memory(part, mine) == bool(part.size) else [
+                ["reduce-scatter", size, segment]]  # fmt: skip
+        mine = np.full(size, -1.0)
+        buffers.parts(mine, p)[rank][:] = buffers.parts(arrays[0], p)[rank]
+        pieces.allgather_ring(mine, comm)
+        wrong += [] if np.array_equal(mine, arrays[0]) else [["allgather", size]]
+    table = random.integers(0, 99, (p, p, 3))
+    mine = table[rank].copy()
+    pieces.alltoall(mine, comm)
+    wrong += [] if np.array_equal(mine, table[:, rank]) else ["alltoall"]
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_piece_equals_numpy(tmp_path, ranks):
+    assert on_ranks(ranks, every_piece_against_numpy, tmp_path) == [[]] * ranks
+
+
+def bytes_sent_by_each_algorithm():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+
+    class Counting(MPI.Intracomm):
+        """Counts the bytes that go out through it."""
+
+        sent = 0
+
+        def Send(self, buffer, *rest):
+            self.sent += buffer[1]
+            return super().Send(buffer, *rest)
+
+        def Isend(self, buffer, *rest):
+            self.sent += buffer[1]
+            return super().Isend(buffer, *rest)
+
+        def Sendrecv(self, buffer, *rest):
+            self.sent += buffer[1]
+            return super().Sendrecv(buffer, *rest)
+
+    comm, found = MPI.COMM_WORLD, {}
+    for name in ("ring", "ring_segmented", "halving_doubling", "recursive_doubling", "tree"):
+        counting = Counting(comm)
+        collectives.ALGORITHMS[name](np.zeros(960, "f4"), counting)
+        found[name] = counting.sent
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_bytes_sent_are_those_of_the_formulas(tmp_path, ranks):
+    sent = on_ranks(ranks, bytes_sent_by_each_algorithm, tmp_path)
+    n, p = 4 * 960, ranks
+    for name in ("ring", "ring_segmented"):
+        assert [each[name] for each in sent] == [2 * (p - 1) * n // p] * p
+    if p in (1, 2, 4):
+        assert [each["halving_doubling"] for each in sent] == [2 * (p - 1) * n // p] * p
+        assert [each["recursive_doubling"] for each in sent] == [n * (p.bit_length() - 1)] * p
+    assert sum(each["tree"] for each in sent) == 2 * (p - 1) * n
+
+
+def what_ranks_that_differ_are_told(case):
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+
+    comm = MPI.COMM_WORLD
+    last = comm.rank == comm.size - 1
+    array, options = np.zeros(4, "f4"), {}
+    if last and case == "size":
+        array = np.zeros(5, "f4")
+    if last and case == "shape":
+        array = np.zeros((2, 2), "f4")
+    if last and case == "dtype":
+        array = np.zeros(4, "i4")
+    if last and case == "kind":
+        array = [0.0]
+    if case == "stride":
+        array = np.zeros((4, 4), "f4")[:, 1]
+    if last and case == "algorithm":
+        options = {"algorithm": "ring"}
+    try:
+        if case == "root":
+            collectives.broadcast(array, comm, root=comm.size)
+        elif case == "roots":
+            collectives.broadcast(array, comm, root=0 if last else 1)
+        else:
+            collectives.allreduce(array, comm, **options)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("size", "ranks 0, 1: shape (4,) of float32"),
+        ("shape", "rank 2: shape (2, 2) of float32"),
+        ("dtype", "rank 2: shape (4,) of int32"),
+        ("kind", "rank 2: a list"),
+        ("stride", "ranks 0, 1, 2: a non-contiguous array of shape (4,)"),
+        ("algorithm", "algorithm='ring'"),
+        ("root", "`root` must be a rank, 0 to 2, got 3"),
+        ("roots", "rank 2: shape (4,) of float32, root=0"),
+    ],
+)
+def test_ranks_that_differ_are_all_told_the_same(tmp_path, case, words):
+    told = on_ranks(3, what_ranks_that_differ_are_told, tmp_path, timeout_s=20, case=case)
+    assert len(set(told)) == 1
+    assert words in told[0]
+
+
+@given(size=st.integers(0, 200), ranks=st.integers(1, 40))
+def test_parts_cover_the_array_and_differ_by_one_at_most(size, ranks):
+    array = np.arange(size)
+    cut = buffers.parts(array, ranks)
+    assert np.array_equal(np.concatenate(cut), array)
+    lengths = [part.size for part in cut]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_table_takes_the_fastest_and_the_library_where_little_is_won():
+    measured = {
+        100: {"library": 1.0, "ring": 3.0, "tree": 2.0},
+        10_000: {"library": 1.04, "ring": 1.0, "tree": 2.0},
+        1_000_000: {"library": 2.0, "ring": 1.0, "tree": 2.0},
+    }
+    table = Table.from_measured(2, measured)
+    assert table.steps == ((0, "library"), (100_000, "ring"))
+    assert [table.choose(nbytes) for nbytes in (0, 99_999, 100_000, 10**9)] == [
+        *("library", "library", "ring", "ring")
+    ]
+    assert Table.from_dict({"ranks": 2, "steps": [[0, "library"], [100_000, "ring"]]}) == table
+    with pytest.raises(ValueError, match="`seconds` must hold at least one size"):
+        Table.from_measured(2, {})
+    for steps in ([[0, "rong"]], [[5, "ring"]], [[0, "ring"], [9, "tree"], [3, "ring"]], []):
+        with pytest.raises(ValueError, match="`steps` must be sizes from 0 up and names"):
+            Table.from_dict({"ranks": 2, "steps": steps})
+    assert USUAL.choose(8) == "library"
+
+
+def measured_on_ranks():
+    from mpi4py import MPI
+
+    from dlguide.collectives import Table, choosing
+
+    samples = choosing.measure(MPI.COMM_WORLD, [8, 4096], repeats=3, least_s=1e-4)
+    table = Table.from_measured(MPI.COMM_WORLD.size, choosing.medians(samples))
+    return [[len(each) for each in times.values()] for times in samples.values()], table.steps
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_measuring_gives_every_rank_the_same_table(tmp_path, ranks):
+    found = on_ranks(ranks, measured_on_ranks, tmp_path)
+    assert all(each == found[0] for each in found)
+    assert found[0][0] == [[3] * len(choosing.NAMES)] * 2
