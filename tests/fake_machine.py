@@ -21,10 +21,12 @@ def tree(
     siblings: bool = True,
     model: str = "Some Processor",
     flags: str = "sse4_2 avx avx2 fma",
+    nodes: int = 1,
 ) -> tuple[Path, Path]:
     """Write a machine's files, numbered as Linux does: first all cores, then their siblings.
 
-    Core numbers have a gap and repeat on each socket, as on real Xeons.
+    Core numbers have a gap and repeat on each socket, as on real Xeons. Each socket has so many
+    NUMA `nodes`, which share its cores evenly.
     """
     sys_root, proc_root = root / "sys", root / "proc"
     total = sockets * cores
@@ -50,13 +52,13 @@ def tree(
             f"physical id\t: {socket}\ncore id\t\t: {core_id}\n"
         )
     write(sys_root / "devices/system/cpu/online", f"0-{total * threads - 1}")
-    for socket in range(sockets):
-        low = socket * cores
+    each = cores // nodes
+    for node in range(sockets * nodes):
+        low = node * each
         spans = [
-            f"{low + thread * total}-{low + cores - 1 + thread * total}"
-            for thread in range(threads)
+            f"{low + thread * total}-{low + each - 1 + thread * total}" for thread in range(threads)
         ]
-        write(sys_root / f"devices/system/node/node{socket}/cpulist", ",".join(spans))
+        write(sys_root / f"devices/system/node/node{node}/cpulist", ",".join(spans))
     write(proc_root / "cpuinfo", "\n".join(info))
     write(proc_root / "meminfo", "MemTotal:       16777216 kB\nMemFree: 1 kB")
     write(proc_root / "self/cgroup", "0::/")

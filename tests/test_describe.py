@@ -1,15 +1,21 @@
-"""What `machine.describe` finds on trees of files and on the machine the tests run on."""
+"""What `machine.describe` finds on trees of files and on the machine the tests run on.
+
+Tests dlguide.machine.describe, dlguide.machine.topology, dlguide.machine.record and
+dlguide.machine.extensions.
+"""
 
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 from fake_machine import tree, write
 
 from dlguide import machine
+from dlguide.machine import extensions, topology
 from dlguide.machine.describe import Machine
 
 
@@ -74,9 +80,94 @@ def test_the_kernel_s_siblings_go_before_core_numbers(tmp_path):
     assert (found.physical_cores, found.logical_cores) == (4, 8)
 
 
-def test_a_laptop_is_one_node(tmp_path):
-    found = describe(tree(tmp_path, cores=4, threads=2), range(8))
-    assert (found.sockets, found.numa_nodes, found.physical_cores) == (1, 1, 4)
+def test_describe_counts_an_epyc_with_four_numa_nodes_on_one_socket(tmp_path):
+    flags = "sse4_2 avx f16c fma avx2 avx512f avx512bw avx512vl avx512_bf16 avx512_vnni"
+    model = "AMD EPYC 9654 96-Core Processor"
+    roots = tree(tmp_path, cores=96, threads=2, nodes=4, model=model, flags=flags)
+    found = describe(roots, range(192))
+    assert (found.processor, found.sockets, found.numa_nodes) == (model, 1, 4)
+    assert (found.physical_cores, found.logical_cores) == (96, 192)
+    assert {core.numa for core in found.cores if core.core < 24} == {0}
+    for core in found.cores:
+        assert core.numa == core.cpu % 96 // 24
+    assert found.has("vnni")
+    assert found.has("bf16")
+    assert not found.has("amx")
+    # a job that got the second quarter of it
+    part = describe(roots, [*range(24, 48), *range(120, 144)])
+    assert (part.numa_nodes, part.physical_cores, part.logical_cores) == (1, 24, 48)
+
+
+def test_describe_counts_a_hybrid_laptop(tmp_path):
+    # 6 P cores with two threads each, then 8 E cores with one: pairs are neighbours here
+    sys_root, proc_root = tmp_path / "sys", tmp_path / "proc"
+    pairs = [(cpu, cpu + 1) for cpu in range(0, 12, 2)] + [(cpu,) for cpu in range(12, 20)]
+    info = []
+    for number, pair in enumerate(pairs):
+        for cpu in pair:
+            folder = sys_root / f"devices/system/cpu/cpu{cpu}/topology"
+            write(folder / "physical_package_id", 0)
+            write(folder / "core_id", 4 * number if number < 6 else 24 + number)
+            write(folder / "core_cpus_list", f"{pair[0]}-{pair[-1]}" if pair[1:] else pair[0])
+            info.append(
+                f"processor\t: {cpu}\nmodel name\t: Some Core\nflags\t: avx2 fma avx_vnni\n"
+            )
+    write(sys_root / "devices/system/cpu/online", "0-19")
+    write(proc_root / "cpuinfo", "\n".join(info))
+    found = describe((sys_root, proc_root), range(20))
+    assert (found.sockets, found.numa_nodes) == (1, 1)
+    assert (found.physical_cores, found.logical_cores, found.usable_cores) == (14, 20, 14)
+    assert [core.core for core in found.cores[:4]] == [0, 0, 1, 1]
+    assert found.has("vnni")
+    assert not found.has("avx512")
+
+
+@pytest.mark.parametrize(
+    ("maker", "part", "name"),
+    [
+        ("0x41", "0xd4f", "Arm Neoverse V2"),
+        ("0x41", "0xfff", "Arm processor, maker 0x41, part 0xfff"),
+    ],
+)
+def test_describe_reads_an_arm_server(tmp_path, maker, part, name):
+    sys_root, proc_root = tree(tmp_path, sockets=2, cores=72)
+    block = (
+        "processor\t: {}\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd asimdhp asimddp sve "
+        "sve2 i8mm bf16 svebf16\nCPU implementer\t: {}\nCPU architecture: 8\nCPU part\t: {}\n"
+    )
+    write(proc_root / "cpuinfo", "\n".join(block.format(cpu, maker, part) for cpu in range(144)))
+    found = describe((sys_root, proc_root), range(144))
+    assert found.processor == name
+    assert (found.sockets, found.numa_nodes, found.physical_cores) == (2, 2, 144)
+    assert found.logical_cores == 144
+    for extension in ("neon", "sve", "bf16", "fp16", "dot"):
+        assert found.has(extension)
+    for extension in ("avx2", "avx512", "vnni", "amx"):
+        assert not found.has(extension)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"fs/cgroup/cpu.max": "350000 100000", "fs/cgroup/memory.max": 2**32},
+        {
+            "fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": 350000,
+            "fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": 100000,
+            "fs/cgroup/memory/memory.limit_in_bytes": 2**32,
+        },
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_describe_keeps_to_the_quota_of_a_container(tmp_path, files):
+    # all 64 cores are in the affinity mask, but CPU time for 3.5 of them is paid for
+    sys_root, proc_root = tree(tmp_path, sockets=2, cores=32)
+    groups = "0::/" if "fs/cgroup/cpu.max" in files else "5:cpu,cpuacct:/\n4:memory:/"
+    write(proc_root / "self/cgroup", groups)
+    for file, text in files.items():
+        write(sys_root / file, text)
+    found = describe((sys_root, proc_root), range(64))
+    assert (found.physical_cores, found.quota_cores, found.usable_cores) == (64, 3.5, 4)
+    assert found.memory_bytes == 2**32
 
 
 def test_missing_topology_counts_each_cpu_as_a_core(tmp_path):
@@ -159,3 +250,110 @@ def test_the_stamp_is_a_few_lines_with_the_counts(tmp_path):
     assert len(text.splitlines()) <= 6
     for part in ("48 physical cores", "96 hardware threads", "2 sockets", "L2 1 MiB", "16 GiB"):
         assert part in text
+
+
+def test_a_machine_s_file_reads_back_equal(tmp_path):
+    roots = tree(tmp_path, sockets=2, cores=24, threads=2)
+    for found in (machine.describe(), describe(roots, range(96))):
+        found.to_file(tmp_path / "machine.json")
+        assert Machine.from_file(tmp_path / "machine.json") == found
+
+
+def put(path, value):
+    """Set what a dotted path of keys and indices leads to."""
+
+    def act(plain):
+        *way, last = path
+        for key in way:
+            plain = plain[key]
+        plain[last] = value
+
+    return act
+
+
+NONSENSE = {
+    "a list": (lambda plain: [1], r"at the top: expected an object with name, .*got \[1\]"),
+    "unknown key": (put(["sokets"], 2), r"at sokets: expected only name, .*key of that name"),
+    "missing key": (lambda plain: plain.pop("caches"), r"at caches: expected sizes .*got nothing"),
+    "text for a number": (put(["sockets"], "two"), r"at sockets: expected a whole .* got 'two'"),
+    "no core": (put(["physical_cores"], 0), r"at physical_cores: expected .* got 0"),
+    "truth value": (put(["numa_nodes"], True), r"at numa_nodes: .* got True"),
+    "no quota": (put(["quota_cores"], 0), r"at quota_cores: .*null for no limit, got 0"),
+    "simd": (put(["simd", 1], 5), r"at simd\[1\]: expected a text, got 5"),
+    "cache": (put(["caches", "L2"], -1), r"at caches\.L2: expected a size in bytes, got -1"),
+    "core's key": (
+        put(["cores", 3], {"cpu": 3}),
+        r"at cores\[3\]: expected an object with cpu, core, socket, numa, got {'cpu': 3}",
+    ),
+    "core's value": (put(["cores", 3, "numa"], -1), r"at cores\[3\]\.numa: .* got -1"),
+    "cpu twice": (put(["cores", 3, "cpu"], 2), r"at cores\[3\]\.cpu: .* got 2 again"),
+    "counts disagree": (put(["logical_cores"], 17), r"at logical_cores: expected 16, as .* got 17"),
+    "sockets disagree": (put(["sockets"], 3), r"at sockets: expected 2, as many .* got 3"),
+}
+
+
+@pytest.mark.parametrize(("harm", "text"), NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_in_a_machine_s_file_is_named_by_its_place(tmp_path, harm, text):
+    plain = describe(tree(tmp_path, 2, 4, 2), range(16)).as_dict()
+    harmed = harm(plain)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(harmed if isinstance(harmed, list) else plain))
+    with pytest.raises(ValueError, match=r"mine\.json, " + text):
+        Machine.from_file(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b'{"name": "a",\n "sockets": }', r"at line 2, column 13: expected JSON .* got '}'"),
+        (b"", r"at line 1, column 1: expected JSON .* got the end"),
+        (b'{"name": "\xff"}', r"at byte 10: expected text in UTF-8"),
+    ],
+)
+def test_broken_json_is_named_by_line_and_column(tmp_path, content, text):
+    (tmp_path / "mine.json").write_bytes(content)
+    with pytest.raises(ValueError, match=text):
+        Machine.from_file(tmp_path / "mine.json")
+
+
+def test_missing_machine_file_stays_the_system_s_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Machine.from_file(tmp_path / "none.json")
+
+
+def test_an_unknown_extension_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"`name` must be one of amx, avx2, .* Did you mean vnni"):
+        machine.describe().has("vni")
+
+
+def test_extensions_agree_with_the_kernel_s_words_here():
+    words = Path("/proc/cpuinfo").read_text().split()
+    found = machine.describe()
+    for each in extensions.EXTENSIONS:
+        assert found.has(each.name) == any(flag in words for flag in each.flags)
+
+
+def test_every_flag_of_an_extension_is_looked_for():
+    assert {flag for each in extensions.EXTENSIONS for flag in each.flags} <= set(extensions.FLAGS)
+
+
+def test_last_level_caches_that_are_shared_count_once(tmp_path):
+    sys_root, _ = tree(tmp_path, cores=8)
+    for cpu in range(8):
+        folder = sys_root / f"devices/system/cpu/cpu{cpu}/cache/index3"
+        for file, text in {"level": 3, "type": "Unified", "size": "32M"}.items():
+            write(folder / file, text)
+        write(folder / "shared_cpu_list", "0-3" if cpu < 4 else "4-7")
+    assert topology.caches(sys_root, 0)["L3"] == 2**25
+    assert topology.last_level_cache_bytes(sys_root, range(8)) == 2**26
+    assert topology.last_level_cache_bytes(sys_root, [1, 2]) == 2**25
+    assert topology.last_level_cache_bytes(tmp_path / "none", range(8)) == 0
+
+
+def test_clock_is_what_the_system_states(tmp_path):
+    sys_root, proc_root = tree(tmp_path)
+    assert topology.clock_hz(sys_root, proc_root, 0) is None
+    write(proc_root / "cpuinfo", "processor: 0\ncpu MHz : 2596.120\n")
+    assert topology.clock_hz(sys_root, proc_root, 0) == 2596.12e6
+    write(sys_root / "devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", 3700000)
+    assert topology.clock_hz(sys_root, proc_root, 0) == 3.7e9

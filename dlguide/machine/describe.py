@@ -6,6 +6,7 @@ those the machine has: a batch job or a container often gets a few cores of many
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
@@ -16,33 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.checks import require
-from dlguide.machine.kernel_files import cpu_list, integer, read
+from dlguide.machine import extensions, record, topology
+from dlguide.machine.kernel_files import integer, read
 from dlguide.machine.limits import memory_bytes, quota_cores
+from dlguide.machine.topology import Core
 
-# What the kernels of oneDNN choose by, in the names of /proc/cpuinfo (x86, then Arm).
-_SIMD = (
-    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl"),
-    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
-    *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
-)
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-@dataclass(frozen=True)
-class Core:
-    """One logical CPU and the physical core it belongs to.
-
-    Args:
-        cpu: logical CPU, the number the operating system uses in affinity masks.
-        core: physical core, unique in the whole machine; siblings share it.
-        socket: processor package.
-        numa: NUMA node, whose memory is nearest.
-    """
-
-    cpu: int
-    core: int
-    socket: int
-    numa: int
+__all__ = ["Core", "Machine", "describe"]
 
 
 @dataclass(frozen=True)
@@ -100,10 +80,54 @@ class Machine:
 
         Returns:
             Machine: equal to the one it came from.
+
+        Raises:
+            MachineFileError: when a key is missing, unknown or holds nonsense; a ValueError that
+                names the key.
         """
+        plain = record.check(plain)
         lists = {key: tuple(plain[key]) for key in ("simd", "gpus")}
         cores = tuple(Core(**core) for core in plain["cores"])
         return cls(**{**plain, **lists, "cores": cores, "caches": dict(plain["caches"])})
+
+    def to_file(self, path: str | os.PathLike) -> None:
+        """Write the machine to a file, so that threads can be planned for it elsewhere.
+
+        Args:
+            path: the file; JSON.
+        """
+        Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike) -> Machine:
+        """Read a machine that `to_file` wrote, perhaps on another machine or by hand.
+
+        Args:
+            path: the file.
+
+        Returns:
+            Machine: equal to the one that was written.
+
+        Raises:
+            MachineFileError: when the file is no JSON or no machine; a ValueError that says what
+                was expected, what came, and the line and column or the key.
+            OSError: when there is no such file.
+        """
+        return cls.from_dict(record.read(path))
+
+    def has(self, extension: str) -> bool:
+        """Tell whether the processor has a SIMD or matrix extension.
+
+        Args:
+            extension: one of avx2, fma, avx512, vnni, dot, bf16, fp16, amx, neon, sve.
+
+        Returns:
+            bool: whether one of its flags is there; `extensions.told(machine.simd)` says which.
+
+        Raises:
+            ValueError: when there is no such extension; the message lists those there are.
+        """
+        return extensions.has(self.simd, extension)
 
     def summary(self) -> str:
         """Say in a few lines what was found: the stamp at the head of a notebook.
@@ -154,77 +178,25 @@ def describe(
     sysfs, proc = Path(sys_root), Path(proc_root)
     allowed = sorted(set(os.sched_getaffinity(0) if cpus is None else cpus))
     require(bool(allowed), "cpus", "name at least one logical CPU", allowed)
-    info = _cpuinfo(proc)
-    cores = _cores(sysfs, info, allowed)
+    info = topology.cpuinfo(proc)
+    cores = topology.cores(sysfs, info, allowed)
     first = info.get(allowed[0]) or next(iter(info.values()), {})
     flags = (first.get("flags") or first.get("Features") or "").split()
     return Machine(
         name=platform.node(),
-        processor=first.get("model name") or first.get("cpu") or platform.machine(),
+        processor=topology.processor_name(first) or platform.machine(),
         sockets=len({core.socket for core in cores}),
         numa_nodes=len({core.numa for core in cores}),
         physical_cores=len({core.core for core in cores}),
         logical_cores=len(cores),
         quota_cores=quota_cores(sysfs, proc),
         cores=cores,
-        caches=_caches(sysfs, allowed[0]),
-        simd=tuple(name for name in _SIMD if name in flags),
+        caches=topology.caches(sysfs, allowed[0]),
+        simd=tuple(name for name in extensions.FLAGS if name in flags),
         memory_bytes=memory_bytes(sysfs, proc),
         gpus=_gpus(sysfs, proc),
         os=_system(),
     )
-
-
-def _cpuinfo(proc: Path) -> dict[int, dict[str, str]]:
-    blocks = [
-        {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        for lines in (block.splitlines() for block in read(proc / "cpuinfo").split("\n\n"))
-    ]
-    return {int(block["processor"]): block for block in blocks if "processor" in block}
-
-
-def _cores(sysfs: Path, info: dict[int, dict[str, str]], allowed: list[int]) -> tuple[Core, ...]:
-    folder = sysfs / "devices/system/cpu"
-    # numbered over all online CPUs, so that a core has one number in every process
-    everyone = sorted({*cpu_list(read(folder / "online")), *allowed})
-    nodes = {
-        cpu: int(path.parent.name[4:])
-        for path in sorted((sysfs / "devices/system/node").glob("node[0-9]*/cpulist"))
-        for cpu in cpu_list(read(path))
-    }
-    places = {
-        cpu: _place(folder / f"cpu{cpu}/topology", info.get(cpu, {}), cpu) for cpu in everyone
-    }
-    numbers = {place: number for number, place in enumerate(sorted(set(places.values())))}
-    return tuple(
-        Core(cpu, numbers[places[cpu]], places[cpu][0], nodes.get(cpu, 0)) for cpu in allowed
-    )
-
-
-def _place(folder: Path, info: dict[str, str], cpu: int) -> tuple[int, int, int]:
-    """Give (socket, die, core) of a logical CPU, equal for siblings only; die -1 is unknown."""
-    socket = integer(folder / "physical_package_id")
-    if socket is None:
-        socket = int(info.get("physical id", 0))
-    siblings = cpu_list(read(folder / "core_cpus_list") or read(folder / "thread_siblings_list"))
-    if siblings:
-        return max(socket, 0), -1, min(siblings)
-    core = integer(folder / "core_id")
-    if core is None:
-        core = int(info.get("core id", -1))
-    die = integer(folder / "die_id")
-    # the kernel writes -1 for what the firmware does not tell
-    return (max(socket, 0), -1, cpu) if core < 0 else (max(socket, 0), max(die or 0, 0), core)
-
-
-def _caches(sysfs: Path, cpu: int) -> dict[str, int]:
-    found = {}
-    for folder in sorted((sysfs / f"devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
-        kind = {"Data": "d", "Instruction": "i"}.get(read(folder / "type"), "")
-        size = re.fullmatch(r"(\d+)([KMG]?)", read(folder / "size"))
-        if size:
-            found[f"L{read(folder / 'level')}{kind}"] = int(size[1]) * _UNITS[size[2]]
-    return found
 
 
 def _gpus(sysfs: Path, proc: Path) -> tuple[str, ...]:

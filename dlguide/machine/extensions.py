@@ -1,0 +1,129 @@
+"""SIMD and matrix extensions in plain words: what a processor multiplies in one instruction.
+
+Kernels choose their code by these: the same net runs several times as fast where a matrix unit
+is, or where four products of small integers are one instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dlguide.checks import require_known
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A family of instructions that matters for neural nets.
+
+    Args:
+        name: how `Machine.has` asks for it.
+        title: how people write it.
+        flags: its names in /proc/cpuinfo; one of them is enough.
+        multiplies: what it does, in words.
+    """
+
+    name: str
+    title: str
+    flags: tuple[str, ...]
+    multiplies: str
+
+    def found(self, simd: Iterable[str]) -> tuple[str, ...]:
+        """Tell by which flags a processor has it.
+
+        Args:
+            simd: flags of the processor, as `Machine.simd` holds them.
+
+        Returns:
+            tuple: those of its flags that are there; empty when the processor lacks it.
+        """
+        there = set(simd)
+        return tuple(flag for flag in self.flags if flag in there)
+
+
+EXTENSIONS = (
+    Extension("avx2", "AVX2", ("avx2",), "8 float32 in a register of 256 bits"),
+    Extension("fma", "FMA", ("fma",), "a product and a sum in one instruction, a * b + c"),
+    Extension("avx512", "AVX-512", ("avx512f",), "16 float32 in a register of 512 bits"),
+    Extension(
+        "vnni",
+        "VNNI",
+        ("avx512_vnni", "avx_vnni"),
+        "4 products of 8-bit integers, added to a 32-bit sum, for each lane",
+    ),
+    Extension(
+        "dot",
+        "Arm int8 dot product",
+        ("asimddp", "i8mm", "svei8mm"),
+        "4 products of 8-bit integers, added to a 32-bit sum, for each lane; i8mm: small matrices",
+    ),
+    Extension(
+        "bf16",
+        "bf16",
+        ("avx512_bf16", "amx_bf16", "bf16", "svebf16"),
+        "2 products of bfloat16, added to a float32 sum, for each lane; AMX: whole tiles",
+    ),
+    Extension(
+        "fp16",
+        "fp16",
+        ("avx512_fp16", "amx_fp16", "asimdhp"),
+        "float16, twice as many in a register as float32 (f16c only converts)",
+    ),
+    Extension(
+        "amx",
+        "AMX",
+        ("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+        "tiles of 16 rows of 64 bytes: a matrix product of int8, bfloat16 or float16",
+    ),
+    Extension("neon", "NEON", ("asimd", "neon"), "4 float32 in a register of 128 bits (Arm)"),
+    Extension("sve", "SVE", ("sve", "sve2"), "registers of 128 to 2048 bits, as built (Arm)"),
+)
+_BY_NAME = {extension.name: extension for extension in EXTENSIONS}
+
+# What the kernels of oneDNN choose by, in the names of /proc/cpuinfo (x86, then Arm).
+FLAGS = (
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl"),
+    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
+    *("amx_fp16", "neon", "asimd", "asimdhp", "asimddp", "i8mm", "bf16"),
+    *("sve", "sve2", "svei8mm", "svebf16"),
+)
+
+
+def has(simd: Iterable[str], name: str) -> bool:
+    """Tell whether a processor has an extension.
+
+    Args:
+        simd: flags of the processor, as `Machine.simd` holds them.
+        name: one of avx2, fma, avx512, vnni, dot, bf16, fp16, amx, neon, sve.
+
+    Returns:
+        bool: whether at least one of its flags is there.
+
+    Raises:
+        ValueError: when there is no such extension; the message lists those there are.
+
+    >>> has(("avx2", "fma", "avx_vnni"), "vnni")
+    True
+    """
+    return bool(_BY_NAME[require_known(name, _BY_NAME, "name")].found(simd))
+
+
+def told(simd: Iterable[str]) -> str:
+    """Say line by line which extensions a processor has, by which flags, and what they do.
+
+    Args:
+        simd: flags of the processor, as `Machine.simd` holds them.
+
+    Returns:
+        str: one line for each extension that is there, and one that names the others.
+
+    >>> print(told(("avx2", "fma")))
+    AVX2 (avx2): 8 float32 in a register of 256 bits
+    FMA (fma): a product and a sum in one instruction, a * b + c
+    not here: AVX-512, VNNI, Arm int8 dot product, bf16, fp16, AMX, NEON, SVE
+    """
+    flags = tuple(simd)
+    there = [(each, each.found(flags)) for each in EXTENSIONS]
+    lines = [f"{each.title} ({', '.join(by)}): {each.multiplies}" for each, by in there if by]
+    lacking = ", ".join(each.title for each, by in there if not by)
+    return "\n".join([*lines, f"not here: {lacking}"] if lacking else lines)
