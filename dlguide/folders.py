@@ -36,6 +36,19 @@ def data_folder(folder: str | os.PathLike | None = None) -> Path:
     return found
 
 
+def cache_folder() -> Path:
+    """Name the folder of what is kept between runs: built wheels, what was tuned and measured.
+
+    The environment variable DLGUIDE_CACHE, or else `dlguide` in the user's own cache.
+
+    Returns:
+        Path: the folder, which need not exist yet.
+    """
+    named = os.environ.get("DLGUIDE_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(named) if named else base / "dlguide"
+
+
 def require_writable(folder: str | os.PathLike, name: str, nbytes: int = 1_000_000) -> None:
     """Check before the work, not after it, that its results can be written.
 

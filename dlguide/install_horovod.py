@@ -22,6 +22,7 @@ from pathlib import Path
 from dlguide import build_horovod, commands, preflight
 from dlguide.build_horovod import HOROVOD_VERSION, RECIPE
 from dlguide.checks import MissingComponentError, require
+from dlguide.folders import cache_folder
 
 # Run on two ranks, started by the MPI that Horovod was built against.
 SELF_TEST = """
@@ -55,7 +56,7 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
     """
     mpicc_path = find_mpicc(mpicc)
     _check_tensorflow()
-    folder = cache_folder() / cache_key(mpicc_path)
+    folder = wheels_folder() / cache_key(mpicc_path)
     cached = None if force else _cached_wheel(folder)
     if cached:
         print(f"Horovod {HOROVOD_VERSION}: wheel from the cache, {cached}", flush=True)
@@ -122,11 +123,11 @@ def check_tools() -> None:
     if lack := preflight.compiler() or preflight.make():
         raise MissingComponentError(lack)
     try:
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=cache_folder()).close()
+        wheels_folder().mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=wheels_folder()).close()
     except OSError as error:
         raise MissingComponentError(
-            f"The wheel cannot be kept in {cache_folder()} ({error.strerror})."
+            f"The wheel cannot be kept in {wheels_folder()} ({error.strerror})."
             " Set XDG_CACHE_HOME to a folder that you can write to."
         ) from error
 
@@ -143,10 +144,9 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def cache_folder() -> Path:
-    """Return the folder of finished wheels, `$XDG_CACHE_HOME/dlguide/wheels`."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "dlguide" / "wheels"
+def wheels_folder() -> Path:
+    """Return the folder of finished wheels."""
+    return cache_folder() / "wheels"
 
 
 def cache_key(mpicc: Path) -> str:

@@ -31,3 +31,15 @@ def test_the_home_folder_may_be_written_short(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "data").mkdir()
     assert folders.data_folder("~/data") == tmp_path / "data"
+
+
+def test_the_cache_is_where_the_user_says_or_in_the_user_s_own(monkeypatch, tmp_path):
+    monkeypatch.delenv("DLGUIDE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert folders.cache_folder() == tmp_path / "dlguide"
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "mine"))
+    assert folders.cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("DLGUIDE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folders.cache_folder() == tmp_path / ".cache" / "dlguide"

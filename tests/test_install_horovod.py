@@ -102,7 +102,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(
         install_horovod, "_install_wheel", lambda path, mpicc: notes.append("install") or path
     )
-    folder = install_horovod.cache_folder() / install_horovod.cache_key(BIN / "mpicc")
+    folder = install_horovod.wheels_folder() / install_horovod.cache_key(BIN / "mpicc")
     return folder, notes
 
 
