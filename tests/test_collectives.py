@@ -1,7 +1,7 @@
 """Every collective equals NumPy on the stacked arrays of all ranks, for any size and dtype.
 
 Tests dlguide.collectives.algorithms, dlguide.collectives.pieces, dlguide.collectives.buffers,
-dlguide.collectives.groups and dlguide.collectives.choosing.
+dlguide.collectives.groups, dlguide.collectives.choosing and dlguide.collectives.keeping.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from on_ranks import on_ranks
 
-from dlguide.collectives import USUAL, Table, buffers, choosing
+from dlguide.collectives import USUAL, Table, buffers, choosing, keeping
 
 RANKS = [1, 2, 3, 4, 5]
 
@@ -270,3 +270,45 @@ def test_measuring_gives_every_rank_the_same_table(tmp_path, ranks):
     found = on_ranks(ranks, measured_on_ranks, tmp_path)
     assert all(each == found[0] for each in found)
     assert found[0][0] == [[3] * len(choosing.NAMES)] * 2
+
+
+def test_a_kept_table_is_found_again_and_a_damaged_one_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
+    assert keeping.load(2) == USUAL
+    table = Table(2, ((0, "ring"),))
+    assert keeping.keep(table) == keeping.path(2)
+    assert keeping.load(2) == table
+    assert keeping.load(3) == USUAL
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == [keeping.path(2).name]
+    for damaged in ("{", "[]", '{"ranks": 2, "steps": [[0, "rong"]]}', '{"ranks": 2}'):
+        keeping.path(2).write_text(damaged)
+        with pytest.warns(RuntimeWarning, match=r"is not a table of allreduces .* Delete it"):
+            assert keeping.load(2) == USUAL
+
+
+def what_auto_chose(kept):
+    import os
+
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+    from dlguide.collectives import choosing
+
+    comm, chosen = MPI.COMM_WORLD, []
+    # only the first rank's file counts
+    os.environ["DLGUIDE_CACHE"] = kept if comm.rank == 0 else kept + "/nowhere"
+    usual = choosing.run
+    choosing.run = lambda name, *rest: (chosen.append(name), usual(name, *rest))[1]
+    for size in (10, 1000):
+        collectives.allreduce(np.zeros(size, "f4"), comm)
+    collectives.allreduce(np.zeros(10, "f2"), comm)
+    collectives.allreduce(np.zeros(10, "f4"), comm, table=collectives.Table(1, ((0, "ring"),)))
+    return chosen
+
+
+def test_auto_takes_the_kept_table_of_the_first_rank_on_all_ranks(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
+    keeping.keep(Table(2, ((0, "library"), (2000, "tree"))))
+    chosen = on_ranks(2, what_auto_chose, tmp_path, kept=str(tmp_path / "cache"))
+    assert chosen == [["library", "tree", "recursive_doubling", "ring"]] * 2

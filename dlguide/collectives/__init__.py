@@ -23,6 +23,7 @@ from dlguide.collectives.algorithms import (
 )
 from dlguide.collectives.buffers import OPERATIONS, agree, flatten, parts
 from dlguide.collectives.choosing import LIBRARY, NAMES, Table, library_can
+from dlguide.collectives.keeping import USUAL, table_of
 from dlguide.collectives.pieces import (
     allgather_ring,
     alltoall,
@@ -62,10 +63,6 @@ __all__ = [
     "reduce_tree",
 ]
 
-# Without a table of this machine's own: what was fastest on ranks that share memory under MPICH 5.
-# Its own allreduce falls behind where an array no longer fits into the caches.
-USUAL = Table(ranks=2, steps=((0, LIBRARY), (3 << 19, "ring")))
-
 
 def allreduce(
     array: np.ndarray,
@@ -85,7 +82,8 @@ def allreduce(
         comm: the ranks.
         op: "sum", "prod", "min" or "max".
         algorithm: "auto", "library", or one of `ALGORITHMS`.
-        table: what "auto" looks up, as `dlguide bench allreduce` measures it; None takes `USUAL`.
+        table: what "auto" looks up; None takes the one that `dlguide bench allreduce` measured and
+            kept for this machine and number of ranks, or else `USUAL`.
         check: compare shape, dtype and arguments of all ranks first, which costs one allreduce
             of 16 bytes; without it a mistake hangs or gives garbage, as in MPI.
 
@@ -105,7 +103,7 @@ def allreduce(
     able = library_can(array.dtype)
     name = algorithm
     if algorithm == "auto":
-        name = (USUAL if table is None else table).choose(array.nbytes)
+        name = (table_of(comm) if table is None else table).choose(array.nbytes)
         if name == LIBRARY and not able:
             name = "recursive_doubling"
     elif algorithm == LIBRARY:
