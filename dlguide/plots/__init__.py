@@ -4,8 +4,11 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 `path` writes it to a file.
 """
 
+from dlguide.plots.allreduce import allreduce
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+from dlguide.plots.onednn import addresses, onednn_speeds, primitives, streams
 from dlguide.plots.training import scaling, training, utilisation
+from dlguide.plots.tuning import tuning
 
 __all__ = [
     "BLUE",
@@ -14,8 +17,14 @@ __all__ = [
     "ORANGE",
     "PURPLE",
     "SKY",
+    "addresses",
+    "allreduce",
     "figure",
+    "onednn_speeds",
+    "primitives",
     "scaling",
+    "streams",
     "training",
+    "tuning",
     "utilisation",
 ]

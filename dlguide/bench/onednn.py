@@ -1,0 +1,172 @@
+"""The workshop deck's tf_bench again: training and inference with oneDNN switched on and off.
+
+Switching it off (TF_ENABLE_ONEDNN_OPTS=0) brings back TensorFlow's own kernels, written with
+Eigen. It does not remove the library: Eigen's convolutions still use oneDNN's matrix product
+where TensorFlow was built so. A short program shows in oneDNN's log what really ran.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from dlguide import nets
+from dlguide.bench.comparison import Comparison, Proof, Speed
+from dlguide.bench.process import Process
+from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.machine import Machine, describe, onednn, threads
+from dlguide.measure import Timing
+
+SWITCH = "TF_ENABLE_ONEDNN_OPTS"
+MODES = ("train", "infer")
+START_S, STEP_S = 300.0, 120.0  # limits: to start and build; for one step beside the time asked
+SAME_LOSS, SAME_GRADIENT = 1e-3, 1e-2  # relative; a ReLU near 0 lets rounding grow backwards
+
+PROOF = """
+import numpy as np, tensorflow as tf
+x = tf.constant(np.ones((2, 16, 16, 32), "float32"))
+w = tf.constant(np.ones((3, 3, 32, 32), "float32"))
+tf.nn.conv2d(x, w, 1, "SAME")
+"""
+
+
+def compare(
+    net: str = "resnet50",
+    batch: int = 16,
+    image: int | None = 224,
+    seconds: float = 60.0,
+    modes: Sequence[str] = MODES,
+    turns: int = 5,
+    seed: int = 0,
+    machine: Machine | None = None,
+) -> Comparison:
+    """Measure a net with oneDNN switched on and off, after proving that both do the same work.
+
+    Each side is a process of its own with the thread plan of one rank. Both hold the same
+    weights and the same images; loss, size of the gradient and logits of the first step must
+    agree. Then they take turns, so that a slow minute of the machine meets both. The first step
+    of each turn is kept apart: its caches are the other side's.
+
+    Args:
+        net: a net that `nets.build` knows.
+        batch: images per step (count).
+        image: height and width of the images (pixels); None takes the net's own, as a net for
+            MNIST must.
+        seconds: time of all turns together (s); a step that takes longer is ended.
+        modes: "train", "infer" or both.
+        turns: of each side and mode (count).
+        seed: of weights and images.
+        machine: whose cores are used; None describes this one.
+
+    Returns:
+        Comparison: what was measured.
+
+    Raises:
+        ValueError: when an argument makes no sense.
+        RuntimeError: when the two sides do not compute the same, or a process fails.
+    """
+    require_known(net, (*nets.names(), *nets.imagenet_names()), "net")
+    require_count(batch, "batch")
+    require_count(turns, "turns")
+    require_positive(seconds, "seconds")
+    require(bool(modes), "modes", "name train, infer or both", list(modes))
+    for mode in modes:
+        require_known(mode, MODES, "modes")
+    machine = describe() if machine is None else machine
+    plan = threads.plan(machine)
+    on, off = (_proof(value) for value in ("1", "0"))
+    sides = (True, False) if on.convolutions else (False,)
+    work = {"net": net, "batch": batch, "image": image, "seed": seed}
+    with ExitStack() as stack:
+        processes = {side: stack.enter_context(Process({SWITCH: str(int(side))})) for side in sides}
+        for process in processes.values():
+            process.ask("build", plan=dataclasses.asdict(plan), rank=0, **work)
+        built = [process.answer(START_S) for process in processes.values()]
+        apart = require_equal_work(
+            [each["digest"] for each in built],
+            {mode: _first_steps(processes.values(), mode) for mode in modes},
+        )
+        share_s = seconds / (len(modes) * len(sides) * turns)
+        speeds = [
+            speed for mode in modes for speed in _turns(processes, mode, turns, share_s, batch)
+        ]
+    return Comparison(
+        f"{machine.name}: {machine.processor}",
+        built[0]["tensorflow"],
+        net,
+        batch,
+        image,
+        plan.threads,
+        on,
+        off,
+        built[0]["digest"],
+        apart,
+        tuple(speeds),
+    )
+
+
+def require_equal_work(
+    digests: Sequence[str], firsts: Mapping[str, Sequence[Sequence[float]]]
+) -> float:
+    """Refuse to compare processes that do not compute the same.
+
+    Args:
+        digests: of the weights of each process.
+        firsts: for each mode what each process computed in its first step: two numbers.
+
+    Returns:
+        float: the largest relative difference.
+
+    Raises:
+        RuntimeError: when weights or numbers differ, or a number is not finite.
+    """
+    if len(set(digests)) > 1:
+        raise RuntimeError(f"The processes hold different weights: {', '.join(digests)}.")
+    largest = 0.0
+    for mode, numbers in firsts.items():
+        for limit, values in zip(
+            (SAME_LOSS, SAME_GRADIENT), zip(*numbers, strict=True), strict=True
+        ):
+            size = max(abs(value) for value in values)
+            apart = (max(values) - min(values)) / size if size else 0.0
+            if not math.isfinite(sum(values)) or apart > limit:
+                raise RuntimeError(
+                    f"The processes do not compute the same in mode {mode!r}: {values} differ by "
+                    f"{apart:.2g} of their size, more than {limit:g}. Their speeds must not be "
+                    "compared."
+                )
+            largest = max(largest, apart)
+    return largest
+
+
+def _proof(value: str) -> Proof:
+    log = onednn.listen(PROOF, START_S, {SWITCH: value})
+    products = log.count("gemm_api") + log.count("matmul")
+    return Proof(log.version, log.isa, log.count("convolution"), products)
+
+
+def _first_steps(processes: Any, mode: str) -> list[list[float]]:
+    for process in processes:
+        process.ask("check", mode=mode)
+    return [process.answer(START_S) for process in processes]
+
+
+def _turns(
+    processes: Mapping[bool, Process], mode: str, turns: int, share_s: float, batch: int
+) -> list[Speed]:
+    """Let the sides take turns; the first turn and the first step of each are warm-up."""
+    steps: dict[bool, list[float]] = {side: [] for side in processes}
+    warmup: dict[bool, list[float]] = {side: [] for side in processes}
+    for _ in range(turns):
+        for side, process in processes.items():
+            process.ask("run", mode=mode, seconds=share_s)
+            first, *others = process.answer(share_s + STEP_S)
+            warmup[side].append(first)
+            steps[side] += others
+    return [
+        Speed(mode, side, batch, Timing(tuple(steps[side]), tuple(warmup[side])))
+        for side in processes
+    ]

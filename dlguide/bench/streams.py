@@ -1,0 +1,160 @@
+"""Inference with many streams of few threads or few streams of many: throughput and latency.
+
+A stream is a process that answers one batch after the other. s streams of t threads share the
+same s x t cores. Little's law holds for them all: batches under way = batches/s x seconds of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from dlguide import nets
+from dlguide.bench.onednn import START_S, STEP_S, require_equal_work
+from dlguide.bench.process import Process
+from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.machine import Machine, describe, threads
+from dlguide.measure import Timing
+
+LATE = 0.95  # the quantile that is quoted for the slow answers
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """One way to divide the cores.
+
+    Args:
+        streams: processes at the same time (count).
+        threads: of each (count).
+        batch: images of one answer (count).
+        latency: of every answer of every stream, the first of each turn apart.
+        images_per_s: of all streams together, in each turn.
+        answer: two numbers of the first answer, equal in all splits.
+    """
+
+    streams: int
+    threads: int
+    batch: int
+    latency: Timing
+    images_per_s: tuple[float, ...]
+    answer: tuple[float, float]
+
+    @property
+    def median_images_per_s(self) -> float:
+        """Of the turns."""
+        return float(np.median(self.images_per_s))
+
+    @property
+    def late_s(self) -> float:
+        """The latency that 95 of 100 answers keep (s)."""
+        return float(np.quantile(self.latency.seconds, LATE))
+
+    @property
+    def under_way(self) -> float:
+        """Batches being computed at a time by Little's law: images/s x latency / batch."""
+        return self.median_images_per_s * float(np.mean(self.latency.seconds)) / self.batch
+
+
+def compare(
+    net: str = "mnist_cnn",
+    batch: int = 1,
+    image: int | None = None,
+    seconds: float = 10.0,
+    splits: Sequence[int] | None = None,
+    turns: int = 5,
+    seed: int = 0,
+    machine: Machine | None = None,
+) -> list[Split]:
+    """Measure inference for several numbers of streams on the same cores.
+
+    Each stream is a process that is bound to its cores by `threads.plan`, with as many threads
+    as it has cores. All streams hold the same net and answer the same images; their first
+    answers must agree. The splits are measured one after the other.
+
+    Args:
+        net: a net that `nets.build` knows.
+        batch: images of one answer (count).
+        image: height and width of the images (pixels); None takes the net's own.
+        seconds: time of all turns together (s).
+        splits: numbers of streams; None takes 1, 2, 4, ... up to one a core.
+        turns: of each split (count).
+        seed: of weights and images.
+        machine: whose cores are used; None describes this one.
+
+    Returns:
+        list: a Split for each number of streams.
+
+    Raises:
+        ValueError: when there are more streams than cores, or an argument makes no sense.
+        RuntimeError: when streams do not compute the same, or a process fails.
+    """
+    machine = describe() if machine is None else machine
+    cores = machine.usable_cores
+    if splits is None:
+        splits = sorted({2**power for power in range(cores.bit_length())} | {cores})
+    require(len(splits) > 0, "splits", "name at least one number of streams", list(splits))
+    require_known(net, (*nets.names(), *nets.imagenet_names()), "net")
+    require_count(batch, "batch")
+    require_count(turns, "turns")
+    require_positive(seconds, "seconds")
+    plans = [threads.plan(machine, require_count(each, "splits")) for each in splits]
+    work = {"net": net, "batch": batch, "image": image, "seed": seed}
+    share_s = seconds / (len(plans) * turns)
+    measured = [_measure(plan, work, turns, share_s) for plan in plans]
+    require_equal_work(
+        [digest for _, digest in measured],
+        {"infer": [split.answer for split, _ in measured]},
+    )
+    return [split for split, _ in measured]
+
+
+def table(splits: Sequence[Split]) -> str:
+    """Write the splits as lines of a table.
+
+    Args:
+        splits: what `compare` returned.
+
+    Returns:
+        str: a line of headings and one for each split.
+    """
+    lines = ["streams  threads  images/s  median latency (ms)  95 of 100 within (ms)  under way"]
+    lines += [
+        f"{each.streams:7} {each.threads:8} {each.median_images_per_s:9.0f} "
+        f"{1e3 * each.latency.median:20.3g} {1e3 * each.late_s:22.3g} {each.under_way:10.2f}"
+        for each in splits
+    ]
+    return "\n".join(lines)
+
+
+def _measure(
+    plan: threads.ThreadPlan, work: dict[str, Any], turns: int, share_s: float
+) -> tuple[Split, str]:
+    """Start the streams of one split, check that they agree, let them answer together."""
+    latencies: list[float] = []
+    first: list[float] = []
+    rates = []
+    with ExitStack() as stack:
+        streams = [stack.enter_context(Process()) for _ in range(plan.ranks)]
+        for rank, stream in enumerate(streams):
+            stream.ask("build", plan=dataclasses.asdict(plan), rank=rank, **work)
+        digests = [stream.answer(START_S)["digest"] for stream in streams]
+        for stream in streams:
+            stream.ask("check", mode="infer")
+        answers = [stream.answer(START_S) for stream in streams]
+        require_equal_work(digests, {"infer": answers})
+        # the turn before the first one wakes threads and caches; it does not count
+        for turn in range(turns + 1):
+            for stream in streams:
+                stream.ask("run", mode="infer", seconds=share_s)
+            took = [stream.answer(share_s + STEP_S) for stream in streams]
+            if turn:
+                rates.append(sum(work["batch"] * len(each) / sum(each) for each in took))
+                first += [each[0] for each in took]
+                latencies += [second for each in took for second in each[1:]]
+    timing = Timing(tuple(latencies), tuple(first))
+    answer = (answers[0][0], answers[0][1])
+    return Split(plan.ranks, plan.threads, work["batch"], timing, tuple(rates), answer), digests[0]

@@ -1,0 +1,212 @@
+"""oneDNN on and off is compared only with equal work, and the record says what was found.
+
+Tests dlguide.bench.onednn, dlguide.bench.comparison, dlguide.bench.process, dlguide.bench.work
+and dlguide.cli.bench.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dlguide.bench import onednn
+from dlguide.bench.comparison import Comparison, Proof, Speed
+from dlguide.bench.process import Process
+from dlguide.cli.app import app
+from dlguide.cli.bench import bench
+from dlguide.machine import describe, threads
+from dlguide.measure import Timing
+
+AVX512 = "Intel AVX-512 with Intel DL Boost"
+
+
+def found(convolutions=1, isa=AVX512, products=2):
+    def side(onednn, second):
+        timing = Timing((second, 1.1 * second, 0.9 * second), (9.0,))
+        return Speed("train", onednn, 16, timing)
+
+    return Comparison(
+        machine="here: a processor",
+        tensorflow="2.21.0",
+        net="resnet50",
+        batch=16,
+        image=224,
+        threads=2,
+        on=Proof("3.7.3", isa, convolutions, 0),
+        off=Proof("3.7.3", isa, 0, products),
+        digest="ab",
+        apart=1e-5,
+        speeds=(side(True, 2.0), side(False, 4.0)) if convolutions else (side(False, 4.0),),
+    )
+
+
+def test_ratio_is_time_without_over_time_with():
+    ratio = found().ratio("train")
+    assert ratio.median == pytest.approx(2.0)
+    assert ratio.low < 2.0 < ratio.high
+    assert found().speed("train", True).images_per_s == pytest.approx(8.0)
+    with pytest.raises(ValueError, match=r"`mode` must be measured, one of .* got 'infer'"):
+        found().speed("infer", True)
+
+
+def test_summary_names_its_baseline_and_quotes_the_deck_with_what_its_numbers_make():
+    text = found().summary()
+    assert "resnet50, batch 16, images of 224 x 224, 2 threads" in text
+    assert "here: a processor" in text
+    assert "train: 2.00 (" in text
+    assert "3.84 and 17.69 images/s" in text
+    assert "4.61 times; it says 5X" in text
+    assert "matrix products inside Eigen's convolutions" in text
+    assert "matrix products" not in found(products=0).summary()
+
+
+def test_summary_says_what_is_missing():
+    assert "No AVX-512" not in found().summary()
+    assert "No AVX-512 here" in found(isa="Intel AVX2").summary()
+    text = found(convolutions=0).summary()
+    assert "no convolution with oneDNN" in text
+    assert "times as fast" not in text
+
+
+def test_record_is_json_with_every_step(tmp_path):
+    found().write(tmp_path / "a.json")
+    record = json.loads((tmp_path / "a.json").read_text())
+    assert record["on"]["convolutions"] == 1
+    assert Timing.from_dict(record["speeds"][1]["timing"]).median == 4.0
+    assert record["speeds"][0]["onednn"] is True
+
+
+def test_equal_work_is_told_by_its_largest_difference():
+    apart = onednn.require_equal_work(["a", "a"], {"train": [[2.0, 10.0], [2.0, 10.01]]})
+    assert apart == pytest.approx(0.01 / 10.01)
+    assert onednn.require_equal_work(["a"], {"infer": [[0.0, 1.0]]}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("digests", "numbers", "match"),
+    [
+        (["a", "b"], [[1.0, 1.0], [1.0, 1.0]], "different weights: a, b"),
+        (["a", "a"], [[1.0, 1.0], [1.01, 1.0]], "do not compute the same in mode 'train'"),
+        (["a", "a"], [[1.0, 1.0], [1.0, 1.1]], "must not be compared"),
+        (["a", "a"], [[float("nan"), 1.0], [1.0, 1.0]], "do not compute the same"),
+        (["a", "a"], [[1.0, float("inf")], [1.0, float("inf")]], "do not compute the same"),
+    ],
+    ids=["weights", "loss", "gradient", "nan", "infinite"],
+)
+def test_unequal_work_is_refused(digests, numbers, match):
+    with pytest.raises(RuntimeError, match=match):
+        onednn.require_equal_work(digests, {"train": numbers})
+
+
+def test_processes_compute_what_keras_computes_here():
+    import keras
+    import tensorflow as tf
+
+    from dlguide import nets
+
+    plan = dataclasses.asdict(threads.plan(describe()))
+    work = {"net": "mnist_cnn", "batch": 5, "image": None, "seed": 3}
+    with Process() as process:
+        process.ask("build", plan=plan, rank=0, **work)
+        process.ask("check", mode="infer")
+        process.ask("check", mode="train")
+        process.ask("run", mode="infer", seconds=0.0, least=3)
+        built = process.answer(120)
+        (mean, norm), (loss, gradient) = process.answer(120), process.answer(120)
+        steps = process.answer(120)
+    assert built["tensorflow"] == tf.__version__
+    assert len(steps) == 3
+    assert min(steps) > 0
+    random = np.random.default_rng(3)
+    images = random.random((5, 28, 28, 1), np.float32)
+    labels = random.integers(0, 10, 5)
+    model = nets.build("mnist_cnn", seed=3, dropout=0.0)
+    logits = model.predict(images, verbose=0)
+    assert mean == pytest.approx(logits.mean(), rel=1e-3)
+    assert norm == pytest.approx(np.linalg.norm(logits), rel=1e-4)
+    each = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    assert loss == pytest.approx(float(np.mean(each)), rel=1e-4)
+    assert gradient > 0
+
+
+def test_process_that_fails_is_told_and_goes_on():
+    plan = dataclasses.asdict(threads.plan(describe()))
+    with Process() as process:
+        process.ask("check", mode="train")
+        with pytest.raises(RuntimeError, match="A benchmark's process failed: AttributeError"):
+            process.answer(60)
+        process.ask("sing")
+        with pytest.raises(RuntimeError, match="KeyError: 'sing'"):
+            process.answer(60)
+        process.ask("build", plan=plan, rank=9, net="mlp", batch=1, image=None, seed=0)
+        with pytest.raises(RuntimeError, match="`rank` must be at most 0"):
+            process.answer(60)
+        with pytest.raises(RuntimeError, match=r"did not answer in 0\.1 s"):
+            process.answer(0.1)
+
+
+def test_process_that_ends_is_told_with_its_last_words():
+    with Process({"PYTHONHOME": "/nowhere"}) as process:
+        with pytest.raises(RuntimeError, match=r"ended with 1[\s\S]*Python"):
+            process.answer(60)
+        with pytest.raises(RuntimeError, match="ended with 1"):
+            process.ask("check", mode="train")
+    assert process._process.returncode is not None
+
+
+def test_on_and_off_are_measured_with_equal_work():
+    result = onednn.compare("mnist_cnn", batch=4, image=None, seconds=0.2, turns=2)
+    if not result.has_onednn:
+        pytest.skip("this TensorFlow has no oneDNN")
+    assert result.on.convolutions == 1
+    assert result.off.convolutions == 0
+    assert result.apart <= onednn.SAME_GRADIENT
+    assert [(each.mode, each.onednn) for each in result.speeds] == [
+        ("train", True),
+        ("train", False),
+        ("infer", True),
+        ("infer", False),
+    ]
+    for each in result.speeds:
+        assert len(each.timing.warmup_s) == 2
+        assert len(each.timing.seconds) >= 2
+    json.dumps(result.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"net": "resnet5"}, "`net` must be one of .*Did you mean resnet"),
+        ({"modes": ["train", "dream"]}, "`modes` must be one of infer, train, got 'dream'"),
+        ({"modes": []}, "`modes` must name train, infer or both"),
+        ({"batch": 0}, "`batch` must be a whole number of at least 1"),
+        ({"seconds": -1}, "`seconds` must be a positive number"),
+        ({"turns": 0}, "`turns` must be"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(arguments, match, monkeypatch):
+    monkeypatch.setattr(onednn, "_proof", lambda value: pytest.fail("started"))
+    with pytest.raises(ValueError, match=match):
+        onednn.compare(**arguments)
+
+
+def test_command_line_writes_record_and_plot(tmp_path, monkeypatch):
+    asked = {}
+
+    def compare(*arguments, **more):
+        asked["arguments"] = arguments
+        return found()
+
+    monkeypatch.setattr(onednn, "compare", compare)
+    words = ["bench", "onednn", "--mode", "train", "--seconds", "5", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert asked["arguments"] == ("resnet50", 16, 224, 5.0, ["train"])
+    assert "Executive summary" in result.output
+    assert (tmp_path / "onednn.json").exists()
+    assert (tmp_path / "onednn.png").stat().st_size > 1000
+    CliRunner().invoke(app, [*words, "--net", "mnist_cnn"])
+    assert asked["arguments"][2] is None
+    assert {each.name for each in bench.registered_commands} >= {"onednn", "streams"}

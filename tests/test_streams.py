@@ -1,0 +1,108 @@
+"""Streams share the cores, answer the same, and their numbers obey Little's law.
+
+Tests dlguide.bench.streams, its command and its plot.
+"""
+
+import json
+
+import fake_machine
+import pytest
+from typer.testing import CliRunner
+
+from dlguide import plots
+from dlguide.bench import streams
+from dlguide.cli.app import app
+from dlguide.machine import describe
+from dlguide.measure import Timing
+
+
+def split(count=2, threads=1, batch=4, latency_s=0.5):
+    """Make `count` streams that are busy all the time: they bring count x batch / latency."""
+    latency = Timing((latency_s,) * 20)
+    return streams.Split(
+        count, threads, batch, latency, (count * batch / latency_s,) * 3, (0.0, 1.0)
+    )
+
+
+def test_busy_streams_keep_one_batch_each_under_way():
+    for count in (1, 2, 3, 48):
+        assert split(count).under_way == pytest.approx(count)
+
+
+def test_late_answers_are_the_slowest_of_twenty():
+    latency = Timing((*(1.0,) * 90, *(9.0,) * 10))
+    late = streams.Split(1, 1, 1, latency, (1.0,), (0.0, 1.0))
+    assert late.latency.median == 1.0
+    assert late.late_s == 9.0
+
+
+def test_table_has_a_line_for_each_split():
+    lines = streams.table([split(1, 2), split(2, 1)]).splitlines()
+    assert len(lines) == 3
+    assert lines[2].split() == ["2", "1", "16", "500", "500", "2.00"]
+
+
+def test_every_number_of_streams_of_this_machine_is_measured():
+    cores = describe().usable_cores
+    splits = streams.compare("mlp", batch=3, seconds=0.2, turns=2, splits=sorted({1, cores}))
+    assert [each.streams for each in splits] == sorted({1, cores})
+    for each in splits:
+        assert each.streams * each.threads <= cores
+        assert len(each.images_per_s) == 2
+        assert len(each.latency.warmup_s) == 2 * each.streams
+        assert each.latency.seconds
+        assert each.answer == pytest.approx(splits[0].answer, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"splits": [3]}, "`ranks` must be at most the 2 cores"),
+        ({"splits": []}, "`splits` must name at least one number of streams"),
+        ({"splits": [0]}, "`splits` must be a whole number of at least 1"),
+        ({"net": "mnist"}, "`net` must be one of"),
+        ({"batch": 0}, "`batch` must be"),
+        ({"seconds": 0}, "`seconds` must be a positive number"),
+        ({"turns": 0}, "`turns` must be"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(arguments, match, monkeypatch):
+    monkeypatch.setattr(streams, "_measure", lambda *more: pytest.fail("started"))
+    with pytest.raises(ValueError, match=match):
+        streams.compare(**arguments, machine=fake_machine.machine(2))
+
+
+def test_default_splits_are_powers_of_two_and_one_a_core(monkeypatch):
+    seen = []
+
+    def measure(plan, *more):
+        seen.append((plan.ranks, plan.threads))
+        return split(plan.ranks, plan.threads), "digest"
+
+    monkeypatch.setattr(streams, "_measure", measure)
+    streams.compare(machine=fake_machine.machine(12))
+    assert seen == [(1, 12), (2, 6), (4, 3), (8, 1), (12, 1)]
+
+
+def test_streams_that_answer_otherwise_are_refused(monkeypatch):
+    digests = iter(["a", "b"])
+    monkeypatch.setattr(streams, "_measure", lambda plan, *more: (split(), next(digests)))
+    with pytest.raises(RuntimeError, match="different weights: a, b"):
+        streams.compare(machine=fake_machine.machine(2))
+
+
+def test_plot_says_its_numbers_aloud(tmp_path):
+    figure = plots.streams([split(1, 2), split(2, 1)], tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    assert "2 x 1: 16 images/s, latency 500 ms" in figure._repr_html_()
+    with pytest.raises(ValueError, match="`splits` must hold at least one"):
+        plots.streams([])
+
+
+def test_command_line_writes_record_and_plot(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "compare", lambda *more, **named: [split(1, 2), split(2, 1)])
+    result = CliRunner().invoke(app, ["bench", "streams", "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "streams.json").read_text())
+    assert [each["streams"] for each in record["splits"]] == [1, 2]
+    assert (tmp_path / "streams.png").exists()
