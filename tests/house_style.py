@@ -50,6 +50,7 @@ SPEAKERS = {
     "dlguide.notebooks",
     "dlguide.preflight",
     "dlguide.training.fit",
+    "dlguide.tuning.show",
 }
 # Module globals that change, each with its reason.
 GLOBALS = {

@@ -1,0 +1,105 @@
+"""The comparison of allreduces: who sends how much, which table follows, what is refused.
+
+Tests dlguide.bench.allreduce, dlguide.bench.allreduce_rank and dlguide.plots.allreduce.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dlguide import plots
+from dlguide.bench import allreduce as bench
+from dlguide.cli.bench_allreduce import allreduce_command
+from dlguide.collectives import NAMES, keeping
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_algorithm_is_measured_at_every_size_and_the_ring_sends_its_formula(ranks):
+    found = bench.allreduce(ranks, [24, 4800], repeats=2, horovod=False, oversubscribe=True)
+    assert {(point.name, point.nbytes) for point in found.points} == {
+        (name, nbytes) for name in NAMES for nbytes in (24, 4800)
+    }
+    assert all(len(point.seconds) == 2 and min(point.seconds) > 0 for point in found.points)
+    sent = {(point.name, point.nbytes): point.sent for point in found.points}
+    assert sent["ring", 4800] == 2 * (ranks - 1) * 4800 // ranks
+    assert sent["library", 4800] is None
+    assert found.table().ranks == ranks
+    assert "MPI" in found.library
+
+
+def test_horovod_is_measured_beside_them():
+    found = bench.allreduce(2, [64], names=["ring"], repeats=2)
+    assert {point.name for point in found.points} == {"ring", "horovod"}
+    # Horovod is no algorithm of ours, so the table does not name it
+    assert found.table().steps == ((0, "ring"),)
+
+
+def test_the_library_s_own_algorithms_run_one_by_one(monkeypatch):
+    switch, names, besides = bench._SWITCHES["MPICH"]
+    monkeypatch.setitem(bench._SWITCHES, "MPICH", (switch, names[-1:], besides))
+    found = bench.library_algorithms(2, [64], repeats=1)
+    if "MPICH" in found.library:
+        names = [point.name for point in found.points]
+        assert names == ["automatic", "MPICH ring", "automatic again"]
+    monkeypatch.setattr(bench, "_SWITCHES", {"Other MPI": (switch, names, besides)})
+    with pytest.raises(RuntimeError, match="is not one of Other MPI, whose switch"):
+        bench.library_algorithms(1, [64], repeats=1)
+
+
+def test_bus_bandwidth_is_what_the_least_traffic_needs():
+    point = bench.Point("ring", 1_000_000, (0.25, 0.5, 1.0))
+    assert point.median_s == 0.5
+    assert point.bus_bytes_per_s(4) == 2 * 3 / 4 * 1_000_000 / 0.5
+    assert point.bus_bytes_per_s(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"names": ["rong"]}, "`names` must be one of .* Did you mean ring"),
+        ({"sizes": []}, "`sizes` must name at least one size"),
+        ({"sizes": [0]}, "`sizes` must be a whole number of at least 4, got 0"),
+        ({"repeats": 0}, "`repeats` must be a whole number of at least 1"),
+        ({"ranks": 0}, "`ranks` must be a whole number of at least 1"),
+        ({"ranks": 5000}, "`ranks` must be at most"),
+    ],
+)
+def test_bad_input_is_refused_before_any_rank_starts(asked, words):
+    with pytest.raises(ValueError, match=words):
+        bench.allreduce(**asked)
+
+
+def test_ranks_that_fail_are_quoted():
+    with pytest.raises(RuntimeError, match=r"ranks of the benchmark failed[^!]*no_such_module"):
+        bench.allreduce(1, [64], repeats=1, horovod=False, env={"PYTHONHOME": "/no_such_module"})
+
+
+def test_the_plot_shows_time_and_bus_bandwidth_of_each_algorithm(tmp_path):
+    seconds = {8: {"ring": 1e-5, "tree": 2e-5}, 1 << 20: {"ring": 1e-3}}
+    drawn = plots.allreduce(seconds, 2, [(8, 4e-5), (1024, 5e-5)], tmp_path / "a.png")
+    left, right = drawn.axes
+    lines = {line.get_label(): line for line in left.get_lines()}
+    assert list(lines["ring"].get_ydata()) == [10, 1000]
+    assert list(lines["published"].get_ydata()) == [40, 50]
+    assert list(right.get_lines()[0].get_ydata()) == pytest.approx([8 / 1e-5 / 1e9, 2**20 / 1e6])
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="`seconds` must hold at least one size"):
+        plots.allreduce({}, 2)
+
+
+def test_the_command_writes_numbers_plot_and_table(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
+    allreduce_command(
+        1, "64,1K", 1, horovod=False, library_algorithms=False, output=tmp_path / "out"
+    )
+    record = json.loads((tmp_path / "out" / "allreduce.json").read_text())
+    assert {point["nbytes"] for point in record["points"]} == {64, 1024}
+    assert (tmp_path / "out" / "allreduce.png").exists()
+    assert keeping.load(1).ranks == 1
+    said = capsys.readouterr().out
+    assert "Fastest: from 0 bytes" in said
+    assert "most probably MVAPICH2-GDR" in said
+    with pytest.raises(ValueError, match="`sizes` must be numbers of bytes .* got 'lots'"):
+        allreduce_command(1, "lots", output=tmp_path)
