@@ -40,6 +40,7 @@ LAZY_ROOMS = {
 SPEAKERS = {
     "dlguide.build_horovod",
     "dlguide.cli.bench",
+    "dlguide.cli.bench_allreduce",
     "dlguide.cli.course",
     "dlguide.cli.training",
     "dlguide.cli.tuning",

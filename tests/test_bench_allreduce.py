@@ -101,5 +101,5 @@ def test_the_command_writes_numbers_plot_and_table(monkeypatch, tmp_path, capsys
     said = capsys.readouterr().out
     assert "Fastest: from 0 bytes" in said
     assert "most probably MVAPICH2-GDR" in said
-    with pytest.raises(ValueError, match="`sizes` must be numbers of bytes .* got 'lots'"):
+    with pytest.raises(ValueError, match=r"`sizes` must be numbers of bytes .* got 'lots'"):
         allreduce_command(1, "lots", output=tmp_path)

@@ -14,7 +14,9 @@ from dlguide.cli.bench import bench
 from dlguide.collectives import LIBRARY
 
 if TYPE_CHECKING:
-    from dlguide.bench.allreduce import Comparison
+    from collections.abc import Callable
+
+    from dlguide.bench.allreduce import Comparison, Point
 
 
 @bench.command("allreduce")
@@ -60,9 +62,7 @@ def allreduce_command(
     plots.allreduce(found.seconds(), ranks, others, output / f"{name}.png")
     print(f"Numbers and plot: {output / name}.json, {output / name}.png")
     if keep and not library_algorithms:
-        print(
-            f"collectives.allreduce on {ranks} ranks chooses by it: {keeping.keep(found.table())}"
-        )
+        print(f"collectives.allreduce on {ranks} ranks chooses by {keeping.keep(found.table())}")
 
 
 def _bytes(word: str) -> int:
@@ -74,26 +74,27 @@ def _bytes(word: str) -> int:
 
 
 def _print(found: Comparison) -> None:
+    """Print times, speeds and bytes, a row for each size."""
     from rich.console import Console
     from rich.table import Table
 
-    title = (
-        f"{found.ranks} ranks, {found.library}; microseconds (GB/s of bus, bytes sent by a rank)"
-    )
-    drawn = Table(title=title, title_justify="left")
-    sizes = sorted({point.nbytes for point in found.points})
-    drawn.add_column("algorithm")
-    for nbytes in sizes:
-        drawn.add_column(f"{nbytes:,}", justify="right")
-    for name in dict.fromkeys(point.name for point in found.points):
-        cells = []
-        for point in sorted(found.points, key=lambda each: each.nbytes):
-            if point.name == name:
-                speed = point.bus_bytes_per_s(found.ranks) / 1e9
-                sent = "?" if point.sent is None else f"{point.sent:,}"
-                cells.append(f"{1e6 * point.median_s:.1f}\n({speed:.2f}, {sent})")
-        drawn.add_row(name, *cells)
-    Console(width=max(100, 16 * len(sizes) + 22)).print(drawn)
-    if any(point.name == LIBRARY for point in found.points):
+    names = list(dict.fromkeys(point.name for point in found.points))
+    cells: dict[str, Callable[[Point], str]] = {
+        "Microseconds": lambda point: f"{1e6 * point.median_s:,.1f}",
+        "Bus bandwidth, GB/s": lambda point: f"{point.bus_bytes_per_s(found.ranks) / 1e9:.2f}",
+        "Bytes that a rank sends": lambda point: "" if point.sent is None else f"{point.sent:,}",
+    }
+    print(f"{found.ranks} ranks, {found.library}")
+    for title, cell in cells.items():
+        told = [name for name in names if any(cell(p) for p in found.points if p.name == name)]
+        drawn = Table(title=title, title_justify="left")
+        for column in ("bytes", *told):
+            drawn.add_column(column.replace("_", " "), justify="right")
+        for nbytes in sorted({point.nbytes for point in found.points}):
+            row = {point.name: cell(point) for point in found.points if point.nbytes == nbytes}
+            drawn.add_row(f"{nbytes:,}", *(row[name] for name in told))
+        if told:
+            Console(width=22 + 14 * len(told)).print(drawn)
+    if LIBRARY in names:
         steps = ", ".join(f"from {start:,} bytes {name}" for start, name in found.table().steps)
         print(f"Fastest: {steps}.")

@@ -61,7 +61,8 @@ def allreduce(
         sizes, times = zip(*published, strict=True)
         left.plot(sizes, [1e6 * each for each in times], "--", color=GREY, label="published")
     _logarithmic(left, "microseconds", "Time of one allreduce")
-    _logarithmic(right, "GB/s", "Bus bandwidth")
+    if ranks > 1:  # one rank sends nothing
+        _logarithmic(right, "GB/s", "Bus bandwidth")
     left.legend(frameon=False, fontsize=7)
     return written(drawn, path)
 
