@@ -1,8 +1,12 @@
-"""Diagrams draw a box for every rank and say in words what they show."""
+"""Diagrams draw a box for every rank and say in words what they show.
+
+Tests dlguide.diagrams.ranks, dlguide.diagrams.shapes and dlguide.diagrams.affinity.
+"""
 
 import pytest
 
 from dlguide import diagrams
+from dlguide.machine import imagine, threads
 
 ENGINES = [{"rank": rank, "pid": 100 + rank, "cpus": [rank]} for rank in range(3)]
 
@@ -66,3 +70,60 @@ def test_what_cannot_be_drawn_is_refused():
         diagrams.timelines({"a": [[("Send", "x")]]})
     with pytest.raises(ValueError, match=r"`panels` must hold at least one course"):
         diagrams.timelines({})
+
+
+# --- who runs where ----------------------------------------------------------------------------
+
+GUIDE = {"OMP_NUM_THREADS": 22, "MLSL_NUM_SERVERS": 2, "MLSL_SERVER_AFFINITY": "39,38,43,42"}
+
+
+def cells(figure):
+    """Each cell of a map: the CPU's number and the rank's above it, and the cell's style."""
+    (axes,) = figure.axes
+    plain = [text for text in axes.texts if not text.get_text().startswith("socket")]
+    patches = [patch for patch in axes.patches if patch.get_fill()]
+    pairs = zip(plain[::2], plain[1::2], patches, strict=True)
+    return {int(cpu.get_text()): (rank.get_text(), patch) for rank, cpu, patch in pairs}
+
+
+@pytest.mark.parametrize(("sockets", "cores", "siblings"), [(1, 2, 1), (2, 24, 1), (2, 24, 2)])
+def test_the_map_of_a_plan_has_every_cpu_with_its_rank(sockets, cores, siblings):
+    node = imagine(sockets, cores, siblings)
+    plan = threads.plan(node, 2)
+    drawn = cells(diagrams.affinity(plan, node))
+    assert sorted(drawn) == [core.cpu for core in node.cores]
+    for rank, cpus in enumerate(plan.cpus):
+        assert {drawn[cpu][0] for cpu in cpus} == {str(rank)}
+    colours = {rank: drawn[cpus[0]][1].get_facecolor() for rank, cpus in enumerate(plan.cpus)}
+    assert colours[0] != colours[1]
+
+
+def test_communication_cores_are_hatched_and_shared_ones_framed():
+    node = imagine(2, 24, 2)
+    figure = diagrams.affinity(threads.explain("granularity=fine,compact,1,0", node, **GUIDE))
+    drawn = cells(figure)
+    assert {cpu for cpu, (_, patch) in drawn.items() if patch.get_hatch()} == {38, 39, 42, 43}
+    assert {cpu for cpu, (_, patch) in drawn.items() if patch.get_linewidth() > 2} == {
+        *(38, 39, 42, 43)
+    }
+    assert drawn[38][0] == "0+1"
+    assert drawn[47][0] == ""
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels[1:] == ["communicates", "free", "shared"]
+    assert "Rank 0 communicates on socket 1, NUMA node 1: CPUs 38-39." in words(figure)
+    assert "Rank 1 computes on socket 1, NUMA node 1: CPUs 24-45." in words(figure)
+
+
+def test_a_plans_communication_cores_are_its_own():
+    node = imagine(2, 4)
+    plan = threads.plan(node, 2, comm_cores=1)
+    drawn = cells(diagrams.affinity(plan, node))
+    hatched = {cpu for cpu, (_, patch) in drawn.items() if patch.get_hatch()}
+    assert hatched == {cpu for cpus in plan.comm_cpus for cpu in cpus} == {3, 7}
+
+
+def test_a_map_of_something_else_is_refused():
+    with pytest.raises(ValueError, match="`layout` must be a ThreadPlan or an Explanation, got 3"):
+        diagrams.affinity(3)
+    with pytest.raises(ValueError, match="`plan` must name CPUs of the machine"):
+        diagrams.affinity(threads.plan(imagine(2, 4), 2), imagine(1, 2))

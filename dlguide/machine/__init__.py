@@ -3,7 +3,18 @@
 `describe` is the function; its module is reached as `from dlguide.machine.describe import ...`.
 """
 
-from dlguide.machine import threads
+from dlguide.machine import catalogue, extensions, precision, roofline, threads
 from dlguide.machine.describe import Core, Machine, describe
+from dlguide.machine.imagined import imagine
 
-__all__ = ["Core", "Machine", "describe", "threads"]
+__all__ = [
+    "Core",
+    "Machine",
+    "catalogue",
+    "describe",
+    "extensions",
+    "imagine",
+    "precision",
+    "roofline",
+    "threads",
+]

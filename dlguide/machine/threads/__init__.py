@@ -1,12 +1,14 @@
-"""How ranks share the cores of a machine: plan it, apply it before TensorFlow starts, tune it."""
+"""How ranks share the cores of a machine: plan, apply before TensorFlow starts, tune, explain."""
 
 from dlguide.machine.threads.applying import ThreadState, applied, apply, restore
 from dlguide.machine.threads.candidates import Candidate, candidates, default
+from dlguide.machine.threads.explaining import Explanation, explain
 from dlguide.machine.threads.planning import ThreadPlan, plan
 from dlguide.machine.threads.tuning import Row, TuneResult, tune
 
 __all__ = [
     "Candidate",
+    "Explanation",
     "Row",
     "ThreadPlan",
     "ThreadState",
@@ -15,6 +17,7 @@ __all__ = [
     "apply",
     "candidates",
     "default",
+    "explain",
     "plan",
     "restore",
     "tune",

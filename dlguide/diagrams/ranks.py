@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from dlguide import plots
 from dlguide.checks import require, require_known
+from dlguide.diagrams.shapes import PAPER, arrow, bare, box
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _STATES = {"done": plots.SKY, "waits": plots.ORANGE, "never": "white"}
-_PAPER = "#f2f2f2"
 
 
 def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
@@ -36,17 +35,17 @@ def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
         "is a process with its own memory and its own cores. Ranks send messages to each other."
     )
     figure, (axes,) = plots.figure(width=max(6.0, 2.6 * ranks), height=3.4, alt=alt)
-    _bare(axes, (-0.6, ranks - 0.4), (-0.75, 2.5))
+    bare(axes, (-0.6, ranks - 0.4), (-0.75, 2.5))
     middle = (ranks - 1) / 2
     kernel = "this notebook's kernel\na process with the variables of your cells"
-    _box(axes, middle, 2.0, kernel, _PAPER, width=1.3, height=0.6)
+    box(axes, middle, 2.0, kernel, PAPER, width=1.3, height=0.6)
     for place, engine in enumerate(engines):
         cpus = ", ".join(str(cpu) for cpu in engine["cpus"])
         text = f"rank {engine['rank']}\nprocess {engine['pid']}\nCPU {cpus}\nits own memory"
-        _box(axes, place, 0.35, text, plots.SKY, width=0.7, height=0.95)
-        _arrow(axes, (middle + (place - middle) / ranks, 1.68), (place, 0.85), both=True)
+        box(axes, place, 0.35, text, plots.SKY, width=0.7, height=0.95)
+        arrow(axes, (middle + (place - middle) / ranks, 1.68), (place, 0.85), both=True)
     for place in range(ranks - 1):
-        _arrow(axes, (place + 0.36, 0.35), (place + 0.64, 0.35), both=True)
+        arrow(axes, (place + 0.36, 0.35), (place + 0.64, 0.35), both=True)
         axes.text(place + 0.5, 0.42, "messages", ha="center", va="bottom", fontsize=8)
     axes.text(middle, 1.28, "functions down, results up", ha="center", fontsize=8, color="black")
     axes.text(middle, -0.6, f"ranks: {ranks}", ha="center", fontsize=9)
@@ -84,18 +83,18 @@ def exchange(
     for axes, (title, (before, after, arrows)) in zip(grid, panels.items(), strict=False):
         ranks = len(before)
         require(len(after) == ranks, "panels", f"have {ranks} ranks after {title}", len(after))
-        _bare(axes, (-1.05, ranks - 0.45), (-0.45, 1.85))
+        bare(axes, (-1.05, ranks - 0.45), (-0.45, 1.85))
         axes.set_title(title, fontsize=10)
         for height, name, values in ((1.1, "before", before), (0.0, "after", after)):
             axes.text(-0.55, height, name, ha="right", va="center", fontsize=8)
             for rank, value in enumerate(values):
                 empty = value is None
-                colour = _PAPER if empty else plots.SKY
-                _box(axes, rank, height, _short(value), colour, 0.86, 0.4)
+                colour = PAPER if empty else plots.SKY
+                box(axes, rank, height, _short(value), colour, 0.86, 0.4)
         for rank in range(ranks):
             axes.text(rank, 1.42, f"rank {rank}", ha="center", va="bottom", fontsize=8)
         for start, end in arrows:
-            _arrow(axes, (start, 0.88), (end, 0.22))
+            arrow(axes, (start, 0.88), (end, 0.22))
     return figure
 
 
@@ -128,13 +127,13 @@ def timelines(
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     for axes, (title, rows) in zip(grid, panels.items(), strict=False):
-        _bare(axes, (-0.95, longest - 0.45), (0.45 - tallest, 0.5))
+        bare(axes, (-0.95, longest - 0.45), (0.45 - tallest, 0.5))
         axes.set_title(title, fontsize=10)
         for rank, row in enumerate(rows):
             axes.text(-0.55, -rank, f"rank {rank}", ha="right", va="center", fontsize=8)
             for place, (text, state) in enumerate(row):
                 colour = _STATES[require_known(state, _STATES, "state")]
-                _box(axes, place, -rank, text, colour, 0.92, 0.6, dashed=state == "never")
+                box(axes, place, -rank, text, colour, 0.92, 0.6, dashed=state == "never")
     return figure
 
 
@@ -153,35 +152,3 @@ def _told(row: Sequence[tuple[str, str]]) -> str:
 def _said(values: Sequence[Any]) -> str:
     said = [f"rank {rank} {'nothing' if v is None else v}" for rank, v in enumerate(values)]
     return ", ".join(said).replace("\n", " ")
-
-
-def _bare(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
-    axes.set_axis_off()
-    axes.set_xlim(*x)
-    axes.set_ylim(*y)
-
-
-def _box(
-    axes: Axes,
-    x: float,
-    y: float,
-    text: str,
-    colour: str,
-    width: float,
-    height: float,
-    dashed: bool = False,
-) -> None:
-    from matplotlib.patches import Rectangle
-
-    style = {"edgecolor": plots.GREY, "linestyle": "--" if dashed else "-"}
-    corner = (x - width / 2, y - height / 2)
-    axes.add_patch(Rectangle(corner, width, height, facecolor=colour, **style))
-    ink = plots.GREY if dashed else "black"
-    axes.text(x, y, text, ha="center", va="center", fontsize=8, color=ink)
-
-
-def _arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], both: bool = False
-) -> None:
-    style = {"arrowstyle": "<->" if both else "->", "color": plots.BLUE, "shrinkA": 0}
-    axes.annotate("", end, start, arrowprops={**style, "shrinkB": 0, "linewidth": 1.1})

@@ -1,0 +1,6 @@
+"""Diagrams of ranks: which processes there are, who has what, who waits, who runs where."""
+
+from dlguide.diagrams.affinity import affinity
+from dlguide.diagrams.ranks import exchange, processes, timelines
+
+__all__ = ["affinity", "exchange", "processes", "timelines"]

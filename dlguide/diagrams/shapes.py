@@ -1,0 +1,71 @@
+"""What diagrams are made of: an empty panel, boxes with words, arrows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlguide import plots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PAPER = "#f2f2f2"
+
+
+def bare(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
+    """Make a panel without axes.
+
+    Args:
+        axes: the panel.
+        x: its limits from left to right.
+        y: its limits from bottom to top.
+    """
+    axes.set_axis_off()
+    axes.set_xlim(*x)
+    axes.set_ylim(*y)
+
+
+def box(
+    axes: Axes,
+    x: float,
+    y: float,
+    text: str,
+    colour: str,
+    width: float,
+    height: float,
+    dashed: bool = False,
+) -> None:
+    """Draw a box with words in it.
+
+    Args:
+        axes: the panel.
+        x: its middle.
+        y: its middle.
+        text: the words.
+        colour: what it is filled with.
+        width: in the panel's units.
+        height: in the panel's units.
+        dashed: draw it as something that does not happen.
+    """
+    from matplotlib.patches import Rectangle
+
+    style = {"edgecolor": plots.GREY, "linestyle": "--" if dashed else "-"}
+    corner = (x - width / 2, y - height / 2)
+    axes.add_patch(Rectangle(corner, width, height, facecolor=colour, **style))
+    ink = plots.GREY if dashed else "black"
+    axes.text(x, y, text, ha="center", va="center", fontsize=8, color=ink)
+
+
+def arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], both: bool = False
+) -> None:
+    """Draw an arrow.
+
+    Args:
+        axes: the panel.
+        start: where it begins (x, y).
+        end: where its head is (x, y).
+        both: give it two heads.
+    """
+    style = {"arrowstyle": "<->" if both else "->", "color": plots.BLUE, "shrinkA": 0}
+    axes.annotate("", end, start, arrowprops={**style, "shrinkB": 0, "linewidth": 1.1})

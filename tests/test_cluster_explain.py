@@ -1,0 +1,213 @@
+"""Launch lines of the sources are understood word by word, and written for today's launchers.
+
+Tests dlguide.cluster.explain, dlguide.cluster.launch_words and dlguide.cluster.launch_lines.
+"""
+
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlguide import cluster
+from dlguide.cluster import launch_words
+
+IMAGENET = """MLSL_NUM_SERVERS=2 MLSL_SERVER_AFFINITY="39,38,43,42" OMP_NUM_THREADS=22
+KMP_AFFINITY="granularity=fine,compact,1,0"
+mpiexec.hydra -PSM2 -l -n 896 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22
+-genv KMP_AFFINITY "granularity=fine,compact,1,0" ./build/tools/caffe train --solver=s.prototxt"""
+THESIS = r"""mpirun -np 4 -bind-to none -map-by slot \
+  -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH \
+  -mca pml ob1 -mca btl ^openib \
+  -oversubscribe \
+  python3.6 tf_cnn_benchmarks.py --model resnet50"""
+GUIDE_64 = (
+    "OMP_NUM_THREADS=20 HOROVOD_FUSION_THRESHOLD=134217728 export I_MPI_FABRICS=tmi "
+    "export I_MPI_TMI_PROVIDER=psm2 mpirun -np 512 --ppn 2 python resnet_main.py --mkl=True"
+)
+DECK = (
+    "/usr/lib64/openmpi/bin/mpirun --allow-run-as-root -np $NP -cpus-per-proc $PER_PROC "
+    "-map-by socket -H 192.168.10.110 --report-bindings --oversubscribe -x LD_LIBRARY_PATH "
+    "python ./tf_cnn_benchmarks.py"
+)
+TUTORIAL = (
+    "mpirun_rsh -export-all -np 4 gpu01 gpu01 gpu02 gpu02 MV2_USE_CUDA=1 caffe train -solver s"
+)
+HANDS_ON = (
+    "mpirun -prepend-rank -genv OMP_NUM_THREADS=2 -genv I_MPI_DEBUG=5 -n 4 python -u cnn_mnist.py"
+)
+SRUN = "srun -lN1 -n 1 -c 28 -r 3 python ./main.py --rank 3 &\nwait"
+MXNET = "OMP_NUM_THREADS=1 python ../../tools/launch.py -n 16 -H ~/ipfile python train.py --gpus 0"
+NVCAFFE = 'mpirun -bind-to none -np 48 -pernode --tag-output caffe train --solver "a b.prototxt"'
+LINES = [IMAGENET, THESIS, GUIDE_64, DECK, TUTORIAL, HANDS_ON, SRUN, MXNET, NVCAFFE]
+
+
+def said(launch, beginning):
+    (found,) = [word for word in launch.words if word.text.startswith(beginning)]
+    return found
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_word_of_the_line_is_explained_or_belongs_to_the_program(line):
+    launch = cluster.explain(line)
+    told = " ".join(word.text for word in launch.words).split()
+    plain = shlex.split(line.replace("\\\n", " "), posix=True)
+    program = [word.strip('"') for word in launch.job.program]
+    left = [word for word in plain if word not in program]
+    shown = {word.strip("\"'") for word in told} | {word.replace('"', "") for word in told}
+    missing = [word for word in left if word not in shown and word not in ("-lN1",)]
+    assert not missing
+    assert all(word.did for word in launch.words)
+    assert all(word.note for word in launch.words if word.state != "works")
+
+
+def test_the_imagenet_line_is_448_nodes_and_its_dead_words_are_named():
+    launch = cluster.explain(IMAGENET)
+    assert launch.launcher == "mpiexec of MPICH and Intel MPI"
+    job = launch.job
+    assert (job.ranks, job.per_node, job.cpus, job.hostfile) == ("896", "2", "22", "hostfile")
+    assert job.label
+    assert said(launch, "-PSM2").state == "dead"
+    assert said(launch, "MLSL_NUM_SERVERS").state == "dead"
+    assert "896 ranks, 2 on a node, need 448 nodes." in launch.findings
+    assert set(job.variables) == {"OMP_NUM_THREADS", "KMP_AFFINITY"}
+    assert job.program == ("./build/tools/caffe", "train", "--solver=s.prototxt")
+
+
+def test_c12_the_copied_flags_are_called_harmful_and_left_out_of_todays_lines():
+    launch = cluster.explain(THESIS)
+    harmful = {word.text for word in launch.words if word.state == "harmful"}
+    assert harmful == {"-bind-to none", "-mca pml ob1", "-mca btl ^openib", "-oversubscribe"}
+    assert "no InfiniBand" in said(launch, "-mca btl").did
+    assert "gives up pinning" in said(launch, "-bind-to").note
+    for command in launch.commands.values():
+        assert not any(word in command for word in ("openib", "ob1", "oversub", "bind-to none"))
+
+
+def test_c25_the_line_with_export_runs_nothing_and_needs_256_nodes():
+    launch = cluster.explain(GUIDE_64)
+    assert any("As printed this runs nothing" in finding for finding in launch.findings)
+    assert "512 ranks, 2 on a node, need 256 nodes." in launch.findings
+    assert "2 ranks x 20 threads keep 40 cores of a node busy." in launch.findings
+    assert said(launch, "I_MPI_FABRICS").state == "dead"
+    # the shell agrees: nothing but an error of `export`
+    ran = subprocess.run(
+        ["bash", "-c", "X=1 export Y=tmi mpirun -np 2 echo ran"],
+        capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert "ran" not in ran.stdout
+    assert ran.returncode != 0
+
+
+def test_shell_variables_stay_in_the_job():
+    launch = cluster.explain(DECK)
+    assert launch.launcher == "mpirun of Open MPI"
+    assert said(launch, "-cpus-per-proc").state == "dead"
+    commands = launch.commands
+    assert "-n $NP -hosts 192.168.10.110" in commands["MPICH"]
+    assert "--map-by slot:PE=$PER_PROC" in commands["Open MPI 5"]
+    assert "--cpus-per-task=$PER_PROC" in commands["Slurm"]
+
+
+def test_mpirun_rsh_takes_hosts_and_variables_before_the_program():
+    launch = cluster.explain(TUTORIAL)
+    job = launch.job
+    assert (job.hosts, job.per_node) == ("gpu01,gpu02", "2")
+    assert job.variables == {"MV2_USE_CUDA": "1"}
+    assert job.program == ("caffe", "train", "-solver", "s")
+    assert "--host gpu01:2,gpu02:2" in launch.commands["Open MPI 5"]
+    by_file = cluster.explain("mpirun_rsh -np 4 -hostfile hosts MV2_USE_CUDA=1 ./test gpu").job
+    assert (by_file.hostfile, by_file.hosts, by_file.program) == ("hosts", "", ("./test", "gpu"))
+
+
+def test_joined_options_of_srun_are_taken_apart():
+    launch = cluster.explain(SRUN)
+    job = launch.job
+    assert (job.nodes, job.ranks, job.cpus, job.label) == ("1", "1", "28", True)
+    assert job.program == ("python", "./main.py", "--rank", "3")
+    assert [word.text for word in launch.words][-2:] == ["&", "wait"]
+    twice = cluster.explain("srun -ln1 -n 2 main")
+    assert twice.job.ranks == "2"
+    assert any("given twice" in word.note for word in twice.words)
+    more = cluster.explain(f"{SRUN.partition('&')[0]} &\n{SRUN}")
+    assert "After it come 1 more launch lines: read them one by one." in more.findings
+
+
+def test_i_mpi_debug_and_its_likes_are_known():
+    launch = cluster.explain(HANDS_ON)
+    assert "CPUs of every rank" in said(launch, "-genv I_MPI_DEBUG=5").did
+    assert launch.job.variables == {"OMP_NUM_THREADS": "2", "I_MPI_DEBUG": "5"}
+    assert "dead" in said(cluster.explain(MXNET), "../../tools/launch.py").note
+    assert cluster.explain(NVCAFFE).job.per_node == "1"
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_todays_lines_say_the_same_job(line):
+    job = cluster.explain(line).job
+    for name, command in cluster.explain(line).commands.items():
+        again = cluster.explain(command)
+        if name in ("MPICH", "Intel MPI"):
+            assert again.launcher == "mpiexec of MPICH and Intel MPI"
+        assert again.job.ranks == job.ranks
+        assert again.job.program == job.program
+        assert again.job.label == job.label
+        kept = {key: value for key, value in again.job.variables.items() if key in job.variables}
+        assert kept.keys() == job.variables.keys()
+        assert not any(word.state == "harmful" for word in again.words)
+
+
+def test_mpichs_line_really_starts_the_ranks():
+    folder = Path(sysconfig.get_path("scripts"))
+    program = f"{sys.executable} -c 'import os; print(os.environ[\"DL_X\"])'"
+    launch = cluster.explain(f"mpirun -bind-to none -np 2 -x DL_X=a,b --tag-output {program}")
+    words = shlex.split(launch.commands["MPICH"])
+    ran = subprocess.run(
+        [str(folder / words[0]), *words[1:]], capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout.count("a,b") == 2, ran.stderr
+    assert all(f"[{rank}] " in ran.stdout for rank in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("line", "must"),
+    [
+        ("", r"`command` must be a launch line, got ''"),
+        ("ls -l", r"`command` must have a launcher, .* got 'ls' at column 1"),
+        ("mpirun -np 2 -mcca a b x", r"got '-mcca' at column 14\. Did you mean -mca\?"),
+        ("srun --ntaks 2 x", r"got '--ntaks' at column 6\. Did you mean --ntasks\?"),
+        ("mpiexec -np two x", r"have a count after -np, got 'two' at column 13"),
+        ("mpiexec -np", r"have a value after -np, got nothing at column 12"),
+        ("mpiexec -np 2 'x", r"close each quotation mark, got \"'\" at column 15"),
+        ("time mpiexec -np 2 x", r"have variables or the launcher here, got 'time' at column 1"),
+        ("mpirun -np 2 -x", r"have a value after -x, got nothing"),
+        ("OMP_NUM_THREADS=x mpirun -np 2 a", r"`OMP_NUM_THREADS` must have its value here"),
+    ],
+)
+def test_a_fault_is_shown_at_its_place(line, must):
+    with pytest.raises(ValueError, match=must):
+        cluster.explain(line)
+
+
+def test_a_line_without_a_program_is_noticed():
+    assert any("no program" in finding for finding in cluster.explain("mpirun -np 2").findings)
+
+
+@given(st.text(st.sampled_from("mpirun-x $='\"&\\\n2"), max_size=30))
+def test_any_line_is_read_or_refused(rest):
+    reasons = []
+    try:
+        str(cluster.explain(f"mpirun {rest}"))
+    except ValueError as error:
+        reasons.append(str(error))
+    assert all(reason.startswith("`") for reason in reasons)
+
+
+def test_every_option_of_every_launcher_is_described():
+    for name, table, _ in launch_words.FAMILIES.values():
+        for option in table.values():
+            assert option.did, name
+            assert option.note or option.state == "works", name
