@@ -23,6 +23,7 @@ _ROOMS = (
     "machine",
     "measure",
     "nets",
+    "parallel",
     "plots",
     "published",
     "training",
