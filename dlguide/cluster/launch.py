@@ -17,12 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from dlguide.checks import require_count
 from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec, rank_environment
 from dlguide.cluster.errors import LAUNCHER_LOG
+from dlguide.cluster.planned import planned
 from dlguide.cluster.run import FunctionRun
-from dlguide.machine import describe, threads
+from dlguide.machine import threads
 
 START_S = 60.0
 CONNECTION = "security/ipcontroller-dlguide-client.json"
@@ -38,12 +38,17 @@ class Cluster:
 
     Args:
         plan: a thread plan, or None to plan `ranks` on this machine.
-        ranks: number of ranks when no plan is given (count).
+        ranks: number of ranks when no plan is given (count); None for 2, or with tuned=True for
+            as many as were fastest.
         oversubscribe: allow more ranks than cores.
         magics: in a notebook, let `%%px` run cells on these ranks.
+        tuned: whether to use what `dlguide tune` has found on this machine: None where it has
+            measured that number of ranks, False never, True always, for ranks=None also the
+            number of ranks. `repr` says so and from when it is.
 
     Raises:
-        ValueError: when there are more ranks than cores and `oversubscribe` is False.
+        ValueError: when there are more ranks than cores and `oversubscribe` is False, or
+            tuned=True and nothing was found for this machine.
         MissingComponentError: when there is no mpiexec.
         RuntimeError: when the ranks do not start; the text ends with their log.
     """
@@ -55,16 +60,17 @@ class Cluster:
         self,
         plan: threads.ThreadPlan | None = None,
         *,
-        ranks: int = 2,
+        ranks: int | None = None,
         oversubscribe: bool = False,
         magics: bool = True,
+        tuned: bool | None = None,
     ) -> None:
         self.engines: list[dict[str, Any]] = []
         self.client: Any = None
         self.folder: Path | None = None
+        self.tuned = ""
         if plan is None:
-            require_count(ranks, "ranks")
-            plan = threads.plan(describe(), ranks=ranks, oversubscribe=oversubscribe)
+            plan, self.tuned = planned(ranks, oversubscribe, tuned)
         self.plan = plan
         self.run_number = 0
         self.children: list[subprocess.Popen] = []
@@ -226,7 +232,8 @@ class Cluster:
     def __repr__(self) -> str:
         if not self.engines:
             return f"Cluster of {self.ranks} ranks, stopped (run() starts them again)"
-        lines = [f"Cluster of {self.ranks} rank{'s'[: self.ranks != 1]}"]
+        how = f", threads {self.tuned}" if self.tuned else ""
+        lines = [f"Cluster of {self.ranks} rank{'s'[: self.ranks != 1]}{how}"]
         lines.append(" rank      pid  threads  logical CPUs")
         lines += [
             f"{each['rank']:5}  {each['pid']:7}  {each['threads']:7}  "

@@ -7,6 +7,7 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 from dlguide.plots.allreduce import allreduce
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.onednn import addresses, onednn_speeds, primitives, streams
+from dlguide.plots.roofline import roofline
 from dlguide.plots.training import scaling, training, utilisation
 from dlguide.plots.tuning import tuning
 
@@ -22,6 +23,7 @@ __all__ = [
     "figure",
     "onednn_speeds",
     "primitives",
+    "roofline",
     "scaling",
     "streams",
     "training",

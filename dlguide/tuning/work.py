@@ -8,6 +8,7 @@ from typing import Any
 
 from dlguide import nets
 from dlguide.checks import require, require_count, require_known
+from dlguide.training.settings import OPTIMIZERS
 
 DATA = ("mnist", "random")
 
@@ -22,6 +23,7 @@ class Work:
         data: "mnist", or "random" images of the net's own shape.
         optimizer: "adam" or "sgd".
         seed: of the first weights and the order of the images.
+        image: height and width of a large net's images (pixels); None takes the net's own.
     """
 
     net: str = "mnist_cnn"
@@ -29,6 +31,7 @@ class Work:
     data: str = "mnist"
     optimizer: str = "adam"
     seed: int = 0
+    image: int | None = None
 
     def check(self) -> None:
         """Check all that can be checked without TensorFlow.
@@ -36,11 +39,17 @@ class Work:
         Raises:
             ValueError: in the house's form, for the first field that does not hold.
         """
-        require_known(self.net, nets.names(), "net")
+        require_known(self.net, (*nets.names(), *nets.imagenet_names()), "net")
         require_count(self.batch, "batch")
         require_known(self.data, DATA, "data")
-        require_known(self.optimizer, ("adam", "sgd"), "optimizer")
+        require_known(self.optimizer, OPTIMIZERS, "optimizer")
         require_count(self.seed, "seed", least=0)
+        small = self.net in nets.names()
+        fits = f'be "random" for {self.net}, whose images are not those of MNIST'
+        require(self.data == "random" or small, "data", fits, self.data)
+        require(self.image is None or not small, "image", f"be None for {self.net}", self.image)
+        if self.image is not None:
+            require_count(self.image, "image")
 
     def share(self, ranks: int) -> int:
         """Give the images of one rank in one step.

@@ -1,0 +1,42 @@
+"""`dlguide tune`: which ranks and threads train a net fastest on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlguide.cli.app import OversubscribeOption, app
+
+
+@app.command()
+def tune(
+    net: Annotated[str, typer.Option(help="A net of dlguide.nets.")] = "mnist_cnn",
+    batch: Annotated[int, typer.Option(help="Images of a step over all ranks.")] = 100,
+    budget: Annotated[float, typer.Option(help="Time for all of it, in seconds.")] = 60.0,
+    data: Annotated[str | None, typer.Option(help="mnist or random; default: what fits.")] = None,
+    optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
+    image: Annotated[int | None, typer.Option(help="Pixels of a large net's side.")] = None,
+    max_ranks: Annotated[int | None, typer.Option(help="The most ranks to try.")] = None,
+    oversubscribe: OversubscribeOption = False,
+    keep: Annotated[bool, typer.Option(help="Keep the outcome for the Cluster.")] = True,
+    output: Annotated[Path, typer.Option(help="Folder for table and heat map.")] = Path("build"),
+) -> None:
+    """Find the ranks, threads and binding that train a net fastest here; the Cluster uses them."""
+    from dlguide import plots, tuning
+    from dlguide.folders import require_writable
+
+    require_writable(output, "output")
+    found = tuning.tune(
+        net, batch, budget, data, optimizer, image=image, max_ranks=max_ranks,
+        oversubscribe=oversubscribe, keep=keep,
+    )  # fmt: skip
+    record = output / "tuning.json"
+    record.write_text(json.dumps(found.as_dict(), indent=1))
+    plots.tuning(found, output / "tuning.png")
+    print(f"{found.used_s:.0f} s, of these {found.start_s:.0f} s until the ranks were ready.")
+    print(f"Heat map and numbers: {output / 'tuning.png'}, {record}")
+    if keep:
+        print(f"Kept for Cluster(ranks=...) and Cluster(tuned=True): {found.stored}")

@@ -1,0 +1,172 @@
+"""One rank of a candidate: it trains when the tuner says so and is stopped in between.
+
+Not an ipyparallel engine: several candidates wait side by side, each rank with nothing but
+TensorFlow, Horovod and one connection to the tuner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import socket
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from dlguide import measure
+from dlguide.machine import affinity, threads
+from dlguide.tuning.work import Work
+
+WARMUP_STEPS = 3
+
+
+class Trainer:
+    """A net, its share of the images, and the step that `training.fit` takes too.
+
+    Args:
+        work: what all candidates do alike.
+        folder: where the tuner has put the images, for data that is not random.
+    """
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        import tensorflow as tf
+
+        from dlguide import nets
+        from dlguide.training.ranks import connect
+        from dlguide.training.settings import make_optimizer
+        from dlguide.training.steps import train_step
+
+        ranks = connect()
+        self.rank, self.ranks = ranks.rank, ranks.ranks
+        self.share, self.scale = work.share(ranks.ranks), 1 / work.batch
+        with tf.device("/CPU:0"):
+            self.model = nets.build(work.net, work.seed, image=work.image)
+            # the global batch is the same for all, so the rate does not follow the ranks
+            rule = ranks.distribute(make_optimizer(work.optimizer, 1, None, None))
+            rule.build(self.model.trainable_variables)
+            ranks.broadcast(self.model.weights)
+            self.step = train_step(self.model, rule, ranks.ranks)
+        self.digest = _digest(self.model.trainable_weights)
+        self.images, self.labels = self._samples(work, folder)
+        self.parts = self._parts(work)
+        self.taken = 0
+
+    def _samples(self, work: Work, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+        if work.data != "random":
+            names = ("images.npy", "labels.npy")
+            return tuple(np.load(folder / name, mmap_mode="r") for name in names)
+        random = np.random.default_rng([work.seed, 1])
+        shape = (2 * work.batch, *self.model.inputs[0].shape[1:])
+        labels = random.integers(self.model.outputs[0].shape[-1], size=shape[0], dtype=np.int32)
+        return random.random(shape, np.float32), labels
+
+    def _parts(self, work: Work) -> list[np.ndarray]:
+        from dlguide.data.datasets import epoch_batches
+
+        shares = (len(self.labels), self.share, self.rank, self.ranks)
+        return [part.indices for part in epoch_batches(*shares, seed=work.seed)]
+
+    def seconds(self, steps: int) -> float:
+        """Take some steps.
+
+        Args:
+            steps: how many (count).
+
+        Returns:
+            float: what they took, their data included (s).
+        """
+        begin = perf_counter()
+        for _ in range(steps):
+            indices = self.parts[self.taken % len(self.parts)]
+            float(self.step(self.images[indices], self.labels[indices], self.scale))
+            self.taken += 1
+        return perf_counter() - begin
+
+    def facts(self) -> dict[str, Any]:
+        """Tell what the tuner compares between candidates, and what this rank runs on.
+
+        Returns:
+            dict: rank, ranks, pid, parameters, weights_digest, images (per step of this rank),
+            cpus (the mask the system really gave), threads (of this process), nbytes (memory).
+        """
+        return {
+            "rank": self.rank,
+            "ranks": self.ranks,
+            "pid": os.getpid(),
+            "parameters": sum(int(np.prod(w.shape)) for w in self.model.trainable_weights),
+            "weights_digest": self.digest,
+            "images": self.share,
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "threads": len(os.listdir("/proc/self/task")),
+            "nbytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+
+
+def _digest(weights: Sequence[Any]) -> str:
+    digest = hashlib.sha256()
+    for weight in weights:
+        digest.update(np.asarray(weight).tobytes())
+    return digest.hexdigest()
+
+
+def serve(tuner: Connection, work: Work, plan: threads.ThreadPlan | None, folder: Path) -> None:
+    """Train as the tuner says, until it hangs up.
+
+    Args:
+        tuner: the connection; takes (cpus or None, steps, blocks) and is given the blocks' times.
+        work: what to train.
+        plan: the threads and cores; None sets nothing and binds nothing.
+        folder: where the images are.
+    """
+    rank, _ = measure.launched()
+    try:
+        if plan is not None:
+            threads.apply(plan, rank)
+        trainer = Trainer(work, folder)
+        trainer.seconds(WARMUP_STEPS)
+        tuner.send(trainer.facts())
+        while True:
+            cpus, steps, blocks = tuner.recv()
+            if cpus is not None:
+                affinity.bind({}, cpus)
+            tuner.send([trainer.seconds(steps) for _ in range(blocks)])
+    except EOFError:
+        return  # the tuner has what it wants
+    except Exception as error:
+        tuner.send(f"rank {rank}: {type(error).__name__}: {error}")
+
+
+def call(address: str, name: str) -> Connection:
+    """Call the tuner and say who is calling.
+
+    Args:
+        address: the tuner's socket in the file system, in a folder of this user alone.
+        name: the team that this rank belongs to.
+
+    Returns:
+        Connection: to the tuner.
+    """
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(address)
+        connection = Connection(line.detach())
+    connection.send((name, measure.launched()[0], os.getpid()))
+    return connection
+
+
+if __name__ == "__main__":
+    where, address, team, work_text, plan_text = sys.argv[1:]
+    plain = json.loads(plan_text)
+    serve(
+        call(address, team),
+        Work.from_dict(json.loads(work_text)),
+        None if plain is None else threads.ThreadPlan.from_dict(plain),
+        Path(where),
+    )
+    os._exit(0)  # MPI would wait for ranks that are stopped

@@ -1,0 +1,16 @@
+"""Settings of the whole suite: nothing that a user has stored decides what the tests see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+CACHE = tempfile.mkdtemp(prefix="dlguide-test-cache-")
+os.environ["DLGUIDE_CACHE"] = CACHE
+
+
+def pytest_unconfigure(config):
+    """Remove the cache that the tests had to themselves."""
+    shutil.rmtree(Path(CACHE), ignore_errors=True)
