@@ -1,0 +1,222 @@
+"""The roof: predictions are the guide's, places follow the formula, nothing pretends.
+
+Tests dlguide.machine.roofline.measured, dlguide.machine.roofline.predicted,
+dlguide.machine.roofline.placed, dlguide.machine.roofline.kernels and dlguide.plots.roofline.
+How near the rates come to other tools is a benchmark: benchmarks/roofline_against_stream.py.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_machine import machine as fake
+
+from dlguide import machine, plots
+from dlguide.machine import roofline
+from dlguide.machine.roofline import kernels, measured
+from dlguide.machine.roofline.measured import Roof
+
+ROOF = Roof(
+    processor="Some Processor",
+    threads=2,
+    flops_per_s={"float32": 2e11, "int8": 8e11},
+    bytes_per_s=4e10,
+    median_per_s={"float32": 1.9e11, "int8": 8e11, "memory": 3.9e10},
+    how={"float32": "a", "int8": "b", "memory": "c"},
+    missing={"bfloat16": "this processor multiplies no bfloat16"},
+)
+
+
+@pytest.mark.parametrize(
+    ("cores", "clock_hz", "lane_bits", "tflops"),
+    [
+        # the guide's Table 1 with its notes e and f; Zen 1 has units of 128 bits
+        (28, 1.7e9, 512, 3.0),
+        (28, 2.3e9, 512, 4.2),
+        (32, 2.2e9, 128, 1.1),
+        (32, 2.7e9, 128, 1.4),
+    ],
+)
+def test_predicted_peak_is_that_of_the_guide_s_table_1(cores, clock_hz, lane_bits, tflops):
+    predicted = roofline.predict(cores, clock_hz, lane_bits)
+    assert predicted / 1e12 == pytest.approx(tflops, rel=0.03)
+    assert roofline.predict(cores, clock_hz, lane_bits, dtype="bfloat16") == 2 * predicted
+    assert roofline.predict(cores, clock_hz, lane_bits, dtype="int8") == 4 * predicted
+    assert roofline.predict(cores, clock_hz, lane_bits, fma_units=1) == predicted / 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((0, 1e9, 256), "`cores` must be a whole number"),
+        ((1, 0, 256), "`clock_hz` must be a positive number"),
+        ((1, 1e9, 100), "`lane_bits` must be a multiple of 32, got 100"),
+        ((1, 1e9, 256, 2, "float16"), "`dtype` must be one of bfloat16, float32, int8"),
+    ],
+)
+def test_nonsense_for_a_prediction_is_refused(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        roofline.predict(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("flops", "nbytes", "bound", "attainable"),
+    [(1e9, 1e9, "memory", 4e10), (1e9, 2e8, "compute", 2e11), (1e12, 1e9, "compute", 2e11)],
+)
+def test_place_is_the_lower_of_slope_and_peak(flops, nbytes, bound, attainable):
+    placed = roofline.place(ROOF, "x", flops, nbytes, seconds=1.0)
+    assert placed.intensity == flops / nbytes
+    assert (placed.bound, placed.attainable_flops_per_s) == (bound, attainable)
+    assert placed.seconds == flops / attainable
+    assert placed.share == pytest.approx(flops / attainable)
+    assert roofline.place(ROOF, "x", flops, nbytes).share is None
+    json.dumps(placed.as_dict())
+
+
+def test_ridge_is_where_slope_and_peak_meet():
+    assert ROOF.ridge() == 5.0
+    assert ROOF.ridge("int8") == 20.0
+
+
+def test_place_says_why_a_format_has_no_peak():
+    with pytest.raises(
+        ValueError, match=r"`dtype` must have a peak on this .*'bfloat16'\. this processor"
+    ):
+        roofline.place(ROOF, "x", 1.0, 1.0, dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"`dtype` must be one of bfloat16, float32, int8"):
+        roofline.place(ROOF, "x", 1.0, 1.0, dtype="float64")
+    with pytest.raises(ValueError, match=r"`nbytes` must be a positive number, got 0"):
+        roofline.place(ROOF, "x", 1.0, 0)
+
+
+def test_a_roof_survives_json_and_reads_well():
+    assert Roof.from_dict(json.loads(json.dumps(ROOF.as_dict()))) == ROOF
+    assert "no peak: this processor multiplies no bfloat16" in str(ROOF)
+    assert "median 95%" in str(ROOF)
+
+
+def test_measure_here_finds_what_the_processor_has_and_loads_nothing_into_the_caller():
+    code = (
+        "import json, sys\n"
+        "from dlguide import machine\n"
+        "from dlguide.machine import roofline\n"
+        "roof = roofline.measure(seconds=1.0)\n"
+        "assert not {'tensorflow', 'onnxruntime', 'onnx'} & set(sys.modules)\n"
+        "print(json.dumps(roof.as_dict()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    roof = Roof.from_dict(json.loads(done.stdout))
+    here = machine.describe()
+    assert roof.threads == here.usable_cores
+    assert set(roof.flops_per_s) | set(roof.missing) == {"float32", "bfloat16", "int8"}
+    assert not set(roof.flops_per_s) & set(roof.missing)
+    assert ("bfloat16" in roof.flops_per_s) == here.has("bf16")
+    assert ("has VNNI" in roof.how["int8"]) == here.has("vnni")
+    for name, median in roof.median_per_s.items():
+        assert 0 < median <= (roof.bytes_per_s if name == "memory" else roof.flops_per_s[name])
+
+
+def answers(**parts):
+    return lambda part, job, budget_s: parts[part]
+
+
+def rate(name):
+    return {name: {"best": 2.0, "median": 1.0, "how": "so"}}
+
+
+def test_a_machine_without_bf16_and_vnni_says_so_and_goes_on(monkeypatch):
+    old = replace(fake(2), simd=("avx2", "fma"))
+    monkeypatch.setattr(measured, "describe", lambda: old)
+    asked = {}
+
+    def answer(part, job, budget_s):
+        asked[part] = job
+        return rate({"memory": "memory", "integers": "int8", "floats": "float32"}[part]), ""
+
+    monkeypatch.setattr(measured, "_ask", answer)
+    roof = roofline.measure(1.0)
+    assert set(roof.flops_per_s) == {"float32", "int8"}
+    assert "multiplies no bfloat16" in roof.missing["bfloat16"]
+    assert "without VNNI" in roof.how["int8"]
+    assert asked["floats"]["bfloat16"] is False
+    assert asked["floats"]["cpus"] == [0, 1]
+
+
+def test_one_thread_a_core_is_measured_also_with_hyperthreads(monkeypatch):
+    monkeypatch.setattr(measured, "describe", lambda: fake(4, threads=2, quota=2.5))
+    jobs = []
+
+    def answer(part, job, budget_s):
+        jobs.append(job)
+        return rate("memory") | rate("float32"), ""
+
+    monkeypatch.setattr(measured, "_ask", answer)
+    assert roofline.measure(1.0).threads == 3
+    assert jobs[0]["cpus"] == [0, 1, 2]
+    assert roofline.measure(1.0, threads=1).threads == 1
+    with pytest.raises(ValueError, match=r"`threads` must be at most the 3 cores .* got 4"):
+        roofline.measure(1.0, threads=4)
+
+
+def test_a_part_that_fails_is_missing_with_its_reason(monkeypatch):
+    failed = ({}, "exit status 1: ImportError: no onnxruntime")
+    parts = {"memory": (rate("memory"), ""), "floats": (rate("float32"), "")}
+    monkeypatch.setattr(measured, "_ask", answers(**parts, integers=failed))
+    assert "no onnxruntime" in roofline.measure(1.0).missing["int8"]
+    monkeypatch.setattr(measured, "_ask", answers(memory=failed, floats=failed, integers=failed))
+    with pytest.raises(RuntimeError, match=r"found no memory: exit status 1: ImportError"):
+        roofline.measure(1.0)
+
+
+def test_a_kernel_that_breaks_is_told(monkeypatch):
+    answer, trouble = measured._ask("no such part", {"cpus": [0]}, 1.0)
+    assert answer == {}
+    assert "exit status 1" in trouble
+
+
+def test_repeated_counts_work_over_time():
+    assert len(kernels.repeated(lambda: None, 1.0, 0.0)) == 3
+    rates = kernels.in_turns({"a": (lambda: None, 1.0), "b": (lambda: None, 1e9)}, 0.0)
+    assert [len(each) for each in rates.values()] == [9, 9]
+    assert min(rates["b"]) > max(rates["a"])
+
+
+def test_a_wrong_product_is_never_a_peak():
+    kernels._must_equal(np.ones(3), np.ones(3))
+    with pytest.raises(RuntimeError, match="differs from NumPy's"):
+        kernels._must_equal(np.ones(3), np.full(3, 1.5))
+
+
+def test_arrays_are_much_larger_than_the_caches_and_fit_into_memory(monkeypatch):
+    monkeypatch.setattr(measured, "last_level_cache_bytes", lambda root, cpus: 2**27)
+    assert measured._array_bytes(fake(2), [0, 1]) == 2**29
+    small = replace(fake(2), memory_bytes=2**31)
+    assert measured._array_bytes(small, [0, 1]) == 2**27
+
+
+def test_the_plot_draws_slope_peaks_and_points():
+    placed = [
+        roofline.place(ROOF, "dense", 1e9, 1e9, seconds=0.1),
+        roofline.place(ROOF, "convolution", 1e9, 1e7),
+    ]
+    (axes,) = plots.roofline(ROOF, placed).axes
+    roofs = {line.get_label(): line.get_xydata() for line in axes.lines[:2]}
+    for dtype, data in roofs.items():
+        right = np.minimum(ROOF.flops_per_s[dtype], data[:, 0] * ROOF.bytes_per_s)
+        assert np.allclose(data[:, 1], right)
+    points = [line.get_xydata()[0].tolist() for line in axes.lines[2:]]
+    assert points == [[1.0, 1e10], [100.0, 2e11]]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("intensity (flop/byte)", "flop/s")
+    words = plots.roofline(ROOF, placed)._repr_html_()
+    assert "dense at 1 flop/byte, limited by memory" in words
+    assert "convolution at 100 flop/byte, limited by arithmetic" in words
+
+
+def test_the_plot_refuses_a_roof_without_peaks():
+    with pytest.raises(ValueError, match="`roof` must have at least one peak"):
+        plots.roofline(replace(ROOF, flops_per_s={}))
