@@ -1,0 +1,80 @@
+"""A parameter server by one-sided communication: the server's process does nothing at all.
+
+The weights lie in a window, memory of one rank that the others may read and change by MPI itself.
+A worker adds its update with `Accumulate` and reads with `Get`. It is the asynchronous server
+with fewer lines, and the programming model of PGAS languages: who writes needs no partner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlguide.checks import require, require_count
+from dlguide.collectives import agree
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+
+def train(
+    comm: Comm,
+    weights: np.ndarray,
+    step: Callable[[np.ndarray, int, int], np.ndarray],
+    steps: int,
+    server: int = 0,
+) -> tuple[np.ndarray, int]:
+    """Train asynchronously on weights in one rank's window; collective.
+
+    Elements are added one by one, each of them exactly once, but a `Get` may meet a half-written
+    update of another worker: asynchronous SGD lives with that too.
+
+    Args:
+        comm: the ranks; all but the server are workers.
+        weights: the first weights, flat, the same on all ranks; not changed.
+        step: a function of (weights, worker, step) that returns what to add to the weights, such
+            as -rate * gradient, shaped as `weights`.
+        steps: steps of each worker (count).
+        server: the rank whose memory holds the weights.
+
+    Returns:
+        tuple: the final weights, the same on all ranks, and the number of updates (count).
+
+    Raises:
+        ValueError: when there is no worker or no such server, or ranks differ.
+    """
+    from mpi4py import MPI
+
+    require(comm.size > 1, "comm", "have a rank beside the server", comm.size, "Start more ranks.")
+    require(server in range(comm.size), "server", f"be a rank, 0 to {comm.size - 1}", server)
+    require_count(steps, "steps")
+    agree(comm, weights, steps=steps, server=server)
+    here = comm.rank == server
+    # the weights, and behind them the number of updates
+    window = MPI.Win.Allocate((weights.nbytes + 8) * here, 1, comm=comm)
+    if here:
+        memory = np.frombuffer(window.tomemory(), np.uint8)
+        memory[: weights.nbytes] = weights.view(np.uint8)
+        memory[weights.nbytes :] = 0
+    comm.Barrier()
+    current, one = weights.copy(), np.ones(1, np.int64)
+    if not here:
+        for number in range(steps):
+            change = np.ascontiguousarray(step(current, comm.rank, number), weights.dtype)
+            window.Lock(server, MPI.LOCK_SHARED)
+            window.Accumulate(change, server, (0, weights.size), MPI.SUM)
+            window.Accumulate(one, server, (weights.nbytes, 1), MPI.SUM)
+            window.Flush(server)
+            window.Get(current, server, (0, weights.size))
+            window.Unlock(server)
+    comm.Barrier()
+    updates = np.zeros(1, np.int64)
+    if here:
+        current.view(np.uint8)[:] = memory[: weights.nbytes]
+        updates.view(np.uint8)[:] = memory[weights.nbytes :]
+    comm.Bcast(current, server)
+    comm.Bcast(updates, server)
+    window.Free()
+    return current, int(updates[0])
