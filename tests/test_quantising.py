@@ -1,0 +1,210 @@
+"""Quantised nets agree with float32, hold 8-bit integers, and rates are read as they stand.
+
+Tests dlguide.machine.precision.quantising, dlguide.machine.precision.inference,
+dlguide.machine.precision.kernel_rates and dlguide.machine.precision.proof.
+"""
+
+import keras
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from dlguide import nets
+from dlguide.data import datasets
+from dlguide.machine import precision
+from dlguide.machine.precision import kernel_rates, proof
+
+
+@pytest.fixture(scope="module")
+def data():
+    return datasets.load().first(3000)
+
+
+@pytest.fixture(scope="module")
+def trained(data):
+    model = nets.build("mnist_cnn_bn", seed=1, dropout=0.0)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.9  # so few steps are enough for its averages
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=False)
+    model.fit(data.train_images, data.train_labels, batch_size=50, epochs=3, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def quantised(trained, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nets") / "new"
+    return precision.quantise(trained, data.train_images[:100], folder)
+
+
+def accuracy(outputs, labels):
+    return float(np.mean(outputs.argmax(axis=1) == labels))
+
+
+def test_accuracy_falls_by_at_most_a_point(quantised, trained, data):
+    images, labels = data.test_images[:2000], data.test_labels[:2000]
+    wide = precision.infer(quantised.float32_path, images)
+    assert np.abs(wide - trained.predict(images, verbose=0)).max() <= 1e-3
+    right = accuracy(wide, labels)
+    assert right > 0.9
+    assert abs(accuracy(precision.infer(quantised.path, images), labels) - right) <= 0.01
+
+
+def test_file_is_a_quarter_and_its_weights_are_bytes(quantised):
+    assert quantised.nbytes < 0.3 * quantised.float32_nbytes
+    held = {each.name: each for each in onnx.load(quantised.path).graph.initializer}
+    sizes = {name: numpy_helper.to_array(each) for name, each in held.items()}
+    assert {each.dtype.name for each in sizes.values() if each.size > 1000} == {"int8"}
+
+
+def test_every_convolution_runs_in_integers(quantised, data):
+    kinds = precision.operators(quantised.path, data.test_images[:10])
+    assert kinds["QLinearConv"][0] == 2
+    assert "Conv" not in kinds
+    assert "BatchNormalization" not in kinds
+    plain = precision.operators(quantised.float32_path, data.test_images[:10])
+    assert not any(kind.startswith("Q") for kind in plain)
+    assert all(seconds >= 0 for _, seconds in kinds.values())
+
+
+def test_scales_of_channels_are_each_channel_s_own(quantised, trained):
+    """A weight is never further from its quantised value than half of its channel's step."""
+    graph = onnx.load(quantised.path).graph
+    arrays = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    wide = {
+        each.name: numpy_helper.to_array(each)
+        for each in onnx.load(quantised.float32_path).graph.initializer
+    }
+    checked = 0
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and arrays.get(node.input[0], np.zeros(1)).ndim == 4:
+            held, scales = arrays[node.input[0]], arrays[node.input[1]]
+            original = wide[node.input[0].removesuffix("_quantized")]
+            steps = scales[:, None, None, None]
+            assert len(scales) == len(held)
+            assert np.all(np.abs(held * steps - original) <= 0.5001 * steps)
+            checked += 1
+    assert checked == 2
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_forms_agree(trained, data, tmp_path, form, per_channel):
+    made = precision.quantise(trained, data.train_images[:50], tmp_path, form, per_channel)
+    images = data.test_images[:500]
+    wide, narrow = (precision.infer(path, images) for path in (made.float32_path, made.path))
+    assert np.mean(wide.argmax(axis=1) == narrow.argmax(axis=1)) >= 0.98
+
+
+def test_seven_bits_leave_the_eighth_unused(trained, data, tmp_path):
+    made = precision.quantise(trained, data.train_images[:50], tmp_path, weight_bits=7)
+    arrays = [numpy_helper.to_array(each) for each in onnx.load(made.path).graph.initializer]
+    weights = [each for each in arrays if each.dtype == np.int8 and each.size > 500]
+    assert len(weights) == 4
+    assert max(np.abs(each.astype(int)).max() for each in weights) <= 64
+
+
+def test_seven_bits_are_taken_without_vnni(trained, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("dlguide.machine.precision.quantising.has_vnni", lambda: False)
+    assert precision.quantise(trained, data.train_images[:50], tmp_path).weight_bits == 7
+
+
+def test_vnni_is_told_by_the_flags():
+    assert precision.has_vnni(("avx2", "avx512_vnni"))
+    assert precision.has_vnni(("avx2", "avx_vnni"))
+    assert precision.has_vnni(("asimd", "asimddp"))
+    assert not precision.has_vnni(("avx2", "avx512f", "avx512bw"))
+
+
+def test_comparison_is_of_equal_images(quantised, data):
+    found = precision.compare(quantised, data.test_images[:50], turns=5, threads=1)
+    assert (found.batch, found.threads) == (50, 1)
+    assert len(found.float32.seconds) == len(found.int8.seconds) == 5
+    assert found.same_label >= 0.96
+    assert 0 < found.distance < 0.2
+    assert found.speed_up.low <= found.speed_up.median <= found.speed_up.high
+
+
+def test_wrong_arguments_are_refused(trained, data, tmp_path):
+    images = data.train_images[:10]
+    with pytest.raises(ValueError, match=r"`form` must be one of QDQ, QOperator"):
+        precision.quantise(trained, images, tmp_path, "QLinear")
+    with pytest.raises(ValueError, match=r"`weight_bits` must be 7, 8 or None, got 4"):
+        precision.quantise(trained, images, tmp_path, weight_bits=4)
+    with pytest.raises(ValueError, match=r"must have shape \(images, 28, 28, 1\), got \(10, 784\)"):
+        precision.quantise(trained, images.reshape(10, 784), tmp_path)
+    with pytest.raises(ValueError, match=r"`calibration_images` must be finite, got 'NaN"):
+        precision.quantise(trained, images * np.nan, tmp_path)
+    with pytest.raises(ValueError, match=r"`images` must hold at least one image, got 0"):
+        precision.infer(tmp_path / "none", images[:0])
+
+
+LINE = (
+    "onednn_verbose,v1,primitive,exec,cpu,{},undef,src:{}:a:blocked:ab::f0 wei:{}:a:blocked:ab::f0"
+)
+LOG = "\n".join(
+    [
+        "onednn_verbose,v1,info,oneDNN v3.7.3 (commit N/A)",
+        LINE.format("reorder,jit:uni", "u8", "s8") + ",,,1024x1024,0.5",
+        LINE.format("inner_product,brgemm:avx512_core_vnni", "u8", "s8") + ",,,mb1024,8.0",
+        LINE.format("inner_product,brgemm:avx512_core_vnni", "u8", "s8") + ",,,mb1024,2.0",
+        LINE.format("matmul,brg_matmul:avx512_core", "f32", "f32") + ",,,1024x1024:1024x1024,4.0",
+    ]
+)
+
+
+def test_rates_are_operations_over_the_times_of_the_log():
+    wide, narrow = kernel_rates.read_rates(LOG, "DEFAULT", 1024)
+    assert (wide.format, wide.kernel) == ("fp32", "brg_matmul:avx512_core")
+    assert wide.flops_per_s == pytest.approx(2 * 1024**3 / 4e-3)
+    assert (narrow.format, narrow.kernel) == ("int8", "brgemm:avx512_core_vnni")
+    assert narrow.flops_per_s == pytest.approx(2 * 1024**3 / 5e-3)
+
+
+def prove(monkeypatch, flag, int8, kernel):
+    monkeypatch.setattr(proof, "has_vnni", lambda: flag)
+    monkeypatch.setattr(proof, "measure_onnxruntime", lambda *_: {"fp32": 1e11, "int8": int8})
+    rates = [
+        precision.Rate("AVX512_CORE", "int8", "brgemm:avx512_core", 2.2e11),
+        precision.Rate("DEFAULT", "int8", kernel, 4e11),
+        precision.Rate("DEFAULT", "fp32", "x64:gemm:jit", 0.9e11),
+    ]
+    return precision.prove(rates)
+
+
+def test_a_rate_that_older_instructions_cannot_reach_is_a_proof(monkeypatch):
+    found = prove(monkeypatch, True, 3.8e11, "brgemm:avx512_core_vnni")
+    assert found.used_by_onnxruntime
+    assert found.used_by_onednn
+    assert found.most_without == 2.2e11
+    assert "at most 2.20: VNNI was used" in found.summary()
+
+
+def test_a_lower_rate_proves_nothing(monkeypatch):
+    found = prove(monkeypatch, True, 2.1e11, "x64:gemm_s8u8s32:jit")
+    assert not found.used_by_onnxruntime
+    assert found.used_by_onednn is None
+    assert "no proof that VNNI was used" in found.summary()
+
+
+def test_a_machine_without_vnni_says_so(monkeypatch):
+    found = prove(monkeypatch, False, 3.8e11, "brgemm:avx512_core")
+    assert not found.used_by_onnxruntime
+    assert found.used_by_onednn is False
+    assert "does not have" in found.summary()
+    assert "there is no VNNI to be used" in found.summary()
+
+
+def test_onednn_names_its_kernels_and_onnxruntime_multiplies():
+    (level,) = {each.level for each in precision.measure_onednn(("AVX2",), size=256, repeats=4)}
+    assert level == "AVX2"
+    found = precision.measure_onnxruntime(size=128, repeats=2)
+    assert set(found) == {"fp32", "int8"}
+    assert min(found.values()) > 0
+
+
+def test_unknown_levels_are_refused():
+    with pytest.raises(ValueError, match=r"`levels` must be one of AVX2, AVX512_CORE"):
+        precision.measure_onednn(("AVX3",))
