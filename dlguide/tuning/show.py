@@ -83,7 +83,7 @@ class Progress:
         """
         if ready != self.ready:
             self.ready = ready
-            self._draw(f"ranks started for {ready} of {starts} settings", ready == starts)
+            self._draw(f"ranks started for {ready} of {starts} settings", ready in (0, starts))
 
     def measured(self, row: Row, rung: int, used_s: float) -> None:
         """Show a measurement.

@@ -1,0 +1,393 @@
+"""Candidates train on real ranks, with equal work, and leave nothing behind.
+
+Tests dlguide.tuning.search, dlguide.tuning.teams, dlguide.tuning.team, dlguide.tuning.worker,
+dlguide.tuning.work, dlguide.tuning.show, dlguide.cli.tuning and dlguide.plots.tuning.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from fake_machine import machine
+from rich.console import Console
+
+from dlguide import plots, tuning
+from dlguide.cluster import processes
+from dlguide.cluster.planned import planned
+from dlguide.machine import describe, threads
+from dlguide.machine.threads import Candidate, Row, TuneResult, remembered
+from dlguide.tuning import Work, search, teams
+from dlguide.tuning.show import Progress, verdict
+from dlguide.tuning.team import Start
+from dlguide.tuning.teams import Teams
+
+pytestmark = pytest.mark.timeout(120)
+
+WORK = Work("mlp", 60, "random")
+BOUND, FREE = Candidate(2, 1, 1), Candidate(2, 1, 1, bound=False)
+
+
+# --- real ranks --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    here = describe()
+    output = io.StringIO()
+    candidates = (threads.default(here), BOUND, FREE, Candidate(7, 1, 1))
+    with contextlib.redirect_stdout(output):
+        found = tuning.tune("mlp", 60, 12.0, candidates=candidates)
+    return found, output.getvalue()
+
+
+def test_every_candidate_is_measured_but_those_that_do_not_divide_the_batch(tuned):
+    found, output = tuned
+    assert {row.candidate for row in found.rows} == {threads.default(describe()), BOUND, FREE}
+    assert all(row.median > 0 and row.rounds and not row.error for row in found.rows)
+    assert found.left_out == ((Candidate(7, 1, 1), "7 ranks do not divide the batch of 60"),)
+    assert "left out: 7 ranks x 1 thread" in output
+    assert found.baseline == threads.default(describe())
+    assert found.best == found.rows[0].candidate == found.result.best
+    assert found.plan == found.best.plan(describe())
+
+
+def test_progress_is_a_line_per_candidate_where_there_is_no_terminal_and_then_the_table(tuned):
+    found, output = tuned
+    for row in found.rows:
+        assert f"images/s  {row.candidate}\n" in output
+    assert "Ranks and threads" in output
+    assert verdict(found.result) in output
+    assert "\x1b" not in output
+
+
+def test_the_outcome_is_kept_for_the_cluster(tuned):
+    found, _ = tuned
+    here = describe()
+    record = remembered.recall(here, "mlp", 60)
+    assert record.candidates == tuple(row.candidate for row in found.rows)
+    assert str(remembered.folder_of(here)) in found.stored
+    plan, how = planned(ranks=2, oversubscribe=True)
+    pair = next(row.candidate for row in found.rows if row.candidate.ranks == 2)
+    assert plan == pair.plan(here)
+    assert "for mlp with batches of 60" in how
+    os.remove(found.stored)  # other tests must not find it
+
+
+def test_the_outcome_is_plain_numbers(tuned):
+    found, _ = tuned
+    assert json.loads(json.dumps(found.as_dict()))["work"]["net"] == "mlp"
+    assert 0 < found.start_s < found.used_s
+
+
+def ours(name):
+    return [each for each in processes.living() if each.cluster == name]
+
+
+def cpu_s(pids):
+    return [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
+
+
+def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits():
+    here = describe()
+    default = threads.default(here)
+    with Teams(here, WORK, (BOUND, FREE, default)) as crew:
+        crew.start_all(60.0, lambda ready, starts: None)
+        assert len(crew.teams) == 2  # those that differ in their binding share their ranks
+        team = crew.teams[Start.of(BOUND)]
+        pids = [team.pids[rank] for rank in (0, 1)]
+        for candidate in (BOUND, FREE, BOUND):
+            samples = crew.measure(candidate, 0.5)
+            assert len(samples) >= 2
+            assert min(samples) > 0
+            masks = [tuple(sorted(os.sched_getaffinity(pid))) for pid in pids]
+            assert tuple(masks) == candidate.plan(here).cpus
+            tasks = [int(each) for each in os.listdir(f"/proc/{pids[1]}/task")]
+            assert {tuple(sorted(os.sched_getaffinity(each))) for each in tasks} == {masks[1]}
+        alone = crew.teams[Start.of(default)]
+        assert alone.facts[0]["cpus"] == sorted(os.sched_getaffinity(0))
+        # the default's TensorFlow has a thread per logical CPU, the others have one
+        if here.logical_cores > 1:
+            assert alone.facts[0]["threads"] > 0
+        before = cpu_s([*pids, alone.pids[0]])
+        time.sleep(0.5)
+        assert cpu_s([*pids, alone.pids[0]]) == before
+        environment = psutil.Process(alone.pids[0]).environ()
+        assert "TF_NUM_INTRAOP_THREADS" not in environment
+        told = [each["images"] * each["ranks"] for each in team.facts.values()]
+        assert told == [60, 60]
+
+        crew.facts["work"] = (1, "other weights", 60)
+        with pytest.raises(RuntimeError, match="rank 0 does other work than the first candidate"):
+            crew.measure(default, 0.1)
+        crew.facts.clear()
+
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"rank [01] has ended"):
+            crew.measure(BOUND, 0.5)
+        with pytest.raises(RuntimeError, match=r"rank [01] has ended"):
+            crew.measure(FREE, 0.5)
+        assert crew.measure(default, 0.2)  # the others do not suffer
+        name, folder = crew.name, crew.folder
+    assert not ours(name)
+    assert not folder.exists()
+
+
+def test_ranks_that_cannot_train_say_why():
+    # 30 images a rank are too few pixels for the net: it fails while it is built
+    work = Work("resnet50", 2, "random", image=1)
+    with Teams(describe(), work, (Candidate(1, 1, 1),)) as crew:
+        crew.start_all(60.0, lambda ready, starts: None)
+        with pytest.raises(RuntimeError, match=r"rank 0: ValueError: `image` must be"):
+            crew.measure(Candidate(1, 1, 1), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("number", "after"), [(signal.SIGINT, "ranks started for 0"), (signal.SIGKILL, "rung 1")]
+)
+def test_a_search_that_is_ended_leaves_no_process(number, after, tmp_path):
+    command = [sys.executable, "-m", "dlguide.cli", "tune", "--net", "mlp", "--max-ranks", "1"]
+    process = subprocess.Popen(
+        [*command, "--budget", "60", "--output", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    owner = processes.identity(process.pid)
+    for line in process.stdout:
+        if after in line:
+            break
+    time.sleep(1.0)
+    mine = [each for each in processes.living() if each.owner == owner]
+    assert len(mine) >= 2
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "Traceback" not in errors
+    deadline = time.monotonic() + 10
+    while left := [each for each in processes.living() if each.owner == owner]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert not [each.folder for each in mine if each.folder and os.path.exists(each.folder)]
+
+
+# --- without ranks -----------------------------------------------------------------------------
+
+
+class FakeTeam:
+    """A team that is ready at the second look, and remembers what became of it."""
+
+    made = ()
+
+    def __init__(self, start, plan, around):
+        self.start, self.plan, self.looks, self.ended, self.failed = start, plan, 0, False, ""
+        self.facts, self.name = {}, str(start)
+        FakeTeam.made += (self,)
+
+    @property
+    def ready(self):
+        return self.looks > 1
+
+    def look(self):
+        self.looks += 1
+        if self.ready:
+            facts = {"parameters": 5, "weights_digest": "a", "nbytes": 10**9}
+            share = {"images": 60 // self.start.ranks, "ranks": self.start.ranks}
+            self.facts = dict.fromkeys(range(self.start.ranks), facts | share)
+
+    def measure(self, cpus, seconds):
+        return [100.0 * self.start.ranks]
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.fixture
+def fake_teams(monkeypatch):
+    FakeTeam.made = ()
+    monkeypatch.setattr(teams, "Team", FakeTeam)
+    return FakeTeam
+
+
+def test_starts_are_few_at_a_time(fake_teams, monkeypatch):
+    fake = dataclasses.replace(machine(4), memory_bytes=0)  # not known
+    total = SimpleNamespace(total=10**12)
+    monkeypatch.setattr(teams.psutil, "virtual_memory", lambda: total)
+    most = []
+
+    def tell(ready, starts):
+        starting = [each.start.ranks for each in fake_teams.made if not each.ready]
+        most.append(sum(starting))
+
+    with Teams(fake, WORK, threads.candidates(fake)) as crew:
+        crew.start_all(60.0, tell)
+        assert all(team.ready for team in crew.teams.values())
+        assert {Start.of(each) for each in threads.candidates(fake)} == set(crew.teams)
+    assert 4 <= max(most) < 2 * fake.usable_cores + 4
+    assert all(team.ended for team in fake_teams.made)
+
+
+def test_no_more_ranks_live_than_memory_holds_and_all_are_measured(fake_teams, monkeypatch):
+    fake = machine(4)
+    total = 6 * 10**9 / teams.MEMORY_SHARE  # room for six ranks of 10**9 bytes
+    monkeypatch.setattr(teams.psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    with Teams(fake, WORK, threads.candidates(fake)) as crew:
+        crew.start_all(60.0, lambda ready, starts: None)
+        for candidate in [*threads.candidates(fake)] * 2:
+            assert crew.measure(candidate, 1.0) == [100.0 * candidate.ranks]
+            living = [each for each in fake_teams.made if not each.ended]
+            assert sum(each.start.ranks for each in living) <= 6
+
+
+def test_no_start_begins_after_the_limit(fake_teams):
+    fake = machine(4)
+    with Teams(fake, WORK, threads.candidates(fake)) as crew:
+        crew.start_all(1e-9, lambda ready, starts: None)
+        assert not crew.teams
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(search, "Teams", refuse)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"net": "mnist_cn"}, r"`net` must be one of .* Did you mean mnist_cnn\?"),
+        ({"batch": 0}, "`batch` must be a whole number of at least 1, got 0"),
+        ({"budget_s": -1}, "`budget_s` must be a positive number, got -1"),
+        ({"budget_s": float("nan")}, "`budget_s` must be a positive number"),
+        ({"data": "cifar"}, "`data` must be one of mnist, random, got 'cifar'"),
+        ({"net": "resnet50", "data": "mnist"}, '`data` must be "random" for resnet50'),
+        ({"optimizer": "lamb"}, "`optimizer` must be one of adam, sgd, got 'lamb'"),
+        ({"image": 64}, "`image` must be None for mnist_cnn, got 64"),
+        ({"seed": -1}, "`seed` must be a whole number of at least 0"),
+        ({"max_ranks": 0}, "`max_ranks` must be a whole number of at least 1"),
+        ({"candidates": []}, "`candidates` must hold one whose ranks divide the batch"),
+        ({"batch": 3, "candidates": [BOUND]}, "`candidates` must hold one whose ranks divide"),
+    ],
+)
+def test_bad_values_are_refused_before_anything_starts(nothing_starts, wrong, text):
+    with pytest.raises(ValueError, match=text):
+        tuning.tune(**wrong, show=False)
+
+
+def test_a_cache_that_cannot_be_written_is_refused_before_anything_starts(
+    nothing_starts, monkeypatch, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ValueError, match="`DLGUIDE_CACHE` must be a folder this process can"):
+        tuning.tune(show=False)
+    with pytest.raises(AssertionError, match="ranks were started"):
+        tuning.tune(show=False, keep=False)
+
+
+def test_work_is_shared_equally_or_not_at_all():
+    assert Work(batch=100).share(4) == 25
+    with pytest.raises(ValueError, match="`ranks` must divide the global batch of 100, got 3"):
+        Work(batch=100).share(3)
+    assert Work.from_dict(json.loads(json.dumps(WORK.as_dict()))) == WORK
+
+
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "dlguide.cli", "tune", "--output", str(tmp_path)]
+    done = subprocess.run([*command, "--budget", "0"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "dlguide: ValueError: `budget_s` must be a positive number, got 0.0."
+    )
+
+
+BASE = Candidate(1, 2, 2, bound=False, default=True)
+
+
+def result(*rows, best=0, baseline=None, gains=(None, None, None)):
+    return TuneResult(tuple(rows), rows[best].candidate, baseline, *gains, 60.0, 50.0)
+
+
+def row(candidate, speed, rung=0, error=""):
+    return Row(candidate, speed, 0.9 * speed, 1.1 * speed, rung, 1, 5, 1.0, error)
+
+
+def test_the_verdict_says_by_how_much_and_when_it_means_nothing():
+    pair = (row(BOUND, 130.0), row(BASE, 100.0))
+    text = verdict(result(*pair, baseline=BASE, gains=(1.3, 1.2, 1.4)))
+    assert "1.30 times 1 rank, TensorFlow's default" in text
+    assert "told apart" not in text
+    text = verdict(result(*pair, baseline=BASE, gains=(1.03, 0.9, 1.2)))
+    assert "cannot be told apart" in text
+    text = verdict(result(row(BASE, 100.0), row(BOUND, 90.0), baseline=BASE, gains=(1.0, 1.0, 1.0)))
+    assert "Nothing that was measured is faster." in text
+    assert verdict(result(*pair)) == f"Best: {BOUND}."
+
+
+def test_a_failed_candidate_is_shown_with_its_reason():
+    output = io.StringIO()
+    console = Console(file=output, width=80)
+    bad = row(BOUND, 0.0, error="rank 1 has ended")
+    with Progress(WORK, (BASE, BOUND), BASE, 60.0, console=console) as progress:
+        progress.measured(bad, 0, 1.0)
+        progress.done(result(row(BASE, 100.0), bad, baseline=BASE, gains=(1.0, 1.0, 1.0)))
+    text = output.getvalue()
+    assert "failed: rank 1 has ended  2 ranks x 1 thread" in text
+    assert f"{BOUND}: rank 1 has ended" in text
+    assert "…" not in text  # the table fits 80 columns
+
+
+def test_in_a_terminal_the_table_is_drawn_again_and_again():
+    output = io.StringIO()
+    console = Console(file=output, width=80, force_terminal=True)
+    with Progress(WORK, (BASE, BOUND), BASE, 60.0, console=console) as progress:
+        assert progress.live is not None
+        progress.measured(row(BASE, 100.0), 0, 1.0)
+    assert progress.live is None
+    assert "\x1b" in output.getvalue()
+
+
+def texts(figure):
+    axes = figure.axes[0]
+    return {
+        (round(each.get_position()[0]), round(each.get_position()[1])): each.get_text()
+        for each in axes.texts
+    }
+
+
+def test_the_heat_map_has_a_cell_for_ranks_and_threads_and_marks_best_and_default():
+    slow = Candidate(1, 2, 1)
+    figure = plots.tuning(
+        result(row(FREE, 130.0, 1), row(BOUND, 140.0), row(slow, 110.0), row(BASE, 100.0),
+               row(Candidate(4, 1, 1), 0.0, error="broken"), baseline=BASE)
+    )  # fmt: skip
+    axes, bar = figure.axes
+    assert texts(figure) == {
+        (1, 0): "130\ninter-op 1, free",  # it came further than the other
+        (0, 1): "110\ninter-op 1, bound\ndefault: 100",
+    }
+    assert [each.get_text() for each in axes.get_xticklabels()] == ["1", "2"]
+    assert [each.get_text() for each in axes.get_yticklabels()] == ["1", "2"]
+    frame = axes.patches[-1]
+    assert (frame.get_x() + frame.get_width() / 2, frame.get_y() + frame.get_height() / 2) == (
+        pytest.approx((1, 0))
+    )
+    assert bar.get_ylabel() == "images/s over all ranks"
+    html = figure._repr_html_()
+    assert "2 ranks x 1 thread: 130" in html
+    assert "Best: 2 ranks x 1 thread, inter-op 1, not bound. Baseline: 1 rank, Tensor" in html
+
+
+def test_a_heat_map_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="`result` must hold a candidate that was measured"):
+        plots.tuning(result(row(BOUND, 0.0, error="broken")))
