@@ -391,3 +391,19 @@ def test_kernel_of_another_environment_is_told(tmp_path, monkeypatch):
     finding = software.jupyter(LIMIT_S)
     assert finding.ok is False
     assert finding.mend.endswith("-m ipykernel install --sys-prefix")
+
+
+def test_libraries_that_do_the_work_are_named():
+    finding = software.libraries(60)
+    assert finding.ok is True, finding
+    for role in ("BLAS: ", "deep learning: ", "threads: ", "messages: MPI"):
+        assert role in finding.found
+    assert "TensorFlow" in finding.found
+
+
+def test_libraries_that_cannot_be_loaded_are_a_note(monkeypatch):
+    monkeypatch.setattr(software, "LIBRARIES", "raise ImportError('no numpy here')")
+    finding = software.libraries(60)
+    assert finding.ok is None
+    assert "no numpy here" in finding.found
+    assert finding.mend

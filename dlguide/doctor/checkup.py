@@ -17,6 +17,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("Two ranks", ranks.two_ranks),
     ("Jupyter", software.jupyter),
     ("libmpi", ranks.one_libmpi),
+    ("Libraries", software.libraries),
     ("Data", surroundings.data_files),
     ("mpiexec", ranks.mpiexec),
     ("Python", software.python),
@@ -33,7 +34,17 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 )
 TOLD = (
     *("Python", "Packages", "Environment", "mpiexec", "libmpi", "Two ranks", "Jupyter", "Compiler"),
-    *("Cores", "Memory", "Shared memory", "Disk", "Home", "Loopback", "Data", "Leftovers"),
+    *(
+        "Libraries",
+        "Cores",
+        "Memory",
+        "Shared memory",
+        "Disk",
+        "Home",
+        "Loopback",
+        "Data",
+        "Leftovers",
+    ),
 )
 
 

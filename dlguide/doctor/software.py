@@ -35,6 +35,23 @@ finally:
 """
 
 
+# TensorFlow's own library without its Python part, which takes seconds.
+LIBRARIES = """
+import ctypes, pathlib, sys, sysconfig
+import mpi4py, numpy, onnxruntime
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+site = pathlib.Path(sysconfig.get_path("purelib"))
+for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
+    for path in [*site.glob(f"tensorflow/{name}"), *pathlib.Path(sys.prefix).glob(f"lib/{name}")]:
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        break
+from dlguide.machine import libraries
+for line in libraries.told(libraries.loaded()).splitlines():
+    print("DOCTOR", line)
+"""
+
+
 def python(limit_s: float) -> Finding:
     """Tell which Python this is and whether the packages are made for it.
 
@@ -126,6 +143,23 @@ def jupyter(limit_s: float) -> Finding:
         found = f"the kernel python3 belongs to another environment, {prefix}"
         return Finding("Jupyter", False, found, own_kernel)
     return Finding("Jupyter", True, f"JupyterLab {lab}; kernel starts; ipyparallel {version}")
+
+
+def libraries(limit_s: float) -> Finding:
+    """Tell which BLAS, deep learning, thread and message libraries the packages load.
+
+    Args:
+        limit_s: when it is killed (s).
+
+    Returns:
+        Finding: the libraries by role; a note when they could not be loaded together.
+    """
+    done = commands.run([sys.executable, "-c", LIBRARIES], limit_s, commands.without_mpi())
+    lines = re.findall(r"^DOCTOR (.*)$", done.output, re.M)
+    if lines:
+        return Finding("Libraries", True, "; ".join(lines))
+    how = done.tail(1) if done.status is not None else f"no answer within {limit_s:g} s"
+    return Finding("Libraries", None, f"could not be looked at: {how[:200]}", _setup())
 
 
 def _package(requirement: Requirement) -> Finding:
