@@ -3,7 +3,16 @@
 `describe` is the function; its module is reached as `from dlguide.machine.describe import ...`.
 """
 
-from dlguide.machine import catalogue, extensions, precision, roofline, threads
+from dlguide.machine import (
+    catalogue,
+    extensions,
+    libraries,
+    links,
+    precision,
+    roofline,
+    systolic,
+    threads,
+)
 from dlguide.machine.describe import Core, Machine, describe
 from dlguide.machine.imagined import imagine
 
@@ -14,7 +23,10 @@ __all__ = [
     "describe",
     "extensions",
     "imagine",
+    "libraries",
+    "links",
     "precision",
     "roofline",
+    "systolic",
     "threads",
 ]

@@ -6,7 +6,9 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 
 from dlguide.plots.allreduce import allreduce
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+from dlguide.plots.hardware import catalogue, links, systolic, topology
 from dlguide.plots.onednn import addresses, onednn_speeds, primitives, streams
+from dlguide.plots.precision import bit_fields, gradient_sizes, kernel_rates, number_ranges
 from dlguide.plots.roofline import roofline
 from dlguide.plots.training import scaling, training, utilisation
 from dlguide.plots.tuning import tuning
@@ -20,12 +22,20 @@ __all__ = [
     "SKY",
     "addresses",
     "allreduce",
+    "bit_fields",
+    "catalogue",
     "figure",
+    "gradient_sizes",
+    "kernel_rates",
+    "links",
+    "number_ranges",
     "onednn_speeds",
     "primitives",
     "roofline",
     "scaling",
     "streams",
+    "systolic",
+    "topology",
     "training",
     "tuning",
     "utilisation",

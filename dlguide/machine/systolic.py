@@ -1,0 +1,83 @@
+"""A systolic array, the heart of a TPU, clock by clock in whole numbers.
+
+Each cell keeps one weight. Inputs walk from left to right, sums from top to bottom; in every
+clock each cell multiplies, adds, and hands both on. A number is read from memory once and used
+in every column that it passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlguide.checks import require
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What the cells hold at the end of one clock; None where a cell has nothing to do.
+
+    Args:
+        number: the clock, from 0.
+        inputs: the number that each cell multiplied with its weight, by row and column.
+        sums: what it handed down, by row and column.
+        results: what has left at the bottom so far, by row of the inputs and column.
+    """
+
+    number: int
+    inputs: tuple[tuple[int | None, ...], ...]
+    sums: tuple[tuple[int | None, ...], ...]
+    results: tuple[tuple[int | None, ...], ...]
+
+    @property
+    def busy(self) -> int:
+        """Cells that multiplied in this clock."""
+        return sum(value is not None for row in self.inputs for value in row)
+
+
+def clocks(inputs: np.ndarray, weights: np.ndarray) -> tuple[Clock, ...]:
+    """Multiply two matrices of whole numbers in a systolic array that keeps the weights.
+
+    Row m of the inputs enters one clock after row m - 1, its k-th number k clocks later; so
+    cell (k, n) works on row m in clock m + k + n. With M rows and an array of K x N cells the
+    last result leaves after M + K + N - 2 clocks.
+
+    Args:
+        inputs: M x K whole numbers.
+        weights: K x N whole numbers, one a cell.
+
+    Returns:
+        tuple: one Clock after the other; the last one holds inputs @ weights.
+
+    Raises:
+        ValueError: when the shapes do not fit.
+    """
+    left, kept = np.asarray(inputs), np.asarray(weights)
+    fits = left.ndim == kept.ndim == 2 and left.shape[1] == kept.shape[0]
+    require(fits, "inputs", f"be M x {kept.shape[0]} for these weights", left.shape)
+    rows, depth = left.shape
+    columns = kept.shape[1]
+    results: list[list[int | None]] = [[None] * columns for _ in range(rows)]
+    above: list[list[int | None]] = [[None] * columns for _ in range(depth)]
+    found = []
+    for number in range(rows + depth + columns - 2):
+        entered: list[list[int | None]] = [[None] * columns for _ in range(depth)]
+        sums: list[list[int | None]] = [[None] * columns for _ in range(depth)]
+        for k in range(depth):
+            for n in range(columns):
+                m = number - k - n
+                if not 0 <= m < rows:
+                    continue
+                from_above = above[k - 1][n] if k else 0
+                entered[k][n] = int(left[m, k])
+                sums[k][n] = int(from_above + left[m, k] * kept[k, n])
+                if k == depth - 1:
+                    results[m][n] = sums[k][n]
+        above = sums
+        found.append(Clock(number, _frozen(entered), _frozen(sums), _frozen(results)))
+    return tuple(found)
+
+
+def _frozen(rows: list[list[int | None]]) -> tuple[tuple[int | None, ...], ...]:
+    return tuple(tuple(row) for row in rows)
