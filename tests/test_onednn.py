@@ -87,6 +87,11 @@ def test_fused_operations_and_blocked_layouts_of_version_2_are_read():
     assert conv.layouts == "src:nChw8c wei:OIhw8i8o dst:nChw8c"
 
 
+def test_reorder_keeps_its_tags():
+    (reorder,) = onednn.parse(REORDER).primitives
+    assert reorder.layouts == "src:cdba dst:Acdb32a"
+
+
 def test_roles_of_a_backward_pass_are_read():
     (conv,) = onednn.parse(BACKWARD).primitives
     assert [each.role for each in conv.tensors] == ["src", "diff_wei", "diff_bia", "diff_dst"]
@@ -119,6 +124,7 @@ def test_other_lines_and_creation_are_passed_over():
     log = onednn.parse(text)
     assert len(log.primitives) == 1
     assert log.damaged == ()
+    assert log.others == ("Epoch 1/2", "loss 0.3, accuracy 0.9")
 
 
 def test_parts_of_a_program_are_kept_apart():
@@ -182,7 +188,7 @@ def test_listening_changes_nothing_in_this_process(monkeypatch):
     monkeypatch.delenv("ONEDNN_VERBOSE", raising=False)
     import os
 
-    log = onednn.listen("import os; print('onednn_verbose,' + os.environ['ONEDNN_VERBOSE'])", 60)
-    assert log.damaged == ("onednn_verbose,profile_exec",)
+    log = onednn.listen("import os; print('verbose', os.environ['ONEDNN_VERBOSE'])", 60)
+    assert log.others == ("verbose profile_exec",)
     assert "ONEDNN_VERBOSE" not in os.environ
     assert np.isclose(log.seconds, 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -77,7 +78,8 @@ def compare(
         require_known(mode, MODES, "modes")
     machine = describe() if machine is None else machine
     plan = threads.plan(machine)
-    on, off = (_proof(value) for value in ("1", "0"))
+    with ThreadPoolExecutor() as both:
+        on, off = both.map(_proof, ("1", "0"))
     sides = (True, False) if on.convolutions else (False,)
     work = {"net": net, "batch": batch, "image": image, "seed": seed}
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dlguide import commands
 from dlguide.checks import require, require_known
@@ -80,9 +80,13 @@ class Primitive:
 
     @property
     def layouts(self) -> str:
-        """Layouts of what it reads and writes, biases and work spaces left out."""
+        """Layouts of what it reads and writes, biases and work spaces left out.
+
+        A reorder does not say whether it copies images or weights: its tags stay as they are.
+        """
         shown = [each for each in self.tensors if each.role.split("_")[-1] in ("src", "wei", "dst")]
-        return " ".join(f"{each.role}:{each.layout}" for each in shown)
+        names = [each.tag if self.kind == "reorder" else each.layout for each in shown]
+        return " ".join(f"{each.role}:{name}" for each, name in zip(shown, names, strict=True))
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class Log:
         threads: its threads (count); 0 when the log does not say.
         primitives: what was executed, in this order.
         damaged: lines of the log that could not be read, such as cut ones.
+        others: all lines that are not of the log: the program's own.
     """
 
     version: str
@@ -102,6 +107,7 @@ class Log:
     threads: int
     primitives: tuple[Primitive, ...]
     damaged: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -127,7 +133,7 @@ class Log:
         """
         require_known(name, self.parts, "name")
         kept = tuple(each for each in self.primitives if each.part == name)
-        return Log(self.version, self.isa, self.threads, kept, self.damaged)
+        return replace(self, primitives=kept)
 
     def count(self, kind: str) -> int:
         """Count the primitives of one kind.
@@ -179,6 +185,7 @@ def parse(text: str) -> Log:
     """
     found: list[Primitive] = []
     damaged: list[str] = []
+    others: list[str] = []
     said: dict[str, str] = {}
     part = ""
     for line in text.splitlines():
@@ -186,6 +193,7 @@ def parse(text: str) -> Log:
             part = mark[1]
         words = line.rstrip().split(",")
         if words[0] not in _PREFIXES:
+            others.append(line)
             continue
         words = [word for at, word in enumerate(words) if at not in (1, 2, 3) or not _skipped(word)]
         if "info" in words[1:3]:
@@ -200,7 +208,8 @@ def parse(text: str) -> Log:
             known = words[1:2] and words[1].startswith(("create", "error", "warn", "ukernel"))
             damaged += [] if known else [line]
     threads = int(said.get("threads", 0))
-    return Log(said.get("version", ""), said.get("isa", ""), threads, tuple(found), tuple(damaged))
+    version, isa = said.get("version", ""), said.get("isa", "")
+    return Log(version, isa, threads, tuple(found), tuple(damaged), tuple(others))
 
 
 def table(primitives: Iterable[Primitive]) -> list[Row]:
