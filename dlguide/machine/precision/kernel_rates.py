@@ -22,7 +22,8 @@ LEVELS = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "DEFAUL
 _TYPES = {"f32": "fp32", "bf16": "bf16", "u8": "int8", "s8": "int8"}
 _LIMIT_S = 120.0
 _PROGRAM = (
-    "from dlguide.machine.precision import kernel_rates; kernel_rates.multiply({formats}, {size}, {repeats})"
+    "from dlguide.machine.precision.kernel_rates import multiply; "
+    "multiply({formats}, {size}, {repeats})"
 )
 # below these TensorFlow's bf16 products crash when the processor has more than oneDNN may use
 _WITH_BF16 = ("AVX512_CORE_BF16", "DEFAULT")

@@ -1,0 +1,229 @@
+"""Pictures of number formats: their bits, their ranges, gradients among them, and rates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.checks import require
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
+
+_FIELDS = (("sign", GREY), ("exponent", ORANGE), ("fraction", BLUE))
+_COLOURS = {"fp32": BLUE, "bf16": GREEN, "fp16": ORANGE, "int8": PURPLE}
+
+
+def bit_fields(numbers: Iterable[Any], path: str | os.PathLike | None = None) -> Figure:
+    """Draw numbers bit by bit: sign, exponent and fraction in their colours.
+
+    Args:
+        numbers: objects with `format`, `sign`, `exponent`, `fraction` (texts of 0 and 1) and
+            `value`, one row each.
+        path: file to write; None for none.
+
+    Returns:
+        Figure: one row of boxes for each number.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    rows = list(numbers)
+    require(bool(rows), "numbers", "hold at least one number", [])
+    said = "; ".join(
+        f"{row.format}: sign {row.sign}, exponent {row.exponent or 'none'}, "
+        f"fraction {row.fraction}, which is {row.value:.9g}"
+        for row in rows
+    )
+    drawn, (axes,) = figure(
+        width=8.4, height=0.9 + 0.42 * len(rows), alt=f"Bits of numbers. {said}"
+    )
+    for line, row in enumerate(rows):
+        place = 0
+        for name, colour in _FIELDS:
+            for bit in getattr(row, name):
+                axes.barh(line, 1, left=place, color=colour, edgecolor="white", height=0.8)
+                axes.text(
+                    place + 0.5, line, bit, ha="center", va="center", color="white", fontsize=9
+                )
+                place += 1
+        axes.text(place + 0.4, line, f"= {row.value:.9g}", va="center", fontsize=9)
+    for place, (name, colour) in enumerate(_FIELDS):
+        axes.text(8 * place, -0.95, name, color=colour, fontsize=9, weight="bold", va="center")
+    widest = max(len(row.sign + row.exponent + row.fraction) for row in rows)
+    axes.set(xlim=(0, widest + 8), ylim=(len(rows) - 0.4, -1.4), xticks=[])
+    axes.set_yticks(range(len(rows)), [row.format for row in rows])
+    axes.grid(False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(length=0)
+    return written(drawn, path)
+
+
+def number_ranges(
+    formats: Iterable[Any],
+    values: Sequence[float],
+    spacings: Mapping[str, ArrayLike],
+    path: str | os.PathLike | None = None,
+) -> Figure:
+    """Draw how far formats reach, and how far apart their numbers are.
+
+    Args:
+        formats: objects with `name`, `smallest_subnormal`, `smallest_normal` and `largest`.
+        values: where the spacing is given.
+        spacings: name of a format -> spacing at each value, NaN beyond its range.
+        path: file to write; None for none.
+
+    Returns:
+        Figure: ranges on the left, spacing relative to the number on the right.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    rows = list(formats)
+    require(bool(rows), "formats", "hold at least one format", [])
+    said = "; ".join(
+        f"{row.name} from {row.smallest_normal:.2g}, subnormal from {row.smallest_subnormal:.2g}, "
+        f"to {row.largest:.2g}"
+        for row in rows
+    )
+    drawn, (left, right) = figure(columns=2, width=9.6, alt=f"Ranges of number formats: {said}.")
+    for line, row in enumerate(rows):
+        low, normal, high = (
+            np.log10(float(n)) for n in (row.smallest_subnormal, row.smallest_normal, row.largest)
+        )
+        first = not line
+        left.barh(line, high - normal, left=normal, color=BLUE, label="normal" if first else None)
+        left.barh(
+            line, normal - low, left=low, color=SKY, hatch="///", edgecolor="white",
+            label="subnormal" if first else None,
+        )  # fmt: skip
+    left.set_yticks(range(len(rows)), [row.name for row in rows])
+    left.set(ylim=(len(rows) - 0.4, -1.2), xlabel="size of the number (power of ten)")
+    left.set_title("Range", loc="left")
+    left.legend(loc="upper center", frameon=False, fontsize=8, ncols=2)
+    left.grid(axis="x", color="#dddddd", linewidth=0.6)
+    lines = ("-", "--", ":", "-.")
+    for number, (name, gaps) in enumerate(spacings.items()):
+        share = np.asarray(gaps, float) / np.asarray(values, float)
+        colour = _COLOURS.get(name, GREY)
+        right.plot(values, share, color=colour, linestyle=lines[number % 4], label=name)
+    right.set(xscale="log", yscale="log", xlabel="size of the number")
+    right.set_ylabel("distance to the next / number")
+    right.set_title("Spacing", loc="left")
+    right.legend(frameon=False, fontsize=8)
+    return written(drawn, path)
+
+
+def gradient_sizes(
+    gradients: Mapping[str, ArrayLike],
+    formats: Iterable[Any],
+    scale: float = 1.0,
+    path: str | os.PathLike | None = None,
+) -> Figure:
+    """Draw how large gradients are, and where formats end.
+
+    Args:
+        gradients: label -> numbers, of any shape; zeros are left out.
+        formats: objects with `name`, `smallest_subnormal`, `smallest_normal` and `largest`.
+        scale: also drawn: all numbers times this, where it is not 1.
+        path: file to write; None for none.
+
+    Returns:
+        Figure: histograms over the powers of two, and the range of each format above them.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    rows = list(formats)
+    require(bool(gradients), "gradients", "hold at least one array", {})
+    drawn, (axes,) = figure(width=8.4, height=3.8, alt=_sizes_in_words(gradients, rows))
+    logs = {}
+    for label, values in gradients.items():
+        numbers = np.abs(np.asarray(values, float)).ravel()
+        logs[label] = np.log2(numbers[numbers > 0])
+    low = min(np.floor(each.min()) for each in logs.values())
+    high = max(np.ceil(each.max()) for each in logs.values()) + np.log2(scale)
+    edges = np.arange(low, high + 2)  # the last bin holds its right end, so one more
+    for colour, (label, each) in zip((BLUE, PURPLE, GREY), logs.items(), strict=False):
+        shifts = (0.0,) if scale == 1 else (0.0, np.log2(scale))
+        for shift in shifts:
+            shares = np.histogram(each + shift, edges)[0] / len(each)
+            name = label if not shift else f"{label}, times 2^{shift:.0f}"
+            style = "-" if not shift else "--"
+            axes.stairs(100 * shares, edges, color=colour, linestyle=style, label=name)
+    top = axes.get_ylim()[1]
+    for number, row in enumerate(rows):
+        colour = _COLOURS.get(row.name, GREEN)
+        ends = np.log2([row.smallest_subnormal, row.smallest_normal, row.largest])
+        level = top * (1.12 + 0.14 * number)
+        axes.plot(ends[1:], [level] * 2, color=colour, linewidth=5, solid_capstyle="butt")
+        axes.plot(ends[:2], [level] * 2, color=colour, linewidth=5, alpha=0.4, linestyle=":")
+        place = min(max(np.mean(ends[1:]), edges[0] + 4), edges[-1] - 4)
+        axes.text(place, level + 0.03 * top, row.name, color=colour, ha="center", va="bottom")
+        axes.axvline(ends[0], color=colour, linewidth=1)
+    axes.set(
+        xlim=(edges[0] - 1, max(edges[-1], 17)),
+        ylim=(0, top * (1.15 + 0.14 * len(rows))),
+        xlabel="size (power of two); the vertical line is the smallest number of a format",
+        ylabel="share of the numbers (%)",
+    )
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.75))
+    return written(drawn, path)
+
+
+def _sizes_in_words(gradients: Mapping[str, ArrayLike], rows: Sequence[Any]) -> str:
+    said = []
+    for label, values in gradients.items():
+        numbers = np.abs(np.asarray(values, float)).ravel()
+        middle = np.median(numbers[numbers > 0])
+        said.append(f"{label}: median {middle:.1e}")
+    ends = "; ".join(f"{row.name} from {row.smallest_subnormal:.1e}" for row in rows)
+    return f"Histogram of sizes. {'; '.join(said)}. Formats: {ends}."
+
+
+def kernel_rates(found: Iterable[Any], path: str | os.PathLike | None = None) -> Figure:
+    """Draw how quickly matrices were multiplied, by instructions allowed and format.
+
+    Args:
+        found: objects with `level`, `format`, `kernel` and `flops_per_s`.
+        path: file to write; None for none.
+
+    Returns:
+        Figure: one group of bars for each level, each with its ratio to that level's fp32.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    rows = list(found)
+    require(bool(rows), "found", "hold at least one rate", [])
+    levels = list(dict.fromkeys(row.level for row in rows))
+    formats = list(dict.fromkeys(row.format for row in rows))
+    wide = {row.level: row.flops_per_s for row in rows if row.format == "fp32"}
+    said = "; ".join(
+        f"{row.level} {row.format} {row.flops_per_s / 1e9:.0f}e9 with {row.kernel}" for row in rows
+    )
+    drawn, (axes,) = figure(width=8.4, alt=f"Operations a second. {said}.")
+    for row in rows:
+        place = levels.index(row.level) + 0.27 * (formats.index(row.format) - 1)
+        axes.bar(
+            place,
+            row.flops_per_s / 1e9,
+            0.25,
+            color=_COLOURS.get(row.format, GREY),
+            hatch={"bf16": "//", "int8": ".."}.get(row.format),
+            edgecolor="white",
+            label=row.format,
+        )
+        if row.format != "fp32" and row.level in wide:
+            ratio = f"{row.flops_per_s / wide[row.level]:.1f}x"
+            axes.annotate(ratio, (place, row.flops_per_s / 1e9), ha="center", va="bottom")
+    axes.set_xticks(range(len(levels)), levels, fontsize=8)
+    axes.set(xlabel="newest instructions that were allowed", ylabel="operations/s (1e9)")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(handles.values(), handles.keys(), frameon=False, loc="upper left")
+    return written(drawn, path)
