@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ _KINDS = {
     "ipu": (GREY, "P"),
     "fpga": ("black", "X"),
 }
+_PALE = "#bcdff5"
 _MOST_LABELS = 64  # cores that still get their numbers
 
 
@@ -55,7 +57,7 @@ def topology(machine: Any, path: str | os.PathLike | None = None) -> Figure:
     down = -(-most // across)
     wide, high = across + 0.6, down + 0.9
     columns = max(len(nodes) for nodes in sockets.values())
-    caches = ", ".join(f"{kind} {size / 2**10:.4g} KiB" for kind, size in machine.caches.items())
+    caches = ", ".join(f"{kind} {size // 2**10} KiB" for kind, size in machine.caches.items())
     alt = (
         f"{machine.sockets} sockets, {machine.numa_nodes} NUMA nodes, {machine.physical_cores} "
         f"cores, {machine.logical_cores} hardware threads; caches of a core: {caches or 'unknown'}"
@@ -80,8 +82,9 @@ def topology(machine: Any, path: str | os.PathLike | None = None) -> Figure:
                     axes.text(x + 0.42, y + 0.42, told, ha="center", va="center", fontsize=7)
     axes.set_xlim(-0.4, columns * (wide + 0.3) + 0.2)
     axes.set_ylim(-len(sockets) * (high + 1.0) - 0.4, 0.2)
-    title = f"{machine.processor}\nnumbers: logical CPUs; caches of a core: {caches or 'unknown'}"
-    axes.set_title(title, fontsize=9)
+    axes.set_title(f"{machine.processor}; numbers: logical CPUs", fontsize=9)
+    told = textwrap.fill(f"caches of a core: {caches or 'unknown'}", 44)
+    axes.text(0.5, -0.02, told, transform=axes.transAxes, fontsize=8, ha="center", va="top")
     return written(drawing, path)
 
 
@@ -161,13 +164,13 @@ def links(
     place = {each: (math.sin(a), math.cos(a)) for each, a in angle.items()}
     for (a, b), speed in graph.items():
         (x, y), (u, v) = place[a], place[b]
-        width = 1.6 * speed / slowest
-        axes.plot([x, u], [y, v], color=SKY, linewidth=width, zorder=1)
+        width = 3.0 * speed / slowest
+        axes.plot([x, u], [y, v], color=_PALE, linewidth=width, zorder=1)
         middle = (0.62 * x + 0.38 * u, 0.62 * y + 0.38 * v)
         axes.text(*middle, f"{speed / 1e9:g}", fontsize=7, ha="center", va="center", zorder=3)
     for a, b in zip(ring, [*ring[1:], *ring[:1]], strict=True):
         (x, y), (u, v) = place[a], place[b]
-        axes.plot([x, u], [y, v], color=ORANGE, linewidth=1.4, linestyle="--", zorder=2)
+        axes.plot([x, u], [y, v], color=ORANGE, linewidth=1.8, linestyle="--", zorder=2)
     for each, (x, y) in place.items():
         axes.plot([x], [y], "o", markersize=24, color="#f2f2f2", markeredgecolor=GREY, zorder=4)
         axes.text(x, y, str(each), ha="center", va="center", fontsize=10, zorder=5)

@@ -75,8 +75,7 @@ def roofline(
         f"memory: {roof.bytes_per_s:.3g} bytes/s",
         (middle, middle * roof.bytes_per_s),
         textcoords="offset points",
-        xytext=(-4, 6),
-        ha="right",
+        xytext=(10, -8),
         fontsize=8,
         color=GREY,
     )
