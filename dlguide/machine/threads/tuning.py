@@ -237,7 +237,7 @@ def tune(
         Jamieson and Talwalkar, arXiv:1502.07943 (successive halving).
 
     >>> speeds = {"slow": 90.0, "quick": 110.0, "middle": 100.0}
-    >>> tune(lambda name, seconds: [speeds[name]] * 3, speeds, 0.01, "middle", least_s=1e-4).best
+    >>> tune(lambda name, seconds: [speeds[name]] * 3, speeds, 60.0, "middle").best
     'quick'
     """
     contenders = list(dict.fromkeys(candidates))

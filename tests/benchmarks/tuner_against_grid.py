@@ -1,0 +1,135 @@
+"""Compare the tuner's choice with the best of an exhaustive grid, and with TensorFlow's default.
+
+    python tests/benchmarks/tuner_against_grid.py
+    python tests/benchmarks/tuner_against_grid.py --budget 25 --effort 1 --turns 2
+
+The tuner searches first. Then every combination of ranks, threads, inter-op threads and binding
+is measured with equal effort, in two turns of opposite order. At the end the tuner's choice, the
+grid's best and TensorFlow's default take turns, and the ratios are taken turn by turn. Goals: the
+choice within 3 % of the grid's best, in at most a third of the grid's time, and 1.3 times the
+default. Beside the last one stands its ceiling: independent processes of one thread, one pinned
+to each core, that together take the global batch and never wait for each other. Nothing else
+should run meanwhile. Both times include the start of the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from dlguide import tuning
+from dlguide.machine import describe, threads
+from dlguide.machine.threads import Candidate
+from dlguide.tuning.teams import Teams
+
+
+def exhaustive(machine, batch):
+    """List every combination up to all cores, and twice as many ranks as cores."""
+    usable, found = machine.usable_cores, {}
+    each = [threads.default(machine)]
+    each += [
+        Candidate(ranks, count, inter_op, bound)
+        for ranks in (*range(1, usable + 1), 2 * usable)
+        for count in range(1, usable + 1)
+        for inter_op in (1, 2)
+        for bound in (True, False)
+        if ranks <= usable or count == 1
+    ]
+    for one in each:
+        plan = one.plan(machine)
+        if batch % one.ranks == 0:
+            found.setdefault((plan.ranks, plan.threads, one.inter_op, plan.cpus, one.default), one)
+    return list(found.values())
+
+
+def speed(teams, candidate, seconds):
+    """Train a candidate for some seconds; return its median images/s."""
+    return statistics.median(teams.measure(candidate, seconds))
+
+
+def alone(machine, work, turns, seconds):
+    """Train one process per core, each pinned and on its own; return the sum of their images/s."""
+    cores = {core.core: core.cpu for core in reversed(machine.cores)}
+    pins = sorted(cores.values())[: machine.usable_cores]
+    # starts are told apart by their inter-op threads, of which a net without branches uses one
+    each = {Candidate(1, 1, number): cpu for number, cpu in enumerate(pins, 1)}
+    sums = []
+    with Teams(machine, replace(work, batch=work.batch // len(pins)), each) as teams:
+        teams.start_all(60.0, lambda ready, starts: None)
+        crews = list(zip(teams.teams.values(), each.values(), strict=True))
+        with ThreadPoolExecutor(len(crews)) as pool:
+            for _ in range(turns):
+                runs = [pool.submit(team.measure, ((cpu,),), seconds) for team, cpu in crews]
+                sums.append(sum(statistics.median(run.result()) for run in runs))
+    return sums
+
+
+def say(name, above, below):
+    """Print the ratio of two candidates, taken turn by turn."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    middle = statistics.median(ratios)
+    print(f"{name:62} {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)
+    return middle
+
+
+def main() -> None:
+    """Print both choices, their times and the ratios."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--net", default="mnist_cnn")
+    options.add_argument("--batch", type=int, default=100, help="images of a step over all ranks")
+    options.add_argument("--budget", type=float, default=50.0, help="the tuner's time (s)")
+    options.add_argument("--effort", type=float, default=7.0, help="time per candidate (s)")
+    options.add_argument("--turns", type=int, default=9, help="turns at the end")
+    chosen = options.parse_args()
+    machine = describe()
+    found = tuning.tune(chosen.net, chosen.batch, chosen.budget, keep=False)
+    work, default = found.work, threads.default(machine)
+
+    crowds = [
+        each
+        for each in (threads.default(machine, 2), threads.default(machine, 4))
+        if chosen.batch % each.ranks == 0
+    ]
+    grid = exhaustive(machine, chosen.batch)
+    begin = time.monotonic()
+    with Teams(machine, work, [*grid, found.best, *crowds]) as teams:
+        crowd_starts = {key for key in teams.candidates if key.default and key.ranks > 1}
+        later = {key: teams.candidates.pop(key) for key in crowd_starts}
+        teams.start_all(120.0, lambda ready, starts: None)
+        speeds: dict[Candidate, list[float]] = {each: [] for each in grid}
+        for order in (grid, grid[::-1]):
+            for each in order:
+                speeds[each] += teams.measure(each, chosen.effort / 2)
+        grid_s = time.monotonic() - begin
+        table = sorted(grid, key=lambda each: -statistics.median(speeds[each]))
+        print(f"\n{len(grid)} candidates of the grid, images/s:")
+        for each in table:
+            print(f"  {statistics.median(speeds[each]):7.0f}  {each}")
+        best = table[0]
+
+        teams.candidates |= later
+        contest = dict.fromkeys([found.best, best, default, *crowds])
+        turns: dict[Candidate, list[float]] = {each: [] for each in contest}
+        for turn in range(chosen.turns):
+            for each in list(contest)[:: 1 if turn % 2 == 0 else -1]:
+                turns[each].append(speed(teams, each, 0.9))
+    ceiling = alone(machine, work, chosen.turns, 0.9)
+
+    print(f"\ntuner: {found.best}\ngrid:  {best}\n")
+    say("tuner's choice / grid's best (goal: at least 0.97)", turns[found.best], turns[best])
+    share = found.used_s / grid_s
+    print(f"{'tuner ' + format(found.used_s, '.0f') + ' s / grid ' + format(grid_s, '.0f')} s"
+          f" (goal: at most 0.333): {share:.3f}")  # fmt: skip
+    say("tuner's choice / TensorFlow's default (goal: 1.3)", turns[found.best], turns[default])
+    say("  its ceiling: a process of one thread per core, alone / default",
+        ceiling, turns[default])  # fmt: skip
+    for each in crowds:
+        say(f"tuner's choice / {each.ranks} ranks that were told nothing",
+            turns[found.best], turns[each])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
