@@ -7,7 +7,7 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from dlguide.checks import require, require_count, require_known
-from dlguide.nets import architectures, mnist
+from dlguide.nets import imagenet, mnist
 
 if TYPE_CHECKING:
     import keras
@@ -30,7 +30,7 @@ def imagenet_names() -> tuple[str, ...]:
     Returns:
         tuple: names that `build` takes, too large to train in a lesson.
     """
-    return tuple(architectures.ARCHITECTURES)
+    return tuple(imagenet.ARCHITECTURES)
 
 
 def build(
@@ -92,7 +92,7 @@ def build(
     dropout_seed = require_count(
         seed if dropout_seed is None else dropout_seed, "dropout_seed", least=0
     )
-    large = architectures.ARCHITECTURES.get(name)
+    large = imagenet.ARCHITECTURES.get(name)
     own = large.dropout if large else mnist.DROPOUT[name]
     dropout = own if dropout is None else dropout
     share = isinstance(dropout, Real) and 0 <= dropout < 1
@@ -104,8 +104,8 @@ def build(
         return mnist.assemble(name, seed, dropout, dtype, dropout_seed)
     image = require_count(large.image if image is None else image, "image", least=large.smallest)
     classes = require_count(1000 if classes is None else classes, "classes")
-    model = architectures.assemble(name, image, classes, dropout, dtype, dropout_seed)
-    architectures.draw(model, seed)
+    model = imagenet.assemble(name, image, classes, dropout, dtype, dropout_seed)
+    imagenet.draw(model, seed)
     return model
 
 
@@ -130,7 +130,7 @@ def parameters(name: str) -> int:
     True
     """
     _require_name(name)
-    large = architectures.ARCHITECTURES.get(name)
+    large = imagenet.ARCHITECTURES.get(name)
     return large.parameters if large else mnist.parameters(name)
 
 

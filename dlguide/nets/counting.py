@@ -89,6 +89,10 @@ class Walk:
         layer = node.operation
         before = tuple(self.trained.get(id(tensor), False) for tensor in node.input_tensors)
         if hasattr(layer, "_nodes_by_depth") or hasattr(layer, "_functional"):
+            inner = [shape_of(tensor, layer.name) for tensor in graph_of(layer).inputs]
+            outer = [shape_of(tensor, layer.name) for tensor in node.input_tensors]
+            must = f"call {layer.name} with the shapes it was built for, {inner}"
+            require(inner == outer, "model", must, outer)
             after = self.enter(layer, f"{prefix}{layer.name}/", before)
         else:
             one = self._cost(node, f"{prefix}{layer.name}", any(before))

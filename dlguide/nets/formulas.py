@@ -78,15 +78,15 @@ def _each(flops: int) -> Formula:
     return formula
 
 
-def _numbered(text: str, formula: Formula) -> dict[str, Formula]:
-    return {text.format(f"{dimensions}D"): formula for dimensions in (1, 2, 3)}
+def _numbered(text: str, formula: Formula, most: int = 3) -> dict[str, Formula]:
+    return {text.format(f"{dimensions}D"): formula for dimensions in range(1, most + 1)}
 
 
 FORMULAS: dict[str, Formula] = {
     **_numbered("Conv{}", _convolution),
     **_numbered("Conv{}Transpose", _transposed),
-    **_numbered("DepthwiseConv{}", _depthwise),
-    **_numbered("SeparableConv{}", _separable),
+    **_numbered("DepthwiseConv{}", _depthwise, most=2),
+    **_numbered("SeparableConv{}", _separable, most=2),
     "Dense": _dense,
     **_numbered("MaxPooling{}", _pooling),
     **_numbered("AveragePooling{}", _pooling),

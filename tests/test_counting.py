@@ -1,0 +1,300 @@
+"""Counted costs are those of papers, of TensorFlow's profiler and of closed forms."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from dlguide import nets, published
+from dlguide.nets import counting, formulas, imagenet
+
+PUBLISHED = {(row["name"], row["source"]): row for row in published.load("architectures")}
+
+
+@pytest.fixture(scope="module")
+def keras():
+    return pytest.importorskip("keras", reason="the nets are Keras models")
+
+
+@pytest.fixture(scope="module")
+def costs(keras):
+    """Count each large net once."""
+    found = {}
+    for name, one in imagenet.ARCHITECTURES.items():
+        model = imagenet.assemble(name, one.image, 1000, one.dropout, "float32", 0)
+        found[name] = nets.count(model)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("net", "name", "source"),
+    [
+        ("resnet50", "ResNet-50", "He et al. 2015 Table 1"),
+        ("resnet50", "ResNet-50", "Hu et al. 2017 section 4"),
+        ("resnet50_v1.5", "ResNet-50", "torchvision"),
+        ("resnet101", "ResNet-101", "He et al. 2015 Table 1"),
+        ("resnet152", "ResNet-152", "He et al. 2015 Table 1"),
+        ("vgg16", "VGG-16", "He et al. 2015 section 1"),
+        ("vgg16", "VGG-16", "torchvision"),
+        ("vgg19", "VGG-19", "He et al. 2015 section 1"),
+        ("vgg19", "VGG-19", "torchvision"),
+        ("densenet121", "DenseNet-121", "torchvision"),
+        ("alexnet", "AlexNet", "torchvision"),
+        ("inception_v3", "Inception V3", "torchvision"),
+        ("mobilenet_v2", "MobileNet V2", "torchvision"),
+    ],
+)
+def test_multiply_adds_are_within_2_percent_of_the_published_ones(net, name, source, costs):
+    printed = PUBLISHED[name, source]["multiply_adds"]
+    assert abs(costs[net].multiply_adds / printed - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("net", "name", "source"),
+    [
+        ("alexnet", "AlexNet", "torchvision"),
+        ("vgg16", "VGG-16", "torchvision"),
+        ("vgg19", "VGG-19", "torchvision"),
+        ("resnet50", "ResNet-50", "torchvision"),
+        ("resnet50_v1.5", "ResNet-50", "torchvision"),
+        ("resnet101", "ResNet-101", "torchvision"),
+        ("resnet152", "ResNet-152", "torchvision"),
+        ("densenet121", "DenseNet-121", "torchvision"),
+        ("xception", "Xception", "Chollet 2016 Table 3"),
+        ("mobilenet_v2", "MobileNet V2", "torchvision"),
+    ],
+)
+def test_parameters_are_exactly_the_published_ones(net, name, source, costs):
+    assert costs[net].parameters == PUBLISHED[name, source]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("net", "name"),
+    [
+        ("inception_v3", "Inception V3"),
+        ("densenet121", "DenseNet-121"),
+        ("xception", "Xception"),
+        ("mobilenet_v2", "MobileNet V2"),
+    ],
+)
+def test_with_statistics_they_are_the_parameters_that_keras_publishes(net, name, costs):
+    total = costs[net].parameters + costs[net].statistics
+    assert total == PUBLISHED[name, "keras.applications"]["parameters"]
+
+
+def test_resnet_of_keras_has_biases_that_ours_and_torchvision_leave_out(costs):
+    """A bias before batch normalisation does nothing: the mean takes it away again."""
+    convolutions = [layer for layer in costs["resnet50"].layers if layer.kind == "Conv2D"]
+    biases = sum(layer.output_shape[-1] for layer in convolutions)
+    ours = costs["resnet50"].parameters + costs["resnet50"].statistics
+    assert ours + biases == PUBLISHED["ResNet-50", "keras.applications"]["parameters"]
+
+
+def test_googlenet_is_explained_by_its_heads_and_its_first_convolution(costs):
+    """The tutorial's 13 million are with two auxiliary heads; the paper's 1.5 G lack 84 M."""
+    heads = sum(
+        (channels + 1) * 128 + (4 * 4 * 128 + 1) * 1024 + (1024 + 1) * 1000
+        for channels in (512, 528)
+    )
+    with_heads = costs["googlenet"].parameters + heads
+    assert abs(with_heads / PUBLISHED["GoogLeNet", "tutorial S-Caffe"]["parameters"] - 1) < 0.03
+    first = next(layer for layer in costs["googlenet"].layers if layer.name == "conv1")
+    assert first.multiply_adds == 112 * 112 * 7 * 7 * 3 * 64
+    as_printed = costs["googlenet"].multiply_adds - first.multiply_adds + 34e6
+    source = "Szegedy et al. 2014 section 1 and Table 1"
+    assert abs(as_printed / PUBLISHED["GoogLeNet", source]["multiply_adds"] - 1) < 0.02
+
+
+def test_the_table_of_parameters_is_the_counted_one(costs):
+    for name, cost in costs.items():
+        assert nets.parameters(name) == cost.parameters == cost.trainable
+        assert not cost.uncounted
+
+
+def build(keras, shape, *layers):
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+# (input shape, layer, multiply-adds, other flops), by hand
+BY_HAND = [
+    ((8, 8, 3), ("Conv2D", 5, 3), {}, 6 * 6 * 9 * 3 * 5, 6 * 6 * 5),
+    ((9, 9, 4), ("Conv2D", 6, 3), {"strides": 2, "groups": 2}, 16 * 9 * 2 * 6, 16 * 6),
+    ((10, 3), ("Conv1D", 4, 5), {"use_bias": False}, 6 * 5 * 3 * 4, 0),
+    ((6, 6, 6, 2), ("Conv3D", 3, 3), {"activation": "relu"}, 64 * 27 * 2 * 3, 2 * 64 * 3),
+    ((8, 8, 3), ("DepthwiseConv2D", 3), {"depth_multiplier": 2}, 36 * 9 * 6, 36 * 6),
+    ((8, 8, 4), ("SeparableConv2D", 5, 3), {}, 36 * 9 * 4 + 36 * 4 * 5, 36 * 5),
+    ((4, 4, 3), ("Conv2DTranspose", 2, 2), {"strides": 2}, 16 * 3 * 4 * 2, 64 * 2),
+    ((7,), ("Dense", 11), {}, 7 * 11, 11),
+    ((5, 7), ("Dense", 11), {"activation": "softmax"}, 5 * 7 * 11, 4 * 5 * 11),
+    ((8, 8, 3), ("MaxPooling2D", 2), {}, 0, 4 * 4 * 3 * 4),
+    ((8, 8, 3), ("GlobalAveragePooling2D",), {}, 0, 192),
+    ((8, 8, 3), ("BatchNormalization",), {}, 0, 2 * 192),
+    ((8, 8, 3), ("ReLU",), {}, 0, 192),
+    ((8, 8, 3), ("Activation", "tanh"), {}, 0, 192),
+    ((8, 8, 3), ("ZeroPadding2D", 1), {}, 0, 0),
+    ((8, 8, 3), ("Flatten",), {}, 0, 0),
+    ((8, 8, 3), ("Dropout", 0.5), {}, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("shape", "layer", "options", "multiply_adds", "other"), BY_HAND)
+def test_each_kind_of_layer_costs_what_its_closed_form_says(
+    shape, layer, options, multiply_adds, other, keras
+):
+    kind, *args = layer
+    cost = nets.count(build(keras, shape, getattr(keras.layers, kind)(*args, **options)))
+    assert (cost.multiply_adds, cost.flops) == (multiply_adds, 2 * multiply_adds + other)
+
+
+def loops(images, kernel, strides):
+    """Multiply and add one by one, and count."""
+    side, size, done = images.shape[0], kernel.shape[0], 0
+    for row in range(0, side - size + 1, strides):
+        for column in range(0, side - size + 1, strides):
+            for cell in np.ndindex(*kernel.shape):
+                assert images[row + cell[0], column + cell[1], cell[2]] == 1
+                done += 1
+    return done
+
+
+@pytest.mark.parametrize(("size", "strides"), [(1, 1), (3, 1), (3, 2), (5, 3)])
+def test_a_convolution_does_as_many_multiply_adds_as_its_loops(size, strides, keras):
+    layer = keras.layers.Conv2D(4, size, strides, use_bias=False)
+    expected = loops(np.ones((9, 9, 2)), np.ones((size, size, 2, 4)), strides)
+    assert nets.count(build(keras, (9, 9, 2), layer)).multiply_adds == expected
+
+
+def test_a_third_dimension_costs_a_factor_and_not_an_exponent(keras):
+    """k times the weights, and k times the work at each of the positions along it."""
+    flat = nets.count(build(keras, (16, 16, 3), keras.layers.Conv2D(8, 5, use_bias=False)))
+    deep = nets.count(build(keras, (16, 16, 16, 3), keras.layers.Conv3D(8, 5, use_bias=False)))
+    assert deep.parameters == 5 * flat.parameters
+    assert deep.multiply_adds == 5 * 12 * flat.multiply_adds
+
+
+@pytest.mark.parametrize("name", [*nets.names(), "alexnet", "googlenet", "resnet50"])
+def test_multiply_adds_are_those_of_tensorflows_profiler(name, keras):
+    import tensorflow as tf
+
+    profiler = tf.compat.v1.profiler
+    small = {} if name in nets.names() else {"image": 64, "classes": 10}
+    model = nets.build(name, **small)
+    images = tf.TensorSpec((1, *model.input_shape[1:]))
+    graph = tf.function(lambda x: model(x, training=False)).get_concrete_function(images).graph
+    options = profiler.ProfileOptionBuilder(profiler.ProfileOptionBuilder.float_operation())
+    options = options.with_empty_output().select(["float_ops"]).order_by("float_ops")
+    root = profiler.profile(graph, cmd="op", options=options.build())
+    theirs, node = 0, root
+    while node.children:
+        node = node.children[0]
+        if node.name in ("Conv2D", "MatMul"):
+            theirs += node.total_float_ops - sum(c.total_float_ops for c in node.children)
+    assert 2 * nets.count(model).multiply_adds == theirs > 0
+
+
+def test_training_costs_three_times_the_forward_pass_less_the_gradient_of_the_images(costs):
+    for name in ("alexnet", "vgg16", "resnet50"):
+        cost = costs[name]
+        first = next(layer for layer in cost.layers if layer.multiply_adds)
+        assert cost.training_multiply_adds == 3 * cost.multiply_adds - first.multiply_adds
+
+
+def test_frozen_layers_cost_no_gradients(keras):
+    layers = [keras.layers.Dense(units, use_bias=False) for units in (3, 5, 7)]
+    model = build(keras, (2,), *layers)
+    assert nets.count(model).training_multiply_adds == 2 * 6 + 3 * 15 + 3 * 35
+    layers[0].trainable = False
+    assert nets.count(model).training_multiply_adds == 6 + 2 * 15 + 3 * 35
+    layers[0].trainable, layers[1].trainable = True, False
+    cost = nets.count(model)
+    assert cost.training_multiply_adds == 2 * 6 + 2 * 15 + 3 * 35
+    assert (cost.parameters, cost.trainable, cost.gradient_bytes) == (56, 41, 164)
+
+
+def test_bytes_are_inputs_outputs_and_the_share_of_the_weights(keras):
+    model = build(keras, (7,), keras.layers.Dense(11))
+    for batch in (1, 10):
+        cost = nets.count(model, batch)
+        assert (cost.activation_bytes, cost.weight_bytes) == (44, 4 * 88)
+        assert cost.bytes_moved == 28 + 44 + 352 / batch
+        assert cost.flops_per_byte == cost.flops / cost.bytes_moved
+    half = keras.Sequential([keras.Input((7,)), keras.layers.Dense(11, dtype="mixed_bfloat16")])
+    assert nets.count(half).activation_bytes == 22
+
+
+def test_models_inside_models_and_layers_used_twice_are_counted(keras):
+    inner = nets.build("mlp")
+    images = keras.Input((28, 28, 1))
+    shared = keras.layers.Dense(10, use_bias=False, name="shared")
+    logits = shared(shared(inner(images)))
+    cost = nets.count(keras.Model(images, logits))
+    assert cost.multiply_adds == nets.count(inner).multiply_adds + 2 * 100
+    assert cost.parameters == nets.parameters("mlp") + 100
+    assert {layer.name for layer in cost.layers} >= {"mlp/hidden", "shared"}
+    assert cost.training_multiply_adds == nets.count(inner).training_multiply_adds + 6 * 100
+
+
+def test_the_sums_by_kind_are_the_whole_and_everything_is_json(costs):
+    cost = costs["resnet50"]
+    for field in ("parameters", "multiply_adds", "flops", "bytes_moved"):
+        total = sum(getattr(one, field) for one in cost.by_kind())
+        assert total == pytest.approx(getattr(cost, field), rel=1e-12)
+    assert json.loads(json.dumps(asdict(cost)))["name"] == "resnet50"
+    lines = str(cost).splitlines()
+    assert lines[2].startswith("Conv2D (53 layers)")
+    assert "3,857,973,248" in lines[-1]
+
+
+def test_an_unknown_layer_with_weights_is_named(keras):
+    model = build(keras, (5, 3), keras.layers.LSTM(4, name="memory"))
+    with pytest.raises(ValueError, match=r"got 'layer memory of kind LSTM with 3 weights'"):
+        nets.count(model)
+
+
+def test_an_unknown_layer_without_weights_is_listed(keras):
+    model = build(keras, (5,), keras.layers.Lambda(lambda x: x + 1, name="mine"))
+    cost = nets.count(model)
+    assert cost.uncounted == ("mine",)
+    assert "not known, taken as 0: mine" in str(cost)
+
+
+def test_open_shapes_and_hidden_graphs_are_refused(keras):
+    open_shape = build(keras, (None, None, 3), keras.layers.Conv2D(2, 3))
+    with pytest.raises(ValueError, match=r"fixed shapes at layer conv2d.*got \(None, None, 3\)"):
+        nets.count(open_shape)
+    with pytest.raises(ValueError, match="functional or sequential Keras model with known input"):
+        nets.count(keras.Sequential([keras.layers.Dense(3)]))
+    with pytest.raises(ValueError, match="`batch` must be a whole number of at least 1, got 0"):
+        nets.count(nets.build("mlp"), 0)
+
+
+def test_every_formula_is_of_a_layer_that_keras_has(keras):
+    operation = {"Relu"}
+    for kind in set(formulas.FORMULAS) - operation:
+        assert hasattr(keras.layers, kind)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4), ("bool", 1)])
+def test_a_number_has_the_bytes_of_its_dtype(dtype, size):
+    assert counting.itemsize(dtype) == size
+
+
+def test_architectures_are_the_guides_nets_and_vgg_has_the_most_gradients(costs):
+    rows = {row.name: row for row in nets.architectures(["alexnet", "googlenet", "vgg16"])}
+    assert list(rows) == ["alexnet", "googlenet", "vgg16"]
+    for name, row in rows.items():
+        cost = costs[name]
+        assert row.gradient_bytes == 4 * nets.parameters(name)
+        assert row.multiply_adds == cost.multiply_adds
+        ratio = cost.training_flops / cost.gradient_bytes
+        assert row.flops_per_gradient_byte == pytest.approx(ratio)
+    assert rows["googlenet"].flops_per_gradient_byte > 10 * rows["alexnet"].flops_per_gradient_byte
+    assert "61.10 M parameters" in str(rows["alexnet"])
+
+
+def test_architectures_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match=r"`names` must be one of .*Did you mean alexnet"):
+        nets.architectures(["alexnett"])
+    with pytest.raises(ValueError, match=r"`names` must be a sequence of names.*Write \['vgg16'\]"):
+        nets.architectures("vgg16")
