@@ -22,7 +22,8 @@ FLOORS = {
     2.0: ("nets", "measure", "published", "exercises"),
     3.0: ("horovod", "collectives", "data", "machine", "scaling", "plots"),
     3.5: ("diagrams",),
-    4.0: ("build_horovod", "cluster", "parallel", "training"),
+    3.8: ("parallel",),
+    4.0: ("build_horovod", "cluster", "training"),
     5.0: ("bench", "doctor", "install_horovod", "notebooks", "tuning", "usecases"),
     6.0: ("cli",),
 }

@@ -121,8 +121,9 @@ class Exchange:
         if self.agreed:
             return
         red = self.reduction
+        compression = getattr(red.compression, "__name__", red.compression)
         lines = [
-            f"op={NAMES.get(red.op, red.op)}, compression={red.compression.__name__}, "
+            f"op={NAMES.get(red.op, red.op)}, compression={compression}, "
             f"backward_passes_per_step={self.passes.count}, "
             f"gradient_predivide_factor={red.gradient_predivide_factor}, "
             f"groups={red.groups if isinstance(red.groups, int) else bool(red.groups)}"

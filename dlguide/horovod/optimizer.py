@@ -24,7 +24,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type = Compression.none,
+    compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
@@ -53,7 +53,8 @@ def DistributedOptimizer(
         name: prefix of the operators' names, as stall messages and the timeline show them.
         device_dense: device for the exchange of tensors; empty leaves it to TensorFlow.
         device_sparse: device for the exchange of `tf.IndexedSlices`.
-        compression: `Compression.none` or `Compression.fp16`.
+        compression: `Compression.none`, `Compression.fp16`, or a compressor made for this training
+            by `dlguide.parallel.compression`.
         sparse_as_dense: turn sparse gradients (of embeddings) into dense ones first.
         gradient_predivide_factor: divide by it before the sum, and by p / factor after.
         op: Average or Sum.
@@ -91,6 +92,15 @@ def DistributedOptimizer(
         "be 1 for an optimizer with `gradient_accumulation_steps`",
         passes,
     )
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    require(
+        not (scaled and getattr(compression, "keeps_errors", False)),
+        "optimizer",
+        "hand over gradients without a loss scale where `compression` remembers errors",
+        optimizer.name,
+        "The scale changes, what is remembered does not: use "
+        "`LossScaleOptimizer(hvd.DistributedOptimizer(optimizer, compression=...))`.",
+    )
     settings = reduction(
         f"Distributed{type(optimizer).__name__}",
         name=name,
@@ -120,7 +130,7 @@ def PartialDistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type = Compression.none,
+    compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,

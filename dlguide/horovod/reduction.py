@@ -15,10 +15,12 @@ from tensorflow.python.ops import control_flow_util
 from dlguide.checks import require, require_positive
 from dlguide.horovod.grouped import grouped_allreduce
 from dlguide.horovod.native import (
+    NAMES,
     Average,
     Compression,
     Max,
     ProcessSet,
+    Sum,
     communicates,
     global_process_set,
     members,
@@ -31,7 +33,7 @@ class Reduction:
 
     name: str
     op: int = Average
-    compression: type = Compression.none
+    compression: Any = Compression.none
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
     groups: int | tuple[tuple[Hashable, ...], ...] | None = None
@@ -81,7 +83,9 @@ class Reduction:
                 shared[i] = grad
         names = f"{self.name}.{_signature(list(shared.values()))}"
         for number, places in enumerate(self._split(shared, variables)):
-            reduced = self._reduce_group([shared[i] for i in places], f"{names}.{number}")
+            reduced = self._reduce_group(
+                [shared[i] for i in places], [variables[i] for i in places], f"{names}.{number}"
+            )
             results = _put(results, places, reduced)
         if largest:
             tensors = list(largest.values())
@@ -91,19 +95,24 @@ class Reduction:
             results = _put(results, list(largest), reduced)
         return results
 
-    def _reduce_group(self, grads: list[Any], name: str) -> list[Any]:
+    def _reduce_group(self, grads: list[Any], variables: list[Any], name: str) -> list[Any]:
         factor = self.gradient_predivide_factor
         if factor != 1.0 and self.op == Average:
             grads = [_times(grad, 1 / factor) for grad in grads]
-        reduced = grouped_allreduce(
-            grads,
-            op=self.op,
-            compression=self.compression,
-            process_set=self.process_set,
-            device_dense=self.device_dense,
-            device_sparse=self.device_sparse,
-            name=name,
-        )
+        if hasattr(self.compression, "reduce_gradients"):  # of `dlguide.parallel.compression`
+            reduced = self.compression.reduce_gradients(
+                grads, variables, name, self.op, self.process_set
+            )
+        else:
+            reduced = grouped_allreduce(
+                grads,
+                op=self.op,
+                compression=self.compression,
+                process_set=self.process_set,
+                device_dense=self.device_dense,
+                device_sparse=self.device_sparse,
+                name=name,
+            )
         if factor != 1.0 and self.op == Average:
             reduced = [_times(grad, factor) for grad in reduced]
         return [_summed(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in reduced]
@@ -173,6 +182,13 @@ def reduction(
     listed = isinstance(groups, list | tuple)
     must = "be None, a count of at least 1, or a list of lists of variables"
     require(groups is None or counted or listed, "groups", must, groups)
+    compression = settings["compression"]
+    if hasattr(compression, "reduce_gradients"):
+        must = "be Average or Sum with a compression of `dlguide.parallel`"
+        require(op in (Average, Sum), "op", must, NAMES.get(op, op))
+    else:
+        must = "be one of `hvd.Compression` or of `dlguide.parallel.compression`"
+        require(hasattr(compression, "decompress"), "compression", must, compression)
     if listed:
         require(all(isinstance(g, list | tuple) for g in groups), "groups", must, groups)
         groups = tuple(tuple(key(variable) for variable in group) for group in groups)

@@ -17,7 +17,7 @@ def DistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type = Compression.none,
+    compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -36,7 +36,8 @@ def DistributedGradientTape(
         gradtape: the tape.
         device_dense: device for the exchange of tensors; empty leaves it to TensorFlow.
         device_sparse: device for the exchange of `tf.IndexedSlices`.
-        compression: `Compression.none` or `Compression.fp16`.
+        compression: `Compression.none`, `Compression.fp16`, or a compressor made for this training
+            by `dlguide.parallel.compression`.
         sparse_as_dense: turn sparse gradients into dense ones first.
         op: Average, Sum, Min, Max, Product or Adasum.
         gradient_predivide_factor: divide by it before the sum, and by p / factor after.
@@ -80,7 +81,7 @@ def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type = Compression.none,
+    compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,

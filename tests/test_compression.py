@@ -1,0 +1,408 @@
+"""Compressed sums: bytes as the formula says, nothing lost, the same on all ranks.
+
+Tests dlguide.parallel.compression, dlguide.parallel.compressors, dlguide.parallel.codecs,
+dlguide.parallel.power_sgd, dlguide.parallel.horovod_gradients and
+dlguide.parallel.tensorflow_codecs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from on_ranks import on_ranks
+
+from dlguide.parallel import codecs, compression
+from dlguide.parallel.compressors import Compressor
+
+FINITE = st.floats(-1e6, 1e6, allow_subnormal=False)
+CODECS = [codecs.TopK(0.3), codecs.Threshold(0.5), codecs.OneBit(), codecs.BFloat16()]
+
+
+@given(arrays(np.float64, st.integers(1, 60), elements=FINITE), st.floats(0.01, 1))
+def test_top_k_sends_the_largest_and_of_equals_the_first(array, fraction):
+    codec = codecs.TopK(fraction)
+    k = codec.count(array.size)
+    # an independent order: by size falling, then by place
+    chosen = sorted(range(array.size), key=lambda i: (-abs(array[i]), i))[:k]
+    expected = np.zeros_like(array)
+    expected[chosen] = array[chosen]
+    assert (codec.decode(codec.encode(array), array.shape, array.dtype) == expected).all()
+
+
+@given(arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=FINITE))
+def test_one_bit_keeps_the_sum_of_each_column_and_its_signs(matrix):
+    # a mean in place of each number leaves the sum; no two other values have less squared error
+    codec = codecs.OneBit()
+    came = codec.decode(codec.encode(matrix), matrix.shape, matrix.dtype)
+    assert np.allclose(came.sum(0), matrix.sum(0), rtol=1e-9, atol=1e-6)
+    assert (came[matrix >= 0] >= 0).all()
+    assert (came[matrix < 0] <= 0).all()
+    for column, whole in zip(came.T, matrix.T, strict=True):
+        assert len({*column[whole >= 0]}) <= 1
+        assert len({*column[whole < 0]}) <= 1
+
+
+@given(arrays(np.float64, st.integers(1, 30), elements=FINITE))
+def test_threshold_sends_three_values(array):
+    codec = codecs.Threshold(0.5)
+    came = codec.decode(codec.encode(array), array.shape, array.dtype)
+    assert (came == np.where(array >= 0.5, 0.5, np.where(array <= -0.5, -0.5, 0))).all()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(codec).__name__)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (8,), (9,), (3, 5), (2, 3, 4), (17, 1)])
+def test_a_message_has_the_bytes_of_its_formula(codec, dtype, shape):
+    array = np.random.default_rng(1).normal(size=shape).astype(dtype)
+    n, width = array.size, shape[-1] if len(shape) > 1 else 1
+    formula = {
+        codecs.TopK: max(1, round(0.3 * n)) * (4 + array.itemsize),
+        codecs.Threshold: math.ceil(n / 4),
+        codecs.OneBit: math.ceil(n / 8) + 2 * width * array.itemsize,
+        codecs.BFloat16: 2 * n,
+    }[type(codec)]
+    message = codec.encode(array)
+    assert message.nbytes == codec.payload(shape, array.itemsize) == formula
+    came = codec.decode(message, shape, array.dtype)
+    assert came.shape == shape
+    assert came.dtype == array.dtype
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(codec).__name__)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_never_hidden(codec, bad):
+    array = np.array([1.0, bad, -2.0, 0.1, 0.2])
+    came = codec.decode(codec.encode(array), array.shape, array.dtype)
+    assert not np.isfinite(came).all()
+
+
+def test_bfloat16_keeps_eight_bits():
+    array = np.array([1 + 2**-7, 1 + 2**-9, 3e38, -1e-38])
+    codec = codecs.BFloat16()
+    came = codec.decode(codec.encode(array), array.shape, array.dtype)
+    assert came[0] == array[0]
+    assert came[1] == 1
+    assert np.allclose(came, array, rtol=2**-8)
+
+
+def test_bytes_of_known_layers():
+    # the hidden layer of the MNIST net, (1024, 128) in float32
+    shape = (1024, 128)
+    assert compression.none().nbytes(shape, 2) == 1024 * 128 * 4
+    assert compression.fp16().nbytes(shape, 2) == compression.bf16().nbytes(shape, 2) == 262144
+    assert compression.top_k(0.01).nbytes(shape, 2) == 1311 * 8
+    assert compression.threshold().nbytes(shape, 2) == 1024 * 128 / 4
+    assert compression.one_bit().nbytes(shape, 2) == 1024 * 128 / 8 + 2 * 128 * 4
+    assert compression.power_sgd(4).nbytes(shape, 2) == 4 * (1024 + 128) * 4
+    for name in compression.NAMED:
+        made = compression.named(name)
+        assert (made.nbytes((128,), 2), made.nbytes(shape, 1)) == (512, 0), name
+        assert made.step_nbytes([np.zeros(shape, "f4"), np.zeros(10, "f4")], 2) == (
+            made.nbytes(shape, 2) + 40
+        )
+
+
+def test_gathered_messages_lose_to_a_ring_at_enough_ranks():
+    # top-k: (p - 1) 8 k against 2 (p - 1) / p 4 n: equal at p = n / k
+    n = 100_000
+    small, whole = compression.top_k(0.01), compression.none()
+    assert small.traffic((n,), 100) == pytest.approx(whole.traffic((n,), 100))
+    assert small.traffic((n,), 50) < whole.traffic((n,), 50)
+    assert small.traffic((n,), 200) > whole.traffic((n,), 200)
+    assert whole.traffic((n,), 4) == 2 * 3 / 4 * 4 * n
+
+
+def test_mistakes_are_told():
+    with pytest.raises(ValueError, match=r"`fraction` must be above 0 and at most 1, got 1\.5"):
+        compression.top_k(1.5)
+    with pytest.raises(ValueError, match="`threshold` must be a positive number"):
+        compression.threshold(0)
+    with pytest.raises(ValueError, match="`rank` must be a whole number of at least 1"):
+        compression.power_sgd(0)
+    with pytest.raises(ValueError, match="Did you mean top_k"):
+        compression.named("topk")
+    with pytest.raises(ValueError, match="`compression` must be a name or a compressor, got 3"):
+        compression.named(3)
+    assert isinstance(compression.named(compression.bf16()), Compressor)
+
+
+def numpy_on_ranks():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.parallel import compression as c
+
+    comm, wrong = MPI.COMM_WORLD, []
+    p, rank = comm.size, comm.rank
+    makers = {
+        "none": c.none,
+        "fp16": lambda: c.fp16(small=0),
+        "bf16": lambda: c.bf16(small=0),
+        "top_k": lambda: c.top_k(0.1, small=0),
+        "threshold": lambda: c.threshold(0.3, small=0),
+        "one_bit": lambda: c.one_bit(small=0),
+        "power_sgd": lambda: c.power_sgd(2, small=0),
+    }
+    shapes = [(), (0,), (1,), (p + 1,), (3, 5), (17, 6), (5, 5, 2, 8), (300,)]
+    for name, make in makers.items():
+        for dtype in ("f4", "f8"):
+            for shape in shapes:
+                # all ranks know all gradients: NumPy on one process is the oracle
+                random = np.random.default_rng([len(shape), sum(shape)])
+                grads = random.normal(size=(4, p, *shape)).astype(dtype)
+                compressor, total = make(), np.zeros(shape, "f8")
+                for step in range(4):
+                    mean = compressor.allreduce(np.array(grads[step, rank]), comm)
+                    ok = isinstance(mean, np.ndarray) and mean.shape == shape
+                    if not ok or mean.dtype != grads.dtype:
+                        wrong.append([name, "shape or dtype", shape])
+                    if len(set(comm.allgather(mean.tobytes()))) != 1:
+                        wrong.append([name, "ranks differ", shape])
+                    total += p * mean.astype("f8")
+                if compressor.sent != 4 * compressor.nbytes(shape, p, dtype):
+                    wrong.append([name, "bytes", shape, compressor.sent])
+                exact = grads.astype("f8").sum((0, 1))
+                near = {"fp16": 1e-2, "bf16": 5e-2}.get(name, 1e-12 if dtype == "f8" else 1e-4)
+                if compressor.keeps_errors and compressor.compresses(shape, dtype):
+                    error = compressor.errors["gradient"].astype("f8")
+                    total += np.sum(comm.allgather(error), 0)
+                if not np.allclose(total, exact, rtol=near, atol=near):
+                    wrong.append([name, "not conserved", shape, dtype])
+    # k = all and full rank would not be smaller, so they are the plain mean
+    x = np.random.default_rng(rank).normal(size=(12, 10))
+    mean = np.mean(comm.allgather(x), 0)
+    for full in (c.top_k(1.0, small=0), c.power_sgd(10, small=0), c.none()):
+        if not np.allclose(full.allreduce(x, comm), mean, rtol=1e-12, atol=1e-14):
+            wrong.append([full.name, "not the mean"])
+    # half of a gradient that is otherwise zero, and matrices of one column space: nothing missing
+    half = np.zeros(100)
+    half[:40] = 1 + np.random.default_rng(rank).normal(size=40) ** 2
+    came = c.top_k(0.4, small=0).allreduce(half, comm)
+    if not np.allclose(came, np.mean(comm.allgather(half), 0), rtol=1e-14):
+        wrong.append("top-k of few numbers")
+    left = np.random.default_rng(5).normal(size=(30, 3))
+    low = left @ np.random.default_rng([6, rank]).normal(size=(3, 20))
+    came = c.power_sgd(3, small=0).allreduce(low, comm)
+    if not np.allclose(came, np.mean(comm.allgather(low), 0), rtol=1e-10, atol=1e-12):
+        wrong.append("matrices of rank 3 by rank 3")
+    # warm start: the same gradient again and again comes through ever better
+    fixed = np.random.default_rng(8).normal(size=(40, 4)) @ np.diag([9, 5, 1, 0.1])
+    fixed = fixed @ np.random.default_rng(9).normal(size=(4, 30))
+    power = c.power_sgd(2, error_feedback=False, small=0)
+    misses = [np.linalg.norm(power.allreduce(fixed, comm) - fixed) for _ in range(6)]
+    best = np.linalg.norm(np.linalg.svd(fixed)[1][2:])  # Eckart and Young
+    if not (misses[0] > 1.02 * best and best * 0.999999 < misses[-1] < 1.001 * best):
+        wrong.append(["warm start", misses, best])
+    # not finite: seen at once by all, gone afterwards
+    for name, make in makers.items():
+        compressor, good = make(), np.ones((17, 6))
+        bad = good.copy()
+        bad[3, 2] = np.nan if rank == p - 1 else 1
+        for _ in range(2):
+            seen = compressor.allreduce(bad, comm)
+        after = compressor.allreduce(good, comm)
+        if np.isfinite(seen).all() or not np.isfinite(after).all():
+            wrong.append([name, "not a number"])
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_means_bytes_and_errors_on_numpy(ranks, tmp_path):
+    assert on_ranks(ranks, numpy_on_ranks, tmp_path, 60) == [[]] * ranks
+
+
+def mistakes_on_ranks():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.parallel import compression as c
+
+    comm, told = MPI.COMM_WORLD, []
+
+    def attempt(call):
+        try:
+            call()
+            told.append("no error")
+        except ValueError as error:
+            told.append(str(error))
+
+    one, other = np.ones(300), np.ones((3, 100))
+    attempt(lambda: c.top_k().allreduce(one if comm.rank else other, comm))
+    attempt(lambda: c.top_k(0.1 if comm.rank else 0.2).allreduce(one, comm))
+    attempt(lambda: c.top_k().allreduce(one.astype("f4") if comm.rank else one, comm))
+    attempt(lambda: c.one_bit().allreduce(np.ones(300, int), comm))
+    kept = c.top_k()
+    kept.allreduce(one, comm)
+    attempt(lambda: kept.allreduce(np.ones(400), comm))
+    return told
+
+
+def test_ranks_that_differ_are_all_told_alike(tmp_path):
+    first, second = on_ranks(2, mistakes_on_ranks, tmp_path, 60)
+    assert first == second
+    shapes, fractions, dtypes, integers, other = first
+    assert "rank 0: shape (3, 100)" in shapes
+    assert "rank 1: shape (300,)" in shapes
+    assert "compression='top_k(0.2)'" in fractions
+    assert "compression='top_k(0.1)'" in fractions
+    assert "float32" in dtypes
+    assert "float64" in dtypes
+    assert integers.startswith("`array.dtype` must be one of float32, float64, got 'int64'")
+    assert "Take another `key` for another array" in other
+
+
+def horovod_on_ranks(names):
+    import numpy as np
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    import dlguide.horovod as hvd
+    from dlguide.parallel import compression as c
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    hvd.init()
+    import keras
+
+    comm, wrong = MPI.COMM_WORLD, []
+    p, rank = comm.size, comm.rank
+    makers = {
+        "none": c.none,
+        "fp16": c.fp16,
+        "bf16": c.bf16,
+        "top_k": lambda: c.top_k(0.05),
+        "threshold": lambda: c.threshold(0.3),
+        "one_bit": c.one_bit,
+        "power_sgd": lambda: c.power_sgd(2),
+    }
+    shapes = [(30, 17), (4, 4, 3, 9), (17,), ()]
+
+    def close(a, b):
+        return all(np.allclose(x, y, rtol=2e-5, atol=2e-5) for x, y in zip(a, b, strict=True))
+
+    for name in names:
+        make = makers[name]
+        # several steps of SGD with rate 1 on a loss whose gradient is the given one
+        random = np.random.default_rng(3)
+        grads = [[random.normal(size=(p, *s)).astype("f4") for s in shapes] for _ in range(3)]
+        alone = make() if p > 1 else c.none()  # Horovod on one rank has nothing to send
+        expected = [np.zeros(s, "f4") for s in shapes]
+        for each in grads:
+            for i, g in enumerate(each):
+                expected[i] = expected[i] - alone.allreduce(np.array(g[rank]), comm, key=i)
+        for graph in (True, False) if p == 2 and name in ("top_k", "power_sgd") else (True,):
+            variables = [keras.Variable(np.zeros(s, "f4")) for s in shapes]
+            compressor = make()
+            plain = keras.optimizers.SGD(1.0)
+            optimizer = hvd.DistributedOptimizer(plain, compression=compressor, check_every=1)
+            optimizer.build(variables)
+
+            def step(*these, optimizer=optimizer, variables=variables):
+                optimizer.apply(list(these), variables)
+
+            run = tf.function(step) if graph else step
+            for each in grads:
+                run(*[tf.constant(g[rank]) for g in each])
+            ended = [np.asarray(v) for v in variables]
+            if not close(ended, expected):
+                wrong.append([name, "not as on NumPy", graph])
+            if len(set(comm.allgather(b"".join(e.tobytes() for e in ended)))) != 1:
+                wrong.append([name, "ranks differ", graph])
+            predicted = compressor.step_nbytes(variables, p)
+            if not compressor.sent == alone.sent == 3 * predicted:
+                wrong.append([name, "bytes", compressor.sent, alone.sent, predicted])
+            if p > 1 and compressor.keeps_errors:
+                errors = [v.numpy() for v in compressor.variables if "error" in v.name]
+                if not close(errors, list(alone.errors.values())) or len(errors) != 2:
+                    wrong.append([name, "errors", graph])
+        # the tape, and the sum in place of the mean
+        x = keras.Variable(np.ones((30, 17), "f4"))
+        g = random.normal(size=(p, 30, 17)).astype("f4")
+        for op, times in ((hvd.Average, 1), (hvd.Sum, p)):
+            tape = hvd.DistributedGradientTape(tf.GradientTape(), compression=make(), op=op)
+            with tape:
+                loss = tf.reduce_sum(x.value * g[rank])
+            came = tape.gradient(loss, [x.value])[0].numpy()
+            want = make().allreduce(g[rank], comm) * np.float32(times) if p > 1 else g[0]
+            if not np.allclose(came, want, rtol=1e-2 if name == "fp16" else 2e-5, atol=2e-4):
+                wrong.append([name, "tape", op])
+
+    # rows of embeddings go as they are, beside compressed gradients
+    compressor = c.top_k(0.05)
+    table, kernel = keras.Variable(np.zeros((50, 8), "f4")), keras.Variable(np.zeros((50, 8), "f4"))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=compressor)
+    optimizer.build([table, kernel])
+    rows = tf.IndexedSlices(tf.ones((1, 8)), tf.constant([rank]), tf.constant([50, 8]))
+    optimizer.apply([rows, tf.ones((50, 8))], [table, kernel])
+    if not np.allclose(np.asarray(table)[:p], -1 / p) or not np.allclose(
+        np.asarray(kernel).ravel()[:20], -1
+    ):
+        wrong.append("rows of an embedding")
+
+    # what is remembered goes into TensorFlow's own checkpoints and back
+    if p > 1:
+        import tempfile
+
+        before = [v.numpy() for v in compressor.variables]
+        with tempfile.TemporaryDirectory() as folder:
+            path = tf.train.Checkpoint(kept=compressor.variables).write(f"{folder}/kept")
+            for v in compressor.variables:
+                v.assign(v * 0 - 1)
+            tf.train.Checkpoint(kept=compressor.variables).read(path).assert_consumed()
+        if not close(before, [v.numpy() for v in compressor.variables]) or not before:
+            wrong.append("checkpoint")
+
+    # fit of Keras, with accumulation over passes inside
+    keras.utils.set_random_seed(1)
+    net = keras.Sequential([keras.Input((20,)), keras.layers.Dense(30), keras.layers.Dense(1)])
+    compressor = c.power_sgd(2)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.01), compression=compressor, backward_passes_per_step=2
+    )
+    net.compile(optimizer, "mse", jit_compile=False)
+    random = np.random.default_rng(rank)
+    x = random.normal(size=(64, 20)).astype("f4")
+    first = net.evaluate(x, x[:, :1], verbose=0)
+    begin = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    net.fit(x, x[:, :1], batch_size=8, epochs=5, verbose=0, callbacks=[begin])
+    if not net.evaluate(x, x[:, :1], verbose=0) < 0.5 * first:
+        wrong.append("fit does not learn")
+    weights = b"".join(w.tobytes() for w in net.get_weights())
+    if len(set(comm.allgather(weights))) != 1:
+        wrong.append("fit: ranks differ")
+    if compressor.sent != 20 * compressor.step_nbytes(net.trainable_variables, p):
+        wrong.append(["fit: bytes", compressor.sent])
+
+    def told(call):
+        try:
+            call()
+        except ValueError as error:
+            return str(error)
+        return "no error"
+
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    texts = [
+        told(lambda: hvd.DistributedOptimizer(scaled, compression=c.top_k())),
+        told(lambda: hvd.DistributedGradientTape(
+            tf.GradientTape(), compression=c.top_k(), op=hvd.Max)),
+        told(lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), compression="top_k")),
+    ]  # fmt: skip
+    return [wrong, texts]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [(1, ["top_k"]), (2, list(compression.NAMED)), (3, ["power_sgd", "one_bit"])],
+)
+def test_horovod_sends_what_numpy_sends(ranks, names, tmp_path):
+    results = on_ranks(ranks, horovod_on_ranks, tmp_path, 150, names=names)
+    assert [wrong for wrong, _texts in results] == [[]] * ranks
+    for _wrong, (scaled, tape, name) in results:
+        assert "without a loss scale where `compression` remembers errors" in scaled
+        assert "`op` must be Average or Sum with a compression of `dlguide.parallel`" in tape
+        assert "`compression` must be one of `hvd.Compression`" in name
