@@ -12,7 +12,9 @@ import numpy as np
 from dlguide.checks import require, require_count, require_positive
 
 FINAL_WEIGHT = 2.0  # the last rung decides, so it gets twice the time of the others
-FINAL_ROUNDS = 5
+# Several short rounds: what disturbs the machine hits only some of them. In an even number of
+# rounds of opposite order a steady drift meets all candidates alike.
+ROUNDS, FINAL_ROUNDS = (4, 2, 1), 6
 NOT_REACHED = "not measured: the budget was spent"
 
 
@@ -206,8 +208,9 @@ def tune(
     Successive halving: in each rung every candidate that is left is measured, then the worse half
     is dropped. All rungs get the same time, so those that remain are measured twice as long as
     before. The candidates of a rung take turns, in rounds of opposite order, so that a machine
-    that becomes slower meets all of them; the finalists take at least five such turns. Medians
-    decide. The baseline goes through all rungs, so that the gain comes from the same rounds.
+    that becomes slower meets all of them; the finalists take six such turns where the time allows
+    it. Medians decide. The baseline goes through all rungs, so that the gain comes from the same
+    rounds.
 
     A candidate whose measurement raises is recorded with the error's first line and dropped.
     Leaves out what the candidates have in common: each one is measured on its own.
@@ -260,7 +263,8 @@ def tune(
         final = rung == halvings
         weights = halvings - rung + FINAL_WEIGHT
         each_s = search.left_s() * (FINAL_WEIGHT if final else 1) / weights / max(len(alive), 1)
-        rounds = FINAL_ROUNDS if final else 1 + (each_s >= 2 * least_s)
+        fitting = [count for count in ROUNDS if each_s >= count * least_s]
+        rounds = FINAL_ROUNDS if final else max(fitting, default=1)
         if not search.rung(alive, rung, max(each_s / rounds, least_s), rounds):
             break
         contenders = search.of_rung(contenders, rung)[: (len(contenders) + 1) // 2]
