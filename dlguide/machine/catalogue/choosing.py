@@ -151,7 +151,7 @@ def _choice(each: Processor, count: int, stage: str, sizes: tuple[float, float, 
 
 
 def _model_reason(need: float, memory: float, parts: int, count: int) -> str:
-    sizes = f"{need / 1e9:.3g}e9 bytes; the memory of one holds {memory / 1e9:.3g}e9"
+    sizes = f"{need:.3g} bytes; the memory of one holds {memory:.3g}"
     if not memory:
         return "Its memory is not stated, so nobody can say whether the model fits."
     if parts == 1:
@@ -165,7 +165,7 @@ def _model_reason(need: float, memory: float, parts: int, count: int) -> str:
 
 
 def _data_reason(each: Processor, data_bytes: float, memory: float) -> str:
-    size = f"{data_bytes / 1e9:.3g}e9 bytes"
+    size = f"{data_bytes:.3g} bytes"
     if each.kind == "cpu":
         where = "fits into their memory" if data_bytes <= memory else "must be read from disk"
         return f"The data set ({size}) {where}; there is no second memory to copy it to."
