@@ -1,0 +1,159 @@
+"""Optimizer state shared out: each rank keeps and updates its own part of it.
+
+An allreduce is a reduce-scatter and an allgather. Between the two each rank holds one part of the
+summed gradient; here it updates its part of the weights there and then, and the allgather carries
+weights in place of gradients. The bytes sent are the same, the state of the optimizer is p times
+smaller on each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlguide.checks import require_known, require_positive
+from dlguide.collectives import agree, allgather_ring, parts, reduce_scatter_ring
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+# arrays of the size of the weights that each method remembers
+STATES = {"sgd": 0, "momentum": 1, "adam": 2}
+
+
+class ShardedOptimizer:
+    """SGD, momentum or Adam, whose state lies in parts on the ranks.
+
+    Every rank must call, with weights of the same shapes.
+
+    Args:
+        weights: arrays of one dtype, equal on all ranks; they are changed in place.
+        comm: the ranks.
+        method: "sgd", "momentum" or "adam".
+        rate: learning rate.
+        momentum: share of the last step that "momentum" keeps.
+        beta1: how slowly "adam" forgets gradients.
+        beta2: how slowly "adam" forgets squared gradients.
+        epsilon: what "adam" adds below the line.
+
+    Attributes:
+        sent_bytes: what this rank has sent so far (bytes).
+
+    Raises:
+        ValueError: when the method is unknown, or on all ranks alike when the weights differ in
+            shape.
+
+    Source:
+        Rajbhandari et al. 2019 (arXiv:1910.02054), section 5.1; Adam: Kingma and Ba 2014
+        (arXiv:1412.6980), in the form of Keras.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[np.ndarray],
+        comm: Comm,
+        method: str = "adam",
+        rate: float = 0.001,
+        momentum: float = 0.9,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-7,
+    ) -> None:
+        require_known(method, STATES, "method")
+        self.weights, self.comm, self.method = list(weights), comm, method
+        self.rate, self.momentum = require_positive(rate, "rate"), momentum
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.flat = np.concatenate([np.ravel(weight) for weight in self.weights])
+        agree(comm, self.flat, method=method, rate=rate)
+        own = parts(self.flat, comm.size)[comm.rank]
+        self.state = [np.zeros_like(own) for _ in range(STATES[method])]
+        self.steps, self.sent_bytes = 0, 0
+
+    @property
+    def state_bytes(self) -> int:
+        """What the optimizer remembers on this rank (bytes)."""
+        return sum(array.nbytes for array in self.state)
+
+    def step(self, gradients: Sequence[np.ndarray], samples: int) -> None:
+        """Update the weights of all ranks; every rank must call.
+
+        Args:
+            gradients: for each weight the sum over this rank's samples.
+            samples: samples of all ranks together (count).
+        """
+        flat = np.concatenate([np.ravel(gradient) for gradient in gradients])
+        flat = np.ascontiguousarray(flat, self.flat.dtype)
+        gradient = reduce_scatter_ring(flat, self.comm) / samples
+        own = parts(self.flat, self.comm.size)[self.comm.rank]
+        self.steps += 1
+        own -= self._change(gradient)
+        allgather_ring(self.flat, self.comm)
+        self.sent_bytes += self._bytes_of_a_step()
+        start = 0
+        for weight in self.weights:
+            weight[...] = self.flat[start : start + weight.size].reshape(weight.shape)
+            start += weight.size
+
+    def _change(self, gradient: np.ndarray) -> np.ndarray:
+        if self.method == "sgd":
+            return self.rate * gradient
+        if self.method == "momentum":
+            (speed,) = self.state
+            speed *= self.momentum
+            speed += self.rate * gradient
+            return speed
+        mean, square = self.state
+        mean += (1 - self.beta1) * (gradient - mean)
+        square += (1 - self.beta2) * (gradient**2 - square)
+        # both start from 0, and are too small in the first steps
+        correction = np.sqrt(1 - self.beta2**self.steps) / (1 - self.beta1**self.steps)
+        return self.rate * correction * mean / (np.sqrt(square) + self.epsilon)
+
+    def _bytes_of_a_step(self) -> int:
+        """Count the parts this rank sends: all but one, twice; which one differs."""
+        sizes = [part.nbytes for part in parts(self.flat, self.comm.size)]
+        ranks, rank = self.comm.size, self.comm.rank
+        kept = sizes[rank] + sizes[(rank + 1) % ranks]
+        return 2 * sum(sizes) - kept if ranks > 1 else 0
+
+
+def bytes_sent(nbytes: int, ranks: int) -> float:
+    """Predict what a rank sends in a step: as much as in a ring allreduce.
+
+        2 (p - 1) / p n
+
+    Args:
+        nbytes: size of the weights (bytes).
+        ranks: number of ranks p (count).
+
+    Returns:
+        float: bytes sent by a rank, on average.
+
+    >>> bytes_sent(100, 2)
+    100.0
+    """
+    return 2 * (ranks - 1) / ranks * nbytes
+
+
+def memory_bytes(nbytes: int, ranks: int, method: str = "adam", sharded: bool = True) -> float:
+    """Predict what weights, gradients and state take on a rank.
+
+    Args:
+        nbytes: size of the weights (bytes).
+        ranks: number of ranks (count).
+        method: "sgd", "momentum" or "adam".
+        sharded: whether the state is shared out.
+
+    Returns:
+        float: bytes on each rank, on average.
+
+    Raises:
+        ValueError: when the method is unknown.
+
+    >>> memory_bytes(100, 4, "adam", sharded=False)
+    400.0
+    """
+    require_known(method, STATES, "method")
+    return nbytes * (2 + STATES[method] / (ranks if sharded else 1))

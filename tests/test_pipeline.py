@@ -1,0 +1,290 @@
+"""The pipeline: schedules hold their rules, cuts are right, and stages on ranks equal one net."""
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from on_ranks import on_ranks
+
+from dlguide.parallel import schedules, stages
+
+counts = st.integers(1, 9)
+
+
+@given(name=st.sampled_from(sorted(schedules.ORDERS)), stages=counts, microbatches=counts)
+def test_every_schedule_does_all_work_once_after_what_it_needs(name, stages, microbatches):
+    cells = schedules.predict(name, stages, microbatches, 1.0, 2.0, 0.25)
+    found = {(cell.stage, cell.kind, cell.microbatch): cell for cell in cells}
+    assert len(found) == len(cells) == 2 * stages * microbatches
+    assert schedules.overlapping(cells) == []
+    for (stage, kind, microbatch), cell in found.items():
+        if kind == "forward" and stage:
+            assert found[stage - 1, kind, microbatch].end_s + 0.25 <= cell.start_s
+        if kind == "backward":
+            assert found[stage, "forward", microbatch].end_s <= cell.start_s
+            if stage < stages - 1:
+                assert found[stage + 1, kind, microbatch].end_s + 0.25 <= cell.start_s
+
+
+@given(name=st.sampled_from(sorted(schedules.ORDERS)), stages=counts, microbatches=counts)
+def test_bubble_of_both_schedules_is_that_of_the_formula(name, stages, microbatches):
+    cells = schedules.predict(name, stages, microbatches, 1.0, 2.0)
+    assert schedules.waiting(cells) == pytest.approx((stages - 1) / (microbatches + stages - 1))
+    assert schedules.bubble(stages, microbatches) == pytest.approx(schedules.waiting(cells))
+
+
+@given(stages=counts, microbatches=counts)
+def test_gpipe_holds_all_microbatches_and_1f1b_at_most_one_for_each_stage_behind(
+    stages, microbatches
+):
+    held = schedules.in_flight(schedules.predict("gpipe", stages, microbatches))
+    assert held == (microbatches,) * stages
+    held = schedules.in_flight(schedules.predict("1f1b", stages, microbatches))
+    assert held == tuple(min(stages - stage, microbatches) for stage in range(stages))
+
+
+def test_unequal_stages_wait_for_the_slowest():
+    cells = schedules.predict("gpipe", 2, 4, (1.0, 3.0), (1.0, 3.0))
+    # the slow stage works 24, and the fast one once before and once after
+    assert max(cell.end_s for cell in cells) == 26
+    assert schedules.waiting(cells) == pytest.approx(1 - (24 + 8) / (2 * 26))
+    with pytest.raises(ValueError, match="`forward_s` must have 2 times"):
+        schedules.predict("gpipe", 2, 4, (1.0,), 1.0)
+    with pytest.raises(ValueError, match="`schedule` must be one of 1f1b, gpipe"):
+        schedules.order("2f2b", 0, 1, 1)
+    with pytest.raises(ValueError, match="`cells` must hold at least one cell"):
+        schedules.waiting([])
+
+
+@given(
+    work=st.lists(st.integers(0, 20), min_size=1, max_size=7),
+    parts=st.integers(1, 7),
+)
+def test_partition_is_the_best_of_all(work, parts):
+    parts = min(parts, len(work))
+    ways = itertools.combinations(range(1, len(work)), parts - 1)
+    best = min(max(map(sum, _pieces(work, [*way, len(work)]))) for way in ways)
+    ends = stages.partition(work, parts)
+    assert len(ends) == parts
+    assert ends[-1] == len(work)
+    assert max(map(sum, _pieces(work, ends))) == best
+
+
+def _pieces(work, ends):
+    return [work[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def residual_net():
+    import keras
+
+    layers = keras.layers
+    start = x = keras.Input((6,), name="start")
+    x = layers.Dense(5, name="in")(x)
+    y = layers.Dense(5, "relu", name="left")(x)
+    x = layers.Add(name="sum")([x, y])
+    return keras.Model(start, layers.Dense(3, name="out")(x), name="residual")
+
+
+def test_cuts_are_where_one_tensor_crosses_and_stages_equal_the_net():
+    import numpy as np
+
+    from dlguide import nets
+
+    model = residual_net()
+    # between "in" and "sum" two tensors cross
+    assert list(stages.cut_points(model)) == ["in", "sum"]
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("f4")
+    first, second = stages.cut(model, ("sum",))
+    assert np.array_equal(second(first(x)), model(x))
+    with pytest.raises(ValueError, match=r"`cuts` must be layers .*\(in, sum\), got 'left'"):
+        stages.cut(model, ("left",))
+    with pytest.raises(ValueError, match="order of the layers"):
+        stages.cut(model, ("sum", "in"))
+    with pytest.raises(ValueError, match="`stages` must be at most 3, the pieces residual"):
+        stages.balance(model, 4)
+    cnn = nets.build("mnist_cnn")
+    costs = stages.costs(cnn, stages.balance(cnn, 2))
+    assert sum(cost.weight_bytes for cost in costs) == 4 * nets.parameters("mnist_cnn")
+    assert sum(cost.training_flops for cost in costs) == nets.count(cnn).training_flops
+    assert costs[0].input_bytes == 4 * 28 * 28
+    assert costs[0].memory_bytes(3, 10) == 30 * (costs[0].activation_bytes + 4 * 784)
+    assert costs[0].memory_bytes(3, 10, True) == 10 * (costs[0].activation_bytes + 3 * 4 * 784)
+    assert Counter(name for cost in costs for name in cost.layers) == Counter(
+        layer.name for layer in cnn.layers
+    )
+
+
+def trained_by_pipeline():
+    import os
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import keras
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.parallel import schedules
+    from dlguide.parallel.pipeline import Pipeline
+
+    comm, steps, found = MPI.COMM_WORLD, 2, {}
+    random = np.random.default_rng(3)
+
+    def serial(make, optimizer, images, labels):
+        import tensorflow as tf
+
+        model, opt = make(), optimizer()
+        for _ in range(steps):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images))
+                )
+            opt.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return {weight.path: weight.numpy() for weight in model.weights}, float(loss)
+
+    def residual(dtype="float32"):
+        start = x = keras.Input((28, 28, 1), dtype=dtype)
+        make = dict(dtype=dtype, kernel_initializer=keras.initializers.GlorotUniform(seed=4))
+        x = keras.layers.Flatten(dtype=dtype)(x)
+        x = keras.layers.Dense(12, name="a", **make)(x)
+        for name in "bcd":
+            y = keras.layers.Dense(12, "relu", name=name, **make)(x)
+            x = keras.layers.Add(name=f"sum_{name}", dtype=dtype)([x, y])
+        return keras.Model(start, keras.layers.Dense(10, name="e", **make)(x), name="residual")
+
+    momentum = lambda: keras.optimizers.SGD(0.1, momentum=0.9)  # noqa: E731
+    adam = lambda: keras.optimizers.Adam(0.01)  # noqa: E731
+
+    def cnn(dtype):
+        make = dict(dtype=dtype, kernel_initializer=keras.initializers.GlorotUniform(seed=5))
+        return keras.Sequential([
+            keras.Input((28, 28, 1), dtype=dtype, name="images"),
+            keras.layers.AveragePooling2D(4, dtype=dtype),
+            keras.layers.Conv2D(3, 3, activation="relu", name="conv1", **make),
+            keras.layers.Conv2D(4, 3, activation="relu", name="conv2", **make),
+            keras.layers.Flatten(dtype=dtype),
+            keras.layers.Dense(10, name="logits", **make),
+        ], name="tiny")  # fmt: skip
+
+    cases = {
+        "cnn gpipe": (cnn, "float64", momentum, 4, 12, {"schedule": "gpipe"}),
+        "cnn 1f1b": (cnn, "float32", momentum, 5, 15, {}),
+        "residual, more microbatches than stages divide": (residual, "float64", adam, 7, 14, {}),
+        "residual, microbatches of unequal size": (
+            residual, "float64", momentum, 3, 11, {"uneven": True}),
+        "residual, recomputed": (residual, "float64", momentum, 6, 12, {"recompute": True}),
+        "residual, one microbatch": (residual, "float32", adam, 1, 8, {"schedule": "gpipe"}),
+    }  # fmt: skip
+    if comm.size == 2:  # an uneven cut, given by hand
+        cases["uneven stages"] = (residual, "float64", adam, 4, 8, {"cuts": ["sum_d"]})
+    if comm.size == 4:
+        cases["uneven stages"] = (
+            residual, "float64", adam, 4, 8, {"cuts": ["a", "sum_b", "sum_c"]})  # fmt: skip
+    for name, (net, dtype, optimizer, microbatches, batch, more) in cases.items():
+        images = random.normal(size=(batch, 28, 28, 1)).astype(dtype)
+        labels = random.integers(0, 10, batch)
+        right, loss = serial(lambda net=net, dtype=dtype: net(dtype), optimizer, images, labels)
+        pipeline = Pipeline(net(dtype), comm, optimizer, microbatches, **more)
+        for _ in range(steps):
+            step = pipeline.step(images, labels)
+        came = pipeline.weights()
+        scale = max(np.abs(value).max() for value in right.values())
+        apart = max(np.abs(came[path] - right[path]).max() for path in right) / scale
+        kinds = [[(c.kind, c.microbatch) for c in step.cells if c.stage == s]
+                 for s in range(comm.size)]  # fmt: skip
+        order = [schedules.order(pipeline.schedule, s, comm.size, microbatches)
+                 for s in range(comm.size)]  # fmt: skip
+        found[name] = {
+            "dtype": dtype,
+            "apart": float(max(apart, abs(step.loss - loss))),
+            "paths": sorted(came) == sorted(right),
+            "order": kinds == order,
+            "overlapping": len(schedules.overlapping(step.cells)),
+            "held": step.held == schedules.in_flight(pipeline.predict()),
+            "waiting": 0 <= step.waiting < 1,
+            "sent": list(step.sent_bytes),
+            "bytes": [
+                batch * ((costs[s + 1].input_bytes if s + 1 < comm.size else 0)
+                         + (costs[s].input_bytes if s else 0))
+                for costs in [pipeline.costs] for s in range(comm.size)
+            ],
+        }  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_stages_on_ranks_equal_the_whole_net(tmp_path, ranks):
+    everyone = on_ranks(ranks, trained_by_pipeline, tmp_path)
+    assert all(one == everyone[0] for one in everyone)
+    assert len(everyone[0]) == 6 + (ranks in (2, 4))
+    for name, case in everyone[0].items():
+        assert case["apart"] <= (1e-5 if case["dtype"] == "float32" else 1e-12), (name, case)
+        assert all(case[key] for key in ("paths", "order", "held", "waiting")), (name, case)
+        assert case["overlapping"] == 0, name
+        assert case["sent"] == case["bytes"], name
+
+
+def what_is_refused():
+    import os
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import keras
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import nets
+    from dlguide.parallel.pipeline import Pipeline
+
+    comm = MPI.COMM_WORLD
+    last = comm.rank == comm.size - 1
+    sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
+    mlp = lambda **more: nets.build("mlp", **more)  # noqa: E731
+    tiny = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(2)])
+    shared = keras.layers.Dense(4, name="twice")
+    start = keras.Input((4,))
+    middle = keras.layers.ReLU(name="relu")(shared(start))
+    twice = keras.Model(start, keras.layers.Dense(2)(keras.layers.ReLU(name="end")(shared(middle))))
+    clip = lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0)  # noqa: E731
+    cuts = ["flatten", "hidden"]
+    pipeline = Pipeline(mlp(), comm, sgd, 4)
+    images, labels = np.zeros((10, 28, 28, 1), "f4"), np.zeros(10, "i4")
+    cases = {
+        "stages": lambda: Pipeline(tiny, comm, sgd, 4),
+        "cuts": lambda: Pipeline(mlp(), comm, sgd, 4, cuts=["flatten", "nowhere"]),
+        "too few cuts": lambda: Pipeline(mlp(), comm, sgd, 4, cuts=["hidden"]),
+        "differ": lambda: Pipeline(mlp(), comm, sgd, 8 if last else 4, cuts=cuts),
+        "schedule": lambda: Pipeline(mlp(), comm, sgd, 4, "gpip"),
+        "shared": lambda: Pipeline(twice, comm, sgd, 4, cuts=["relu", "end"]),
+        "dropout": lambda: Pipeline(nets.build("mnist_cnn"), comm, sgd, 4, recompute=True),
+        "clip": lambda: Pipeline(mlp(), comm, clip, 4),
+        "divide": lambda: pipeline.step(images, labels),
+        "few": lambda: pipeline.step(images[:3], labels[:3]),
+        "labels": lambda: pipeline.step(images[:8], labels[: 7 if last else 8]),
+    }
+    told = {}
+    for name, call in cases.items():
+        try:
+            call()
+            told[name] = "nothing"
+        except ValueError as error:
+            told[name] = str(error)
+    return told
+
+
+def test_what_cannot_be_is_told_to_all_ranks_alike(tmp_path):
+    everyone = on_ranks(3, what_is_refused, tmp_path, timeout_s=60)
+    assert all(one == everyone[0] for one in everyone)
+    told = everyone[0]
+    all_of_them = "Ranks 0, 1, 2: "
+    assert told["stages"].startswith(all_of_them + "`stages` must be at most 2, the pieces")
+    assert told["cuts"].startswith(all_of_them + "`cuts` must be layers with a cut behind them")
+    assert "make one stage for each of 3 ranks" in told["too few cuts"]
+    text = "`microbatches` must be equal on all ranks, got 4 on ranks 0, 1 and 8 on rank 2."
+    assert told["differ"] == text
+    assert "`schedule` must be one of 1f1b, gpipe" in told["schedule"]
+    assert "leave every weight in one stage" in told["shared"]
+    assert "do the same when it is computed again, got 'layer dropout'" in told["dropout"]
+    assert "not clip by a norm over all stages" in told["clip"]
+    assert "`images` must divide into 4 equal microbatches, got 10" in told["divide"]
+    assert "`images` must be at least the 4 microbatches, got 3" in told["few"]
+    assert told["labels"] == "Rank 2: `labels` must be one for each of 8 images, got 7."
