@@ -202,7 +202,9 @@ def kernel_rates(found: Iterable[Any], path: str | os.PathLike | None = None) ->
     rows = list(found)
     require(bool(rows), "found", "hold at least one rate", [])
     levels = list(dict.fromkeys(row.level for row in rows))
-    formats = list(dict.fromkeys(row.format for row in rows))
+    order = ("fp32", "bf16", "int8")
+    formats = sorted(dict.fromkeys(row.format for row in rows), key=order.index)
+    rows = sorted(rows, key=lambda row: formats.index(row.format))  # as the legend names them
     wide = {row.level: row.flops_per_s for row in rows if row.format == "fp32"}
     said = "; ".join(
         f"{row.level} {row.format} {row.flops_per_s / 1e9:.0f}e9 with {row.kernel}" for row in rows

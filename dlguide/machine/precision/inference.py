@@ -119,7 +119,7 @@ def compare(
     seconds: list[list[float]] = [[], []]
     for _ in range(turns):
         for net, times in zip(nets, seconds, strict=True):
-            # the untimed run wakes this net's threads and puts the other's to sleep
+            # the untimed run brings this net's weights back into the caches
             once = measure.timing(lambda net=net: net.run(None, inputs), repeats=1, warmup=1)
             times += once.seconds
     timings = (measure.Timing(tuple(times)) for times in seconds)
@@ -174,6 +174,8 @@ def _load(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = _threads(threads)
     options.log_severity_level = 3  # errors only: it warns of every constant that it moves
+    # otherwise its threads go on asking for work after a run and keep cores from the other net
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
     return onnxruntime.InferenceSession(
