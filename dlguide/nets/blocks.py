@@ -124,7 +124,7 @@ def alexnet(make: Layers, x: Any) -> Any:
         x: images (batch, height, width, 3).
 
     Returns:
-        features (batch, count), 9216 for images of 224 x 224.
+        features (batch, 6, 6, 256) for images of 224 x 224.
 
     Source:
         Krizhevsky 2014 (arXiv:1404.5997), footnote 1; torchvision.models.alexnet.
@@ -137,8 +137,7 @@ def alexnet(make: Layers, x: Any) -> Any:
     x = make.convolve(x, 384, 3, "conv3")
     x = make.convolve(x, 256, 3, "conv4")
     x = make.convolve(x, 256, 3, "conv5")
-    x = make("MaxPooling2D", x, 3, 2, name="pool5")
-    return make("Flatten", x, name="flatten")
+    return make("MaxPooling2D", x, 3, 2, name="pool5")
 
 
 def googlenet(make: Layers, x: Any) -> Any:

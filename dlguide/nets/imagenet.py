@@ -78,40 +78,46 @@ def assemble(
             (batch, image, image, 3).
     """
     import keras
+
+    with _global_state_of_keras_kept(dtype):
+        wide = "float32" if dtype.startswith("mixed") else dtype
+        images = keras.Input((image, image, 3), dtype=wide, name="images")
+        features = _features(name, Layers(dtype), images, dropout, dropout_seed)
+        logits = keras.layers.Dense(classes, dtype=wide, name="logits")(features)
+        return keras.Model(images, logits, name=name)
+
+
+def _features(
+    name: str, make: Layers, images: keras.KerasTensor, dropout: float, dropout_seed: int
+) -> keras.KerasTensor:
+    """Apply everything before the last layer, its dropout included."""
+    import keras
     import numpy as np
 
-    wide = "float32" if dtype.startswith("mixed") else dtype
-    images = keras.Input((image, image, 3), dtype=wide, name="images")
-    make = Layers(dtype)
     top = [] if dropout == 0 else ["last"]
     if name in _BLOCKS:
         x = resnet(make, images, _BLOCKS[name], stride_in_3x3=name.endswith("v1.5"))
     elif name == "alexnet":
         x = alexnet(make, images)
-        top = ["fc1", "fc2"]
     elif name == "googlenet":
         x = googlenet(make, images)
     else:
-        with _global_state_of_keras_kept(dtype):
-            application = getattr(keras.applications, _IN_KERAS[name])
-            x = application(include_top=False, weights=None, input_tensor=images).output
-    if name.startswith("vgg"):
+        application = getattr(keras.applications, _IN_KERAS[name])
+        x = application(include_top=False, weights=None, input_tensor=images).output
+    if name in ("alexnet", "vgg16", "vgg19"):
         x = make("Flatten", x, name="flatten")
         top = ["fc1", "fc2"]
-    elif name != "alexnet":
+    else:
         x = make("GlobalAveragePooling2D", x, name="mean")
     for drop_seed, layer in zip(
         np.random.SeedSequence(dropout_seed).generate_state(2), top, strict=False
     ):
-        if layer != "last" and name != "alexnet":
+        if name.startswith("vgg"):
             x = make("Dense", x, 4096, activation="relu", name=layer)
         x = make("Dropout", x, dropout, seed=int(drop_seed >> 1), name=f"{layer}_dropout")
-        if layer != "last" and name == "alexnet":
+        if name == "alexnet":
             x = make("Dense", x, 4096, activation="relu", name=layer)
-    logits = keras.layers.Dense(
-        classes, dtype=wide, kernel_initializer="glorot_uniform", name="logits"
-    )
-    return keras.Model(images, logits(x), name=name)
+    return x
 
 
 def draw(model: keras.Model, seed: int) -> None:

@@ -1,0 +1,141 @@
+"""The large nets are those of their papers, and the same on every rank."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from on_ranks import on_ranks
+
+from dlguide import nets
+from dlguide.nets import blocks, building, imagenet
+
+
+@pytest.fixture(scope="module")
+def keras():
+    return pytest.importorskip("keras", reason="the nets are Keras models")
+
+
+def digest(model):
+    return hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
+
+
+def test_the_large_nets_are_beside_the_small_ones():
+    assert set(building.imagenet_names()) == set(imagenet.ARCHITECTURES)
+    assert not set(building.imagenet_names()) & set(building.names())
+
+
+def test_a_convolution_with_stride_pads_both_sides(keras):
+    """As the papers: 224 becomes 112, and the first window has padding on its left."""
+    make = blocks.Layers("float32")
+    images = keras.Input((8, 8, 1))
+    model = keras.Model(images, make.normalised(images, 1, 3, 2, "conv"))
+    model.get_layer("conv").kernel.assign(np.ones((3, 3, 1, 1)))
+    sums = model.get_layer("conv").output
+    counted = keras.Model(images, sums)(np.ones((1, 8, 8, 1))).numpy()[0, :, :, 0]
+    assert counted.tolist() == [[4, 6, 6, 6]] + [[6, 9, 9, 9]] * 3
+
+
+def small(name, **options):
+    """Build a large net for the smallest images it takes."""
+    return nets.build(name, image=imagenet.ARCHITECTURES[name].smallest, classes=7, **options)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "googlenet", "densenet121"])
+def test_the_seed_alone_decides_the_weights_of_a_large_net(name, keras):
+    keras.utils.set_random_seed(1)
+    first = digest(small(name, seed=5))
+    keras.utils.set_random_seed(2)
+    assert digest(small(name, seed=5)) == first
+    assert digest(small(name, seed=6)) != first
+
+
+def weights_of_large_nets():
+    import hashlib
+
+    from dlguide import nets
+
+    built = [nets.build(name, 7, image=32) for name in ("googlenet", "mobilenet_v2")]
+    return [
+        hashlib.sha256(b"".join(w.tobytes() for w in net.get_weights())).hexdigest()
+        for net in built
+    ]
+
+
+def test_every_rank_builds_the_same_large_net(tmp_path):
+    mine = weights_of_large_nets()
+    assert on_ranks(2, weights_of_large_nets, tmp_path) == [mine, mine]
+
+
+def test_building_a_large_net_changes_nothing_global(keras):
+    import random
+
+    random.seed(3)
+    before = (random.getstate(), np.random.get_state()[1].tolist())
+    policy = keras.config.dtype_policy().name
+    small("mobilenet_v2", dtype="mixed_bfloat16")
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert keras.config.dtype_policy().name == policy
+
+
+def test_kernels_start_from_hes_distribution_and_biases_from_0(keras):
+    model = small("googlenet")
+    kernel = model.get_layer("conv2").kernel.numpy()
+    assert abs(kernel.std() / np.sqrt(2 / (9 * 64)) - 1) < 0.03
+    assert not model.get_layer("conv2").bias.numpy().any()
+    logits = model.get_layer("logits").kernel.numpy()
+    assert np.abs(logits).max() <= np.sqrt(6 / (1024 + 7))
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet50", "densenet121"])
+def test_large_nets_infer_what_those_of_keras_infer_with_the_same_weights(name, keras):
+    """Ours have no bias before batch normalisation; that of Keras is 0 when it starts."""
+    theirs = getattr(
+        keras.applications, {"vgg16": "VGG16", "resnet50": "ResNet50"}.get(name, "DenseNet121")
+    )(include_top=False, weights=None, input_shape=(64, 64, 3))
+    ours = nets.build(name, image=64, classes=7)
+    theirs.set_weights([w if w.ndim == 1 else 3 * w for w in theirs.get_weights()])
+    for layer in theirs.layers:
+        weights = layer.get_weights()
+        if weights and name == "resnet50":
+            mine = layer.name.replace("_conv", "").replace("_bn", "_norm")
+            ours.get_layer(mine).set_weights(weights[:1] if "_conv" in layer.name else weights)
+        elif weights:
+            ours.get_layer(layer.name).set_weights(weights)
+    body = keras.Model(ours.inputs, ours.get_layer("flatten" if "vgg" in name else "mean").input)
+    images = np.random.default_rng(4).random((2, 64, 64, 3), "float32")
+    expected = theirs(images, training=False).numpy()
+    assert np.abs(expected).max() > 0
+    # Keras' epsilon is 1.001e-5, ours 1e-5
+    assert np.abs(body([images]).numpy() - expected).max() < 2e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet50", "xception", "vgg16"])
+def test_mixed_large_nets_have_float32_weights_and_logits(name, keras):
+    model = small(name, dtype="mixed_bfloat16")
+    assert {w.dtype for w in model.trainable_weights} == {"float32"}
+    assert model.output.dtype == "float32"
+    assert model.output_shape == (None, 7)
+    assert {layer.compute_dtype for layer in model.layers[1:-1]} == {"bfloat16"}
+
+
+def test_dropout_of_a_large_net_is_its_papers_or_the_callers(keras):
+    rates = [layer.rate for layer in small("alexnet").layers if "dropout" in layer.name]
+    assert rates == [0.5, 0.5]
+    assert small("vgg16", dropout=0.1).get_layer("fc2_dropout").rate == 0.1
+    assert not [layer for layer in small("resnet50").layers if "dropout" in layer.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"name": "resnet5"}, "`name` must be one of mlp, .* Did you mean resnet50"),
+        ({"name": "resnet50", "image": 31}, "`image` must be a whole number of at least 32, got"),
+        ({"name": "resnet50", "classes": 0}, "`classes` must be a whole number of at least 1"),
+        ({"name": "mlp", "image": 28}, "`image` must be left out for mlp, whose images and"),
+        ({"name": "mlp", "classes": 10}, "`classes` must be left out for mlp"),
+    ],
+)
+def test_large_nets_that_cannot_be_built_are_refused(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        nets.build(**arguments)
