@@ -1,7 +1,10 @@
 """Diagrams draw a box for every rank and say in words what they show.
 
-Tests dlguide.diagrams.ranks, dlguide.diagrams.shapes and dlguide.diagrams.affinity.
+Tests dlguide.diagrams.ranks, dlguide.diagrams.shapes, dlguide.diagrams.affinity and
+dlguide.diagrams.pipeline.
 """
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,3 +130,21 @@ def test_a_map_of_something_else_is_refused():
         diagrams.affinity(3)
     with pytest.raises(ValueError, match="`plan` must name CPUs of the machine"):
         diagrams.affinity(threads.plan(imagine(2, 4), 2), imagine(1, 2))
+
+
+def test_pipeline_draws_a_box_for_every_cell_and_says_the_order():
+    cells = [
+        SimpleNamespace(stage=stage, microbatch=0, kind=kind, start_s=start, end_s=start + 1.0)
+        for stage, kind, start in ((0, "forward", 0), (1, "forward", 1), (1, "backward", 2))
+    ]
+    figure = diagrams.pipeline({"predicted": cells, "measured": cells}, unit_s=2.0, unit="2 s")
+    for axes, title in zip(figure.axes, ("predicted", "measured"), strict=True):
+        assert axes.get_title() == title
+        boxes = [patch for patch in axes.patches if patch.get_width() == 0.5]
+        assert [(box.get_x(), box.get_y()) for box in boxes] == [(0, -0.4), (0.5, 0.6), (1, 0.6)]
+        assert texts(axes) == ["0"] * 3
+        assert axes.get_xlim() == (0, 1.5)
+    assert figure.axes[-1].get_xlabel() == "time (2 s)"
+    assert "measured: stage 0: f0; stage 1: f0 b0." in words(figure)
+    with pytest.raises(ValueError, match="`panels` must have cells in every schedule, got 'none'"):
+        diagrams.pipeline({"none": []})

@@ -1,4 +1,8 @@
-"""The pipeline: schedules hold their rules, cuts are right, and stages on ranks equal one net."""
+"""The pipeline: schedules hold their rules, cuts are right, and stages on ranks equal one net.
+
+Tests dlguide.parallel.passing, dlguide.parallel.agreement, dlguide.parallel.clocks and
+dlguide.parallel.measured as well.
+"""
 
 import itertools
 from collections import Counter
@@ -8,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from on_ranks import on_ranks
 
-from dlguide.parallel import schedules, stages
+from dlguide.parallel import agreement, measured, schedules, stages
+from dlguide.parallel.pipeline import Step
 
 counts = st.integers(1, 9)
 
@@ -288,3 +293,52 @@ def test_what_cannot_be_is_told_to_all_ranks_alike(tmp_path):
     assert "`images` must divide into 4 equal microbatches, got 10" in told["divide"]
     assert "`images` must be at least the 4 microbatches, got 3" in told["few"]
     assert told["labels"] == "Rank 2: `labels` must be one for each of 8 images, got 7."
+
+
+def clocks_that_differ():
+    from time import perf_counter
+
+    from mpi4py import MPI
+
+    from dlguide.parallel import clocks
+
+    rank = MPI.COMM_WORLD.rank
+    clocks.perf_counter = lambda: perf_counter() + 100.0 * rank
+    return clocks.clock_offset(MPI.COMM_WORLD)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_clock_offset_finds_how_far_each_clock_is_off(tmp_path, ranks):
+    offsets = on_ranks(ranks, clocks_that_differ, tmp_path, timeout_s=30)
+    # the shortest of many exchanges; a second would be a thousand times the usual one
+    assert offsets == pytest.approx([-100.0 * rank for rank in range(ranks)], abs=1.0)
+
+
+@given(count=st.integers(0, 50), ranks=st.integers(1, 9))
+def test_shares_cover_everything_and_differ_by_one_at_most(count, ranks):
+    if count < ranks:
+        with pytest.raises(ValueError, match=f"`units` must be at least the {ranks} ranks"):
+            agreement.share(count, ranks, 0, "units")
+        return
+    shares = [range(count)[agreement.share(count, ranks, rank, "units")] for rank in range(ranks)]
+    assert [place for share in shares for place in share] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_measured_steps_are_summed_up_by_medians():
+    def step(scale, gap):
+        cells = schedules.predict("1f1b", 2, 3, (scale, 2 * scale), (3 * scale, 4 * scale), gap)
+        return Step(0.0, cells, (2, 1), (0, 0))
+
+    steps = [step(1.0, 0.0), step(1.0, 9.0), step(2.0, 1.0)]
+    times = measured.cell_seconds(steps)
+    assert times == {"forward": [1.0, 2.0], "backward": [3.0, 4.0]}
+    assert measured.typical(steps) is steps[2]
+    with pytest.raises(ValueError, match="`measured` must hold at least one step"):
+        measured.typical([])
+
+
+def test_deep_mlp_falls_into_two_stages_of_nearly_equal_work():
+    model = measured.deep_mlp(width=768, blocks=6)
+    one, two = stages.costs(model, stages.balance(model, 2))
+    assert one.training_flops == pytest.approx(two.training_flops, rel=0.02)

@@ -1,6 +1,7 @@
 """Diagrams of ranks: which processes there are, who has what, who waits, who runs where."""
 
 from dlguide.diagrams.affinity import affinity
+from dlguide.diagrams.pipeline import pipeline
 from dlguide.diagrams.ranks import exchange, processes, timelines
 
-__all__ = ["affinity", "exchange", "processes", "timelines"]
+__all__ = ["affinity", "exchange", "pipeline", "processes", "timelines"]

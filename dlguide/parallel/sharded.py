@@ -26,7 +26,8 @@ STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 class ShardedOptimizer:
     """SGD, momentum or Adam, whose state lies in parts on the ranks.
 
-    Every rank must call, with weights of the same shapes.
+    Every rank must call, with weights of the same shapes. `sent_bytes` counts what this rank has
+    sent so far.
 
     Args:
         weights: arrays of one dtype, equal on all ranks; they are changed in place.
@@ -37,9 +38,6 @@ class ShardedOptimizer:
         beta1: how slowly "adam" forgets gradients.
         beta2: how slowly "adam" forgets squared gradients.
         epsilon: what "adam" adds below the line.
-
-    Attributes:
-        sent_bytes: what this rank has sent so far (bytes).
 
     Raises:
         ValueError: when the method is unknown, or on all ranks alike when the weights differ in

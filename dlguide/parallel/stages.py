@@ -154,7 +154,7 @@ def partition(work: Sequence[float], parts: int) -> list[int]:
     Returns:
         list: for each part the place after its last piece.
 
-    >>> partition([5, 1, 1, 1, 4], 3)
+    >>> partition([5, 1, 1, 1, 5], 3)
     [1, 4, 5]
     """
     sums = [0.0, *accumulate(work)]

@@ -1,0 +1,122 @@
+"""Steps of a pipeline measured again and again, and a net whose two halves take equally long."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlguide.checks import require, require_count
+from dlguide.parallel.pipeline import Pipeline, Step
+from dlguide.parallel.schedules import BACKWARD, FORWARD
+
+if TYPE_CHECKING:
+    import keras
+
+
+def deep_mlp(
+    width: int = 768, blocks: int = 6, seed: int = 0, dtype: str = "float32"
+) -> keras.Model:
+    """Build a net of equal dense layers, for images of 28 x 28 x 1 and 10 classes.
+
+    The images shrink to 4 x 4 pixels first, so that the first layer is about as small as the last
+    one; any even number of blocks makes two stages of equal work.
+
+    Args:
+        width: units of each layer (count).
+        blocks: layers of width x width weights (count).
+        seed: seed of the initial weights.
+        dtype: of the layers.
+
+    Returns:
+        keras.Model: sequential; its layers are named "hidden0" to "hidden<blocks>" and "logits".
+    """
+    import keras
+
+    require_count(width, "width")
+    require_count(blocks, "blocks")
+    seeds = iter(np.random.SeedSequence(seed).generate_state(blocks + 2) >> 1)
+
+    def dense(units: int, name: str, activation: str | None = "relu") -> keras.layers.Dense:
+        start = keras.initializers.HeNormal(seed=int(next(seeds)))
+        return keras.layers.Dense(
+            units, activation, kernel_initializer=start, dtype=dtype, name=name
+        )
+
+    net = [
+        keras.Input((28, 28, 1), dtype=dtype, name="images"),
+        keras.layers.AveragePooling2D(7, dtype=dtype, name="shrink"),
+        keras.layers.Flatten(dtype=dtype, name="flatten"),
+    ]
+    net += [dense(width, f"hidden{number}") for number in range(blocks + 1)]
+    return keras.Sequential([*net, dense(10, "logits", None)], name="deep_mlp")
+
+
+def steps(
+    pipeline: Pipeline, images: np.ndarray, labels: np.ndarray, repeats: int = 7, warmup: int = 3
+) -> list[Step]:
+    """Train on the same batch again and again; every rank must call.
+
+    Args:
+        pipeline: what to measure.
+        images: the batch.
+        labels: one for each image.
+        repeats: steps that are returned (count).
+        warmup: steps before them, in which TensorFlow still compiles (count).
+
+    Returns:
+        list: the measured steps.
+
+    Raises:
+        ValueError: when a count is out of range, or as `Pipeline.step` does.
+    """
+    require_count(repeats, "repeats")
+    require_count(warmup, "warmup", least=0)
+    found = []
+    for _ in range(warmup + repeats):
+        pipeline.comm.Barrier()
+        found.append(pipeline.step(images, labels))
+    return found[warmup:]
+
+
+def typical(measured: Sequence[Step]) -> Step:
+    """Choose the step whose bubble is the median one.
+
+    Args:
+        measured: steps.
+
+    Returns:
+        Step: one of them.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    require(bool(measured), "measured", "hold at least one step", list(measured))
+    return sorted(measured, key=lambda step: step.waiting)[len(measured) // 2]
+
+
+def cell_seconds(measured: Sequence[Step]) -> dict[str, list[float]]:
+    """Take the median time of the cells of each stage, forward and backward.
+
+    Args:
+        measured: steps.
+
+    Returns:
+        dict: "forward" and "backward", for each stage the time of a microbatch (s), as
+            `schedules.predict` takes them.
+
+    Raises:
+        ValueError: when there is no step.
+    """
+    require(bool(measured), "measured", "hold at least one step", list(measured))
+    cells = [cell for step in measured for cell in step.cells]
+    stages = range(1 + max(cell.stage for cell in cells))
+    return {
+        kind: [
+            statistics.median(c.seconds for c in cells if c.stage == stage and c.kind == kind)
+            for stage in stages
+        ]
+        for kind in (FORWARD, BACKWARD)
+    }

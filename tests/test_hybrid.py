@@ -1,0 +1,98 @@
+"""Grids of data x pipeline and data x tensor equal the whole net with the global batch."""
+
+import pytest
+from on_ranks import on_ranks
+
+
+def trained_in_grids(layouts):
+    import os
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    from dlguide import nets
+    from dlguide.parallel import hybrid
+
+    comm, batch, found = MPI.COMM_WORLD, 13, {}  # 13: no number of copies divides it
+    random = np.random.default_rng(8)
+    # Keras keeps rates in float32: 1/8 is the same in both
+    momentum = lambda: keras.optimizers.SGD(0.125, momentum=0.9)  # noqa: E731
+    for dtype in ("float64", "float32"):
+        make = lambda dtype=dtype: nets.build("mlp", dtype=dtype)  # noqa: E731
+        images = random.normal(size=(batch, 28, 28, 1)).astype(dtype)
+        labels = random.integers(0, 10, batch)
+        whole, sgd = make(), momentum()
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, whole(images))
+                loss = tf.reduce_mean(losses)
+            slopes = tape.gradient(loss, whole.trainable_variables)
+            sgd.apply(slopes, whole.trainable_variables)
+        right = {"/".join(w.path.split("/")[-2:]): w.numpy() for w in whole.weights}
+        for kind, model in layouts:
+            if kind == "pipeline":
+                net = hybrid.pipeline(make(), comm, model, momentum, 2, uneven=True)
+            else:
+                net = hybrid.tensor(make(), comm, model, 0.125, 0.9)
+            for _ in range(3):
+                step = net.step(images, labels)
+            last = step.loss if kind == "pipeline" else step
+            came = {"/".join(p.split("/")[-2:]): w for p, w in net.weights().items()}
+            scale = max(np.abs(value).max() for value in right.values())
+            apart = max(np.abs(came[path] - right[path]).max() for path in right) / scale
+            grid = net.grid
+            place = [grid.data, grid.model, grid.copy, grid.part]
+            sizes = [grid.data_comm.size, grid.model_comm.size]
+            grid.free()
+            found[f"{kind} {model} {dtype}"] = [
+                *(float(apart), abs(last - float(loss)), place, sizes)
+            ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layouts"),
+    [
+        (1, [("pipeline", 1), ("tensor", 1)]),
+        (2, [("pipeline", 1), ("pipeline", 2), ("tensor", 1), ("tensor", 2)]),
+        (3, [("pipeline", 1), ("pipeline", 3), ("tensor", 1), ("tensor", 3)]),
+        (4, [("pipeline", 2), ("tensor", 2), ("tensor", 4)]),
+    ],
+)
+def test_grids_equal_the_whole_net_with_the_global_batch(tmp_path, ranks, layouts):
+    everyone = on_ranks(ranks, trained_in_grids, tmp_path, layouts=layouts)
+    for rank, found in enumerate(everyone):
+        assert len(found) == 2 * len(layouts)
+        for name, (apart, loss, place, sizes) in found.items():
+            limit = 1e-5 if name.endswith("float32") else 1e-12
+            assert max(apart, loss) <= limit, (rank, name)
+            model = int(name.split()[1])
+            assert place == [ranks // model, model, rank // model, rank % model]
+            assert sizes == [ranks // model, model]
+
+
+def what_grids_refuse():
+    from mpi4py import MPI
+
+    from dlguide.parallel import hybrid
+
+    comm, told = MPI.COMM_WORLD, []
+    for model in (2, 0, 1 + comm.rank):
+        try:
+            hybrid.grid(comm, model)
+            told.append("nothing")
+        except ValueError as error:
+            told.append(str(error))
+    return told
+
+
+def test_a_grid_that_does_not_fit_is_told_to_all_ranks_alike(tmp_path):
+    everyone = on_ranks(3, what_grids_refuse, tmp_path)
+    assert all(one == everyone[0] for one in everyone)
+    assert everyone[0][0] == "Ranks 0, 1, 2: `model` must divide the 3 ranks, got 2."
+    assert "`model` must be a whole number of at least 1, got 0" in everyone[0][1]
+    text = "`model` must be equal on all ranks, got 1 on rank 0 and 2 on rank 1 and 3 on rank 2."
+    assert everyone[0][2] == text
