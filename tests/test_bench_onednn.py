@@ -107,7 +107,7 @@ def test_processes_compute_what_keras_computes_here():
     from dlguide import nets
 
     plan = dataclasses.asdict(threads.plan(describe()))
-    work = {"net": "mnist_cnn", "batch": 5, "image": None, "seed": 3}
+    work = {"net": "mnist_cnn_bn", "batch": 5, "image": None, "seed": 3}
     with Process() as process:
         process.ask("build", plan=plan, rank=0, **work)
         process.ask("check", mode="infer")
@@ -122,11 +122,13 @@ def test_processes_compute_what_keras_computes_here():
     random = np.random.default_rng(3)
     images = random.random((5, 28, 28, 1), np.float32)
     labels = random.integers(0, 10, 5)
-    model = nets.build("mnist_cnn", seed=3, dropout=0.0)
+    model = nets.build("mnist_cnn_bn", seed=3, dropout=0.0)
     logits = model.predict(images, verbose=0)
+    # normalised by its own batch, so training is told from inference
+    trained = model(images, training=True)
     assert mean == pytest.approx(logits.mean(), rel=1e-3)
     assert norm == pytest.approx(np.linalg.norm(logits), rel=1e-4)
-    each = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    each = keras.losses.sparse_categorical_crossentropy(labels, trained, from_logits=True)
     assert loss == pytest.approx(float(np.mean(each)), rel=1e-4)
     assert gradient > 0
 
