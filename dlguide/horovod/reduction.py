@@ -182,6 +182,9 @@ def reduction(
     listed = isinstance(groups, list | tuple)
     must = "be None, a count of at least 1, or a list of lists of variables"
     require(groups is None or counted or listed, "groups", must, groups)
+    if listed:
+        require(all(isinstance(g, list | tuple) for g in groups), "groups", must, groups)
+        groups = tuple(tuple(key(variable) for variable in group) for group in groups)
     compression = settings["compression"]
     if hasattr(compression, "reduce_gradients"):
         must = "be Average or Sum with a compression of `dlguide.parallel`"
@@ -189,9 +192,6 @@ def reduction(
     else:
         must = "be one of `hvd.Compression` or of `dlguide.parallel.compression`"
         require(hasattr(compression, "decompress"), "compression", must, compression)
-    if listed:
-        require(all(isinstance(g, list | tuple) for g in groups), "groups", must, groups)
-        groups = tuple(tuple(key(variable) for variable in group) for group in groups)
     return Reduction(
         name=name or kind,
         op=op,
