@@ -86,7 +86,7 @@ WRONG = {
         lambda p, s: max(1, math.floor((p - 1) * (1 - s) / s + 1e-9)),
         "one microbatch fewer",
     ),
-    "as many as stages": ("23-1", lambda p, s: p, "Solve"),
+    "twice the stages": ("23-1", lambda p, s: 2 * p + 5, "Solve"),
     "no microbatch": ("23-1", lambda p, s: microbatches(p, s) if p > 1 else 0, "needs one"),
     "GPipe": ("23-2", all_forward, "take turns"),
     "nothing ahead": ("23-2", one_at_a_time, "waits too long"),

@@ -18,8 +18,8 @@ def trained_in_grids(layouts):
 
     comm, batch, found = MPI.COMM_WORLD, 13, {}  # 13: no number of copies divides it
     random = np.random.default_rng(8)
-    # Keras keeps rates in float32: 1/8 is the same in both
-    momentum = lambda: keras.optimizers.SGD(0.125, momentum=0.9)  # noqa: E731
+    # Keras keeps numbers in float32: eighths are the same in both
+    momentum = lambda: keras.optimizers.SGD(0.125, momentum=0.875)  # noqa: E731
     for dtype in ("float64", "float32"):
         make = lambda dtype=dtype: nets.build("mlp", dtype=dtype)  # noqa: E731
         images = random.normal(size=(batch, 28, 28, 1)).astype(dtype)
@@ -36,7 +36,7 @@ def trained_in_grids(layouts):
             if kind == "pipeline":
                 net = hybrid.pipeline(make(), comm, model, momentum, 2, uneven=True)
             else:
-                net = hybrid.tensor(make(), comm, model, 0.125, 0.9)
+                net = hybrid.tensor(make(), comm, model, 0.125, 0.875)
             for _ in range(3):
                 step = net.step(images, labels)
             last = step.loss if kind == "pipeline" else step

@@ -55,30 +55,37 @@ def deep_mlp(
 
 
 def steps(
-    pipeline: Pipeline, images: np.ndarray, labels: np.ndarray, repeats: int = 7, warmup: int = 3
-) -> list[Step]:
-    """Train on the same batch again and again; every rank must call.
+    pipelines: Sequence[Pipeline],
+    images: np.ndarray,
+    labels: np.ndarray,
+    repeats: int = 7,
+    warmup: int = 3,
+) -> list[list[Step]]:
+    """Train pipelines on the same batch again and again; every rank must call.
+
+    They take turns, step by step, so that all meet the same disturbances.
 
     Args:
-        pipeline: what to measure.
+        pipelines: what to measure, all over the same ranks.
         images: the batch.
         labels: one for each image.
         repeats: steps that are returned (count).
         warmup: steps before them, in which TensorFlow still compiles (count).
 
     Returns:
-        list: the measured steps.
+        list: for each pipeline its measured steps.
 
     Raises:
         ValueError: when a count is out of range, or as `Pipeline.step` does.
     """
     require_count(repeats, "repeats")
     require_count(warmup, "warmup", least=0)
-    found = []
+    found: list[list[Step]] = [[] for _ in pipelines]
     for _ in range(warmup + repeats):
-        pipeline.comm.Barrier()
-        found.append(pipeline.step(images, labels))
-    return found[warmup:]
+        for pipeline, row in zip(pipelines, found, strict=True):
+            pipeline.comm.Barrier()
+            row.append(pipeline.step(images, labels))
+    return [row[warmup:] for row in found]
 
 
 def typical(measured: Sequence[Step]) -> Step:

@@ -113,14 +113,19 @@ class Pipeline:
 
         stage, last = self.stage, self.last
 
-        # one graph for each size of a microbatch; a graph is what a stage's speed depends on
-        @tf.function
+        # one graph for each size of a microbatch, or a general one where sizes differ
+        @tf.function(reduce_retracing=self.uneven)
         def forward(inputs: Any, labels: Any) -> Any:
             outputs = stage(inputs, training=True)
             return tf.reduce_sum(loss(labels, outputs)) if last else outputs
 
-        self._forward = forward
+        @tf.function
+        def update(gradients: list[Any], samples: Any) -> None:
+            means = [gradient / tf.cast(samples, gradient.dtype) for gradient in gradients]
+            self.optimizer.apply(means, stage.trainable_variables)
+
         self.optimizer.build(stage.trainable_variables)
+        self._forward, self._update = forward, update
 
     def step(self, images: np.ndarray, labels: np.ndarray, samples: int | None = None) -> Step:
         """Train on one batch; every rank must call.
@@ -139,6 +144,8 @@ class Pipeline:
         Raises:
             ValueError: on all ranks alike, when the batch cannot be cut into microbatches.
         """
+        import tensorflow as tf
+
         with together(self.comm):
             sizes = self._sizes(len(images), len(labels))
         run = Run(self, images, labels, sizes)
@@ -146,14 +153,13 @@ class Pipeline:
             run.work(kind, microbatch)
         run.finish()
         samples = len(images) if samples is None else samples
-        gradients = [gradient.numpy() for gradient in run.gradients]
-        total = np.array([run.loss])
+        gradients, total = run.gradients, np.array([run.loss])
         if self.replicas is not None:
-            gradients = [np.ascontiguousarray(gradient) for gradient in gradients]
+            gradients = [gradient.numpy().copy() for gradient in gradients]
             for array in (*gradients, total):
                 allreduce(array, self.replicas, check=False)
-        gradients = [gradient / samples for gradient in gradients]
-        self.optimizer.apply(gradients, self.stage.trainable_variables)
+            gradients = [tf.constant(gradient) for gradient in gradients]
+        self._update(gradients, tf.constant(samples))
         return self._measured(run, float(total[0]) / samples)
 
     def weights(self) -> dict[str, np.ndarray]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from itertools import pairwise
 
 from dlguide.cluster import Cluster
 from dlguide.parallel import measured, schedules
+from dlguide.parallel.pipeline import Step
 
 
-def rank(schedule: str, recompute: bool, chosen: dict) -> list:
+def rank(ways: list, chosen: dict) -> list:
     """Measure steps on this rank; the result is the same on all."""
     import keras
     import numpy as np
@@ -25,45 +27,55 @@ def rank(schedule: str, recompute: bool, chosen: dict) -> list:
 
     from dlguide.parallel.pipeline import Pipeline
 
-    net = measured.deep_mlp(chosen["width"], chosen["blocks"])
-    pipeline = Pipeline(
-        net, MPI.COMM_WORLD, lambda: keras.optimizers.SGD(0.01), chosen["microbatches"],
-        schedule, recompute=recompute,
-    )  # fmt: skip
+    pipelines = [
+        Pipeline(
+            measured.deep_mlp(chosen["width"], chosen["blocks"]), MPI.COMM_WORLD,
+            lambda: keras.optimizers.SGD(0.01), chosen["microbatches"],
+            schedule, recompute=recompute,
+        )
+        for schedule, recompute in ways
+    ]  # fmt: skip
     samples = chosen["microbatches"] * chosen["samples"]
     images = np.random.default_rng(0).normal(size=(samples, 28, 28, 1)).astype("f4")
     labels = np.arange(samples) % 10
-    return measured.steps(pipeline, images, labels, chosen["repeats"])
+    return measured.steps(pipelines, images, labels, chosen["repeats"])
+
+
+def gaps(step: Step) -> dict[str, float]:
+    """Take the median of what passes on the first stage between two cells in a row (s)."""
+    row = sorted((c for c in step.cells if c.stage == 0), key=lambda cell: cell.start_s)
+    between: dict[str, list[float]] = {}
+    for one, other in pairwise(row):
+        kinds = f"{one.kind} to {other.kind}"
+        between.setdefault(kinds, []).append(other.start_s - one.end_s)
+    return {kinds: statistics.median(each) for kinds, each in between.items()}
 
 
 def main() -> None:
-    """Print one line for each schedule."""
+    """Print three lines for each schedule."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--microbatches", type=int, default=8, help="parts of a batch")
-    options.add_argument("--samples", type=int, default=64, help="samples of a microbatch")
+    options.add_argument("--samples", type=int, default=128, help="samples of a microbatch")
     options.add_argument("--width", type=int, default=768, help="units of a layer")
     options.add_argument("--blocks", type=int, default=6, help="layers; even for equal stages")
     options.add_argument("--repeats", type=int, default=15, help="steps that count")
     chosen = vars(options.parse_args())
     formula = schedules.bubble(2, chosen["microbatches"])
     print(f"formula: {formula:.4f}")
+    ways = [(schedule, again) for schedule in schedules.ORDERS for again in (False, True)]
     with Cluster(ranks=2, magics=False) as cluster:
-        for schedule in schedules.ORDERS:
-            for recompute in (False, True):
-                steps = cluster.run(rank, schedule, recompute, chosen)[0]
-                waits = [step.waiting for step in steps]
-                ratios = [wait / formula for wait in waits]
-                times = measured.cell_seconds(steps)
-                cells = ", ".join(
-                    f"{kind} {' and '.join(f'{1e3 * each:.2f}' for each in row)} ms"
-                    for kind, row in times.items()
-                )
-                print(
-                    f"{schedule:6} {'recomputed' if recompute else 'kept':10} bubble "
-                    f"{statistics.median(waits):.4f} ({min(waits):.4f} to {max(waits):.4f}), "
-                    f"ratio {statistics.median(ratios):.2f}; {cells}",
-                    flush=True,
-                )
+        found = cluster.run(rank, ways, chosen)[0]
+    for (schedule, recompute), steps in zip(ways, found, strict=True):
+        waits = [step.waiting for step in steps]
+        print(
+            f"{schedule:6} {'recomputed' if recompute else 'kept':10} bubble "
+            f"{statistics.median(waits):.4f} ({min(waits):.4f} to {max(waits):.4f}), "
+            f"ratio {statistics.median(waits) / formula:.2f}"
+        )
+        for kind, row in measured.cell_seconds(steps).items():
+            print(f"    {kind}: {' and '.join(f'{1e3 * each:.2f}' for each in row)} ms")
+        between = gaps(measured.typical(steps)).items()
+        print("   ", "; ".join(f"{kinds} {1e3 * each:.2f} ms" for kinds, each in between))
 
 
 if __name__ == "__main__":
