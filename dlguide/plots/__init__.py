@@ -10,6 +10,7 @@ from dlguide.plots.hardware import catalogue, links, systolic, topology
 from dlguide.plots.onednn import addresses, onednn_speeds, primitives, streams
 from dlguide.plots.precision import bit_fields, gradient_sizes, kernel_rates, number_ranges
 from dlguide.plots.roofline import roofline
+from dlguide.plots.server import staleness, worker_timeline
 from dlguide.plots.training import scaling, training, utilisation
 from dlguide.plots.tuning import tuning
 
@@ -33,10 +34,12 @@ __all__ = [
     "primitives",
     "roofline",
     "scaling",
+    "staleness",
     "streams",
     "systolic",
     "topology",
     "training",
     "tuning",
     "utilisation",
+    "worker_timeline",
 ]
