@@ -92,7 +92,7 @@ def cut_against_whole():
         return keras.Sequential([
             keras.Input((28, 28, 1), dtype=dtype),
             keras.layers.AveragePooling2D(4, dtype=dtype),
-            keras.layers.Conv2D(5, 3, padding="same", activation="relu", name="c1", **start),
+            keras.layers.Conv2D(5, 3, padding="same", activation="tanh", name="c1", **start),
             keras.layers.Flatten(dtype=dtype),
             keras.layers.Dense(7, "tanh", name="d1", **start),
             keras.layers.Dense(10, name="d2", **start),
@@ -102,7 +102,8 @@ def cut_against_whole():
     cases = {
         "mlp": (lambda dtype: nets.build("mlp", dtype=dtype), "float64"),
         "cnn": (cnn, "float64"),
-        "cnn in float32": (cnn, "float32"),
+        # without ReLU: in float32 a unit at zero may pass on one side and not on the other
+        "smooth net in float32": (three, "float32"),
         "odd number of layers": (three, "float64"),
     }
     for name, (net, dtype) in cases.items():

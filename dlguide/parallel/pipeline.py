@@ -113,8 +113,7 @@ class Pipeline:
 
         stage, last = self.stage, self.last
 
-        # one graph for each size of a microbatch, or a general one where sizes differ
-        @tf.function(reduce_retracing=self.uneven)
+        @tf.function
         def forward(inputs: Any, labels: Any) -> Any:
             outputs = stage(inputs, training=True)
             return tf.reduce_sum(loss(labels, outputs)) if last else outputs
@@ -124,8 +123,23 @@ class Pipeline:
             means = [gradient / tf.cast(samples, gradient.dtype) for gradient in gradients]
             self.optimizer.apply(means, stage.trainable_variables)
 
-        self.optimizer.build(stage.trainable_variables)
-        self._forward, self._update = forward, update
+        if stage.trainable_variables:
+            self.optimizer.build(stage.trainable_variables)
+        graphs: dict[int, Any] = {}
+
+        # one graph for each size of a microbatch; there are two at most
+        def compiled(inputs: Any, labels: Any) -> Any:
+            size = inputs.shape[0]
+            if size not in graphs:
+                graphs[size] = forward.get_concrete_function(inputs, labels)
+            return graphs[size](inputs, labels)
+
+        def updated(gradients: list[Any], samples: Any) -> None:
+            if 0 not in graphs:
+                graphs[0] = update.get_concrete_function(gradients, samples)
+            graphs[0](gradients, samples)
+
+        self._forward, self._update = compiled, updated
 
     def step(self, images: np.ndarray, labels: np.ndarray, samples: int | None = None) -> Step:
         """Train on one batch; every rank must call.
@@ -159,7 +173,8 @@ class Pipeline:
             for array in (*gradients, total):
                 allreduce(array, self.replicas, check=False)
             gradients = [tf.constant(gradient) for gradient in gradients]
-        self._update(gradients, tf.constant(samples))
+        if gradients:  # a stage may have no weights
+            self._update(gradients, tf.constant(samples))
         return self._measured(run, float(total[0]) / samples)
 
     def weights(self) -> dict[str, np.ndarray]:
