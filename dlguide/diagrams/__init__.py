@@ -1,7 +1,8 @@
 """Diagrams of ranks: which processes there are, who has what, who waits, who runs where."""
 
 from dlguide.diagrams.affinity import affinity
+from dlguide.diagrams.collectives import collective
 from dlguide.diagrams.pipeline import pipeline
 from dlguide.diagrams.ranks import exchange, processes, timelines
 
-__all__ = ["affinity", "exchange", "pipeline", "processes", "timelines"]
+__all__ = ["affinity", "collective", "exchange", "pipeline", "processes", "timelines"]
