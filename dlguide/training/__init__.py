@@ -1,6 +1,6 @@
-"""Training: one loop for one process and for many ranks, and its checkpoints."""
+"""Training: one loop for one process and for many ranks, its checkpoints, and its audit."""
 
-from dlguide.training import checkpoint
+from dlguide.training import audit, checkpoint
 from dlguide.training.fit import fit
 
-__all__ = ["checkpoint", "fit"]
+__all__ = ["audit", "checkpoint", "fit"]
