@@ -1,4 +1,9 @@
-"""The audit finds each planted mistake and no other; each is planted into a sound training."""
+"""The audit finds each planted mistake and no other; each is planted into a sound training.
+
+Tests dlguide.training.audit with what it is made of: dlguide.training.evidence,
+dlguide.training.recorder, dlguide.training.finding, dlguide.training.mistakes and
+dlguide.training.sample_mistakes.
+"""
 
 from __future__ import annotations
 
