@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dlguide import nets, published
-from dlguide.nets import counting, formulas, imagenet
+from dlguide.nets import compared, counting, formulas, imagenet
 
 PUBLISHED = {(row["name"], row["source"]): row for row in published.load("architectures")}
 
@@ -283,6 +283,7 @@ def test_a_number_has_the_bytes_of_its_dtype(dtype, size):
 def test_architectures_are_the_guides_nets_and_vgg_has_the_most_gradients(costs):
     rows = {row.name: row for row in nets.architectures(["alexnet", "googlenet", "vgg16"])}
     assert list(rows) == ["alexnet", "googlenet", "vgg16"]
+    assert {type(row) for row in rows.values()} == {compared.Footprint}
     for name, row in rows.items():
         cost = costs[name]
         assert row.gradient_bytes == 4 * nets.parameters(name)

@@ -7,7 +7,7 @@ import pytest
 from on_ranks import on_ranks
 
 from dlguide import nets
-from dlguide.nets import blocks, building, imagenet
+from dlguide.nets import blocks, building, imagenet, mnist
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +21,7 @@ def digest(model):
 
 def test_the_large_nets_are_beside_the_small_ones():
     assert set(building.imagenet_names()) == set(imagenet.ARCHITECTURES)
+    assert set(building.names()) == set(mnist.DROPOUT)
     assert not set(building.imagenet_names()) & set(building.names())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -45,38 +45,23 @@ def count(model: keras.Model, batch: int = 1) -> Cost:
             a kind whose cost is not known.
     """
     require_count(batch, "batch")
-    walk = Walk(batch)
+    walk = _Walk(batch)
     walk.enter(model, "", ())
     return Cost(model.name, batch, tuple(walk.found.values()), tuple(walk.uncounted))
 
 
-@dataclass
-class Walk:
-    """Goes through the graph of a model and collects the costs of its layers.
+class _Walk:
+    """Goes through the graph of a model and collects the costs of its layers."""
 
-    Attributes:
-        batch: number of images that share one reading of the weights.
-        found: cost of each layer by its name, in the order of the layers' first use.
-        uncounted: names of layers without weights and without a formula.
-        trained: for each tensor, by its id, whether trained weights come before it.
-    """
-
-    batch: int
-    found: dict[str, LayerCost] = field(default_factory=dict)
-    uncounted: list[str] = field(default_factory=list)
-    trained: dict[int, bool] = field(default_factory=dict)
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.found: dict[str, LayerCost] = {}
+        self.uncounted: list[str] = []
+        # for each tensor, by its id, whether trained weights come before it
+        self.trained: dict[int, bool] = {}
 
     def enter(self, model: Any, prefix: str, before: tuple[bool, ...]) -> bool:
-        """Count every call in a model's graph.
-
-        Args:
-            model: a functional or sequential Keras model.
-            prefix: put before the names of its layers.
-            before: for each of its inputs whether trained weights come before it; empty for none.
-
-        Returns:
-            bool: whether trained weights come before any of its outputs.
-        """
+        """Count every call; return whether trained weights come before any output."""
         graph = graph_of(model)
         for number, tensor in enumerate(graph.inputs):
             self.trained[id(tensor)] = bool(before and before[number % len(before)])
