@@ -371,6 +371,23 @@ def test_a_watched_pipeline_gives_the_same_batches():
     assert len(watched) == 3
 
 
+def test_samples_taken_to_build_a_model_count_for_no_epoch():
+    recorder = audit.Recorder(0, 1, 6)
+    watched = recorder.watch([np.full((2, 1), i) for i in range(3)])
+    next(iter(watched))
+    for epoch in range(2):
+        recorder.begin_epoch()
+        if epoch == 0:
+            for _batch in watched:
+                recorder.step()
+        else:
+            recorder.samples(np.zeros((6, 1)))
+            recorder.step()
+    one = recorder.evidence()
+    assert one.batches == ((2, 2, 2), (6,))
+    assert one.steps == (3, 1)
+
+
 def test_the_recorder_refuses_what_makes_no_sense():
     with pytest.raises(ValueError, match="`rank` must be below the 2 ranks, got 2"):
         audit.Recorder(2, 2)

@@ -183,7 +183,7 @@ def metrics(everyone: Ranks) -> list[Finding]:
         values = {repr(metric.value) for _rank, metric in known}
         apart = len(values) > 1 or any(m.averaged is False for _rank, m in known)
         if len(known) > 1 and apart:
-            told = ", ".join(f"rank {rank} {metric.value:.6g}" for rank, metric in known)
+            told = ", ".join(f"{metric.value:.6g} on rank {rank}" for rank, metric in known)
             samples = sorted({metric.samples for _rank, metric in known if metric.samples})
             of = f" (of {' or '.join(map(str, samples))} samples each)" if samples else ""
             wrong.append(f"{name}{of}: {told}")
@@ -216,7 +216,7 @@ def checkpoints(everyone: Ranks) -> list[Finding]:
         return []
     files = {path for one in writers for path in one.checkpoints}
     shared = [p for p in sorted(files) if sum(p in one.checkpoints for one in writers) > 1]
-    count = ", ".join(f"rank {one.rank} {len(one.checkpoints)}" for one in writers)
+    count = ", ".join(f"{len(one.checkpoints)} by rank {one.rank}" for one in writers)
     same = f"; {len(shared)} of them by several at once, such as {shared[0]}" if shared else ""
     return [
         Finding(

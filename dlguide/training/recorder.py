@@ -87,7 +87,7 @@ class Recorder:
         Args:
             images: shape (samples, ...).
         """
-        if not self._seen:
+        if len(self._seen) < max(1, len(self._steps)):
             self.epoch()
         ids = ids_of(images)
         self._seen[-1] += ids
