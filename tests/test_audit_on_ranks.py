@@ -1,0 +1,203 @@
+"""The audit on real ranks: mistakes planted into trainings are found, and no others.
+
+`dlguide.training.keras_recorder` watches `fit`; one launch for each number of ranks.
+"""
+
+from __future__ import annotations
+
+import pytest
+from on_ranks import on_ranks
+
+EXPECTED = {
+    "sound": [],
+    "not broadcast": ["no broadcast"],
+    "not sharded": ["same order"],
+    "shuffled apart": ["overlap", "missed"],
+    "equal dropout": ["seeds"],
+    "checkpoint on each rank": ["checkpoints"],
+    "not exchanged": ["weights differ"],
+    "metrics of one rank": ["metrics"],
+    "rate of one rank": ["learning rate"],
+    "statistics of one rank": ["batch normalisation"],
+}
+
+
+def trainings(place, mistakes):
+    import os
+
+    # The guard of dlguide.horovod would stop the training without broadcast before the audit.
+    os.environ["DLGUIDE_HVD_CHECK_EVERY"] = "0"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    import dlguide.horovod as hvd
+    from dlguide.training import audit
+
+    hvd.init()
+    rank, ranks = hvd.rank(), hvd.size()
+    draw = np.random.default_rng(0)
+    images = draw.normal(size=(48, 6)).astype(np.float32)
+    labels = draw.integers(0, 3, 48).astype(np.int32)
+
+    def train(mistake):
+        own = mistake != "equal dropout"
+        keras.utils.set_random_seed(rank + 1)
+        norm = [keras.layers.BatchNormalization()] if mistake == "statistics of one rank" else []
+        dropout = keras.layers.Dropout(0.2, seed=rank if own else 3)
+        layers = [keras.layers.Dense(5, "relu"), *norm, dropout, keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        scale = 1 if mistake == "rate of one rank" else ranks
+        optimizer = keras.optimizers.SGD(0.05 * scale, momentum=0.9)
+        if mistake != "not exchanged":
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss=loss, jit_compile=False)
+        recorder = audit.Recorder(rank, ranks, images, rate_of_one_rank=0.05)
+        recorder.seed("shuffle", 7, differs=False)
+        # A shuffle mixes its seed with TensorFlow's own, which set_random_seed made each rank's.
+        apart = mistake == "shuffled apart"
+        if not apart:
+            tf.random.set_seed(0)
+        data = tf.data.Dataset.from_tensor_slices((images, labels))
+        data = data.shuffle(48, seed=7, reshuffle_each_iteration=not apart)
+        data = data if mistake == "not sharded" else data.shard(ranks, rank)
+        callbacks = []
+        if mistake != "not broadcast":
+            callbacks.append(hvd.callbacks.BroadcastGlobalVariablesCallback(0))
+        if mistake != "metrics of one rank":
+            callbacks.append(hvd.callbacks.MetricAverageCallback())
+        if rank == 0 or mistake == "checkpoint on each rank":
+            path = os.path.join(place, f"{mistake} {rank}.weights.h5")
+            callbacks.append(keras.callbacks.ModelCheckpoint(path, save_weights_only=True))
+        watched = recorder.watch(data.batch(4).prefetch(2))
+        callbacks.append(recorder.callback())
+        model.fit(watched, epochs=2, verbose=0, callbacks=callbacks)
+        everyone = audit.gather(recorder, MPI.COMM_WORLD)
+        one = everyone[rank]
+        return {
+            "kinds": [finding.kind for finding in audit.examine(everyone)],
+            "report": audit.report(everyone),
+            "steps": one.steps,
+            "batches": one.batches,
+            "rate": one.learning_rate,
+            "optimizer": one.optimizer,
+            "seeds": sorted(seed.name for seed in one.seeds),
+            "seen": sorted(len(set(epoch)) for epoch in one.seen),
+            "restored": "save" not in vars(model),
+        }
+
+    return {mistake: train(mistake) for mistake in mistakes}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_mistakes_planted_into_real_trainings_are_found_and_no_other(ranks, tmp_path):
+    # Each training costs some seconds: those that concern Keras alone run on 2 ranks only.
+    mistakes = [*EXPECTED] if ranks == 2 else [*EXPECTED][:6]
+    everyone = on_ranks(ranks, trainings, tmp_path, 90, place=str(tmp_path), mistakes=mistakes)
+    for result in everyone:
+        for name in mistakes:
+            assert result[name]["kinds"] == EXPECTED[name], name
+        sound = result["sound"]
+        steps = 48 // ranks // 4
+        assert sound["steps"] == [steps, steps]
+        assert sound["batches"] == [[4] * steps] * 2
+        assert sound["seen"] == [48 // ranks] * 2
+        assert sound["optimizer"] == "sgd"
+        assert sound["rate"] == pytest.approx(0.05 * ranks)
+        assert len(sound["seeds"]) == 2
+        assert sound["restored"]
+        assert sound["report"].startswith(f"Nothing found on {ranks} ranks.")
+        assert "2 by rank 1" in result["checkpoint on each rank"]["report"]
+    assert len({result["not broadcast"]["report"] for result in everyone}) == 1
+
+
+BY_HAND = {
+    "sound": [],
+    "not broadcast": ["no broadcast"],
+    "not exchanged": ["weights differ"],
+    "not sharded": ["same order"],
+    "shuffled apart": ["overlap", "missed"],
+    "calls swapped": ["collectives"],
+    "rank forgotten in the seed": ["seeds"],
+}
+
+
+def loops_by_hand(mistakes, place):
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.training import audit
+
+    comm = MPI.COMM_WORLD
+    rank, ranks = comm.rank, comm.size
+    images = np.random.default_rng(0).normal(size=(48, 3))
+    answers = images @ np.array([1.0, -2.0, 0.5]) + 0.25
+
+    def train(mistake):
+        keep = f"{place}/{mistake}"
+        recorder = audit.Recorder(rank, ranks, images, rate_of_one_rank=0.01, folder=keep)
+        draw = np.random.default_rng([1, rank])
+        # The bias is as long as the weights, so that a swapped order mixes them and hangs nothing.
+        weights = {"bias": draw.normal(size=3), "slope": draw.normal(size=3)}
+        if mistake != "not broadcast":
+            for name in weights:
+                recorder.collective(f"broadcast {name}", weights[name])
+                comm.Bcast(weights[name])
+        recorder.weights(weights.values())
+        recorder.rate(0.01 * ranks, "sgd")
+        recorder.seed("dropout", 5 if mistake == "rank forgotten in the seed" else 5 + rank)
+        for epoch in range(2):
+            recorder.epoch()
+            # One order for all epochs where ranks shuffle apart: what is missed stays missed.
+            seed = [9, rank] if mistake == "shuffled apart" else epoch
+            order = np.random.default_rng(seed).permutation(48)
+            order = order[:24] if mistake == "not sharded" else order[rank::ranks]
+            for batch in order.reshape(-1, 4):
+                recorder.samples(images[batch])
+                off = images[batch] @ weights["slope"] + weights["bias"].mean() - answers[batch]
+                slope = off @ images[batch] / len(batch)
+                gradients = {"bias": np.full(3, off.mean()), "slope": slope}
+                names = [*gradients]
+                if mistake == "calls swapped" and rank == ranks - 1:
+                    names.reverse()
+                for name in names:
+                    if mistake != "not exchanged":
+                        recorder.collective(f"allreduce {name}", gradients[name])
+                        comm.Allreduce(MPI.IN_PLACE, gradients[name])
+                for name, gradient in gradients.items():
+                    weights[name] -= 0.01 * gradient
+        # Swapped sums leave different weights; here it is the cause that shall be found.
+        if mistake != "calls swapped":
+            recorder.weights(weights.values(), last=True)
+        recorder.write()
+        everyone = audit.gather(recorder, comm)
+        comm.Barrier()
+        assert audit.read(keep) == everyone
+        found = audit.examine(everyone)
+        return [finding.kind for finding in found], [finding.evidence for finding in found]
+
+    result = {mistake: train(mistake) for mistake in mistakes}
+    try:
+        audit.gather(audit.Recorder(0, ranks), comm)
+    except ValueError as error:
+        result["wrong recorder"] = str(error)
+    return result
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_mistakes_planted_into_a_loop_by_hand_are_found_and_no_other(ranks, tmp_path):
+    mistakes = [*BY_HAND] if ranks > 1 else ["sound"]
+    everyone = on_ranks(ranks, loops_by_hand, tmp_path, 30, mistakes=mistakes, place=str(tmp_path))
+    assert all(result == everyone[0] for result in everyone)
+    result = everyone[0]
+    assert {name: result[name][0] for name in mistakes} == {
+        name: BY_HAND[name] for name in mistakes
+    }
+    if ranks > 1:
+        (told,) = result["calls swapped"][1]
+        # Behind the two broadcasts.
+        assert told.startswith("call 3: rank")
+        assert f"rank {ranks - 1}: allreduce slope float64[3]" in told
+        assert f"got {[0] * ranks}" in result["wrong recorder"]
