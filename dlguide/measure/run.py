@@ -45,7 +45,8 @@ class Run:
 
     And: weights_digest (SHA-256 of the trainable weights' bytes; equal on all ranks),
     started_unix_s (clock at the start), phases (name, start_s, end_s after the start: setup,
-    train, evaluate, checkpoint), versions (name -> version).
+    train, evaluate, checkpoint), versions (name -> version), compression (of gradients),
+    sent_nbytes (gradients' bytes that this rank handed to the exchange in this run).
     """
 
     rank: int
@@ -80,6 +81,8 @@ class Run:
     started_unix_s: float = 0.0
     phases: tuple[tuple[str, float, float], ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    compression: str = "none"
+    sent_nbytes: int = 0
 
     def __str__(self) -> str:
         accuracy = f", test accuracy {self.test_accuracy[-1]:.2%}" if self.test_accuracy else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require_known
+from dlguide.checks import require
 from dlguide.parallel import tensorflow_codecs
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def reduce_gradients(
     import dlguide.horovod as hvd
     from dlguide.horovod.native import NAMES, members
 
-    known = (NAMES[hvd.Average], NAMES[hvd.Sum])
-    require_known(NAMES.get(op, str(op)), known, "op")
+    require(op in (hvd.Average, hvd.Sum), "op", "be Average or Sum", NAMES.get(op, op))
     ranks = len(members(process_set))
     results = list(grads)
     small = [

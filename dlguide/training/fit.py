@@ -16,6 +16,7 @@ from dlguide import measure, nets
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.measure import Run
+from dlguide.parallel.compression import named
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import settings
 from dlguide.training.clock import Clock
@@ -26,6 +27,8 @@ from dlguide.training.steps import evaluator, train_step
 
 if TYPE_CHECKING:
     import keras
+
+    from dlguide.parallel.compressors import Compressor
 
 
 def fit(
@@ -46,6 +49,7 @@ def fit(
     evaluate: bool = True,
     checkpoint: str | os.PathLike | None = None,
     report: Callable[..., None] | None = None,
+    compression: str | Compressor = "none",
 ) -> Run:
     """Train a net, alone or on all ranks together, and tell what came out and what it took.
 
@@ -83,6 +87,8 @@ def fit(
             holds one (rank 0 says so first); None for neither.
         report: called with numbers (epoch, epochs, step, steps, loss, images_per_s) up to ten
             times a second; None for `measure.report_progress`.
+        compression: of gradients on their way between ranks: a name or a compressor of
+            `dlguide.parallel.compression`.
 
     Returns:
         Run: as this rank saw it.
@@ -98,6 +104,7 @@ def fit(
     asked = Settings(
         net, data, epochs, batch, optimizer, learning_rate, rate_scaling, seed, samples, dropout,
         dtype, shuffle, device, evaluate, None if checkpoint is None else os.fspath(checkpoint),
+        compression,
     )  # fmt: skip
     clock = Clock()
     report = measure.report_progress if report is None else report
@@ -116,7 +123,9 @@ def fit(
                     optimizer, ranks.ranks, learning_rate, rate_scaling, dtype
                 )
         with tf.device(place):
-            rule = ranks.distribute(rule)
+            compressor = named(compression)
+            sent_before = compressor.sent
+            rule = ranks.distribute(rule, compressor)
             rule.build(model.trainable_variables)
             ranks.broadcast(model.weights)
             first_epoch, steps_before = _resume(asked, model, rule, ranks)
@@ -182,6 +191,8 @@ def fit(
         phases=tuple(clock.phases),
         versions=_versions(ranks.ranks),
         total_s=clock.now_s,
+        compression=compressor.name,
+        sent_nbytes=compressor.sent - sent_before,
     )
 
 

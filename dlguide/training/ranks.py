@@ -15,17 +15,22 @@ from dlguide.checks import require
 if TYPE_CHECKING:
     import keras
 
+    from dlguide.parallel.compressors import Compressor
+
 
 class Alone:
     """A process that trains by itself: every exchange gives back what it was given."""
 
     rank, ranks = 0, 1
 
-    def distribute(self, optimizer: keras.Optimizer) -> keras.Optimizer:
+    def distribute(
+        self, optimizer: keras.Optimizer, compression: Compressor | None = None
+    ) -> keras.Optimizer:
         """Give the optimizer that sums the gradients over all ranks before it applies them.
 
         Args:
             optimizer: this rank's; do not use it by itself any more.
+            compression: of the gradients on their way; None for none.
 
         Returns:
             keras.Optimizer: of the same kind.
@@ -102,16 +107,23 @@ class Ranks(Alone):
         self._hvd = hvd
         self.rank, self.ranks = hvd.rank(), hvd.size()
 
-    def distribute(self, optimizer: keras.Optimizer) -> keras.Optimizer:
+    def distribute(
+        self, optimizer: keras.Optimizer, compression: Compressor | None = None
+    ) -> keras.Optimizer:
         """Give the optimizer that sums the gradients over all ranks before it applies them.
 
         Args:
             optimizer: this rank's; do not use it by itself any more.
+            compression: of the gradients on their way; None for none.
 
         Returns:
             keras.Optimizer: of the same kind.
         """
-        return self._hvd.DistributedOptimizer(optimizer, op=self._hvd.Sum)
+        return self._hvd.DistributedOptimizer(
+            optimizer,
+            op=self._hvd.Sum,
+            compression=self._hvd.Compression.none if compression is None else compression,
+        )
 
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
         """Set variables on every rank to those of rank 0.

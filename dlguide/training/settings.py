@@ -19,6 +19,8 @@ from dlguide.checks import (
 )
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
+from dlguide.parallel.compression import named
+from dlguide.parallel.compressors import Compressor
 
 if TYPE_CHECKING:
     import keras
@@ -49,6 +51,7 @@ class Settings:
     device: str
     evaluate: bool
     checkpoint: str | None
+    compression: str | Compressor = "none"
 
     def check(self) -> None:
         """Check all that can be checked without TensorFlow and the data.
@@ -66,6 +69,12 @@ class Settings:
         if self.samples is not None:
             require_count(self.samples, "samples")
         require_known(self.device, DEVICES, "device")
+        if named(self.compression).keeps_errors:
+            then = "Use fp16, bf16 or none, which remember nothing."
+            must = "be None where `compression` remembers errors, which no checkpoint holds"
+            require(self.checkpoint is None, "checkpoint", must, self.checkpoint, then)
+            must = "not scale losses where `compression` remembers errors"
+            require(self.dtype != "mixed_float16", "dtype", must, self.dtype, then)
         if callable(self.optimizer):
             for name in ("learning_rate", "rate_scaling"):
                 value, then = getattr(self, name), "Set the rate where the optimizer is made."
@@ -84,7 +93,7 @@ class Settings:
 
 
 def name_of(value: Any) -> Any:
-    """Name a function or a data set; give numbers of NumPy as Python's, anything else back.
+    """Name what has a name; give numbers of NumPy as Python's, anything else back.
 
     Args:
         value: an argument of `fit`.
@@ -96,7 +105,7 @@ def name_of(value: Any) -> Any:
         return getattr(value, "__qualname__", type(value).__name__)
     if isinstance(value, np.generic):
         return value.item()
-    return value.name if isinstance(value, Dataset) else value
+    return value.name if isinstance(value, Dataset | Compressor) else value
 
 
 def scaled_rate(

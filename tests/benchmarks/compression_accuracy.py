@@ -1,0 +1,129 @@
+"""Compare ways to send less: bytes on the wire beside the accuracy that they leave.
+
+    python tests/benchmarks/compression_accuracy.py
+    python tests/benchmarks/compression_accuracy.py --samples 10000 --epochs 1 --only none top_k
+
+All train the MNIST network on the same ranks, samples, epochs, seed and learning rate; only what
+travels between the ranks differs. Printed: test accuracy and its distance from the uncompressed
+one (goal: at most 0.5 points), bytes a step that one rank hands over, predicted and counted, and
+images/s. Averaging and block momentum meet every 16 steps; their bytes are spread over the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from functools import partial
+
+from dlguide import nets, training
+from dlguide.cluster import Cluster
+from dlguide.machine import describe, threads
+from dlguide.parallel import compression, local
+
+EVERY_STEPS = 16
+
+
+def main() -> None:
+    """Print one line for each way as soon as it is known."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--samples", type=int, default=60000, help="training images an epoch")
+    options.add_argument("--epochs", type=int, default=2, help="epochs")
+    options.add_argument("--batch", type=int, default=100, help="images per rank and step")
+    options.add_argument("--ranks", type=int, default=2, help="ranks")
+    options.add_argument("--optimizer", default="adam", help="adam or sgd")
+    options.add_argument("--seeds", type=int, default=1, help="seeds, of which the mean is told")
+    options.add_argument("--only", nargs="*", help="names of ways")
+    chosen = options.parse_args()
+    ways = {
+        "none": compression.none(),
+        "fp16": compression.fp16(),
+        "bf16": compression.bf16(),
+        "top_k 1 %": compression.top_k(0.01),
+        "one_bit": compression.one_bit(),
+        "power_sgd 4": compression.power_sgd(4),
+        "averaging": local.Averaging(),
+        "block momentum": local.BlockMomentum(1 - 1 / chosen.ranks),
+    }
+    if chosen.only:
+        ways = {name: way for name, way in ways.items() if name.split()[0] in chosen.only}
+    shapes = nets.build("mnist_cnn").trainable_variables
+    print(
+        f"{'way':16}{'accuracy':>10}{'points':>8}{'predicted':>11}{'counted':>11}{'images/s':>10}"
+    )
+    plain = None
+    with Cluster(threads.plan(describe(), ranks=chosen.ranks), magics=False) as cluster:
+        for name, way in ways.items():
+            found = [_train(cluster, way, seed, chosen) for seed in range(chosen.seeds)]
+            accuracy, counted, images_per_s = (
+                sum(x) / len(found) for x in zip(*found, strict=True)
+            )
+            plain = accuracy if plain is None else plain
+            print(
+                f"{name:16}{accuracy:10.2%}{100 * (accuracy - plain):8.2f}"
+                f"{_predicted(way, shapes, chosen):11.0f}{counted:11.0f}{images_per_s:10.0f}",
+                flush=True,
+            )
+
+
+def _predicted(way: object, shapes: list, chosen: argparse.Namespace) -> float:
+    if isinstance(way, local.Averaging):
+        steps = chosen.epochs * math.ceil(chosen.samples / (chosen.batch * chosen.ranks))
+        return way.nbytes(shapes, chosen.ranks) * math.ceil(steps / EVERY_STEPS) / steps
+    return way.step_nbytes(shapes, chosen.ranks)
+
+
+def _train(
+    cluster: Cluster, way: object, seed: int, chosen: argparse.Namespace
+) -> tuple[float, float, float]:
+    """Give accuracy, bytes a step, and images/s."""
+    asked = {
+        "epochs": chosen.epochs,
+        "batch": chosen.batch,
+        "samples": chosen.samples,
+        "seed": seed,
+        "optimizer": chosen.optimizer,
+    }
+    if isinstance(way, local.Averaging):
+        # without this module on the ranks' path, the function must travel with its names
+        return cluster.run(partial(_apart, way, EVERY_STEPS), **asked)[0]
+    run = cluster.run(training.fit, compression=way, **asked)[0]
+    return run.test_accuracy[-1], run.sent_nbytes / len(run.step_s), run.images_per_s
+
+
+def _apart(way, every_steps, epochs, batch, samples, seed, optimizer):
+    """Train as `fit` does, but each rank by itself between meetings."""
+    from mpi4py import MPI
+
+    from dlguide import measure, nets
+    from dlguide.data import datasets
+    from dlguide.parallel import meetings
+    from dlguide.training import loop, settings, steps
+    from dlguide.training.ranks import connect
+
+    comm = MPI.COMM_WORLD
+    data = settings.load_data("mnist", samples, batch, comm.size)
+    model = nets.build("mnist_cnn", seed)
+    rule = settings.make_optimizer(optimizer, comm.size, None, None)
+    rule.build(model.trainable_variables)
+    meet = meetings.Meetings(way, comm, every_steps, model)
+    meet.begin()
+    alone = steps.train_step(model, rule)
+    # the loss of a rank's own batch: `fit` divides by the global batch and sums the gradients
+    step = meetings.every_steps(lambda x, y, scale: alone(x, y, scale * comm.size), meet)
+    measured = loop.Steps()
+    for epoch in range(epochs):
+        parts = datasets.epoch_batches(
+            len(data.train_labels), batch, comm.rank, comm.size, epoch, seed, True
+        )
+        loop.reseed_dropout(model, seed, comm.rank, epoch * len(parts))
+        loop.train_epoch(step, data, parts, measured, lambda **told: None)
+    meet.finish()
+    accuracy = steps.evaluator(model, data, connect())()
+    # one step in so many has a meeting: the mean over all tells what the median would hide
+    warm = measure.run.WARMUP_STEPS
+    images_per_s = sum(measured.images[warm:]) / sum(measured.step_s[warm:])
+    return accuracy, meet.sent / len(measured.step_s), images_per_s
+
+
+if __name__ == "__main__":
+    main()
