@@ -6,14 +6,10 @@ All arrays of a step go together: one exchange for their messages, one for what 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlguide.checks import require
 from dlguide.parallel import tensorflow_codecs
-
-if TYPE_CHECKING:
-    from dlguide.parallel.compressors import Compressor
-    from dlguide.parallel.power_sgd import PowerSGD
 
 
 class Kept:
@@ -71,7 +67,7 @@ class Kept:
 
 
 def reduce_gradients(
-    compressor: Compressor,
+    compressor: Any,
     kept: Kept,
     grads: list[Any],
     variables: list[Any],
@@ -154,7 +150,7 @@ def _dense(grads: list[Any]) -> list[Any]:
 
 
 def _exchange(
-    compressor: Compressor,
+    compressor: Any,
     kept: Kept,
     tensors: list[Any],
     variables: list[Any],
@@ -200,7 +196,7 @@ def _exchange(
 
 
 def _power_sgd(
-    compressor: PowerSGD,
+    compressor: Any,
     kept: Kept,
     tensors: list[Any],
     variables: list[Any],

@@ -9,13 +9,11 @@ import numpy as np
 if TYPE_CHECKING:
     import keras
 
-    from dlguide.training.recorder import Recorder
-
 _STATISTICS = ("moving_mean", "moving_variance")
 _SAVING = ("save", "save_weights")
 
 
-def callback(recorder: Recorder) -> keras.callbacks.Callback:
+def callback(recorder: Any) -> keras.callbacks.Callback:
     """Make a callback that tells a recorder what `fit` does.
 
     Args:
@@ -87,7 +85,7 @@ def _kind(optimizer: Any) -> str:
     return (kinds or [type(inner)])[0].__name__.lower()
 
 
-def _listen(model: keras.Model, name: str, recorder: Recorder) -> None:
+def _listen(model: keras.Model, name: str, recorder: Any) -> None:
     plain = getattr(model, name)
 
     def told(filepath: Any, *args: Any, **more: Any) -> Any:
