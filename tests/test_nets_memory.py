@@ -127,6 +127,11 @@ def test_what_two_layers_need_is_kept_once_and_freed_going_backward(keras):
     assert sum(kept.kept(calls).values()) == 800
     # second layer: images, ReLU's output, gradients of its output and input
     assert kept.backward_peak(calls) == 1600
+    dense, norm = keras.layers.Dense, keras.layers.BatchNormalization
+    layers = [dense(1000, use_bias=False), norm(), dense(10, use_bias=False)]
+    calls = kept.record(keras.Sequential([keras.Input((10,)), *layers]))
+    # at the normalisation: images, its input, two gradients, two temporaries; its output is free
+    assert kept.backward_peak(calls) == 40 + 5 * 4000
 
 
 def test_a_memory_prints_its_parts(keras):
