@@ -67,9 +67,10 @@ def test_success_is_exit_status_0_on_1_to_4_ranks(script):
         ("exit 0", "rank 1 has returned"),
         ("return", "rank 1 has returned"),
         ("exit 3", r"rank 1 left early with sys.exit(3)"),
-        ("os._exit", "rank 1 ended before the work was done"),
+        # the launcher ends the other rank too, sometimes before anybody looks
+        ("os._exit", "1 ended before the work was done"),
         ("abort at exit", "ended badly after their work"),
-        ("kill", "rank 1 ended before the work was done"),
+        ("kill", "1 ended before the work was done"),
     ],
 )
 def test_a_failing_rank_is_never_exit_status_0(script, what, said):
