@@ -6,10 +6,10 @@
 All train the MNIST network on the same ranks, samples, epochs, seed and learning rate; only what
 travels between the ranks differs. Printed: test accuracy and its distance from the uncompressed
 one (goal: at most 0.5 points), bytes a step that one rank hands over, predicted and counted, and
-images/s. Top-k, 1-bit and PowerSGD leave arrays below 2048 numbers whole: with the first and the
-last layer cut as well, and with Adam, whose steps do not shrink with a gradient that comes in
-parts, top-k and 1-bit stay further behind in few epochs. Averaging and block momentum meet every
-16 steps; their bytes are spread over the steps.
+images/s. Arrays below `--small` numbers go whole: with the usual 2048 here these are the first and
+the last layer's, with the 256 of `dlguide.parallel.compression` only biases. Averaging and block
+momentum meet every 16 steps; their bytes are spread over the steps. With one seed, differences of
+a few tenths of a point may be chance: `--seeds` takes more.
 """
 
 from __future__ import annotations
