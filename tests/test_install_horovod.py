@@ -34,6 +34,12 @@ def wheel(folder):
 # --- finding things ----------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def cache_by_xdg(monkeypatch):
+    """Here the cache is the user's own, which each test may move."""
+    monkeypatch.delenv("DLGUIDE_CACHE", raising=False)
+
+
 def test_mpicc_is_the_environments_own():
     assert install_horovod.find_mpicc() == BIN / "mpicc"
     assert build_horovod.in_this_environment(BIN / "mpicc")
