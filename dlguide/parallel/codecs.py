@@ -7,6 +7,7 @@ finite is never hidden: it comes out of every codec as not finite again.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy as np
 from dlguide.checks import require, require_positive
 
 
-class Codec:
+class Codec(ABC):
     """A way to write an array as a message of few bytes, and to read it again, not exactly."""
 
+    @abstractmethod
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Give the size of a message.
 
@@ -27,8 +29,8 @@ class Codec:
         Returns:
             int: bytes.
         """
-        raise NotImplementedError("a codec has a payload of its own")
 
+    @abstractmethod
     def encode(self, array: np.ndarray) -> np.ndarray:
         """Write an array as a message.
 
@@ -38,8 +40,8 @@ class Codec:
         Returns:
             numpy.ndarray: bytes, as many as `payload` says.
         """
-        raise NotImplementedError("a codec has a way to encode of its own")
 
+    @abstractmethod
     def decode(self, message: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Read a message.
 
@@ -51,7 +53,6 @@ class Codec:
         Returns:
             numpy.ndarray: the array as it came through.
         """
-        raise NotImplementedError("a codec has a way to decode of its own")
 
 
 @dataclass(frozen=True)
