@@ -186,6 +186,9 @@ def test_pipelines_that_give_other_samples_are_told_apart(folder, tmp_path):
     same = ip.build(tmp_path / "train", 7, channels=1, threads=2, cache="bytes", seed=3)
     assert ip.identity(same) == ip.identity(train)
     assert json.loads(json.dumps(ip.identity(train))) == ip.identity(train)
+    mnist = datasets.load("mnist").first(TRAIN, 1)
+    (tmp_path / "again").mkdir()  # as many of the same name, with other labels
+    digits(tmp_path / "again", "train", mnist.train_images, mnist.train_labels[::-1])
     files = [(folder / "train" / f"{number}.png", number) for number in range(4)]
     swapped = [(path, 3 - label) for path, label in files]
     images = np.zeros((4, 8, 8, 1), np.uint8)
@@ -200,6 +203,7 @@ def test_pipelines_that_give_other_samples_are_told_apart(folder, tmp_path):
             train.replace(order=ip.Runs(4, 8)),
             train.replace(channels=3),
             ip.build(folder / "other" / "train", 5, channels=1),
+            ip.build(tmp_path / "again" / "train", 5, channels=1),
             ip.build(files, 2),
             ip.build(swapped, 2),
             ip.build(arrays, 2),
