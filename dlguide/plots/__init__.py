@@ -11,6 +11,7 @@ from dlguide.plots.hardware import catalogue, links, systolic, topology
 from dlguide.plots.io import reading_speeds
 from dlguide.plots.onednn import addresses, onednn_speeds, primitives, streams
 from dlguide.plots.overlap import overlap
+from dlguide.plots.pictures import pictures
 from dlguide.plots.precision import bit_fields, gradient_sizes, kernel_rates, number_ranges
 from dlguide.plots.roofline import roofline
 from dlguide.plots.schedules import schedules
@@ -42,6 +43,7 @@ __all__ = [
     "number_ranges",
     "onednn_speeds",
     "overlap",
+    "pictures",
     "primitives",
     "reading_speeds",
     "roofline",
