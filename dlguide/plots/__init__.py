@@ -6,6 +6,7 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 
 from dlguide.plots.allreduce import allreduce
 from dlguide.plots.bottleneck import bottleneck
+from dlguide.plots.descent import descent, loss_curves
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.hardware import catalogue, links, systolic, topology
 from dlguide.plots.io import reading_speeds
@@ -34,12 +35,14 @@ __all__ = [
     "bit_fields",
     "bottleneck",
     "catalogue",
+    "descent",
     "epoch_times",
     "felt_times",
     "figure",
     "gradient_sizes",
     "kernel_rates",
     "links",
+    "loss_curves",
     "number_ranges",
     "onednn_speeds",
     "overlap",

@@ -1,0 +1,242 @@
+"""Walks downhill: landscapes of two weights to look at, any optimizer on any loss, evolution.
+
+A walk takes the gradient as a function, so that the same optimizers of Keras go down a bowl that
+one can see and the loss of a net.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.checks import require, require_count, require_positive
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True, eq=False)
+class Landscape:
+    """A loss of two weights x and y that can be drawn.
+
+    Args:
+        name: what it looks like.
+        loss: called with arrays x and y, returns the loss in their shape.
+        gradient: called with a point of shape (2,), returns the gradient there, of that shape.
+        minimum: the point with the smallest loss.
+        view: the part worth drawing: lowest x, highest x, lowest y, highest y.
+    """
+
+    name: str
+    loss: Callable[[Any, Any], Any]
+    gradient: Callable[[np.ndarray], np.ndarray]
+    minimum: tuple[float, float]
+    view: tuple[float, float, float, float]
+
+
+def bowl(curvatures: tuple[float, float] = (1.0, 1.0)) -> Landscape:
+    """Make a bowl, which is a valley where the curvatures differ much.
+
+        loss = (a x^2 + b y^2) / 2
+
+    Args:
+        curvatures: a and b, both positive.
+
+    Returns:
+        Landscape: with its minimum, 0, at the origin.
+
+    Raises:
+        ValueError: when a curvature is not positive.
+
+    >>> bowl((1.0, 4.0)).gradient(np.array([3.0, 2.0]))
+    array([3., 8.])
+    """
+    a, b = (require_positive(each, "curvatures") for each in curvatures)
+    return Landscape(
+        "bowl" if a == b else "valley",
+        lambda x, y: (a * x**2 + b * y**2) / 2,
+        lambda point: np.array([a, b]) * point,
+        (0.0, 0.0),
+        (-2.2, 2.2, -2.2, 2.2),
+    )
+
+
+def two_valleys(tilt: float = 0.3) -> Landscape:
+    """Make two valleys, of which the left one is deeper.
+
+        loss = (x^2 - 1)^2 + tilt x + y^2 / 2
+
+    Args:
+        tilt: how much deeper, above 0 and at most 1, so that the right valley has a bottom too.
+
+    Returns:
+        Landscape: with its minimum in the left valley.
+
+    Raises:
+        ValueError: when `tilt` is out of range.
+    """
+    tilted = 0 < require_positive(tilt, "tilt") <= 1
+    require(tilted, "tilt", "be at most 1, or the right valley has no bottom", tilt)
+    deepest = float(np.roots([4.0, 0.0, -4.0, tilt]).real.min())
+    return Landscape(
+        "two valleys",
+        lambda x, y: (x**2 - 1) ** 2 + tilt * x + y**2 / 2,
+        lambda point: np.array([4 * point[0] * (point[0] ** 2 - 1) + tilt, point[1]]),
+        (deepest, 0.0),
+        (-1.8, 1.8, -1.8, 1.8),
+    )
+
+
+def plateau() -> Landscape:
+    """Make a hole in a plain, which is the flatter the further away.
+
+        loss = r^2 / (1 + r^2),  r^2 = x^2 + y^2
+
+    Returns:
+        Landscape: with its minimum, 0, at the origin; the largest curvature, 2, is there too.
+    """
+    return Landscape(
+        "plateau",
+        lambda x, y: 1 - 1 / (1 + x**2 + y**2),
+        lambda point: 2 * point / (1 + np.sum(np.square(point))) ** 2,
+        (0.0, 0.0),
+        (-1.5, 4.5, -2.5, 3.5),
+    )
+
+
+def walk(
+    gradient: Callable[[np.ndarray], np.ndarray],
+    start: Any,
+    optimizer: float | keras.optimizers.Optimizer,
+    steps: int,
+) -> np.ndarray:
+    """Follow an optimizer downhill and keep every point.
+
+    A number as the optimizer is plain gradient descent, w <- w - rate g, in NumPy. A Keras
+    optimizer keeps its rate in single precision, so the two differ in the eighth digit.
+
+    Args:
+        gradient: called with a point, returns the gradient there, in the point's shape.
+        start: the first point, an array of any shape.
+        optimizer: a learning rate, or a Keras optimizer that has not been used.
+        steps: updates to make (count).
+
+    Returns:
+        np.ndarray: float64 of shape (steps + 1, *shape of start): all points, the first included.
+
+    Raises:
+        ValueError: when a number is out of range or the optimizer was used before.
+
+    >>> walk(lambda w: w, [1.0], 0.5, 3).ravel()
+    array([1.   , 0.5  , 0.25 , 0.125])
+    """
+    require_count(steps, "steps")
+    point = np.array(start, float)
+    update = (
+        _plain(optimizer) if isinstance(optimizer, int | float) else _of_keras(optimizer, point)
+    )
+    points = [point]
+    for _ in range(steps):
+        points.append(update(points[-1], gradient(points[-1])))
+    return np.array(points)
+
+
+def _plain(rate: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    require_positive(rate, "optimizer")
+    return lambda point, gradient: point - rate * gradient
+
+
+def _of_keras(optimizer: Any, start: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    import keras
+    import tensorflow as tf
+
+    of_keras = isinstance(optimizer, keras.optimizers.Optimizer)
+    require(of_keras, "optimizer", "be a rate or a Keras optimizer", optimizer)
+    then = "It remembers its steps: make another one for each walk."
+    require(not optimizer.built, "optimizer", "be new", optimizer.name, then)
+    variable = keras.Variable(start, dtype="float64", name="weights")
+    optimizer.build([variable])
+    # Eager, an update of two numbers takes five times as long.
+    apply = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+
+    def update(point: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        apply(tf.constant(gradient, tf.float64))
+        return variable.numpy().copy()
+
+    return update
+
+
+def children(
+    mean: np.ndarray, step: float, count: int, seed: int, generation: int
+) -> Iterator[tuple[np.ndarray, float]]:
+    """Draw the children of one generation, each with a step size of its own.
+
+    They follow from the arguments alone: ranks that call this alike have the same children
+    without a message.
+
+    Args:
+        mean: the parents' mean.
+        step: their step size.
+        count: how many children (count).
+        seed: of the search.
+        generation: its number, from 0.
+
+    Yields:
+        tuple: a child in the shape of `mean`, and its step size.
+    """
+    random = np.random.default_rng([seed, generation])
+    learning = 1 / np.sqrt(2 * mean.size)
+    for _ in range(count):
+        own = step * np.exp(learning * random.normal())
+        yield mean + own * random.normal(size=mean.shape), float(own)
+
+
+def evolve(
+    loss: Callable[[np.ndarray], float],
+    start: Any,
+    generations: int,
+    count: int = 20,
+    parents: int = 5,
+    step: float = 0.3,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Search by evolution, which needs the loss and no gradient.
+
+    In each generation `count` children are drawn around the mean of the parents; the `parents`
+    best of them are the next ones. A child inherits the step size with a small change of its own,
+    so good step sizes survive with good children: a (mu/mu, lambda) evolution strategy.
+
+    Args:
+        loss: called with a point, returns its loss.
+        start: the first mean, an array of any shape.
+        generations: how many (count).
+        count: children of a generation (count); each costs one call of `loss`.
+        parents: how many of them survive (count), fewer than `count`.
+        step: the first step size: the standard deviation of each number of a child.
+        seed: of the children.
+
+    Returns:
+        tuple: the means, of shape (generations + 1, *shape of start), and the step sizes.
+
+    Raises:
+        ValueError: when a number is out of range.
+
+    Source:
+        Beyer and Schwefel, Natural Computing 1 (2002), 3-52: evolution strategies with
+        self-adaptation, learning rate 1 / sqrt(2 n).
+    """
+    require_count(generations, "generations")
+    require_count(count, "count", least=2)
+    fewer = require_count(parents, "parents") < count
+    require(fewer, "parents", f"be fewer than the {count} children", parents)
+    steps = [require_positive(step, "step")]
+    means = [np.array(start, float)]
+    for generation in range(generations):
+        drawn = list(children(means[-1], steps[-1], count, seed, generation))
+        best = np.argsort([loss(child) for child, _ in drawn], kind="stable")[:parents]
+        means.append(np.mean([drawn[index][0] for index in best], axis=0))
+        steps.append(float(np.exp(np.mean([np.log(drawn[index][1]) for index in best]))))
+    return np.array(means), np.array(steps)

@@ -1,0 +1,170 @@
+"""Walks go where the optimizers' papers say, landscapes are what they look like, evolution falls.
+
+Tests dlguide.training.descent.
+"""
+
+import numpy as np
+import pytest
+
+from dlguide.training import descent
+
+LANDSCAPES = [
+    descent.bowl(),
+    descent.bowl((1.0, 30.0)),
+    descent.two_valleys(),
+    descent.two_valleys(1.0),
+    descent.plateau(),
+]
+
+
+@pytest.mark.parametrize("landscape", LANDSCAPES, ids=lambda each: each.name)
+def test_gradient_is_the_slope_of_the_loss(landscape):
+    random = np.random.default_rng(1)
+    for point in random.uniform(-2, 2, (20, 2)):
+        for axis, tiny in enumerate(1e-6 * np.eye(2)):
+            rise = landscape.loss(*(point + tiny)) - landscape.loss(*(point - tiny))
+            assert np.isclose(landscape.gradient(point)[axis], rise / 2e-6, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("landscape", LANDSCAPES, ids=lambda each: each.name)
+def test_nothing_in_view_is_below_the_minimum(landscape):
+    left, right, low, high = landscape.view
+    x, y = np.meshgrid(np.linspace(left, right, 201), np.linspace(low, high, 201))
+    assert np.allclose(landscape.gradient(np.array(landscape.minimum)), 0, atol=1e-12)
+    assert landscape.loss(x, y).min() >= landscape.loss(*landscape.minimum) - 1e-12
+    assert left < landscape.minimum[0] < right
+
+
+def test_plain_descent_in_a_bowl_shrinks_each_weight_by_its_curvature():
+    points = descent.walk(descent.bowl((1.0, 4.0)).gradient, [2.0, -1.0], 0.3, 25)
+    right = np.array([2.0, -1.0]) * (1 - 0.3 * np.array([1.0, 4.0])) ** np.arange(26)[:, None]
+    assert np.allclose(points, right, rtol=1e-12, atol=0)
+
+
+def test_two_valleys_hold_who_starts_on_the_wrong_side():
+    landscape = descent.two_valleys()
+    for start, deepest in ((-1.5, True), (1.5, False)):
+        end = descent.walk(landscape.gradient, [start, 0.5], 0.05, 400)[-1]
+        assert np.allclose(landscape.gradient(end), 0, atol=1e-6)
+        assert np.allclose(end, landscape.minimum, atol=1e-6) == deepest
+
+
+def momentum(gradient, point, rate, steps, m=0.9, nesterov=False):
+    velocity, points = np.zeros_like(point), [point]
+    for _ in range(steps):
+        slope = gradient(points[-1])
+        velocity = m * velocity - rate * slope
+        points.append(points[-1] + (m * velocity - rate * slope if nesterov else velocity))
+    return np.array(points)
+
+
+def adam(gradient, point, rate, steps):
+    mean, square, points = np.zeros_like(point), np.zeros_like(point), [point]
+    for t in range(1, steps + 1):
+        slope = gradient(points[-1])
+        mean = 0.9 * mean + 0.1 * slope
+        square = 0.999 * square + 0.001 * slope**2
+        scale = np.sqrt(square / (1 - 0.999**t)) + 1e-8
+        points.append(points[-1] - rate * mean / (1 - 0.9**t) / scale)
+    return np.array(points)
+
+
+def test_walks_of_keras_optimizers_are_those_of_the_papers():
+    import keras
+
+    gradient, start = descent.bowl((1.0, 9.0)).gradient, np.array([2.0, 1.0])
+    sgd = keras.optimizers.SGD
+    for optimizer, right in (
+        (sgd(0.1), descent.walk(gradient, start, 0.1, 30)),
+        (sgd(0.05, momentum=0.9), momentum(gradient, start, 0.05, 30)),
+        (sgd(0.05, 0.9, nesterov=True), momentum(gradient, start, 0.05, 30, nesterov=True)),
+        (keras.optimizers.Adam(0.1, epsilon=1e-8), adam(gradient, start, 0.1, 30)),
+    ):
+        came = descent.walk(gradient, start, optimizer, 30)
+        assert came.shape == (31, 2)
+        assert np.allclose(came, right, atol=1e-5), optimizer.name
+
+
+def test_walk_takes_weights_of_any_shape_and_leaves_the_start_alone():
+    import keras
+
+    start = np.ones((3, 2))
+    for optimizer in (0.5, keras.optimizers.SGD(0.5)):
+        points = descent.walk(lambda weights: weights, start, optimizer, 2)
+        assert np.allclose(points, [np.full((3, 2), size) for size in (1, 0.5, 0.25)])
+    assert np.array_equal(start, np.ones((3, 2)))
+
+
+def test_used_optimizers_and_other_things_are_refused():
+    import keras
+
+    used = keras.optimizers.SGD(0.1)
+    descent.walk(lambda point: point, [1.0], used, 1)
+    with pytest.raises(ValueError, match="`optimizer` must be new"):
+        descent.walk(lambda point: point, [1.0], used, 1)
+    with pytest.raises(ValueError, match="`optimizer` must be a rate or a Keras optimizer"):
+        descent.walk(lambda point: point, [1.0], "sgd", 1)
+    with pytest.raises(ValueError, match="`optimizer` must be"):
+        descent.walk(lambda point: point, [1.0], -0.1, 1)
+    with pytest.raises(ValueError, match="`steps` must be"):
+        descent.walk(lambda point: point, [1.0], 0.1, 0)
+
+
+def sphere(point):
+    return float(np.sum(np.square(point)))
+
+
+def test_generation_is_the_mean_of_its_best_children():
+    means, steps = descent.evolve(sphere, np.ones((2, 3)), 3, count=8, parents=3, seed=5)
+    assert means.shape == (4, 2, 3)
+    for generation in range(3):
+        drawn = descent.children(means[generation], steps[generation], 8, 5, generation)
+        best = sorted(drawn, key=lambda one: sphere(one[0]))[:3]
+        assert np.allclose(means[generation + 1], sum(child for child, _ in best) / 3, rtol=1e-12)
+        own = np.prod([size for _, size in best]) ** (1 / 3)
+        assert np.isclose(steps[generation + 1], own, rtol=1e-12)
+
+
+def test_children_follow_from_seed_and_generation_alone():
+    def drawn(seed, generation):
+        return np.array(
+            [child for child, _ in descent.children(np.zeros(4), 0.5, 6, seed, generation)]
+        )
+
+    assert np.array_equal(drawn(1, 2), drawn(1, 2))
+    assert not np.allclose(drawn(1, 2), drawn(1, 3))
+    assert not np.allclose(drawn(1, 2), drawn(2, 2))
+
+
+def test_children_spread_as_far_as_the_step_size_says():
+    found = [child for child, _ in descent.children(np.full(1000, 3.0), 0.5, 200, 0, 0)]
+    assert np.isclose(np.mean(found), 3.0, atol=0.01)
+    assert np.isclose(np.std(found), 0.5, rtol=0.02)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_evolution_finds_the_bottom_of_a_bowl_and_its_steps_shrink_on_the_way(seed):
+    means, steps = descent.evolve(sphere, np.full(5, 2.0), 150, seed=seed)
+    assert sphere(means[-1]) < 1e-4 * sphere(means[0])
+    assert steps[-1] < 0.1 * steps[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"parents": 20}, "`parents` must be fewer than the 20 children"),
+        ({"step": 0.0}, "`step` must be"),
+        ({"count": 1, "parents": 1}, "`count` must be"),
+        ({"generations": 0}, "`generations` must be"),
+    ],
+)
+def test_searches_that_cannot_be_are_refused(wrong, text):
+    with pytest.raises(ValueError, match=text):
+        descent.evolve(sphere, [1.0], **{"generations": 1, **wrong})
+
+
+def test_landscapes_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="`curvatures` must be"):
+        descent.bowl((1.0, 0.0))
+    with pytest.raises(ValueError, match="`tilt` must be at most 1"):
+        descent.two_valleys(1.5)
