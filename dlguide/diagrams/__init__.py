@@ -4,15 +4,18 @@ from dlguide.diagrams.affinity import affinity
 from dlguide.diagrams.collectives import collective
 from dlguide.diagrams.pipeline import pipeline
 from dlguide.diagrams.ranks import exchange, processes, timelines
+from dlguide.diagrams.sequences import dependencies, sequences
 from dlguide.diagrams.storage import file_system, striping
 
 __all__ = [
     "affinity",
     "collective",
+    "dependencies",
     "exchange",
     "file_system",
     "pipeline",
     "processes",
+    "sequences",
     "striping",
     "timelines",
 ]

@@ -6,6 +6,7 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 
 from dlguide.plots.allreduce import allreduce
 from dlguide.plots.bottleneck import bottleneck
+from dlguide.plots.curves import attention_map, forecasts
 from dlguide.plots.descent import descent, loss_curves
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.hardware import catalogue, links, systolic, topology
@@ -32,6 +33,7 @@ __all__ = [
     "SKY",
     "addresses",
     "allreduce",
+    "attention_map",
     "bit_fields",
     "bottleneck",
     "catalogue",
@@ -39,6 +41,7 @@ __all__ = [
     "epoch_times",
     "felt_times",
     "figure",
+    "forecasts",
     "gradient_sizes",
     "kernel_rates",
     "links",
