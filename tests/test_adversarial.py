@@ -1,0 +1,232 @@
+"""A game of two nets: its losses and steps by hand, p ranks as one process, samples that learn.
+
+Tests dlguide.training.adversarial.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from on_ranks import on_ranks
+
+from dlguide.data.mixtures import Ring
+from dlguide.training import adversarial
+
+RATE = 0.01
+
+
+def sigmoid(logits):
+    return 1 / (1 + np.exp(-np.asarray(logits)))
+
+
+def test_losses_are_the_logarithms_of_the_paper():
+    real, fake = np.array([[0.5], [-1.0], [3.0]]), np.array([[2.0], [-0.3], [0.1]])
+    judged = -np.log(sigmoid(real)).mean() - np.log(1 - sigmoid(fake)).mean()
+    wanted = {
+        "non-saturating": (judged, -np.log(sigmoid(fake)).mean()),
+        "minimax": (judged, np.log(1 - sigmoid(fake)).mean()),
+    }
+    assert wanted.keys() == adversarial.LOSSES.keys()
+    for name, losses in wanted.items():
+        assert np.allclose(adversarial.LOSSES[name](real, fake), losses)
+
+
+def test_only_the_minimax_generator_stands_still_where_the_judge_is_sure():
+    import tensorflow as tf
+
+    fake = tf.constant([[-10.0]])
+    slopes = {}
+    for name, losses in adversarial.LOSSES.items():
+        with tf.GradientTape() as tape:
+            tape.watch(fake)
+            made = losses(tf.zeros((1, 1)), fake)[1]
+        slopes[name] = float(tape.gradient(made, fake)[0, 0])
+    assert slopes["minimax"] == pytest.approx(-float(sigmoid(-10.0)), rel=1e-4)
+    assert slopes["non-saturating"] == pytest.approx(-float(sigmoid(10.0)), rel=1e-4)
+
+
+def test_a_pair_follows_from_its_seed_and_its_nets_start_differently():
+    weights = [
+        [w for net in adversarial.dense_pair(seed, 3, 3, 3) for w in net.get_weights()]
+        for seed in (1, 1, 2)
+    ]
+    assert all(np.array_equal(a, b) for a, b in zip(*weights[:2], strict=True))
+    assert not np.array_equal(weights[0][0], weights[2][0])
+    generator, judge = (net.get_weights()[0] for net in adversarial.dense_pair(1, 3, 3, 3))
+    assert generator.shape == judge.shape
+    assert not np.allclose(generator, judge)
+
+
+def test_a_condition_is_passed_on_behind_the_sample_and_seen_by_both():
+    generator, judge = adversarial.dense_pair(features=2, latent=3, conditions=4)
+    given = np.random.default_rng(0).normal(size=(5, 7)).astype("float32")
+    made = np.asarray(generator(given))
+    assert made.shape == (5, 6)
+    assert np.array_equal(made[:, 2:], given[:, 3:])
+    other = given.copy()
+    other[:, 3:] = np.roll(given[:, 3:], 1, axis=1)
+    assert np.abs(np.asarray(generator(other))[:, :2] - made[:, :2]).min() > 0
+    assert np.asarray(judge(made)).shape == (5, 1)
+
+
+def scaled(start, name):
+    """A net of a single weight: x -> w x."""
+    import keras
+
+    net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)], name=name)
+    net.set_weights([np.array([[start]])])
+    return net
+
+
+def difference(real, fake):
+    import tensorflow as tf
+
+    return tf.reduce_mean(fake) - tf.reduce_mean(real), -tf.reduce_mean(fake)
+
+
+def single(steps=1, **settings):
+    """Play with nets of one weight, true samples of 5, codes of 1: all by hand."""
+    import tensorflow as tf
+
+    generator, judge = scaled(2.0, "generator"), scaled(0.005, "judge")
+    game = adversarial.Game(
+        generator,
+        judge,
+        lambda seed, samples: 5 * tf.ones((samples, 1)),
+        4,
+        difference,
+        (RATE, RATE),
+        lambda seed, samples: tf.ones((samples, 1)),
+        **settings,
+    )
+    losses = game.play(steps)
+    return losses, float(generator.get_weights()[0][0, 0]), float(judge.get_weights()[0][0, 0])
+
+
+def test_judge_moves_first_and_the_generator_follows_the_judge_as_it_is_then():
+    # The judge's loss is d (g - 5) with g = 2, so it rises; Adam's first step is the whole rate.
+    losses, made, judged = single()
+    assert judged == pytest.approx(0.005 + RATE, rel=1e-4)
+    assert made == pytest.approx(2.0 + RATE, rel=1e-4)
+    assert losses.tolist() == [
+        [pytest.approx(0.005 * (2 - 5)), pytest.approx(-(0.005 + RATE) * 2, rel=1e-4)]
+    ]
+
+
+def test_generator_is_driven_by_the_judge_after_its_step_not_before():
+    import tensorflow as tf
+
+    generator, judge = scaled(7.0, "generator"), scaled(0.005, "judge")
+    ones = lambda seed, samples: tf.ones((samples, 1))  # noqa: E731
+    game = adversarial.Game(
+        generator, judge, lambda *_: 5 * tf.ones((4, 1)), 4, difference, (RATE, RATE), ones
+    )
+    game.play(1)
+    # g = 7 is above 5: the judge falls from 0.005 to below 0, and so the generator falls too
+    assert float(judge.get_weights()[0][0, 0]) == pytest.approx(0.005 - RATE, rel=1e-3)
+    assert float(generator.get_weights()[0][0, 0]) == pytest.approx(7.0 - RATE, rel=1e-4)
+
+
+def test_judge_is_updated_as_often_as_asked_and_clipped_each_time():
+    assert single(judge_steps=3)[2] == pytest.approx(0.005 + 3 * RATE, rel=1e-3)
+    assert single(judge_steps=3, clip=0.02)[2] == pytest.approx(0.02)
+    assert single(judge_steps=1, clip=0.02)[2] == pytest.approx(0.005 + RATE, rel=1e-3)
+
+
+def test_rows_of_an_array_are_drawn_evenly():
+    drawn = np.asarray(adversarial.rows_of(np.arange(10.0))((1, 2), 5000)).astype(int)
+    counts = np.bincount(drawn, minlength=10)
+    assert counts.sum() == 5000
+    assert np.abs(counts - 500).max() < 5 * math.sqrt(500)
+
+
+def test_samples_of_one_seed_are_the_same_codes_at_any_time():
+    generator, judge = adversarial.dense_pair()
+    game = adversarial.Game(generator, judge, Ring().draw)
+    before = game.sample(5)
+    assert np.array_equal(before, game.sample(5))
+    assert not np.array_equal(before, game.sample(5, seed=2))
+    game.play(1)
+    after = game.sample(5)
+    assert 0 < np.abs(after - before).max() < 0.5
+
+
+def test_points_come_to_all_places_of_a_ring():
+    ring = Ring()
+    game = adversarial.Game(*adversarial.dense_pair(), ring.draw, 256, rates=(2e-3, 2e-3))
+    visited, good = ring.visited(game.sample(1000))
+    assert good < 0.15
+    game.play(1000)
+    visited, good = ring.visited(game.sample(1000))
+    assert visited >= 6
+    assert good > 0.4
+
+
+def plays(batch, parallel):
+    import numpy as np
+
+    import dlguide.horovod as hvd
+    from dlguide.data.mixtures import Ring
+    from dlguide.training import adversarial
+
+    hvd.init()
+    seed = hvd.rank() if parallel else 0  # ranks start apart, rank 0's weights must win
+    nets = adversarial.dense_pair(seed, hidden=8, dtype="float64")
+    game = adversarial.Game(*nets, Ring().draw, batch, judge_steps=2, parallel=parallel)
+    game.play(4)
+    return [np.concatenate([w.ravel() for w in net.get_weights()]).tolist() for net in nets]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return on_ranks(1, plays, tmp_path_factory.mktemp("alone"), batch=12, parallel=False)[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_ranks_play_the_game_of_one_process_with_the_global_batch(ranks, alone, tmp_path):
+    found = on_ranks(ranks, plays, tmp_path, batch=12, parallel=True)
+    for net in (0, 1):
+        assert all(each[net] == found[0][net] for each in found)
+        assert np.allclose(found[0][net], alone[net], rtol=0, atol=1e-10)
+
+
+def refused(batch):
+    import dlguide.horovod as hvd
+    from dlguide.data.mixtures import Ring
+    from dlguide.training import adversarial
+
+    hvd.init()
+    try:
+        adversarial.Game(*adversarial.dense_pair(), Ring().draw, batch, parallel=True)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_on_all_ranks(tmp_path):
+    texts = on_ranks(2, refused, tmp_path, batch=7)
+    assert texts == ["`batch` must be divided evenly by the 2 ranks, got 7."] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"batch": 0}, r"`batch` must be a whole number of at least 1"),
+        ({"loss": "wasserstien"}, r"`loss` must be one of"),
+        ({"rates": (1e-3, 0.0)}, r"`rates` must be a positive number"),
+        ({"judge_steps": 0}, r"`judge_steps` must be a whole number"),
+        ({"clip": -1.0}, r"`clip` must be a positive number"),
+        ({"seed": -1}, r"`seed` must be a whole number of at least 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, text):
+    nets = adversarial.dense_pair(hidden=2)
+    with pytest.raises(ValueError, match=text):
+        adversarial.Game(*nets, Ring().draw, **settings)
+
+
+def test_a_pair_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"`hidden` must be a whole number"):
+        adversarial.dense_pair(hidden=0)
+    with pytest.raises(ValueError, match=r"`dtype` must be one of"):
+        adversarial.dense_pair(dtype="float16")
