@@ -7,6 +7,7 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 from dlguide.plots.allreduce import allreduce
 from dlguide.plots.bottleneck import bottleneck
 from dlguide.plots.curves import attention_map, forecasts
+from dlguide.plots.densities import densities
 from dlguide.plots.descent import descent, loss_curves
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.hardware import catalogue, links, systolic, topology
@@ -37,6 +38,7 @@ __all__ = [
     "bit_fields",
     "bottleneck",
     "catalogue",
+    "densities",
     "descent",
     "epoch_times",
     "felt_times",
