@@ -8,6 +8,7 @@ from dlguide.plots.allreduce import allreduce
 from dlguide.plots.bottleneck import bottleneck
 from dlguide.plots.curves import attention_map, forecasts
 from dlguide.plots.densities import densities
+from dlguide.plots.depth import footprints, gradients_by_layer
 from dlguide.plots.descent import descent, loss_curves
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.hardware import catalogue, links, systolic, topology
@@ -43,8 +44,10 @@ __all__ = [
     "epoch_times",
     "felt_times",
     "figure",
+    "footprints",
     "forecasts",
     "gradient_sizes",
+    "gradients_by_layer",
     "kernel_rates",
     "links",
     "loss_curves",
