@@ -1,0 +1,34 @@
+"""Experiments: change one thing at a time, train with several seeds, compare.
+
+baseline = Setting(net="mlp", samples=5000, epochs=4, batch=32, base_rate=0.05)
+settings = one_factor(baseline, {"workers": (8, 32)}, seeds=range(5))
+results = run(settings, folder="build/experiments/workers")
+print(table(results, accuracy=0.85))
+print(compare(of(results, "workers 32"), of(results, "baseline")))
+"""
+
+from dlguide.training.experiments.batches import last_batch
+from dlguide.training.experiments.factors import each_seed, of, one_factor
+from dlguide.training.experiments.record import Held, RecordError, Result
+from dlguide.training.experiments.running import Progress, run, tell
+from dlguide.training.experiments.setting import Setting
+from dlguide.training.experiments.tables import Difference, Row, Table, compare, table
+
+__all__ = [
+    "Difference",
+    "Held",
+    "Progress",
+    "RecordError",
+    "Result",
+    "Row",
+    "Setting",
+    "Table",
+    "compare",
+    "each_seed",
+    "last_batch",
+    "of",
+    "one_factor",
+    "run",
+    "table",
+    "tell",
+]

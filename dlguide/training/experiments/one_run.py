@@ -1,0 +1,185 @@
+"""One training of an experiment: `fit` with the schedule and the optimizer of a Setting."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from dlguide import measure
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+from dlguide.measure import Run
+from dlguide.training import optimizers
+from dlguide.training.experiments.record import Divergence, Result, finished
+from dlguide.training.experiments.setting import Setting
+from dlguide.training.fit import fit
+from dlguide.training.schedules import as_keras
+from dlguide.training.schedules_recipe import Schedule
+
+if TYPE_CHECKING:
+    import keras
+
+Own = Mapping[str, Any]  # name -> net or data of one's own
+
+
+class _DivergedError(Exception):
+    """The loss is not a number any more; nothing that follows could be."""
+
+
+def train_alone(setting: Setting, nets: Own, data: Own) -> Result:
+    """Train in this process, and stop where the loss is no number any more.
+
+    Args:
+        setting: what to train, of one rank.
+        nets: functions that build nets of one's own.
+        data: Datasets of one's own, or functions that give them.
+
+    Returns:
+        Result: of this training.
+    """
+    seen = {}
+
+    def report(**numbers: Any) -> None:
+        if not math.isfinite(numbers["loss"]):
+            seen.update(numbers)
+            raise _DivergedError
+        measure.report_progress(**numbers)
+
+    try:
+        return finished(setting, (_fit(setting, nets, data, False, report),))
+    except _DivergedError:
+        return Result(setting, (), Divergence(seen["epoch"], seen["step"]))
+
+
+def train_together(setting: Setting, nets: Own, data: Own) -> Run:
+    """Train on all ranks; every one of them must call this.
+
+    A loss that is no number does not stop it: ranks look at it at times of their own.
+
+    Args:
+        setting: what to train.
+        nets: as in `train_alone`.
+        data: as in `train_alone`.
+
+    Returns:
+        Run: of this rank.
+    """
+    return _fit(setting, nets, data, True, None)
+
+
+def load(setting: Setting, data: Own) -> Dataset:
+    """Load the samples that a setting asks for.
+
+    Args:
+        setting: names the data and how many.
+        data: as in `train_alone`.
+
+    Returns:
+        Dataset: views of the whole one.
+
+    Raises:
+        ValueError: when there are fewer samples than asked for.
+    """
+    own = data.get(setting.data)
+    whole = own() if callable(own) else own
+    whole = _named(setting.data) if whole is None else whole
+    samples = len(whole.train_labels) if setting.samples is None else setting.samples
+    return whole.first(samples, setting.test_samples)
+
+
+def digest(setting: Setting, data: Own) -> str:
+    """Name data of one's own by its contents: other data is another training.
+
+    Args:
+        setting: names the data.
+        data: as in `train_alone`.
+
+    Returns:
+        str: empty for data that its name tells.
+
+    Raises:
+        ValueError: when there are fewer samples than asked for.
+    """
+    one = load(setting, data)
+    if setting.data not in data:
+        return ""
+    told = hashlib.sha256()
+    for array in (one.train_images, one.train_labels, one.test_images, one.test_labels):
+        told.update(f"{array.dtype}{array.shape}".encode())
+        told.update(array.tobytes())
+    return told.hexdigest()
+
+
+def schedule_of(setting: Setting, data: Own) -> Schedule:
+    """Fix the steps of a setting's recipe.
+
+    Args:
+        setting: what to train.
+        data: as in `train_alone`.
+
+    Returns:
+        Schedule: the rate of each step.
+
+    Raises:
+        ValueError: when there are too few samples, or a piece of the recipe has not one step.
+    """
+    samples = setting.samples
+    if samples is None:
+        samples = len(load(setting, data).train_labels)
+    steps = math.ceil(samples / setting.global_batch)
+    return setting.recipe().at(steps, epochs=setting.epochs)
+
+
+def make_optimizer(setting: Setting, rate: Any) -> keras.Optimizer:
+    """Build the optimizer of a setting.
+
+    Args:
+        setting: names it.
+        rate: a number or a schedule of Keras.
+
+    Returns:
+        keras.Optimizer: new, not built.
+    """
+    import keras
+
+    decay = {"weight_decay": setting.weight_decay or None}
+    if setting.optimizer == "adam":
+        rule = keras.optimizers.Adam(rate)
+    elif setting.optimizer == "lamb":
+        rule = optimizers.lamb(rate, **decay)
+    elif setting.optimizer == "lars":
+        rule = optimizers.lars(rate, setting.momentum, trust=setting.trust, **decay)
+    else:
+        rule = optimizers.momentum_sgd(rate, setting.momentum, **decay)
+    return keras.optimizers.LossScaleOptimizer(rule) if setting.dtype == "mixed_float16" else rule
+
+
+def _fit(
+    setting: Setting,
+    nets: Own,
+    data: Own,
+    parallel: bool,
+    report: Callable[..., None] | None,
+) -> Run:
+    schedule = schedule_of(setting, data)
+    return fit(
+        nets.get(setting.net, setting.net),
+        load(setting, data),
+        epochs=setting.epochs,
+        batch=setting.workers * setting.batch,
+        optimizer=lambda: make_optimizer(setting, as_keras(schedule)),
+        seed=setting.seed,
+        parallel=parallel,
+        dropout=setting.dropout,
+        dtype=setting.dtype,
+        report=report,
+    )
+
+
+@lru_cache(maxsize=1)
+def _named(name: str) -> Dataset:
+    # an experiment trains on the same data again and again; reading it takes longer than some runs
+    return datasets.load(name)

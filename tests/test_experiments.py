@@ -1,0 +1,371 @@
+"""Experiments: what is trained, which trainings there are, what tables and sentences say of them.
+
+Tests dlguide.training.experiments: setting, factors, record, tables, batches. Runs are made by
+hand here, the oracle is a closed form; `test_experiments_run` trains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dlguide.measure import Run
+from dlguide.training import experiments as ex
+from dlguide.training.experiments import batches, factors, record, tables
+from dlguide.training.experiments.record import Divergence, RecordError
+
+
+def a_run(accuracy=(0.5, 0.9), images_per_s=100.0, train_s=1.0, evaluate_s=0.5, **changes):
+    """A Run with one phase of training and one of evaluation an epoch."""
+    phases, now = [("setup", 0.0, 2.0)], 2.0
+    for _ in accuracy:
+        phases += [("train", now, now + train_s), ("evaluate", now + train_s, now + train_s + 0.5)]
+        now += train_s + evaluate_s
+    loss = tuple(1.0 / (epoch + 1) for epoch in range(len(accuracy)))
+    values = {field.name: 0 for field in dataclasses.fields(Run)} | {
+        "net": "mlp", "data": "mnist", "device": "cpu", "optimizer": "momentum", "ranks": 1,
+        "weights_digest": "", "compression": "none", "images_per_s": images_per_s,
+        "test_accuracy": tuple(accuracy), "loss": loss, "step_s": (0.1,), "wait_s": (0.0,),
+        "step_start_s": (0.0,), "phases": tuple(phases), "versions": {}, "train_accuracy": (),
+    } | changes  # fmt: skip
+    known = {field.name for field in dataclasses.fields(Run)}
+    return Run(**{name: value for name, value in values.items() if name in known})
+
+
+def a_result(accuracy=0.9, seed=0, name="a", lost=False, images_per_s=100.0, **changes):
+    curve = accuracy if isinstance(accuracy, tuple) else (accuracy,)
+    setting = ex.Setting(name=name, seed=seed, **changes)
+    if lost:
+        return ex.Result(setting, (), Divergence(1, 3))
+    return ex.Result(setting, (a_run(curve, images_per_s),))
+
+
+def seeds_of(name, accuracies, **changes):
+    return [a_result(one, seed, name, **changes) for seed, one in enumerate(accuracies)]
+
+
+# --- settings ----------------------------------------------------------------------------------
+
+
+def test_the_rate_follows_the_global_batch_by_its_rule():
+    plain = ex.Setting(batch=128, workers=16, ranks=2, base_rate=0.05, base_batch=128)
+    assert plain.global_batch == 4096
+    assert plain.rate == pytest.approx(0.05)
+    assert replace(plain, rule="linear").rate == pytest.approx(1.6)
+    assert replace(plain, rule="sqrt").rate == pytest.approx(0.05 * math.sqrt(32))
+
+
+def rates(epochs_of_10_steps=90, **changes):
+    setting = ex.Setting(
+        epochs=epochs_of_10_steps, batch=128, workers=32, base_batch=128, base_rate=0.05,
+        rule="linear", **changes,
+    )  # fmt: skip
+    return setting.recipe().at(10, epochs_of_10_steps).rates()
+
+
+def test_the_thesis_stepping_warmup_and_its_decay_come_out_of_a_setting():
+    found = rates(
+        warmup="stepping", warmup_epochs=5, per="epoch", decay="step", boundaries=(30, 60, 80)
+    )
+    expected = [1.6 * (epoch + 1) / 6 for epoch in range(5)] + [1.6] * 25 + [0.16] * 30
+    expected += [0.016] * 20 + [0.0016] * 10
+    assert found == pytest.approx(np.repeat(expected, 10))
+
+
+def test_gradual_warmup_starts_at_the_base_rate_and_linear_decay_fills_what_is_left():
+    found = rates(warmup="gradual", warmup_epochs=5, decay="linear")
+    assert len(found) == 900
+    assert found[:50] == pytest.approx(0.05 + 1.55 * np.arange(50) / 50)
+    assert found[50:] == pytest.approx(1.6 * (1 - np.arange(850) / 850))
+
+
+def test_constant_warmup_holds_the_base_rate_and_jumps():
+    found = rates(warmup="constant", warmup_epochs=2)
+    assert found == pytest.approx([0.05] * 20 + [1.6] * 880)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"warmup": "gradual", "warmup_epochs": 4, "epochs": 4}, "`warmup_epochs` must be less"),
+        ({"warmup": "gradual"}, "`warmup_epochs` must be more than 0"),
+        ({"warmup": "gently", "warmup_epochs": 1}, "`warmup` must be one of"),
+        ({"samples": 100, "batch": 32, "workers": 4}, "`batch` must be at most the 100 samples"),
+        ({"decay": "step"}, "`boundaries` must name the epochs"),
+        ({"decay": "step", "boundaries": (9,)}, "must"),
+        ({"rule": "cubic"}, "`rule` must be one of"),
+        ({"optimizer": "lasr"}, "Did you mean lars?"),
+        ({"net": lambda: None}, "`net` must be a text"),
+        ({"workers": 0}, "`workers` must be a whole number of at least 1"),
+        ({"base_rate": 0}, "`base_rate` must be a positive number"),
+        ({"momentum": -1}, "`momentum` must be a number of at least 0"),
+    ],
+)
+def test_an_impossible_setting_is_refused_when_it_is_made(changes, said):
+    with pytest.raises(ValueError, match=said):
+        ex.Setting(**changes)
+
+
+def test_a_setting_survives_json_and_numbers_of_numpy():
+    setting = ex.Setting(
+        samples=np.int64(500), base_rate=np.float32(0.5), decay="step", boundaries=np.array([1, 2]),
+        seed=np.int64(3), warmup_epochs=1,
+    )  # fmt: skip
+    again = ex.Setting.from_dict(json.loads(json.dumps(setting.as_dict())))
+    assert again == setting
+    assert again.key() == setting.key()
+    with pytest.raises(ValueError, match="`record` must be one of"):
+        ex.Setting.from_dict({"workrs": 3})
+
+
+def test_one_training_has_one_key_and_another_one_has_another():
+    one = ex.Setting()
+    same = [
+        replace(one, name="other"),
+        replace(one, rule="linear"),  # the global batch is the base batch
+        replace(one, warmup_epochs=2.0),  # of no warmup
+        replace(one, boundaries=(2,)),
+        replace(one, trust=0.1),
+    ]
+    assert {each.key() for each in same} == {one.key()}
+    others = [
+        replace(one, seed=1),
+        replace(one, workers=2),
+        replace(one, workers=2, rule="linear"),
+        replace(one, optimizer="lars"),
+        replace(one, optimizer="lars", trust=0.1),
+        replace(one, warmup="gradual", warmup_epochs=2.0),
+        replace(one, decay="step", boundaries=(2,)),
+        replace(one, momentum=0.8),
+    ]
+    keys = {each.key() for each in others} | {one.key(), one.key("data of one's own")}
+    assert len(keys) == len(others) + 2
+
+
+# --- which trainings ---------------------------------------------------------------------------
+
+
+def test_one_factor_changes_one_thing_and_repeats_nothing():
+    base = ex.Setting(base_batch=32, batch=32, rule="linear")
+    made = ex.one_factor(base, {"workers": (1, 8, 32), "rule": ("none", "linear")}, seeds=(0, 1))
+    assert [one.name for one in made[::2]] == ["baseline", "workers 8", "workers 32"]
+    assert [one.seed for one in made] == [0, 1] * 3
+    for one in made:
+        assert replace(one, workers=1, name="", seed=0) == base
+
+
+def test_fields_that_change_together_are_one_factor():
+    base = ex.Setting(workers=32)
+    factor = ("rule", "warmup", "warmup_epochs")
+    values = [("linear", None, 0), ("linear", "gradual", 2)]
+    made = ex.one_factor(base, {factor: values})
+    assert [one.name for one in made][1:] == [
+        "rule linear, warmup none, warmup_epochs 0",
+        "rule linear, warmup gradual, warmup_epochs 2",
+    ]
+    assert (made[2].rule, made[2].warmup, made[2].warmup_epochs) == ("linear", "gradual", 2.0)
+
+
+def test_factors_that_cannot_be_are_refused():
+    base = ex.Setting()
+    with pytest.raises(ValueError, match="Did you mean workers"):
+        ex.one_factor(base, {"worker": (2,)})
+    with pytest.raises(ValueError, match="`factors` must be one of"):
+        ex.one_factor(base, {"seed": (2,)})
+    with pytest.raises(ValueError, match="`factors` must have 2 values for rule, warmup"):
+        ex.one_factor(base, {("rule", "warmup"): [("linear",)]})
+    with pytest.raises(ValueError, match="`warmup_epochs` must be less"):
+        ex.one_factor(base, {("warmup", "warmup_epochs"): [("gradual", 9)]})
+    with pytest.raises(ValueError, match="`seeds` must differ"):
+        ex.one_factor(base, {}, seeds=(1, 1))
+    with pytest.raises(ValueError, match="`seeds` must hold at least one"):
+        ex.each_seed({"a": base}, seeds=())
+    assert "name" not in factors.changeable()
+
+
+# --- one result --------------------------------------------------------------------------------
+
+
+def test_held_is_the_first_epoch_after_which_the_accuracy_is_never_lost():
+    result = ex.Result(ex.Setting(), (a_run((0.5, 0.91, 0.89, 0.92, 0.95), train_s=2.0),))
+    assert result.held(0.9) == ex.Held(8.0, 2.0, 4)
+    assert result.held(0.4) == ex.Held(2.0, 0.5, 1)
+    assert result.held(0.95) == ex.Held(10.0, 2.5, 5)
+    assert result.held(0.96) is None
+    lost_again = ex.Result(ex.Setting(), (a_run((0.5, 0.95, 0.85)),))
+    assert lost_again.held(0.9) is None
+    with pytest.raises(ValueError, match="95 % is"):
+        result.held(95)
+
+
+def test_the_slowest_rank_tells_time_and_speed():
+    runs = (a_run(train_s=1.0, images_per_s=90.0), a_run(train_s=3.0, images_per_s=80.0))
+    result = ex.Result(ex.Setting(ranks=2), runs)
+    assert result.train_s == (3.0, 6.0)
+    assert result.images_per_s == 80.0
+    assert result.test_error == pytest.approx((0.5, 0.1))
+
+
+def test_a_loss_that_is_no_number_makes_a_run_a_diverged_one():
+    runs = (a_run(loss=(1.0, math.nan)),)
+    result = record.finished(ex.Setting(), runs)
+    assert result.divergence == Divergence(2, None)
+    assert result.accuracy is None
+    assert result.held(0.1) is None
+    assert not record.finished(ex.Setting(), (a_run(),)).diverged
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_record_gives_back_what_was_written(tmp_path, lost):
+    result = a_result((0.5, 0.75), seed=4, name="x", lost=lost)
+    record.write(result, tmp_path / "one.json")
+    assert record.read(tmp_path / "one.json", result.setting) == result
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
+
+
+def test_a_damaged_record_is_refused_at_every_byte(tmp_path):
+    path, setting = tmp_path / "one.json", ex.Setting()
+    record.write(ex.Result(setting, (a_run((0.5,)),)), path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole) - 1, 7):
+        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+            path.write_bytes(damaged)
+            with pytest.raises(RecordError, match="Delete the file"):
+                record.read(path, setting)
+
+
+def test_a_record_of_another_training_is_refused(tmp_path):
+    record.write(a_result(), tmp_path / "one.json")
+    with pytest.raises(RecordError, match="another training"):
+        record.read(tmp_path / "one.json", ex.Setting(seed=1))
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def test_a_row_has_mean_error_and_spread_of_its_seeds():
+    values = (0.90, 0.92, 0.97)
+    row = ex.table(seeds_of("a", values))["a"]
+    assert row.accuracy == pytest.approx(0.93)
+    deviation = math.sqrt((0.03**2 + 0.01**2 + 0.04**2) / 2)
+    assert row.deviation == pytest.approx(deviation)
+    assert row.standard_error == pytest.approx(deviation / math.sqrt(3))
+    assert (row.lowest, row.highest, row.seeds, row.diverged) == (0.90, 0.97, 3, 0)
+    assert row.seconds is None
+
+
+def test_seconds_are_the_median_over_all_seeds_those_that_never_held_inside():
+    reached, never = (0.5, 0.95), (0.5, 0.5)
+    two_of_three = ex.table(seeds_of("a", (reached, never, reached)), accuracy=0.9)[0]
+    assert (two_of_three.held, two_of_three.seconds) == (2, 2.0)
+    half = ex.table(seeds_of("a", (reached, never)), accuracy=0.9)[0]
+    assert (half.held, half.seconds) == (1, None)
+
+
+def test_a_diverged_seed_is_counted_and_never_averaged():
+    results = [*seeds_of("a", (0.9, 0.8)), a_result(seed=2, lost=True)]
+    table = ex.table(results, accuracy=0.7)
+    assert (table[0].seeds, table[0].diverged) == (3, 1)
+    assert table[0].accuracy == pytest.approx(0.85)
+    assert "(1 diverged)" in str(table)
+    gone = ex.table([a_result(lost=True)], accuracy=0.7)
+    assert gone[0].accuracy is None
+    assert "all diverged" in str(gone)
+    assert "never" in str(gone)
+
+
+def test_a_row_never_mixes_recipes():
+    with pytest.raises(ValueError, match="other values of workers"):
+        ex.table([a_result(), a_result(seed=1, workers=2)])
+    with pytest.raises(ValueError, match="have each seed once"):
+        ex.table([a_result(), a_result()])
+
+
+def test_by_a_field_takes_what_differs_in_it_alone():
+    results = [
+        *seeds_of("a", (0.9, 0.8)),
+        *seeds_of("b", (0.7, 0.6), workers=4),
+        *seeds_of("c", (0.5, 0.4), workers=4, epochs=9),
+        *seeds_of("again", (0.7, 0.6), workers=4),
+    ]
+    table = ex.table(results, by="workers")
+    assert [(row.name, row.seeds) for row in table] == [("workers 1", 2), ("workers 4", 2)]
+    assert table["workers 4"].accuracy == pytest.approx(0.65)
+    with pytest.raises(ValueError, match="Did you mean workers"):
+        ex.table(results, by="worker")
+
+
+def test_a_table_prints_a_line_for_each_row_in_columns():
+    results = [*seeds_of("a", (0.9, 0.8)), *seeds_of("longer name", ((0.5, 0.9),) * 2, workers=2)]
+    text = str(ex.table(results, accuracy=0.85)).splitlines()
+    assert len(text) == 3
+    assert "s until 85 % held" in text[0]
+    assert "85.00 ± 5.00" in text[1]
+    assert "80.00 to 90.00" in text[1]
+    assert "(1 of 2)" in text[1]
+    assert text[2].startswith("longer name")
+
+
+def test_compare_pairs_the_seeds():
+    # the seeds differ by far more than the recipes: only pairs see the difference
+    first = seeds_of("first", (0.50, 0.70, 0.90))
+    second = seeds_of("second", (0.47, 0.68, 0.89), workers=2)
+    found = ex.compare(first, second)
+    assert found.mean == pytest.approx(0.02)
+    assert found.standard_error == pytest.approx(0.01 / math.sqrt(3))
+    assert found.clear
+    assert str(found).startswith("first is 2.00 points above second (standard error 0.58, 3 pairs")
+    back = ex.compare(second, first)
+    assert back.mean == pytest.approx(-0.02)
+    assert "second is 2.00 points below first" in str(back)
+
+
+def test_compare_says_when_it_cannot_tell():
+    first = seeds_of("first", (0.50, 0.70))
+    assert "not to be told from chance" in str(ex.compare(first, seeds_of("b", (0.52, 0.69))))
+    alone = ex.compare(first[:1], seeds_of("b", (0.4,)))
+    assert not alone.clear
+    assert "says nothing about chance" in str(alone)
+    with pytest.raises(ValueError, match=r"`second` must share a seed with \[0, 1\]"):
+        ex.compare(first, [a_result(seed=7)])
+
+
+def test_compare_leaves_a_diverged_pair_out_and_says_so():
+    first = seeds_of("first", (0.9, 0.8, 0.7))
+    second = [*seeds_of("second", (0.8, 0.7)), a_result(seed=2, name="second", lost=True)]
+    found = ex.compare(first, second)
+    assert (found.pairs, found.diverged) == (2, (0, 1))
+    assert "But second diverged with 1 seed, left out here." in str(found)
+    none = ex.compare([a_result(lost=True)], [a_result(name="b")])
+    assert "no seed that both came through" in str(none)
+
+
+def test_mean_and_error_are_numpys():
+    values = np.random.default_rng(0).normal(size=7)
+    mean, error = tables.mean_and_error(values)
+    assert mean == pytest.approx(values.mean())
+    assert error == pytest.approx(math.sqrt(((values - mean) ** 2).sum() / 6 / 7))
+    assert tables.mean_and_error([]) == (None, None)
+
+
+# --- batches -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "workers"), [(53, 6, 3), (12, 4, 3), (13, 4, 3), (1, 5, 1), (100, 7, 4)]
+)
+def test_the_last_batch_is_what_dealing_out_leaves(samples, batch, workers):
+    own = len([*range(samples), *range(-samples % workers)][::workers])  # filled up, dealt out
+    *_, last = [len(range(own)[at : at + batch]) for at in range(0, own, batch)]
+    assert batches.last_batch(samples, batch, workers) == last
+
+
+def test_the_last_batches_of_the_thesis():
+    found = [ex.last_batch(1_281_167, 128, workers) for workers in (8, 16, 24, 32)]
+    assert found == [18, 73, 6, 101]
+    assert ex.last_batch(1_281_167, 32, 32) == 5  # experiment 7
