@@ -119,5 +119,5 @@ def attention_map(
         axes.set_title(title, fontsize=10)
         axes.grid(visible=False)
         axes.tick_params(length=0)
-    drawn.colorbar(image, ax=list(grid), shrink=0.7, label="weight (each row has the sum 1)")
+    drawn.colorbar(image, ax=list(grid), shrink=0.7, label="weight")
     return written(drawn, path)

@@ -1,0 +1,92 @@
+"""Sequences step after step: which products wait for each other, and what a gate lets through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlguide.checks import require
+
+if TYPE_CHECKING:
+    import keras
+    from numpy.typing import ArrayLike
+
+_PRODUCTS = {"MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"}
+_HIDING = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
+
+
+def longest_chain(net: keras.Model, inputs: Any) -> int:
+    """Count the products of matrices that must wait for each other in a forward pass.
+
+    The longest way through TensorFlow's graph of one call, each product counted as 1. All others
+    could be computed beside them, with enough processors. Additions and functions of single
+    numbers are left out.
+
+    Args:
+        net: a Keras model; recurrent layers with `unroll=True`, since a loop hides its steps.
+        inputs: a tensor that it takes.
+
+    Returns:
+        int: products on the longest way (count).
+
+    Raises:
+        ValueError: when the graph has a loop or a call, whose inside is not seen.
+    """
+    import tensorflow as tf
+
+    graph = tf.function(net).get_concrete_function(inputs).graph
+    depths: dict[str, int] = {}
+    # operations come in the order in which they were made, each after those that it needs
+    for each in graph.get_operations():
+        then = "Make recurrent layers with `unroll=True`."
+        require(each.type not in _HIDING, "net", "have a graph without loops", each.type, then)
+        before = max((depths[tensor.op.name] for tensor in each.inputs), default=0)
+        depths[each.name] = before + (each.type in _PRODUCTS)
+    return max(depths.values())
+
+
+def memory_rate(bias: float, inputs: ArrayLike, units: int = 32, seed: int = 0) -> float:
+    """Measure by which factor a step of an LSTM multiplies the gradient of its memory.
+
+    The loss is the sum of the last memory. Its gradient with respect to the first memory, divided
+    by that with respect to the last one, is the product over the steps. With small inputs, and
+    hardly anything that goes by way of the state, each step's factor is the forget gate,
+
+        rate = sigmoid(bias)
+
+    The recurrent kernel is a tenth of Keras' own, so that the memory alone is looked at.
+
+    Args:
+        bias: of the forget gates.
+        inputs: small numbers (steps, features).
+        units: of the LSTM (count).
+        seed: of the kernels.
+
+    Returns:
+        float: geometric mean of the factors of a step.
+
+    Source:
+        Gers, Schmidhuber and Cummins, Neural Computation 12 (2000), 2451-2471: forget gates.
+    """
+    import numpy as np
+    import tensorflow as tf
+    from keras import initializers, layers
+
+    inputs = np.asarray(inputs, "float32")
+    cell = layers.LSTMCell(
+        units,
+        kernel_initializer=initializers.GlorotUniform(seed),
+        recurrent_initializer=initializers.Orthogonal(seed=seed),
+    )
+    cell.build((1, inputs.shape[1]))
+    kernel, recurrent, biases = cell.get_weights()
+    biases[units : 2 * units] = bias  # Keras' order: let in, forget, new, let out
+    cell.set_weights([kernel, 0.1 * recurrent, biases])
+    first = memory = state = tf.zeros((1, units))
+    with tf.GradientTape() as tape:
+        tape.watch(first)
+        for step in inputs:
+            _, (state, memory) = cell(step[None], [state, memory])
+        total = tf.reduce_sum(memory)
+    # with respect to the last memory the gradient is 1 for each unit
+    left = float(tf.norm(tape.gradient(total, first))) / units**0.5
+    return left ** (1 / len(inputs))
