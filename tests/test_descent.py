@@ -168,3 +168,33 @@ def test_landscapes_that_cannot_be_are_refused():
         descent.bowl((1.0, 0.0))
     with pytest.raises(ValueError, match="`tilt` must be at most 1"):
         descent.two_valleys(1.5)
+
+
+def test_largest_rate_is_found_as_closely_as_it_says():
+    for limit in (0.0, 0.3, 1.0, 2.999):
+        found = descent.largest(lambda rate, limit=limit: rate <= limit, 0.0, 3.0, halvings=12)
+        assert limit - 3.0 / 2**12 <= found <= limit
+    with pytest.raises(ValueError, match="`low` must be below the 1 of `high`"):
+        descent.largest(bool, 1.0, 1.0)
+
+
+def test_record_holds_every_loss_in_the_order_of_the_calls():
+    asked, points = [], np.arange(6.0).reshape(3, 2)
+
+    def loss(point):
+        asked.append(float(sphere(point)))
+        return asked[-1], 2 * point
+
+    for own in (loss, lambda point: loss(point)[0]):
+        asked.clear()
+        seconds, losses = descent.recorded(own, lambda use: [use(point) for point in points])
+        assert losses.tolist() == asked == [1.0, 13.0, 41.0]
+        assert seconds.shape == (3,)
+        assert seconds[0] >= 0
+        assert (np.diff(seconds) >= 0).all()
+
+
+def test_recorded_function_gives_the_search_what_the_loss_gave():
+    seen = []
+    descent.recorded(lambda point: (sphere(point), 2 * point), lambda use: seen.append(use(3.0)))
+    assert seen == [(9.0, 6.0)]

@@ -39,6 +39,13 @@ def test_every_path_is_drawn_from_the_start_within_the_view():
     assert first.get_xlabel() == "weight x"
 
 
+def test_every_start_has_its_ring():
+    apart = {"left": [(-1.0, 0.0), (0.0, 0.0)], "right": [(1.0, 0.0), (0.0, 0.0)]}
+    (axes,) = plots.descent({"saddle": (SADDLE, apart)}).axes
+    rings = [line for line in axes.lines if line.get_fillstyle() == "none"]
+    assert [np.ravel(ring.get_data()).tolist() for ring in rings] == [[-1, 0], [1, 0]]
+
+
 def test_contours_are_levels_of_the_loss():
     (axes,) = plots.descent({"saddle": (SADDLE, PATHS)}).axes
     filled, lines = axes.collections
@@ -70,6 +77,14 @@ def test_curves_keep_their_colours_from_panel_to_panel():
     assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
     assert left.get_ylim() == right.get_ylim()
     assert "against updates, at the end: one 0.5 at 3" in words(figure)
+
+
+def test_panels_with_other_trainings_have_legends_of_their_own():
+    alike = plots.loss_curves({"updates": CURVES, "time (s)": CURVES})
+    assert [axes.get_legend() is None for axes in alike.axes] == [True, False]
+    other = plots.loss_curves({"a": {"one": CURVES["one"]}, "b": {"two": CURVES["two"]}})
+    told = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in other.axes]
+    assert told == [["one"], ["two"]]
 
 
 def test_axes_are_plain_unless_asked():

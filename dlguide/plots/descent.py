@@ -35,7 +35,7 @@ def descent(
         path: file to write; None for none.
 
     Returns:
-        Figure: panels side by side; a ring at the start, a star at the minimum.
+        Figure: panels side by side; a ring at each start, a star at the minimum.
 
     Raises:
         ValueError: when there is nothing to draw, or a path is not one of points (x, y).
@@ -64,8 +64,8 @@ def descent(
                 linewidth=1.2,
                 label=name,
             )
-        start = next(iter(paths.values()))[0]
-        axes.plot(*start, "o", color="black", markersize=9, fillstyle="none", zorder=3)
+        for start in dict.fromkeys(tuple(points[0]) for points in paths.values()):
+            axes.plot(*start, "o", color="black", markersize=9, fillstyle="none", zorder=3)
         axes.plot(*landscape.minimum, "*", color="black", markersize=9, zorder=3)
         axes.set(title=title, xlabel="weight x", ylabel="weight y")
         axes.legend(frameon=True, framealpha=0.85, fontsize=7, loc="lower left")
@@ -147,7 +147,10 @@ def loss_curves(
             axes.set_xscale("log")
         if "y" in log:
             axes.set_yscale("log")
-    grid[-1].legend(frameon=False, fontsize=8)
+    for axes, curves in zip(grid, panels.values(), strict=True):
+        # One legend is enough where the panels hold the same trainings.
+        if axes is grid[-1] or list(curves) != list(list(panels.values())[-1]):
+            axes.legend(frameon=False, fontsize=8)
     return written(drawn, path)
 
 

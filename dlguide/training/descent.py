@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -240,3 +241,59 @@ def evolve(
         means.append(np.mean([drawn[index][0] for index in best], axis=0))
         steps.append(float(np.exp(np.mean([np.log(drawn[index][1]) for index in best]))))
     return np.array(means), np.array(steps)
+
+
+def largest(good: Callable[[float], bool], low: float, high: float, halvings: int = 20) -> float:
+    """Find by halving how large a number may be, such as a learning rate.
+
+    Takes for granted that what is good stays good when it is made smaller.
+
+    Args:
+        good: called with a number, says whether it will do.
+        low: a number that will do.
+        high: one that will not.
+        halvings: how often the interval is halved (count).
+
+    Returns:
+        float: the largest number known to do, at most (high - low) / 2^halvings below the limit.
+
+    Raises:
+        ValueError: when `low` is not below `high`.
+
+    >>> round(largest(lambda x: x * x < 2, 0.0, 4.0), 4)
+    1.4142
+    """
+    require_count(halvings, "halvings")
+    require(low < high, "low", f"be below the {high:g} of `high`", low)
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def recorded(
+    loss: Callable[[np.ndarray], Any], search: Callable[[Callable[[np.ndarray], Any]], Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Let a search run and keep every loss that it asked for, with its time.
+
+    So methods can be compared that call the loss in their own way and keep no record.
+
+    Args:
+        loss: called with a point, returns the loss or (loss, gradient).
+        search: called with a function to use in its place; what it returns is thrown away.
+
+    Returns:
+        tuple: seconds since the start and losses, both of shape (calls,).
+    """
+    rows = []
+    began = perf_counter()
+
+    def kept(point: np.ndarray) -> Any:
+        came = loss(point)
+        value = came[0] if isinstance(came, tuple) else came
+        rows.append((perf_counter() - began, float(value)))
+        return came
+
+    search(kept)
+    seconds, losses = np.array(rows, float).reshape(-1, 2).T
+    return seconds, losses
