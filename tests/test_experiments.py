@@ -1,6 +1,7 @@
 """Experiments: what is trained, which trainings there are, what tables and sentences say of them.
 
-Tests dlguide.training.experiments: setting, factors, record, tables, batches. Runs are made by
+Tests dlguide.training.experiments: setting, factors, record, tables,
+differences, batches. Runs are made by
 hand here, the oracle is a closed form; `test_experiments_run` trains.
 """
 
@@ -16,7 +17,7 @@ import pytest
 
 from dlguide.measure import Run
 from dlguide.training import experiments as ex
-from dlguide.training.experiments import batches, factors, record, tables
+from dlguide.training.experiments import batches, differences, factors, record
 from dlguide.training.experiments.record import Divergence, RecordError
 
 
@@ -347,10 +348,10 @@ def test_compare_leaves_a_diverged_pair_out_and_says_so():
 
 def test_mean_and_error_are_numpys():
     values = np.random.default_rng(0).normal(size=7)
-    mean, error = tables.mean_and_error(values)
+    mean, error = differences.mean_and_error(values)
     assert mean == pytest.approx(values.mean())
     assert error == pytest.approx(math.sqrt(((values - mean) ** 2).sum() / 6 / 7))
-    assert tables.mean_and_error([]) == (None, None)
+    assert differences.mean_and_error([]) == (None, None)
 
 
 # --- batches -----------------------------------------------------------------------------------

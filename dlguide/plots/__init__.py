@@ -10,6 +10,7 @@ from dlguide.plots.curves import attention_map, forecasts
 from dlguide.plots.densities import densities
 from dlguide.plots.depth import footprints, gradients_by_layer
 from dlguide.plots.descent import descent, loss_curves
+from dlguide.plots.experiments import batches, errors, experiments
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.hardware import catalogue, links, systolic, topology
 from dlguide.plots.io import reading_speeds
@@ -36,12 +37,15 @@ __all__ = [
     "addresses",
     "allreduce",
     "attention_map",
+    "batches",
     "bit_fields",
     "bottleneck",
     "catalogue",
     "densities",
     "descent",
     "epoch_times",
+    "errors",
+    "experiments",
     "felt_times",
     "figure",
     "footprints",

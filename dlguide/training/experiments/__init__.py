@@ -7,28 +7,47 @@ print(table(results, accuracy=0.85))
 print(compare(of(results, "workers 32"), of(results, "baseline")))
 """
 
-from dlguide.training.experiments.batches import last_batch
+from dlguide.training.experiments.against import Against, against_published
+from dlguide.training.experiments.batches import Regions, best_batch, last_batch
+from dlguide.training.experiments.curves import Alignment, aligned
+from dlguide.training.experiments.differences import Difference, compare
 from dlguide.training.experiments.factors import each_seed, of, one_factor
+from dlguide.training.experiments.questions import (
+    Answer,
+    large_batches,
+    small_batches,
+    speed_up,
+)
 from dlguide.training.experiments.record import Held, RecordError, Result
 from dlguide.training.experiments.running import Progress, run, tell
 from dlguide.training.experiments.setting import Setting
-from dlguide.training.experiments.tables import Difference, Row, Table, compare, table
+from dlguide.training.experiments.tables import Row, Table, table
 
 __all__ = [
+    "Against",
+    "Alignment",
+    "Answer",
     "Difference",
     "Held",
     "Progress",
     "RecordError",
+    "Regions",
     "Result",
     "Row",
     "Setting",
     "Table",
+    "against_published",
+    "aligned",
+    "best_batch",
     "compare",
     "each_seed",
+    "large_batches",
     "last_batch",
     "of",
     "one_factor",
     "run",
+    "small_batches",
+    "speed_up",
     "table",
     "tell",
 ]

@@ -2,7 +2,52 @@
 
 from __future__ import annotations
 
-from dlguide.checks import require_count
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlguide.checks import require, require_count
+from dlguide.training.experiments.differences import compare
+from dlguide.training.experiments.record import Result, require_fraction
+from dlguide.training.experiments.tables import Row, groups, table
+
+EFFICIENT = 0.9  # of the highest throughput: below it the hardware waits for work
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Batches per worker, and the region of each, as the thesis' Figure 10 names them.
+
+    A: too small, the throughput is low; B: serves both; C: too large, the accuracy suffers; AC:
+    neither fast nor good. batches (images per worker, rising), rows (of each), regions (of
+    each), efficient (share of the highest throughput that is enough).
+    """
+
+    batches: tuple[int, ...]
+    rows: tuple[Row, ...]
+    regions: tuple[str, ...]
+    efficient: float
+
+    @property
+    def interval(self) -> tuple[int, int] | None:
+        """The smallest and the largest batch of region B; None where there is none."""
+        good = [b for b, r in zip(self.batches, self.regions, strict=True) if r == "B"]
+        return (min(good), max(good)) if good else None
+
+    def __str__(self) -> str:
+        told = []
+        for region, why in (
+            ("A", f"below {100 * self.efficient:.0f} % of the highest throughput"),
+            ("C", "clearly less accurate than the best"),
+            ("AC", "both"),
+        ):
+            mine = [str(b) for b, r in zip(self.batches, self.regions, strict=True) if r == region]
+            if mine:
+                told.append(f"Region {region} ({why}): {', '.join(mine)}.")
+        if self.interval is None:
+            return " ".join(["No batch serves both speed and accuracy.", *told])
+        low, high = self.interval
+        best = f"{low} to {high} images" if low < high else f"{low} images"
+        return " ".join([f"Region B: {best} per worker.", *told])
 
 
 def last_batch(samples: int, batch: int, workers: int) -> int:
@@ -32,3 +77,50 @@ def last_batch(samples: int, batch: int, workers: int) -> int:
     """
     own = -(-require_count(samples, "samples") // require_count(workers, "workers"))
     return (own - 1) % require_count(batch, "batch") + 1
+
+
+def best_batch(results: Sequence[Result], efficient: float = EFFICIENT) -> Regions:
+    """Find the batches per worker that are neither too small for the hardware nor too large.
+
+    Region A ends at the smallest batch that reaches `efficient` of the highest throughput. Region
+    C begins at the smallest batch from which on all are less accurate than the best one, by more
+    than two standard errors of the paired difference, or diverge. With one seed nothing is clear,
+    and there is no region C.
+
+    Args:
+        results: that differ in `batch` and seed only; the others are left out.
+        efficient: share of the highest throughput that is enough.
+
+    Returns:
+        Regions: prints as a sentence; `plots.batches` draws it.
+
+    Raises:
+        ValueError: when there are fewer than two batches.
+
+    Source:
+        The thesis, section 3.3 and Figure 10, after Ben-Nun and Hoefler, arXiv:1802.09941.
+    """
+    require_fraction(efficient, "efficient")
+    sizes = {one.setting.batch: one for one in results}
+    require(len(sizes) > 1, "results", "hold two batches or more", sorted(sizes))
+    rows, each = table(results, by="batch"), groups(results, by="batch")
+    batches = sorted(b for b in sizes if f"batch {b}" in each)
+    require(len(batches) > 1, "results", "differ in `batch` alone", batches)
+    names = [f"batch {b}" for b in batches]
+    speeds = [rows[name].images_per_s or 0.0 for name in names]
+    enough = [speed >= efficient * max(speeds) for speed in speeds]
+    best = max(names, key=lambda name: rows[name].accuracy or 0.0)
+    worse = [_worse(each[name], each[best]) for name in names]
+    regions = []
+    for place in range(len(batches)):
+        slow, spoilt = not any(enough[: place + 1]), all(worse[place:])
+        regions.append("AC" if slow and spoilt else "A" if slow else "C" if spoilt else "B")
+    chosen = tuple(rows[name] for name in names)
+    return Regions(tuple(batches), chosen, tuple(regions), efficient)
+
+
+def _worse(ones: list[Result], best: list[Result]) -> bool:
+    if ones is best:
+        return False
+    difference = compare(ones, best)
+    return difference.diverged[0] > 0 or (difference.clear and difference.mean < 0)

@@ -93,9 +93,10 @@ def run(
     recorded as such. Two settings of one training make one training.
 
     With a cluster of p ranks, trainings of one rank are shared out among them, each rank taking
-    the next one as soon as it is free, and those of p ranks are made by all together. Without
-    one, all are made in this process; those that ask for a number of threads in a process of
-    their own with so many.
+    the next one as soon as it is free, and those of p ranks are made by all together. Trainings
+    that run beside each other share memory and caches: each is slower than it would be alone.
+    Without a cluster all are made in this process; those that ask for a number of threads in a
+    process of their own with so many.
 
     A record holds times of the machine that made it and knows nothing of a later version of the
     package: for times of this machine, take a new folder or None.

@@ -1,4 +1,4 @@
-"""Tables over seeds: means with their errors, seconds until an accuracy, differences of two."""
+"""Tables over seeds: means with their errors, throughput, seconds until an accuracy is held."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dlguide.checks import require, require_known
+from dlguide.training.experiments.differences import grouped, mean_and_error
 from dlguide.training.experiments.factors import changeable
 from dlguide.training.experiments.record import Result, require_fraction
-
-CLEAR = 2.0  # standard errors that a difference must exceed to be called one
 
 
 @dataclass(frozen=True)
@@ -76,53 +75,6 @@ class Table:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The difference in accuracy of two recipes over the seeds that both were trained with.
-
-    first, second (names); pairs (seeds that count, count); mean (first - second, fraction);
-    standard_error (of the mean; None for fewer than 2 pairs); diverged (of the first, of the
-    second, count: their pairs do not count).
-    """
-
-    first: str
-    second: str
-    pairs: int
-    mean: float | None
-    standard_error: float | None
-    diverged: tuple[int, int]
-
-    @property
-    def clear(self) -> bool:
-        """Whether the mean is more than two of its standard errors away from 0."""
-        if self.mean is None or self.standard_error is None:
-            return False
-        return abs(self.mean) > CLEAR * self.standard_error
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, [self._means(), self._lost()]))
-
-    def _means(self) -> str:
-        if self.mean is None:
-            return f"{self.first} and {self.second} have no seed that both came through."
-        way = "above" if self.mean > 0 else "below"
-        points = f"{100 * abs(self.mean):.2f} points {way} {self.second}"
-        if self.standard_error is None:
-            return f"{self.first} is {points} with one seed, which says nothing about chance."
-        told = f"(standard error {100 * self.standard_error:.2f}, {self.pairs} pairs of seeds)"
-        if self.clear:
-            return f"{self.first} is {points} {told}: clear, more than two standard errors."
-        return f"{self.first} is {points} {told}: not to be told from chance."
-
-    def _lost(self) -> str:
-        lost = [
-            f"{name} diverged with {count} seed{'s' * (count > 1)}"
-            for name, count in zip((self.first, self.second), self.diverged, strict=True)
-            if count
-        ]
-        return f"But {' and '.join(lost)}, left out here." if lost else ""
-
-
 def table(
     results: Sequence[Result],
     by: str | None = None,
@@ -144,113 +96,39 @@ def table(
     """
     if accuracy is not None:
         require_fraction(accuracy, "accuracy")
-    groups = {name: grouped(each) for name, each in _groups(results, by).items()}
-    return Table(tuple(_row(name, each, accuracy) for name, each in groups.items()), accuracy)
+    named = groups(results, by)
+    return Table(tuple(_row(name, each, accuracy) for name, each in named.items()), accuracy)
 
 
-def compare(first: Sequence[Result], second: Sequence[Result]) -> Difference:
-    """Tell whether one recipe is better than another one, or only luckier.
-
-    Both are trained with the same seeds, and each seed gives one difference d of n:
-
-        mean = sum(d) / n,  standard error = sqrt(sum((d - mean)^2) / (n - 1) / n)
-
-    So what a seed does to both of them cancels out. A pair of which one diverged has no
-    difference: it is left out and counted.
+def groups(results: Sequence[Result], by: str | None = None) -> dict[str, list[Result]]:
+    """Sort results into those that differ in their seed only.
 
     Args:
-        first: Results of one name.
-        second: Results of another name.
+        results: what `run` returned.
+        by: as in `table`.
 
     Returns:
-        Difference: prints as a sentence.
+        dict: name of a row -> its Results, in the order in which they come first.
 
     Raises:
-        ValueError: when one of them holds several recipes, or they share no seed.
-
-    >>> str(Difference("naive", "baseline", 5, -0.031, 0.0022, (0, 0)))[:40]
-    'naive is 3.10 points below baseline (sta'
+        ValueError: as `table`.
     """
-    ones = {one.setting.seed: one for one in grouped(first)}
-    others = {one.setting.seed: one for one in grouped(second)}
-    both = [seed for seed in ones if seed in others]
-    then = "Train both with the same seeds."
-    require(bool(both), "second", f"share a seed with {sorted(ones)}", sorted(others), then)
-    apart = np.array(
-        [
-            ones[seed].accuracy - others[seed].accuracy
-            for seed in both
-            if not ones[seed].diverged and not others[seed].diverged
-        ]
-    )
-    mean, error = mean_and_error(apart)
-    lost = tuple(sum(each[seed].diverged for seed in both) for each in (ones, others))
-    names = (first[0].setting.name, second[0].setting.name)
-    return Difference(*names, len(apart), mean, error, lost)
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Give the mean of some numbers and its standard error.
-
-    Args:
-        values: one for each seed.
-
-    Returns:
-        tuple: the mean, None for no numbers; deviation / sqrt(n), None for fewer than 2.
-
-    >>> mean_and_error([1.0, 3.0])
-    (2.0, 1.0)
-    """
-    count = len(values)
-    mean = float(np.mean(values)) if count else None
-    error = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else None
-    return mean, error
-
-
-def grouped(results: Sequence[Result]) -> list[Result]:
-    """Require results that differ in their seed only.
-
-    Args:
-        results: of one recipe.
-
-    Returns:
-        list: the same.
-
-    Raises:
-        ValueError: when there are none, or they differ in anything else, or a seed comes twice.
-    """
-    results = list(results)
-    require(bool(results), "results", "hold at least one Result", results)
-    first = results[0].setting.identity()
-    for one in results:
-        other = one.setting.identity()
-        odd = [name for name in first if name != "seed" and first[name] != other[name]]
-        must = f"differ in their seed only under the name {results[0].setting.name!r}"
-        require(not odd, "results", must, f"other values of {', '.join(odd)}")
-    seeds = [one.setting.seed for one in results]
-    require(len(set(seeds)) == len(seeds), "results", "have each seed once", seeds)
-    return results
-
-
-def _groups(results: Sequence[Result], by: str | None) -> dict[str, list[Result]]:
     require(bool(results), "results", "hold at least one Result", [])
-    groups: dict[str, list[Result]] = {}
+    found: dict[str, list[Result]] = {}
     if by is None:
         for one in results:
-            groups.setdefault(one.setting.name, []).append(one)
-        return groups
+            found.setdefault(one.setting.name, []).append(one)
+        return {name: grouped(each) for name, each in found.items()}
     require_known(by, changeable(), "by")
-    first = results[0].setting
-    kept: dict[tuple[str, int], Result] = {}
+    first, kept = results[0].setting, set()
     for one in results:
-        value = getattr(one.setting, by)
+        value, seed = getattr(one.setting, by), one.setting.seed
         # with the first one's value of this field, it must be the first one
         same = replace(one.setting, **{by: getattr(first, by)}, seed=first.seed)
-        if same.identity() == first.identity():
-            kept.setdefault((f"{by} {value}", one.setting.seed), one)
-    for (name, _seed), one in kept.items():
-        groups.setdefault(name, []).append(one)
-    return groups
+        if same.identity() == first.identity() and (value, seed) not in kept:
+            kept.add((value, seed))
+            found.setdefault(f"{by} {value}", []).append(one)
+    return {name: grouped(each) for name, each in found.items()}
 
 
 def _row(name: str, results: list[Result], accuracy: float | None) -> Row:
