@@ -1,8 +1,9 @@
 """Experiments: what is trained, which trainings there are, what tables and sentences say of them.
 
-Tests dlguide.training.experiments: setting, factors, record, tables,
-differences, batches. Runs are made by
-hand here, the oracle is a closed form; `test_experiments_run` trains.
+Tests dlguide.training.experiments.setting, dlguide.training.experiments.factors,
+dlguide.training.experiments.record, dlguide.training.experiments.tables,
+dlguide.training.experiments.differences and dlguide.training.experiments.batches. Runs are made
+by hand here, the oracle is a closed form; `test_experiments_run` trains.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is said of results follows from their numbers, and beside the published ones.
 
-Tests dlguide.training.experiments: against, curves, questions, and the regions of batches. Runs
+Tests dlguide.training.experiments.against, curves, questions, scaling and regions of batches. Runs
 are made by hand; published numbers are read here from the tables of the sources' data.
 """
 
@@ -14,7 +14,7 @@ from test_experiments import a_result, a_run, seeds_of
 
 from dlguide import published
 from dlguide.training import experiments as ex
-from dlguide.training.experiments import against, batches, curves, questions
+from dlguide.training.experiments import against, batches, curves, questions, scaling
 
 LARGE = {"workers": 32}
 BASE = {"baseline": {"experiment": 5, "workers": 1}}
@@ -241,6 +241,30 @@ def test_rq2_tells_speed_up_and_efficiency_for_each_number_of_ranks():
     assert "27.5 times" in answer.thesis
     with pytest.raises(ValueError, match="be of 1 rank and of more"):
         questions.speed_up(alone)
+
+
+def test_speed_up_stands_beside_the_published_one():
+    alone = seeds_of("a", (0.9,))
+    more = [
+        replace(
+            one,
+            setting=replace(one.setting, ranks=ranks),
+            runs=(a_run((0.9,), images_per_s=speed),) * ranks,
+        )
+        for one in alone
+        for ranks, speed in ((2, 170.0), (3, 210.0))
+    ]
+    found = scaling.against_throughput([*alone, *more])
+    steps = {step.workers: step for step in found.steps}
+    assert (steps[2].speed_up, steps[2].efficiency) == pytest.approx((1.7, 0.85))
+    assert steps[2].published_speed_up == pytest.approx(390.24 / 207.79)  # its Tables 3 and 6
+    assert steps[32].published_efficiency == pytest.approx(6104.32 / 207.79 / 32)  # Table 9
+    assert (steps[3].published_speed_up, steps[32].speed_up) == (None, None)
+    assert "our efficiency is 9 points below theirs" in str(found)
+    with pytest.raises(ValueError, match="`batch` must be one that was published"):
+        ex.against_throughput([*alone, *more], batch=17)
+    with pytest.raises(ValueError, match="hold a run of 1 rank"):
+        ex.against_throughput(more)
 
 
 @pytest.mark.parametrize(

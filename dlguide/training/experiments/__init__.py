@@ -20,6 +20,7 @@ from dlguide.training.experiments.questions import (
 )
 from dlguide.training.experiments.record import Held, RecordError, Result
 from dlguide.training.experiments.running import Progress, run, tell
+from dlguide.training.experiments.scaling import Scaling, against_throughput
 from dlguide.training.experiments.setting import Setting
 from dlguide.training.experiments.tables import Row, Table, table
 
@@ -34,9 +35,11 @@ __all__ = [
     "Regions",
     "Result",
     "Row",
+    "Scaling",
     "Setting",
     "Table",
     "against_published",
+    "against_throughput",
     "aligned",
     "best_batch",
     "compare",
