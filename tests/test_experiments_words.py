@@ -113,13 +113,13 @@ FLAT = with_loss("flat", [(2.0, 1.0, 0.5), (2.0, 1.2, 0.7), (2.0, 0.8, 0.6)], (0
 
 def test_the_gap_is_that_of_the_mean_curves_after_the_warmup():
     moved = with_loss(
-        "moved", [(9.0, 1.5, 0.8), (9.0, 1.7, 1.2), (9.0, 1.1, 0.9)], (0.90, 0.93, 0.90),
+        "moved", [(9.0, 2.0, 1.5), (9.0, 2.2, 1.9), (9.0, 0.7, 1.6)], (0.90, 0.93, 0.90),
         warmup="gradual", warmup_epochs=1,
     )  # fmt: skip
     found = curves.aligned(moved, FLAT)
-    apart = np.array([[0.5, 0.3], [0.5, 0.5], [0.3, 0.3]])
+    apart = np.array([[1.0, 1.0], [1.0, 1.2], [-0.1, 1.0]])
     assert found.epochs == (2, 3)
-    assert found.gap == pytest.approx(apart.mean(axis=0).mean())
+    assert found.gap == pytest.approx(np.abs(apart.mean(axis=0)).mean())
     assert found.chance == pytest.approx(apart.std(axis=0, ddof=1).mean() / np.sqrt(3))
     assert found.aligned is False
     assert found.curve == "training loss"
