@@ -78,7 +78,8 @@ def footprints(found: Iterable[Any], path: str | os.PathLike | None = None) -> F
     for row in rows:
         place = (row.gradient_bytes / 1e6, row.flops_per_gradient_byte * row.gradient_bytes / 1e9)
         axes.plot(*place, "o", color=BLUE)
-        axes.annotate(row.name, place, (6, -3), textcoords="offset points", fontsize=8)
+        words = axes.annotate(row.name, place, (6, -3), textcoords="offset points", fontsize=8)
+        words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85})
     axes.set(xscale="log", yscale="log")
     axes.set(xlabel="bytes of gradients (1e6)", ylabel="flops of a training step, one image (1e9)")
     left, right = axes.get_xlim()
