@@ -30,6 +30,7 @@ def test_every_path_is_drawn_from_the_start_within_the_view():
     assert list(lines) == ["slow", "quick"]
     assert list(labelled(second)) == ["slow"]
     assert np.allclose(np.transpose(lines["quick"].get_data()), PATHS["quick"])
+    assert lines["slow"].get_zorder() > lines["quick"].get_zorder()
     assert (first.get_xlim(), first.get_ylim()) == ((-2, 2), (-1, 3))
     marks = [
         np.ravel(line.get_data()).tolist() for line in first.lines if line not in lines.values()

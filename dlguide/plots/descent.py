@@ -62,6 +62,7 @@ def descent(
                 markersize=3,
                 markevery=max(1, len(points) // 40),
                 linewidth=1.2,
+                zorder=2.9 - 0.05 * number,  # a short first path is not hidden by the others
                 label=name,
             )
         for start in dict.fromkeys(tuple(points[0]) for points in paths.values()):
