@@ -57,7 +57,7 @@ def densities(
     rows = -(-len(sets) // columns)
     said = f"Density of points in the plane, {len(sets)} panels: {'; '.join(sets)}."
     said += " Outlined is where they should lie." if density else ""
-    drawn, panels = figure(rows, columns, width=2.1 * columns, height=2.35, alt=said)
+    drawn, panels = figure(rows, columns, width=2.1 * columns, height=2.75, alt=said)
     shades = LinearSegmentedColormap.from_list("shades", ["white", BLUE, "black"])
     edges = np.linspace(-limit, limit, _CELLS + 1)
     middles = (edges[:-1] + edges[1:]) / 2
