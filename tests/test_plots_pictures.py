@@ -21,13 +21,13 @@ def drawn(figure):
 
 def test_images_fill_rows_from_the_left_and_do_not_overlap():
     images = RANDOM.random((7, 4, 4))
-    shown = drawn(plots.pictures(images, columns=3))
+    shown = drawn(plots.pictures(images, columns=4))
     boxes = [np.reshape(each.get_extent(), (2, 2)) for each in shown]  # x from to, y from to
     rows = [round(float(box[1].min()), 6) for box in boxes]
-    assert [rows.index(row) for row in rows] == [0, 0, 0, 3, 3, 3, 6]
+    assert [rows.index(row) for row in rows] == [0, 0, 0, 0, 4, 4, 4]
     lefts = [float(box[0][0]) for box in boxes]
-    assert lefts[:3] == sorted(lefts[:3])
-    assert lefts[3] == lefts[0]
+    assert lefts[:4] == sorted(lefts[:4])
+    assert lefts[4] == lefts[0]
     for one in range(7):
         for other in range(one):
             apart = [
