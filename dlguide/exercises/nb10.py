@@ -165,7 +165,7 @@ def exercise_10_4(smallest_batch: Callable[..., Any]) -> str:
     few, many = (100.0 * 60_000 / (allowed * 59_999 + 100.0) for allowed in (1 / 9, 1 / 900))
     return (
         f"A tenth of the noise took {math.ceil(many) / math.ceil(few):.0f} times the batch, not "
-        "quite 100 times: without putting back, all samples together have no noise."
+        "100 times: drawn without putting back, all samples together have no noise."
     )
 
 
