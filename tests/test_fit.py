@@ -19,7 +19,7 @@ from dlguide.training.clock import Clock
 from dlguide.training.feeding import gathered
 from dlguide.training.loop import Steps, reseed_dropout, train_epoch
 from dlguide.training.ranks import Alone, connect
-from dlguide.training.settings import scaled_rate
+from dlguide.training.rates import scaled_rate
 
 
 @pytest.fixture(scope="module")
@@ -269,13 +269,13 @@ def test_rank_without_samples_takes_the_step_with_weight_nothing(mnist):
 
     def step(images, labels, scale):
         taken.append((len(images), len(labels), scale))
-        return 0.25 * len(images) * scale  # each sample's loss is 0.25
+        return 0.25 * len(images) * scale, 2 * (scale > 0)  # each sample's loss is 0.25
 
     parts = [Step(np.arange(4), 8), Step(np.arange(4, 7), 6), Step(np.arange(0), 1)]
     batches = gathered(mnist, parts)
     summed = train_epoch(step, batches, parts, measured, lambda **numbers: told.append(numbers))
     assert taken == [(4, 4, 1 / 8), (3, 3, 1 / 6), (1, 1, 0.0)]
-    assert summed == pytest.approx(0.25 * 7)
+    assert summed == pytest.approx((0.25 * 7, 4))
     assert measured.images == [8, 6, 1]
     assert measured.images_per_s() == 15 / sum(measured.step_s)
     assert (told[-1]["step"], told[-1]["loss"]) == (3, pytest.approx(0.25))

@@ -170,7 +170,7 @@ def test_waiting_is_the_part_of_a_step_before_its_batch():
 
     def step(images, labels, scale):
         time.sleep(0.01)
-        return 0.0
+        return 0.0, 0
 
     train_epoch(step, batches(), steps, measured, lambda **told: None)
     assert len(measured.wait_s) == len(measured.step_s) == 3

@@ -20,15 +20,17 @@ class Run:
 
     What was asked for:
         rank (index), ranks (count), threads of this rank (count), net, data, device, epochs,
-        batch (images per rank and step), global_batch (images per step over all ranks),
-        optimizer, learning_rate (as used, after scaling), seed.
+        batch (images per worker and step), global_batch (images per step over all ranks),
+        optimizer, learning_rate (as used, after scaling; the highest of a schedule), seed,
+        workers (that each rank played in turn, count).
 
     What it was about:
         parameters (trainable weights, count), samples (training images an epoch, all ranks),
         steps_per_epoch, first_epoch (epochs that a checkpoint had done before this run).
 
     What came out, one number for each epoch trained here:
-        loss (mean over all samples of all ranks, while training), test_accuracy (fraction of
+        loss and train_accuracy (mean over all samples of all ranks and share of them that was
+        told right, each with the weights before its step), test_accuracy (fraction of
         the whole test set; a run that found nothing left to train has one, of the weights
         it found; empty without evaluation).
 
@@ -85,6 +87,8 @@ class Run:
     compression: str = "none"
     sent_nbytes: int = 0
     step_start_s: tuple[float, ...] = ()
+    workers: int = 1
+    train_accuracy: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         accuracy = f", test accuracy {self.test_accuracy[-1]:.2%}" if self.test_accuracy else ""

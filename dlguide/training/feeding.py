@@ -11,7 +11,7 @@ import numpy as np
 from dlguide.checks import require
 from dlguide.data import datasets
 from dlguide.data.datasets import DataError, Dataset, Step
-from dlguide.data.input_pipeline import Pipeline
+from dlguide.data.input_pipeline import Pipeline, plain
 from dlguide.training.ranks import Alone
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class ArrayFeed:
         batch: images per rank and step (count).
         seed: of the order.
         shuffle: whether each epoch has an order of its own.
-        ranks: the ranks that train.
+        rank: of the worker that is fed, from 0.
+        ranks: workers over all ranks (count).
         model: the net; gives one logit a class.
     """
 
@@ -60,12 +61,13 @@ class ArrayFeed:
         batch: int,
         seed: int,
         shuffle: bool,
-        ranks: Alone,
+        rank: int,
+        ranks: int,
         model: keras.Model,
     ) -> None:
         self.data, self.samples = data, len(data.train_labels)
         self._order = partial(
-            datasets.epoch_batches, self.samples, batch, ranks.rank, ranks.ranks,
+            datasets.epoch_batches, self.samples, batch, rank, ranks,
             seed=seed, shuffle=shuffle,
         )  # fmt: skip
         classes = model.outputs[0].shape[-1]
@@ -112,10 +114,18 @@ class PipelineFeed:
         pipeline: with batch, seed and shuffle of the training, and this rank's part.
         ranks: the ranks that train.
         model: the net; gives one logit a class.
+        plain_from: where the images are no longer augmented (epochs); None for nowhere.
     """
 
-    def __init__(self, pipeline: Pipeline, ranks: Alone, model: keras.Model) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ranks: Alone,
+        model: keras.Model,
+        plain_from: float | None = None,
+    ) -> None:
         self.pipeline, self.ranks = pipeline, ranks
+        self._plain = None if plain_from is None else (plain_from, plain(pipeline))
         self.samples, self.steps = pipeline.samples, pipeline.steps
         self._shape = tuple(model.inputs[0].shape[1:])
         self._classes = model.outputs[0].shape[-1]
@@ -130,8 +140,10 @@ class PipelineFeed:
         Returns:
             Iterator: of images, labels and scale, see `gathered`.
         """
-        last = None
-        with self.pipeline.epoch(epoch) as passing:
+        last, pipeline = None, self.pipeline
+        if self._plain is not None and epoch >= self._plain[0]:
+            pipeline = self._plain[1]
+        with pipeline.epoch(epoch) as passing:
             for part in passing.steps:
                 batch = self._next(passing, part) if self._failure is None else None
                 if batch is None or not len(part.indices):
@@ -180,29 +192,3 @@ class PipelineFeed:
         """Make up an image for a rank that has not seen any."""
         shape = [length or 32 for length in self._shape]
         return np.zeros((1, *shape), np.float32), np.zeros(1, np.int32)
-
-
-def feed_of(
-    data: Dataset | Pipeline, batch: int, seed: int, shuffle: bool, ranks: Alone, model: keras.Model
-) -> ArrayFeed | PipelineFeed:
-    """Make what feeds a training.
-
-    Args:
-        data: arrays, or a pipeline.
-        batch: images per rank and step (count).
-        seed: of the order of the samples.
-        shuffle: whether each epoch has an order of its own.
-        ranks: the ranks that train.
-        model: the net.
-
-    Returns:
-        ArrayFeed: or PipelineFeed, with `samples`, `steps`, `batches` and `check`.
-
-    Raises:
-        ValueError: when labels do not fit the net.
-    """
-    if isinstance(data, Dataset):
-        return ArrayFeed(data, batch, seed, shuffle, ranks, model)
-    mine = {"rank": ranks.rank, "ranks": ranks.ranks}
-    pipeline = data.replace(batch=batch, seed=seed, shuffle=shuffle, **mine)
-    return PipelineFeed(pipeline, ranks, model)

@@ -18,13 +18,15 @@ from dlguide.data.input_pipeline import Pipeline
 from dlguide.measure import Run
 from dlguide.parallel.compression import named
 from dlguide.training import checkpoint as checkpoints
-from dlguide.training import settings
+from dlguide.training import rates, settings
 from dlguide.training.clock import Clock
-from dlguide.training.feeding import feed_of
-from dlguide.training.loop import Steps, reseed_dropout, train_epoch
+from dlguide.training.loop import Steps, train_epoch
 from dlguide.training.ranks import Alone, connect
+from dlguide.training.schedules_collapsed import Collapsed
+from dlguide.training.schedules_recipe import Recipe
 from dlguide.training.settings import Settings
-from dlguide.training.steps import evaluator, train_step
+from dlguide.training.steps import evaluator
+from dlguide.training.workers import Workers, feed_of
 
 if TYPE_CHECKING:
     import keras
@@ -37,7 +39,7 @@ def fit(
     data: str | Dataset | Pipeline = "mnist",
     epochs: int = 1,
     batch: int = 100,
-    optimizer: str | Callable[[], keras.Optimizer] = "adam",
+    optimizer: str | Callable[..., keras.Optimizer] = "adam",
     learning_rate: float | None = None,
     rate_scaling: str | None = None,
     seed: int = 0,
@@ -53,6 +55,8 @@ def fit(
     compression: str | Compressor = "none",
     timeline: str | os.PathLike | None = None,
     test: Dataset | Pipeline | None = None,
+    schedule: Recipe | Collapsed | None = None,
+    workers: int = 1,
 ) -> Run:
     """Train a net, alone or on all ranks together, and tell what came out and what it took.
 
@@ -63,12 +67,16 @@ def fit(
     arguments: the same seed for the order of the samples and the first weights; only the units
     that dropout leaves out differ from rank to rank.
 
-    The learning rate is the one for one rank and follows the ranks as `settings.scaled_rate`
-    says: linearly for SGD, by the square root for Adam.
+    The learning rate is the one for one rank and follows the ranks as `rates.scaled_rate`
+    says: linearly for SGD, by the square root for Adam. A schedule names the rates themselves.
+
+    One rank can play several workers, one after the other in each step: with k workers, p ranks
+    train like k * p ranks, batch normalisation and dropout included (`workers.Workers`). That
+    shows what many workers do to the accuracy, not how fast they are.
 
     Data that does not fit into memory comes from a pipeline, which gives each rank the samples
     that it would take from an array. Where one rank cannot read its data, all fail together at
-    the end of that epoch. Leaves out warmup and decay of the rate.
+    the end of that epoch.
 
     Args:
         net: one of `nets.classifier_names()`, or a function without arguments that returns a
@@ -76,8 +84,9 @@ def fit(
         data: one of `datasets.names()`, a Dataset, or an `input_pipeline.build(...)`, whose
             batch, seed, shuffle, rank and ranks are then those of the training.
         epochs: passes over the training samples, those of a checkpoint included (count).
-        batch: images per rank and step (count).
-        optimizer: "adam", "sgd" (momentum 0.9), or a function that returns a Keras optimizer.
+        batch: images per worker and step (count).
+        optimizer: "adam", "sgd" (momentum 0.9), or a function that returns a Keras optimizer; it
+            is called with the rate where there is a `schedule`: `optimizers.momentum_sgd`.
         learning_rate: for one rank; None for the optimizer's own.
         rate_scaling: "linear", "sqrt", "none"; None for the optimizer's own rule.
         seed: of the first weights of a named net, of the order of samples, of dropout.
@@ -98,6 +107,10 @@ def fit(
         timeline: file for Horovod's timeline of the epochs, which rank 0 writes and
             `measure.timeline.read` reads; None for none. It slows rank 0 down: take few steps.
         test: a Dataset whose test images are counted, or a Pipeline; None for those of `data`.
+        schedule: learning rates of the global batch over all epochs, made by `schedules`; a
+            collapsed one gives the optimizer its weight decay too, and lets a pipeline's images
+            alone when their time has come. None for a constant rate.
+        workers: how many each rank plays, `batch` images each (count).
 
     Returns:
         Run: as this rank saw it.
@@ -113,7 +126,7 @@ def fit(
     asked = Settings(
         net, data, epochs, batch, optimizer, learning_rate, rate_scaling, seed, samples, dropout,
         dtype, shuffle, device, evaluate, None if checkpoint is None else os.fspath(checkpoint),
-        compression, None if timeline is None else os.fspath(timeline), test,
+        compression, None if timeline is None else os.fspath(timeline), test, schedule, workers,
     )  # fmt: skip
     clock = Clock()
     report = measure.report_progress if report is None else report
@@ -122,16 +135,19 @@ def fit(
         with ranks.together(asked.names()):
             asked.check()
             _announce(asked, ranks.rank)
-            data = settings.load_data(data, samples, batch, ranks.ranks)
+            data = settings.load_data(data, samples, batch, ranks.ranks * workers)
             place = settings.require_device(device)
             import tensorflow as tf
 
             with tf.device(place):
                 model = nets.build(net, seed, dropout, dtype) if isinstance(net, str) else net()
-                rule = settings.make_optimizer(
-                    optimizer, ranks.ranks, learning_rate, rate_scaling, dtype
-                )
-            feed = feed_of(data, batch, seed, shuffle, ranks, model)
+            plain_from = schedule.at if isinstance(schedule, Collapsed) else None
+            feed = feed_of(data, batch, seed, shuffle, ranks, model, workers, plain_from)
+            with tf.device(place):
+                rule = rates.make_optimizer(
+                    optimizer, ranks.ranks * workers, learning_rate, rate_scaling, dtype,
+                    schedule, len(feed.steps(0)),
+                )  # fmt: skip
         with tf.device(place):
             compressor = named(compression)
             sent_before = compressor.sent
@@ -139,23 +155,26 @@ def fit(
             rule.build(model.trainable_variables)
             ranks.broadcast(model.weights)
             first_epoch, steps_before = _resume(asked, model, rule, ranks)
-            step = train_step(model, rule, ranks.ranks)
+            players = Workers(model, rule, ranks, workers)
             accuracy = evaluator(model, data if test is None else test, ranks) if evaluate else None
             # Keras holds it in float32; by way of its text 0.002 stays 0.002.
             rate = float(str(np.float32(rule.learning_rate)))
+            if schedule is not None:
+                rate = float(rates.rates_of(schedule).at(len(feed.steps(0))).rates().max())
 
-    measured, loss, test_accuracy = Steps(), [], []
-    averages = [v for v in model.non_trainable_weights if "float" in str(v.dtype)]
+    measured, loss, train_accuracy, test_accuracy = Steps(), [], [], []
     with tf.device(place), ranks.recording(asked.timeline):
         for epoch in range(first_epoch, epochs):
             with clock.phase("train"):
                 parts = feed.steps(epoch)
-                reseed_dropout(model, seed, ranks.rank, epoch * len(parts))
+                players.begin_epoch(seed, epoch * len(parts))
                 tell = partial(report, epoch=epoch + 1, epochs=epochs)
-                summed = train_epoch(step, feed.batches(epoch), parts, measured, tell)
+                batches = feed.batches(epoch)
+                summed = ranks.total(train_epoch(players.step, batches, parts, measured, tell))
                 feed.check()
-                loss.append(ranks.total([summed])[0] / feed.samples)
-                ranks.average(averages)  # batch normalisation saw only this rank's images
+                loss.append(summed[0] / feed.samples)
+                train_accuracy.append(summed[1] / feed.samples)
+                players.end_epoch()  # batch normalisation saw only each worker's own images
             if evaluate:
                 with clock.phase("evaluate"):
                     test_accuracy.append(accuracy())
@@ -176,7 +195,7 @@ def fit(
         device=device,
         epochs=int(epochs),
         batch=int(batch),
-        global_batch=int(batch) * ranks.ranks,
+        global_batch=int(batch) * ranks.ranks * workers,
         optimizer=settings.name_of(optimizer),
         learning_rate=rate,
         seed=int(seed),
@@ -203,6 +222,8 @@ def fit(
         compression=compressor.name,
         sent_nbytes=compressor.sent - sent_before,
         step_start_s=tuple(clock.after_start_s(begin) for begin in measured.begin_s),
+        workers=int(workers),
+        train_accuracy=tuple(train_accuracy),
     )
 
 

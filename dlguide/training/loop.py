@@ -32,45 +32,46 @@ class Steps:
 
 
 def train_epoch(
-    step: Callable[[Any, Any, float], Any],
-    batches: Iterator[Batch],
+    step: Callable[..., Any],
+    batches: Iterator[Batch] | Iterator[tuple[Batch, ...]],
     parts: list[Step],
     measured: Steps,
     report: Callable[..., None],
-) -> float:
+) -> tuple[float, float]:
     """Take the steps of one epoch, each as soon as the one before is done.
 
     Args:
-        step: a compiled `train_step`.
-        batches: one for each step: images, labels and the weight of a sample.
+        step: a compiled `train_step` that counts right answers, or one of `Workers`.
+        batches: what it is called with, for each step: images, labels and the weight of a
+            sample, or such a batch for each worker.
         parts: this rank's part of every step.
         measured: takes the time of every step, its data's included.
         report: called with step, steps, loss and images_per_s, at most ten times a second.
 
     Returns:
-        float: sum of the losses of this rank's samples.
+        tuple: sum of the losses of this rank's samples, and how many it told right.
     """
-    total, done, done_here = 0.0, 0, 0
+    total, right, done, done_here = 0.0, 0.0, 0, 0
     begin = reported = perf_counter()
     reported_images = 0
     for number, part in enumerate(parts, start=1):
-        images, labels, scale = next(batches)
+        batch = next(batches)
         ready = perf_counter()
-        loss = float(step(images, labels, scale))
+        loss, told_right = (float(number) for number in np.asarray(step(*batch)))
         end = perf_counter()
         measured.begin_s.append(begin)
         measured.step_s.append(end - begin)
         measured.wait_s.append(ready - begin)
         measured.images.append(part.global_size)
         begin = end
-        total += loss * part.global_size
+        total, right = total + loss * part.global_size, right + told_right
         done, done_here = done + part.global_size, done_here + len(part.indices)
         if end - reported >= _REPORT_PAUSE_S or number == len(parts):
             speed = (done - reported_images) / (end - reported)
             mean = total / max(done_here, 1)
             report(step=number, steps=len(parts), loss=mean, images_per_s=speed)
             reported, reported_images = end, done
-    return total
+    return total, right
 
 
 def reseed_dropout(model: keras.Model, seed: int, rank: int, step: int) -> None:

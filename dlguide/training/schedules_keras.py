@@ -1,14 +1,15 @@
-"""A schedule as Keras takes it: computed with tensors inside the compiled step, and saved."""
+"""A schedule as Keras takes it: looked up inside the compiled step, and saved."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlguide.checks import require
 from dlguide.training.schedules_parts import recipe_from
 from dlguide.training.schedules_recipe import Schedule
-from dlguide.training.schedules_steps import Numbers
 
 if TYPE_CHECKING:
     import keras
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 def as_keras(schedule: Schedule) -> keras.optimizers.schedules.LearningRateSchedule:
     """Turn a schedule into one that a Keras optimizer asks for the rate of each update.
 
-    The same formulas with Keras' functions, in single precision. Keras' SGD keeps the rate inside
-    its velocity, and no callback can mend that under such a schedule (`momentum_correction`);
+    The rates are looked up in a table of 4 bytes a step, not computed in the compiled step:
+    compilers round such formulas differently in one net and in another, and trainings that
+    should be equal to the bit would not be. Keras' SGD keeps the rate inside its velocity, and
+    no callback can mend that under such a schedule (`momentum_correction`);
     `optimizers.momentum_sgd` does not need it. Keras counts calls: where an update adds up the
     gradients of k batches, give `Recipe.at` k times as many steps an epoch. A model compiled with
     it opens in another process after `optimizers.register()`.
@@ -46,17 +49,18 @@ def keras_class() -> type:
     """
     import keras
 
-    numbers = Numbers(keras.ops, lambda values: keras.ops.cast(values, "float32"))
-
     @keras.saving.register_keras_serializable("dlguide")
     class StepRates(keras.optimizers.schedules.LearningRateSchedule):
         """The rates of a schedule, step by step."""
 
         def __init__(self, recipe: dict[str, Any], steps_per_epoch: int) -> None:
             self.schedule = Schedule(recipe_from(recipe), steps_per_epoch)
+            rates = self.schedule.rate(np.arange(self.schedule.steps + 1))
+            self._rates = rates.astype(np.float32)
 
         def __call__(self, step: Any) -> Any:
-            return self.schedule.value(keras.ops.cast(step, "int32"), numbers)
+            step = keras.ops.minimum(keras.ops.cast(step, "int32"), self.schedule.steps)
+            return keras.ops.take(self._rates, step)
 
         def get_config(self) -> dict[str, Any]:
             recipe = self.schedule.recipe.config()

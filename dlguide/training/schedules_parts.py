@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from dlguide.checks import require, require_known, require_positive
 from dlguide.training.schedules_recipe import Recipe
 from dlguide.training.schedules_steps import (
-    Numbers,
     part_left,
     require_epochs,
     require_rate,
@@ -35,9 +36,9 @@ class Constant(Recipe):
         require_rate(self.rate, "rate")
         require_epochs(self.epochs, "epochs")
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give the rate."""
-        return self.rate + 0.0 * numbers.real(step)
+        return self.rate + 0.0 * np.float64(step)
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class Ramp(Recipe):
         must = "be whole where the rate changes once an epoch"
         require(not stairs or self.epochs == int(self.epochs), "epochs", must, self.epochs)
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give start + (end - start) t/T, where an epoch's stair counts whole epochs."""
         if self.per == "epoch":
-            done = numbers.real(step // steps_per_epoch) / self.epochs
+            done = np.float64(step // steps_per_epoch) / self.epochs
         else:
-            done = numbers.real(step) / self.steps(steps_per_epoch)
+            done = np.float64(step) / self.steps(steps_per_epoch)
         return self.start + (self.end - self.start) * done
 
 
@@ -81,9 +82,9 @@ class Polynomial(Recipe):
         require_epochs(self.epochs, "epochs")
         require_positive(self.power, "power")
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give end + (start - end) (1 - t/T)^power."""
-        left = part_left(step, self.steps(steps_per_epoch), numbers)
+        left = part_left(step, self.steps(steps_per_epoch))
         return self.end + (self.start - self.end) * left**self.power
 
 
@@ -100,11 +101,11 @@ class Cosine(Recipe):
         require_rate(self.end, "end")
         require_epochs(self.epochs, "epochs")
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give end + (start - end) (1 + cos(pi t/T)) / 2."""
         # (1 + cos(pi t)) / 2 = sin(pi (1 - t) / 2) ** 2, which keeps its digits near the end.
-        left = part_left(step, self.steps(steps_per_epoch), numbers)
-        wave = numbers.library.sin(0.5 * math.pi * left)
+        left = part_left(step, self.steps(steps_per_epoch))
+        wave = np.sin(0.5 * math.pi * left)
         return self.end + (self.start - self.end) * wave * wave
 
 
@@ -124,10 +125,10 @@ class Exponential(Recipe):
         require_epochs(self.every, "every")
         require_epochs(self.epochs, "epochs")
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give start factor^(t / every)."""
         every = whole_steps(self.every, steps_per_epoch)
-        full, rest = numbers.real(step // every), numbers.real(step % every) / every
+        full, rest = np.float64(step // every), np.float64(step % every) / every
         rate = self.start * self.factor**full
         return rate if self.staircase else rate * self.factor**rest
 
@@ -152,10 +153,10 @@ class StepDecay(Recipe):
         must = f"rise and lie between 0 and the {self.epochs:g} epochs"
         require(rising and len(ends) > 2, "boundaries", must, self.boundaries)
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give start factor^(number of boundaries passed)."""
         passed = [
-            numbers.real(step >= whole_steps(each, steps_per_epoch)) for each in self.boundaries
+            np.float64(step >= whole_steps(each, steps_per_epoch)) for each in self.boundaries
         ]
         return self.start * self.factor ** sum(passed)
 
@@ -178,11 +179,11 @@ class Triangles(Recipe):
         require_positive(self.shrink, "shrink")
         require(self.low < self.high, "high", f"be above the {self.low:g} of `low`", self.high)
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give the way from low to high that is done, times shrink^(cycle)."""
         cycle = whole_steps(self.cycle, steps_per_epoch)
-        height = 1.0 - numbers.real(abs(2 * (step % cycle) - cycle)) / cycle
-        shrunk = self.shrink ** numbers.real(step // cycle)
+        height = 1.0 - np.float64(abs(2 * (step % cycle) - cycle)) / cycle
+        shrunk = self.shrink ** np.float64(step // cycle)
         return self.low + (self.high - self.low) * height * shrunk
 
 
@@ -211,14 +212,13 @@ class Collapse(Recipe):
         """Count the steps of both parts."""
         return sum(whole_steps(each, steps_per_epoch) for each in (self.until, self.last))
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give the recipe's rate, and after its end rate(end) (1 - t/T)^power."""
         split = whole_steps(self.until, steps_per_epoch)
-        library = numbers.library
-        kept = self.recipe.value(library.minimum(step, split), steps_per_epoch, numbers)
+        kept = self.recipe.value(np.minimum(step, split), steps_per_epoch)
         last = whole_steps(self.last, steps_per_epoch)
-        left = part_left(library.maximum(step - split, 0), last, numbers)
-        return library.where(step < split, kept, kept * left**self.power)
+        left = part_left(np.maximum(step - split, 0), last)
+        return np.where(step < split, kept, kept * left**self.power)
 
 
 def recipe_from(config: dict[str, Any]) -> Recipe:

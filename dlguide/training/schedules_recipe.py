@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dlguide.checks import require, require_count
-from dlguide.training.schedules_steps import NUMPY, Numbers, whole_steps
+from dlguide.training.schedules_steps import whole_steps
 
 
 class Recipe(ABC):
@@ -23,13 +23,12 @@ class Recipe(ABC):
     epochs: float
 
     @abstractmethod
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give the rate at a step of this piece.
 
         Args:
-            step: whole steps since the piece began, 0 to `steps` (array or tensor).
+            step: whole steps since the piece began, 0 to `steps` (array).
             steps_per_epoch: steps of one epoch (count).
-            numbers: the functions to compute with.
 
         Returns:
             array: the rates, real numbers of the shape of `step`.
@@ -120,13 +119,12 @@ class Then(Recipe):
         """Count the steps of both."""
         return self.first.steps(steps_per_epoch) + self.second.steps(steps_per_epoch)
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give the rate of the one whose turn it is."""
         split = self.first.steps(steps_per_epoch)
-        library = numbers.library
-        before = self.first.value(library.minimum(step, split), steps_per_epoch, numbers)
-        after = self.second.value(library.maximum(step - split, 0), steps_per_epoch, numbers)
-        return library.where(step < split, before, after)
+        before = self.first.value(np.minimum(step, split), steps_per_epoch)
+        after = self.second.value(np.maximum(step - split, 0), steps_per_epoch)
+        return np.where(step < split, before, after)
 
 
 @dataclass(frozen=True)
@@ -146,12 +144,12 @@ class Over(Recipe):
         """The length of the whole (epochs)."""
         return self.whole.epochs
 
-    def value(self, step: Any, steps_per_epoch: int, numbers: Numbers) -> Any:
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
         """Give the rate of the one whose turn it is."""
         split = self.first.steps(steps_per_epoch)
-        early = self.first.value(numbers.library.minimum(step, split), steps_per_epoch, numbers)
-        late = self.whole.value(step, steps_per_epoch, numbers)
-        return numbers.library.where(step < split, early, late)
+        early = self.first.value(np.minimum(step, split), steps_per_epoch)
+        late = self.whole.value(step, steps_per_epoch)
+        return np.where(step < split, early, late)
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,8 @@ class Schedule:
         whole = np.issubdtype(places.dtype, np.integer)
         fits = whole and (not places.size or bool(places.min() >= 0))
         require(fits, "step", "be whole numbers of at least 0", step)
-        rates = self.value(places.astype(np.int64), NUMPY)
+        inside = np.minimum(places.astype(np.int64), self.steps)
+        rates = self.recipe.value(inside, self.steps_per_epoch)
         return float(rates) if places.ndim == 0 else rates
 
     def rates(self) -> np.ndarray:
@@ -202,19 +201,6 @@ class Schedule:
             array: of the length `steps`, float64.
         """
         return self.rate(np.arange(self.steps))
-
-    def value(self, step: Any, numbers: Numbers) -> Any:
-        """Compute rates with the functions of a library.
-
-        Args:
-            step: whole numbers of at least 0 (array or tensor).
-            numbers: the functions to compute with.
-
-        Returns:
-            array: the rates, of the shape of `step`.
-        """
-        inside = numbers.library.minimum(step, self.steps)
-        return self.recipe.value(inside, self.steps_per_epoch, numbers)
 
 
 def _recipe(value: Any, name: str) -> Recipe:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dlguide.checks import require_count, require_positive
-from dlguide.training.settings import scaled_rate
+from dlguide.training.rates import scaled_rate
 
 
 def scaled(learning_rate: float, batch: int, base_batch: int, rule: str = "linear") -> float:
     """Scale a rate that was found for one global batch to another one.
 
     With k = batch / base_batch the rule "linear" gives k times the rate, "sqrt" its square root
-    times the rate. `settings.scaled_rate` tells which optimizer wants which.
+    times the rate. `rates.scaled_rate` tells which optimizer wants which.
 
     Args:
         learning_rate: the rate for `base_batch`.

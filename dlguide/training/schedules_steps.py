@@ -1,31 +1,13 @@
-"""Steps and epochs of a schedule: how they are counted, checked and computed with."""
+"""Steps and epochs of a schedule: how they are counted and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from dlguide.checks import require
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """The functions a rate is computed with: NumPy's, or Keras' on tensors.
-
-    Args:
-        library: `numpy` or `keras.ops`.
-        real: turns whole numbers into the real ones to compute with.
-    """
-
-    library: Any
-    real: Callable[[Any], Any]
-
-
-NUMPY = Numbers(np, lambda values: np.asarray(values, np.float64))
 
 
 def whole_steps(epochs: float, steps_per_epoch: int) -> int:
@@ -47,19 +29,18 @@ def whole_steps(epochs: float, steps_per_epoch: int) -> int:
     return steps
 
 
-def part_left(step: Any, steps: int, numbers: Numbers) -> Any:
+def part_left(step: Any, steps: int) -> Any:
     """Give the part of a piece that is still to come.
 
     Args:
-        step: whole steps since its beginning, 0 to `steps` (array or tensor).
+        step: whole steps since its beginning, 0 to `steps` (array).
         steps: its length (steps).
-        numbers: the functions to compute with.
 
     Returns:
         array: 1 at the beginning, 0 at the end.
     """
     # The difference of whole numbers is exact; 1 - step / steps would lose digits near the end.
-    return numbers.real(steps - step) / steps
+    return np.float64(steps - step) / steps
 
 
 def require_rate(value: Any, name: str) -> None:

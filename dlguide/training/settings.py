@@ -15,22 +15,20 @@ from dlguide.checks import (
     require,
     require_count,
     require_known,
-    require_positive,
 )
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline, identity
 from dlguide.parallel.compression import named
 from dlguide.parallel.compressors import Compressor
+from dlguide.training.rates import OPTIMIZERS, rates_of, scaled_rate
+from dlguide.training.schedules_collapsed import Collapsed
+from dlguide.training.schedules_recipe import Recipe
 
 if TYPE_CHECKING:
     import keras
 
 DEVICES = ("cpu", "gpu")
-# Name -> learning rate for one rank, and the rule by which it follows the ranks. The rates are
-# chosen for mnist_cnn with batches of 100 and 2 epochs, which Adam's usual 0.001 leaves unfinished.
-OPTIMIZERS = {"adam": (0.0015, "sqrt"), "sgd": (0.05, "linear")}
-_FACTORS = {"linear": float, "sqrt": math.sqrt, "none": lambda ranks: 1.0}
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,8 @@ class Settings:
     compression: str | Compressor = "none"
     timeline: str | None = None
     test: Dataset | Pipeline | None = None
+    schedule: Recipe | Collapsed | None = None
+    workers: int = 1
 
     def check(self) -> None:
         """Check all that can be checked without TensorFlow and the data.
@@ -70,6 +70,7 @@ class Settings:
         self._require_images_fit()
         require_count(self.epochs, "epochs")
         require_count(self.batch, "batch")
+        require_count(self.workers, "workers")
         require_count(self.seed, "seed", least=0)
         if self.samples is not None:
             require_count(self.samples, "samples")
@@ -80,12 +81,34 @@ class Settings:
             require(self.checkpoint is None, "checkpoint", must, self.checkpoint, then)
             must = "not scale losses where `compression` remembers errors"
             require(self.dtype != "mixed_float16", "dtype", must, self.dtype, then)
-        if callable(self.optimizer):
-            for name in ("learning_rate", "rate_scaling"):
-                value, then = getattr(self, name), "Set the rate where the optimizer is made."
-                require(value is None, name, "be None with an optimizer of your own", value, then)
+        self._require_rates_fit()
+
+    def _require_rates_fit(self) -> None:
+        asked = (self.learning_rate, self.rate_scaling)
+        if self.schedule is None:
+            if not callable(self.optimizer):
+                scaled_rate(self.optimizer, 1, *asked)
+                return
+            must, then = "an optimizer of your own", "Set the rate where the optimizer is made."
         else:
-            scaled_rate(self.optimizer, 1, self.learning_rate, self.rate_scaling)
+            kinds, then = (Recipe, Collapsed), "See `dlguide.training.schedules`."
+            require(
+                isinstance(self.schedule, kinds), "schedule", "be a recipe", self.schedule, then
+            )
+            recipe = rates_of(self.schedule)
+            then = "Make it as long as the training: a shorter one may end inside a warmup."
+            must = f"be as long as the training, {self.epochs} epochs"
+            fits = math.isclose(recipe.epochs, self.epochs)
+            require(fits, "schedule", must, f"{recipe.epochs:g} epochs", then)
+            if not callable(self.optimizer):
+                require_known(self.optimizer, OPTIMIZERS, "optimizer")
+            collapses = isinstance(self.schedule, Collapsed)
+            must = "be a function that takes `weight_decay` where `schedule` is a collapsed one"
+            fits = callable(self.optimizer) or not collapses
+            require(fits, "optimizer", must, self.optimizer, "`optimizers.momentum_sgd` does.")
+            must, then = "a schedule", "Scale the rates of the schedule: `schedules.scaled`."
+        for name, value in zip(("learning_rate", "rate_scaling"), asked, strict=True):
+            require(value is None, name, f"be None with {must}", value, then)
 
     def _require_pipelines_fit(self) -> None:
         must = "be a Dataset or a Pipeline where `data` is a Pipeline"
@@ -132,7 +155,7 @@ class Settings:
     def identity(self) -> dict[str, Any]:
         """The arguments that a training cannot change when it goes on from a checkpoint."""
         kept = ("net", "data", "optimizer", "samples", "dropout", "dtype", "seed", "shuffle")
-        return {name: value for name, value in self.names().items() if name in kept}
+        return {name: value for name, value in self.names().items() if name in (*kept, "schedule")}
 
 
 def _by(shape: tuple[int, ...]) -> str:
@@ -154,82 +177,14 @@ def name_of(value: Any) -> Any:
         return value.item()
     if isinstance(value, Pipeline):
         return identity(value)  # of one name two nodes may have different data
-    return value.name if isinstance(value, Dataset | Compressor) else value
-
-
-def scaled_rate(
-    optimizer: str,
-    ranks: int,
-    learning_rate: float | None = None,
-    rate_scaling: str | None = None,
-) -> float:
-    """Give the learning rate for a global batch that is `ranks` times as large.
-
-    For SGD the rule is linear: p ranks make 1/p of the steps, each with a p times smaller
-    variance, so p times the rate walks as far. Adam divides a step by the size of the gradients
-    itself; its rule is the square root, and multiplied by p it becomes unstable early (a mistake
-    seen in many first Horovod scripts).
-
-    Args:
-        optimizer: one of `OPTIMIZERS`.
-        ranks: number of ranks p (count).
-        learning_rate: the rate for one rank; None for the optimizer's own.
-        rate_scaling: "linear" (p), "sqrt" (square root of p), "none" (1), or None for the
-            optimizer's own rule.
-
-    Returns:
-        float: the rate to use.
-
-    Raises:
-        ValueError: when a name is unknown or the rate is not positive.
-
-    Source:
-        Goyal et al., arXiv:1706.02677, section 2.1 (SGD); Malladi et al., arXiv:2205.10287 (Adam).
-
-    >>> scaled_rate("sgd", 4, 0.1), scaled_rate("adam", 4, 0.001)
-    (0.4, 0.002)
-    """
-    own_rate, own_rule = OPTIMIZERS[require_known(optimizer, OPTIMIZERS, "optimizer")]
-    rule = own_rule if rate_scaling is None else rate_scaling
-    factor = _FACTORS[require_known(rule, _FACTORS, "rate_scaling")](ranks)
-    rate = own_rate if learning_rate is None else require_positive(learning_rate, "learning_rate")
-    return rate * factor
-
-
-def make_optimizer(
-    optimizer: str | Callable[[], keras.Optimizer],
-    ranks: int,
-    learning_rate: float | None,
-    rate_scaling: str | None,
-    dtype: str = "float32",
-) -> keras.Optimizer:
-    """Build the optimizer of one rank, not yet connected to the others.
-
-    With half precision the losses are scaled up and the gradients down again, which keeps small
-    ones from becoming 0; where one is not finite the step is left out. That is decided inside
-    the optimizer that sums over ranks, so by all ranks alike.
-
-    Args:
-        optimizer: one of `OPTIMIZERS` ("sgd" has a momentum of 0.9), or a function that
-            returns a Keras optimizer, whose rate is then used as it is.
-        ranks: number of ranks (count).
-        learning_rate: as in `scaled_rate`; None with a function.
-        rate_scaling: as in `scaled_rate`; None with a function.
-        dtype: of the net; "mixed_float16" asks for the scaling of losses.
-
-    Returns:
-        keras.Optimizer: new, not built.
-    """
-    import keras
-
-    if callable(optimizer):
-        return optimizer()
-    rate = scaled_rate(optimizer, ranks, learning_rate, rate_scaling)
-    if optimizer == "sgd":
-        rule = keras.optimizers.SGD(rate, momentum=0.9)
-    else:
-        rule = keras.optimizers.Adam(rate)
-    return keras.optimizers.LossScaleOptimizer(rule) if dtype == "mixed_float16" else rule
+    if isinstance(value, Collapsed):
+        return {"rates": value.rates.config(), "weight_decay": value.weight_decay.config()}
+    if isinstance(value, Recipe):
+        return value.config()
+    if isinstance(value, Dataset | Compressor):
+        return value.name
+    plain = value is None or isinstance(value, str | int | float)
+    return value if plain else type(value).__name__
 
 
 def load_data(

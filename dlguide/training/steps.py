@@ -20,48 +20,86 @@ if TYPE_CHECKING:
 EVALUATION_BLOCK = 200
 
 
-def train_step(
-    model: keras.Model, optimizer: keras.Optimizer, ranks: int = 1
-) -> Callable[[Any, Any, float], Any]:
-    """Compile one step of synchronous training for this rank.
+class Gradients:
+    """The loss of some samples and its gradients, to be computed inside a compiled function.
 
-    The loss of a step is the mean over the global batch. Rank r holds some of its samples and
+    The loss of a step is the mean over the global batch. Worker w holds some of its samples and
     computes their part of the mean,
 
-        loss_r = sum over its samples of crossentropy * scale,  scale = 1 / global batch,
+        loss_w = sum over its samples of crossentropy * scale,  scale = 1 / global batch,
 
-    and the optimizer sums the gradients over ranks. So the result is the serial gradient also
-    when ranks hold unequal numbers of samples, where a mean of the ranks' means is not it. A
-    rank without samples takes any one with scale 0.
+    so that the gradients of all workers have only to be summed. The result is the serial gradient
+    also when workers hold unequal numbers of samples, where a mean of the workers' means is not
+    it. A worker without samples takes any one with scale 0.
 
-    Losses that layers add (weight decay) are divided by the ranks, as each rank has them whole.
+    Losses that layers add (weight decay) are divided by the workers, as each has them whole.
+
+    Args:
+        model: gives logits of shape (samples, classes).
+        optimizer: may scale the loss, and the gradients back again when it applies them.
+        workers: whose gradients are summed (count).
+    """
+
+    def __init__(self, model: keras.Model, optimizer: keras.Optimizer, workers: int) -> None:
+        import tensorflow as tf
+
+        self.model, self.optimizer, self.workers = model, optimizer, workers
+        self.dtype = model.outputs[0].dtype
+        self.signature = [*_samples(model), tf.TensorSpec([], self.dtype, name="scale")]
+
+    def __call__(self, images: Any, labels: Any, scale: Any) -> tuple[Any, list[Any]]:
+        """Compute them; scale is 1 / global batch.
+
+        Args:
+            images: of shape (samples, ...).
+            labels: of shape (samples,).
+            scale: weight of a sample in the mean.
+
+        Returns:
+            tuple: the loss of these samples and how many of them were told right (shape (2,)),
+                and the gradients of the trainable weights.
+        """
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            logits = self.model(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_sum(losses) * scale
+            whole = loss
+            if self.model.losses:
+                whole += tf.cast(tf.add_n(self.model.losses), self.dtype) / self.workers
+            whole = self.optimizer.scale_loss(whole)
+        told = tf.argmax(logits, axis=-1, output_type=labels.dtype) == labels
+        right = tf.cast(tf.math.count_nonzero(told), self.dtype)
+        right *= tf.cast(scale > 0, self.dtype)  # the sample of a worker without any counts not
+        return tf.stack([loss, right]), tape.gradient(whole, self.model.trainable_variables)
+
+
+def train_step(
+    model: keras.Model, optimizer: keras.Optimizer, ranks: int = 1, count_right: bool = False
+) -> Callable[[Any, Any, float], Any]:
+    """Compile one step of synchronous training for this rank.
 
     Args:
         model: gives logits of shape (samples, classes).
         optimizer: applies the gradients, summed over ranks, to the trainable weights.
         ranks: number of ranks (count).
+        count_right: whether to tell how many samples the net told right, before this step.
 
     Returns:
-        function: of images, labels and scale; returns loss_r.
+        function: of images, labels and scale, see `Gradients`; returns this rank's part of the
+            loss, or with `count_right` an array of shape (2,): that and the right ones.
     """
     import tensorflow as tf
 
-    variables = model.trainable_variables
-    wide = model.outputs[0].dtype
+    gradients = Gradients(model, optimizer, ranks)
 
-    @_traced
-    @tf.function(input_signature=[*_samples(model), tf.TensorSpec([], wide, name="scale")])
+    @traced
+    @tf.function(input_signature=gradients.signature)
     def step(images: Any, labels: Any, scale: Any) -> Any:
-        with tf.GradientTape() as tape:
-            logits = model(images, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_sum(losses) * scale
-            whole = loss
-            if model.losses:
-                whole += tf.cast(tf.add_n(model.losses), wide) / ranks
-            whole = optimizer.scale_loss(whole)
-        optimizer.apply(tape.gradient(whole, variables), variables)
-        return loss
+        told, found = gradients(images, labels, scale)
+        optimizer.apply(found, model.trainable_variables)
+        return told if count_right else told[0]
 
     return step
 
@@ -87,7 +125,7 @@ def evaluator(model: keras.Model, data: Dataset | Pipeline, ranks: Alone) -> Cal
     """
     import tensorflow as tf
 
-    @_traced
+    @traced
     @tf.function(input_signature=_samples(model))
     def right(images: Any, labels: Any) -> Any:
         answers = tf.argmax(model(images, training=False), axis=-1, output_type=labels.dtype)
@@ -116,9 +154,18 @@ def evaluator(model: keras.Model, data: Dataset | Pipeline, ranks: Alone) -> Cal
     return accuracy
 
 
-def _traced(function: Any) -> Callable[..., Any]:
-    # One signature, traced at the first call. TensorFlow counts the tracings of a line of source
-    # and would warn at the fifth training in a process, where nothing is wrong.
+def traced(function: Any) -> Callable[..., Any]:
+    """Trace a compiled function of one signature at its first call.
+
+    TensorFlow counts the tracings of a line of source and would warn at the fifth training in a
+    process, where nothing is wrong.
+
+    Args:
+        function: a `tf.function` with an input signature.
+
+    Returns:
+        function: of the same arguments.
+    """
     concrete = cache(function.get_concrete_function)
     return lambda *arguments: concrete()(*arguments)
 

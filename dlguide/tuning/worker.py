@@ -40,7 +40,7 @@ class Trainer:
 
         from dlguide import nets
         from dlguide.training.ranks import connect
-        from dlguide.training.settings import make_optimizer
+        from dlguide.training.rates import make_optimizer
         from dlguide.training.steps import train_step
 
         ranks = connect()

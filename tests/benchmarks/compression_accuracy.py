@@ -102,17 +102,17 @@ def _apart(way, every_steps, epochs, batch, samples, seed, optimizer):
     from dlguide import measure, nets
     from dlguide.data import datasets
     from dlguide.parallel import meetings
-    from dlguide.training import loop, settings, steps
+    from dlguide.training import feeding, loop, rates, settings, steps
     from dlguide.training.ranks import connect
 
     comm = MPI.COMM_WORLD
     data = settings.load_data("mnist", samples, batch, comm.size)
     model = nets.build("mnist_cnn", seed)
-    rule = settings.make_optimizer(optimizer, comm.size, None, None)
+    rule = rates.make_optimizer(optimizer, comm.size, None, None)
     rule.build(model.trainable_variables)
     meet = meetings.Meetings(way, comm, every_steps, model)
     meet.begin()
-    alone = steps.train_step(model, rule)
+    alone = steps.train_step(model, rule, count_right=True)
     # the loss of a rank's own batch: `fit` divides by the global batch and sums the gradients
     step = meetings.every_steps(lambda x, y, scale: alone(x, y, scale * comm.size), meet)
     measured = loop.Steps()
@@ -121,7 +121,8 @@ def _apart(way, every_steps, epochs, batch, samples, seed, optimizer):
             len(data.train_labels), batch, comm.rank, comm.size, epoch, seed, True
         )
         loop.reseed_dropout(model, seed, comm.rank, epoch * len(parts))
-        loop.train_epoch(step, data, parts, measured, lambda **told: None)
+        batches = feeding.gathered(data, parts)
+        loop.train_epoch(step, batches, parts, measured, lambda **told: None)
     meet.finish()
     accuracy = steps.evaluator(model, data, connect())()
     # one step in so many has a meeting: the mean over all tells what the median would hide

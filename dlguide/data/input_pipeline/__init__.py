@@ -29,6 +29,7 @@ from dlguide.data.input_pipeline.epoch import Epoch
 from dlguide.data.input_pipeline.identity import identity
 from dlguide.data.input_pipeline.order import Runs
 from dlguide.data.input_pipeline.pipeline import Pipeline
+from dlguide.data.input_pipeline.plain import plain
 from dlguide.data.input_pipeline.sources import ArraySource, FileSource, Source
 from dlguide.data.input_pipeline.stored import FormatSource
 
@@ -50,4 +51,5 @@ __all__ = [
     "Source",
     "build",
     "identity",
+    "plain",
 ]

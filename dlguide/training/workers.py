@@ -1,0 +1,199 @@
+"""Many workers played by one rank in turn, for experiments on large batches with few cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.data.datasets import Dataset, Step
+from dlguide.data.input_pipeline import Pipeline
+from dlguide.training.feeding import ArrayFeed, Batch, PipelineFeed
+from dlguide.training.loop import reseed_dropout
+from dlguide.training.ranks import Alone
+from dlguide.training.steps import Gradients, traced, train_step
+
+if TYPE_CHECKING:
+    import keras
+
+
+class Workers:
+    """The workers of this rank, each with its own state of the net beside the weights.
+
+    A step of synchronous training sums the gradients of all workers and then changes the weights
+    once. Whether the summands were computed side by side or one after the other makes no
+    difference, as long as each worker goes through the net with its own images and finds the
+    state that it left: the moving averages of batch normalisation, whose statistics are those of
+    this worker's batch alone, and the seeds of its dropout. So k workers on one rank are k ranks,
+    but for the order in which the sum is rounded; two are equal to the bit.
+
+    Args:
+        model: the net; shared by the workers of this rank.
+        optimizer: sums over ranks and applies; built.
+        ranks: the ranks that train.
+        count: workers on each rank (count).
+    """
+
+    def __init__(
+        self, model: keras.Model, optimizer: keras.Optimizer, ranks: Alone, count: int
+    ) -> None:
+        self.model, self.ranks, self.count = model, ranks, count
+        trained = {id(variable) for variable in model.trainable_variables}
+        self._state = [v for v in model.variables if id(v) not in trained]
+        averages = {id(v) for v in model.non_trainable_weights if "float" in str(v.dtype)}
+        self._averages = [n for n, v in enumerate(self._state) if id(v) in averages]
+        # The state that each worker has left, in the order of `_state`.
+        self.left = [[np.array(variable) for variable in self._state] for _ in range(count)]
+        if count == 1:
+            self.step = train_step(model, optimizer, ranks.ranks, count_right=True)
+        else:
+            self.step = self._accumulating(optimizer)
+
+    def begin_epoch(self, seed: int, step: int) -> None:
+        """Set every worker's random generators to what belongs to it and this step.
+
+        Args:
+            seed: of the training.
+            step: steps done so far (count).
+        """
+        for worker in range(self.count):
+            self._enter(worker)
+            reseed_dropout(self.model, seed, self.ranks.rank * self.count + worker, step)
+            self._leave(worker)
+
+    def end_epoch(self) -> None:
+        """Give the net, and every worker, the mean of all workers' moving averages; collective."""
+        variables = [self._state[number] for number in self._averages]
+        if self.count > 1:
+            for number, variable in zip(self._averages, variables, strict=True):
+                variable.assign(np.mean([left[number] for left in self.left], axis=0))
+        self.ranks.average(variables)
+        for left in self.left:
+            for number, variable in zip(self._averages, variables, strict=True):
+                left[number] = np.array(variable)
+
+    def _enter(self, worker: int) -> None:
+        if self.count > 1:
+            for variable, value in zip(self._state, self.left[worker], strict=True):
+                variable.assign(value)
+
+    def _leave(self, worker: int) -> None:
+        if self.count > 1:
+            self.left[worker] = [np.array(variable) for variable in self._state]
+
+    def _accumulating(self, optimizer: keras.Optimizer) -> Callable[..., Any]:
+        """Make a step that takes one batch of each worker and then changes the weights."""
+        import tensorflow as tf
+
+        variables = self.model.trainable_variables
+        gradients = Gradients(self.model, optimizer, self.ranks.ranks * self.count)
+        sums = [tf.Variable(tf.zeros(v.shape, v.dtype)) for v in variables]
+
+        @traced
+        @tf.function(input_signature=gradients.signature)
+        def add(images: Any, labels: Any, scale: Any) -> Any:
+            numbers, found = gradients(images, labels, scale)
+            for total, gradient in zip(sums, found, strict=True):
+                total.assign_add(tf.convert_to_tensor(gradient))
+            return numbers
+
+        @traced
+        @tf.function(input_signature=[])
+        def apply() -> None:
+            optimizer.apply([total.value() for total in sums], variables)
+            for total in sums:
+                total.assign(tf.zeros_like(total))
+
+        def step(*batches: Batch) -> np.ndarray:
+            told = 0.0
+            for worker, batch in enumerate(batches):
+                self._enter(worker)
+                told = told + np.asarray(add(*batch), np.float64)
+                self._leave(worker)
+            apply()
+            return told
+
+        return step
+
+
+class WorkersFeed:
+    """Gives one batch for each worker of a rank in every step.
+
+    Args:
+        feeds: one for each worker, in order.
+    """
+
+    def __init__(self, feeds: Sequence[ArrayFeed | PipelineFeed]) -> None:
+        self.feeds, self.samples = list(feeds), feeds[0].samples
+
+    def steps(self, epoch: int) -> list[Step]:
+        """Say which samples this rank uses in which step of an epoch, all its workers together.
+
+        Args:
+            epoch: number of the epoch, from 0.
+
+        Returns:
+            list: one `Step` per step, equally many on every rank.
+        """
+        together = zip(*(feed.steps(epoch) for feed in self.feeds), strict=True)
+        return [
+            Step(np.concatenate([part.indices for part in parts]), parts[0].global_size)
+            for parts in together
+        ]
+
+    def batches(self, epoch: int) -> Iterator[tuple[Batch, ...]]:
+        """Give the batches of all workers for every step.
+
+        Args:
+            epoch: number of the epoch, from 0.
+
+        Returns:
+            Iterator: of one batch for each worker.
+        """
+        return zip(*(feed.batches(epoch) for feed in self.feeds), strict=True)
+
+    def check(self) -> None:
+        """Fail on all ranks where one of them could not use its data; all must call it."""
+        for feed in self.feeds:
+            feed.check()
+
+
+def feed_of(
+    data: Dataset | Pipeline,
+    batch: int,
+    seed: int,
+    shuffle: bool,
+    ranks: Alone,
+    model: keras.Model,
+    workers: int = 1,
+    plain_from: float | None = None,
+) -> ArrayFeed | PipelineFeed | WorkersFeed:
+    """Make what feeds a training.
+
+    Args:
+        data: arrays, or a pipeline.
+        batch: images per worker and step (count).
+        seed: of the order of the samples.
+        shuffle: whether each epoch has an order of its own.
+        ranks: the ranks that train.
+        model: the net.
+        workers: on each rank (count).
+        plain_from: where a pipeline's images are no longer augmented (epochs); None for nowhere.
+
+    Returns:
+        ArrayFeed: or PipelineFeed, or for several workers a WorkersFeed of them; with `samples`,
+            `steps`, `batches` and `check`.
+
+    Raises:
+        ValueError: when labels do not fit the net.
+    """
+    feeds: list[ArrayFeed | PipelineFeed] = []
+    for worker in range(ranks.rank * workers, (ranks.rank + 1) * workers):
+        mine = {"rank": worker, "ranks": ranks.ranks * workers}
+        if isinstance(data, Dataset):
+            feeds.append(ArrayFeed(data, batch, seed, shuffle, **mine, model=model))
+        else:
+            pipeline = data.replace(batch=batch, seed=seed, shuffle=shuffle, **mine)
+            feeds.append(PipelineFeed(pipeline, ranks, model, plain_from))
+    return feeds[0] if workers == 1 else WorkersFeed(feeds)

@@ -1,0 +1,168 @@
+"""`fit` with a schedule: dlguide.training.rates, dlguide.data.input_pipeline.plain."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from dlguide.data import datasets
+from dlguide.data import input_pipeline as ip
+from dlguide.training import fit, optimizers, rates, schedules
+
+SAMPLES, BATCH, EPOCHS = 60, 8, 3
+STEPS = 8  # of one epoch, the last of 4 samples
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    return datasets.load("mnist").first(SAMPLES, 100)
+
+
+def dataset(images, labels):
+    return datasets.Dataset("pixels", images, labels, images, labels)
+
+
+def softmax_regression(models):
+    """Make a net whose training can be done with NumPy: zero weights, double precision."""
+    import keras
+
+    model = keras.Sequential([
+        keras.Input((28, 28, 1), dtype="float64"),
+        keras.layers.Flatten(dtype="float64"),
+        keras.layers.Dense(10, kernel_initializer="zeros", dtype="float64"),
+    ])  # fmt: skip
+    models.append(model)
+    return model
+
+
+def by_hand(mnist, schedule, momentum, decay=None):
+    """Train it with NumPy, the velocity holding no rate."""
+    weights, bias = np.zeros((784, 10)), np.zeros(10)
+    u, u_bias = np.zeros_like(weights), np.zeros_like(bias)
+    step = 0
+    for epoch in range(EPOCHS):
+        for part in datasets.epoch_batches(SAMPLES, BATCH, epoch=epoch, seed=0):
+            x = mnist.train_images[part.indices].reshape(-1, 784).astype(float)
+            logits = x @ weights + bias
+            p = np.exp(logits - logits.max(axis=1, keepdims=True))
+            p /= p.sum(axis=1, keepdims=True)
+            p[np.arange(len(x)), mnist.train_labels[part.indices]] -= 1
+            u = momentum * u + x.T @ p / len(x)
+            if decay is not None:
+                u = u + decay.rate(step) * weights
+            u_bias = momentum * u_bias + p.mean(axis=0)
+            weights = weights - schedule.rate(step) * u
+            bias = bias - schedule.rate(step) * u_bias
+            step += 1
+    return weights, bias
+
+
+@pytest.mark.parametrize("collapses", [False, True])
+def test_fit_follows_the_schedule_at_every_step(mnist, collapses):
+    recipe = schedules.warmup("gradual", 0.2, 1, start=0.02).over(schedules.cosine(0.2, EPOCHS))
+    optimizer, decay = partial(optimizers.momentum_sgd, weight_decay=None), None
+    if collapses:
+        recipe = schedules.collapsed(recipe, at=2, epochs=1, weight_decay=0.01)
+        decay, optimizer = recipe.weight_decay.at(STEPS), optimizers.momentum_sgd
+    models = []
+    run = fit(partial(softmax_regression, models), mnist, EPOCHS, BATCH, optimizer,
+              schedule=recipe, evaluate=False, parallel=False)  # fmt: skip
+    rate = rates.rates_of(recipe).at(STEPS)
+    weights, bias = by_hand(mnist, rate, 0.9, decay)
+    here = [np.asarray(one) for one in models[-1].trainable_weights]
+    # the rates are computed in single precision inside the step
+    assert np.max(np.abs(here[0] - weights)) / np.max(np.abs(weights)) < 1e-6
+    assert np.max(np.abs(here[1] - bias)) / np.max(np.abs(bias)) < 1e-6
+    constant, _ = by_hand(mnist, schedules.constant(0.2, EPOCHS).at(STEPS), 0.9, decay)
+    assert np.max(np.abs(here[0] - constant)) / np.max(np.abs(constant)) > 0.01
+    assert run.learning_rate == pytest.approx(rate.rates().max())
+
+
+def test_training_accuracy_counts_right_answers_before_each_step(mnist):
+    run = fit(partial(softmax_regression, []), mnist, 1, SAMPLES, "sgd", learning_rate=0.1,
+              shuffle=False, parallel=False, evaluate=False)  # fmt: skip
+    # all logits are 0 at the first step: the first class is told
+    assert run.train_accuracy == ((mnist.train_labels == 0).mean(),)
+
+
+def test_collapsed_decay_lets_the_images_of_a_pipeline_alone(mnist):
+    images = np.arange(8 * 4 * 4, dtype=np.uint8).reshape(8, 4, 4, 1)
+    labels = np.arange(8, dtype=np.int32)
+    pipeline = ip.build(dataset(images, labels), 8, augment=[ip.Flip(1.0)])
+    seen = []
+
+    def net():
+        import keras
+        import tensorflow as tf
+
+        class Look(keras.layers.Layer):
+            def call(self, x):
+                tf.py_function(lambda x: seen.append(np.asarray(x)), [x], [])
+                return x
+
+        return keras.Sequential([
+            keras.Input((4, 4, 1)), Look(), keras.layers.Flatten(), keras.layers.Dense(8)
+        ])  # fmt: skip
+
+    recipe = schedules.collapsed(schedules.constant(0.1, 3), at=2, epochs=1, weight_decay=1e-4)
+    fit(net, pipeline, 3, 8, optimizers.momentum_sgd, schedule=recipe, evaluate=False,
+        shuffle=False, parallel=False)  # fmt: skip
+    flipped = images[:, :, ::-1] / np.float32(255)
+    for found, wanted in zip(seen, (flipped, flipped, images / np.float32(255)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_plain_keeps_sizes_and_leaves_no_chance():
+    images, labels = np.zeros((8, 40, 40, 3), np.uint8), np.arange(8)
+    random = [ip.ResizedCrop(28, 28), ip.Flip(), ip.PaddedCrop(28, 28, 2), ip.Normalise()]
+    pipeline = ip.build(dataset(images, labels), 4, channels=3, augment=random)
+    assert ip.plain(pipeline).augment == (ip.CentreCrop(28, 28, 32), ip.Normalise())
+    with ip.plain(pipeline).epoch(0) as batches:
+        assert next(batches)[0].shape == (4, 28, 28, 3)
+
+
+def test_plain_refuses_chances_it_does_not_know():
+    class Noise(ip.Operation):
+        draws = 1
+
+        def apply(self, images, draws):
+            return images
+
+    pixels = dataset(np.zeros((8, 4, 4, 1), np.uint8), np.arange(8))
+    pipeline = ip.build(pixels, 4, augment=[Noise()])
+    with pytest.raises(ValueError, match="`augment` must hold no random operation but Flip"):
+        ip.plain(pipeline)
+
+
+RECIPE = schedules.constant(0.1, 2)
+COLLAPSED = schedules.collapsed(RECIPE, at=1, epochs=1, weight_decay=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"schedule": RECIPE, "epochs": 3}, "`schedule` must be as long as the training, 3 epochs"),
+        ({"schedule": RECIPE.at(5)}, "`schedule` must be a recipe"),
+        ({"schedule": 0.1}, "`schedule` must be a recipe"),
+        (
+            {"schedule": RECIPE, "learning_rate": 0.1},
+            "`learning_rate` must be None with a schedule",
+        ),
+        ({"schedule": RECIPE, "rate_scaling": "linear"}, "`rate_scaling` must be None with a sch"),
+        ({"schedule": RECIPE, "optimizer": "lars"}, "`optimizer` must be one of adam, sgd"),
+        ({"schedule": COLLAPSED, "optimizer": "sgd"}, "`optimizer` must be a function that takes"),
+        ({"workers": 0}, "`workers` must be"),
+        ({"workers": 10}, "`batch` must be at most the 6 samples of one rank's shard"),
+    ],
+)
+def test_what_does_not_fit_is_refused(mnist, asked, text):
+    with pytest.raises(ValueError, match=text):
+        fit("mlp", mnist, **{"epochs": 2, "batch": BATCH, "parallel": False, **asked})
+
+
+def test_checkpoint_of_another_schedule_is_refused(mnist, tmp_path):
+    ways = {"epochs": 2, "batch": BATCH, "optimizer": "sgd", "checkpoint": tmp_path}
+    fit("mlp", mnist, schedule=RECIPE, parallel=False, evaluate=False, **ways)
+    other = schedules.constant(0.2, 2)
+    with pytest.raises(RuntimeError, match="its schedule is"):
+        fit("mlp", mnist, schedule=other, parallel=False, evaluate=False, **ways)
