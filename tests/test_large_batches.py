@@ -1,0 +1,69 @@
+"""The order of the thesis' recipes comes out in notebook 25's setting, on seeds it does not use.
+
+Tests dlguide.training.experiments with the recipes that stand in the notebook.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlguide.cluster import Cluster
+from dlguide.training import experiments
+
+NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "25_large_batches.ipynb"
+SEEDS = range(10, 15)
+
+
+def lesson():
+    """Take the recipes from the cell that defines them, so that test and lesson cannot part."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (cell,) = [source for source in sources if "\nrecipes = {" in source]
+    names = {"experiments": experiments, "replace": replace}
+    exec(cell.partition("\nsteps_of")[0], names)
+    return names["recipes"]
+
+
+@pytest.fixture(scope="module")
+def results():
+    recipes = lesson()
+    recipes["reduced"] = replace(recipes["stepping"], batch=8)
+    with Cluster(ranks=2) as cluster:
+        settings = experiments.each_seed(recipes, SEEDS)
+        return experiments.run(settings, cluster=cluster, progress=None)
+
+
+def compared(results, first, second):
+    return experiments.compare(*(experiments.of(results, name) for name in (first, second)))
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ("baseline", "naive"),
+        ("no warmup", "naive"),
+        ("stepping", "no warmup"),
+        ("gradual", "no warmup"),
+        ("reduced", "stepping"),
+    ],
+)
+def test_order_of_the_thesis_is_clear(better, worse, results):
+    difference = compared(results, better, worse)
+    assert difference.mean > 0
+    assert difference.clear, str(difference)
+
+
+@pytest.mark.parametrize("warmup", ["stepping", "gradual"])
+def test_warmup_gives_back_more_than_half_of_what_naive_scaling_lost(warmup, results):
+    lost = compared(results, "baseline", "naive").mean
+    assert compared(results, warmup, "naive").mean > lost / 2
+
+
+def test_large_batch_is_16_times_the_small_one_and_so_is_its_rate():
+    recipes = lesson()
+    small, large = recipes["baseline"], recipes["gradual"]
+    assert large.global_batch == 16 * small.global_batch
+    assert large.rate == pytest.approx(16 * small.rate)
+    assert recipes["naive"].rate == small.rate
