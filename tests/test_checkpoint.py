@@ -199,7 +199,7 @@ def test_folder_that_cannot_be_written_is_said_before_training(tmp_path):
 def test_full_disk_is_said_before_training(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
-    with pytest.raises(ValueError, match=r"room for 3.0 MB \(three checkpoints\).*2.0 MB free"):
+    with pytest.raises(ValueError, match=r"room for 3.0 MB \(3 checkpoints\).*2.0 MB free"):
         checkpoint.require_writable(tmp_path, 1_000_000)
     checkpoint.require_writable(tmp_path, 600_000)
     assert list(tmp_path.iterdir()) == []

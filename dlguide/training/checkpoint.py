@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlguide.checks import require, require_count
+from dlguide.training import checkpoint_file
+from dlguide.training.checkpoint_file import Checkpoint, CheckpointError, Within, latest, read
 
 if TYPE_CHECKING:
     import keras
 
-_MAGIC = b"dlguide-checkpoint-1 "
-_NAME = re.compile(r"checkpoint-(\d{9})\.dlguide")
-# One name for all unfinished files, so that a killed save leaves one and not one more each time.
-_UNFINISHED = "checkpoint.partial"
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be used; the text says why and what to do."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a checkpoint file says about itself.
-
-    path (of the file), step and epoch (done when it was written, counts), settings (of the
-    training it belongs to), arrays (name, dtype, shape of each).
-    """
-
-    path: str
-    step: int
-    epoch: int
-    settings: dict[str, Any]
-    arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Within",
+    "latest",
+    "nbytes_of",
+    "read",
+    "require_writable",
+    "restore",
+    "save",
+]
 
 
 def save(
@@ -53,13 +40,15 @@ def save(
     epoch: int,
     settings: Mapping[str, Any] | None = None,
     keep: int = 2,
+    within: Within | None = None,
 ) -> Path:
     """Write weights and optimizer state so that a kill at any moment leaves a usable checkpoint.
 
-    The bytes go to a temporary file, to the disk (fsync), and only then, by a rename, to their
-    name; the file begins with the SHA-256 of its contents. Older checkpoints than the last
-    `keep` are removed after that. Call it on one rank only: the others have the same weights.
-    Leaves out the state of random generators, which `fit` derives from seed, rank and epoch.
+    The file gets its name when all of it is on the disk, and begins with the SHA-256 of its
+    contents (`checkpoint_file.write`). After that older ones go, but for the last `keep` and the
+    last one of an epoch's end. Call it on one rank only: the others have the same weights.
+    Leaves out the state of random generators, which `fit` derives from seed, rank and epoch, or
+    has in `within`.
 
     Args:
         folder: where to write; made when it is missing.
@@ -69,93 +58,42 @@ def save(
         epoch: epochs done so far (count).
         settings: what must be equal in the training that goes on from here, JSON-able.
         keep: checkpoints to leave in the folder, this one included (count).
+        within: what each worker has of its own, before the end of an epoch; None at its end.
 
     Returns:
         Path: the file.
 
     Raises:
+        ValueError: when a weight is not finite, so that it never takes the place of a good one.
         OSError: when the file cannot be written; the earlier ones are still there.
     """
     require_count(step, "step", least=0)
     require_count(epoch, "epoch", least=0)
     require_count(keep, "keep")
+    then = "Nothing was written. Go on from the last checkpoint with a lower learning rate."
+    bad = not_finite(model)
+    require(not bad, "model", "have weights that are finite", f"{bad} with nan or infinity", then)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = _arrays(model, optimizer)
-    header = {
-        "step": step,
-        "epoch": epoch,
-        "settings": dict(settings or {}),
-        "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
-    }
-    parts = [json.dumps(header).encode() + b"\n", *(array.tobytes() for _name, array in arrays)]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    path, unfinished = folder / f"checkpoint-{step:09d}.dlguide", folder / _UNFINISHED
-    with open(unfinished, "wb") as file:
-        file.write(_MAGIC + digest.hexdigest().encode() + b"\n")
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
-    _sync_folder(folder)  # the rename itself must reach the disk before an older one goes
-    for old in _finished(folder)[:-keep]:
-        old.unlink(missing_ok=True)
+    path = checkpoint_file.write(folder, step, epoch, settings or {}, arrays, within)
+    checkpoint_file.remove_old(folder, keep)
     return path
 
 
-def latest(folder: str | os.PathLike) -> Path | None:
-    """Find the checkpoint with the most steps.
+def not_finite(model: keras.Model) -> str:
+    """Find a weight that holds nan or infinity.
 
     Args:
-        folder: where `save` wrote; it need not exist.
+        model: its weights are searched, moving averages included.
 
     Returns:
-        Path: the file, or None when there is none.
+        str: the name of the first such weight; empty when all are finite.
     """
-    files = _finished(Path(folder))
-    return files[-1] if files else None
-
-
-def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
-    """Read a checkpoint after holding it against its checksum.
-
-    Args:
-        path: a file that `save` wrote.
-
-    Returns:
-        tuple: the Checkpoint and its arrays, in its order.
-
-    Raises:
-        CheckpointError: when the file is missing, damaged or no checkpoint; the text names the
-            file, the expected and the found checksum and what to do.
-    """
-    path = Path(path)
-    try:
-        contents = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error.strerror}. {_instead(path)}"
-        ) from error
-    first, _, rest = contents.partition(b"\n")
-    if not re.fullmatch(re.escape(_MAGIC) + b"[0-9a-f]{64}", first):
-        raise CheckpointError(f"{path} does not begin as a checkpoint does. {_instead(path)}")
-    expected, found = first[len(_MAGIC) :].decode(), hashlib.sha256(rest).hexdigest()
-    if found != expected:
-        raise CheckpointError(
-            f"{path} is damaged: expected SHA-256 {expected}, found {found}. {_instead(path)}"
-        )
-    line, _, data = rest.partition(b"\n")
-    header = json.loads(line)
-    names = tuple((name, dtype, tuple(shape)) for name, dtype, shape in header["arrays"])
-    arrays, at = [], 0
-    for _name, dtype, shape in names:
-        array = np.frombuffer(data, dtype, count=int(np.prod(shape, dtype=int)), offset=at)
-        arrays.append(array.reshape(shape))
-        at += array.nbytes
-    found_here = Checkpoint(str(path), header["step"], header["epoch"], header["settings"], names)
-    return found_here, arrays
+    for weight in model.weights:
+        if "float" in str(weight.dtype) and not np.isfinite(np.asarray(weight)).all():
+            return weight.path
+    return ""
 
 
 def restore(
@@ -163,6 +101,7 @@ def restore(
     model: keras.Model,
     optimizer: keras.Optimizer,
     settings: Mapping[str, Any] | None = None,
+    within: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """Set a net and its optimizer to what a checkpoint holds, bit by bit.
 
@@ -176,6 +115,9 @@ def restore(
         optimizer: of the same kind as was saved, built.
         settings: what must equal the settings that were saved; None takes any.
 
+        within: what must equal the settings of one that was written before an epoch's end; None
+            takes any.
+
     Returns:
         Checkpoint: its step and epoch tell where to go on.
 
@@ -184,13 +126,7 @@ def restore(
             training.
     """
     found, arrays = read(path)
-    for name, value in (settings or {}).items():
-        if found.settings.get(name) != value:
-            raise CheckpointError(
-                f"{path} belongs to another training: its {name} is "
-                f"{found.settings.get(name)!r}, here it is {value!r}. Use another folder, or "
-                f"delete it to train anew."
-            )
+    _require_same(path, found, settings or {}, within or {})
     variables = _variables(model, optimizer)
     expected = [(name, str(v.dtype), tuple(v.shape)) for name, v in variables]
     for saved, here in zip(found.arrays, expected, strict=False):
@@ -209,13 +145,43 @@ def restore(
     return found
 
 
-def require_writable(folder: str | os.PathLike, nbytes: int) -> None:
+def _require_same(
+    path: str | os.PathLike,
+    found: Checkpoint,
+    settings: Mapping[str, Any],
+    within: Mapping[str, Any],
+) -> None:
+    for name, value in json.loads(json.dumps(dict(settings))).items():
+        if found.settings.get(name) != value:
+            raise CheckpointError(
+                f"{path} belongs to another training: its {name} is "
+                f"{found.settings.get(name)!r}, here it is {value!r}. Use another folder, or "
+                f"delete it to train anew."
+            )
+    if found.within is None:
+        return
+    for name, value in json.loads(json.dumps(dict(within))).items():
+        saved = found.within.settings.get(name)
+        if saved != value:
+            files = checkpoint_file.finished(Path(path).parent)
+            ends = [one for one in files if not checkpoint_file.is_within(one)]
+            others = f"go on from {ends[-1].name}, the end of an epoch" if ends else "train anew"
+            raise CheckpointError(
+                f"{path} was written after {found.within.step} steps of epoch {found.epoch + 1} "
+                f"with {name} = {saved}, here it is {value}. Within an epoch the samples and what "
+                f"each rank has of its own belong to that {name}: use it, or delete the files "
+                f"that end in -within.dlguide to {others}."
+            )
+
+
+def require_writable(folder: str | os.PathLike, nbytes: int, files: int = 3) -> None:
     """Check before a training, not after it, that checkpoints can be written.
 
     Args:
         folder: where they shall go; made when it is missing.
-        nbytes: size of one checkpoint; there must be room for three, as the new one is written
-            before the oldest goes (bytes).
+        nbytes: size of one checkpoint (bytes).
+        files: how many there must be room for: all that `save` keeps, and one more, as the new
+            one is written before the oldest goes (count).
 
     Raises:
         ValueError: when the folder cannot be made or written to, or the disk is full.
@@ -236,9 +202,9 @@ def require_writable(folder: str | os.PathLike, nbytes: int) -> None:
             f"{error.strerror}. Choose another folder.",
         )
     require(
-        free >= 3 * nbytes,
+        free >= files * nbytes,
         "checkpoint",
-        f"be on a disk with room for {3 * nbytes / 1e6:.1f} MB (three checkpoints)",
+        f"be on a disk with room for {files * nbytes / 1e6:.1f} MB ({files} checkpoints)",
         f"{folder} with {free / 1e6:.1f} MB free",
         "Free some space or choose another folder.",
     )
@@ -271,27 +237,6 @@ def _arrays(model: keras.Model, optimizer: keras.Optimizer) -> list[tuple[str, n
     return [(name, np.asarray(variable)) for name, variable in _variables(model, optimizer)]
 
 
-def _finished(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-
-
-def _instead(path: Path) -> str:
-    others = [other.name for other in _finished(path.parent) if other != path]
-    if others:
-        return f"Delete it to go on from {others[-1]}."
-    return "Delete it to train anew; there is no other checkpoint beside it."
-
-
 def _describe(array: tuple[str, str, tuple[int, ...]]) -> str:
     name, dtype, shape = array
     return f"{name} ({dtype}, shape {shape})"
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

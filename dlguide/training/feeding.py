@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Batch = tuple[Any, Any, float]
 
 
-def gathered(data: Dataset, parts: list[Step]) -> Iterator[Batch]:
+def gathered(data: Dataset, parts: list[Step], first: int = 0) -> Iterator[Batch]:
     """Take each step's samples out of arrays.
 
     Args:
@@ -33,8 +33,9 @@ def gathered(data: Dataset, parts: list[Step]) -> Iterator[Batch]:
         scale 0, because this rank still takes part in the step's allreduce.
     """
     images, labels = data.train_images, data.train_labels
-    seen = np.zeros(1, int)
-    for part in parts:
+    # Also where the last step alone is asked for: its image goes into the moving averages.
+    seen = np.concatenate([np.zeros(1, int), *(part.indices[:1] for part in parts[:first])])[-1:]
+    for part in parts[first:]:
         if len(part.indices):
             seen = part.indices[:1]
             yield images[part.indices], labels[part.indices], 1 / part.global_size
@@ -88,16 +89,17 @@ class ArrayFeed:
         """
         return self._order(epoch=epoch)
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """Give one batch for every step.
+    def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Give one batch for every step, as an epoch from its start would.
 
         Args:
             epoch: number of the epoch, from 0.
+            first: step to begin with, from 0; the data of those before is not read.
 
         Returns:
             Iterator: of images, labels and scale, see `gathered`.
         """
-        return gathered(self.data, self.steps(epoch))
+        return gathered(self.data, self.steps(epoch), first)
 
     def check(self) -> None:
         """Nothing can have failed."""
@@ -131,22 +133,27 @@ class PipelineFeed:
         self._classes = model.outputs[0].shape[-1]
         self._failure: Exception | None = None
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """Give one batch for every step.
+    def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Give one batch for every step, as an epoch from its start would.
 
         Args:
             epoch: number of the epoch, from 0.
+            first: step to begin with, from 0; the data of those before is not read.
 
         Returns:
             Iterator: of images, labels and scale, see `gathered`.
         """
-        last, pipeline = None, self.pipeline
+        last, pipeline, steps = None, self.pipeline, self.steps(epoch)
         if self._plain is not None and epoch >= self._plain[0]:
             pipeline = self._plain[1]
-        with pipeline.epoch(epoch) as passing:
-            for part in passing.steps:
+        # A rank without samples in the last step takes an image of the step before it.
+        begin = first - 1 if 0 < first < len(steps) and not len(steps[first].indices) else first
+        with pipeline.epoch(epoch, begin) as passing:
+            for number, part in enumerate(passing.steps, start=begin):
                 batch = self._next(passing, part) if self._failure is None else None
-                if batch is None or not len(part.indices):
+                if number < first:
+                    last = None if batch is None else (batch[0][:1], batch[1][:1])
+                elif batch is None or not len(part.indices):
                     yield *(self._spare() if last is None else last), 0.0
                 else:
                     last = batch[0][:1], batch[1][:1]

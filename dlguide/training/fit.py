@@ -17,11 +17,12 @@ from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.measure import Run
 from dlguide.parallel.compression import named
-from dlguide.training import checkpoint as checkpoints
 from dlguide.training import rates, settings
 from dlguide.training.clock import Clock
+from dlguide.training.divergence import Watch
 from dlguide.training.loop import Steps, train_epoch
-from dlguide.training.ranks import Alone, connect
+from dlguide.training.ranks import connect
+from dlguide.training.saving import Saver
 from dlguide.training.schedules_collapsed import Collapsed
 from dlguide.training.schedules_recipe import Recipe
 from dlguide.training.settings import Settings
@@ -57,6 +58,7 @@ def fit(
     test: Dataset | Pipeline | None = None,
     schedule: Recipe | Collapsed | None = None,
     workers: int = 1,
+    save_every: int | None = None,
 ) -> Run:
     """Train a net, alone or on all ranks together, and tell what came out and what it took.
 
@@ -99,7 +101,8 @@ def fit(
         device: "cpu" or "gpu".
         evaluate: whether to count right answers on the whole test set after each epoch.
         checkpoint: folder to write a checkpoint to after each epoch, and to go on from if it
-            holds one (rank 0 says so first); None for neither.
+            holds one (rank 0 says so first); None for neither. Resumed on as many ranks, a
+            training ends with the weights of the uninterrupted one, bit by bit.
         report: called with numbers (epoch, epochs, step, steps, loss, images_per_s) up to ten
             times a second; None for `measure.report_progress`.
         compression: of gradients on their way between ranks: a name or a compressor of
@@ -111,6 +114,8 @@ def fit(
             collapsed one gives the optimizer its weight decay too, and lets a pipeline's images
             alone when their time has come. None for a constant rate.
         workers: how many each rank plays, `batch` images each (count).
+        save_every: steps between two checkpoints within an epoch, from which only as many ranks,
+            workers and images can go on; None for one at the end of each epoch only (count).
 
     Returns:
         Run: as this rank saw it.
@@ -118,6 +123,8 @@ def fit(
     Raises:
         ValueError: when an argument is not what it must be; on all ranks, before any work.
         CheckpointError: when the checkpoint there is damaged or another training's.
+        DivergedError: on all ranks, when a loss or a weight is nan or infinite; the text has step,
+            ranks, learning rate and the last good checkpoint.
         MissingComponentError: when the data or the device is not there.
 
     Source:
@@ -127,14 +134,16 @@ def fit(
         net, data, epochs, batch, optimizer, learning_rate, rate_scaling, seed, samples, dropout,
         dtype, shuffle, device, evaluate, None if checkpoint is None else os.fspath(checkpoint),
         compression, None if timeline is None else os.fspath(timeline), test, schedule, workers,
+        save_every,
     )  # fmt: skip
     clock = Clock()
     report = measure.report_progress if report is None else report
     with clock.phase("setup"):
         ranks = connect(parallel, recording=timeline is not None)
+        saver = Saver(asked, ranks)
         with ranks.together(asked.names()):
             asked.check()
-            _announce(asked, ranks.rank)
+            saver.announce()
             data = settings.load_data(data, samples, batch, ranks.ranks * workers)
             place = settings.require_device(device)
             import tensorflow as tf
@@ -154,8 +163,9 @@ def fit(
             rule = ranks.distribute(rule, compressor)
             rule.build(model.trainable_variables)
             ranks.broadcast(model.weights)
-            first_epoch, steps_before = _resume(asked, model, rule, ranks)
             players = Workers(model, rule, ranks, workers)
+            start = saver.resume(model, rule, players)
+            watch = Watch(model, rule, ranks, start.done, saver.last_good)
             accuracy = evaluator(model, data if test is None else test, ranks) if evaluate else None
             # Keras holds it in float32; by way of its text 0.002 stays 0.002.
             rate = float(str(np.float32(rule.learning_rate)))
@@ -164,25 +174,36 @@ def fit(
 
     measured, loss, train_accuracy, test_accuracy = Steps(), [], [], []
     with tf.device(place), ranks.recording(asked.timeline):
-        for epoch in range(first_epoch, epochs):
-            with clock.phase("train"):
-                parts = feed.steps(epoch)
+        for epoch in range(start.epoch, epochs):
+            parts = feed.steps(epoch)
+            at, sums = (start.step, start.sums) if epoch == start.epoch else (0, (0.0, 0.0))
+            batches = feed.batches(epoch, at)
+            if at == 0:
                 players.begin_epoch(seed, epoch * len(parts))
-                tell = partial(report, epoch=epoch + 1, epochs=epochs)
-                batches = feed.batches(epoch)
-                summed = ranks.total(train_epoch(players.step, batches, parts, measured, tell))
-                feed.check()
-                loss.append(summed[0] / feed.samples)
-                train_accuracy.append(summed[1] / feed.samples)
-                players.end_epoch()  # batch normalisation saw only each worker's own images
+            tell = partial(report, epoch=epoch + 1, epochs=epochs)
+            after = partial(watch.after, epoch=epoch + 1)
+            for until in saver.stops(at, len(parts)):
+                with clock.phase("train"):
+                    sums = train_epoch(
+                        players.step, batches, parts, measured, tell, at, until, sums, after
+                    )
+                    feed.check()
+                    if until == len(parts):
+                        summed = ranks.total(sums)
+                        players.end_epoch()  # batch normalisation saw each worker's own images
+                    watch.settle()
+                if until < len(parts):
+                    with clock.phase("checkpoint"):
+                        saver.save_within(epoch, until, len(measured.step_s), sums)
+                at = until
+            loss.append(summed[0] / feed.samples)
+            train_accuracy.append(summed[1] / feed.samples)
             if evaluate:
                 with clock.phase("evaluate"):
                     test_accuracy.append(accuracy())
             if checkpoint is not None:
-                done = steps_before + len(measured.step_s)
-                with clock.phase("checkpoint"), ranks.together():
-                    if ranks.rank == 0:
-                        checkpoints.save(checkpoint, model, rule, done, epoch + 1, asked.identity())
+                with clock.phase("checkpoint"):
+                    saver.save(epoch + 1, len(measured.step_s))
         if evaluate and not test_accuracy:  # a finished checkpoint was found
             with clock.phase("evaluate"):
                 test_accuracy.append(accuracy())
@@ -202,7 +223,7 @@ def fit(
         parameters=sum(int(np.prod(v.shape, dtype=int)) for v in model.trainable_weights),
         samples=feed.samples,
         steps_per_epoch=len(feed.steps(0)),
-        first_epoch=first_epoch,
+        first_epoch=start.epoch,
         loss=tuple(loss),
         test_accuracy=tuple(test_accuracy),
         step_s=tuple(measured.step_s),
@@ -225,49 +246,6 @@ def fit(
         workers=int(workers),
         train_accuracy=tuple(train_accuracy),
     )
-
-
-def _announce(asked: Settings, rank: int) -> None:
-    # Before anything else: whoever forgot an old checkpoint must not wait for a training that
-    # will not happen.
-    if asked.checkpoint is None or rank != 0:
-        return
-    path = checkpoints.latest(asked.checkpoint)
-    if path is None:
-        return
-    found, _arrays = checkpoints.read(path)
-    if found.epoch >= asked.epochs:
-        print(
-            f"{path} is a finished training: step {found.step}, epoch {found.epoch} of "
-            f"{asked.epochs}. Nothing will be trained. Delete it to train anew, or ask for "
-            "more epochs.",
-            flush=True,
-        )
-    else:
-        print(
-            f"Going on from {path}: step {found.step}, epoch {found.epoch} of {asked.epochs}.",
-            flush=True,
-        )
-
-
-def _resume(
-    asked: Settings, model: keras.Model, rule: keras.Optimizer, ranks: Alone
-) -> tuple[int, int]:
-    """Give epochs and steps done by the checkpoint, whose weights are then on all ranks."""
-    if asked.checkpoint is None:
-        return 0, 0
-    found = [0.0, 0.0]
-    with ranks.together():
-        if ranks.rank == 0:  # the others may not even see the folder
-            checkpoints.require_writable(asked.checkpoint, checkpoints.nbytes_of(model, rule))
-            path = checkpoints.latest(asked.checkpoint)
-            if path is not None:
-                saved = checkpoints.restore(path, model, rule, asked.identity())
-                found = [saved.epoch, saved.step]
-    epoch, step = (int(number) for number in ranks.total(found))
-    if epoch:
-        ranks.broadcast([*model.weights, *rule.variables])
-    return epoch, step
 
 
 def _digest(model: keras.Model) -> str:

@@ -37,24 +37,34 @@ def train_epoch(
     parts: list[Step],
     measured: Steps,
     report: Callable[..., None],
+    first: int = 0,
+    until: int | None = None,
+    sums: tuple[float, float] = (0.0, 0.0),
+    after: Callable[..., None] | None = None,
 ) -> tuple[float, float]:
-    """Take the steps of one epoch, each as soon as the one before is done.
+    """Take the steps of one epoch, or a stretch of them, each as soon as the one before is done.
 
     Args:
         step: a compiled `train_step` that counts right answers, or one of `Workers`.
-        batches: what it is called with, for each step: images, labels and the weight of a
-            sample, or such a batch for each worker.
-        parts: this rank's part of every step.
+        batches: what it is called with, for each step of the stretch: images, labels and the
+            weight of a sample, or such a batch for each worker.
+        parts: this rank's part of every step of the epoch.
         measured: takes the time of every step, its data's included.
         report: called with step, steps, loss and images_per_s, at most ten times a second.
+        first: steps of the epoch that are done (count).
+        until: steps of it that are done afterwards; None for all (count).
+        sums: what the steps before have come to.
+        after: called with the loss and the number of every step, when it is done.
 
     Returns:
-        tuple: sum of the losses of this rank's samples, and how many it told right.
+        tuple: sum of the losses of this rank's samples, and how many it told right, those of
+            `sums` included.
     """
-    total, right, done, done_here = 0.0, 0.0, 0, 0
+    (total, right), done = sums, 0
+    done_here = sum(len(part.indices) for part in parts[:first])
     begin = reported = perf_counter()
     reported_images = 0
-    for number, part in enumerate(parts, start=1):
+    for number, part in enumerate(parts[first:until], start=first + 1):
         batch = next(batches)
         ready = perf_counter()
         loss, told_right = (float(number) for number in np.asarray(step(*batch)))
@@ -71,6 +81,8 @@ def train_epoch(
             mean = total / max(done_here, 1)
             report(step=number, steps=len(parts), loss=mean, images_per_s=speed)
             reported, reported_images = end, done
+        if after is not None:
+            after(loss, step=number)
     return total, right
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,6 +73,17 @@ class Alone:
             list: one text for each rank.
         """
         return [text]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Give every rank the bytes of each one, in rank order.
+
+        Args:
+            data: this rank's, as many as it likes; all ranks hold all of them afterwards.
+
+        Returns:
+            list: the bytes of each rank.
+        """
+        return [data]
 
     @contextmanager
     def recording(self, path: str | None) -> Iterator[None]:
@@ -194,6 +206,22 @@ class Ranks(Alone):
         here = np.frombuffer(text.encode() + b"\0", np.uint8)
         everyone = np.asarray(self._hvd.allgather(here, name="dlguide.training.gather"))
         return everyone.tobytes().decode().split("\0")[:-1]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Give every rank the bytes of each one, in rank order.
+
+        Args:
+            data: this rank's, as many as it likes; all ranks hold all of them afterwards.
+
+        Returns:
+            list: the bytes of each rank.
+        """
+        name = "dlguide.training.gather_bytes"
+        lengths = self._hvd.allgather(np.array([len(data)], np.int64), name=f"{name}.lengths")
+        here = np.frombuffer(data, np.uint8)
+        everyone = np.asarray(self._hvd.allgather(here, name=name)).tobytes()
+        edges = np.cumsum([0, *np.asarray(lengths)])
+        return [everyone[a:b] for a, b in pairwise(edges)]
 
 
 def connect(parallel: bool | None = None, recording: bool = False) -> Alone:

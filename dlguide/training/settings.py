@@ -55,6 +55,7 @@ class Settings:
     test: Dataset | Pipeline | None = None
     schedule: Recipe | Collapsed | None = None
     workers: int = 1
+    save_every: int | None = None
 
     def check(self) -> None:
         """Check all that can be checked without TensorFlow and the data.
@@ -75,6 +76,10 @@ class Settings:
         if self.samples is not None:
             require_count(self.samples, "samples")
         require_known(self.device, DEVICES, "device")
+        if self.save_every is not None:
+            require_count(self.save_every, "save_every")
+            must, then = "be None without a folder", "Give one with `checkpoint`."
+            require(self.checkpoint is not None, "save_every", must, self.save_every, then)
         if named(self.compression).keeps_errors:
             then = "Use fp16, bf16 or none, which remember nothing."
             must = "be None where `compression` remembers errors, which no checkpoint holds"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlguide.checks import require
 from dlguide.data.input_pipeline import Pipeline
+from dlguide.training.divergence import spoiled
 from dlguide.training.ranks import Alone
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Gradients:
     it. A worker without samples takes any one with scale 0.
 
     Losses that layers add (weight decay) are divided by the workers, as each has them whole.
+    Where the loss is not finite, the sum of the gradients is not either (`divergence.spoiled`).
 
     Args:
         model: gives logits of shape (samples, classes).
@@ -68,11 +70,13 @@ class Gradients:
             whole = loss
             if self.model.losses:
                 whole += tf.cast(tf.add_n(self.model.losses), self.dtype) / self.workers
-            whole = self.optimizer.scale_loss(whole)
+            scaled = self.optimizer.scale_loss(whole)
         told = tf.argmax(logits, axis=-1, output_type=labels.dtype) == labels
         right = tf.cast(tf.math.count_nonzero(told), self.dtype)
         right *= tf.cast(scale > 0, self.dtype)  # the sample of a worker without any counts not
-        return tf.stack([loss, right]), tape.gradient(whole, self.model.trainable_variables)
+        variables = self.model.trainable_variables
+        found = spoiled(tape.gradient(scaled, variables), variables, whole)
+        return tf.stack([loss, right]), found
 
 
 def train_step(

@@ -73,6 +73,24 @@ class Workers:
             for number, variable in zip(self._averages, variables, strict=True):
                 left[number] = np.array(variable)
 
+    def states(self) -> list[list[np.ndarray]]:
+        """Give what each worker of this rank has of its own, in the middle of an epoch.
+
+        Returns:
+            list: for each worker its arrays, those of one worker like those of another.
+        """
+        return [[np.asarray(v).copy() for v in self._state]] if self.count == 1 else self.left
+
+    def put_back(self, states: Sequence[Sequence[np.ndarray]]) -> None:
+        """Give each worker what `states` gave.
+
+        Args:
+            states: for each worker its arrays.
+        """
+        self.left = [list(arrays) for arrays in states]
+        for variable, value in zip(self._state, self.left[0], strict=True):
+            variable.assign(value)
+
     def _enter(self, worker: int) -> None:
         if self.count > 1:
             for variable, value in zip(self._state, self.left[worker], strict=True):
@@ -142,16 +160,17 @@ class WorkersFeed:
             for parts in together
         ]
 
-    def batches(self, epoch: int) -> Iterator[tuple[Batch, ...]]:
+    def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[Batch, ...]]:
         """Give the batches of all workers for every step.
 
         Args:
             epoch: number of the epoch, from 0.
+            first: step to begin with, from 0.
 
         Returns:
             Iterator: of one batch for each worker.
         """
-        return zip(*(feed.batches(epoch) for feed in self.feeds), strict=True)
+        return zip(*(feed.batches(epoch, first) for feed in self.feeds), strict=True)
 
     def check(self) -> None:
         """Fail on all ranks where one of them could not use its data; all must call it."""

@@ -1,0 +1,153 @@
+"""Stopping on all ranks together when a loss or the weights are no longer finite."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.training.checkpoint import not_finite
+from dlguide.training.ranks import Alone
+
+if TYPE_CHECKING:
+    import keras
+
+_TRY = (
+    "Try a lower `learning_rate`, or a `schedule` that warms up; where only some ranks are named, "
+    "look for damaged samples among theirs."
+)
+
+
+class DivergedError(ArithmeticError):
+    """A training came to nan or infinity; the text says where, and what is left."""
+
+
+def spoiled(gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> list[Any]:
+    """Give gradients that carry it to all ranks when this rank's loss is not finite.
+
+    The gradients are summed over ranks in any case. One of them, that of the smallest variable,
+    becomes nan with the loss, so that after the step every rank finds nan in that variable and
+    stops, for no more communication than before. Without that a loss could be infinite on one
+    rank and its gradients finite (logits beyond half of the largest number do it): this rank
+    would stop, and the others would wait for it. Finite losses leave all gradients as they are,
+    bit by bit.
+
+    Args:
+        gradients: of this rank; tensors, `tf.IndexedSlices` or None.
+        variables: what they are the gradients of.
+        loss: of this rank, not scaled.
+
+    Returns:
+        list: the gradients to sum.
+    """
+    import tensorflow as tf
+
+    found, place = list(gradients), _smallest(variables)
+    gradient = found[place]
+    # Sparse ones do not reach all of the variable; `Watch.settle` finds such a loss later.
+    if isinstance(gradient, tf.Tensor):
+        nothing = tf.fill(tf.shape(gradient), tf.constant(math.nan, gradient.dtype))
+        found[place] = tf.where(tf.math.is_finite(loss), gradient, nothing)
+    return found
+
+
+class Watch:
+    """Looks at every step's loss, and stops all ranks in the step in which one is not finite.
+
+    All ranks hold equal weights, so each sees by itself that the others will stop too; they speak
+    with each other only then, to name the ranks. An optimizer that scales losses leaves such a
+    step out and keeps its weights, which all ranks notice alike: then they ask each other, stop
+    if a loss was not finite, and go on if only scaled gradients were too large, which is what the
+    scale is for. (A smaller scale does not mend a loss: that overflowed on the way forward.)
+
+    Args:
+        model: the net, its weights equal on all ranks.
+        optimizer: built.
+        ranks: the ranks that train.
+        steps: done so far (count).
+        last_good: names the last checkpoint that can be used; called on rank 0 only.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.Optimizer,
+        ranks: Alone,
+        steps: int = 0,
+        last_good: Callable[[], str] = lambda: "There is no checkpoint.",
+    ) -> None:
+        self._model, self._optimizer, self._ranks = model, optimizer, ranks
+        self._last_good = last_good
+        self._carrier = model.trainable_variables[_smallest(model.trainable_variables)]
+        self._skips = hasattr(optimizer, "dynamic_scale")
+        self._updates = int(np.asarray(optimizer.iterations))
+        self._at = {"step": steps, "epoch": 0, "of_epoch": 0}
+        self._bad: dict[str, Any] | None = None
+
+    def after(self, loss: float, epoch: int, step: int) -> None:
+        """Look at a step that was just done; all ranks must call it.
+
+        Args:
+            loss: of this rank's samples.
+            epoch: number of the epoch, from 1.
+            step: number of the step in that epoch, from 1.
+
+        Raises:
+            DivergedError: on all ranks, when the loss of one of them or the step was not finite.
+        """
+        self._at = {"step": self._at["step"] + 1, "epoch": epoch, "of_epoch": step}
+        if not math.isfinite(loss) and self._bad is None:
+            self._bad = self._at | {"loss": str(loss), "rate": self._rate()}
+        stop = not np.isfinite(np.asarray(self._carrier)).all()
+        if self._skips:
+            updates = int(np.asarray(self._optimizer.iterations))
+            skipped, self._updates = updates == self._updates, updates
+            stop = stop or skipped
+        if stop:
+            self.settle()
+
+    def settle(self) -> None:
+        """Stop all ranks if one of them has met anything that is not finite; collective.
+
+        Raises:
+            DivergedError: on all ranks, with the same text.
+        """
+        here = {"bad": self._bad, "weight": not_finite(self._model)}
+        everyone = [json.loads(text) for text in self._ranks.gather(json.dumps(here))]
+        met = {rank: one["bad"] for rank, one in enumerate(everyone) if one["bad"]}
+        weights = [one["weight"] for one in everyone if one["weight"]]
+        if not met and not weights:
+            return
+        # Only rank 0 need see the folder.
+        last = self._ranks.gather(self._last_good() if self._ranks.rank == 0 else "")[0]
+        if met:
+            where, losses = next(iter(met.values())), {one["loss"] for one in met.values()}
+            what = f"The loss is {' or '.join(sorted(losses))} on {self._named(list(met))}"
+        else:
+            where = self._at | {"rate": self._rate()}
+            what = f"The loss is finite, but {weights[0]} is not any more,"
+        raise DivergedError(
+            f"{what} at step {where['step']} (step {where['of_epoch']} of epoch {where['epoch']}), "
+            f"with learning rate {where['rate']:g}. {last} {_TRY}"
+        )
+
+    def _named(self, met: list[int]) -> str:
+        if len(met) == self._ranks.ranks:
+            return "all ranks" if len(met) > 1 else "rank 0"
+        return f"rank{'s' * (len(met) > 1)} {', '.join(map(str, met))}"
+
+    def _rate(self) -> float:
+        """Give the rate of the step that was just done, which a schedule takes from its number."""
+        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+        rate, done = inner._learning_rate, int(np.asarray(inner.iterations))
+        if callable(rate) and not hasattr(rate, "assign"):
+            done = self._updates if self._skips else done - 1
+            rate = rate(np.int64(max(done, 0)))
+        return float(np.asarray(rate))
+
+
+def _smallest(variables: Sequence[Any]) -> int:
+    return min(range(len(variables)), key=lambda at: int(np.prod(variables[at].shape, dtype=int)))

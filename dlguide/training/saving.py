@@ -1,0 +1,212 @@
+"""When `fit` writes checkpoints, what goes into them, and how it goes on from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlguide.training import checkpoint as checkpoints
+from dlguide.training.checkpoint import CheckpointError, Within
+from dlguide.training.checkpoint_file import finished
+from dlguide.training.ranks import Alone
+from dlguide.training.settings import Settings
+from dlguide.training.workers import Workers
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a training begins, or goes on.
+
+    epoch (epochs done), step (of that epoch, steps done), done (steps of all epochs; counts),
+    sums (this rank's losses and right answers of the steps of that epoch).
+    """
+
+    epoch: int = 0
+    step: int = 0
+    done: int = 0
+    sums: tuple[float, float] = (0.0, 0.0)
+
+
+class Saver:
+    """The checkpoints of one training; without a folder it writes none.
+
+    At an epoch's end all ranks are equal, and weights, optimizer, epoch and step are all there is
+    to keep: the order of the samples and the seeds of dropout follow from seed, epoch and rank.
+    Within an epoch each worker also has moving averages and seeds of its own, and each rank the
+    sum of its losses: rank 0 writes those of all, and every worker gets its own back.
+
+    Args:
+        asked: the arguments of `fit`.
+        ranks: the ranks that train.
+    """
+
+    def __init__(self, asked: Settings, ranks: Alone) -> None:
+        self._asked, self._ranks, self._folder = asked, ranks, asked.checkpoint
+        self._before = 0  # steps of the runs before this one
+
+    def announce(self) -> None:
+        """Tell on rank 0 what will be gone on from, before anything else.
+
+        Whoever forgot an old checkpoint must not wait for a training that will not happen.
+
+        Raises:
+            CheckpointError: when it is damaged.
+        """
+        path = checkpoints.latest(self._folder) if self._folder is not None else None
+        if path is None or self._ranks.rank != 0:
+            return
+        found, _arrays = checkpoints.read(path)
+        epochs = self._asked.epochs
+        further = f" and {found.within.step} steps of the next" if found.within else ""
+        where = f"step {found.step}, epoch {found.epoch} of {epochs}{further}"
+        if found.epoch >= epochs:
+            print(
+                f"{path} is a finished training: {where}. Nothing will be trained. Delete it to "
+                "train anew, or ask for more epochs.",
+                flush=True,
+            )
+        else:
+            print(f"Going on from {path}: {where}.", flush=True)
+
+    def resume(self, model: keras.Model, rule: keras.Optimizer, players: Workers) -> Start:
+        """Set all ranks to what the last checkpoint holds; all must call it.
+
+        Args:
+            model: the net.
+            rule: its optimizer, built.
+            players: the workers of this rank.
+
+        Returns:
+            Start: where to go on.
+
+        Raises:
+            CheckpointError: when it is damaged or another training's; nothing has changed then.
+            ValueError: when the folder cannot be written to.
+        """
+        self._model, self._rule, self._players = model, rule, players
+        if self._folder is None:
+            return Start()
+        found, states = [0.0, 0.0, 0.0], ()
+        with self._ranks.together():
+            if self._ranks.rank == 0:  # the others may not even see the folder
+                nbytes, within = checkpoints.nbytes_of(model, rule), self._asked.save_every
+                checkpoints.require_writable(self._folder, nbytes, 3 if within is None else 4)
+                path = checkpoints.latest(self._folder)
+                if path is not None:
+                    identity, layout = self._asked.identity(), self._layout()
+                    saved = checkpoints.restore(path, model, rule, identity, layout)
+                    found = [saved.epoch, saved.step, saved.within.step if saved.within else 0]
+                    states = saved.within.states if saved.within else ()
+        epoch, self._before, step = (int(number) for number in self._ranks.total(found))
+        if self._before:
+            self._ranks.broadcast([*model.weights, *rule.variables])
+        sums = self._take(self._ranks.gather_bytes(b"".join(states))[0]) if step else (0.0, 0.0)
+        return Start(epoch, step, self._before, sums)
+
+    def stops(self, first: int, steps: int) -> list[int]:
+        """Say after which steps of an epoch there is something to do.
+
+        Args:
+            first: steps of the epoch that are done (count).
+            steps: of the whole epoch (count).
+
+        Returns:
+            list: steps done at each stop, the last one the end of the epoch.
+
+        >>> from dlguide.training.ranks import Alone
+        >>> import types
+        >>> asked = types.SimpleNamespace(checkpoint="saves", save_every=4)
+        >>> Saver(asked, Alone()).stops(4, 11)
+        [8, 11]
+        """
+        every = self._asked.save_every or steps
+        return [*range(first - first % every + every, steps, every), steps]
+
+    def save(self, epoch: int, steps: int) -> None:
+        """Write a checkpoint of an epoch's end; all ranks must call it.
+
+        Args:
+            epoch: epochs done (count).
+            steps: of this run (count).
+        """
+        self._write(epoch, steps, None)
+
+    def save_within(self, epoch: int, step: int, steps: int, sums: tuple[float, float]) -> None:
+        """Write a checkpoint before an epoch's end; all ranks must call it.
+
+        Args:
+            epoch: epochs done (count).
+            step: steps of the next epoch that are done (count).
+            steps: of this run (count).
+            sums: this rank's losses and right answers of those steps.
+        """
+        states = []
+        for worker, arrays in enumerate(self._players.states()):
+            # The sums are the rank's; the first of its workers carries them.
+            first = np.array(sums if worker == 0 else (0, 0), np.float64)
+            states.append(b"".join(array.tobytes() for array in (first, *arrays)))
+        whole = b"".join(self._ranks.gather_bytes(b"".join(states)))
+        size = len(states[0])
+        pieces = tuple(whole[at : at + size] for at in range(0, len(whole), size))
+        self._write(epoch, steps, Within(step, self._layout(), pieces))
+
+    def last_good(self) -> str:
+        """Name the last checkpoint that can be used; for rank 0, which wrote it.
+
+        Returns:
+            str: a sentence.
+        """
+        if self._folder is None:
+            return "There is no checkpoint: `checkpoint` and `save_every` would have written some."
+        for path in reversed(finished(Path(self._folder))):
+            try:
+                found, _arrays = checkpoints.read(path)
+            except CheckpointError:
+                continue  # the next one is looked for; whoever goes on is told of the damage
+            return f"The last good checkpoint is {path}, after step {found.step}."
+        return f"There is no checkpoint in {self._folder} yet."
+
+    def _write(self, epoch: int, steps: int, within: Within | None) -> None:
+        done, identity = self._before + steps, self._asked.identity()
+        with self._ranks.together():
+            if self._ranks.rank == 0:
+                checkpoints.save(
+                    self._folder, self._model, self._rule, done, epoch, identity, within=within
+                )
+
+    def _layout(self) -> dict[str, int]:
+        """What a training cannot change within an epoch."""
+        ranks, asked = self._ranks.ranks, self._asked
+        return {"ranks": ranks, "workers": int(asked.workers), "batch": int(asked.batch)}
+
+    def _take(self, states: bytes) -> tuple[float, float]:
+        """Give this rank's workers what is theirs of the bytes of all, and its sums."""
+        like, rank = self._players.states(), self._ranks.rank
+        size = 16 + sum(array.nbytes for array in like[0])
+        if len(states) != size * len(like) * self._ranks.ranks:
+            raise CheckpointError(
+                f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
+                f"here they have {size} each. Use another folder, or delete it to train anew."
+            )
+        mine, sums = [], []
+        for worker in range(rank * len(like), (rank + 1) * len(like)):
+            at = worker * size
+            sums.append(np.frombuffer(states, np.float64, 2, at))
+            mine.append(_arrays_like(like[0], states, at + 16))
+        self._players.put_back(mine)
+        return float(sums[0][0]), float(sums[0][1])
+
+
+def _arrays_like(like: Sequence[np.ndarray], data: bytes, at: int) -> list[np.ndarray]:
+    arrays = []
+    for one in like:
+        arrays.append(np.frombuffer(data, one.dtype, one.size, at).reshape(one.shape))
+        at += one.nbytes
+    return arrays
