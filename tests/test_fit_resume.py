@@ -1,0 +1,199 @@
+"""Resuming anywhere is bitwise the uninterrupted training, and nan stops all ranks together."""
+
+import re
+
+import pytest
+from on_ranks import on_ranks
+
+
+def resumed(saves_in):
+    """Train in one go and from its checkpoints, then with data and rates that come to nan."""
+    import hashlib
+    import shutil
+    from functools import partial
+    from pathlib import Path
+
+    import keras
+    import numpy as np
+
+    import dlguide.horovod as hvd
+    from dlguide.data import datasets
+    from dlguide.data.datasets import Dataset
+    from dlguide.training import checkpoint_file, fit, schedules
+
+    hvd.init()
+    rank, ranks, layers = hvd.rank(), hvd.size(), keras.layers
+    mnist = datasets.load("mnist").first(101, 50)
+    saves, made = Path(saves_in), {}
+
+    def net():
+        # Each rank begins elsewhere, so that only a broadcast makes them equal.
+        start = keras.initializers.GlorotUniform(seed=1 + rank)
+        made["net"] = keras.Sequential(
+            [
+                keras.Input((28, 28, 1)),
+                layers.Conv2D(4, 3, strides=3, kernel_initializer=start),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+                layers.Flatten(),
+                layers.Dropout(0.5, seed=1),
+                layers.Dense(10, kernel_initializer=start),
+            ]
+        )
+        return made["net"]
+
+    def adam(rate):
+        made["adam"] = keras.optimizers.Adam(rate)
+        return made["adam"]
+
+    def everything():
+        own = [v for v in made["net"].non_trainable_variables if "seed" in v.path]
+        shared = [v for v in (*made["net"].weights, *made["adam"].variables)]
+        digests = [hashlib.sha256() for _ in range(2)]
+        for digest, variables in zip(digests, (shared, own), strict=True):
+            for variable in variables:
+                digest.update(np.asarray(variable).tobytes())
+        return [digest.hexdigest() for digest in digests]
+
+    warm = schedules.warmup("gradual", 0.02, 1, start=0.001).over(schedules.linear(0.02, 2))
+    ways = {"net": net, "data": mnist, "epochs": 2, "batch": 10, "optimizer": adam}
+    ways |= {"schedule": warm, "parallel": True, "seed": 3}
+    whole = fit(**ways)
+    result = {"whole": [everything(), whole.loss, whole.test_accuracy]}
+    result |= {"resumed": {}, "errors": {}}
+
+    remove_old, checkpoint_file.remove_old = checkpoint_file.remove_old, lambda *_: None
+    every = saves / "every"
+    saving = fit(**ways, checkpoint=every, save_every=1)
+    checkpoint_file.remove_old = remove_old
+    result["saving"] = [everything(), saving.loss, saving.test_accuracy]
+    steps = whole.steps_per_epoch
+    for at in (1, steps, 2 * steps - 1):
+        folder = saves / f"at{at}"
+        if rank == 0:
+            folder.mkdir()
+            (source,) = every.glob(f"checkpoint-{at:09d}*")
+            shutil.copy(source, folder)
+        run = fit(**ways, checkpoint=folder, save_every=2)
+        result["resumed"][at] = [everything(), run.loss, run.test_accuracy, len(run.step_s)]
+    result["steps"] = steps
+
+    def refused(name, **changes):
+        try:
+            fit(**(ways | changes))
+        except Exception as error:
+            result["errors"][name] = f"{type(error).__name__}: {error}"
+        else:
+            result["errors"][name] = "none"
+
+    within = saves / "within"
+    if rank == 0:
+        within.mkdir()
+        for at in (steps, steps + 1):
+            (source,) = every.glob(f"checkpoint-{at:09d}*")
+            shutil.copy(source, within)
+    refused("other batch", batch=9, checkpoint=within)
+    refused("other ranks", parallel=False, checkpoint=within)
+    result["left"] = sorted(path.name for path in within.iterdir()) if rank == 0 else []
+
+    # The samples of the last rank alone are damaged; in its second step of the first epoch.
+    images, fitting = mnist.train_images.copy(), (mnist.train_labels, mnist.test_images)
+    part = datasets.epoch_batches(101, 10, ranks - 1, ranks, seed=3)[1]
+    images[part.indices[0]] = np.nan
+    damaged = Dataset("mnist", images, *fitting, mnist.test_labels)
+    refused("nan", data=damaged, checkpoint=saves / "nan", save_every=1)
+    # Logits of 3e38 and -3e38: the loss overflows, its gradients do not.
+    images = mnist.train_images.copy()
+    images[part.indices[0]] = 3e38
+    damaged = Dataset("mnist", images, *fitting, mnist.test_labels)
+
+    def linear():
+        model = keras.Sequential([keras.Input((28, 28, 1)), layers.Flatten(), layers.Dense(10)])
+        kernel = np.zeros((784, 10), np.float32)
+        kernel[0] = np.where(np.arange(10) == mnist.train_labels[part.indices[0]], -1, 1)
+        model.layers[-1].kernel.assign(kernel)
+        return model
+
+    sgd = partial(keras.optimizers.SGD, 1e-38)
+    refused("infinity", net=linear, data=damaged, optimizer=sgd, schedule=None)
+    halves = {"net": "mlp", "dtype": "mixed_float16", "optimizer": "sgd", "schedule": None}
+    halves["dropout"] = None
+    refused("half precision", **halves, data=damaged)
+    refused("half precision, sound", **halves)
+    refused("rate", net="mlp", optimizer="sgd", schedule=None, learning_rate=1e30)
+    return result
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda ranks: f"{ranks} ranks")
+def results(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(f"resume{request.param}")
+    return on_ranks(request.param, resumed, folder, 200, saves_in=str(folder))
+
+
+def test_saving_within_epochs_changes_nothing(results):
+    for result in results:
+        assert result["saving"] == result["whole"]
+
+
+def test_resumed_at_any_step_is_bitwise_the_uninterrupted_training(results):
+    for result in results:
+        steps = result["steps"]
+        assert result["resumed"].keys() == {"1", str(steps), str(2 * steps - 1)}
+        for at, (everything, loss, accuracy, taken) in result["resumed"].items():
+            whole, losses, accuracies = result["whole"]
+            assert everything == whole, at
+            assert loss == losses[-len(loss) :], at
+            assert accuracy == accuracies[-len(accuracy) :], at
+            assert taken == 2 * steps - int(at)
+
+
+def test_ranks_end_equal_but_for_what_is_their_own(results):
+    shared = {result["whole"][0][0] for result in results}
+    seeds = {result["whole"][0][1] for result in results}
+    assert (len(shared), len(seeds)) == (1, len(results))
+
+
+def test_within_an_epoch_other_ranks_and_batches_are_refused(results):
+    steps = results[0]["steps"]
+    for result in results:
+        error = result["errors"]["other batch"]
+        assert "after 1 steps of epoch 2 with batch = 10, here it is 9" in error
+        assert f"to go on from checkpoint-{steps:09d}.dlguide, the end of an epoch" in error
+        if len(results) > 1:
+            wanted = f"epoch 2 with ranks = {len(results)}, here it is 1"
+            assert wanted in result["errors"]["other ranks"]
+    assert len(results[0]["left"]) == 2
+
+
+def test_nan_stops_all_ranks_in_its_step_with_the_same_words(results):
+    ranks = len(results)
+    rate = 0.001 + (0.02 - 0.001) / results[0]["steps"]  # one update has warmed up
+    named = "rank 0" if ranks == 1 else f"rank {ranks - 1}"
+    for result in results:
+        error = result["errors"]["nan"]
+        assert error == results[0]["errors"]["nan"]
+        assert error.startswith(
+            f"DivergedError: The loss is nan on {named} at step 2 (step 2 of epoch 1), "
+            f"with learning rate {rate:g}. The last good checkpoint is "
+        )
+        assert "checkpoint-000000001-within.dlguide, after step 1." in error
+        error = result["errors"]["rate"]
+        assert error == results[0]["errors"]["rate"]
+        assert re.match(r"DivergedError: The loss is .*(nan|inf|finite).* at step \d+ ", error)
+        assert "There is no checkpoint: `checkpoint`" in error
+
+
+def test_infinite_loss_with_finite_gradients_stops_all_ranks_too(results):
+    named = f"rank {len(results) - 1}"
+    for result in results:
+        assert (
+            f"DivergedError: The loss is inf on {named} at step 2 (step 2 of epoch 1), with "
+            "learning rate 1e-38. There is no checkpoint"
+        ) in result["errors"]["infinity"]
+
+
+def test_loss_scale_mends_gradients_and_not_losses(results):
+    for result in results:
+        assert "DivergedError: The loss is" in result["errors"]["half precision"]
+        assert f"on rank {len(results) - 1} at step 2" in result["errors"]["half precision"]
+        assert result["errors"]["half precision, sound"] == "none"
