@@ -53,7 +53,7 @@ SPEAKERS = {
     "dlguide.install_horovod",
     "dlguide.notebooks",
     "dlguide.preflight",
-    "dlguide.training.fit",
+    "dlguide.training.saving",
     "dlguide.tuning.show",
 }
 # Module globals that change, each with its reason.

@@ -13,8 +13,8 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
-from dlguide.training import checkpoint
-from dlguide.training.checkpoint import CheckpointError
+from dlguide.training import checkpoint, checkpoint_file
+from dlguide.training.checkpoint import CheckpointError, Within
 
 
 class Variable:
@@ -78,6 +78,97 @@ def test_latest_has_the_most_steps_and_the_last_two_are_kept(tmp_path):
     assert sorted(one.name for one in tmp_path.iterdir()) == [
         "checkpoint-000001000.dlguide",
         "checkpoint-000010000.dlguide",
+    ]
+
+
+def within(step=3, **layout):
+    """What a checkpoint before an epoch's end holds, for two workers."""
+    return Within(step, {"ranks": 2, "batch": 10, **layout}, (b"first", b"second one"))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_is_each_workers_own_comes_back(tmp_path):
+    saved, other = net(1), net(2)
+    path = checkpoint.save(tmp_path, *saved, 12, 3, within=within())
+    assert path.name == "checkpoint-000000012-within.dlguide"
+    found = checkpoint.restore(path, *other, within={"ranks": 2, "batch": 10})
+    assert (found.step, found.epoch, found.within) == (12, 3, within())
+    assert [np.array(v).tobytes() for v in other[0].weights] == [
+        np.array(v).tobytes() for v in saved[0].weights
+    ]
+
+
+def test_last_end_of_an_epoch_is_kept_behind_those_within(tmp_path):
+    for step in range(1, 12):
+        checkpoint.save(tmp_path, *net(), step, step // 4, within=within() if step % 4 else None)
+        assert checkpoint.read(checkpoint.latest(tmp_path))[0].step == step
+    assert sorted(contents(tmp_path)) == [
+        "checkpoint-000000008.dlguide",
+        "checkpoint-000000010-within.dlguide",
+        "checkpoint-000000011-within.dlguide",
+    ]
+
+
+@pytest.mark.parametrize(("ends", "then"), [((), "to train anew"), ((8,), "to go on from .*08.dl")])
+def test_within_an_epoch_another_division_is_refused(ends, then, tmp_path):
+    for step in ends:
+        checkpoint.save(tmp_path, *net(), step, 2)
+    path = checkpoint.save(tmp_path, *net(1), 11, 2, within=within())
+    before, other = contents(tmp_path), net(2)
+    was = values(*other)
+    words = "after 3 steps of epoch 3 with ranks = 2, here it is 4.* delete the files that end in "
+    with pytest.raises(CheckpointError, match=f"{path} was written {words}-within.dlguide {then}"):
+        checkpoint.restore(path, *other, within={"ranks": 4, "batch": 10})
+    assert values(*other) == was
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("version", [0, 3, 12])
+def test_file_of_another_version_is_refused_and_left(version, tmp_path):
+    path = checkpoint.save(tmp_path, *net(1), 5, 1)
+    path.write_bytes(path.read_bytes().replace(b"checkpoint-2 ", b"checkpoint-%d " % version, 1))
+    before = contents(tmp_path)
+    words = rf"is a checkpoint of version {version}, but this dlguide reads versions 1 and 2\."
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.restore(path, *net())
+    assert contents(tmp_path) == before
+
+
+def test_file_of_the_first_version_still_opens(tmp_path):
+    saved, other = net(1), net(2)
+    path = checkpoint.save(tmp_path, *saved, 5, 1)
+    path.write_bytes(path.read_bytes().replace(b"checkpoint-2 ", b"checkpoint-1 ", 1))
+    assert checkpoint.restore(path, *other).within is None
+    assert np.array_equal(other[0].weights[0], saved[0].weights[0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_never_written(bad, tmp_path):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, *net(1), step, step)
+    before, (model, optimizer) = contents(tmp_path), net(1)
+    weight = model.weights[1].value.copy()
+    weight[2] = bad
+    model.weights[1].assign(weight)
+    assert checkpoint.not_finite(model) == "dense/bias"
+    with pytest.raises(ValueError, match="weights that are finite, got 'dense/bias with nan or"):
+        checkpoint.save(tmp_path, model, optimizer, 3, 3)
+    assert contents(tmp_path) == before
+
+
+def test_files_are_found_by_steps_and_told_apart(tmp_path):
+    assert checkpoint_file.finished(tmp_path / "not there") == []
+    for step, own in ((1000, within()), (20, None), (1000, None), (1001, within())):
+        checkpoint.save(tmp_path, *net(), step, 1, within=own, keep=9)
+    found = checkpoint_file.finished(tmp_path)
+    assert [(int(path.name[11:20]), checkpoint_file.is_within(path)) for path in found] == [
+        (20, False),
+        (1000, True),
+        (1000, False),
+        (1001, True),
     ]
 
 

@@ -62,10 +62,10 @@ def resumed(saves_in):
     result = {"whole": [everything(), whole.loss, whole.test_accuracy]}
     result |= {"resumed": {}, "errors": {}}
 
-    remove_old, checkpoint_file.remove_old = checkpoint_file.remove_old, lambda *_: None
+    prune, checkpoint_file.prune = checkpoint_file.prune, lambda *_: None
     every = saves / "every"
     saving = fit(**ways, checkpoint=every, save_every=1)
-    checkpoint_file.remove_old = remove_old
+    checkpoint_file.prune = prune
     result["saving"] = [everything(), saving.loss, saving.test_accuracy]
     steps = whole.steps_per_epoch
     for at in (1, steps, 2 * steps - 1):
@@ -77,6 +77,22 @@ def resumed(saves_in):
         run = fit(**ways, checkpoint=folder, save_every=2)
         result["resumed"][at] = [everything(), run.loss, run.test_accuracy, len(run.step_s)]
     result["steps"] = steps
+
+    # Two workers a rank have two states of their own.
+    both = {"net": net, "data": mnist, "batch": 5, "workers": 2, "seed": 3, "parallel": True}
+    pair = [fit(**both)]
+    if rank == 0:
+        (saves / "pair").mkdir()
+    checkpoint_file.prune = lambda *_: None
+    fit(**both, checkpoint=saves / "pair", save_every=1)
+    checkpoint_file.prune = prune
+    if rank == 0:
+        for path in (saves / "pair").glob("*"):
+            if int(path.name[11:20]) != 2:
+                path.unlink()
+    pair.append(fit(**both, checkpoint=saves / "pair"))
+    result["pair"] = [[run.weights_digest, run.loss, run.test_accuracy] for run in pair]
+    result["pair_steps"] = [len(run.step_s) for run in pair]
 
     def refused(name, **changes):
         try:
@@ -145,6 +161,13 @@ def test_resumed_at_any_step_is_bitwise_the_uninterrupted_training(results):
             assert loss == losses[-len(loss) :], at
             assert accuracy == accuracies[-len(accuracy) :], at
             assert taken == 2 * steps - int(at)
+
+
+def test_several_workers_of_a_rank_each_go_on_from_their_own(results):
+    for result in results:
+        assert result["pair"][0] == result["pair"][1]
+        whole, rest = result["pair_steps"]
+        assert rest == whole - 2
 
 
 def test_ranks_end_equal_but_for_what_is_their_own(results):

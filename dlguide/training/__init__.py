@@ -2,6 +2,7 @@
 
 from dlguide.training import audit, checkpoint
 from dlguide.training.bottleneck import bottleneck
+from dlguide.training.divergence import DivergedError
 from dlguide.training.fit import fit
 
-__all__ = ["audit", "bottleneck", "checkpoint", "fit"]
+__all__ = ["DivergedError", "audit", "bottleneck", "checkpoint", "fit"]

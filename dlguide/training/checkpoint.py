@@ -25,6 +25,7 @@ __all__ = [
     "Within",
     "latest",
     "nbytes_of",
+    "not_finite",
     "read",
     "require_writable",
     "restore",
@@ -77,7 +78,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     arrays = _arrays(model, optimizer)
     path = checkpoint_file.write(folder, step, epoch, settings or {}, arrays, within)
-    checkpoint_file.remove_old(folder, keep)
+    checkpoint_file.prune(folder, keep)
     return path
 
 

@@ -111,7 +111,7 @@ def write(
     return path
 
 
-def remove_old(folder: Path, keep: int) -> None:
+def prune(folder: Path, keep: int) -> None:
     """Remove all but the last checkpoints and the last one of an epoch's end.
 
     From an epoch's end a training can go on with other ranks and batches, within an epoch not.

@@ -27,6 +27,7 @@ def gathered(data: Dataset, parts: list[Step], first: int = 0) -> Iterator[Batch
     Args:
         data: its training images and labels.
         parts: this rank's part of every step.
+        first: step to begin with, from 0.
 
     Returns:
         Iterator: of images, labels and scale; without samples one that was seen before, with
