@@ -16,26 +16,35 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import io
 import json
 import os
 import random
 import signal
+import socket
+import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# Read when TensorFlow and MPI are loaded.
+os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "UCX_TLS": "sm,self"}
+os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
-from on_ranks import mpiexec
+import keras
+
+from dlguide.cluster import shared_memory
+from dlguide.data import datasets
+from dlguide.training import fit, schedules
+from dlguide.training.divergence import Watch
 
 EPOCHS, BATCH, SAMPLES, EVERY = 2, 10, 201, 2
+MNIST = datasets.load("mnist").first(SAMPLES, 200)
 
 
 def net(seed):
-    import keras
-
     layers, start = keras.layers, keras.initializers.GlorotUniform(seed=seed)
     return keras.Sequential(
         [
@@ -59,11 +68,6 @@ def digest(model, optimizer):
 
 def train(folder):
     """Train with `fit`; give all that came out."""
-    import keras
-
-    from dlguide.data import datasets
-    from dlguide.training import fit, schedules
-
     made = {}
 
     def build():
@@ -77,7 +81,7 @@ def train(folder):
     rates = schedules.warmup("gradual", 0.02, 1, start=0.001)
     run = fit(
         build,
-        datasets.load("mnist").first(SAMPLES, 200),
+        MNIST,
         epochs=EPOCHS,
         batch=BATCH,
         optimizer=adam,
@@ -92,12 +96,7 @@ def train(folder):
 
 def train_keras(folder):
     """Train with Keras' own loop and backup; give all that came out."""
-    import keras
-
-    from dlguide.data import datasets
-
     keras.utils.set_random_seed(1)
-    data = datasets.load("mnist").first(SAMPLES, 200)
     model = net(1)
     rate = keras.optimizers.schedules.CosineDecay(0.001, 40, warmup_target=0.02, warmup_steps=20)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -107,7 +106,7 @@ def train_keras(folder):
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(0))
     backup = keras.callbacks.BackupAndRestore(folder or tempfile.mkdtemp(), save_freq=EVERY)
     history = model.fit(
-        data.train_images, data.train_labels, BATCH, EPOCHS, verbose=0,
+        MNIST.train_images, MNIST.train_labels, BATCH, EPOCHS, verbose=0,
         callbacks=[count, backup, after],
     )  # fmt: skip
     return [digest(model, model.optimizer), history.history["loss"][-1], 0.0, len(steps)]
@@ -119,8 +118,6 @@ def after_step():
 
 def die_after(step, delay_s):
     """Kill this process a moment after a step."""
-    from dlguide.training.divergence import Watch
-
     plain, done = Watch.after, []
 
     def count(*_, **__):
@@ -136,56 +133,115 @@ def die_after(step, delay_s):
     globals()["after_step"] = count
 
 
-def role(asked):
-    """What a rank does that this program has started."""
-    trainer = train_keras if asked.keras else train
-    if asked.role == "die":
-        folder, rank, step, delay_s = json.loads(asked.work)
-        if rank == int(os.environ["PMI_RANK"]):
+# What the launcher starts as a rank: it sends this program all that makes it one, waits until
+# its work is done, and ends as it did.
+RANK = """
+import json, os, signal, socket, sys
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+own = {name: value for name, value in os.environ.items() if name.startswith(("PMI", "MPI"))}
+socket.send_fds(line, [json.dumps(own).encode()], [int(own["PMI_FD"])])
+if line.recv(1) != b"1":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def in_child(work, environment=None, handle=None):
+    """Do work in a copy of this process, as the rank whose environment is given."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        if environment:
+            os.environ.update(environment)
+            os.dup2(handle, int(environment["PMI_FD"]))
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        work(int(os.environ.get("PMI_RANK", 0)))
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def on(ranks: int, work: Callable[[int], None]) -> bool:
+    """Do work on ranks that need not load TensorFlow again; tell whether all came to its end.
+
+    One rank is this process's copy. Several are copies too, to which processes that `mpiexec`
+    started have handed their places. Where one dies the others are killed, as a launcher does.
+    """
+    if ranks == 1:
+        return os.waitpid(in_child(work), 0)[1] == 0
+    shared_memory.remove_orphans()
+    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as door:
+        door.bind(f"{name}/door")
+        door.listen()
+        mpiexec = Path(sysconfig.get_path("scripts")) / "mpiexec.gforker"
+        words = [mpiexec, "-n", str(ranks), sys.executable, "-S", "-c", RANK, f"{name}/door"]
+        launcher = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        lines, children = [], {}
+        for _ in range(ranks):
+            lines.append(door.accept()[0])
+            text, (handle,), _, _ = socket.recv_fds(lines[-1], 65536, 1)
+            children[in_child(work, json.loads(text), handle)] = lines[-1]
+            os.close(handle)
+        good = True
+        while children:
+            process, status = os.wait()
+            if children.pop(process, None) is not None and status and good:
+                good = False
+                for other in children:
+                    os.kill(other, signal.SIGKILL)
+        for line in lines:  # only now: the launcher would end the others with the first
+            with contextlib.suppress(BrokenPipeError), line:
+                line.sendall(b"1" if good else b"0")
+        launcher.wait()
+    return good
+
+
+def trial(ranks, folder, victim, step, delay_s, trainer):
+    """Kill a training and resume it; give what came out, which is None where it failed."""
+
+    def die(rank):
+        if rank == victim:
             die_after(step, delay_s)
         trainer(folder)
-        Path(f"{folder}-ended").touch()
-        return
-    results = []
-    for folder in [None, *json.loads(asked.work)]:
-        try:
-            results.append(trainer(folder))
-        except Exception as error:
-            results.append([f"{type(error).__name__}: {error}", 0.0, 0.0, 0])
-    if os.environ["PMI_RANK"] == "0":
-        Path(asked.answer).write_text(json.dumps(results))
+
+    if on(ranks, die):
+        print(f"rank {victim} ended before its kill after step {step}", flush=True)
+    return outcome(ranks, folder, trainer)
 
 
-def start(ranks, asked, timeout_s, **work):
-    words = [f"--{name}={value}" for name, value in work.items()]
-    words += ["--keras"] * asked.keras
-    return mpiexec(ranks, [sys.executable, "-m", "mpi4py", __file__, *words], timeout_s)
-
-
-def trials(ranks, times, draw, asked):
-    """Kill and resume; return how many trials were equal, and print the others."""
-    steps = EPOCHS * -(-SAMPLES // (BATCH * ranks))
+def outcome(ranks, folder, trainer):
+    """Train to the end in a process of its own; give what came out on rank 0."""
     with tempfile.TemporaryDirectory() as name:
-        works = []
-        for trial in range(times):
-            folder = str(Path(name) / str(trial))
-            works.append((folder, draw.randrange(ranks), draw.randint(1, steps - 1)))
-            killing = json.dumps([*works[-1], draw.uniform(0, 0.02)])
-            start(ranks, asked, 60, role="die", work=killing)
-            if Path(f"{folder}-ended").exists():
-                print(f"trial {trial} ended before its kill", flush=True)
-            print(".", end="", flush=True)
-        folders = json.dumps([folder for folder, _rank, _step in works])
         answer = Path(name) / "answer.json"
-        done = start(ranks, asked, 60 + 10 * times, role="resume", work=folders, answer=answer)
-        if not done.ok:
-            sys.exit(done.output)
-        whole, *resumed = json.loads(answer.read_text())
-    equal = 0
-    for (_folder, rank, step), one in zip(works, resumed, strict=True):
-        equal += one[:3] == whole[:3]
-        told = "" if one[:3] == whole[:3] else f", not equal: {one}"
-        print(f"\n{ranks} ranks: rank {rank} killed after step {step}, {one[3]} steps left{told}")
+
+        def work(rank):
+            came = trainer(folder)
+            if rank == 0:
+                answer.write_text(json.dumps(came))
+
+        return json.loads(answer.read_text()) if on(ranks, work) else None
+
+
+def trials(ranks, times, draw, trainer):
+    """Kill and resume; return how many trials were equal, and print each."""
+    steps, equal = EPOCHS * -(-SAMPLES // (BATCH * ranks)), 0
+    whole = outcome(ranks, None, trainer)
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(times):
+            victim, step = draw.randrange(ranks), draw.randint(1, steps - 1)
+            folder = f"{name}/{number}"
+            came = trial(ranks, folder, victim, step, draw.uniform(0, 0.02), trainer)
+            same = came is not None and came[:3] == whole[:3]
+            equal += same
+            left = "failed" if came is None else f"{came[3]} of {steps} steps were left"
+            print(
+                f"{ranks} rank{'s' * (ranks > 1)}: rank {victim} killed after step {step}; {left}; "
+                f"{'equal' if same else 'not equal'}",
+                flush=True,
+            )
     return equal
 
 
@@ -195,19 +251,13 @@ def main():
     parser.add_argument("--ranks", type=int, choices=(1, 2), help="only on so many")
     parser.add_argument("--seed", type=int, default=0, help="of the random kills")
     parser.add_argument("--keras", action="store_true", help="Keras' BackupAndRestore")
-    for hidden in ("role", "work", "answer"):
-        parser.add_argument(f"--{hidden}", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.role:
-        with contextlib.redirect_stdout(io.StringIO()):
-            role(asked)
-        return 0
     draw, equal = random.Random(asked.seed), 0
     counts = {1: asked.times - asked.times // 2, 2: asked.times // 2}
     if asked.ranks or asked.keras:
         counts = {asked.ranks or 1: asked.times}
     for ranks, times in counts.items():
-        equal += trials(ranks, times, draw, asked)
+        equal += trials(ranks, times, draw, train_keras if asked.keras else train)
     print(f"{asked.times} trainings killed and resumed, {equal} bitwise equal")
     return 0 if equal == asked.times else 1
 
