@@ -20,6 +20,7 @@ def resumed(saves_in):
     from dlguide.data import datasets
     from dlguide.data.datasets import Dataset
     from dlguide.training import checkpoint_file, fit, schedules
+    from dlguide.training.divergence import Watch
 
     hvd.init()
     rank, ranks, layers = hvd.rank(), hvd.size(), keras.layers
@@ -131,7 +132,13 @@ def resumed(saves_in):
         return model
 
     sgd = partial(keras.optimizers.SGD, 1e-38)
+    after, steps_done = Watch.after, []
+    Watch.after = lambda self, *args, step, **more: (
+        steps_done.append(step),
+        after(self, *args, step=step, **more),
+    )
     refused("infinity", net=linear, data=damaged, optimizer=sgd, schedule=None)
+    Watch.after, result["infinity_steps"] = after, steps_done
     halves = {"net": "mlp", "dtype": "mixed_float16", "optimizer": "sgd", "schedule": None}
     halves["dropout"] = None
     refused("half precision", **halves, data=damaged)
@@ -213,6 +220,7 @@ def test_infinite_loss_with_finite_gradients_stops_all_ranks_too(results):
             f"DivergedError: The loss is inf on {named} at step 2 (step 2 of epoch 1), with "
             "learning rate 1e-38. There is no checkpoint"
         ) in result["errors"]["infinity"]
+        assert result["infinity_steps"] == [1, 2]  # none waited for the end of the epoch
 
 
 def test_loss_scale_mends_gradients_and_not_losses(results):
