@@ -163,8 +163,9 @@ def fit(
             rule = ranks.distribute(rule, compressor)
             rule.build(model.trainable_variables)
             ranks.broadcast(model.weights)
+            start = saver.resume(model, rule)
             players = Workers(model, rule, ranks, workers)
-            start = saver.resume(model, rule, players)
+            begun = saver.give_back(players)
             watch = Watch(model, rule, ranks, start.done, saver.last_good)
             accuracy = evaluator(model, data if test is None else test, ranks) if evaluate else None
             # Keras holds it in float32; by way of its text 0.002 stays 0.002.
@@ -176,7 +177,7 @@ def fit(
     with tf.device(place), ranks.recording(asked.timeline):
         for epoch in range(start.epoch, epochs):
             parts = feed.steps(epoch)
-            at, sums = (start.step, start.sums) if epoch == start.epoch else (0, (0.0, 0.0))
+            at, sums = (start.step, begun) if epoch == start.epoch else (0, (0.0, 0.0))
             batches = feed.batches(epoch, at)
             if at == 0:
                 players.begin_epoch(seed, epoch * len(parts))

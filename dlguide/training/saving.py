@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 class Start:
     """Where a training begins, or goes on.
 
-    epoch (epochs done), step (of that epoch, steps done), done (steps of all epochs; counts),
-    sums (this rank's losses and right answers of the steps of that epoch).
+    epoch (epochs done), step (of that epoch, steps done), done (steps of all epochs; counts).
     """
 
     epoch: int = 0
     step: int = 0
     done: int = 0
-    sums: tuple[float, float] = (0.0, 0.0)
 
 
 class Saver:
@@ -50,6 +48,7 @@ class Saver:
     def __init__(self, asked: Settings, ranks: Alone) -> None:
         self._asked, self._ranks, self._folder = asked, ranks, asked.checkpoint
         self._before = 0  # steps of the runs before this one
+        self._states = b""  # what each worker had of its own, of all ranks
 
     def announce(self) -> None:
         """Tell on rank 0 what will be gone on from, before anything else.
@@ -75,13 +74,12 @@ class Saver:
         else:
             print(f"Going on from {path}: {where}.", flush=True)
 
-    def resume(self, model: keras.Model, rule: keras.Optimizer, players: Workers) -> Start:
-        """Set all ranks to what the last checkpoint holds; all must call it.
+    def resume(self, model: keras.Model, rule: keras.Optimizer) -> Start:
+        """Set all ranks to the weights that the last checkpoint holds; all must call it.
 
         Args:
             model: the net.
             rule: its optimizer, built.
-            players: the workers of this rank.
 
         Returns:
             Start: where to go on.
@@ -90,7 +88,7 @@ class Saver:
             CheckpointError: when it is damaged or another training's; nothing has changed then.
             ValueError: when the folder cannot be written to.
         """
-        self._model, self._rule, self._players = model, rule, players
+        self._model, self._rule = model, rule
         if self._folder is None:
             return Start()
         found, states = [0.0, 0.0, 0.0], ()
@@ -107,8 +105,38 @@ class Saver:
         epoch, self._before, step = (int(number) for number in self._ranks.total(found))
         if self._before:
             self._ranks.broadcast([*model.weights, *rule.variables])
-        sums = self._take(self._ranks.gather_bytes(b"".join(states))[0]) if step else (0.0, 0.0)
-        return Start(epoch, step, self._before, sums)
+        self._states = self._ranks.gather_bytes(b"".join(states))[0] if step else b""
+        return Start(epoch, step, self._before)
+
+    def give_back(self, players: Workers) -> tuple[float, float]:
+        """Give this rank's workers what they had of their own, where that was within an epoch.
+
+        Args:
+            players: the workers, made after `resume`; `save_within` asks them for it again.
+
+        Returns:
+            tuple: this rank's losses and right answers of the epoch's steps before.
+
+        Raises:
+            CheckpointError: on all ranks, when workers of this net have not as much.
+        """
+        self._players, states, self._states = players, self._states, b""
+        if not states:
+            return 0.0, 0.0
+        like, rank = players.states(), self._ranks.rank
+        size = 16 + sum(array.nbytes for array in like[0])
+        if len(states) != size * len(like) * self._ranks.ranks:
+            raise CheckpointError(
+                f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
+                f"here they have {size} each. Use another folder, or delete it to train anew."
+            )
+        mine, sums = [], []
+        for worker in range(rank * len(like), (rank + 1) * len(like)):
+            at = worker * size
+            sums.append(np.frombuffer(states, np.float64, 2, at))
+            mine.append(_arrays_like(like[0], states, at + 16))
+        players.put_back(mine)
+        return float(sums[0][0]), float(sums[0][1])
 
     def stops(self, first: int, steps: int) -> list[int]:
         """Say after which steps of an epoch there is something to do.
@@ -185,23 +213,6 @@ class Saver:
         """What a training cannot change within an epoch."""
         ranks, asked = self._ranks.ranks, self._asked
         return {"ranks": ranks, "workers": int(asked.workers), "batch": int(asked.batch)}
-
-    def _take(self, states: bytes) -> tuple[float, float]:
-        """Give this rank's workers what is theirs of the bytes of all, and its sums."""
-        like, rank = self._players.states(), self._ranks.rank
-        size = 16 + sum(array.nbytes for array in like[0])
-        if len(states) != size * len(like) * self._ranks.ranks:
-            raise CheckpointError(
-                f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
-                f"here they have {size} each. Use another folder, or delete it to train anew."
-            )
-        mine, sums = [], []
-        for worker in range(rank * len(like), (rank + 1) * len(like)):
-            at = worker * size
-            sums.append(np.frombuffer(states, np.float64, 2, at))
-            mine.append(_arrays_like(like[0], states, at + 16))
-        self._players.put_back(mine)
-        return float(sums[0][0]), float(sums[0][1])
 
 
 def _arrays_like(like: Sequence[np.ndarray], data: bytes, at: int) -> list[np.ndarray]:
