@@ -79,23 +79,6 @@ def resumed(saves_in):
         result["resumed"][at] = [everything(), run.loss, run.test_accuracy, len(run.step_s)]
     result["steps"] = steps
 
-    # Two workers a rank have two states of their own.
-    both = {"net": net, "data": mnist, "batch": 5, "workers": 2, "seed": 3, "parallel": True}
-    both["epochs"] = 2
-    pair = [fit(**both)]
-    checkpoint_file.prune = lambda *_: None
-    fit(**both, checkpoint=saves / "pairs", save_every=2)
-    checkpoint_file.prune = prune
-    for at in (2, steps):
-        folder = saves / f"pair{at}"
-        if rank == 0:
-            folder.mkdir()
-            (source,) = (saves / "pairs").glob(f"checkpoint-{at:09d}*")
-            shutil.copy(source, folder)
-        pair.append(fit(**both, checkpoint=folder))
-    result["pair"] = [[run.weights_digest, run.loss[1], run.test_accuracy[-1]] for run in pair]
-    result["pair_steps"] = [len(run.step_s) for run in pair]
-
     def refused(name, **changes):
         try:
             fit(**(ways | changes))
@@ -140,11 +123,31 @@ def resumed(saves_in):
     )
     refused("infinity", net=linear, data=damaged, optimizer=sgd, schedule=None)
     Watch.after, result["infinity_steps"] = after, steps_done
+    refused("rate", net="mlp", optimizer="sgd", schedule=None, learning_rate=1e30)
+    if ranks > 2:  # two tell apart what is a rank's own; more cost only time
+        return result
+
     halves = {"net": "mlp", "dtype": "mixed_float16", "optimizer": "sgd", "schedule": None}
     halves["dropout"] = None
     refused("half precision", **halves, data=damaged)
     refused("half precision, sound", **halves)
-    refused("rate", net="mlp", optimizer="sgd", schedule=None, learning_rate=1e30)
+
+    # Two workers a rank have two states of their own.
+    both = {"net": net, "data": mnist, "batch": 5, "workers": 2, "seed": 3, "parallel": True}
+    both["epochs"] = 2
+    pair = [fit(**both)]
+    checkpoint_file.prune = lambda *_: None
+    fit(**both, checkpoint=saves / "pairs", save_every=2)
+    checkpoint_file.prune = prune
+    for at in (2, steps):
+        folder = saves / f"pair{at}"
+        if rank == 0:
+            folder.mkdir()
+            (source,) = (saves / "pairs").glob(f"checkpoint-{at:09d}*")
+            shutil.copy(source, folder)
+        pair.append(fit(**both, checkpoint=folder))
+    result["pair"] = [[run.weights_digest, run.loss[-1], run.test_accuracy[-1]] for run in pair]
+    result["pair_steps"] = [len(run.step_s) for run in pair]
     return result
 
 
@@ -173,6 +176,9 @@ def test_resumed_at_any_step_is_bitwise_the_uninterrupted_training(results):
 
 def test_several_workers_of_a_rank_each_go_on_from_their_own(results):
     for result in results:
+        if len(results) > 2:
+            assert "pair" not in result
+            continue
         assert result["pair"] == [result["pair"][0]] * 3
         steps = result["steps"]
         assert result["pair_steps"] == [2 * steps, 2 * steps - 2, steps]
@@ -226,6 +232,9 @@ def test_infinite_loss_with_finite_gradients_stops_all_ranks_too(results):
 
 def test_loss_scale_mends_gradients_and_not_losses(results):
     for result in results:
+        if len(results) > 2:
+            assert "half precision" not in result["errors"]
+            continue
         assert "DivergedError: The loss is" in result["errors"]["half precision"]
         assert f"on rank {len(results) - 1} at step 2" in result["errors"]["half precision"]
         assert result["errors"]["half precision, sound"] == "none"
