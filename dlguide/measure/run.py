@@ -28,7 +28,8 @@ class Run:
         parameters (trainable weights, count), samples (training images an epoch, all ranks),
         steps_per_epoch, first_epoch (epochs that a checkpoint had done before this run).
 
-    What came out, one number for each epoch trained here:
+    What came out, one number for each epoch trained here (one that was gone on with counts
+    whole, the steps before it included):
         loss and train_accuracy (mean over all samples of all ranks and share of them that was
         told right, each with the weights before its step), test_accuracy (fraction of
         the whole test set; a run that found nothing left to train has one, of the weights
