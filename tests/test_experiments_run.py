@@ -16,7 +16,6 @@ from dlguide.data import datasets
 from dlguide.training import experiments as ex
 from dlguide.training import fit, optimizers
 from dlguide.training.experiments import one_run, running
-from dlguide.training.schedules import as_keras
 
 SMALL = ex.Setting(name="small", samples=200, test_samples=100, epochs=2, batch=20)
 
@@ -40,10 +39,9 @@ def test_a_training_is_that_of_fit_with_the_settings_schedule():
     )  # fmt: skip
     (result,) = ex.run([setting], progress=None)
     data = datasets.load("mnist").first(200, 100)
-    schedule = setting.recipe().at(3)  # 200 samples, 80 a step
     alone = fit(
-        "mlp", data, epochs=2, batch=80, parallel=False,
-        optimizer=lambda: optimizers.momentum_sgd(as_keras(schedule), 0.8, weight_decay=1e-3),
+        "mlp", data, epochs=2, batch=20, workers=4, parallel=False, schedule=setting.recipe(),
+        optimizer=lambda rate: optimizers.momentum_sgd(rate, 0.8, weight_decay=1e-3),
     )  # fmt: skip
     assert digests([result]) == [alone.weights_digest]
     assert result.accuracy == alone.test_accuracy[-1]

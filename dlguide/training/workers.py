@@ -28,6 +28,9 @@ class Workers:
     this worker's batch alone, and the seeds of its dropout. So k workers on one rank are k ranks,
     but for the order in which the sum is rounded; two are equal to the bit.
 
+    A net without any such state treats every image by itself: there the images of all workers go
+    through it at once, which gives the same sum, rounded in another order, in less time.
+
     Args:
         model: the net; shared by the workers of this rank.
         optimizer: sums over ranks and applies; built.
@@ -45,10 +48,11 @@ class Workers:
         self._averages = [n for n, v in enumerate(self._state) if id(v) in averages]
         # The state that each worker has left, in the order of `_state`.
         self.left = [[np.array(variable) for variable in self._state] for _ in range(count)]
-        if count == 1:
-            self.step = train_step(model, optimizer, ranks.ranks, count_right=True)
-        else:
+        if count > 1 and self._state:
             self.step = self._accumulating(optimizer)
+        else:
+            one = train_step(model, optimizer, ranks.ranks, count_right=True)
+            self.step = one if count == 1 else lambda *batches: one(*_together(batches))
 
     def begin_epoch(self, seed: int, step: int) -> None:
         """Set every worker's random generators to what belongs to it and this step.
@@ -133,6 +137,13 @@ class Workers:
             return told
 
         return step
+
+
+def _together(batches: Sequence[Batch]) -> Batch:
+    """Put the batches of workers together; those of weight 0 only hold the place of none."""
+    real = [batch for batch in batches if batch[2] > 0] or batches[:1]
+    images, labels = (np.concatenate([batch[part] for batch in real]) for part in (0, 1))
+    return images, labels, real[0][2]
 
 
 class WorkersFeed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dlguide import measure
@@ -16,7 +16,6 @@ from dlguide.training import optimizers
 from dlguide.training.experiments.record import Divergence, Result, finished
 from dlguide.training.experiments.setting import Setting
 from dlguide.training.fit import fit
-from dlguide.training.schedules import as_keras
 from dlguide.training.schedules_recipe import Schedule
 
 if TYPE_CHECKING:
@@ -164,13 +163,14 @@ def _fit(
     parallel: bool,
     report: Callable[..., None] | None,
 ) -> Run:
-    schedule = schedule_of(setting, data)
     return fit(
         nets.get(setting.net, setting.net),
         load(setting, data),
         epochs=setting.epochs,
-        batch=setting.workers * setting.batch,
-        optimizer=lambda: make_optimizer(setting, as_keras(schedule)),
+        batch=setting.batch,
+        workers=setting.workers,
+        schedule=setting.recipe(),
+        optimizer=partial(make_optimizer, setting),
         seed=setting.seed,
         parallel=parallel,
         dropout=setting.dropout,

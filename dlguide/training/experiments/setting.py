@@ -43,8 +43,7 @@ class Setting:
         test_samples: test samples, the first ones; None for all (count).
         epochs: passes over the training samples (count).
         batch: images per worker and step (count).
-        workers: whose images one rank takes together; batch normalisation sees all of them, as
-            of one batch (count).
+        workers: that one rank plays, as `fit` has it (count).
         ranks: processes that train together (count).
         threads: of each process; None for as many as it has (count).
         rule: how the rate follows the global batch: "none", "linear" or "sqrt".
