@@ -214,12 +214,11 @@ def test_the_slowest_rank_tells_time_and_speed():
 
 
 def test_a_loss_that_is_no_number_makes_a_run_a_diverged_one():
-    runs = (a_run(loss=(1.0, math.nan)),)
-    result = record.finished(ex.Setting(), runs)
-    assert result.divergence == Divergence(2, None)
+    result = record.result_of(ex.Setting(ranks=2), [Divergence(2, 3)] * 2)
+    assert result.divergence == Divergence(2, 3)
     assert result.accuracy is None
     assert result.held(0.1) is None
-    assert not record.finished(ex.Setting(), (a_run(),)).diverged
+    assert not record.result_of(ex.Setting(), [a_run()]).diverged
 
 
 @pytest.mark.parametrize("lost", [False, True])

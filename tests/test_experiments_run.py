@@ -74,7 +74,7 @@ def forbidden(*_arguments):
 
 def test_what_is_on_record_is_not_trained_again(trained, monkeypatch):
     settings, results, folder, _told = trained
-    monkeypatch.setattr(running, "train_alone", forbidden)
+    monkeypatch.setattr(running, "train", forbidden)
     again = ex.run([*settings, replace(settings[0], name="the same")], folder)
     assert again[:3] == results
     assert again[3].setting.name == "the same"
@@ -85,7 +85,7 @@ def test_what_is_on_record_is_not_trained_again(trained, monkeypatch):
 
 def test_an_interruption_loses_only_the_training_that_ran(tmp_path, monkeypatch):
     settings = ex.each_seed({"a": replace(SMALL, epochs=1)}, seeds=range(3))
-    made, train = [], one_run.train_alone
+    made, train = [], one_run.train
 
     def interrupted(setting, *own):
         if len(made) == 1:
@@ -93,13 +93,13 @@ def test_an_interruption_loses_only_the_training_that_ran(tmp_path, monkeypatch)
         made.append(setting.seed)
         return train(setting, *own)
 
-    monkeypatch.setattr(running, "train_alone", interrupted)
+    monkeypatch.setattr(running, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ex.run(settings, tmp_path, progress=None)
     assert len(list(tmp_path.iterdir())) == 1
     made[:] = []
     monkeypatch.setattr(
-        running, "train_alone", lambda one, *own: made.append(one.seed) or train(one, *own)
+        running, "train", lambda one, *own: made.append(one.seed) or train(one, *own)
     )
     results = ex.run(settings, tmp_path, progress=None)
     assert made == [1, 2]
@@ -113,7 +113,7 @@ def test_a_damaged_record_is_refused_before_anything_is_trained(trained, tmp_pat
     last = tmp_path / f"{settings[-1].key()}.json"
     last.write_text(last.read_text()[:-40])
     (tmp_path / f"{settings[0].key()}.json").unlink()
-    monkeypatch.setattr(running, "train_alone", forbidden)
+    monkeypatch.setattr(running, "train", forbidden)
     with pytest.raises(ex.RecordError, match=last.name):
         ex.run(settings, tmp_path)
 
@@ -124,12 +124,13 @@ def test_a_training_that_diverges_is_recorded_not_lost(tmp_path):
     assert lost.diverged
     assert 1 <= lost.divergence.epoch <= 2
     assert lost.divergence.step >= 1
+    assert lost.runs == ()
     assert not well.diverged
     assert ex.run(settings, tmp_path, progress=forbidden) == [lost, well]
 
 
 def test_the_impossible_is_refused_before_anything_is_trained(monkeypatch):
-    monkeypatch.setattr(running, "train_alone", forbidden)
+    monkeypatch.setattr(running, "train", forbidden)
     for changes, said in [
         ({"net": "mlq"}, "Did you mean mlp?"),
         ({"data": "mnits"}, "Did you mean mnist?"),

@@ -22,7 +22,12 @@ _TRY = (
 
 
 class DivergedError(ArithmeticError):
-    """A training came to nan or infinity; the text says where, and what is left."""
+    """A training came to nan or infinity; the text says where, and what is left.
+
+    epoch and step (of that epoch) tell where, both counted from 1.
+    """
+
+    epoch = step = 0
 
 
 def spoiled(gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> list[Any]:
@@ -129,10 +134,12 @@ class Watch:
         else:
             where = self._at | {"rate": self._rate()}
             what = f"The loss is finite, but {weights[0]} is not any more,"
-        raise DivergedError(
+        error = DivergedError(
             f"{what} at step {where['step']} (step {where['of_epoch']} of epoch {where['epoch']}), "
             f"with learning rate {where['rate']:g}. {last} {_TRY}"
         )
+        error.epoch, error.step = where["epoch"], where["of_epoch"]
+        raise error
 
     def _named(self, met: list[int]) -> str:
         if len(met) == self._ranks.ranks:

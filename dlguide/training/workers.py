@@ -47,7 +47,7 @@ class Workers:
         averages = {id(v) for v in model.non_trainable_weights if "float" in str(v.dtype)}
         self._averages = [n for n, v in enumerate(self._state) if id(v) in averages]
         # The state that each worker has left, in the order of `_state`.
-        self.left = [[np.array(variable) for variable in self._state] for _ in range(count)]
+        self.left = [[np.asarray(variable).copy() for variable in self._state] for _ in range(count)]
         if count > 1 and self._state:
             self.step = self._accumulating(optimizer)
         else:
@@ -75,7 +75,7 @@ class Workers:
         self.ranks.average(variables)
         for left in self.left:
             for number, variable in zip(self._averages, variables, strict=True):
-                left[number] = np.array(variable)
+                left[number] = np.asarray(variable).copy()
 
     def states(self) -> list[list[np.ndarray]]:
         """Give what each worker of this rank has of its own, in the middle of an epoch.
@@ -102,7 +102,7 @@ class Workers:
 
     def _leave(self, worker: int) -> None:
         if self.count > 1:
-            self.left[worker] = [np.array(variable) for variable in self._state]
+            self.left[worker] = [np.asarray(variable).copy() for variable in self._state]
 
     def _accumulating(self, optimizer: keras.Optimizer) -> Callable[..., Any]:
         """Make a step that takes one batch of each worker and then changes the weights."""

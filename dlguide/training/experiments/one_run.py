@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from dlguide import measure
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.measure import Run
 from dlguide.training import optimizers
-from dlguide.training.experiments.record import Divergence, Result, finished
+from dlguide.training.divergence import DivergedError
+from dlguide.training.experiments.record import Divergence
 from dlguide.training.experiments.setting import Setting
 from dlguide.training.fit import fit
 from dlguide.training.schedules_recipe import Schedule
@@ -24,49 +24,34 @@ if TYPE_CHECKING:
 Own = Mapping[str, Any]  # name -> net or data of one's own
 
 
-class _DivergedError(Exception):
-    """The loss is not a number any more; nothing that follows could be."""
-
-
-def train_alone(setting: Setting, nets: Own, data: Own) -> Result:
-    """Train in this process, and stop where the loss is no number any more.
-
-    Args:
-        setting: what to train, of one rank.
-        nets: functions that build nets of one's own.
-        data: Datasets of one's own, or functions that give them.
-
-    Returns:
-        Result: of this training.
-    """
-    seen = {}
-
-    def report(**numbers: Any) -> None:
-        if not math.isfinite(numbers["loss"]):
-            seen.update(numbers)
-            raise _DivergedError
-        measure.report_progress(**numbers)
-
-    try:
-        return finished(setting, (_fit(setting, nets, data, False, report),))
-    except _DivergedError:
-        return Result(setting, (), Divergence(seen["epoch"], seen["step"]))
-
-
-def train_together(setting: Setting, nets: Own, data: Own) -> Run:
-    """Train on all ranks; every one of them must call this.
-
-    A loss that is no number does not stop it: ranks look at it at times of their own.
+def train(setting: Setting, nets: Own, data: Own, parallel: bool) -> Run | Divergence:
+    """Train as a setting says, until the end or to where the loss is no number any more.
 
     Args:
         setting: what to train.
-        nets: as in `train_alone`.
-        data: as in `train_alone`.
+        nets: functions that build nets of one's own.
+        data: Datasets of one's own, or functions that give them.
+        parallel: with all ranks, every one of which must call this, or in this process alone.
 
     Returns:
-        Run: of this rank.
+        Run: of this rank; or where it diverged, which all ranks tell alike.
     """
-    return _fit(setting, nets, data, True, None)
+    try:
+        return fit(
+            nets.get(setting.net, setting.net),
+            load(setting, data),
+            epochs=setting.epochs,
+            batch=setting.batch,
+            workers=setting.workers,
+            schedule=setting.recipe(),
+            optimizer=partial(make_optimizer, setting),
+            seed=setting.seed,
+            parallel=parallel,
+            dropout=setting.dropout,
+            dtype=setting.dtype,
+        )
+    except DivergedError as error:
+        return Divergence(error.epoch, error.step)
 
 
 def load(setting: Setting, data: Own) -> Dataset:
@@ -74,7 +59,7 @@ def load(setting: Setting, data: Own) -> Dataset:
 
     Args:
         setting: names the data and how many.
-        data: as in `train_alone`.
+        data: as in `train`.
 
     Returns:
         Dataset: views of the whole one.
@@ -94,7 +79,7 @@ def digest(setting: Setting, data: Own) -> str:
 
     Args:
         setting: names the data.
-        data: as in `train_alone`.
+        data: as in `train`.
 
     Returns:
         str: empty for data that its name tells.
@@ -117,7 +102,7 @@ def schedule_of(setting: Setting, data: Own) -> Schedule:
 
     Args:
         setting: what to train.
-        data: as in `train_alone`.
+        data: as in `train`.
 
     Returns:
         Schedule: the rate of each step.
@@ -154,29 +139,6 @@ def make_optimizer(setting: Setting, rate: Any) -> keras.Optimizer:
     else:
         rule = optimizers.momentum_sgd(rate, setting.momentum, **decay)
     return keras.optimizers.LossScaleOptimizer(rule) if setting.dtype == "mixed_float16" else rule
-
-
-def _fit(
-    setting: Setting,
-    nets: Own,
-    data: Own,
-    parallel: bool,
-    report: Callable[..., None] | None,
-) -> Run:
-    return fit(
-        nets.get(setting.net, setting.net),
-        load(setting, data),
-        epochs=setting.epochs,
-        batch=setting.batch,
-        workers=setting.workers,
-        schedule=setting.recipe(),
-        optimizer=partial(make_optimizer, setting),
-        seed=setting.seed,
-        parallel=parallel,
-        dropout=setting.dropout,
-        dtype=setting.dtype,
-        report=report,
-    )
 
 
 @lru_cache(maxsize=1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,10 @@ class RecordError(RuntimeError):
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a loss was first seen that is not a number: epoch and step, both counted from 1.
-
-    A loss is looked at some ten times a second and at the end of an epoch, so the step may have
-    been some steps earlier; it is None where only the epoch is known.
-    """
+    """Where a loss was first not a finite number: epoch, and step of it, both counted from 1."""
 
     epoch: int
-    step: int | None
+    step: int
 
 
 @dataclass(frozen=True)
@@ -140,18 +136,19 @@ def require_fraction(value: Any, name: str) -> None:
     require(fits, name, "be a fraction above 0 and at most 1", value, "95 % is 0.95.")
 
 
-def finished(setting: Setting, runs: tuple[Run, ...]) -> Result:
-    """Make the Result of a training that came to its end, with a loss that is one or not.
+def result_of(setting: Setting, came: Sequence[Run | Divergence]) -> Result:
+    """Make a Result of what came out on the ranks.
 
     Args:
         setting: what was asked for.
-        runs: of all ranks, in rank order.
+        came: of each rank its Run, in rank order; or where it diverged, alike on all.
 
     Returns:
-        Result: with its divergence.
+        Result: without runs where it diverged.
     """
-    lost = [e for e, loss in enumerate(runs[0].loss, start=1) if not math.isfinite(loss)]
-    return Result(setting, runs, Divergence(lost[0], None) if lost else None)
+    if isinstance(came[0], Divergence):
+        return Result(setting, (), came[0])
+    return Result(setting, tuple(came))
 
 
 def write(result: Result, path: Path) -> None:

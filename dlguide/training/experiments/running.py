@@ -17,7 +17,7 @@ from dlguide.checks import require, require_known
 from dlguide.data import datasets
 from dlguide.folders import require_writable
 from dlguide.training.experiments import record
-from dlguide.training.experiments.one_run import digest, schedule_of, train_alone, train_together
+from dlguide.training.experiments.one_run import digest, schedule_of, train
 from dlguide.training.experiments.record import Result
 from dlguide.training.experiments.setting import Setting
 
@@ -175,8 +175,8 @@ def _run(
                 cluster.run(_work, list(alone), *share)
             for key, one in todo.items():
                 if one.ranks > 1:
-                    runs = cluster.run(train_together, one, nets, data)
-                    _done(key, record.finished(one, tuple(runs)), share)
+                    came = cluster.run(train, one, nets, data, True)
+                    _done(key, record.result_of(one, came), share)
     return [record.read(paths[key], one) for key, one in zip(keys, settings, strict=True)]
 
 
@@ -211,7 +211,8 @@ def _work(mine: Sequence[str], *share: Any) -> None:
             (claims / key).touch(exist_ok=False)
         except FileExistsError:
             continue
-        _done(key, train_alone(todo[key], nets, data), share)
+        came = train(todo[key], nets, data, False)
+        _done(key, record.result_of(todo[key], [came]), share)
 
 
 def _done(key: str, result: Result, share: tuple) -> None:
