@@ -24,6 +24,7 @@ from dlguide.checks import require, require_positive
 HOUSE_LIMIT_S = 60.0  # what a notebook may take on 2 cores
 CUT = "DLGUIDE_NETWORK_CUT"
 STRICT = "DLGUIDE_STRICT_EXERCISES"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # TensorFlow's notes on every import, which say nothing new
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -93,7 +94,8 @@ def execute(
     limit_s = require_positive(timeout_s, "timeout_s")
     cutter = network_cutter() if cut_network else ()
     strict = path.parent.name == "answers"
-    env = {**commands.without_mpi(), CUT: "1" if cutter else "0", STRICT: "1" if strict else "0"}
+    env = QUIET | commands.without_mpi()
+    env |= {CUT: "1" if cutter else "0", STRICT: "1" if strict else "0"}
     command = [*cutter, sys.executable, "-m", "dlguide.notebooks", path]
     if output is not None:
         command += ["--output", Path(output).resolve()]

@@ -36,6 +36,8 @@ def lab(
     browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
 ) -> None:
     """Open JupyterLab on the notebooks, on this machine only, with a token."""
+    from dlguide.notebooks import QUIET
+
     notebooks = Path(__file__).resolve().parents[2] / "notebooks"
     require(notebooks.is_dir(), "notebooks", "be a folder beside the package", str(notebooks))
     command = [sys.executable, "-m", "jupyterlab", str(notebooks), "--ServerApp.ip=127.0.0.1"]
@@ -53,7 +55,8 @@ def lab(
         settings.parent.mkdir()
         settings.write_text(json.dumps({"@jupyterlab/apputils-extension:notification": quiet}))
         paths = [folder, os.environ.get("JUPYTER_CONFIG_PATH", "")]
-        env = {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(paths).rstrip(os.pathsep)}
+        config = {"JUPYTER_CONFIG_PATH": os.pathsep.join(paths).rstrip(os.pathsep)}
+        env = QUIET | os.environ | config
         raise typer.Exit(subprocess.run(command, env=env).returncode)
 
 
