@@ -47,7 +47,9 @@ class Workers:
         averages = {id(v) for v in model.non_trainable_weights if "float" in str(v.dtype)}
         self._averages = [n for n, v in enumerate(self._state) if id(v) in averages]
         # The state that each worker has left, in the order of `_state`.
-        self.left = [[np.asarray(variable).copy() for variable in self._state] for _ in range(count)]
+        self.left = [
+            [np.asarray(variable).copy() for variable in self._state] for _ in range(count)
+        ]
         if count > 1 and self._state:
             self.step = self._accumulating(optimizer)
         else:
@@ -95,6 +97,9 @@ class Workers:
         for variable, value in zip(self._state, self.left[0], strict=True):
             variable.assign(value)
 
+    def _copies(self) -> list[np.ndarray]:
+        return [np.asarray(variable).copy() for variable in self._state]
+
     def _enter(self, worker: int) -> None:
         if self.count > 1:
             for variable, value in zip(self._state, self.left[worker], strict=True):
@@ -102,7 +107,7 @@ class Workers:
 
     def _leave(self, worker: int) -> None:
         if self.count > 1:
-            self.left[worker] = [np.asarray(variable).copy() for variable in self._state]
+            self.left[worker] = self._copies()
 
     def _accumulating(self, optimizer: keras.Optimizer) -> Callable[..., Any]:
         """Make a step that takes one batch of each worker and then changes the weights."""
