@@ -47,9 +47,7 @@ class Workers:
         averages = {id(v) for v in model.non_trainable_weights if "float" in str(v.dtype)}
         self._averages = [n for n, v in enumerate(self._state) if id(v) in averages]
         # The state that each worker has left, in the order of `_state`.
-        self.left = [
-            [np.asarray(variable).copy() for variable in self._state] for _ in range(count)
-        ]
+        self.left = [self._copies() for _ in range(count)]
         if count > 1 and self._state:
             self.step = self._accumulating(optimizer)
         else:
