@@ -160,6 +160,15 @@ def test_what_does_not_fit_is_refused(mnist, asked, text):
         fit("mlp", mnist, **{"epochs": 2, "batch": BATCH, "parallel": False, **asked})
 
 
+def test_checkpoint_of_another_global_batch_is_refused_where_a_schedule_counts_updates(
+    mnist, tmp_path
+):
+    ways = {"epochs": 2, "optimizer": "sgd", "checkpoint": tmp_path, "evaluate": False}
+    fit("mlp", mnist, batch=BATCH, schedule=RECIPE, parallel=False, **ways)
+    with pytest.raises(RuntimeError, match="its global_batch is 8, here it is 16"):
+        fit("mlp", mnist, batch=BATCH, workers=2, schedule=RECIPE, parallel=False, **ways)
+
+
 def test_checkpoint_of_another_schedule_is_refused(mnist, tmp_path):
     ways = {"epochs": 2, "batch": BATCH, "optimizer": "sgd", "checkpoint": tmp_path}
     fit("mlp", mnist, schedule=RECIPE, parallel=False, evaluate=False, **ways)

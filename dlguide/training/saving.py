@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -98,8 +98,8 @@ class Saver:
                 checkpoints.require_writable(self._folder, nbytes, 3 if within is None else 4)
                 path = checkpoints.latest(self._folder)
                 if path is not None:
-                    identity, layout = self._asked.identity(), self._layout()
-                    saved = checkpoints.restore(path, model, rule, identity, layout)
+                    layout = self._layout()
+                    saved = checkpoints.restore(path, model, rule, self._identity(), layout)
                     found = [saved.epoch, saved.step, saved.within.step if saved.within else 0]
                     states = saved.within.states if saved.within else ()
         epoch, self._before, step = (int(number) for number in self._ranks.total(found))
@@ -202,12 +202,20 @@ class Saver:
         return f"There is no checkpoint in {self._folder} yet."
 
     def _write(self, epoch: int, steps: int, within: Within | None) -> None:
-        done, identity = self._before + steps, self._asked.identity()
+        done, identity = self._before + steps, self._identity()
         with self._ranks.together():
             if self._ranks.rank == 0:
                 checkpoints.save(
                     self._folder, self._model, self._rule, done, epoch, identity, within=within
                 )
+
+    def _identity(self) -> dict[str, Any]:
+        """What a training cannot change at all; a schedule counts updates, so the batch too."""
+        asked = self._asked
+        if asked.schedule is None:
+            return asked.identity()
+        images = int(asked.batch) * int(asked.workers) * self._ranks.ranks
+        return asked.identity() | {"global_batch": images}
 
     def _layout(self) -> dict[str, int]:
         """What a training cannot change within an epoch."""
