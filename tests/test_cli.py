@@ -54,6 +54,10 @@ TOO_MANY = describe().usable_cores + 1
         (["--samples", 99, "--ranks", 1], "`batch` must be at most the 99 samples"),
         (["--samples", 60001], "`samples` must be at most the 60000 of mnist, got 60001."),
         (["--output", "/dev/null/build"], "`output` must be a folder this process can write to"),
+        (
+            ["--save-every", 5],
+            "`save_every` must be None without a folder, got 5. Give one with `checkpoint`.",
+        ),
         (["--no-such-option"], "No such option"),
     ],
 )

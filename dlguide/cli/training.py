@@ -27,6 +27,9 @@ def train(
     checkpoint: Annotated[Path | None, typer.Option(help="Folder to save to and go on from.")] = (
         None
     ),
+    save_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints within an epoch.")
+    ] = None,
     timeline: Annotated[
         Path | None,
         typer.Option(help="FILE.json for Horovod's timeline; FILE.png is its picture."),
@@ -46,11 +49,11 @@ def train(
     work: dict[str, Any] = {
         "net": net, "data": data, "epochs": epochs, "batch": batch, "optimizer": optimizer,
         "learning_rate": learning_rate, "samples": samples, "seed": seed,
-        "device": device,
+        "device": device, "save_every": save_every,
     }  # fmt: skip
     asked = settings.Settings(
         **work, rate_scaling=None, dropout=None, dtype="float32", shuffle=True, evaluate=True,
-        checkpoint=None,
+        checkpoint=None if checkpoint is None else str(checkpoint),
     )  # fmt: skip
     asked.check()
     settings.load_data(data, samples, batch, ranks)
