@@ -106,6 +106,10 @@ def test_constant_warmup_holds_the_base_rate_and_jumps():
         ({"workers": 0}, "`workers` must be a whole number of at least 1"),
         ({"base_rate": 0}, "`base_rate` must be a positive number"),
         ({"momentum": -1}, "`momentum` must be a number of at least 0"),
+        ({"momentum": 1.0}, "`momentum` must be below 1"),
+        ({"dtype": "float23"}, "Did you mean float32?"),
+        ({"dropout": 7.0}, "`dropout` must be None or a share"),
+        ({"dropout": "much"}, "`dropout` must be None or a share"),
     ],
 )
 def test_an_impossible_setting_is_refused_when_it_is_made(changes, said):
@@ -301,6 +305,29 @@ def test_by_a_field_takes_what_differs_in_it_alone():
         ex.table(results, by="worker")
 
 
+def test_by_a_field_takes_no_other_rule_where_the_rule_makes_no_difference():
+    # with the first one's batch, which is the base batch, both rules are one training
+    results = [
+        *seeds_of("a", (0.9, 0.8), batch=32),
+        *seeds_of("scaled", (0.7, 0.6), batch=64, rule="linear"),
+        *seeds_of("b", (0.5, 0.4), batch=64),
+    ]
+    table = ex.table(results, by="batch")
+    assert table["batch 64"].accuracy == pytest.approx(0.45)
+    scaled = [*seeds_of("b", (0.5,), batch=64), *seeds_of("c", (0.7,), batch=64, rule="linear")]
+    assert [row.name for row in ex.table(scaled, by="rule")] == ["rule none", "rule linear"]
+
+
+def test_by_a_field_leaves_out_what_does_not_go_with_the_first_ones_value():
+    results = [
+        *seeds_of("gradual", (0.9,), warmup="gradual", warmup_epochs=2),
+        *seeds_of("stepping", (0.8,), warmup="stepping", warmup_epochs=2),
+        *seeds_of("none", (0.7,)),
+    ]
+    found = [row.name for row in ex.table(results, by="warmup")]
+    assert found == ["warmup gradual", "warmup stepping"]
+
+
 def test_a_table_prints_a_line_for_each_row_in_columns():
     results = [*seeds_of("a", (0.9, 0.8)), *seeds_of("longer name", ((0.5, 0.9),) * 2, workers=2)]
     text = str(ex.table(results, accuracy=0.85)).splitlines()
@@ -315,15 +342,42 @@ def test_a_table_prints_a_line_for_each_row_in_columns():
 def test_compare_pairs_the_seeds():
     # the seeds differ by far more than the recipes: only pairs see the difference
     first = seeds_of("first", (0.50, 0.70, 0.90))
-    second = seeds_of("second", (0.47, 0.68, 0.89), workers=2)
+    second = seeds_of("second", (0.46, 0.67, 0.87), workers=2)
     found = ex.compare(first, second)
-    assert found.mean == pytest.approx(0.02)
-    assert found.standard_error == pytest.approx(0.01 / math.sqrt(3))
+    assert found.mean == pytest.approx(0.1 / 3)
+    assert found.standard_error == pytest.approx(0.01 / 3)
     assert found.clear
-    assert str(found).startswith("first is 2.00 points above second (standard error 0.58, 3 pairs")
+    assert str(found).startswith("first is 3.33 points above second (standard error 0.33, 3 pairs")
     back = ex.compare(second, first)
-    assert back.mean == pytest.approx(-0.02)
-    assert "second is 2.00 points below first" in str(back)
+    assert back.mean == pytest.approx(-0.1 / 3)
+    assert "second is 3.33 points below first" in str(back)
+
+
+def test_clear_is_students_t_and_needs_more_from_fewer_seeds():
+    # two-sided 95 % quantiles, printed in any table of Student's t; degrees of freedom 1, 2, 4, 9
+    for pairs, quantile in ((2, 12.706), (3, 4.303), (5, 2.776), (10, 2.262)):
+        assert differences.clear_from(pairs) == pytest.approx(quantile, abs=6e-4)
+        assert not ex.is_clear(0.99 * quantile, 1.0, pairs)
+        assert ex.is_clear(-1.01 * quantile, 1.0, pairs)
+    assert differences.clear_from(1) == math.inf
+    assert not ex.is_clear(0.5, None, 1)
+    assert not ex.is_clear(0.5, 0.0, 2)  # two equal differences: the test set is finite
+    assert not ex.is_clear(0.5, 1e-17, 2)
+    assert ex.is_clear(0.5, 0.0, 3)
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 5])
+def test_one_comparison_of_equals_in_twenty_is_called_clear(pairs):
+    values = np.random.default_rng(pairs).normal(size=(4000, pairs))
+    each = [differences.mean_and_error(row) for row in values]
+    alarms = np.mean([ex.is_clear(mean, error, pairs) for mean, error in each])
+    assert alarms == pytest.approx(0.05, abs=0.015)  # 4 standard errors of the share
+
+
+def test_a_clear_difference_says_how_many_standard_errors_it_exceeds():
+    found = ex.Difference("a", "b", 5, -0.03, 0.01, (0, 0))
+    assert "clear, more than 2.8 standard errors" in str(found)
+    assert "not to be told from chance" in str(replace(found, pairs=3))
 
 
 def test_compare_says_when_it_cannot_tell():

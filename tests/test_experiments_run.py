@@ -135,6 +135,8 @@ def test_the_impossible_is_refused_before_anything_is_trained(monkeypatch):
         ({"net": "mlq"}, "Did you mean mlp?"),
         ({"data": "mnits"}, "Did you mean mnist?"),
         ({"samples": 60_001}, "`train` must be at most the 60000 samples"),
+        ({"samples": None, "batch": 70_000}, "`batch` must be at most the 60000 samples of mnist"),
+        ({"net": "resnet20"}, "`data` must hold images of 32 x 32 x 3 for resnet20"),
         ({"ranks": 2}, "`ranks` must be 1 without a cluster"),
         ({"warmup": "gradual", "warmup_epochs": 0.01}, "step"),
     ]:
@@ -175,15 +177,19 @@ def test_tell_writes_at_most_ten_lines(trained, capsys):
 
 
 def test_ranks_share_trainings_and_make_others_together(trained, tmp_path):
-    settings, alone, _folder, _told = trained
+    settings, _results, _folder, _told = trained
     two = replace(SMALL, ranks=2, batch=10, name="two ranks")
     with Cluster(ranks=2) as cluster:
+        there = cluster.plan.threads
+        # with the ranks' number of threads: another one may add up in another order
+        same = [replace(one, threads=there) for one in settings]
+        alone = ex.run(same, progress=None)
         results = ex.run([*settings, two], tmp_path, cluster)
         assert digests(results[:3]) == digests(alone)
         with pytest.raises(ValueError, match="`ranks` must be 1 or the 2 of the cluster"):
             ex.run([replace(SMALL, ranks=3)], tmp_path, cluster)
-        with pytest.raises(ValueError, match="`threads` must be None or the 1 of"):
-            ex.run([replace(SMALL, threads=5)], tmp_path, cluster)
+        with pytest.raises(ValueError, match=f"`threads` must be None or the {there} of"):
+            ex.run([replace(SMALL, threads=there + 1)], tmp_path, cluster)
     together = results[3]
     assert [run.rank for run in together.runs] == [0, 1]
     assert together.loss == pytest.approx(alone[0].loss, rel=1e-4)  # the same global batch

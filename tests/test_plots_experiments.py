@@ -34,11 +34,22 @@ def test_lines_are_means_over_seeds_over_epochs_and_seconds():
     assert list(final.lines[0].get_xdata()) == pytest.approx([90.0, 80.0])
 
 
-def test_two_standard_errors_stand_at_the_end():
+def test_the_standard_error_stands_at_the_end():
     final = plots.experiments(results()).axes[2]
     (bar,) = [each for each in final.collections if each.get_segments()][:1]
     (left, _), (right, _) = bar.get_segments()[0]
-    assert right - left == pytest.approx(2 * 2 * np.std([90, 80], ddof=1) / np.sqrt(2))
+    assert right - left == pytest.approx(2 * np.std([90, 80], ddof=1) / np.sqrt(2))
+
+
+def test_seven_recipes_have_seven_colours_and_42_have_different_looks():
+    made = [a_result((0.5, 0.9), name=f"recipe {k}", batch=1 + k) for k in range(42)]
+    lines = plots.experiments(made).axes[0].lines[:42]
+    assert len({line.get_color() for line in lines[:7]}) == 7
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 42
+    courses = {one.setting.name: one.setting.recipe().at(5) for one in made[:28]}
+    lines = plots.schedules(courses).axes[0].lines
+    assert len({line.get_color() for line in lines[:7]}) == 7
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 28
 
 
 def test_a_recipe_that_always_diverges_is_named_and_not_drawn():

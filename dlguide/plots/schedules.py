@@ -14,7 +14,8 @@ from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY, "black")
+# of another number than the colours, so that 28 looks differ
 _DASHES = ("-", "--", "-.", ":")
 _POINTS = 4000
 

@@ -10,7 +10,12 @@ print(compare(of(results, "workers 32"), of(results, "baseline")))
 from dlguide.training.experiments.against import Against, against_published
 from dlguide.training.experiments.batches import Regions, best_batch, last_batch
 from dlguide.training.experiments.curves import Alignment, aligned
-from dlguide.training.experiments.differences import Difference, compare
+from dlguide.training.experiments.differences import (
+    Difference,
+    clear_from,
+    compare,
+    is_clear,
+)
 from dlguide.training.experiments.factors import each_seed, of, one_factor
 from dlguide.training.experiments.questions import (
     Answer,
@@ -42,8 +47,10 @@ __all__ = [
     "against_throughput",
     "aligned",
     "best_batch",
+    "clear_from",
     "compare",
     "each_seed",
+    "is_clear",
     "large_batches",
     "last_batch",
     "of",

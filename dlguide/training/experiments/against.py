@@ -29,7 +29,7 @@ class Pair:
 
     name; ours (a row of `table`); theirs (a row of `published.load("accuracy")`); ours_apart
     (None for the baseline); theirs_apart (fraction, None for the baseline); verdict ("baseline",
-    "agree", "differ", "only ours", "only theirs").
+    "agree", "differ", "only ours", "only theirs", "cannot be told").
     """
 
     name: str
@@ -49,6 +49,7 @@ class Pair:
             "differ": "They contradict each other.",
             "only ours": "The published difference is too small for one run to tell.",
             "only theirs": "What they saw is not to be seen here.",
+            "cannot be told": "Whether they agree cannot be told.",
         }[self.verdict]
         published_words = f"{100 * abs(self.theirs_apart):.2f} points " + (
             "above" if self.theirs_apart > 0 else "below"
@@ -66,8 +67,10 @@ class Against:
     def __str__(self) -> str:
         lines = [str(pair) for pair in self.pairs]
         agree = sum(pair.verdict == "agree" for pair in self.pairs)
-        asked = sum(pair.verdict != "baseline" for pair in self.pairs)
-        lines.append(f"{agree} of {asked} recipes agree with what was published. {_CAUTION}")
+        asked = sum(pair.verdict not in ("baseline", "cannot be told") for pair in self.pairs)
+        untold = len([pair for pair in self.pairs if pair.verdict == "cannot be told"])
+        words = f" Of {untold} it cannot be told." if untold else ""
+        lines.append(f"{agree} of {asked} recipes agree with what was published.{words} {_CAUTION}")
         return "\n".join(lines)
 
 
@@ -80,8 +83,9 @@ def against_published(
     """Put recipes beside published ones, and say where the two tell the same story.
 
     Accuracies on another net and other data cannot be equal; what can agree is whether a recipe
-    lies above or below its baseline. Ours does so clearly beyond two standard errors over seeds;
-    a published one, a single run, beyond the difference that its authors call none.
+    lies above or below its baseline. Ours does so where the difference over seeds is clear
+    (`Difference.clear`), or where it diverges with more seeds; a published one, a single run,
+    beyond the difference that its authors call none. From one seed of ours nothing can be told.
 
         against_published(results, {"baseline": {"experiment": 5, "workers": 1},
                                     "naive": {"experiment": 4, "workers": 32}})
@@ -168,6 +172,8 @@ def _apart(row: Mapping[str, Any], base: Mapping[str, Any]) -> float:
 def _verdict(ours: Difference, theirs: float, noise: float) -> str:
     seen = abs(theirs) > noise + 1e-9  # the two that are on par are so
     lost = ours.diverged[0] > ours.diverged[1]
+    if ours.standard_error is None and not lost:
+        return "cannot be told"
     clear = ours.clear or lost
     if not clear and not seen:
         return "agree"

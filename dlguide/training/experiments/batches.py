@@ -83,9 +83,9 @@ def best_batch(results: Sequence[Result], efficient: float = EFFICIENT) -> Regio
     """Find the batches per worker that are neither too small for the hardware nor too large.
 
     Region A ends at the smallest batch that reaches `efficient` of the highest throughput. Region
-    C begins at the smallest batch from which on all are less accurate than the best one, by more
-    than two standard errors of the paired difference, or diverge. With one seed nothing is clear,
-    and there is no region C.
+    C begins at the smallest batch from which on all diverge with some seed, or are clearly less
+    accurate than the best one of those that never do (`Difference.clear`). With one seed no
+    difference is clear, and only what diverges is in region C.
 
     Args:
         results: that differ in `batch` and seed only; the others are left out.
@@ -109,8 +109,10 @@ def best_batch(results: Sequence[Result], efficient: float = EFFICIENT) -> Regio
     names = [f"batch {b}" for b in batches]
     speeds = [rows[name].images_per_s or 0.0 for name in names]
     enough = [speed >= efficient * max(speeds) for speed in speeds]
-    best = max(names, key=lambda name: rows[name].accuracy or 0.0)
-    worse = [_worse(each[name], each[best]) for name in names]
+    lost = {name for name in names if rows[name].diverged}
+    sound = [name for name in names if name not in lost]
+    best = max(sound, key=lambda name: rows[name].accuracy, default=None)
+    worse = [name in lost or _worse(each[name], each[best]) for name in names]
     regions = []
     for place in range(len(batches)):
         slow, spoilt = not any(enough[: place + 1]), all(worse[place:])
@@ -123,4 +125,4 @@ def _worse(ones: list[Result], best: list[Result]) -> bool:
     if ones is best:
         return False
     difference = compare(ones, best)
-    return difference.diverged[0] > 0 or (difference.clear and difference.mean < 0)
+    return difference.clear and difference.mean < 0

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlguide.checks import require
-from dlguide.training.experiments.differences import CLEAR, Difference, compare, grouped
+from dlguide.training.experiments.differences import (
+    Difference,
+    clear_from,
+    compare,
+    grouped,
+)
 from dlguide.training.experiments.record import Result
 
 
@@ -33,8 +38,12 @@ class Alignment:
 
     @property
     def aligned(self) -> bool | None:
-        """Whether the gap is within two standard errors; None where one seed cannot tell."""
-        return None if self.chance is None else self.gap <= CLEAR * self.chance
+        """Whether the gap is no clear one (`clear_from`); None where one seed cannot tell."""
+        return None if self.chance is None else self.gap <= self._limit
+
+    @property
+    def _limit(self) -> float:
+        return clear_from(self.final.pairs) * self.chance
 
     def __str__(self) -> str:
         begin, end = self.epochs
@@ -51,7 +60,8 @@ class Alignment:
             (True, True): "The curves did not foretell it.",
             (False, False): "The curves gave a false alarm.",
         }[self.aligned, self.final.clear]
-        told = f"two standard errors over seeds are {CLEAR * self.chance:.3g}"
+        factor = clear_from(self.final.pairs)
+        told = f"{factor:.1f} standard errors over seeds are {self._limit:.3g}"
         return f"{gap}, and {told}: {way}. {self.final} {verdict}"
 
 

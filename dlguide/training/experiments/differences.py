@@ -11,7 +11,8 @@ import numpy as np
 from dlguide.checks import require
 from dlguide.training.experiments.record import Result
 
-CLEAR = 2.0  # standard errors that a difference must exceed to be called one
+CHANCE = 0.05  # share of comparisons without a difference that are called clear all the same
+_ROUNDING = 1e-12  # what is left of a standard error of 0, as a fraction of right answers
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,8 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the mean is more than two of its standard errors away from 0."""
-        if self.mean is None or self.standard_error is None:
-            return False
-        return abs(self.mean) > CLEAR * self.standard_error
+        """Whether the mean is further from 0 than `clear_from` of its standard errors."""
+        return self.mean is not None and is_clear(self.mean, self.standard_error, self.pairs)
 
     def __str__(self) -> str:
         return " ".join(filter(None, [self._means(), self._lost()]))
@@ -49,7 +48,8 @@ class Difference:
             return f"{self.first} is {points} with one seed, which says nothing about chance."
         told = f"(standard error {100 * self.standard_error:.2f}, {self.pairs} pairs of seeds)"
         if self.clear:
-            return f"{self.first} is {points} {told}: clear, more than two standard errors."
+            factor = f"more than {clear_from(self.pairs):.1f} standard errors"
+            return f"{self.first} is {points} {told}: clear, {factor}."
         return f"{self.first} is {points} {told}: not to be told from chance."
 
     def _lost(self) -> str:
@@ -100,6 +100,52 @@ def compare(first: Sequence[Result], second: Sequence[Result]) -> Difference:
     lost = tuple(sum(each[seed].diverged for seed in both) for each in (ones, others))
     names = (first[0].setting.name, second[0].setting.name)
     return Difference(*names, len(apart), mean, error, lost)
+
+
+def clear_from(pairs: int) -> float:
+    """Tell how many standard errors a mean must be away from 0 to be called clear.
+
+    The standard error is itself estimated from the few values, and the fewer they are the more
+    often it comes out too small by luck. Student's t allows for that: its two-sided 95 % quantile
+    for n - 1 degrees of freedom, which comes down to 1.96 for many values. Seeds whose values are
+    normal and have no difference pass it in one of 20 comparisons.
+
+    Args:
+        pairs: values that the mean is of, n (count).
+
+    Returns:
+        float: the factor; infinite for fewer than two.
+
+    Source:
+        Student, Biometrika 6 (1908), 1-25.
+
+    >>> [round(clear_from(pairs), 2) for pairs in (2, 3, 5, 100)]
+    [12.71, 4.3, 2.78, 1.98]
+    """
+    if pairs < 2:
+        return math.inf
+    from scipy.stats import t
+
+    return float(t.ppf(1 - CHANCE / 2, pairs - 1))
+
+
+def is_clear(mean: float, standard_error: float | None, pairs: int) -> bool:
+    """Tell whether a mean over seeds is further from 0 than chance easily takes it.
+
+    Args:
+        mean: of differences.
+        standard_error: of the mean; None for one value.
+        pairs: values that the mean is of (count).
+
+    Returns:
+        bool: never true of one value, nor of two equal ones, which a finite test set may give.
+
+    >>> is_clear(0.03, 0.01, 5), is_clear(0.03, 0.01, 3)
+    (True, False)
+    """
+    if standard_error is None or pairs < 2 or (standard_error < _ROUNDING and pairs < 3):
+        return False
+    return abs(mean) > clear_from(pairs) * standard_error
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]:

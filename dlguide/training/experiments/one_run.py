@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from dlguide.checks import require
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.measure import Run
@@ -16,7 +17,7 @@ from dlguide.training.divergence import DivergedError
 from dlguide.training.experiments.record import Divergence
 from dlguide.training.experiments.setting import Setting
 from dlguide.training.fit import fit
-from dlguide.training.schedules_recipe import Schedule
+from dlguide.training.settings import Settings
 
 if TYPE_CHECKING:
     import keras
@@ -97,24 +98,31 @@ def digest(setting: Setting, data: Own) -> str:
     return told.hexdigest()
 
 
-def schedule_of(setting: Setting, data: Own) -> Schedule:
-    """Fix the steps of a setting's recipe.
+def check(setting: Setting, nets: Own, data: Dataset) -> None:
+    """Check that `fit` can do what a setting asks, before anything is trained.
 
     Args:
         setting: what to train.
-        data: as in `train`.
-
-    Returns:
-        Schedule: the rate of each step.
+        nets: as in `train`.
+        data: the samples that `load` gave.
 
     Raises:
-        ValueError: when there are too few samples, or a piece of the recipe has not one step.
+        ValueError: when there are too few samples, a piece of the recipe has not one step, or a
+            named net does not take these images.
     """
-    samples = setting.samples
-    if samples is None:
-        samples = len(load(setting, data).train_labels)
-    steps = math.ceil(samples / setting.global_batch)
-    return setting.recipe().at(steps, epochs=setting.epochs)
+    samples = len(data.train_labels)
+    must = f"be at most the {samples} samples of {setting.data}, ranks x workers x batch"
+    fits = setting.global_batch <= samples
+    require(fits, "batch", must, setting.global_batch, "Use fewer workers or more samples.")
+    recipe = setting.recipe()
+    recipe.at(math.ceil(samples / setting.global_batch), epochs=setting.epochs)
+    Settings(
+        net=nets.get(setting.net, setting.net), data=data, epochs=setting.epochs,
+        batch=setting.batch, optimizer=partial(make_optimizer, setting), learning_rate=None,
+        rate_scaling=None, seed=setting.seed, samples=None, dropout=setting.dropout,
+        dtype=setting.dtype, shuffle=True, device="cpu", evaluate=True, checkpoint=None,
+        schedule=recipe, workers=setting.workers,
+    ).check()  # fmt: skip
 
 
 def make_optimizer(setting: Setting, rate: Any) -> keras.Optimizer:

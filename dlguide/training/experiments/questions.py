@@ -104,9 +104,13 @@ def speed_up(results: Sequence[Result]) -> Answer:
     counts = sorted({one.setting.ranks for one in results if f"ranks {one.setting.ranks}" in rows})
     require(counts[0] == 1 and len(counts) > 1, "results", "be of 1 rank and of more", counts)
     base = rows["ranks 1"].images_per_s
-    ours = []
-    for count in counts[1:]:
-        times = rows[f"ranks {count}"].images_per_s / base
+    ours = ["Every run of 1 rank diverged: there is no speed to compare with."] * (base is None)
+    for count in counts[1:] if base is not None else ():
+        speed = rows[f"ranks {count}"].images_per_s
+        if speed is None:
+            ours.append(f"With {count} ranks every run diverged.")
+            continue
+        times = speed / base
         ours.append(
             f"{count} ranks are {times:.2f} times as fast as one, an efficiency of "
             f"{100 * times / count:.0f} %."
@@ -159,14 +163,16 @@ def large_batches(
     ours = [f"With a global batch {times:g} times as large {spoilt}", str(mended)]
     if without_warmup:
         ours.append(str(compare(without_warmup, baseline)))
-    gained = compare(recipe, naive)
-    if gained.clear and gained.mean > 0:
+    gained, plain = compare(recipe, naive), naive[0].setting.name
+    if gained.diverged[0] > gained.diverged[1]:
+        ours.append(f"The recipe does harm: it diverges with more seeds than {plain}.")
+    elif gained.clear and gained.mean < 0:
+        ours.append(f"The recipe does harm: it loses {-100 * gained.mean:.2f} points on {plain}.")
+    elif gained.clear:
         rest = "what is left of the loss is clear" if mended.clear else "no loss is left to be seen"
         if mended.clear and mended.mean > 0:
             rest = "it is even better than the baseline"
-        ours.append(
-            f"The recipe gains {100 * gained.mean:.2f} points on {naive[0].setting.name}: {rest}."
-        )
+        ours.append(f"The recipe gains {100 * gained.mean:.2f} points on {plain}: {rest}.")
     elif gained.diverged[0] == 0 and gained.diverged[1]:
         ours.append("Only the recipe comes through with every seed.")
     else:

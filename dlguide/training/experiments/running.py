@@ -17,7 +17,7 @@ from dlguide.checks import require, require_known
 from dlguide.data import datasets
 from dlguide.folders import require_writable
 from dlguide.training.experiments import record
-from dlguide.training.experiments.one_run import digest, schedule_of, train
+from dlguide.training.experiments.one_run import check, digest, load, train
 from dlguide.training.experiments.record import Result
 from dlguide.training.experiments.setting import Setting
 
@@ -121,14 +121,21 @@ def run(
     require(bool(settings), "settings", "hold at least one Setting", settings)
     for setting in settings:
         _check(setting, cluster, nets, data)
-    taken = {(one.data, one.samples, one.test_samples): one for one in settings}
+    taken = {_data_of(one): one for one in settings}
+    loaded = {data_of: load(one, data) for data_of, one in taken.items()}
+    for setting in settings:
+        check(setting, nets, loaded[_data_of(setting)])
     digests = {data_of: digest(one, data) for data_of, one in taken.items()}
-    keys = [one.key(digests[one.data, one.samples, one.test_samples]) for one in settings]
+    keys = [one.key(digests[_data_of(one)]) for one in settings]
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="dlguide-experiments-") as kept:
             return _run(settings, keys, Path(kept), cluster, progress, nets, data)
     require_writable(folder, "folder")
     return _run(settings, keys, Path(folder), cluster, progress, nets, data)
+
+
+def _data_of(setting: Setting) -> tuple[str, int | None, int | None]:
+    return setting.data, setting.samples, setting.test_samples
 
 
 def _check(setting: Setting, cluster: Ranks | None, nets: Mapping, data: Mapping) -> None:
@@ -137,7 +144,6 @@ def _check(setting: Setting, cluster: Ranks | None, nets: Mapping, data: Mapping
         require_known(setting.net, [*known_nets.classifier_names(), *nets], "net")
     if setting.data not in data:
         require_known(setting.data, [*datasets.names(), *data], "data")
-    schedule_of(setting, data)
     ranks = 1 if cluster is None else cluster.ranks
     must = f"be 1 or the {ranks} of the cluster" if ranks > 1 else "be 1 without a cluster"
     then = f"Give `cluster=Cluster(ranks={setting.ranks})`, or let one rank play `workers`."

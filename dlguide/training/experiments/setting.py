@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from typing import Any
 
 from dlguide.checks import require, require_count, require_known, require_positive
@@ -15,6 +16,7 @@ RULES = ("none", "linear", "sqrt")
 WARMUPS = (None, *schedules.WARMUPS)
 DECAYS = ("none", "step", "linear", "polynomial", "cosine")
 OPTIMIZERS = ("momentum", "adam", "lars", "lamb")
+DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")  # of `nets.build`
 # After the warmup these fall over what is left; "none" and "step" count from the beginning.
 _AFTER = {
     "linear": schedules.linear,
@@ -113,12 +115,19 @@ class Setting:
             number = isinstance(value, int | float) and 0 <= value < float("inf")
             require(number, name, "be a number of at least 0", value)
             self._keep(name, float(value))
+        must = "be below 1, or no step is ever forgotten"
+        require(self.momentum < 1, "momentum", must, self.momentum, "0.9 is usual.")
+        if self.dropout is not None:
+            fits = isinstance(self.dropout, Real) and 0 <= self.dropout < 1
+            require(fits, "dropout", "be None or a share of 0 to below 1", self.dropout)
+            self._keep("dropout", float(self.dropout))
         for name in ("name", "net", "data", "dtype"):
             value = getattr(self, name)
             require(isinstance(value, str), name, "be a text", value, "`run` takes the thing.")
         require_known(self.rule, RULES, "rule")
         require_known(self.decay, DECAYS, "decay")
         require_known(self.optimizer, OPTIMIZERS, "optimizer")
+        require_known(self.dtype, DTYPES, "dtype")
         if self.warmup is not None:
             require_known(self.warmup, schedules.WARMUPS, "warmup")
             positive = self.warmup_epochs > 0

@@ -124,8 +124,13 @@ def groups(results: Sequence[Result], by: str | None = None) -> dict[str, list[R
     for one in results:
         value, seed = getattr(one.setting, by), one.setting.seed
         # with the first one's value of this field, it must be the first one
-        same = replace(one.setting, **{by: getattr(first, by)}, seed=first.seed)
-        if same.identity() == first.identity() and (value, seed) not in kept:
+        try:
+            same = replace(one.setting, **{by: getattr(first, by)}, seed=first.seed)
+        except ValueError:  # its other fields do not go with that value: another recipe
+            continue
+        # the rule is no part of the identity where the global batch is the base batch
+        alike = same.rule == first.rule and same.identity() == first.identity()
+        if alike and (value, seed) not in kept:
             kept.add((value, seed))
             found.setdefault(f"{by} {value}", []).append(one)
     return {name: grouped(each) for name, each in found.items()}
