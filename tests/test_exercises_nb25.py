@@ -80,6 +80,11 @@ WRONG = {
 }
 
 
+def test_two_arrays_may_come_in_a_list(capsys):
+    assert exercises.check("25-3", lambda *a: list(step(*a))), capsys.readouterr().out
+    assert not exercises.check("25-3", lambda *a: [step(*a)[0]])
+
+
 def test_warmups_of_the_exercise_are_those_of_the_package():
     for kind, start, per in (
         ("constant", 0.05, "step"),

@@ -93,7 +93,7 @@ def exercise_25_3(step: Callable[..., Any]) -> str:
         gradient = random.normal(size=(3, 4))
         given = weights.copy(), velocity.copy(), gradient.copy(), rate, before, momentum
         came = answered(step(*given))
-        two = isinstance(came, tuple) and len(came) == 2
+        two = isinstance(came, tuple | list) and len(came) == 2
         expect(two, "two arrays: the new weights and the new velocity", came)
         old, times = velocity, rate / before
         plain = momentum * plain + gradient
