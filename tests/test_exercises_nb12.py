@@ -8,6 +8,7 @@ import pytest
 
 from dlguide import exercises
 from dlguide.cluster import Cluster
+from dlguide.data.mixtures import Ring
 
 
 def images(image_nbytes, code, number_nbytes, weights):
@@ -24,6 +25,12 @@ def judge(p, q):
 
 
 def wasserstein(real, fake):
+    import tensorflow as tf
+
+    return tf.reduce_mean(fake) - tf.reduce_mean(real), -tf.reduce_mean(fake)
+
+
+def by_numpy(real, fake):
     return np.mean(fake) - np.mean(real), -np.mean(fake)
 
 
@@ -91,6 +98,7 @@ WRONG = {
         lambda real, fake: (np.mean(fake) - np.mean(real), np.mean(fake)),
         "score high",
     ),
+    "outside the graph": ("12-3", by_numpy, "take `tf.reduce_mean`"),
     "not a mean": ("12-3", lambda real, fake: (fake - real[: len(fake)], -fake), "take the mean"),
     "label as a number": (
         "12-4",
@@ -108,6 +116,20 @@ WRONG = {
     ),
     "no function": ("12-4", 3.0, "Write it with `def`"),
 }
+
+
+@pytest.mark.parametrize(("number", "answer"), [("12-2", judge), ("12-3", wasserstein)])
+def test_list_is_as_good_as_a_tuple(number, answer, capsys):
+    ticked = exercises.check(number, lambda *arguments: list(answer(*arguments)))
+    assert ticked, capsys.readouterr().out
+
+
+def test_losses_by_numpy_cannot_be_played():
+    from dlguide.training import adversarial
+
+    game = adversarial.Game(*adversarial.dense_pair(), Ring(modes=8).draw, 16, by_numpy)
+    with pytest.raises(NotImplementedError):
+        game.play(1)
 
 
 def test_oracle_of_the_judge_is_not_beaten_by_any_other():

@@ -112,6 +112,19 @@ def test_parameters_are_those_of_keras(kind):
     assert one.count_params() == nb13._parameters(kind, 3, 5)
 
 
+def test_clipping_may_round_or_guard_the_division(capsys):
+    def in_float32(gradients, limit):
+        return [one.astype("float32") for one in clip(gradients, limit)]
+
+    def guarded(gradients, limit):  # as PyTorch does
+        factor = min(1.0, limit / (np.sqrt(sum(np.sum(one**2) for one in gradients)) + 1e-6))
+        return [factor * one for one in gradients]
+
+    for answer in (in_float32, guarded):
+        ticked = exercises.check("13-2", answer)
+        assert ticked, capsys.readouterr().out
+
+
 def test_attention_is_that_of_keras():
     import keras
 
