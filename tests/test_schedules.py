@@ -384,3 +384,15 @@ def test_plot_can_show_powers_of_ten(tmp_path):
     assert file.stat().st_size > 1000
     with pytest.raises(ValueError, match="`schedules` must hold at least one schedule"):
         plots.schedules({})
+
+
+def test_numbers_of_numpy_are_described_in_plain_ones():
+    import json
+
+    from dlguide.training import schedules
+
+    whole = schedules.step_decay(np.float32(0.5), np.array([1, 2]), np.int64(4), np.float64(0.25))
+    warm = schedules.warmup("gradual", np.float32(0.5), np.int64(1), np.float32(0.25))
+    recipe = warm.over(whole)
+    again = schedules.recipe_from(json.loads(json.dumps(recipe.config())))
+    np.testing.assert_array_equal(again.at(8).rates(), recipe.at(8).rates())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,9 @@ class PipelineFeed:
         ranks: the ranks that train.
         model: the net; gives one logit a class.
         plain_from: where the images are no longer augmented (epochs); None for nowhere.
+
+    Raises:
+        ValueError: when that is within an epoch, and the images are augmented at random.
     """
 
     def __init__(
@@ -128,7 +132,13 @@ class PipelineFeed:
         plain_from: float | None = None,
     ) -> None:
         self.pipeline, self.ranks = pipeline, ranks
-        self._plain = None if plain_from is None else (plain_from, plain(pipeline))
+        self._plain = None
+        if plain_from is not None and any(one.draws for one in pipeline.augment):
+            must = "collapse at the end of an epoch where the images are augmented at random"
+            whole, then = round(plain_from), "Give it a whole number as `at`."
+            fits = math.isclose(plain_from, whole)
+            require(fits, "schedule", must, f"epoch {plain_from:g}", then)
+            self._plain = whole, plain(pipeline)
         self.samples, self.steps = pipeline.samples, pipeline.steps
         self._shape = tuple(model.inputs[0].shape[1:])
         self._classes = model.outputs[0].shape[-1]

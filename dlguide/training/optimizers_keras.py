@@ -241,10 +241,3 @@ def _require_fraction(value: Any, name: str) -> float:
     must = "be at least 0 and below 1"
     require(_require_at_least_0(value, name) < 1, name, must, value)
     return float(value)
-
-
-def _two_rising(limits: Sequence[float]) -> tuple[float, ...]:
-    kept = tuple(_require_at_least_0(each, "norm_limits") for each in limits)
-    rising = len(kept) == 2 and kept[0] < kept[1]
-    require(rising, "norm_limits", "be a lower and a higher number", limits)
-    return kept

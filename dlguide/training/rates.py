@@ -76,9 +76,10 @@ def make_optimizer(
 
     Args:
         optimizer: one of `OPTIMIZERS` ("sgd" has a momentum of 0.9), or a function that
-            returns a Keras optimizer, whose rate is then used as it is. With a schedule the
-            function is called with the rate, such as `optimizers.lars`, and with `weight_decay`
-            where the schedule is a collapsed one.
+            returns a Keras optimizer, whose rate is then used as it is; the scaling of losses
+            is added unless it has its own. With a schedule the function is called with the
+            rate, such as `optimizers.lars`, and with `weight_decay` where the schedule is a
+            collapsed one.
         ranks: number of ranks (count).
         learning_rate: as in `scaled_rate`; None with a function or a schedule.
         rate_scaling: as in `scaled_rate`; None with a function or a schedule.
@@ -93,17 +94,18 @@ def make_optimizer(
 
     rate = None if schedule is None else as_keras(rates_of(schedule).at(steps_per_epoch))
     if callable(optimizer):
+        options = {}
         if isinstance(schedule, Collapsed):
-            decay = as_keras(schedule.weight_decay.at(steps_per_epoch))
-            return optimizer(rate, weight_decay=decay)
-        return optimizer() if schedule is None else optimizer(rate)
-    if rate is None:
-        rate = scaled_rate(optimizer, ranks, learning_rate, rate_scaling)
-    if optimizer == "sgd":
-        rule = keras.optimizers.SGD(rate, momentum=0.9)
+            options["weight_decay"] = as_keras(schedule.weight_decay.at(steps_per_epoch))
+        rule = optimizer(*(() if schedule is None else (rate,)), **options)
     else:
-        rule = keras.optimizers.Adam(rate)
-    return keras.optimizers.LossScaleOptimizer(rule) if dtype == "mixed_float16" else rule
+        if rate is None:
+            rate = scaled_rate(optimizer, ranks, learning_rate, rate_scaling)
+        sgd = optimizer == "sgd"
+        rule = keras.optimizers.SGD(rate, momentum=0.9) if sgd else keras.optimizers.Adam(rate)
+    scales = isinstance(rule, keras.optimizers.LossScaleOptimizer)
+    wanted = dtype == "mixed_float16" and not scales
+    return keras.optimizers.LossScaleOptimizer(rule) if wanted else rule
 
 
 def rates_of(schedule: Recipe | Collapsed) -> Recipe:

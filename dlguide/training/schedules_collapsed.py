@@ -17,6 +17,8 @@ class Collapsed:
         rates: the learning rate.
         weight_decay: the weight decay, a recipe of the same length.
         at: where the last part begins, from which on images are no longer augmented (epochs).
+            `fit` wants a whole number where it has images to augment: it begins epochs anew,
+            with other images, not steps.
     """
 
     rates: Recipe

@@ -98,8 +98,12 @@ class Recipe(ABC):
         described: dict[str, Any] = {"kind": type(self).__name__}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            value = list(value) if isinstance(value, tuple) else value
-            described[field.name] = value.config() if isinstance(value, Recipe) else value
+            if isinstance(value, tuple):
+                described[field.name] = [_plain(one) for one in value]
+            else:
+                described[field.name] = (
+                    value.config() if isinstance(value, Recipe) else _plain(value)
+                )
         return described
 
 
@@ -201,6 +205,11 @@ class Schedule:
             array: of the length `steps`, float64.
         """
         return self.rate(np.arange(self.steps))
+
+
+def _plain(value: Any) -> Any:
+    """Give numbers of NumPy as Python's, which JSON knows."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _recipe(value: Any, name: str) -> Recipe:

@@ -34,6 +34,7 @@ class Gradients:
     it. A worker without samples takes any one with scale 0.
 
     Losses that layers add (weight decay) are divided by the workers, as each has them whole.
+    Loss and count are of single precision at least, whatever the logits are.
     Where the loss is not finite, the sum of the gradients is not either (`divergence.spoiled`).
 
     Args:
@@ -46,7 +47,8 @@ class Gradients:
         import tensorflow as tf
 
         self.model, self.optimizer, self.workers = model, optimizer, workers
-        self.dtype = model.outputs[0].dtype
+        # Half precision counts to 2048 only, and makes 0 of the share of a large global batch.
+        self.dtype = "float64" if model.outputs[0].dtype == "float64" else "float32"
         self.signature = [*_samples(model), tf.TensorSpec([], self.dtype, name="scale")]
 
     def __call__(self, images: Any, labels: Any, scale: Any) -> tuple[Any, list[Any]]:
@@ -64,7 +66,7 @@ class Gradients:
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            logits = self.model(images, training=True)
+            logits = tf.cast(self.model(images, training=True), self.dtype)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
             loss = tf.reduce_sum(losses) * scale
             whole = loss
@@ -106,6 +108,28 @@ def train_step(
         return told if count_right else told[0]
 
     return step
+
+
+def adds_losses_of_inputs(model: keras.Model) -> bool:
+    """Tell whether layers add losses of their batch, such as an `activity_regularizer`.
+
+    Args:
+        model: the net; traced once.
+
+    Returns:
+        bool: False where the losses it adds are those of its weights.
+    """
+    import tensorflow as tf
+
+    added = []
+
+    @tf.function(input_signature=_samples(model)[:1])
+    def look(images: Any) -> None:
+        model(images, training=True)
+        added.append(len(model.losses))
+
+    look.get_concrete_function()
+    return added[0] > sum(v.regularizer is not None for v in model.trainable_weights)
 
 
 def evaluator(model: keras.Model, data: Dataset | Pipeline, ranks: Alone) -> Callable[[], float]:
