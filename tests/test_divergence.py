@@ -106,6 +106,25 @@ def test_loss_of_a_step_that_the_sum_did_not_carry_is_told_at_the_next_meeting()
         watch.settle()
 
 
+def test_folder_that_cannot_be_read_keeps_nobody_waiting():
+    watch, _rule = watched([math.nan, 2.0])
+
+    def unreadable():
+        raise OSError(5, "Input/output error", "/saves")
+
+    watch._last_good = unreadable
+    words = r"The checkpoints cannot be read: .*Input/output error.*/saves.*\. Try a lower"
+    with pytest.raises(DivergedError, match=words):
+        watch.settle()
+
+
+def test_averages_of_a_worker_that_are_not_finite_stop_too():
+    watch, _rule = watched([1.0, 2.0])
+    watch._elsewhere = lambda: "moving_mean of worker 1 of its rank"
+    with pytest.raises(DivergedError, match="moving_mean of worker 1 of its rank is not any more"):
+        watch.settle()
+
+
 def test_step_left_out_by_a_loss_scale_is_none_to_stop_at():
     watch, rule = watched([1.0, 2.0], [3.0], dynamic_scale=64.0)
     watch.after(0.5, epoch=1, step=1)  # no update was made
@@ -159,6 +178,35 @@ def test_pipeline_resumed_within_an_epoch_is_bitwise_the_uninterrupted_one(mnist
     assert "step 9, epoch 1 of 2 and 4 steps of the next." in capsys.readouterr().out
     assert (resumed.first_epoch, len(resumed.step_s)) == (1, 1)
     assert (resumed.weights_digest, resumed.loss[-1]) == (whole.weights_digest, whole.loss[-1])
+
+
+def test_fewer_epochs_than_the_checkpoint_has_done_are_refused(mnist, tmp_path):
+    ways = {"net": "mlp", "data": mnist, "batch": 10, "checkpoint": tmp_path, "evaluate": False}
+    fit(**ways, epochs=2, save_every=2)
+    (tmp_path / "checkpoint-000000010.dlguide").unlink()
+    words = (
+        r"-within\.dlguide is further than the training asked for: step \d, epoch 1 of 1 and "
+        r"\d steps of the next\. Ask for at least 2 epochs\. Use another folder"
+    )
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        fit(**ways, epochs=1)
+    assert fit(**ways, epochs=2).first_epoch == 1
+
+
+def test_room_is_asked_for_what_workers_have_of_their_own(mnist, tmp_path, monkeypatch):
+    asked = {}
+
+    def noted(folder, nbytes, files):
+        asked[files] = nbytes
+
+    monkeypatch.setattr(checkpoint, "require_writable", noted)
+    ways = {"net": "mnist_cnn_bn", "data": mnist, "batch": 10, "evaluate": False, "workers": 2}
+    fit(**ways, checkpoint=tmp_path / "ends")
+    fit(**ways, checkpoint=tmp_path / "within", save_every=1)
+    (path,) = (tmp_path / "within").glob("*-within.dlguide")
+    states = checkpoint.read(path)[0].within.states
+    assert len(states) == 2
+    assert asked[4] - asked[3] == sum(map(len, states))
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,15 @@ def resumed(saves_in):
             (source,) = every.glob(f"checkpoint-{at:09d}*")
             shutil.copy(source, within)
     refused("other batch", batch=9, checkpoint=within)
-    refused("other ranks", parallel=False, checkpoint=within)
+    refused("other layout", batch=5, workers=2, checkpoint=within)
+    same = {"batch": 10 * ranks, "parallel": False}  # the same global batch, so the same rates
+    refused("other ranks", **same, checkpoint=within)
+    result["within"] = str(within)
+
+    def accumulating(rate):
+        return keras.optimizers.SGD(rate, gradient_accumulation_steps=2)
+
+    refused("accumulating", optimizer=accumulating, checkpoint=saves / "accumulating")
     result["left"] = sorted(path.name for path in within.iterdir()) if rank == 0 else []
 
     # The samples of the last rank alone are damaged; in its second step of the first epoch.
@@ -194,11 +202,19 @@ def test_within_an_epoch_other_ranks_and_batches_are_refused(results):
     steps = results[0]["steps"]
     for result in results:
         error = result["errors"]["other batch"]
-        assert "after 1 steps of epoch 2 with batch = 10, here it is 9" in error
+        # The schedule counts updates: that is no matter of the middle of an epoch.
+        assert f"its global_batch is {10 * len(results)}, here it is {9 * len(results)}." in error
+        assert f"delete all 2 checkpoints in {results[0]['within']} to train anew" in error
+        error = result["errors"]["other layout"]
+        assert "after 1 steps of epoch 2 with workers = 1, here it is 2" in error
         assert f"to go on from checkpoint-{steps:09d}.dlguide, the end of an epoch" in error
         if len(results) > 1:
             wanted = f"epoch 2 with ranks = {len(results)}, here it is 1"
             assert wanted in result["errors"]["other ranks"]
+        assert result["errors"]["accumulating"].startswith(
+            "ValueError: `checkpoint` must be None where the optimizer has "
+            "`gradient_accumulation_steps`"
+        )
     assert len(results[0]["left"]) == 2
 
 

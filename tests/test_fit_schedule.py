@@ -121,6 +121,92 @@ def test_plain_keeps_sizes_and_leaves_no_chance():
         assert next(batches)[0].shape == (4, 28, 28, 3)
 
 
+def test_plain_gives_the_middle_where_a_padded_crop_changes_the_size():
+    images = np.arange(8 * 40 * 40, dtype=np.uint8).reshape(8, 40, 40, 1)
+    crop = [ip.PaddedCrop(32, 28, 2)]
+    pipeline = ip.build(dataset(images, np.arange(8)), 8, augment=crop, shuffle=False)
+    with ip.plain(pipeline).epoch(0) as batches:
+        middle = images[:, 4:36, 6:34] / np.float32(255)
+        np.testing.assert_allclose(next(batches)[0], middle, rtol=1e-6)
+    same = pipeline.replace(augment=(ip.PaddedCrop(40, 40),))
+    assert ip.plain(same).augment == ()
+    with pytest.raises(ValueError, match="no padded crop larger than the image of \\(40, 40\\)"):
+        ip.plain(pipeline.replace(augment=(ip.PaddedCrop(44, 40),)))
+
+
+def test_plain_cuts_the_middle_of_files_whose_size_is_not_known(tmp_path):
+    import io
+
+    from PIL import Image
+
+    from dlguide.data import formats
+
+    with formats.create(tmp_path / "files", "tfrecord", shard_samples=30) as writer:
+        file = io.BytesIO()
+        Image.fromarray(np.arange(900, dtype=np.uint8).reshape(30, 30)).save(file, "png")
+        writer.append(formats.Sample(file.getvalue(), (1,)))
+    pipeline = ip.build(tmp_path / "files", 1, channels=1, augment=[ip.PaddedCrop(28, 28, 2)])
+    assert ip.plain(pipeline).augment == (ip.CentreCrop(28, 28),)
+    with ip.plain(pipeline).epoch(0) as batches:
+        assert next(batches)[0].shape == (1, 28, 28, 1)
+
+
+def test_decay_that_collapses_within_an_epoch_is_refused_where_images_are_random():
+    pixels = dataset(np.zeros((8, 4, 4, 1), np.uint8), np.arange(8))
+    recipe = schedules.constant(0.1, 3)
+    half = schedules.collapsed(recipe, at=1.5, epochs=1.5, weight_decay=1e-4)
+    ways = {"epochs": 3, "batch": 4, "optimizer": optimizers.momentum_sgd, "schedule": half}
+    ways |= {"evaluate": False, "parallel": False}
+
+    def net():
+        import keras
+
+        return keras.Sequential([
+            keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(8)
+        ])  # fmt: skip
+
+    with pytest.raises(ValueError, match="`schedule` must collapse at the end of an epoch where"):
+        fit(net, ip.build(pixels, 4, augment=[ip.Flip()]), **ways)
+    fit(net, ip.build(pixels, 4, augment=[ip.CentreCrop(4, 4)]), **ways)
+
+
+@pytest.mark.parametrize("schedule", [None, schedules.constant(0.1, 2)])
+def test_half_precision_scales_the_losses_of_any_optimizer_once(schedule):
+    import keras
+
+    def sgd(rate=0.1):
+        return keras.optimizers.SGD(rate)
+
+    def scaling(rate=0.1):
+        return keras.optimizers.LossScaleOptimizer(sgd(rate), initial_scale=8.0)
+
+    ways = {"ranks": 1, "schedule": schedule, "steps_per_epoch": 4}
+    wrapped = rates.make_optimizer(sgd, dtype="mixed_float16", **ways)
+    assert isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
+    own = rates.make_optimizer(scaling, dtype="mixed_float16", **ways)
+    assert own.initial_scale == 8.0
+    assert isinstance(own.inner_optimizer, keras.optimizers.SGD)
+    assert isinstance(rates.make_optimizer(sgd, dtype="mixed_bfloat16", **ways), type(sgd()))
+
+
+def test_right_answers_are_counted_exactly_where_logits_are_of_half_precision():
+    """Beyond 2048 half precision has only every second number; 2051 are right."""
+    import keras
+
+    from dlguide.training.steps import train_step
+
+    model = keras.Sequential([
+        keras.Input((1,)), keras.layers.Dense(2, kernel_initializer="zeros", dtype="float16")
+    ])  # fmt: skip
+    optimizer = keras.optimizers.SGD(0.0)
+    optimizer.build(model.trainable_variables)
+    labels = np.array([0] * 2051 + [1] * 2049, np.int32)
+    step = train_step(model, optimizer, count_right=True)
+    loss, right = np.asarray(step(np.zeros((4100, 1), np.float32), labels, 1 / 4100))
+    assert right == 2051
+    assert loss == pytest.approx(np.log(2), rel=1e-5)  # half precision: 1e-3
+
+
 def test_plain_refuses_chances_it_does_not_know():
     class Noise(ip.Operation):
         draws = 1
@@ -152,7 +238,7 @@ COLLAPSED = schedules.collapsed(RECIPE, at=1, epochs=1, weight_decay=1e-4)
         ({"schedule": RECIPE, "optimizer": "lars"}, "`optimizer` must be one of adam, sgd"),
         ({"schedule": COLLAPSED, "optimizer": "sgd"}, "`optimizer` must be a function that takes"),
         ({"workers": 0}, "`workers` must be"),
-        ({"workers": 10}, "`batch` must be at most the 6 samples of one rank's shard"),
+        ({"workers": 10}, "`batch` must be at most the 6 samples of one worker's shard"),
     ],
 )
 def test_what_does_not_fit_is_refused(mnist, asked, text):

@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
+from dlguide.data import datasets
+from dlguide.training import fit
+from dlguide.training.ranks import Alone
+from dlguide.training.workers import Workers, own_state
+
 # (ranks, workers) by the workers there are in all
 WAYS = {2: [(2, 1), (1, 2)], 3: [(3, 1), (1, 3)], 4: [(4, 1), (2, 2), (1, 4)]}
 
@@ -25,7 +30,7 @@ def training(saves, cases):
     mnist = datasets.load("mnist").first(101, 200)
     models = []
 
-    def net(normalise=True, dropout=0.5):
+    def net(normalise=True, dropout=0.5, activity=None):
         start = keras.initializers.GlorotUniform(seed=1)
         model = keras.Sequential([keras.Input((28, 28, 1), dtype="float64")])
         # A bias before batch normalisation does nothing: its gradient is rounding alone.
@@ -40,16 +45,19 @@ def training(saves, cases):
         model.add(layers.Dropout(dropout, seed=1, dtype="float64"))
         rule = keras.regularizers.L2(0.01)
         model.add(
-            layers.Dense(10, kernel_initializer=start, kernel_regularizer=rule, dtype="float64")
-        )
+            layers.Dense(
+                10, kernel_initializer=start, kernel_regularizer=rule,
+                activity_regularizer=activity, dtype="float64",
+            )
+        )  # fmt: skip
         models.append(model)
         return model
 
     recipe = schedules.warmup("gradual", 0.1, 1, start=0.02).over(schedules.cosine(0.1, 2))
     told = {}
-    for name, workers, batch, normalise, dropout in cases:
+    for name, workers, batch, *kind in cases:
         run = fit(
-            functools.partial(net, normalise, dropout), mnist, epochs=2, batch=batch,
+            functools.partial(net, *kind), mnist, epochs=2, batch=batch,
             optimizer="sgd", schedule=recipe, workers=workers, evaluate=True,
         )  # fmt: skip
         if run.rank == 0:
@@ -75,6 +83,10 @@ def trained(tmp_path_factory):
         if ranks == 1:
             cases += [("together", 1, 36, True, 0.0), ("apart", 4, 9, True, 0.0)]
             cases += [("together plain", 1, 36, False, 0.0), ("apart plain", 4, 9, False, 0.0)]
+        if ranks in (1, 2, 4):  # 101 = 4 * 25 + 1: three workers have nothing in the last step
+            for name, activity in (("stateless", None), ("activity", "l2")):
+                kind = (4 // ranks, 25, False, 0.0, activity)
+                cases.append((f"{name} on {ranks}", *kind))
         told = on_ranks(ranks, training, folder, 200, saves=str(folder), cases=cases)
         for name, *_rest in cases:
             arrays = np.load(folder / f"{name}.npz")
@@ -118,6 +130,92 @@ def test_batch_normalisation_sees_the_batch_of_its_worker_alone(trained):
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["stateless", "activity"])
+def test_workers_without_state_or_samples_train_as_that_many_ranks(trained, kind):
+    weights, runs = trained[f"{kind} on 4"]
+    for ranks in (1, 2):
+        there, runs_there = trained[f"{kind} on {ranks}"]
+        assert difference(there, weights) < 1e-12
+        assert runs_there[0]["train_accuracy"] == runs[0]["train_accuracy"]
+    assert difference(trained["activity on 1"][0], trained["stateless on 1"][0]) > 1e-4
+
+
+@pytest.mark.timeout(400)
 def test_all_ranks_hold_equal_weights(trained):
     for _weights, runs in trained.values():
         assert len({run["weights_digest"] for run in runs}) == 1
+
+
+def frozen_beside(layers, head):
+    import keras
+
+    base = keras.Sequential([keras.Input((28, 28, 1)), *layers, keras.layers.Flatten()])
+    base.trainable = False
+    return keras.Sequential([keras.Input((28, 28, 1)), base, *head, keras.layers.Dense(10)])
+
+
+def test_what_is_frozen_is_no_state_of_a_worker():
+    from keras import layers
+
+    fixed = [layers.Conv2D(2, 3, strides=3), layers.BatchNormalization()]
+    assert own_state(frozen_beside(fixed, [])) == []
+    model = frozen_beside([*fixed, layers.Dropout(0.5)], [layers.BatchNormalization()])
+    names = [variable.path.rpartition("/")[2] for variable in own_state(model)]
+    assert sorted(names) == ["moving_mean", "moving_variance", "seed_generator_state"]
+
+
+def players(model, count=2):
+    import keras
+
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.build(model.trainable_variables)
+    return Workers(model, optimizer, Alone(), count)
+
+
+def test_averages_of_workers_are_summed_in_double_precision():
+    import keras
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization()])
+    four = players(model, 4)
+    values = np.array([2.0**24, 1.0, 1.0, 2.0], np.float32)  # single precision loses the ones
+    for left, value in zip(four.left, values, strict=True):
+        left[0][:] = value
+    four.end_epoch()
+    assert float(np.asarray(model.layers[0].moving_mean)[0]) == values.astype(float).mean()
+
+
+def test_average_of_any_worker_that_is_not_finite_is_found():
+    import keras
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization()])
+    two = players(model)
+    assert two.not_finite() == ""
+    two.left[1][1][:] = np.nan
+    assert two.not_finite().endswith("moving_variance of worker 1 of its rank")
+
+
+def test_weights_that_the_loss_does_not_reach_stay_as_they_are():
+    """As with one worker: neither an error, nor a decay of what has no gradient."""
+    import keras
+
+    class Unused(keras.layers.Layer):
+        def build(self, shape):
+            self.unused = self.add_weight(shape=(3,), initializer="ones", name="unused")
+
+        def call(self, images):
+            return images
+
+    def net():
+        layers = keras.layers
+        model = keras.Sequential([
+            keras.Input((28, 28, 1)), Unused(), layers.Flatten(), layers.BatchNormalization(),
+            layers.Dense(10),
+        ])  # fmt: skip
+        models.append(model)
+        return model
+
+    models, mnist = [], datasets.load("mnist").first(40, 50)
+    for workers in (1, 2):
+        fit(net, mnist, batch=10, workers=workers, evaluate=False, parallel=False,
+            optimizer=lambda: keras.optimizers.SGD(0.1, weight_decay=0.1))  # fmt: skip
+        np.testing.assert_array_equal(np.asarray(models[-1].layers[0].unused), np.ones(3))

@@ -115,7 +115,6 @@ def restore(
         model: the same net as was saved.
         optimizer: of the same kind as was saved, built.
         settings: what must equal the settings that were saved; None takes any.
-
         within: what must equal the settings of one that was written before an epoch's end; None
             takes any.
 
@@ -128,18 +127,19 @@ def restore(
     """
     found, arrays = read(path)
     _require_same(path, found, settings or {}, within or {})
+    anew = checkpoint_file.anew(Path(path).parent)
     variables = _variables(model, optimizer)
     expected = [(name, str(v.dtype), tuple(v.shape)) for name, v in variables]
     for saved, here in zip(found.arrays, expected, strict=False):
         if saved[1:] != here[1:]:
             raise CheckpointError(
                 f"{path} belongs to another net or optimizer: it holds {_describe(saved)} where "
-                f"this one has {_describe(here)}. Use another folder, or delete it to train anew."
+                f"this one has {_describe(here)}. {anew}"
             )
     if len(expected) != len(found.arrays):
         raise CheckpointError(
             f"{path} belongs to another net or optimizer: it holds {len(found.arrays)} arrays "
-            f"where this one has {len(expected)}. Use another folder, or delete it to train anew."
+            f"where this one has {len(expected)}. {anew}"
         )
     for (_name, variable), array in zip(variables, arrays, strict=True):
         variable.assign(array)
@@ -156,8 +156,8 @@ def _require_same(
         if found.settings.get(name) != value:
             raise CheckpointError(
                 f"{path} belongs to another training: its {name} is "
-                f"{found.settings.get(name)!r}, here it is {value!r}. Use another folder, or "
-                f"delete it to train anew."
+                f"{found.settings.get(name)!r}, here it is {value!r}. "
+                f"{checkpoint_file.anew(Path(path).parent)}"
             )
     if found.within is None:
         return

@@ -234,6 +234,20 @@ def instead(path: Path) -> str:
     return "Delete it to train anew; there is no other checkpoint beside it."
 
 
+def anew(folder: Path) -> str:
+    """Say how to train from the start although a folder holds checkpoints.
+
+    Args:
+        folder: that holds them.
+
+    Returns:
+        str: a sentence.
+    """
+    files = finished(folder)
+    them = "it" if len(files) == 1 else f"all {len(files)} checkpoints in {folder}"
+    return f"Use another folder, or delete {them} to train anew."
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -74,6 +74,8 @@ class Watch:
         ranks: the ranks that train.
         steps: done so far (count).
         last_good: names the last checkpoint that can be used; called on rank 0 only.
+        elsewhere: names what is not finite beside the net, such as another worker's averages;
+            empty for nothing.
     """
 
     def __init__(
@@ -83,9 +85,10 @@ class Watch:
         ranks: Alone,
         steps: int = 0,
         last_good: Callable[[], str] = lambda: "There is no checkpoint.",
+        elsewhere: Callable[[], str] = lambda: "",
     ) -> None:
         self._model, self._optimizer, self._ranks = model, optimizer, ranks
-        self._last_good = last_good
+        self._last_good, self._elsewhere = last_good, elsewhere
         self._carrier = model.trainable_variables[_smallest(model.trainable_variables)]
         self._skips = hasattr(optimizer, "dynamic_scale")
         self._updates = int(np.asarray(optimizer.iterations))
@@ -120,14 +123,15 @@ class Watch:
         Raises:
             DivergedError: on all ranks, with the same text.
         """
-        here = {"bad": self._bad, "weight": not_finite(self._model)}
+        weight = not_finite(self._model) or self._elsewhere()
+        here = {"bad": self._bad, "weight": weight}
         everyone = [json.loads(text) for text in self._ranks.gather(json.dumps(here))]
         met = {rank: one["bad"] for rank, one in enumerate(everyone) if one["bad"]}
         weights = [one["weight"] for one in everyone if one["weight"]]
         if not met and not weights:
             return
         # Only rank 0 need see the folder.
-        last = self._ranks.gather(self._last_good() if self._ranks.rank == 0 else "")[0]
+        last = self._ranks.gather(self._last() if self._ranks.rank == 0 else "")[0]
         if met:
             where, losses = next(iter(met.values())), {one["loss"] for one in met.values()}
             what = f"The loss is {' or '.join(sorted(losses))} on {self._named(list(met))}"
@@ -140,6 +144,12 @@ class Watch:
         )
         error.epoch, error.step = where["epoch"], where["of_epoch"]
         raise error
+
+    def _last(self) -> str:
+        try:
+            return self._last_good()
+        except Exception as error:  # the others wait for this text
+            return f"The checkpoints cannot be read: {error or repr(error)}."
 
     def _named(self, met: list[int]) -> str:
         if len(met) == self._ranks.ranks:

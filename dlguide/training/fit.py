@@ -102,7 +102,8 @@ def fit(
         evaluate: whether to count right answers on the whole test set after each epoch.
         checkpoint: folder to write a checkpoint to after each epoch, and to go on from if it
             holds one (rank 0 says so first); None for neither. Resumed on as many ranks, a
-            training ends with the weights of the uninterrupted one, bit by bit.
+            training ends with the weights of the uninterrupted one, bit by bit. Not with an
+            optimizer that accumulates gradients.
         report: called with numbers (epoch, epochs, step, steps, loss, images_per_s) up to ten
             times a second; None for `measure.report_progress`.
         compression: of gradients on their way between ranks: a name or a compressor of
@@ -112,7 +113,8 @@ def fit(
         test: a Dataset whose test images are counted, or a Pipeline; None for those of `data`.
         schedule: learning rates of the global batch over all epochs, made by `schedules`; a
             collapsed one gives the optimizer its weight decay too, and lets a pipeline's images
-            alone when their time has come. None for a constant rate.
+            alone when their time has come, which must be the end of an epoch then. None for a
+            constant rate.
         workers: how many each rank plays, `batch` images each (count).
         save_every: steps between two checkpoints within an epoch, from which only as many ranks,
             workers and images can go on; None for one at the end of each epoch only (count).
@@ -144,7 +146,7 @@ def fit(
         with ranks.together(asked.names()):
             asked.check()
             saver.announce()
-            data = settings.load_data(data, samples, batch, ranks.ranks * workers)
+            data = settings.load_data(data, samples, batch, ranks.ranks, workers)
             place = settings.require_device(device)
             import tensorflow as tf
 
@@ -157,6 +159,7 @@ def fit(
                     optimizer, ranks.ranks * workers, learning_rate, rate_scaling, dtype,
                     schedule, len(feed.steps(0)),
                 )  # fmt: skip
+            saver.require_whole(rule)
         with tf.device(place):
             compressor = named(compression)
             sent_before = compressor.sent
@@ -166,7 +169,7 @@ def fit(
             start = saver.resume(model, rule)
             players = Workers(model, rule, ranks, workers)
             begun = saver.give_back(players)
-            watch = Watch(model, rule, ranks, start.done, saver.last_good)
+            watch = Watch(model, rule, ranks, start.done, saver.last_good, players.not_finite)
             accuracy = evaluator(model, data if test is None else test, ranks) if evaluate else None
             # Keras holds it in float32; by way of its text 0.002 stays 0.002.
             rate = float(str(np.float32(rule.learning_rate)))

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.checks import require
 from dlguide.training import checkpoint as checkpoints
+from dlguide.training import checkpoint_file
 from dlguide.training.checkpoint import CheckpointError, Within
-from dlguide.training.checkpoint_file import finished
 from dlguide.training.ranks import Alone
 from dlguide.training.settings import Settings
-from dlguide.training.workers import Workers
+from dlguide.training.workers import Workers, own_state
 
 if TYPE_CHECKING:
     import keras
@@ -56,7 +57,7 @@ class Saver:
         Whoever forgot an old checkpoint must not wait for a training that will not happen.
 
         Raises:
-            CheckpointError: when it is damaged.
+            CheckpointError: when it is damaged, or further than the epochs asked for.
         """
         path = checkpoints.latest(self._folder) if self._folder is not None else None
         if path is None or self._ranks.rank != 0:
@@ -65,14 +66,39 @@ class Saver:
         epochs = self._asked.epochs
         further = f" and {found.within.step} steps of the next" if found.within else ""
         where = f"step {found.step}, epoch {found.epoch} of {epochs}{further}"
+        anew = checkpoint_file.anew(path.parent)
+        if found.epoch >= epochs and found.within:
+            # Its weights are those of no whole epoch, and there is nothing left to train.
+            raise CheckpointError(
+                f"{path} is further than the training asked for: {where}. Ask for at least "
+                f"{found.epoch + 1} epochs. {anew}"
+            )
         if found.epoch >= epochs:
             print(
-                f"{path} is a finished training: {where}. Nothing will be trained. Delete it to "
-                "train anew, or ask for more epochs.",
+                f"{path} is a finished training: {where}. Nothing will be trained. Ask for more "
+                f"epochs to go on. {anew}",
                 flush=True,
             )
         else:
             print(f"Going on from {path}: {where}.", flush=True)
+
+    def require_whole(self, rule: keras.Optimizer) -> None:
+        """Refuse an optimizer of which a checkpoint cannot hold everything.
+
+        Gradients that wait for others are each rank's own, and on other ranks of no use.
+
+        Args:
+            rule: the optimizer, built or not.
+
+        Raises:
+            ValueError: when there shall be checkpoints and it accumulates gradients.
+        """
+        inner = getattr(rule, "inner_optimizer", rule)
+        must = "be None where the optimizer has `gradient_accumulation_steps`, whose gradients are "
+        must += "each rank's own and in no checkpoint"
+        fits = self._folder is None or not inner.gradient_accumulation_steps
+        then = "Let each rank play several `workers` instead, which sum in every step."
+        require(fits, "checkpoint", must, self._folder, then)
 
     def resume(self, model: keras.Model, rule: keras.Optimizer) -> Start:
         """Set all ranks to the weights that the last checkpoint holds; all must call it.
@@ -94,8 +120,10 @@ class Saver:
         found, states = [0.0, 0.0, 0.0], ()
         with self._ranks.together():
             if self._ranks.rank == 0:  # the others may not even see the folder
-                nbytes, within = checkpoints.nbytes_of(model, rule), self._asked.save_every
-                checkpoints.require_writable(self._folder, nbytes, 3 if within is None else 4)
+                nbytes, files = checkpoints.nbytes_of(model, rule), 3
+                if self._asked.save_every is not None:
+                    nbytes, files = nbytes + self._nbytes_within(model), 4
+                checkpoints.require_writable(self._folder, nbytes, files)
                 path = checkpoints.latest(self._folder)
                 if path is not None:
                     layout = self._layout()
@@ -128,7 +156,7 @@ class Saver:
         if len(states) != size * len(like) * self._ranks.ranks:
             raise CheckpointError(
                 f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
-                f"here they have {size} each. Use another folder, or delete it to train anew."
+                f"here they have {size} each. {checkpoint_file.anew(Path(self._folder))}"
             )
         mine, sums = [], []
         for worker in range(rank * len(like), (rank + 1) * len(like)):
@@ -193,7 +221,7 @@ class Saver:
         """
         if self._folder is None:
             return "There is no checkpoint: `checkpoint` and `save_every` would have written some."
-        for path in reversed(finished(Path(self._folder))):
+        for path in reversed(checkpoint_file.finished(Path(self._folder))):
             try:
                 found, _arrays = checkpoints.read(path)
             except CheckpointError:
@@ -208,6 +236,11 @@ class Saver:
                 checkpoints.save(
                     self._folder, self._model, self._rule, done, epoch, identity, within=within
                 )
+
+    def _nbytes_within(self, model: keras.Model) -> int:
+        """What a checkpoint within an epoch holds beside the others (bytes)."""
+        each = 16 + sum(np.asarray(variable).nbytes for variable in own_state(model))
+        return each * int(self._asked.workers) * self._ranks.ranks
 
     def _identity(self) -> dict[str, Any]:
         """What a training cannot change at all; a schedule counts updates, so the batch too."""

@@ -193,33 +193,36 @@ def name_of(value: Any) -> Any:
 
 
 def load_data(
-    data: str | Dataset | Pipeline, samples: int | None, batch: int, ranks: int
+    data: str | Dataset | Pipeline, samples: int | None, batch: int, ranks: int, workers: int = 1
 ) -> Dataset | Pipeline:
     """Load the data and check that it is enough for `batch` on every rank.
 
     Args:
         data: a known name, or a Dataset or Pipeline, given back as it is.
         samples: training samples to use, the first ones; None for all (count).
-        batch: images per rank and step (count).
+        batch: images per worker and step (count).
         ranks: number of ranks (count).
+        workers: on each rank (count).
 
     Returns:
         Dataset: or Pipeline, with `samples` training samples.
 
     Raises:
         ValueError: when there are fewer samples than asked for, or the batch is larger than
-            one rank's shard.
+            the shard of one rank, or of one worker where ranks have several.
     """
     whole = datasets.load(data) if isinstance(data, str) else data
     there = whole.samples if isinstance(whole, Pipeline) else len(whole.train_labels)
     used = there if samples is None else samples
     require(used <= there, "samples", f"be at most the {there} of {whole.name}", samples)
+    shard = used // (ranks * workers)
+    them = f"ranks than {ranks}" if workers == 1 else f"workers than {ranks * workers} in all"
     require(
-        batch <= used // ranks,
+        batch <= shard,
         "batch",
-        f"be at most the {used // ranks} samples of one rank's shard",
+        f"be at most the {shard} samples of one {'rank' if workers == 1 else 'worker'}'s shard",
         batch,
-        f"Use a smaller batch, more samples than {used} or fewer ranks than {ranks}.",
+        f"Use a smaller batch, more samples than {used} or fewer {them}.",
     )
     if isinstance(whole, Pipeline):
         return whole.replace(samples=used, batch=batch, rank=0, ranks=1)

@@ -12,7 +12,7 @@ from dlguide.data.input_pipeline import Pipeline
 from dlguide.training.feeding import ArrayFeed, Batch, PipelineFeed
 from dlguide.training.loop import reseed_dropout
 from dlguide.training.ranks import Alone
-from dlguide.training.steps import Gradients, traced, train_step
+from dlguide.training.steps import Gradients, adds_losses_of_inputs, traced, train_step
 
 if TYPE_CHECKING:
     import keras
@@ -28,8 +28,10 @@ class Workers:
     this worker's batch alone, and the seeds of its dropout. So k workers on one rank are k ranks,
     but for the order in which the sum is rounded; two are equal to the bit.
 
-    A net without any such state treats every image by itself: there the images of all workers go
-    through it at once, which gives the same sum, rounded in another order, in less time.
+    A net without any such state, and without losses that depend on its inputs, treats every image
+    by itself: there the images of all workers go through it at once, which gives the same sum,
+    rounded in another order, in less time. (A loss that a layer adds for its batch counts once
+    for each worker.)
 
     Args:
         model: the net; shared by the workers of this rank.
@@ -42,13 +44,12 @@ class Workers:
         self, model: keras.Model, optimizer: keras.Optimizer, ranks: Alone, count: int
     ) -> None:
         self.model, self.ranks, self.count = model, ranks, count
-        trained = {id(variable) for variable in model.trainable_variables}
-        self._state = [v for v in model.variables if id(v) not in trained]
+        self._state = own_state(model)
         averages = {id(v) for v in model.non_trainable_weights if "float" in str(v.dtype)}
         self._averages = [n for n, v in enumerate(self._state) if id(v) in averages]
         # The state that each worker has left, in the order of `_state`.
         self.left = [self._copies() for _ in range(count)]
-        if count > 1 and self._state:
+        if count > 1 and (self._state or adds_losses_of_inputs(model)):
             self.step = self._accumulating(optimizer)
         else:
             one = train_step(model, optimizer, ranks.ranks, count_right=True)
@@ -71,7 +72,8 @@ class Workers:
         variables = [self._state[number] for number in self._averages]
         if self.count > 1:
             for number, variable in zip(self._averages, variables, strict=True):
-                variable.assign(np.mean([left[number] for left in self.left], axis=0))
+                left = [left[number] for left in self.left]
+                variable.assign(np.mean(left, axis=0, dtype=np.float64).astype(left[0].dtype))
         self.ranks.average(variables)
         for left in self.left:
             for number, variable in zip(self._averages, variables, strict=True):
@@ -84,6 +86,18 @@ class Workers:
             list: for each worker its arrays, those of one worker like those of another.
         """
         return [[np.asarray(v).copy() for v in self._state]] if self.count == 1 else self.left
+
+    def not_finite(self) -> str:
+        """Find a worker's moving average that holds nan or infinity; the net has that of one.
+
+        Returns:
+            str: its name; empty when all are finite.
+        """
+        for worker, left in enumerate(self.left if self.count > 1 else ()):
+            for number in self._averages:
+                if not np.isfinite(left[number]).all():
+                    return f"{self._state[number].path} of worker {worker} of its rank"
+        return ""
 
     def put_back(self, states: Sequence[Sequence[np.ndarray]]) -> None:
         """Give each worker what `states` gave.
@@ -114,19 +128,23 @@ class Workers:
         variables = self.model.trainable_variables
         gradients = Gradients(self.model, optimizer, self.ranks.ranks * self.count)
         sums = [tf.Variable(tf.zeros(v.shape, v.dtype)) for v in variables]
+        reached: set[int] = set()  # known when `add` has been traced
 
         @traced
         @tf.function(input_signature=gradients.signature)
         def add(images: Any, labels: Any, scale: Any) -> Any:
             numbers, found = gradients(images, labels, scale)
-            for total, gradient in zip(sums, found, strict=True):
-                total.assign_add(tf.convert_to_tensor(gradient))
+            for number, gradient in enumerate(found):
+                if gradient is not None:  # of a weight that the loss does not depend on
+                    sums[number].assign_add(tf.convert_to_tensor(gradient))
+                    reached.add(number)
             return numbers
 
         @traced
         @tf.function(input_signature=[])
         def apply() -> None:
-            optimizer.apply([total.value() for total in sums], variables)
+            found = [t.value() if n in reached else None for n, t in enumerate(sums)]
+            optimizer.apply(found, variables)
             for total in sums:
                 total.assign(tf.zeros_like(total))
 
@@ -140,6 +158,27 @@ class Workers:
             return told
 
         return step
+
+
+def own_state(model: keras.Model) -> list[Any]:
+    """Find what each worker has of its own: what a step changes beside the trained weights.
+
+    Args:
+        model: the net.
+
+    Returns:
+        list: its variables, but for those that are trained and those that are frozen.
+    """
+    import keras
+
+    others = list(model.trainable_variables)
+    for layer in model._flatten_layers():
+        if not layer.trainable:
+            # Frozen, batch normalisation keeps its averages; another layer's own may go on.
+            fixed = isinstance(layer, keras.layers.BatchNormalization)
+            others += layer.weights if fixed else layer._trainable_variables
+    known = {id(variable) for variable in others}
+    return [variable for variable in model.variables if id(variable) not in known]
 
 
 def _together(batches: Sequence[Batch]) -> Batch:
