@@ -159,6 +159,8 @@ def test_a_search_that_is_ended_leaves_no_process(number, after, tmp_path):
         [*command, "--budget", "60", "--output", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # A shell lets its background jobs ignore SIGINT, and whatever they start inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     owner = processes.identity(process.pid)
     for line in process.stdout:
