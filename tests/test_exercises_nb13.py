@@ -1,6 +1,6 @@
 """Notebook 13's checks tick what is right and say which usual mistake was made.
 
-Tests dlguide.exercises.nb13.
+Tests dlguide.exercises.nb13, dlguide.exercises.matching.
 """
 
 import sys

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises.matching import expect_causes
 from dlguide.exercises.on_ranks import results
 
 GATES = {"rnn": 1, "lstm": 4, "gru": 3}
@@ -119,12 +120,7 @@ def exercise_13_3(causes: Mapping[str, str]) -> str:
     Returns:
         str: what it means.
     """
-    expect(isinstance(causes, Mapping), "a dictionary from symptom to letter", causes)
-    for symptom, (right, hint) in CAUSES.items():
-        said = answered(causes.get(symptom))
-        known = isinstance(said, str) and said.strip().upper() in tuple("ABCDEF")
-        expect(known, f"a letter from A to F for {symptom!r}", said, "Each letter fits once.")
-        expect(said.strip().upper() == right, f"the cause of {symptom!r}", said, hint)
+    expect_causes(causes, CAUSES)
     return (
         "Two of the six make the numbers look better than they are: those are the dangerous ones."
     )

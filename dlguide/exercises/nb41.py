@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises.matching import expect_causes
 from dlguide.exercises.on_ranks import results
 
 CAUSES = {
@@ -103,12 +104,7 @@ def exercise_41_3(causes: Mapping[str, str]) -> str:
     Returns:
         str: what it means.
     """
-    expect(isinstance(causes, Mapping), "a dictionary from symptom to letter", causes)
-    for symptom, (right, hint) in CAUSES.items():
-        said = answered(causes.get(symptom))
-        known = isinstance(said, str) and said.strip().upper() in "ABCDEF" and said.strip()
-        expect(known, f"a letter from A to F for {symptom!r}", said, "Each letter fits once.")
-        expect(said.strip().upper() == right, f"the cause of {symptom!r}", said, hint)
+    expect_causes(causes, CAUSES)
     return "Four of the six raise no error: only counting samples, bytes and steps shows them."
 
 

@@ -1,0 +1,26 @@
+"""Exercises in which each of six symptoms has one of six causes, named by letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlguide.exercises import answered, expect
+
+
+def expect_causes(causes: Mapping[str, str], right: Mapping[str, tuple[str, str]]) -> None:
+    """Demand the right letter for each symptom.
+
+    Args:
+        causes: the answer; for each symptom a letter from "A" to "F".
+        right: for each symptom its letter, and what to say to another one.
+
+    Raises:
+        WrongAnswer: for the first symptom whose cause is not the right one.
+        NotAnswered: for the first one that is left out.
+    """
+    expect(isinstance(causes, Mapping), "a dictionary from symptom to letter", causes)
+    for symptom, (letter, hint) in right.items():
+        said = answered(causes.get(symptom))
+        known = isinstance(said, str) and said.strip().upper() in tuple("ABCDEF")
+        expect(known, f"a letter from A to F for {symptom!r}", said, "Each letter fits once.")
+        expect(said.strip().upper() == letter, f"the cause of {symptom!r}", said, hint)
