@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab notebooks lint clean distclean FORCE
+.PHONY: help setup run test lab notebooks pytorch lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -30,6 +30,8 @@ lab: setup      ## JupyterLab on the notebooks
 notebooks: setup  ## execute all notebooks and say how long each took
 	$(BIN)/dlguide notebooks
 
+pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
+
 lint: setup     ## ruff, stripped notebooks, house style
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
@@ -47,6 +49,10 @@ distclean: clean  ## remove .venv too
 	@if [ -n "$(ANEW)" ]; then sh .ci/make_venv "$(PYTHON)"; fi
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@printf '%s' "$(CURDIR)" > $@
+
+.venv/pytorch: .venv/horovod
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[pytorch]'
+	@touch $@
 
 .venv/horovod: .venv/packages dlguide/install_horovod.py dlguide/build_horovod.py
 	$(BIN)/python -m dlguide.install_horovod

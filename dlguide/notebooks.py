@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import importlib.util
+import json
 import os
 import re
 import shutil
@@ -24,6 +26,7 @@ from dlguide.checks import require, require_positive
 HOUSE_LIMIT_S = 60.0  # what a notebook may take on 2 cores
 CUT = "DLGUIDE_NETWORK_CUT"
 STRICT = "DLGUIDE_STRICT_EXERCISES"
+HOW_TO_GET = {"torch": "make pytorch"}  # what a notebook may need that `make setup` leaves out
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # TensorFlow's notes on every import, which say nothing new
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,10 +37,11 @@ class Execution:
 
     Args:
         name: the file, below the folder of notebooks.
-        ok: whether every cell ran.
+        ok: whether every cell ran, or none had to.
         seconds: from the start of the process to its end (s).
         network_cut: whether it ran without any network but loopback.
         error: what failed, empty when nothing did.
+        skipped: why it was not executed, empty when it was.
     """
 
     name: str
@@ -45,8 +49,11 @@ class Execution:
     seconds: float
     network_cut: bool
     error: str = ""
+    skipped: str = ""
 
     def __str__(self) -> str:
+        if self.skipped:
+            return f"skip  {'':8}  {self.name}  ({self.skipped})"
         late = f"  (more than {HOUSE_LIMIT_S:.0f} s)" if self.seconds > HOUSE_LIMIT_S else ""
         cut = "" if self.network_cut else "  (with network)"
         line = f"{'ok  ' if self.ok else 'FAIL'}  {self.seconds:6.1f} s  {self.name}{late}{cut}"
@@ -75,7 +82,8 @@ def execute(
     """Execute one notebook in its folder; the file itself stays as it is.
 
     Answers, those in a folder of that name, run with strict exercises: a wrong one fails. At the
-    limit the kernel and all that it started are killed.
+    limit the kernel and all that it started are killed. A notebook that needs an optional package
+    which is not installed is skipped.
 
     Args:
         path: the notebook.
@@ -92,8 +100,12 @@ def execute(
     path = Path(path).resolve()
     require(path.is_file(), "path", "be a notebook", str(path))
     limit_s = require_positive(timeout_s, "timeout_s")
-    cutter = network_cutter() if cut_network else ()
     strict = path.parent.name == "answers"
+    name = f"answers/{path.name}" if strict else path.name
+    lack = missing(path)
+    if lack:
+        return Execution(name, True, 0.0, False, skipped=lack)
+    cutter = network_cutter() if cut_network else ()
     env = QUIET | commands.without_mpi()
     env |= {CUT: "1" if cutter else "0", STRICT: "1" if strict else "0"}
     command = [*cutter, sys.executable, "-m", "dlguide.notebooks", path]
@@ -105,8 +117,26 @@ def execute(
         error = f"did not end within {limit_s:g} s"
     elif not done.ok:
         error = done.tail(40)
-    name = f"answers/{path.name}" if strict else path.name
     return Execution(name, done.ok, done.seconds, bool(cutter), error)
+
+
+def missing(path: str | os.PathLike[str]) -> str:
+    """Say which optional packages a notebook needs that are not installed.
+
+    A notebook names them in its metadata: `{"dlguide": {"needs": ["torch"]}}`.
+
+    Args:
+        path: the notebook.
+
+    Returns:
+        str: the packages and the command that installs them; empty when nothing is missing.
+    """
+    metadata = json.loads(Path(path).read_text(encoding="utf-8"))["metadata"]
+    needed = metadata.get("dlguide", {}).get("needs", ())
+    lack = [name for name in needed if importlib.util.find_spec(name) is None]
+    return "; ".join(
+        f"{name} is not installed: `{HOW_TO_GET.get(name, f'pip install {name}')}`" for name in lack
+    )
 
 
 def execute_all(

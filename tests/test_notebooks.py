@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import time
 from pathlib import Path
@@ -61,6 +62,8 @@ def test_notebook_runs_and_leaves_no_process(path, capsys):
     result = notebooks.execute(path, TIMEOUT_S)
     with capsys.disabled():
         print(f"\n{result}")
+    if result.skipped:
+        pytest.skip(result.skipped)
     assert result.ok, result.error
     deadline = time.monotonic() + 15
     while (left := {each.pid for each in processes.leftovers()} - before) and (
@@ -103,6 +106,22 @@ def test_cell_that_fails_is_told_and_what_ran_is_kept(tmp_path):
     assert cells[0].outputs[0].text == "first\n"
     assert cells[2].outputs == []
     assert str(result).startswith("FAIL")
+
+
+def test_notebook_without_its_optional_package_is_skipped_with_the_reason(tmp_path, capsys):
+    path = write(tmp_path, "1/0")
+    notebook = nbformat.read(path, 4)
+    notebook.metadata["dlguide"] = {"needs": ["json", "torch"]}
+    nbformat.write(notebook, path)
+    find = importlib.util.find_spec
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+        )
+        assert notebooks.execute_all([str(path)], 120)
+        result = notebooks.execute(path, 120)
+    assert (result.ok, result.skipped) == (True, "torch is not installed: `make pytorch`")
+    assert capsys.readouterr().out.startswith("skip")
 
 
 def test_kernel_that_dies_is_told(tmp_path):
