@@ -137,8 +137,8 @@ def test_times_of_data_and_tensor_are_those_of_the_ring():
     assert found["data 2"] == pytest.approx(data)
     tensor = 2 * 0.5 * 8 * 400 / 1e9 + 2 * 2 * 1e-6
     assert found["tensor 2"] == pytest.approx(tensor)
-    assert layouts.gradient_seconds(1e6, 1, machine) == 0
-    assert layouts.activation_seconds(1e6, 1, machine) == 0
+    (alone,) = choosing.choose(cost, 1, machine, 8)
+    assert alone.exchange_s == 0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dlguide.checks import require
 from dlguide.nets.costs import Cost, LayerCost
 from dlguide.parallel.schedules import bubble
 from dlguide.parallel.stages import partition
+from dlguide.scaling import costs
 
 FLOAT_BYTES = 4
 
@@ -27,6 +28,11 @@ class Speeds:
     latency_s: float
     bytes_per_s: float
     memory_bytes: float
+
+    @property
+    def link(self) -> costs.Link:
+        """The links; adding up what arrives is left out."""
+        return costs.Link(self.latency_s, self.bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -69,36 +75,6 @@ def divisors(number: int) -> tuple[int, ...]:
     (1, 2, 3, 4, 6, 12)
     """
     return tuple(each for each in range(1, number + 1) if number % each == 0)
-
-
-def gradient_seconds(weight_bytes: float, copies: int, machine: Speeds) -> float:
-    """Predict a ring allreduce of gradients over the copies.
-
-    Args:
-        weight_bytes: what each rank holds of the weights (bytes).
-        copies: number of copies (count).
-        machine: speed of the links.
-
-    Returns:
-        float: time (s); 0.0 for one copy.
-    """
-    share = (copies - 1) / copies
-    return 2 * share * weight_bytes / machine.bytes_per_s + 2 * (copies - 1) * machine.latency_s
-
-
-def activation_seconds(input_bytes: float, parts: int, machine: Speeds) -> float:
-    """Predict the allgather of a layer's input and the reduce-scatter of its gradient.
-
-    Args:
-        input_bytes: the input of all samples of one copy (bytes).
-        parts: ranks that share the layer (count).
-        machine: speed of the links.
-
-    Returns:
-        float: time (s); 0.0 for one part.
-    """
-    share = (parts - 1) / parts
-    return 2 * share * input_bytes / machine.bytes_per_s + 2 * (parts - 1) * machine.latency_s
 
 
 class Job:
@@ -219,9 +195,11 @@ class Job:
     ) -> float:
         weights = FLOAT_BYTES * sum(layer.trainable for layer in group) / tensor
         samples = self.batch / data
-        return gradient_seconds(weights, data, self.machine) + activation_seconds(
-            samples * input_bytes, tensor, self.machine
-        )
+        link, activations = self.machine.link, samples * input_bytes
+        gradients_s = costs.allreduce("ring", weights, data, link)
+        # A layer's input is gathered on the way forward, its gradient summed on the way back.
+        gathered_s = costs.allgather(activations, tensor, link)
+        return gradients_s + gathered_s + costs.reduce_scatter(activations, tensor, link)
 
     def _memory(self, stage: list[_Group], tensor: int, held: float) -> float:
         layers = [layer for group, _ in stage for layer in group]
