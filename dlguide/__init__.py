@@ -27,6 +27,7 @@ _ROOMS = (
     "plots",
     "published",
     "scaling",
+    "search",
     "training",
     "tuning",
 )

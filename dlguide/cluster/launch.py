@@ -11,7 +11,8 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from dlguide.cluster.environment import checked_environment, find_mpiexec, rank_
 from dlguide.cluster.errors import LAUNCHER_LOG
 from dlguide.cluster.planned import planned
 from dlguide.cluster.run import FunctionRun
+from dlguide.cluster.tasks import Outcome, TaskRun, checked_ranks, payload
 from dlguide.machine import threads
 
 START_S = 60.0
@@ -193,12 +195,45 @@ class Cluster:
         Raises:
             RankError: as in `run`.
         """
+        with self._ready(FunctionRun, ranks) as run:
+            return run.results(function, args, kwargs)
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        ranks: Sequence[int] | None = None,
+        tell: Callable[[Outcome], None] | None = None,
+        beforehand: bool = False,
+    ) -> list[Outcome]:
+        """Call a function once for each item, alone on the first rank that is free, without MPI.
+
+        Args:
+            function: a function of one item that can be pickled.
+            items: what it is called with.
+            ranks: the ranks that share the tasks (indices); None for all.
+            tell: called here with each outcome as soon as it is there.
+            beforehand: deal the items out in equal blocks instead, at once.
+
+        Returns:
+            list: a `tasks.Outcome` for each item: what it returned or raised, rank and times.
+
+        Raises:
+            ValueError: when the function cannot be sent or there is no such rank.
+            RankError: when a rank died; its `outcomes` are of the tasks that had ended.
+        """
+        packed = payload(function, items)
+        with self._ready(TaskRun, checked_ranks(ranks, self.ranks)) as run:
+            return run.share(packed, len(items), tell, beforehand)
+
+    @contextmanager
+    def _ready(self, kind: type, ranks: Sequence[int]) -> Iterator[Any]:
         if self.client is None or not all(processes.identity(e["pid"]) for e in self.engines):
             self.restart()
         self.run_number += 1
-        run = FunctionRun(self.client, self.engines, self.folder, ranks, self.run_number)
+        run = kind(self.client, self.engines, self.folder, ranks, self.run_number)
         try:
-            return run.results(function, args, kwargs)
+            yield run
         finally:
             if not run.clean:
                 self.stop()

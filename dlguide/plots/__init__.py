@@ -12,6 +12,7 @@ from dlguide.plots.depth import footprints, gradients_by_layer
 from dlguide.plots.descent import descent, loss_curves
 from dlguide.plots.experiments import batches, errors, experiments
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+from dlguide.plots.frameworks import batch_seconds, last_releases, speed_pairs, speed_ups
 from dlguide.plots.hardware import catalogue, links, systolic, topology
 from dlguide.plots.io import reading_speeds
 from dlguide.plots.onednn import addresses, onednn_speeds, primitives, streams
@@ -20,6 +21,7 @@ from dlguide.plots.pictures import pictures
 from dlguide.plots.precision import bit_fields, gradient_sizes, kernel_rates, number_ranges
 from dlguide.plots.roofline import roofline
 from dlguide.plots.schedules import schedules
+from dlguide.plots.search import best_so_far, projections, rank_bars, search_scores
 from dlguide.plots.server import staleness, worker_timeline
 from dlguide.plots.storage import epoch_times, felt_times
 from dlguide.plots.symptoms import symptoms, taken_by
@@ -37,7 +39,9 @@ __all__ = [
     "addresses",
     "allreduce",
     "attention_map",
+    "batch_seconds",
     "batches",
+    "best_so_far",
     "bit_fields",
     "bottleneck",
     "catalogue",
@@ -53,6 +57,7 @@ __all__ = [
     "gradient_sizes",
     "gradients_by_layer",
     "kernel_rates",
+    "last_releases",
     "links",
     "loss_curves",
     "number_ranges",
@@ -60,10 +65,15 @@ __all__ = [
     "overlap",
     "pictures",
     "primitives",
+    "projections",
+    "rank_bars",
     "reading_speeds",
     "roofline",
     "scaling",
     "schedules",
+    "search_scores",
+    "speed_pairs",
+    "speed_ups",
     "staleness",
     "streams",
     "symptoms",

@@ -1,0 +1,284 @@
+"""Many small calls on the ranks of a cluster, each on the first rank that is free.
+
+The ranks serve as a pool: each takes the next task that nobody has taken yet, by creating a file
+of that number in the cluster's folder. The system lets exactly one succeed, so no rank is needed
+to deal the tasks out. Outcomes are files too: what was finished is kept when a rank dies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlguide.checks import require
+from dlguide.cluster.errors import RankError
+from dlguide.cluster.processes import FOLDER
+from dlguide.cluster.run import FunctionRun
+from dlguide.cluster.supervise import Outcomes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one task ended.
+
+    Args:
+        number: which task (index into the items).
+        rank: the rank that did it.
+        start_s: when it began (s, on the monotonic clock, which all ranks of a machine share).
+        end_s: when it ended (s, on that clock).
+        value: what the function returned; None when it failed.
+        error: the exception in one line; "" when it returned.
+        traceback: where it was raised; "" when it returned.
+    """
+
+    number: int
+    rank: int
+    start_s: float
+    end_s: float
+    value: Any = None
+    error: str = ""
+    traceback: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long the task took (s)."""
+        return self.end_s - self.start_s
+
+
+class TaskRun(FunctionRun):
+    """Tasks on their way through the ranks of a cluster; the arguments are those of the base."""
+
+    def share(
+        self,
+        tasks: bytes,
+        count: int,
+        tell: Callable[[Outcome], None] | None,
+        beforehand: bool,
+    ) -> list[Outcome]:
+        """Call the function once for each item, and wait for all.
+
+        Args:
+            tasks: function and items, as `payload` packs them.
+            count: how many items there are.
+            tell: told each outcome as soon as it is there; None for nobody.
+            beforehand: whether to deal the items out at once, in blocks, and not as ranks get free.
+
+        Returns:
+            list: the outcomes in the order of the items.
+
+        Raises:
+            RankError: when a rank died, stands still or waits for ever; its `outcomes` are those
+                of the tasks that had ended. A KeyboardInterrupt has them too.
+        """
+        self.tell = tell
+        self.ended: dict[int, Outcome] = {}
+        self.place = self.folder / f"tasks-{self.number}"
+        self.place.mkdir()
+        parts = blocks(count, len(self.ranks)) if beforehand else None
+        try:
+            self.results(work, (str(self.place), tasks, tuple(self.ranks), parts), {})
+            self._read()
+        except (RankError, KeyboardInterrupt) as error:
+            self._read()
+            error.outcomes = self._in_order()
+            if isinstance(error, RankError):
+                done = f"{len(self.ended)} of {count} tasks had ended"
+                error.add_note(f"{done}; their outcomes are in this error's `outcomes`.")
+            raise
+        shutil.rmtree(self.place)
+        return self._in_order()
+
+    def _in_order(self) -> list[Outcome]:
+        return [self.ended[number] for number in sorted(self.ended)]
+
+    def _collect(self, outcomes: Outcomes) -> None:
+        super()._collect(outcomes)
+        self._read()
+
+    def _read(self) -> None:
+        """Take in the outcomes that have been written since the last look, in their order."""
+        import cloudpickle
+
+        found = []
+        for path in self.place.glob("done-*"):
+            found.append(cloudpickle.loads(path.read_bytes()))
+            path.unlink()
+        for outcome in sorted(found, key=lambda each: each.end_s):
+            self.ended[outcome.number] = outcome
+            if self.tell is not None:
+                self.tell(outcome)
+
+
+def payload(function: Callable[..., Any], items: Sequence[Any], name: str = "function") -> bytes:
+    """Pickle a function and its items, or say that they cannot be sent.
+
+    Args:
+        function: called with one item.
+        items: what the tasks are about.
+        name: what the caller calls the function.
+
+    Returns:
+        bytes: a cloudpickle of both.
+
+    Raises:
+        ValueError: when the function cannot be called or one of both cannot be pickled.
+    """
+    import cloudpickle
+
+    require(callable(function), name, "be a function", function)
+    try:
+        return cloudpickle.dumps((function, list(items)))
+    except Exception as error:
+        then = (
+            "It or what it uses holds an open file, a lock, a thread or the like. Make that inside "
+            f"the function. ({type(error).__name__}: {error})"
+        )
+        called = getattr(function, "__name__", repr(function))
+        require(False, name, "be one that can be pickled and sent to ranks", called, then)
+        raise
+
+
+def checked_ranks(ranks: Sequence[int] | None, everyone: int) -> tuple[int, ...]:
+    """Return the ranks that shall share tasks, each once.
+
+    Args:
+        ranks: those asked for; None for all.
+        everyone: ranks of the cluster (count).
+
+    Returns:
+        tuple: the ranks (indices).
+
+    Raises:
+        ValueError: when there is none, one twice, or one that does not exist.
+    """
+    asked = tuple(range(everyone)) if ranks is None else tuple(ranks)
+    there = set(asked) <= set(range(everyone)) and len(set(asked)) == len(asked)
+    require(bool(asked) and there, "ranks", f"be some of 0 to {everyone - 1}, each once", asked)
+    return asked
+
+
+def blocks(tasks: int, ranks: int) -> list[range]:
+    """Cut tasks into blocks as equal as they can be, one for each rank.
+
+    Args:
+        tasks: how many there are (count).
+        ranks: how many share them (count).
+
+    Returns:
+        list: for each rank its tasks; the first ones have one more where it does not divide.
+
+    >>> blocks(5, 2)
+    [range(0, 3), range(3, 5)]
+    """
+    each, more = divmod(tasks, ranks)
+    starts = [rank * each + min(rank, more) for rank in range(ranks + 1)]
+    return [range(begin, end) for begin, end in itertools.pairwise(starts)]
+
+
+def work(
+    place: str,
+    tasks: bytes,
+    ranks: Sequence[int],
+    parts: Sequence[range] | None,
+) -> int:
+    """Do tasks on this rank until none is left; runs in the engine.
+
+    Args:
+        place: the folder of claims and outcomes.
+        tasks: what `payload` made.
+        ranks: the ranks that take part.
+        parts: for each of them its tasks; None to claim one after the other.
+
+    Returns:
+        int: how many tasks this rank has done (count).
+    """
+    import cloudpickle
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    function, items = cloudpickle.loads(tasks)
+    folder = Path(place)
+    mine = claims(folder, len(items)) if parts is None else parts[list(ranks).index(rank)]
+    done = 0
+    with _unobserved():
+        for number in mine:
+            _write(folder, do(function, items[number], number, rank))
+            done += 1
+    return done
+
+
+def claims(folder: Path, tasks: int) -> Iterator[int]:
+    """Yield the tasks that this process is the first to claim, one at a time.
+
+    Args:
+        folder: where all that share the tasks claim them.
+        tasks: how many there are (count).
+
+    Yields:
+        int: a task that is now this process's own.
+    """
+    for number in range(tasks):
+        try:
+            os.close(os.open(folder / f"claim-{number}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        yield number
+
+
+def do(function: Callable[[Any], Any], item: Any, number: int, rank: int) -> Outcome:
+    """Do one task so that whatever happens in it becomes an outcome.
+
+    Args:
+        function: what to call.
+        item: its argument.
+        number: which task this is.
+        rank: this rank.
+
+    Returns:
+        Outcome: of this task.
+    """
+    start_s = time.monotonic()
+    try:
+        value = function(item)
+    except (Exception, SystemExit) as error:
+        line = traceback.format_exception_only(error)[-1].strip()
+        where = traceback.format_exc()
+        return Outcome(number, rank, start_s, time.monotonic(), None, line, where)
+    return Outcome(number, rank, start_s, time.monotonic(), value)
+
+
+def _write(folder: Path, outcome: Outcome) -> None:
+    """Write an outcome in one piece, or one that says that its value cannot be sent."""
+    import cloudpickle
+
+    sys.stdout.flush()
+    try:
+        data = cloudpickle.dumps(outcome)
+    except Exception as error:
+        line = f"what the task returned cannot be sent: {type(error).__name__}: {error}"
+        times = outcome.start_s, outcome.end_s
+        failed = Outcome(outcome.number, outcome.rank, *times, None, line, traceback.format_exc())
+        data = cloudpickle.dumps(failed)
+    draft = folder / f"draft-{outcome.number}"
+    draft.write_bytes(data)
+    draft.replace(folder / f"done-{outcome.number}")
+
+
+@contextmanager
+def _unobserved() -> Iterator[None]:
+    """Keep trainings from reporting their own progress: the progress of all tasks counts here."""
+    kept: Mapping[str, str] = {FOLDER: os.environ[FOLDER]} if FOLDER in os.environ else {}
+    os.environ.pop(FOLDER, None)
+    try:
+        yield
+    finally:
+        os.environ.update(kept)

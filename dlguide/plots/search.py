@@ -1,0 +1,246 @@
+"""Hyper-parameter search: where the good trials lie, what the budget bought, who did what when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.checks import require
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, written
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY)
+_MARKERS = ("o", "s", "^", "D", "v")
+_LOG_FROM = 30  # values that span such a factor stand on a logarithmic axis
+
+
+def search_scores(
+    trials: Sequence[Any],
+    best: Any = None,
+    label: str = "score",
+    path: str | os.PathLike | None = None,
+) -> Figure:
+    """Draw the score of each trial over each of its parameters.
+
+    Numbers that span a factor of 30 or more get a logarithmic axis. Trials that failed stand as
+    crosses at the upper edge.
+
+    Args:
+        trials: with `parameters`, `score`, `epochs` and `failed`, as `search.Found` has them.
+        best: the one to mark; None for none.
+        label: what the score is, with its unit.
+        path: file to write; None for none.
+
+    Returns:
+        Figure: a panel for each parameter; colours and markers are lengths of training.
+
+    Raises:
+        ValueError: when there is no trial that gave a score.
+    """
+    good = [trial for trial in trials if not trial.failed]
+    require(bool(good), "trials", "hold one that gave a score", list(trials))
+    names = list(good[0].parameters)
+    lengths = sorted({trial.epochs for trial in good})
+    words = f"{label} of {len(good)} trials over {', '.join(names)}"
+    words += f"; best {best.score:.3g}" if best is not None else ""
+    drawn, panels = figure(1, len(names), width=max(5.0, 3.2 * len(names)), alt=f"{words}.")
+    for axes, name in zip(panels, names, strict=True):
+        for number, epochs in enumerate(lengths):
+            here = [trial for trial in good if trial.epochs == epochs]
+            axes.plot(
+                [trial.parameters[name] for trial in here],
+                [trial.score for trial in here],
+                _MARKERS[number % len(_MARKERS)],
+                color=_COLOURS[number % len(_COLOURS)],
+                markersize=5,
+                alpha=0.75,
+                label=f"{epochs} epoch{'s'[: epochs != 1]}",
+            )
+        _mark_failed(axes, [trial.parameters[name] for trial in trials if trial.failed])
+        if best is not None:
+            place = [best.parameters[name]], [best.score]
+            axes.plot(*place, "o", color="black", fillstyle="none", markersize=13, label="best")
+        _scale(axes, [trial.parameters[name] for trial in trials])
+        axes.set_xlabel(name)
+    panels[0].set_ylabel(label)
+    drawn.legend(*panels[0].get_legend_handles_labels(), **_above(len(lengths) + 2))
+    return written(drawn, path)
+
+
+def best_so_far(
+    curves: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]],
+    spent: str = "budget (epochs)",
+    label: str = "best score so far",
+    path: str | os.PathLike | None = None,
+) -> Figure:
+    """Draw the best score over what was spent: thin lines for single searches, thick the median.
+
+    Args:
+        curves: for each method its searches; a search is what was spent and the best by then.
+        spent: what was spent, with its unit.
+        label: what the score is.
+        path: file to write; None for none.
+
+    Returns:
+        Figure: one panel; a score holds until a better one is found.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    filled = bool(curves) and all(len(each) > 0 for each in curves.values())
+    require(filled, "curves", "hold a search of every method", dict(curves))
+    ends = {name: np.median([one[1][-1] for one in each]) for name, each in curves.items()}
+    said = ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
+    drawn, (axes,) = figure(width=7.0, alt=f"{label} over {spent}; median at the end: {said}.")
+    for number, (name, searches) in enumerate(curves.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        grid = np.unique(np.concatenate([np.asarray(one[0], float) for one in searches]))
+        grid = grid[grid >= max(one[0][0] for one in searches)]
+        for x, y in searches:
+            axes.step(x, y, where="post", color=colour, linewidth=0.6, alpha=0.4)
+        middle = np.median([_held(x, y, grid) for x, y in searches], axis=0)
+        style = ("-", "--", "-.", ":")[number % 4]
+        axes.step(grid, middle, style, where="post", color=colour, linewidth=2.2, label=name)
+    axes.set_xlabel(spent)
+    axes.set_ylabel(label)
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(axes.yaxis.get_major_formatter())
+    axes.tick_params(axis="y", which="minor", labelsize=7)
+    axes.legend(frameon=False, fontsize=8)
+    return written(drawn, path)
+
+
+def rank_bars(
+    panels: Mapping[str, Sequence[Any]],
+    predicted: Mapping[str, float] | None = None,
+    path: str | os.PathLike | None = None,
+) -> Figure:
+    """Draw which rank did which task when; all panels have one axis of time.
+
+    Args:
+        panels: for each title its tasks, with `number`, `rank`, `start_s` and `end_s`.
+        predicted: for some titles the predicted makespan, a dashed line (s).
+        path: file to write; None for none.
+
+    Returns:
+        Figure: panels below each other, a row for each rank, a bar for each task.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    filled = bool(panels) and all(len(each) > 0 for each in panels.values())
+    require(filled, "panels", "hold a task under every title", dict(panels))
+    predicted = predicted or {}
+    most = max(1 + max(bar.rank for bar in bars) for bars in panels.values())
+    lengths = {title: _makespan(bars) for title, bars in panels.items()}
+    said = "; ".join(f"{title}: {length:.2f} s" for title, length in lengths.items())
+    height = 0.75 + 0.34 * most
+    drawn, grid = figure(len(panels), width=9.0, height=height, alt=f"Tasks of ranks. {said}.")
+    for axes, (title, bars) in zip(grid, panels.items(), strict=True):
+        begin = min(bar.start_s for bar in bars)
+        ranks = sorted({bar.rank for bar in bars})
+        for row, rank in enumerate(ranks):
+            mine = sorted((bar for bar in bars if bar.rank == rank), key=lambda bar: bar.start_s)
+            spans = [(bar.start_s - begin, bar.end_s - bar.start_s) for bar in mine]
+            colours = [(BLUE, SKY)[place % 2] for place in range(len(mine))]
+            axes.broken_barh(
+                spans, (row - 0.38, 0.76), facecolor=colours, edgecolor="white", linewidth=0.5
+            )
+            for bar, (start, length) in zip(mine, spans, strict=True):
+                if length > 0.025 * max(lengths.values()):
+                    middle = start + length / 2, row
+                    text = {"ha": "center", "va": "center", "fontsize": 7}
+                    axes.text(*middle, str(bar.number), color="black", **text)
+        if title in predicted:
+            axes.axvline(predicted[title], color=ORANGE, linestyle="--", label="predicted end")
+            axes.legend(frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 0.98))
+        axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+        axes.set_ylim(len(ranks) - 0.5, -0.5)
+        axes.set_xlim(0, 1.03 * max(*lengths.values(), *predicted.values(), 0.0))
+        axes.grid(visible=False)
+        axes.set_title(f"{title}: {lengths[title]:.2f} s", fontsize=9, loc="left")
+    grid[-1].set_xlabel("seconds (the numbers are those of the trials)")
+    return written(drawn, path)
+
+
+def projections(
+    panels: Mapping[str, Sequence[tuple[float, float]]],
+    important: Callable[[np.ndarray], np.ndarray],
+    names: tuple[str, str] = ("important parameter", "other parameter"),
+    path: str | os.PathLike | None = None,
+) -> Figure:
+    """Draw trials in two parameters, and above them the values tried of the one that matters.
+
+    Args:
+        panels: for each title the points that were tried, in the unit square.
+        important: the score of an array of places of the first parameter.
+        names: of the two parameters.
+        path: file to write; None for none.
+
+    Returns:
+        Figure: for each title a curve with the values that were tried, and the points below it.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+
+    Source:
+        After Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 13 (2012),
+        Figure 1.
+    """
+    filled = bool(panels) and all(len(each) > 0 for each in panels.values())
+    require(filled, "panels", "hold a point under every title", dict(panels))
+    counts = {title: len({round(x, 9) for x, _ in each}) for title, each in panels.items()}
+    said = "; ".join(f"{title}: {count} values of the first" for title, count in counts.items())
+    drawn, axes = figure(2, len(panels), height=2.4, alt=f"Points tried. {said}.")
+    curve = np.linspace(0, 1, 200)
+    for column, (title, points) in enumerate(panels.items()):
+        above, below = axes[column], axes[column + len(panels)]
+        x, y = np.array(points, float).T
+        above.plot(curve, important(curve), color=GREY, linewidth=1.2)
+        above.plot(x, important(x), "o", color=ORANGE, markersize=6)
+        lowest = float(np.min(important(x)))
+        above.axhline(lowest, color=ORANGE, linestyle=":", linewidth=1.0)
+        above.set_title(f"{title}: {counts[title]} values of it, best {lowest:.3f}", fontsize=9)
+        above.set_ylabel("score")
+        below.plot(x, y, "o", color=BLUE, markersize=6)
+        below.vlines(x, y, 1.05, color=SKY, linewidth=0.7)
+        below.set(xlim=(0, 1), ylim=(0, 1.05), xlabel=names[0], ylabel=names[1])
+        below.grid(visible=False)
+        above.set_xlim(0, 1)
+    return written(drawn, path)
+
+
+def _held(x: Sequence[float], y: Sequence[float], grid: np.ndarray) -> np.ndarray:
+    """Return the score that holds at each place of a grid."""
+    return np.asarray(y, float)[np.searchsorted(np.asarray(x, float), grid, side="right") - 1]
+
+
+def _makespan(bars: Sequence[Any]) -> float:
+    return max(bar.end_s for bar in bars) - min(bar.start_s for bar in bars)
+
+
+def _above(columns: int) -> dict[str, Any]:
+    return {"loc": "outside upper center", "ncols": columns, "frameon": False, "fontsize": 8}
+
+
+def _mark_failed(axes: Axes, values: Sequence[Any]) -> None:
+    if values:
+        edge = axes.get_xaxis_transform()
+        axes.plot(
+            values, [0.985] * len(values), "x", color=GREY, transform=edge, label="failed",
+            clip_on=False,
+        )  # fmt: skip
+
+
+def _scale(axes: Axes, values: Sequence[Any]) -> None:
+    numbers = all(isinstance(value, int | float) for value in values)
+    if numbers and min(values) > 0 and max(values) >= _LOG_FROM * min(values):
+        axes.set_xscale("log")
+    elif all(isinstance(value, int) for value in values):
+        axes.xaxis.get_major_locator().set_params(integer=True)

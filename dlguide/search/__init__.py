@@ -1,0 +1,28 @@
+"""Hyper-parameter search: many trainings side by side on the ranks of a cluster.
+
+space = {"rate": search.LogUniform(1e-3, 1.0), "width": search.Integer(8, 64)}
+found = search.run(objective, space, search.Random(trials=24, epochs=3), cluster)
+print(found.best())
+"""
+
+from dlguide.search.methods import Grid, Halving, Proposal, Random, Rung
+from dlguide.search.results import Found, Trial
+from dlguide.search.running import run
+from dlguide.search.spaces import Choice, Integer, LogUniform, Uniform
+from dlguide.search.tpe import TPE
+
+__all__ = [
+    "TPE",
+    "Choice",
+    "Found",
+    "Grid",
+    "Halving",
+    "Integer",
+    "LogUniform",
+    "Proposal",
+    "Random",
+    "Rung",
+    "Trial",
+    "Uniform",
+    "run",
+]

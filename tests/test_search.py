@@ -1,0 +1,269 @@
+"""A search makes the trials its seed says, orders what failed last, and names what is wrong.
+
+Tests dlguide.search.spaces, dlguide.search.results, dlguide.search.running and
+dlguide.search.progress.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+import re
+import sys
+import threading
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from dlguide import search
+from dlguide.cluster import Cluster, RankError
+from dlguide.search import spaces
+from dlguide.search.progress import Progress
+
+pytestmark = pytest.mark.timeout(120)
+SPACE = {
+    "rate": search.LogUniform(1e-3, 10.0),
+    "share": search.Uniform(-1.0, 3.0),
+    "width": search.Integer(3, 6),
+    "kind": search.Choice(("a", "b", "c")),
+}
+
+
+def valley(parameters, epochs, seed):
+    scores = [(parameters["share"] - 0.5) ** 2 + 1 / epoch for epoch in range(1, epochs + 1)]
+    return [score + parameters["width"] for score in scores]
+
+
+# --- spaces ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SPACE.values(), ids=repr)
+def test_places_and_values_are_inverse(kind):
+    for value in (kind.at(place) for place in np.linspace(0, 1, 23)):
+        again = kind.at(kind.place(value))
+        assert again == value or math.isclose(again, value)
+
+
+def test_drawn_values_have_the_distribution_they_are_named_after():
+    drawn = [spaces.draw(SPACE, 5, number) for number in range(4000)]
+    shares = np.array([one["share"] for one in drawn])
+    exponents = np.log10([one["rate"] for one in drawn])
+    assert -1 <= shares.min() < -0.98
+    assert 2.98 < shares.max() <= 3
+    assert np.mean(shares) == pytest.approx(1.0, abs=0.1)
+    assert np.histogram(exponents, 4, (-3, 1))[0] == pytest.approx([1000] * 4, abs=150)
+    for name, values in (("width", (3, 4, 5, 6)), ("kind", ("a", "b", "c"))):
+        counts = [sum(one[name] == value for one in drawn) for value in values]
+        assert sum(counts) == 4000
+        assert counts == pytest.approx([4000 / len(values)] * len(values), abs=150)
+
+
+def test_a_trial_depends_on_seed_and_number_alone():
+    ten = [spaces.draw(SPACE, 1, number) for number in range(10)]
+    assert [spaces.draw(SPACE, 1, number) for number in reversed(range(10))] == ten[::-1]
+    assert spaces.draw(SPACE, 2, 0) != ten[0]
+    assert len({one["rate"] for one in ten}) == 10
+    json.dumps(ten)
+
+
+def test_grid_has_all_combinations_at_the_middles():
+    made = spaces.grid({"x": search.Uniform(0, 1), "k": search.Choice(("de", "f"))}, 2)
+    assert made == [{"x": x, "k": k} for x, k in itertools.product((0.25, 0.75), ("de", "f"))]
+    few = spaces.grid({"n": search.Integer(1, 3)}, 10)
+    assert few == [{"n": 1}, {"n": 2}, {"n": 3}]
+    rates = [one["r"] for one in spaces.grid({"r": search.LogUniform(1e-4, 1.0)}, 2)]
+    assert rates == pytest.approx([1e-3, 1e-1])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: search.Uniform(1, 1), "`high` must be above `low`, 1, got 1"),
+        (lambda: search.Uniform("0", 1), "`low` must be a finite number"),
+        (lambda: search.LogUniform(0, 1), "`low` must be above 0 on a logarithmic scale"),
+        (lambda: search.Integer(0.5, 2), "`low` must be a whole number"),
+        (lambda: search.Choice(()), "`values` must hold at least one value"),
+        (lambda: search.Choice("abc"), "`values` must hold at least one value"),
+        (lambda: spaces.check({}), "`space` must be a dictionary with at least one parameter"),
+        (lambda: spaces.check({"x": [1, 2]}), re.escape("write Choice((1, 2))")),
+        (lambda: spaces.check({"x": 3}), "Leave out what does not vary"),
+        (lambda: spaces.check({3: search.Uniform(0, 1)}), "have names as its keys"),
+    ],
+)
+def test_wrong_spaces_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+# --- running and results -----------------------------------------------------------------------
+
+
+def test_best_is_the_least_score_and_the_table_begins_with_it():
+    found = search.run(valley, SPACE, search.Random(30, epochs=2), seed=3, show=False)
+    by_hand = [valley(spaces.draw(SPACE, 3, number), 2, 3) for number in range(30)]
+    assert [list(trial.history) for trial in found.trials] == by_hand
+    assert found.best().score == min(history[-1] for history in by_hand)
+    assert found.table().splitlines()[1].split()[0] == str(found.best().number)
+    assert "... and 20 more" in found.table()
+    assert found.epochs == 60
+    assert str(found.best()) in str(found)
+    json.dumps(found.as_dict())
+
+
+def test_best_so_far_falls_and_ends_at_the_best():
+    found = search.run(valley, SPACE, search.Random(12, epochs=3), show=False)
+    for by in ("epochs", "seconds"):
+        spent, scores = found.best_so_far(by)
+        assert scores == sorted(scores, reverse=True)
+        assert scores[-1] == found.best().score
+        assert spent == sorted(spent)
+    assert found.best_so_far()[0] == [3 * (trial + 1) for trial in range(12)]
+
+
+def bad(parameters, epochs, seed):
+    gives = {3: math.nan, 4: None, 5: "0.5"}
+    if parameters["width"] == 6:
+        raise ZeroDivisionError("six")
+    return gives[parameters["width"]]
+
+
+def test_what_failed_is_the_worst_and_is_named():
+    def some(parameters, epochs, seed):
+        return 7.0 if parameters["kind"] == "a" else bad(parameters, epochs, seed)
+
+    found = search.run(some, SPACE, search.Random(60), show=False)
+    assert found.best().score == 7.0
+    for trial in found.trials:
+        if trial.parameters["kind"] == "a":
+            assert (trial.failed, trial.score) == (False, 7.0)
+            continue
+        said = {3: "finite score, got nan", 4: "got None", 5: "got '0.5'", 6: "ZeroDivisionError"}
+        assert said[trial.parameters["width"]] in trial.error
+        assert (trial.failed, trial.score, trial.history) == (True, math.inf, ())
+    assert f"{len(found.failed)} failed" in str(found)
+    assert f"trial {found.failed[0].number} failed: " in str(found)
+
+
+@pytest.mark.parametrize(
+    ("returned", "scores"),
+    [(1, (1.0,)), ([3, 2.5], (3.0, 2.5)), (np.float32(0.5), (0.5,)), (np.ones(2), (1.0, 1.0))],
+)
+def test_numbers_of_all_kinds_are_scores(returned, scores):
+    found = search.run(lambda *_: returned, SPACE, search.Random(1), show=False)
+    assert found.trials[0].history == scores
+
+
+@pytest.mark.parametrize(
+    "returned", [None, "1", True, [], [None], {"a": 1}, math.inf, [1, math.nan]]
+)
+def test_objective_that_never_gives_a_score_ends_the_search_with_the_reason(returned):
+    says = r"`objective` must give a score in at least one trial .* got '2 failures'. Trial 0: "
+    with pytest.raises(ValueError, match=says):
+        search.run(lambda *_: returned, SPACE, search.Random(2), show=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: search.run(3, SPACE, search.Random(1)), "`objective` must be a function"),
+        (lambda: search.run(lambda p: 1, SPACE, search.Random(1)), "take parameters, epochs and s"),
+        (lambda: search.run(valley, {}, search.Random(1)), "at least one parameter"),
+        (lambda: search.run(valley, SPACE, 20), "Take Grid, Random, Halving or TPE"),
+        (lambda: search.run(valley, SPACE, search.Random(1), seed=-1), "`seed` must be a whole"),
+        (lambda: search.Random(0), "`trials` must be a whole number of at least 1"),
+        (lambda: search.Random(1, epochs=0), "`epochs` must be a whole number of at least 1"),
+        (lambda: search.Grid(0), "`points` must be a whole number of at least 1"),
+    ],
+)
+def test_wrong_calls_are_refused_before_a_trial(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def test_progress_is_one_line_with_the_best_and_the_failures(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def half(parameters, epochs, seed):
+        if parameters["kind"] == "a":
+            raise ValueError("a")
+        return parameters["share"]
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    found = search.run(half, SPACE, search.Random(20), seed=1)
+    shown = sys.stdout.getvalue()
+    assert shown.count("\n") == 1
+    last = shown.split("\r")[-1]
+    assert last.startswith("random [####################] 20/20, best ")
+    assert f"trial {found.best().number} (rate " in last
+    assert f"{len(found.failed)} failed" in last
+
+
+def test_progress_in_a_file_ends_with_one_line(capsys):
+    search.run(valley, SPACE, search.Random(3))
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "random [####################] 3/3, best" in out
+    Progress("nothing", show=False).close()
+    assert capsys.readouterr().out == ""
+
+
+# --- on ranks ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def cluster(request):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
+        yield cluster
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [search.Grid(2, 2), search.Random(17, 2), search.Halving(18, 1, 3), search.TPE(17, 2)],
+    ids=str,
+)
+@pytest.mark.parametrize("beforehand", [False, True])
+def test_any_number_of_ranks_makes_the_same_trials_as_one_process(method, beforehand, cluster):
+    alone = search.run(valley, SPACE, method, seed=4, show=False)
+    shared = search.run(valley, SPACE, method, cluster, seed=4, beforehand=beforehand, show=False)
+    assert shared.same() == alone.same()
+    assert shared.ranks == cluster.ranks
+    assert {trial.rank for trial in shared.trials} <= set(range(cluster.ranks))
+    assert all(0 <= trial.start_s <= trial.end_s <= shared.seconds for trial in shared.trials)
+
+
+def killer(parameters, epochs, seed):
+    import os
+    import time
+
+    if parameters["share"] > 2.5:
+        time.sleep(0.5)
+        os._exit(1)
+    return parameters["share"]
+
+
+def test_rank_that_dies_ends_the_search_and_keeps_the_finished_trials(cluster):
+    expected = [spaces.draw(SPACE, 0, number)["share"] for number in range(40)]
+    assert sum(share > 2.5 for share in expected) >= cluster.ranks
+    with pytest.raises(RankError) as caught:
+        search.run(killer, SPACE, search.Random(40), cluster, show=False)
+    kept = caught.value.found.trials
+    assert kept
+    assert all(trial.score == expected[trial.number] <= 2.5 for trial in kept)
+    assert caught.value.found.best().score == min(trial.score for trial in kept)
+
+
+def test_objective_that_cannot_be_sent_is_named(cluster):
+    lock = threading.Lock()
+
+    def locked(parameters, epochs, seed):
+        return float(lock.locked())
+
+    with pytest.raises(ValueError, match=r"`objective` must be one that can be pickled .*'locked'"):
+        search.run(locked, SPACE, search.Random(1), cluster, show=False)

@@ -1,0 +1,202 @@
+"""Methods of search: budgets are those of the closed form, learning pays, makespans are bounded.
+
+Tests dlguide.search.methods, dlguide.search.tpe and dlguide.search.makespan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlguide import search
+from dlguide.search import makespan, methods, spaces, tpe
+
+SPACE = {"x": search.Uniform(0.0, 1.0), "y": search.Uniform(0.0, 1.0)}
+MIXED = {
+    "rate": search.LogUniform(1e-4, 1.0),
+    "width": search.Integer(1, 100),
+    "kind": search.Choice(("a", "b", "c")),
+}
+
+
+def bowl(parameters, epochs, seed):
+    return (parameters["x"] - 0.31) ** 2 + (parameters["y"] - 0.74) ** 2
+
+
+def mixed(parameters, epochs, seed):
+    far = (math.log10(parameters["rate"]) + 1.3) ** 2 + 2 * (parameters["width"] / 100 - 0.7) ** 2
+    return far + 0.3 * (parameters["kind"] != "b")
+
+
+# --- successive halving ------------------------------------------------------------------------
+
+
+def test_rungs_are_those_of_the_hyperband_paper():
+    # Table 1 of Li et al. 2018: n_i and r_i for R = 81 and factor 3, bracket s = 4
+    plan = search.Halving(81, 1, 3).plan()
+    assert [(rung.trials, rung.epochs) for rung in plan] == [
+        (81, 1), (27, 3), (9, 9), (3, 27), (1, 81),
+    ]  # fmt: skip
+
+
+@given(st.integers(1, 300), st.integers(1, 5), st.integers(2, 5))
+def test_budget_is_the_sum_of_the_closed_form(trials, epochs, factor):
+    halving = search.Halving(trials, epochs, factor)
+    rungs = range(math.floor(math.log(trials, factor) + 1e-9) + 1)
+    assert len(halving.plan()) == len(rungs)
+    assert halving.budget == sum(trials // factor**rung * epochs * factor**rung for rung in rungs)
+
+
+def test_a_search_spends_the_budget_and_lets_the_best_go_on():
+    halving = search.Halving(20, 2, 3)
+    found = search.run(bowl, SPACE, halving, seed=2, show=False)
+    assert found.epochs == halving.budget == 20 * 2 + 6 * 6 + 2 * 18
+    for rung in (1, 2):
+        before = [trial for trial in found.trials if trial.rung == rung - 1]
+        here = [trial for trial in found.trials if trial.rung == rung]
+        best = sorted(before, key=lambda trial: trial.score)[: len(here)]
+        assert [trial.parent for trial in here] == [trial.number for trial in best]
+        assert [trial.parameters for trial in here] == [trial.parameters for trial in best]
+    assert found.best().rung == 2
+
+
+def test_what_failed_does_not_go_on():
+    def half(parameters, epochs, seed):
+        return math.nan if parameters["x"] < 0.8 else parameters["y"]
+
+    found = search.run(half, SPACE, search.Halving(18), show=False)
+    good = sum(not trial.failed for trial in found.trials if trial.rung == 0)
+    assert 0 < good < 6
+    assert len([trial for trial in found.trials if trial.rung == 1]) == good
+    assert not any(trial.failed for trial in found.trials if trial.rung)
+
+
+def test_search_ends_where_a_whole_rung_fails():
+    def short_only(parameters, epochs, seed):
+        return parameters["x"] if epochs == 1 else math.nan
+
+    found = search.run(short_only, SPACE, search.Halving(9), show=False)
+    assert [trial.rung for trial in found.trials] == [0] * 9 + [1] * 3
+    assert found.best().rung == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: search.Halving(8, rungs=3), "at least 9, to leave one after 3 rungs.* most 2"),
+        (lambda: search.Halving(0), "`trials` must be"),
+        (lambda: search.Halving(9, factor=1), "`factor` must be a whole number of at least 2"),
+        (lambda: search.Halving(9, rungs=0), "`rungs` must be a whole number of at least 1"),
+        (lambda: search.TPE(0), "`trials` must be"),
+        (lambda: search.TPE(9, first=0), "`first` must be"),
+        (lambda: search.TPE(9, good=1.0), "`good` must be a share between 0 and 1"),
+    ],
+)
+def test_impossible_budgets_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_fewer_rungs_may_be_asked_for():
+    assert [rung.trials for rung in search.Halving(27, 1, 3, rungs=2).plan()] == [27, 9]
+    assert methods.survivors([], 3) == []
+
+
+# --- tree-structured Parzen estimators ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(("space", "objective"), [(SPACE, bowl), (MIXED, mixed)])
+def test_tpe_comes_several_times_nearer_than_random_with_the_same_budget(space, objective):
+    def best(method):
+        runs = [search.run(objective, space, method, seed=s, show=False) for s in range(20)]
+        assert {found.epochs for found in runs} == {48}
+        return np.array([found.best().score for found in runs])
+
+    random, learned = best(search.Random(48)), best(search.TPE(48))
+    assert learned.mean() < random.mean() / 3
+    assert (learned < random).sum() >= 15
+
+
+@pytest.mark.parametrize("together", [1, 7])
+def test_tpe_makes_as_many_trials_as_asked(together):
+    method = search.TPE(23, first=5, together=together)
+    found = search.run(bowl, SPACE, method, show=False)
+    assert [trial.number for trial in found.trials] == list(range(23))
+    first = [spaces.draw(SPACE, 0, number) for number in range(5)]
+    assert [trial.parameters for trial in found.trials[:5]] == first
+
+
+@pytest.mark.parametrize("places", [[], [0.5], [0.0, 0.02, 1.0], [0.3] * 9])
+def test_parzen_density_is_positive_integrates_to_one_and_is_drawn_from(places):
+    parzen = tpe.estimator(search.Uniform(0, 1), places)
+    at = (np.arange(20_000) + 0.5) / 20_000
+    density = parzen.density(at)
+    assert density.min() > 0
+    assert density.mean() == pytest.approx(1.0, abs=1e-3)
+    drawn = parzen.draw(np.random.default_rng(0), 8000)
+    assert 0 <= drawn.min() <= drawn.max() <= 1
+    expected = density.reshape(10, -1).mean(axis=1) / 10
+    assert np.histogram(drawn, 10, (0, 1))[0] / 8000 == pytest.approx(expected, abs=0.03)
+
+
+def test_parzen_widths_follow_the_neighbours():
+    parzen = tpe.estimator(search.Uniform(0, 1), [0.9, 0.1, 0.4])
+    assert parzen.places == pytest.approx([0.1, 0.4, 0.9])
+    assert parzen.widths == pytest.approx([0.3, 0.5, 0.5])
+    crowd = tpe.estimator(search.Uniform(0, 1), np.linspace(0.5, 0.501, 8))
+    assert crowd.widths[1:-1] == pytest.approx([1 / 10] * 6)
+
+
+def test_shares_count_with_one_more_of_each():
+    kind = search.Choice(("a", "b", "c"))
+    shares = tpe.estimator(kind, [kind.place(value) for value in "aab"])
+    assert shares.shares == pytest.approx([3 / 6, 2 / 6, 1 / 6])
+    assert shares.density(np.array([0.1, 0.5, 1.0])) == pytest.approx([1.5, 1.0, 0.5])
+    drawn = [kind.at(place) for place in shares.draw(np.random.default_rng(1), 6000)]
+    assert drawn.count("a") == pytest.approx(3000, abs=200)
+
+
+# --- makespan ----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=7), st.integers(1, 3))
+def test_first_free_keeps_its_bounds_and_is_at_most_twice_the_best(seconds, ranks):
+    bars = makespan.first_free(seconds, ranks)
+    length = makespan.makespan(bars)
+    least, most = makespan.bounds(seconds, ranks)
+    assert least - 1e-9 <= length <= most + 1e-9
+    best = min(
+        max(
+            sum(s for s, rank in zip(seconds, dealt, strict=True) if rank == r)
+            for r in range(ranks)
+        )
+        for dealt in itertools.product(range(ranks), repeat=len(seconds))
+    )
+    assert least - 1e-9 <= best <= length + 1e-9
+    assert length <= (2 - 1 / ranks) * best + 1e-9
+    for rank in range(ranks):
+        mine = [bar for bar in bars if bar.rank == rank]
+        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(mine))
+    assert [bar.seconds for bar in bars] == pytest.approx(seconds)
+
+
+def test_known_schedules():
+    # Graham 1969: p = 3, the long one last is 5/3 of the best, the bound 2 - 1/p itself
+    assert makespan.makespan(makespan.first_free([1, 1, 1, 1, 1, 1, 3], 3)) == 5
+    assert makespan.bounds([1, 1, 1, 1, 1, 1, 3], 3) == (3, 5)
+    dealt = makespan.beforehand([4, 4, 1, 1, 1], 2)
+    assert [bar.rank for bar in dealt] == [0, 0, 0, 1, 1]
+    assert makespan.makespan(dealt) == 9
+    assert makespan.makespan([]) == 0.0
+
+
+def test_wrong_schedules_are_refused():
+    with pytest.raises(ValueError, match="`ranks` must be"):
+        makespan.first_free([1.0], 0)
+    with pytest.raises(ValueError, match="`seconds` must be at least 0"):
+        makespan.beforehand([1.0, -1.0], 2)
