@@ -2,6 +2,7 @@
 
 from dlguide.diagrams.affinity import affinity
 from dlguide.diagrams.collectives import collective
+from dlguide.diagrams.explorable import explore
 from dlguide.diagrams.pipeline import pipeline
 from dlguide.diagrams.ranks import exchange, processes, timelines
 from dlguide.diagrams.sequences import dependencies, sequences
@@ -12,6 +13,7 @@ __all__ = [
     "collective",
     "dependencies",
     "exchange",
+    "explore",
     "file_system",
     "pipeline",
     "processes",

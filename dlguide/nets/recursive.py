@@ -1,0 +1,248 @@
+"""A net whose shape is that of its input: sentences as trees, folded word by word.
+
+A sentence is a nested pair of words (whole numbers). A word is a row of the embedding, and a pair
+
+    h = tanh(left @ A + right @ B + c)
+
+of the vectors of its two halves; the score of a sentence is the sum of its top vector. The same
+computation as Python recursion, as a graph for all sentences, and as a loop over a list of nodes.
+
+Source:
+    Guide, section 5.4: computations that recurse on data, sentences of any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dlguide.checks import require_count
+
+Tree = Any  # a whole number, or a pair of trees
+
+
+def weights(words: int = 50, width: int = 8, seed: int = 0) -> dict[str, np.ndarray]:
+    """Draw the weights of the net.
+
+    Args:
+        words: size of the vocabulary (count).
+        width: length of a vector (count).
+        seed: of the random numbers.
+
+    Returns:
+        dict: `words` (words, width), `left` and `right` (width, width), `bias` (width), float32.
+    """
+    random = np.random.default_rng(seed)
+    shapes = {"words": (words, width), "left": (width, width), "right": (width, width)}
+    drawn = {name: random.normal(0, width**-0.5, shape) for name, shape in shapes.items()}
+    drawn["bias"] = random.normal(0, 0.1, width)
+    return {name: array.astype("float32") for name, array in drawn.items()}
+
+
+def sentences(count: int = 40, longest: int = 8, words: int = 50, seed: int = 0) -> list[Tree]:
+    """Draw sentences of 2 to `longest` words, each with a random tree.
+
+    Args:
+        count: number of sentences.
+        longest: most words of a sentence (count), at least 2.
+        words: size of the vocabulary (count).
+        seed: of the random numbers.
+
+    Returns:
+        list: nested pairs of whole numbers.
+    """
+    require_count(count, "count")
+    require_count(longest, "longest", least=2)
+    random = np.random.default_rng(seed)
+
+    def grow(length: int) -> Tree:
+        if length == 1:
+            return int(random.integers(words))
+        cut = int(random.integers(1, length))
+        return grow(cut), grow(length - cut)
+
+    return [grow(int(random.integers(2, longest + 1))) for _ in range(count)]
+
+
+def length(tree: Tree) -> int:
+    """Count the words of a sentence.
+
+    Args:
+        tree: the sentence.
+
+    Returns:
+        int: its words.
+
+    >>> length((1, (2, 1)))
+    3
+    """
+    return length(tree[0]) + length(tree[1]) if isinstance(tree, tuple) else 1
+
+
+def shape(tree: Tree) -> Tree:
+    """Forget the words and keep the tree.
+
+    Args:
+        tree: the sentence.
+
+    Returns:
+        Tree: the same with 0 for every word.
+
+    >>> shape((1, (2, 1)))
+    (0, (0, 0))
+    """
+    return (shape(tree[0]), shape(tree[1])) if isinstance(tree, tuple) else 0
+
+
+def mapped(function: Callable[[int], Any], tree: Tree) -> Tree:
+    """Put `function(word)` in the place of each word.
+
+    Args:
+        function: called with a word.
+        tree: the sentence.
+
+    Returns:
+        Tree: the same tree with what came.
+    """
+    if isinstance(tree, tuple):
+        return mapped(function, tree[0]), mapped(function, tree[1])
+    return function(tree)
+
+
+def listed(tree: Tree) -> np.ndarray:
+    """Write a tree as a list of nodes, children before parents.
+
+    Args:
+        tree: the sentence.
+
+    Returns:
+        ndarray: (nodes, 3), int32: the word, or -1 for a pair; the rows of its two halves, 0 for
+        a word. The last row is the whole sentence; n words make 2 n - 1 rows.
+
+    >>> listed((7, 5)).tolist()
+    [[7, 0, 0], [5, 0, 0], [-1, 0, 1]]
+    """
+    rows: list[tuple[int, int, int]] = []
+
+    def add(part: Tree) -> int:
+        row = (-1, add(part[0]), add(part[1])) if isinstance(part, tuple) else (part, 0, 0)
+        rows.append(row)
+        return len(rows) - 1
+
+    add(tree)
+    return np.array(rows, "int32")
+
+
+def score(
+    tree: Tree,
+    net: Mapping[str, Any],
+    tanh: Callable[[Any], Any] = np.tanh,
+    total: Callable[[Any], Any] = np.sum,
+) -> Any:
+    """Fold a sentence by recursion: the program runs over the data.
+
+    Args:
+        tree: the sentence; its words index the embedding.
+        net: the weights, NumPy arrays or tensors.
+        tanh: the function for the arrays in use, such as `tf.tanh`.
+        total: the sum for the arrays in use, such as `tf.reduce_sum`.
+
+    Returns:
+        Any: the sum of the top vector, a number or a tensor.
+    """
+    return total(_vector(tree, net, tanh))
+
+
+def _vector(tree: Tree, net: Mapping[str, Any], tanh: Callable[[Any], Any]) -> Any:
+    if not isinstance(tree, tuple):
+        return net["words"][tree]
+    left, right = (_vector(half, net, tanh) for half in tree)
+    # one row: a product of matrices in NumPy and in TensorFlow
+    inner = left[None] @ net["left"] + right[None] @ net["right"] + net["bias"]
+    return tanh(inner)[0]
+
+
+def score_listed(nodes: Any, net: Mapping[str, Any]) -> Any:
+    """Fold a listed sentence by a loop inside TensorFlow's graph, the same graph for all.
+
+    Args:
+        nodes: rows as `listed` gives them, a tensor or placeholder of shape (nodes, 3).
+        net: the weights, as tensors.
+
+    Returns:
+        Tensor: the sum of the last node's vector.
+    """
+    import tensorflow as tf
+
+    count, width = tf.shape(nodes)[0], net["words"].shape[1]
+    vectors = tf.TensorArray(
+        tf.float32, count, element_shape=(width,), clear_after_read=False, infer_shape=False
+    )
+
+    def fold(row: Any, done: Any) -> Any:
+        left, right = done.read(nodes[row, 1]), done.read(nodes[row, 2])
+        inner = left[None] @ net["left"] + right[None] @ net["right"] + net["bias"]
+        return tf.tanh(inner)[0]
+
+    def step(row: Any, done: Any) -> tuple[Any, Any]:
+        vector = tf.cond(
+            nodes[row, 0] >= 0,
+            lambda: tf.gather(net["words"], tf.maximum(nodes[row, 0], 0)),
+            lambda: fold(row, done),
+        )
+        return row + 1, done.write(row, vector)
+
+    _, done = tf.while_loop(lambda row, done: row < count, step, (0, vectors))
+    return tf.reduce_sum(done.read(count - 1))
+
+
+def scores_by_session(trees: Sequence[Tree], net: Mapping[str, np.ndarray]) -> list[float]:
+    """Score sentences as a program of TensorFlow 1 did: define the graph, then run it.
+
+    Args:
+        trees: the sentences.
+        net: the weights.
+
+    Returns:
+        list: a score for each.
+    """
+    import tensorflow as tf
+
+    with tf.Graph().as_default():
+        nodes = tf.compat.v1.placeholder(tf.int32, (None, 3))
+        total = score_listed(nodes, {name: tf.constant(array) for name, array in net.items()})
+        with tf.compat.v1.Session() as session:
+            return [float(session.run(total, feed_dict={nodes: listed(t)})) for t in trees]
+
+
+def gradient(trees: Sequence[Tree], net: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Differentiate the sum of the scores by hand.
+
+    For a pair with vector h and gradient g: d = g (1 - h^2), and A, B and c get the outer
+    products of the halves with d, and d itself; the halves go on with d @ A^T and d @ B^T.
+
+    Args:
+        trees: the sentences.
+        net: the weights.
+
+    Returns:
+        dict: for each weight its gradient, float64.
+    """
+    net = {name: np.asarray(array, "float64") for name, array in net.items()}
+    found = {name: np.zeros_like(array) for name, array in net.items()}
+
+    def back(tree: Tree, above: np.ndarray) -> None:
+        if not isinstance(tree, tuple):
+            found["words"][tree] += above
+            return
+        slope = above * (1 - _vector(tree, net, np.tanh) ** 2)
+        for name, half in zip(("left", "right"), tree, strict=True):
+            found[name] += np.outer(_vector(half, net, np.tanh), slope)
+            back(half, net[name] @ slope)
+        found["bias"] += slope
+
+    for tree in trees:
+        back(tree, np.ones(net["bias"].shape))
+    return found

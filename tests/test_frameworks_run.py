@@ -1,0 +1,177 @@
+"""Define-and-run, define-by-run and the pairs of programs give NumPy's results."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dlguide.nets import recursive
+from dlguide.training import tensorflow_one, tensorflow_threads
+
+NET = recursive.weights(words=9, width=5, seed=3)
+TREES = recursive.sentences(count=12, longest=6, words=9, seed=4)
+NUMPY = [float(recursive.score(tree, NET)) for tree in TREES]
+
+
+@pytest.fixture(scope="module")
+def tf():
+    import tensorflow
+
+    return tensorflow
+
+
+@pytest.fixture(scope="module")
+def tensors(tf):
+    return {name: tf.constant(array) for name, array in NET.items()}
+
+
+def test_score_of_two_words_is_one_formula():
+    left, right = NET["words"][2], NET["words"][7]
+    inner = left @ NET["left"] + right @ NET["right"] + NET["bias"]
+    assert recursive.score((2, 7), NET) == pytest.approx(np.tanh(inner).sum(), rel=1e-6)
+    assert recursive.score(2, NET) == pytest.approx(left.sum(), rel=1e-6)
+
+
+def test_order_and_brackets_of_a_sentence_matter():
+    scores = [recursive.score(tree, NET) for tree in ((1, (2, 3)), ((1, 2), 3), (1, (3, 2)))]
+    assert min(abs(a - b) for a, b in itertools.combinations(scores, 2)) > 1e-3
+
+
+def test_sentences_have_the_lengths_asked_for_and_known_words():
+    trees = recursive.sentences(count=200, longest=5, words=7, seed=1)
+    assert {recursive.length(tree) for tree in trees} == {2, 3, 4, 5}
+    words = {int(row[0]) for tree in trees for row in recursive.listed(tree) if row[0] >= 0}
+    assert words == set(range(7))
+    assert trees == recursive.sentences(count=200, longest=5, words=7, seed=1)
+    assert trees != recursive.sentences(count=200, longest=5, words=7, seed=2)
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_list_of_nodes_has_children_first_and_rebuilds_the_tree(tree):
+    rows = recursive.listed(tree)
+    assert len(rows) == 2 * recursive.length(tree) - 1
+
+    def rebuilt(place):
+        word, left, right = (int(number) for number in rows[place])
+        assert word >= 0 or max(left, right) < place
+        return word if word >= 0 else (rebuilt(left), rebuilt(right))
+
+    assert rebuilt(len(rows) - 1) == tree
+
+
+def test_session_eager_and_functions_score_as_numpy_does(tf, tensors):
+    assert recursive.scores_by_session(TREES, NET) == pytest.approx(NUMPY, abs=1e-5)
+    eager = [float(recursive.score(t, tensors, tf.tanh, tf.reduce_sum)) for t in TREES]
+    assert eager == pytest.approx(NUMPY, abs=1e-5)
+    for tree, score in zip(TREES, NUMPY, strict=True):
+        listed = tf.constant(recursive.listed(tree))
+        assert float(recursive.score_listed(listed, tensors)) == pytest.approx(score, abs=1e-5)
+
+
+def test_function_is_traced_once_for_each_sentence_shape_length_or_signature(tf, tensors):
+    trees = [*TREES[:6], (1, 2), (2, 1), (1, 2)]
+    expected = {
+        "numbers": len(set(trees)),
+        "tensors": len({recursive.shape(tree) for tree in trees}),
+        "lists": len({recursive.length(tree) for tree in trees}),
+        "any list": 1,
+    }
+
+    def fold(tree):
+        return recursive.score(tree, tensors, tf.tanh, tf.reduce_sum)
+
+    def fold_list(nodes):
+        return recursive.score_listed(nodes, tensors)
+
+    signature = [tf.TensorSpec((None, 3), tf.int32)]
+    makes = {
+        "numbers": (tf.function(fold), lambda tree: tree),
+        "tensors": (tf.function(fold), lambda tree: recursive.mapped(tf.constant, tree)),
+        "lists": (tf.function(fold_list), recursive.listed),
+        "any list": (tf.function(fold_list, input_signature=signature), recursive.listed),
+    }
+    for name, (function, prepare) in makes.items():
+        for tree in trees:
+            given = prepare(tree)
+            function(tf.constant(given) if isinstance(given, np.ndarray) else given)
+        assert function.experimental_get_tracing_count() == expected[name], name
+
+
+def test_gradient_by_hand_is_that_of_differences():
+    net = {name: array.astype("float64") for name, array in NET.items()}
+    found = recursive.gradient(TREES[:4], net)
+    random = np.random.default_rng(0)
+    for name, array in net.items():
+        for _ in range(6):
+            place = tuple(int(random.integers(size)) for size in array.shape)
+            kept, scores = array[place], []
+            for moved in (kept + 1e-5, kept - 1e-5):
+                array[place] = moved
+                scores.append(sum(recursive.score(tree, net) for tree in TREES[:4]))
+            array[place] = kept
+            difference = (scores[0] - scores[1]) / 2e-5
+            assert found[name][place] == pytest.approx(difference, abs=1e-6)
+
+
+def test_gradient_by_hand_is_that_of_the_tape(tf):
+    variables = {name: tf.Variable(array) for name, array in NET.items()}
+    with tf.GradientTape() as tape:
+        total = sum(recursive.score(t, variables, tf.tanh, tf.reduce_sum) for t in TREES)
+    found = recursive.gradient(TREES, NET)
+    slopes = tape.gradient(total, variables)
+    for name, slope in slopes.items():
+        dense = tf.convert_to_tensor(slope).numpy()
+        assert dense == pytest.approx(found[name], abs=1e-4), name
+
+
+@pytest.mark.parametrize("shapes", [{"count": 0}, {"longest": 1}], ids=str)
+def test_sentences_need_a_count_and_two_words(shapes):
+    with pytest.raises(ValueError, match=f"`{next(iter(shapes))}` must be a whole number"):
+        recursive.sentences(**shapes)
+
+
+EXPECTED = {
+    "placeholder, feed_dict": 3.0 * 2.0 + 2.0,
+    "initializer, Session": [1.0, 2.0, 3.0],
+    "next_batch": [6.0, 22.0, 38.0],
+    "minimize": 3.0 * (1 - 0.8**5),
+    "hooks": [3.0 * (1 - 0.8**step) for step in range(1, 6)],
+    "checkpoint_dir": 3.0,
+    "keep_prob": 0.8,
+}
+
+
+@pytest.mark.parametrize("pair", tensorflow_one.pairs(), ids=lambda pair: pair.name)
+def test_program_of_2019_and_todays_give_the_closed_form(pair):
+    then, now = pair.run()
+    allowed = max(pair.tolerance, 1e-6)
+    assert then == pytest.approx(np.asarray(EXPECTED[pair.name]), abs=allowed)
+    assert now == pytest.approx(np.asarray(EXPECTED[pair.name]), abs=allowed)
+
+
+def test_a_pair_that_differs_is_refused():
+    pair = tensorflow_one.Pair("x", lambda: 1.0, lambda: 1.5, 0.1, "")
+    with pytest.raises(RuntimeError, match=r"x: 1.0 in 2019, 1.5 today"):
+        pair.run()
+    with pytest.raises(RuntimeError, match="x: "):
+        tensorflow_one.Pair("x", lambda: [1.0], lambda: [1.0, 1.0], 0.1, "").run()
+
+
+def test_rows_show_programs_without_imports_and_docstrings():
+    for pair in tensorflow_one.pairs():
+        row = pair.row()
+        assert "compat.v1" in row["then"]
+        assert "compat.v1" not in row["now"]
+        assert "import" not in row["then"] + row["now"]
+        assert '"""' not in row["then"] + row["now"]
+
+
+def test_threads_are_those_asked_for_and_cannot_be_changed_later():
+    counted = tensorflow_threads.count(then=3, now=5)
+    assert (counted["then"], counted["now"]) == (3, 5)
+    assert "cannot be modified" in counted["refused"]
+
+
+def test_threads_must_be_counts():
+    with pytest.raises(ValueError, match="`then` must be a whole number of at least 1"):
+        tensorflow_threads.count(then=0)
