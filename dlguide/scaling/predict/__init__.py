@@ -1,0 +1,6 @@
+"""Throughput at many workers, predicted from throughput measured at a few."""
+
+from dlguide.scaling.predict.fitting import Fit, Prediction, fit
+from dlguide.scaling.predict.terms import TERMS, Term
+
+__all__ = ["TERMS", "Fit", "Prediction", "Term", "fit"]

@@ -1,0 +1,200 @@
+"""Throughput at many workers, predicted from a few: against known laws and published tables.
+
+Tests dlguide.scaling.predict.fitting, dlguide.scaling.predict.sampling and
+dlguide.scaling.predict.terms. The published tables are oracles: nothing here was measured by us.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dlguide import published
+from dlguide.scaling import predict
+from dlguide.scaling.predict.sampling import LIMITED, believed
+from dlguide.scaling.predict.terms import TERMS, shapes
+
+
+def series(table="throughput"):
+    """The published throughputs with at least four numbers of workers, by what they ran."""
+    found, apart = {}, ("nodes", "workers", "images_per_s", "table")
+    for row in published.load(table):
+        if row["table"] == "6.3.4 text":
+            continue
+        kind = tuple(value for name, value in row.items() if name not in apart)
+        place = row["table"] if table == "throughput_tensorflow" else ""
+        found.setdefault((place, *kind), {})[row["workers"]] = row["images_per_s"]
+    return {kind: points for kind, points in found.items() if len(points) >= 4}
+
+
+@pytest.fixture(scope="module")
+def published_errors():
+    """Relative error, and whether the interval holds it, of every count above 8, fitted up to 8."""
+    found = {}
+    for kind, points in series().items():
+        few = {p: rate for p, rate in points.items() if p <= 8}
+        many = [p for p in points if p > 8]
+        for said in predict.fit(few).predict(many):
+            true = points[said.workers]
+            away = said.images_per_s / true - 1
+            found[(*kind, said.workers)] = (away, said.low <= true <= said.high)
+    return found
+
+
+def test_published_tables_beyond_8_workers_are_predicted(published_errors):
+    away = np.abs([error for error, _ in published_errors.values()])
+    assert len(away) == 20
+    assert np.median(away) <= 0.03
+    assert np.mean(away <= 0.10) >= 0.90
+
+
+def test_intervals_hold_the_published_throughputs(published_errors):
+    held = [inside for _, inside in published_errors.values()]
+    assert np.mean(held) >= 0.85
+
+
+def test_saturated_server_that_small_counts_cannot_know_lies_in_the_interval(published_errors):
+    # MXNet's servers: 85 % efficient at 32 workers, 61 % at 64
+    (knee,) = [each for kind, each in published_errors.items() if kind[-1] == 64]
+    assert knee[0] > 0.3  # nothing at 8 workers told of it
+    assert knee[1]
+
+
+@pytest.mark.parametrize(
+    ("term", "size"), [("bandwidth", 0.08), ("servers", 0.02), ("rounds", 0.05)]
+)
+def test_law_that_made_the_points_is_found(term, size):
+    (shape,) = [each.shape for each in TERMS if each.name == term]
+    law = lambda p: 100 * p / (1 + size * shape(p))  # noqa: E731
+    fitted = predict.fit({p: law(p) for p in (1, 2, 4, 8, 16, 32, 64)})
+    (said,) = fitted.predict([128])
+    assert said.images_per_s == pytest.approx(law(128), rel=0.05)
+    assert said.low <= law(128) <= said.high
+    assert fitted.noise < 0.015
+    assert not any("scatter" in each for each in fitted.assumptions)
+
+
+def test_measured_points_come_back():
+    points = {1: 100.0, 2: 190.0, 4: 370.0, 8: 720.0}
+    for said in predict.fit(points).predict(points):
+        assert said.images_per_s == pytest.approx(points[said.workers], rel=0.02)
+
+
+def test_capacity_that_was_seen_is_kept():
+    points = {p: min(100.0 * p, 790.0) for p in (1, 2, 4, 8, 16, 32)}
+    fitted = predict.fit(points)
+    (said,) = fitted.predict([128])
+    assert said.images_per_s == pytest.approx(790, rel=0.05)
+    assert said.saturated > 0.95
+    assert said.limited_by == "capacity"
+    assert 13 <= fitted.falls_below(0.5) <= 20  # closed form: from 16 workers on, 790 < 800
+
+
+def test_straight_line_is_believed_less_the_farther_away():
+    line = predict.fit({p: 100.0 * p for p in (1, 2, 4, 8)})
+    near, far = line.predict([16, 1024])
+    assert near.images_per_s == pytest.approx(1600, rel=0.03)
+    assert far.low / far.images_per_s < near.low / near.images_per_s
+    assert far.saturated > near.saturated
+    assert far.high <= 1024 * 100 * 1.1
+
+
+def test_parts_of_the_step_are_all_of_it():
+    fitted = predict.fit({1: 100, 2: 180, 4: 330, 8: 600})
+    for said in fitted.predict([1, 2, 8, 100]):
+        assert math.fsum(said.parts.values()) == pytest.approx(1)
+        assert min(said.parts.values()) >= -1e-12
+    alone = fitted.predict([1])[0]
+    assert alone.parts["compute"] == pytest.approx(1)
+    assert (alone.efficiency, alone.limited_by) == (1.0, "compute")
+
+
+def test_efficiency_falls_below_where_it_is_predicted_to():
+    fitted = predict.fit({1: 100, 2: 180, 4: 330, 8: 600})
+    for efficiency in (0.9, 0.8, 0.5):
+        workers = fitted.falls_below(efficiency)
+        before, there = fitted.predict([workers - 1, workers])
+        assert there.efficiency < efficiency <= before.efficiency
+    perfect = predict.fit({p: 100.0 * p for p in (1, 2, 4, 8)})
+    assert perfect.falls_below(0.001) is None
+
+
+def test_changes_act_on_the_terms_that_they_are_about():
+    size, shape = 0.2, TERMS[1].shape  # a ring's bytes
+    law = {p: 100 * p / (1 + size * shape(p)) for p in (1, 2, 4, 8, 16, 32, 64, 128)}
+    fitted = predict.fit(law)
+    plain, double, half = (
+        each.predict([64])[0]
+        for each in (fitted, fitted.changed(batch=2), fitted.changed(exchanged_bytes=0.5))
+    )
+    halved = 6400 / (1 + size / 2 * shape(64))
+    assert plain.images_per_s == pytest.approx(law[64], rel=0.03)
+    # both halve what is exchanged in the time of one computation
+    for said in (double, half):
+        assert said.images_per_s == pytest.approx(halved, rel=0.06)
+    assert double.efficiency > plain.efficiency
+
+
+def test_same_points_give_the_same_fit_in_any_order_and_form():
+    pairs = [(1, 100.0), (2, 190.0), (4, 360.0)]
+    one = predict.fit(dict(pairs)).predict([64])
+    assert predict.fit(pairs[::-1]).predict([64]) == one
+    assert predict.fit(dict(pairs), seed=1).predict([64]) != one
+
+
+def test_what_is_believed_beforehand_is_what_is_said():
+    sets = believed(40_000, np.random.default_rng(0))
+    assert np.mean(sets.terms > 0) == pytest.approx(0.5, abs=0.01)
+    assert np.mean(np.isfinite(sets.capacity)) == pytest.approx(LIMITED, abs=0.01)
+    for term, drawn in zip(TERMS, sets.terms.T, strict=True):
+        assert drawn[drawn > 0].mean() == pytest.approx(term.usual, rel=0.05)
+    assert (shapes([1]) == 0).all()
+    assert (np.diff(shapes([1, 2, 4, 8, 1000])) >= 0).all()
+
+
+def test_assumptions_are_told():
+    fitted = predict.fit({2: 200, 4: 420})
+    text = " ".join(fitted.assumptions)
+    for word in ("weak scaling", "fewer than 2 workers", "faster per worker", "Only 2 numbers"):
+        assert word in text
+    noisy = predict.fit({1: 100, 2: 150, 4: 400, 8: 560, 16: 1700})
+    assert "scatter" in " ".join(noisy.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        ({}, "two numbers of workers at least, got 'none'"),
+        ({4: 100.0}, "two numbers of workers at least, got '4'"),
+        ([(2, 100), (2, 101)], "two numbers of workers at least, got '2'"),
+        ({1: 100, 2: 0}, "throughput above 0, got (2, 0)"),
+        ({1: 100, 2: -5.0}, "throughput above 0"),
+        ({1: 100, 2: math.nan}, "throughput above 0"),
+        ({1: 100, 2: math.inf}, "throughput above 0"),
+        ({1: 100, 2: "180"}, "throughput above 0"),
+        ({0: 100, 2: 180}, "throughput above 0"),
+        ({1.5: 100, 2: 180}, "throughput above 0"),
+        ([(1, 100), (2, 180, 3)], "be pairs"),
+        ([(1, 100), (2, 180), (2, 90)], "not contradict each other"),
+    ],
+)
+def test_points_that_cannot_be_are_refused(points, words):
+    with pytest.raises(ValueError, match=r"^`points` must ") as caught:
+        predict.fit(points)
+    assert words in str(caught.value)
+
+
+def test_questions_that_cannot_be_are_refused():
+    fitted = predict.fit({1: 100, 2: 190})
+    for ask, name in (
+        (lambda: fitted.predict([0]), "workers"),
+        (lambda: fitted.falls_below(0), "efficiency"),
+        (lambda: fitted.falls_below(1), "efficiency"),
+        (lambda: fitted.changed(batch=0), "batch"),
+        (lambda: fitted.changed(exchanged_bytes=-1), "exchanged_bytes"),
+        (lambda: predict.fit({1: 100, 2: 190}, sets=10), "sets"),
+    ):
+        with pytest.raises(ValueError, match=f"^`{name}` must"):
+            ask()
