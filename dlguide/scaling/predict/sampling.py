@@ -39,7 +39,14 @@ class Sets:
     noise: np.ndarray
 
     def log_step(self, workers: tuple[int, ...]) -> np.ndarray:
-        """Return the logarithm of step time over that of one worker, (sets, workers)."""
+        """Predict step times.
+
+        Args:
+            workers: p, several (counts).
+
+        Returns:
+            numpy.ndarray: logarithm of step time over that of one worker, (sets, workers).
+        """
         exchanging = 1 + self.terms @ shapes(workers)
         return np.log(np.maximum(exchanging, np.array(workers) / self.capacity[:, None]))
 
