@@ -1,0 +1,1 @@
+"""Worked cases from beginning to end, each on the ranks of a cluster."""
