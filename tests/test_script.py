@@ -64,7 +64,7 @@ def test_success_is_exit_status_0_on_1_to_4_ranks(script):
         done = dlguide("run", "--oversubscribe", "--ranks", ranks, script, "well", "--more")
         assert done.returncode == 0, done.stderr
         for rank in range(ranks):
-            assert f"rank {rank} of {ranks} ['well', '--more']" in done.stdout
+            assert f"[{rank}] rank {rank} of {ranks} ['well', '--more']\n" in done.stdout
     assert dlguide("run", script, "all exit 0").returncode == 0
 
 
@@ -114,7 +114,7 @@ def test_an_interrupted_or_killed_launcher_leaves_no_rank(script):
             [sys.executable, "-m", "dlguide.cli", "run", str(script)],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        assert launcher.stdout.readline() == "up\n"
+        assert launcher.stdout.readline() in ("[0] up\n", "[1] up\n")
         mine = f"{launcher.pid}:"
         assert [each for each in processes.living() if each.owner.startswith(mine)]
         os.kill(launcher.pid, number)

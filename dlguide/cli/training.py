@@ -1,4 +1,4 @@
-"""`dlguide train` and `dlguide run`: work on MPI ranks of this machine."""
+"""`dlguide train`: train a net on MPI ranks of this machine."""
 
 from __future__ import annotations
 
@@ -130,16 +130,3 @@ def _print_table(table: list) -> None:
     print()
     Console().print(drawn)
     print("threads: per rank. efficiency: speed-up per core. accuracy: on all test images.")
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def run(
-    context: typer.Context,
-    script: Annotated[str, typer.Argument(help="A Python script; its arguments follow it.")],
-    ranks: RanksOption = 2,
-    oversubscribe: OversubscribeOption = False,
-) -> None:
-    """Run a script on MPI ranks; the exit status is 0 only when every rank ended well."""
-    from dlguide.cluster.script import run_script
-
-    run_script(script, context.args, ranks, oversubscribe)

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.checks import require
-from dlguide.cluster import errors, processes, shared_memory, watch
+from dlguide.cluster import errors, inspection, processes, shared_memory, watch
 from dlguide.cluster.environment import find_mpiexec, rank_environment
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.rank import BEAT_S, guarded, log_path, start_monitor
+from dlguide.cluster.streaming import Streams, redirect
 from dlguide.cluster.supervise import LOOK_S, Outcomes, supervise
 from dlguide.machine import describe, threads
 from dlguide.measure import launched
@@ -36,8 +37,12 @@ GO = "go"  # the ranks begin when this file appears: from then on every death is
 
 
 def run_script(
-    script: str, arguments: Sequence[str] = (), ranks: int = 2, oversubscribe: bool = False
-) -> None:
+    script: str,
+    arguments: Sequence[str] = (),
+    ranks: int = 2,
+    oversubscribe: bool = False,
+    seed: int | None = None,
+) -> dict[str, Any] | None:
     """Run a Python script on MPI ranks of this machine and wait for its end.
 
     Args:
@@ -45,25 +50,40 @@ def run_script(
         arguments: its command line.
         ranks: number of ranks (count).
         oversubscribe: allow more ranks than cores.
+        seed: when given, the script is one for a single process, and is made parallel by
+            `dlguide.horovod.transparent` with this seed on all ranks.
+
+    Returns:
+        dict | None: what was changed in the run of such a script, see
+        `dlguide.horovod.transparent.report`; None for a script with ranks of its own.
 
     Raises:
-        ValueError: when there is no such script, or there are more ranks than cores.
+        ValueError: when there is no such script, there are more ranks than cores, or the text of
+            a script that is to be made parallel forbids it.
         RankError: when a rank raised, left with a status other than 0, died, stands still or
-            waits for ever; all ranks have been stopped then.
+            waits for ever; all ranks have been stopped then. Of kind "refused" when it cannot
+            be made parallel.
     """
     require(Path(script).is_file(), "script", "be a file that exists", script)
+    if seed is not None:
+        _refuse(script, inspection.forbidden(script))
     plan = threads.plan(describe(), ranks=ranks, oversubscribe=oversubscribe)
     mpiexec = find_mpiexec()
     name = uuid.uuid4().hex[:12]
     folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX))
     env = {**rank_environment(plan, name, folder), "PYTHONUNBUFFERED": "1"}
+    if seed is not None:
+        env["PYTHONHASHSEED"] = str(seed)  # the order of sets decides the order of files
     module = [sys.executable, "-m"]
     subprocess.Popen(
         [*module, "dlguide.cluster.watchdog", str(os.getpid()), name, str(folder)],
         env=env, stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    rank_command = [*module, "dlguide.cluster.script", str(folder), json.dumps(asdict(plan))]
+    seeded = json.dumps(seed)
+    where = [str(folder), json.dumps(asdict(plan)), seeded]
+    rank_command = [*module, "dlguide.cluster.script", *where]
     shared_memory.remove_orphans()
+    streams = Streams(folder, ranks, plain=[(0, 1)] if seed is not None else [])
     launcher = subprocess.Popen(
         [str(mpiexec), "-n", str(ranks), *rank_command, script, *arguments],
         env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
@@ -71,20 +91,37 @@ def run_script(
     copier = threading.Thread(target=_copy_errors, args=(launcher, folder), daemon=True)
     copier.start()
     try:
-        _wait(launcher, folder, ranks)
-        copier.join(timeout=1.0)
+        try:
+            _wait(launcher, folder, ranks)
+            copier.join(timeout=1.0)
+        finally:
+            streams.close()  # before anything is said of how the ranks ended
         # The launcher reports success for ranks that a signal ended while they were leaving.
         endings = errors.read_endings(folder)
         if endings:
             lines = "\n".join(f"rank {rank}: {how}" for rank, how in sorted(endings.items()))
             raise RankError("died", sorted(endings), "ranks ended badly after their work.", lines)
+        report = folder / "report.json"
+        return json.loads(report.read_text()) if report.exists() else None
+    except RankError:
+        refused = folder / "refused"
+        if refused.exists():
+            _refuse(script, [refused.read_text()])
+        raise
     finally:
         processes.end(name)
         processes.remove_folder(folder)
 
 
+def _refuse(script: str, reasons: Sequence[str]) -> None:
+    """Raise when there are reasons why a script cannot be made parallel."""
+    if reasons:
+        message = f"{script} cannot be made parallel:"
+        raise RankError("refused", (), message, "\n".join(f"  {each}" for each in reasons))
+
+
 def _copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
-    """Copy the ranks' standard error to ours and into the logs, where stalls are looked for."""
+    """Copy what the launcher says itself, and how it says that ranks have ended to its log."""
     with (
         log_path(folder, 0).open("ab", buffering=0) as log,
         (folder / errors.LAUNCHER_LOG).open("ab", buffering=0) as launcher_log,
@@ -136,16 +173,24 @@ def _outcome_path(folder: Path, rank: int) -> Path:
     return folder / f"outcome-rank{rank}.json"
 
 
-def rank_main(folder: Path, plan: threads.ThreadPlan, script: str, arguments: list[str]) -> None:
+def rank_main(
+    folder: Path,
+    plan: threads.ThreadPlan,
+    seed: int | None,
+    script: str,
+    arguments: list[str],
+) -> None:
     """Run the script as one rank and write down how it ended.
 
     Args:
         folder: the folder of this run.
         plan: the thread plan.
+        seed: of a script for one process that is to be made parallel; None for others.
         script: path of the script.
         arguments: its command line.
     """
     rank, _ = launched()
+    redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
     threads.apply(plan, rank)
     monitor = start_monitor(str(folder), rank)
     monitor.enter("running", 1)
@@ -155,11 +200,18 @@ def rank_main(folder: Path, plan: threads.ThreadPlan, script: str, arguments: li
     sys.path[0] = str(Path(script).resolve().parent)
 
     def call() -> None:
+        session = None
+        if seed is not None:
+            from dlguide.horovod import transparent
+
+            session = transparent.start(script, folder, seed)
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
+        if session is not None:
+            transparent.finish(session)
 
     outcome: dict[str, Any] = guarded(monitor, 1, call)
     sys.stdout.flush()
@@ -175,6 +227,6 @@ def rank_main(folder: Path, plan: threads.ThreadPlan, script: str, arguments: li
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    where, plan_text, *rest = sys.argv[1:]
+    where, plan_text, seed_text, *rest = sys.argv[1:]
     thread_plan = threads.ThreadPlan.from_dict(json.loads(plan_text))
-    rank_main(Path(where), thread_plan, rest[0], rest[1:])
+    rank_main(Path(where), thread_plan, json.loads(seed_text), rest[0], rest[1:])

@@ -78,6 +78,8 @@ class Exchange:
         self.sums = Sums() if passes.count > 1 else None
         self.watch = Watch(check_every, reduction.process_set, passes.count)
         self.agreed = False
+        # What is done to this rank's gradients first; `transparent` weighs them by samples.
+        self.weigh: Callable[[list[Any]], list[Any]] | None = None
 
     def fresh(self) -> Exchange:
         """Return an exchange with these settings for another optimizer.
@@ -85,7 +87,9 @@ class Exchange:
         Returns:
             Exchange: without sums and local variables.
         """
-        return Exchange(self.reduction, self.passes, self.check_every)
+        exchange = Exchange(self.reduction, self.passes, self.check_every)
+        exchange.weigh = self.weigh
+        return exchange
 
     def step(self, optimizer: Any, apply: Apply, grads: list[Any], variables: list[Any]) -> Any:
         """Combine the gradients of all ranks and apply them, or put them aside for later.
@@ -99,6 +103,8 @@ class Exchange:
         Returns:
             what `apply` returns; None when gradients were put aside.
         """
+        if self.weigh is not None:
+            grads = self.weigh(grads)
         if communicates(self.reduction.process_set):
             refuse_xla()
             self._agree(grads, variables)

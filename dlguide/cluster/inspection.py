@@ -1,0 +1,106 @@
+"""Read a script before it is run on ranks by itself: what in it forbids that, and in which line.
+
+Only what can be seen in the text is found here; what shows when the script runs is refused then.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dlguide.checks import require
+
+OWN_RANKS = "starts or expects ranks of its own: use `dlguide run` without `--transparent`"
+FORBIDDEN = {
+    "mpi4py": f"imports mpi4py and so {OWN_RANKS}",
+    "horovod": f"imports Horovod and so {OWN_RANKS}",
+    "dlguide.horovod": f"imports dlguide.horovod and so {OWN_RANKS}",
+    "torch": "imports PyTorch, and only Keras on TensorFlow can be made parallel",
+}
+RANK_VARIABLE = re.compile(
+    r"(PMI|PMIX|OMPI|MPI|MV2|SLURM|HOROVOD|PALS|FLUX)_(COMM_WORLD_|TASK_)?"
+    r"(LOCAL_|NODE_)?(RANK|SIZE|PROCID|LOCALID|NTASKS|LOCALRANKID|LOCALNRANKS)"
+    r"|RANK|LOCAL_RANK|WORLD_SIZE"
+)
+
+
+def forbidden(script: str) -> list[str]:
+    """Return the reasons in a script's text why it cannot be made parallel.
+
+    Args:
+        script: path of the script.
+
+    Returns:
+        list[str]: "line 3: imports mpi4py ...", in the order of the lines; empty when the text
+        shows none.
+
+    Raises:
+        ValueError: when it is no Python.
+    """
+    try:
+        tree = ast.parse(Path(script).read_bytes())
+    except (SyntaxError, ValueError) as error:
+        place = f"line {getattr(error, 'lineno', None) or '?'}: {getattr(error, 'msg', error)}"
+        require(False, "script", "be a Python script", script, f"It is not: {place}.")
+    found = {(node.lineno, why) for node, why in _reasons(tree)}
+    return [f"line {line}: {why}" for line, why in sorted(found)]
+
+
+def _reasons(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Go through the nodes that forbid it, each with its reason."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            names = []
+        for name in names:
+            for module, why in FORBIDDEN.items():
+                if f"{name}.".startswith(f"{module}."):
+                    yield node, why
+        if isinstance(node, ast.Attribute):
+            yield from _attribute(node)
+        text = _environment(node)
+        if text is not None and RANK_VARIABLE.fullmatch(text):
+            yield node, f"reads its own rank or their number ({text})"
+        backend = _assigned_backend(node)
+        if backend not in (None, "tensorflow"):
+            yield node, f"sets KERAS_BACKEND to {backend!r}: only TensorFlow can be made parallel"
+
+
+def _attribute(node: ast.Attribute) -> Iterator[tuple[ast.AST, str]]:
+    """Refuse `tf.distribute` strategies and `keras.distribution`."""
+    strategy = node.attr.endswith("Strategy") and "distribute" in ast.unparse(node.value)
+    if strategy and node.attr != "get_strategy":
+        yield node, f"distributes by itself, with `{ast.unparse(node)}`"
+    elif node.attr == "distribution" and ast.unparse(node.value) == "keras":
+        yield node, "distributes by itself, with `keras.distribution`"
+
+
+def _environment(node: ast.AST) -> str | None:
+    """Return the variable that `os.environ[...]`, `os.environ.get(...)` or `os.getenv` reads."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        source, key = ast.unparse(node.value), node.slice
+    elif isinstance(node, ast.Call) and node.args:
+        source, key = ast.unparse(node.func), node.args[0]
+    else:
+        return None
+    reads = source.endswith(("environ", "environ.get", "getenv"))
+    constant = isinstance(key, ast.Constant) and isinstance(key.value, str)
+    return key.value if reads and constant else None
+
+
+def _assigned_backend(node: ast.AST) -> str | None:
+    """Return what a script sets KERAS_BACKEND to, where the text shows it."""
+    if isinstance(node, ast.Assign):
+        key = node.targets[0].slice if isinstance(node.targets[0], ast.Subscript) else None
+        value = node.value
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("environ.setdefault"):
+        key, value = (*node.args, None, None)[:2]
+    else:
+        return None
+    named = isinstance(key, ast.Constant) and key.value == "KERAS_BACKEND"
+    return value.value if named and isinstance(value, ast.Constant) else None

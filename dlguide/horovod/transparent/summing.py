@@ -1,0 +1,79 @@
+"""Metrics and moving statistics of all ranks made one, at the end of an epoch or evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dlguide.horovod.collectives import allreduce, broadcast
+from dlguide.horovod.native import Average, Sum
+from dlguide.horovod.transparent.session import Session
+from dlguide.horovod.transparent.step import Counts, metric_state, own_state
+
+
+def sum_metrics(model: keras.Model) -> None:
+    """Combine the variables of a model's metrics over the ranks; all ranks must call.
+
+    Keras says of each variable how several copies become one; most are sums over samples, so
+    that the result is that of one process.
+
+    Args:
+        model: the model.
+    """
+    for i, variable in enumerate(metric_state(model)):
+        how = getattr(variable, "aggregation", "sum")
+        _combine(variable, f"transparent.metric.{i}", {"sum": "sum", "mean": "mean"}.get(how, "0"))
+
+
+def average_own_state(session: Session, model: keras.Model) -> None:
+    """Average moving statistics over the ranks; all ranks must call.
+
+    Args:
+        session: the run.
+        model: the model.
+    """
+    state = own_state(model)
+    for i, variable in enumerate(state):
+        floating = tf.as_dtype(variable.dtype).is_floating
+        _combine(variable, f"transparent.state.{i}", "mean" if floating else "0")
+    kind = keras.layers.BatchNormalization
+    names = [each.name for each in model._flatten_layers() if isinstance(each, kind)]
+    if names and session.ranks > 1:
+        session.report.differs(
+            f"Batch normalization ({', '.join(names)}): each rank normalizes with its own part "
+            "of the batch; the moving statistics are averaged at the end of each epoch."
+        )
+
+
+def _combine(variable: keras.Variable, name: str, how: str) -> None:
+    value = variable.value
+    if how == "0":
+        variable.assign(broadcast(value, 0, name))
+    else:
+        variable.assign(allreduce(value, name, op=Sum if how == "sum" else Average))
+
+
+def average_logs(logs: dict[str, Any], combined: dict[str, Any], counts: Counts) -> dict:
+    """Return a step's own results combined over the ranks; all ranks must call.
+
+    Args:
+        logs: what the last step returned.
+        combined: the results of the model's metrics, which are combined already.
+        counts: the samples of the last step.
+
+    Returns:
+        dict: metrics as combined, the rest averaged by samples.
+    """
+    seen = counts.read()
+    weight = seen["last_own"] / max(seen["last_total"], 1)
+    result = dict(logs)
+    for name in logs:
+        if name in combined:
+            result[name] = combined[name]
+        elif np.ndim(logs[name]) == 0:
+            part = float(logs[name]) * weight if weight else 0.0
+            result[name] = float(allreduce(np.float64(part), "transparent.log", op=Sum).numpy())
+    return result

@@ -1,0 +1,128 @@
+"""What ranks print: at once, whole, with the rank in front."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlguide.cluster.streaming import LONG, Lines, Streams, pipe_path, redirect
+
+pytestmark = pytest.mark.timeout(90)
+
+LOUD = """
+import os, sys
+from dlguide.measure import launched
+rank, _ = launched()
+letter = b"ab"[rank : rank + 1]
+for i in range(300):
+    os.write(1, letter * 20000)  # far beyond what a pipe writes in one piece
+    os.write(1, letter * 20000 + b"\\n")
+os.write(2, bytes(range(256)) + b"\\n")
+sys.stdout.write("\\r10 %\\r20 %\\r30 %\\n")
+print("no end of line", end="")
+sys.stdout.flush()
+print(sys.argv[1:], file=sys.stderr)
+"""
+
+pieces = st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\r", b"")), max_size=8)
+
+
+@given(pieces)
+def test_no_byte_of_a_line_is_lost_however_it_is_cut(given):
+    lines = Lines(b"> ")
+    shown = b"".join(lines.add(piece) for piece in given) + lines.rest()
+    expected = b"".join(given)
+    expected += b"\n" * (expected != b"" and not expected.endswith(b"\n"))
+    assert shown == b"".join(b"> " + line + b"\n" for line in expected.split(b"\n")[:-1])
+
+
+@given(st.lists(st.sampled_from([b"\r", b"\n", b"a", b"bc"]), max_size=12))
+def test_what_goes_back_over_a_line_never_hides_it(given):
+    lines = Lines(b"")
+    assert b"".join(lines.add(piece) for piece in given) == b"".join(given)  # without a prefix
+    lines = Lines(b"> ")
+    shown = b"".join(lines.add(piece) for piece in given) + lines.rest()
+    letters = bytes(b for b in b"".join(given) if b not in b"\r\n")
+    assert shown.replace(b"> ", b"").replace(b"\n", b"") == letters
+    assert shown.count(b"> ") == shown.count(b"\n")
+
+
+def test_a_carriage_return_ends_a_line_and_counts_once_before_a_line_feed():
+    lines = Lines(b"> ")
+    assert lines.add(b"\r10 %") == b""
+    assert lines.add(b"\r20 %\r") == b"> 10 %\n"
+    assert lines.add(b"\nnext\n") == b"> 20 %\n> next\n"
+
+
+def test_an_endless_line_is_shown_in_pieces():
+    lines = Lines(b"> ")
+    shown = b"".join(lines.add(b"x" * 1000) for _ in range(200))
+    assert shown.count(b"x") >= 200_000 - LONG - 1000
+    assert len(lines.kept) <= LONG
+
+
+def test_two_loud_ranks_never_tear_a_line_and_the_script_keeps_its_own_options(tmp_path):
+    script = tmp_path / "loud.py"
+    script.write_text(LOUD)
+    command = [sys.executable, "-m", "dlguide.cli", "run", "--np", "2", script, "-n", "5", "--x"]
+    done = subprocess.run(command, capture_output=True, timeout=80, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split(b"\n")
+    for rank, letter in enumerate((b"a", b"b")):
+        front = f"[{rank}] ".encode()
+        assert lines.count(front + letter * 40000) == 300
+        for text in (b"10 %", b"20 %", b"30 %", b"no end of line"):
+            assert lines.count(front + text) == 1
+        junk = bytes(range(256)).replace(b"\n", b"\n" + front).replace(b"\r", b"\n" + front)
+        assert front + junk in done.stderr
+        assert front + b"['-n', '5', '--x']\n" in done.stderr
+    assert len(lines) == 2 * 304 + 1
+
+
+def test_a_line_is_shown_while_the_rank_goes_on(tmp_path):
+    script = tmp_path / "waits.py"
+    go = tmp_path / "go"
+    script.write_text(
+        "import os, sys, time\nprint('first', flush=True)\nprint('prompt? ', end='', flush=True)\n"
+        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\n"
+    )
+    command = [sys.executable, "-m", "dlguide.cli", "run", "-n", "1", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as run:
+        assert run.stdout.readline() == b"[0] first\n"
+        assert run.stdout.readline() == b"[0] prompt? \n"
+        go.touch()
+        assert run.wait(timeout=40) == 0
+
+
+def test_when_nobody_reads_any_more_the_ranks_are_told(tmp_path):
+    script = tmp_path / "endless.py"
+    script.write_text("while True:\n    print('line')\n")
+    command = [sys.executable, "-m", "dlguide.cli", "run", "-n", "2", script]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    ) as run:
+        assert b"line" in run.stdout.readline()
+        run.stdout.close()
+        assert run.wait(timeout=40) != 0
+        assert b"BrokenPipeError" in run.stderr.read()
+
+
+def test_a_silent_stream_goes_nowhere_and_a_plain_one_has_no_prefix(tmp_path, capfdbinary):
+    streams = Streams(tmp_path, 2, plain=[(0, 1)])
+    for rank, silent in ((0, ()), (1, (1,))):
+        if not (child := os.fork()):
+            redirect(tmp_path, rank, silent)
+            os.write(1, b"out\n")
+            os.write(2, b"error\n")
+            os._exit(0)
+        os.waitpid(child, 0)
+    streams.close()
+    shown = capfdbinary.readouterr()
+    assert shown.out == b"out\n"
+    assert sorted(shown.err.split(b"\n")) == [b"", b"[0] error", b"[1] error"]
+    assert pipe_path(tmp_path, 1, 2).exists()
