@@ -94,7 +94,7 @@ def train(
     require_count(samples, "samples")
     require_positive(rate, "rate")
     limit = time.monotonic() + require_positive(timeout_s, "timeout_s")
-    ports = iter(_free_ports(1 + workers + servers))
+    ports = iter(free_ports(1 + workers + servers))
     counts = {"chief": 1, "worker": workers, "ps": servers}
     cluster = {
         role: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for role, count in counts.items()
@@ -158,8 +158,15 @@ def _tail(file: Any) -> str:
     return "\n".join(file.read().decode(errors="replace").splitlines()[-10:])
 
 
-def _free_ports(count: int) -> list[int]:
-    """Find ports that are free now; all are held until the last one is found."""
+def free_ports(count: int) -> list[int]:
+    """Find ports that are free now; all are held until the last one is found.
+
+    Args:
+        count: how many (count).
+
+    Returns:
+        list: their numbers, all different.
+    """
     with contextlib.ExitStack() as held:
         found = []
         for _ in range(count):
