@@ -1,5 +1,25 @@
-"""What a cluster can do, by arithmetic: messages, storages, what a training asks of them."""
+"""What a cluster can do: messages, storages, throughput predicted, training simulated."""
 
-from dlguide.scaling import costs, demand, peers, placement, predict, reading, staging, storage
+from dlguide.scaling import (
+    costs,
+    demand,
+    peers,
+    placement,
+    predict,
+    reading,
+    simulate,
+    staging,
+    storage,
+)
 
-__all__ = ["costs", "demand", "peers", "placement", "predict", "reading", "staging", "storage"]
+__all__ = [
+    "costs",
+    "demand",
+    "peers",
+    "placement",
+    "predict",
+    "reading",
+    "simulate",
+    "staging",
+    "storage",
+]
