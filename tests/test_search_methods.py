@@ -1,6 +1,7 @@
 """Methods of search: budgets are those of the closed form, learning pays, makespans are bounded.
 
-Tests dlguide.search.methods, dlguide.search.tpe and dlguide.search.makespan.
+Tests dlguide.search.methods, dlguide.search.tpe, dlguide.search.makespan,
+dlguide.search.selection and dlguide.search.small_net.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlguide import search
-from dlguide.search import makespan, methods, spaces, tpe
+from dlguide.data.datasets import Dataset
+from dlguide.search import makespan, methods, selection, small_net, spaces, tpe
 
 SPACE = {"x": search.Uniform(0.0, 1.0), "y": search.Uniform(0.0, 1.0)}
 MIXED = {
@@ -200,3 +202,77 @@ def test_wrong_schedules_are_refused():
         makespan.first_free([1.0], 0)
     with pytest.raises(ValueError, match="`seconds` must be at least 0"):
         makespan.beforehand([1.0, -1.0], 2)
+
+
+# --- the winner's luck -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [0.02, 0.15, 0.9])
+@pytest.mark.parametrize("trials", [1, 5, 60])
+def test_least_error_is_that_of_drawn_nets(error, trials):
+    drawn = np.random.default_rng(0).binomial(300, error, (4000, trials)).min(axis=1) / 300
+    came = selection.expected_least_error(error, 300, trials)
+    assert came == pytest.approx(drawn.mean(), abs=5 * drawn.std() / math.sqrt(4000) + 1e-9)
+
+
+def test_least_error_of_one_net_is_its_own_and_falls_with_more():
+    assert selection.expected_least_error(0.15, 500, 1) == pytest.approx(0.15)
+    falls = [selection.expected_least_error(0.15, 500, trials) for trials in (1, 2, 8, 64)]
+    assert falls == sorted(falls, reverse=True)
+    assert [selection.expected_least_error(each, 9, 4) for each in (0, 1)] == [0.0, 1.0]
+    with pytest.raises(ValueError, match="`error` must be a share from 0 to 1"):
+        selection.expected_least_error(2, 9, 4)
+
+
+# --- the small net -----------------------------------------------------------------------------
+
+
+def blobs(samples=240):
+    random = np.random.default_rng(0)
+    labels = np.arange(samples) % 10
+    images = random.normal(0.2, 0.1, (samples, 784))
+    images[np.arange(samples), labels] += 2.0
+    pixels = images.reshape(samples, 28, 28, 1).astype(np.float32)
+    data = Dataset("blobs", pixels, labels, pixels[:40], labels[:40])
+    return small_net.Images.of(data, 200, 40)
+
+
+def test_small_net_learns_and_says_its_validation_error():
+    images = blobs()
+    weights, errors = small_net.train({"rate": 0.05, "batch": 20, "width": 24}, 12, 0, images)
+    assert len(errors) == 12
+    assert errors[-1] < 0.1 < errors[0]
+    assert errors[-1] == small_net.error(weights, images.validation, images.validation_labels)
+    assert [weight.shape for weight in weights] == [(784, 24), (24,), (24, 10), (10,)]
+
+
+def test_one_step_of_the_small_net_is_that_of_keras():
+    import keras
+
+    images = blobs()
+    weights = small_net.first_weights(8, np.random.default_rng(3))
+    net = keras.Sequential(
+        [keras.Input((784,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(10)]
+    )
+    net.set_weights(weights)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(keras.optimizers.SGD(0.1, small_net.MOMENTUM), loss, jit_compile=False)
+    net.fit(images.train, images.train_labels, batch_size=200, epochs=1, verbose=0)
+    came, _ = small_net.train({"rate": 0.1, "batch": 200, "width": 8}, 1, 3, images)
+    for mine, theirs in zip(came, net.get_weights(), strict=True):
+        assert np.allclose(mine, theirs, atol=1e-5)
+
+
+def test_small_net_that_diverges_says_nan_and_bad_images_are_refused():
+    images = blobs()
+    _, errors = small_net.train({"rate": 1e25, "batch": 20, "width": 8}, 3, 0, images)
+    assert math.isnan(errors[-1])
+    assert images.without_test().test.shape == (0, 784)
+    with pytest.raises(ValueError, match="`width` must be a whole number"):
+        small_net.train({"rate": 0.1, "batch": 20, "width": 0}, 1, 0, images)
+    with pytest.raises(ValueError, match="`train` must leave 100 of the 240 images"):
+        small_net.Images.of(
+            Dataset("x", np.zeros((240, 28, 28, 1)), np.zeros(240), np.zeros((1, 28, 28, 1)), [0]),
+            200,
+            100,
+        )
