@@ -2,6 +2,7 @@
 
 from dlguide.diagrams.affinity import affinity
 from dlguide.diagrams.collectives import collective
+from dlguide.diagrams.differences import Difference, difference
 from dlguide.diagrams.explorable import explore
 from dlguide.diagrams.pipeline import pipeline
 from dlguide.diagrams.ranks import exchange, processes, timelines
@@ -9,9 +10,11 @@ from dlguide.diagrams.sequences import dependencies, sequences
 from dlguide.diagrams.storage import file_system, striping
 
 __all__ = [
+    "Difference",
     "affinity",
     "collective",
     "dependencies",
+    "difference",
     "exchange",
     "explore",
     "file_system",

@@ -1,0 +1,94 @@
+"""Train a small convolutional network on MNIST, on ranks: `dlguide run -n 2 cnn_mnist_hvd.py`."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import keras
+
+import dlguide.horovod as hvd
+from dlguide.data import datasets
+from dlguide.training import checkpoint
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=1000, help="steps that one process takes")
+parser.add_argument("--batch", type=int, default=50, help="images of a process in a step")
+parser.add_argument("--rate", type=float, default=0.02, help="learning rate of one process")
+parser.add_argument("--checkpoint", help="folder to save to, and to go on from")
+parser.add_argument("--record", help="file for the numbers, as JSON")
+given = parser.parse_args()
+hvd.init()
+
+
+class Clock(keras.callbacks.Callback):
+    """Measure the time of the steps, without the first ten, which prepare."""
+
+    ends = ()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.ends = (*self.ends, time.perf_counter())
+
+    def images_per_s(self, images_per_step):
+        ends = self.ends[9:]
+        return images_per_step * (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 else None
+
+
+# Data
+data = datasets.load()
+own = slice(hvd.rank(), None, hvd.size())
+images, labels = data.train_images[own], data.train_labels[own]
+test_images, test_labels = data.test_images[own], data.test_labels[own]
+steps = given.steps // hvd.size()
+
+# Network and optimizer
+keras.utils.set_random_seed(1 + hvd.rank())
+model = keras.Sequential(
+    [
+        keras.Input((28, 28, 1)),
+        keras.layers.Conv2D(32, 5, activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Conv2D(64, 5, activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dense(128, activation="relu"),
+        keras.layers.Dropout(0.5),
+        keras.layers.Dense(10),
+    ]
+)
+optimizer = keras.optimizers.SGD(given.rate * hvd.size(), momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+optimizer.build(model.trainable_variables)
+
+# A finished training is announced, never trained again in silence
+done = 0
+found = checkpoint.latest(given.checkpoint) if given.checkpoint and hvd.rank() == 0 else None
+if found:
+    done = checkpoint.restore(found, model, optimizer).step
+    print(f"Found {found}: {done} of {steps} steps are done.")
+    if done >= steps:
+        print("FINISHED: nothing is trained. Delete the checkpoint, or ask for more steps.")
+done = hvd.broadcast_object(done)
+hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+
+# Training
+callbacks = [clock := Clock()]
+if done < steps:
+    fit = {"batch_size": given.batch, "steps_per_epoch": steps - done, "verbose": 0}
+    model.fit(images, labels, callbacks=callbacks, **fit)
+
+# Evaluation
+_, accuracy = model.evaluate(test_images, test_labels, batch_size=500, verbose=0)
+accuracy = float(hvd.allreduce(accuracy * len(test_labels), op=hvd.Sum)) / len(data.test_labels)
+
+# Results
+numbers = {"ranks": hvd.size(), "steps": max(0, steps - done), "batch": given.batch}
+numbers |= {"images_per_s": clock.images_per_s(given.batch * hvd.size()), "accuracy": accuracy}
+if hvd.rank() == 0:
+    print(numbers)
+if given.checkpoint and hvd.rank() == 0 and done < steps:
+    checkpoint.save(given.checkpoint, model, optimizer, step=steps, epoch=0)
+if given.record and hvd.rank() == 0:
+    Path(given.record).write_text(json.dumps(numbers))
