@@ -34,7 +34,7 @@ class Crew:
 
 
 def crew(
-    function: Callable[..., Any], *args: Any, share: float = 0.1, **kwargs: Any
+    function: Callable[..., Any], *args: Any, share: float = 0.25, **kwargs: Any
 ) -> tuple[Any, Crew]:
     """Call a function and count the threads of this process that worked for it.
 
