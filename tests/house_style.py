@@ -31,7 +31,7 @@ FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
 HEAVY = {
     *("tensorflow", "keras", "horovod", "mpi4py", "daal4py", "ipyparallel", "matplotlib"),
-    *("onnx", "onnxruntime"),
+    *("onnx", "onnxruntime", "torch"),
 }
 # Rooms that may load them at once, because they are themselves only reached from inside functions.
 LAZY_ROOMS = {
