@@ -41,6 +41,7 @@ class Reduction:
     scale_local_gradients: bool = True
     device_dense: str = ""
     device_sparse: str = ""
+    sum_rows: bool = True  # False hands equal rows of sparse gradients on one by one, as Keras does
     key: Callable[[Any], Hashable] = field(default=lambda variable: variable_key(variable))
 
     def reduce(
@@ -115,7 +116,10 @@ class Reduction:
             )
         if factor != 1.0 and self.op == Average:
             reduced = [_times(grad, factor) for grad in reduced]
-        return [_summed(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in reduced]
+        return [
+            _summed(grad) if self.sum_rows and isinstance(grad, tf.IndexedSlices) else grad
+            for grad in reduced
+        ]
 
     def _split(self, grads: dict[int, Any], variables: Sequence[Any]) -> list[list[int]]:
         """Return the places of the gradients, one list for each group."""

@@ -80,6 +80,7 @@ def _share_fit(session: Session, counts: dict[str, Counts]) -> None:
             listed = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else callbacks
             given.arguments["callbacks"] = [first, *(listed or [])]
         with session.during("train"):
+            session.told = False
             set_seeds_apart(session, self, seeds)
             counts["train"].clear()
             history = plain(*given.args, **given.kwargs)
@@ -125,12 +126,12 @@ def _share_functions(session: Session, counts: dict[str, Counts]) -> None:
 
         def call(iterator: Any) -> Any:
             nonlocal function
-            fresh = bool(counts[phase].values[Counts.STEPS] == 0)
             logs = function(iterator)
             if inner.grown:
                 inner.grown = False
                 function = self._make_function(inner)
-            if fresh:
+            if counts[phase].fresh:
+                counts[phase].fresh = False
                 _check_first(session, counts[phase], phase)
             return logs
 
@@ -156,8 +157,9 @@ def _check_first(session: Session, counts: Counts, phase: str) -> None:
     if not session.same([seen["steps"], seen["fingerprint"], seen["first"]]):
         session.refuse(DIFFERENT.format("found in the first step"))
     total, ranks = seen["first"], session.ranks
-    if phase != "train":
+    if phase != "train" or session.told:
         return
+    session.told = True
     if total < ranks:
         session.refuse(f"its batch of {total} has not one sample for each of the {ranks} ranks")
     parts = [total * (rank + 1) // ranks - total * rank // ranks for rank in range(ranks)]

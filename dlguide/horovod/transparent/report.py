@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
-@dataclass
 class Report:
     """The changes and what they leave different from one process.
 
-    Attributes:
+    Args:
         script: path of the script.
         ranks: number of ranks (count).
         seed: what all ranks started from.
-        changes: each with `call`, `line` of the script, `what`, and `times`.
-        different: what is not as in one process, a sentence each.
     """
 
-    script: str
-    ranks: int
-    seed: int
-    changes: list[dict] = field(default_factory=list)
-    different: list[str] = field(default_factory=list)
+    def __init__(self, script: str, ranks: int, seed: int) -> None:
+        self.script, self.ranks, self.seed = script, ranks, seed
+        self.changes: list[dict] = []  # each with call, line of the script, what, times
+        self.different: list[str] = []  # what is not as in one process, a sentence each
 
     def change(self, call: str, line: int, what: str) -> None:
         """Note a change; the same one at the same place counts again.
@@ -50,7 +45,7 @@ class Report:
 
     def record(self) -> dict:
         """Return the report as plain values."""
-        return {**asdict(self), "text": self.text()}
+        return {**vars(self), "text": self.text()}
 
     def text(self) -> str:
         """Return the report for a reader."""

@@ -40,8 +40,9 @@ class Session:
         self.phase = ""  # "train" or "test" while batches are shared, "whole" within predict
         self.weight: Any = None  # within a training step: own samples * ranks / all samples
         self.line = 0  # of the script, where the call that is under way stands
-        self.known: set[int] = set()  # optimizers inside others, which must not exchange again
+        self.known: dict[int, Any] = {}  # optimizers that exchange, and those inside them, by id
         self.trained = False
+        self.told = False  # how the batches of the `fit` that is under way are shared
         self.report = Report(script, ranks, seed)
 
     def here(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +27,12 @@ class Counts:
 
     def __init__(self) -> None:
         self.values = tf.Variable(tf.zeros([5], tf.int64), trainable=False)
+        self.fresh = True  # until the first step is done
 
     def clear(self) -> None:
         """Begin anew."""
         self.values.assign(tf.zeros_like(self.values))
+        self.fresh = True
 
     def add(self, sizes: tf.Tensor) -> None:
         """Take in one batch.
@@ -184,13 +187,22 @@ def exchange_in(session: Session, optimizer: keras.optimizers.Optimizer) -> None
         return [None if grad is None else _times(grad, session.weight) for grad in grads]
 
     if not exchanges(optimizer):
-        DistributedOptimizer(optimizer)
+        # A model may have several, whose exchanges must not be taken for one another: names apart,
+        # and the ranks' weights compared beside the step, by the callback that `fit` is given.
+        name = f"transparent{len(session.known)}.{type(optimizer).__name__}"
+        DistributedOptimizer(optimizer, name=name, check_every=0)
         what = f"{type(optimizer).__name__} averages gradients over the ranks, by samples"
         session.report.change("optimizer", 0, what)
-        inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
-        session.known.update(id(each) for each in inner if each is not None)
+        inner = [
+            optimizer,
+            getattr(optimizer, "inner_optimizer", None),
+            *getattr(optimizer, "optimizers", []),
+        ]
+        session.known |= {id(each): each for each in inner if each is not None}
     for exchange in exchanges(optimizer):
         exchange.weigh = weigh
+        # One process squares the rows of an embedding's gradients before it adds them up.
+        exchange.reduction = dataclasses.replace(exchange.reduction, sum_rows=False)
 
 
 def _times(grad: Any, weight: tf.Tensor) -> Any:

@@ -8,10 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dlguide.horovod.collectives import allreduce, broadcast
+from dlguide.horovod.collectives import allreduce
+from dlguide.horovod.grouped import grouped_allreduce
 from dlguide.horovod.native import Average, Sum
 from dlguide.horovod.transparent.session import Session
 from dlguide.horovod.transparent.step import Counts, metric_state, own_state
+from dlguide.horovod.variables import broadcast_variables
 
 
 def sum_metrics(model: keras.Model) -> None:
@@ -23,9 +25,12 @@ def sum_metrics(model: keras.Model) -> None:
     Args:
         model: the model.
     """
-    for i, variable in enumerate(metric_state(model)):
-        how = getattr(variable, "aggregation", "sum")
-        _combine(variable, f"transparent.metric.{i}", {"sum": "sum", "mean": "mean"}.get(how, "0"))
+    state = metric_state(model)
+    how = [getattr(variable, "aggregation", "sum") for variable in state]
+    _combine([v for v, each in zip(state, how, strict=True) if each == "sum"], "metrics", Sum)
+    _combine([v for v, each in zip(state, how, strict=True) if each == "mean"], "means", Average)
+    rest = [v for v, each in zip(state, how, strict=True) if each not in ("sum", "mean")]
+    broadcast_variables(rest, 0)
 
 
 def average_own_state(session: Session, model: keras.Model) -> None:
@@ -36,9 +41,8 @@ def average_own_state(session: Session, model: keras.Model) -> None:
         model: the model.
     """
     state = own_state(model)
-    for i, variable in enumerate(state):
-        floating = tf.as_dtype(variable.dtype).is_floating
-        _combine(variable, f"transparent.state.{i}", "mean" if floating else "0")
+    floating = [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
+    _combine(floating, "state", Average)
     kind = keras.layers.BatchNormalization
     names = [each.name for each in model._flatten_layers() if isinstance(each, kind)]
     if names and session.ranks > 1:
@@ -48,12 +52,13 @@ def average_own_state(session: Session, model: keras.Model) -> None:
         )
 
 
-def _combine(variable: keras.Variable, name: str, how: str) -> None:
-    value = variable.value
-    if how == "0":
-        variable.assign(broadcast(value, 0, name))
-    else:
-        variable.assign(allreduce(value, name, op=Sum if how == "sum" else Average))
+def _combine(variables: list[keras.Variable], name: str, op: int) -> None:
+    """Combine variables over the ranks, all in one exchange."""
+    if variables:
+        name = f"transparent.{name}.{len(variables)}"
+        values = grouped_allreduce([variable.value for variable in variables], op=op, name=name)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
 
 def average_logs(logs: dict[str, Any], combined: dict[str, Any], counts: Counts) -> dict:

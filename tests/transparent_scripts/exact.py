@@ -1,0 +1,128 @@
+"""Trainings whose weights and histories can be compared number by number, in double precision."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(5)
+keras.config.set_floatx("float64")
+
+# 101 rows in batches of 10: the last batch has one row, fewer than there are ranks.
+x = np.random.normal(size=(101, 6))
+y = (x @ np.random.normal(size=(6, 3))).argmax(axis=1)
+kept = {}
+
+
+def net(*more, outputs=3):
+    layers = [keras.Input((6,)), keras.layers.Dense(8, "tanh"), *more, keras.layers.Dense(outputs)]
+    return keras.Sequential(layers)
+
+
+def compiled(model, optimizer="sgd", **more):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], **more)
+    return model
+
+
+def keep(name, model, history=None, **more):
+    kept[f"{name}.weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    for key, values in (history.history if history else {}).items():
+        kept[f"{name}.{key}"] = np.asarray(values, "float64")
+    for key, values in more.items():
+        kept[f"{name}.{key}"] = np.asarray(values, "float64")
+
+
+model = compiled(net(), keras.optimizers.SGD(0.1, momentum=0.9))
+history = model.fit(x, y, 10, 3, validation_split=0.2, verbose=0, sample_weight=np.abs(x[:, 0]))
+keep("arrays", model, history, told=model.evaluate(x, y, batch_size=7, verbose=0))
+keep("predict", model, rows=model.predict(x[:5], verbose=0))
+
+model = compiled(net(), keras.optimizers.Adam(0.01, global_clipnorm=0.5))
+history = model.fit(x, y, 10, 2, verbose=0, class_weight={0: 1.0, 1: 2.0, 2: 0.5})
+keep("clipped and weighted by class", model, history)
+
+model = compiled(net(), "adamw", steps_per_execution=3)
+data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(101).batch(10)
+history = model.fit(data, epochs=2, validation_data=(x[:3], y[:3]), verbose=0)
+keep("tf.data, several steps an execution", model, history)
+
+optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+model = compiled(net(keras.layers.Dense(4, kernel_regularizer="l2")), optimizer)
+keep("accumulated and regularized", model, model.fit(x, y, 10, 2, verbose=0))
+
+model = compiled(net(), run_eagerly=True)
+keep("eager", model, model.fit(x[:31], y[:31], 10, 1, verbose=0))
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 11
+
+    def __getitem__(self, i):
+        return {"a": x[i * 10 : i * 10 + 10]}, y[i * 10 : i * 10 + 10]
+
+
+row = keras.Input((6,), name="a")
+model = compiled(keras.Model({"a": row}, net()(row)))
+keep("PyDataset", model, model.fit(Batches(), epochs=2, verbose=0))
+
+
+def endless():
+    while True:
+        for i in range(0, 100, 10):
+            yield x[i : i + 10], y[i : i + 10]
+
+
+model = compiled(net())
+keep("generator", model, model.fit(endless(), steps_per_epoch=7, epochs=2, verbose=0))
+
+words = np.random.randint(0, 50, size=(64, 5))
+model = keras.Sequential([keras.layers.Embedding(50, 4), keras.layers.Flatten()])
+model.add(keras.layers.Dense(3))
+history = compiled(model, keras.optimizers.Adam(0.01)).fit(words, y[:64], 10, 2, verbose=0)
+keep("embedding", model, history)
+
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == 4
+
+
+model = compiled(net())
+history = model.fit(x, y, 10, 4, verbose=0, callbacks=[Stop()], validation_data=(x, y))
+keep("stopped", model, history)
+
+
+class Late(keras.Model):
+    """Built by its first batch; two optimizers, one of them nobody told Keras about."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(8, "relu"), keras.layers.Dense(3)
+        self.own_optimizer = keras.optimizers.SGD(0.05)
+
+    def call(self, inputs):
+        return self.second(self.first(inputs))
+
+    def train_step(self, data):
+        inputs, labels = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=labels, y_pred=self(inputs, training=True))
+        first, second = self.first.trainable_weights, self.second.trainable_weights
+        gradients = tape.gradient(loss, first + second)
+        self.own_optimizer.apply(gradients[:2], first)
+        other.apply_gradients(zip(gradients[2:], second))
+        return {"mean": loss}
+
+
+other = keras.optimizers.Adam(0.01)
+model = Late()
+model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+keep("two optimizers", model, model.fit(x[:100], y[:100], 10, 2, verbose=0))
+
+model = compiled(net(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)))
+history = model.fit(x, y, 10, 2, verbose=0, validation_data=(x, y))
+normal = model.layers[1]
+print("moving", *np.asarray(normal.moving_mean), *np.asarray(normal.moving_variance))
+np.savez("exact.npz", **kept)
+print("done", float(history.history["val_loss"][-1]))

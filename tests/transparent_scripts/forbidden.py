@@ -1,0 +1,66 @@
+"""One thing after another that cannot be shared among ranks; each must be refused by all."""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(1)
+x, y = np.random.normal(size=(40, 6)), np.random.normal(size=(40, 2))
+OWN = np.random.default_rng()  # nobody has seeded it
+
+
+def model(shape=None, kind=keras.Sequential, loss="mse"):
+    first = keras.Input((6,)) if shape is None else keras.Input(batch_shape=shape)
+    made = kind([first, keras.layers.Dense(2)])
+    made.compile("sgd", loss)
+    return made
+
+
+def loop():
+    net = model()
+    with tf.GradientTape() as tape:
+        loss = keras.ops.mean((net(x) - y) ** 2)
+    net.optimizer.apply_gradients(
+        zip(tape.gradient(loss, net.trainable_weights), net.trainable_weights)
+    )
+
+
+class OwnLoop(keras.Sequential):
+    def make_train_function(self, force=False):
+        return super().make_train_function(force)
+
+
+def ragged_rows():
+    return tf.data.Dataset.from_tensors((x, y[:7]))
+
+
+attempts = {
+    "loop": loop,
+    "train_on_batch": lambda: model().train_on_batch(x, y),
+    "endless": lambda: model().fit(
+        tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8), verbose=0
+    ),
+    "sum": lambda: model(loss=keras.losses.MeanSquaredError(reduction="sum")).fit(x, y),
+    "own loop": lambda: model(kind=OwnLoop).fit(x, y),
+    "fixed batch": lambda: model(shape=(8, 6)).fit(x, y, batch_size=8),
+    "small batch": lambda: model().fit(x, y, batch_size=1, verbose=0),
+    "other data": lambda: model().fit(OWN.permutation(x), y, batch_size=8, verbose=0),
+    "other order later": lambda: model().fit(
+        np.concatenate([x[:8], OWN.permutation(x)]), np.concatenate([y[:8], y]), 8, shuffle=False
+    ),
+    "other validation data": lambda: model().evaluate(OWN.permutation(x), y, verbose=0),
+    "uneven batch": lambda: model().fit(ragged_rows(), verbose=0),
+    "no rows": lambda: model().fit(tf.data.Dataset.range(5), verbose=0),
+}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        said = "nothing"
+    except Exception as error:
+        said = f"{type(error).__name__} {error}"
+    except BaseException as error:
+        said = f"refused {error}"
+    print(f"{name}: {' '.join(said.split())}", file=sys.stderr)
+model().fit(x, y, verbose=0)
