@@ -471,7 +471,7 @@ def named_in(module: Module, tests: dict[str, str]) -> bool:
     dotted = re.escape(module.name)
     parent, last = re.escape(".".join(module.name.split(".")[:-1])), re.escape(parts[-1])
     pattern = rf"\b{dotted}\b|from {parent} import [^\n]*\b{last}\b|\b{r'[.]'.join(parts)}[.(]"
-    return any(re.search(pattern, source) for source in tests.values())
+    return any(parts[-1] in source and re.search(pattern, source) for source in tests.values())
 
 
 def empty_tests(source: str) -> list[str]:
