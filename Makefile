@@ -22,7 +22,8 @@ run: setup      ## train the MNIST network on 1 rank and on 2; table and plot un
 	$(BIN)/dlguide train --compare --samples 40000
 
 test: setup     ## the whole test suite, notebooks included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 lab: setup      ## JupyterLab on the notebooks
 	$(BIN)/dlguide lab

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # How long an example takes says nothing on a busy machine; a test has its time limit.
@@ -16,6 +17,33 @@ CACHE = tempfile.mkdtemp(prefix="dlguide-test-cache-")
 os.environ["DLGUIDE_CACHE"] = CACHE
 # with it, a wrong answer would raise in tests that expect a hint
 os.environ.pop("DLGUIDE_STRICT_EXERCISES", None)
+
+# Files, by the beginning of their names, that must have the machine to themselves. `make test`
+# runs the others two at a time first: most of their time they wait for processes to start.
+ALONE = {
+    "notebooks": "lessons measure, and so do their assertions",
+    "bench": "they are measurements",
+    "onednn": "measures kernels",
+    "roofline": "measures the machine",
+    "measure": "looks at clocks and at the load of the cores",
+    "overlap": "measures what is hidden behind what",
+    "throttle": "holds a pace",
+    "tun": "searches by measuring",
+    "trial": "measures programs",
+    "cluster": "looks for what is left over on the machine",
+    "script": "looks for what is left over on the machine",
+    "commands": "looks for what is left over on the machine",
+    "doctor": "looks for what is left over on the machine",
+    "shared_memory": "looks at all shared memory of the machine",
+    "tensorflow_server": "looks for what is left over on the machine",
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests of files in ALONE."""
+    for item in items:
+        if item.path.stem.removeprefix("test_").startswith(tuple(ALONE)):
+            item.add_marker(pytest.mark.alone)
 
 
 def pytest_unconfigure(config):
