@@ -19,6 +19,10 @@ FORBIDDEN = {
     "dlguide.horovod": f"imports dlguide.horovod and so {OWN_RANKS}",
     "torch": "imports PyTorch, and only Keras on TensorFlow can be made parallel",
 }
+WRITERS = (
+    *("tf.train.Checkpoint", "tf.train.CheckpointManager", "tf.saved_model.save"),
+    *("tf.io.TFRecordWriter", "tf.io.write_file", "tf.summary.create_file_writer"),
+)
 RANK_VARIABLE = re.compile(
     r"(PMI|PMIX|OMPI|MPI|MV2|SLURM|HOROVOD|PALS|FLUX)_(COMM_WORLD_|TASK_)?"
     r"(LOCAL_|NODE_)?(RANK|SIZE|PROCID|LOCALID|NTASKS|LOCALRANKID|LOCALNRANKS)"
@@ -63,6 +67,8 @@ def _reasons(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
                     yield node, why
         if isinstance(node, ast.Attribute):
             yield from _attribute(node)
+        if isinstance(node, ast.Call) and _writes(node):
+            yield node, f"writes with `{ast.unparse(node.func)}`, which every rank would do"
         text = _environment(node)
         if text is not None and RANK_VARIABLE.fullmatch(text):
             yield node, f"reads its own rank or their number ({text})"
@@ -78,6 +84,16 @@ def _attribute(node: ast.Attribute) -> Iterator[tuple[ast.AST, str]]:
         yield node, f"distributes by itself, with `{ast.unparse(node)}`"
     elif node.attr == "distribution" and ast.unparse(node.value) == "keras":
         yield node, "distributes by itself, with `keras.distribution`"
+
+
+def _writes(node: ast.Call) -> bool:
+    """Say whether a call writes files past Python's `open`, which alone is told apart."""
+    called = ast.unparse(node.func)
+    if called.endswith(WRITERS):
+        return True
+    modes = [*node.args[1:2], *(each.value for each in node.keywords if each.arg == "mode")]
+    mode = next((each.value for each in modes if isinstance(each, ast.Constant)), "r")
+    return called == "h5py.File" and mode != "r"
 
 
 def _environment(node: ast.AST) -> str | None:

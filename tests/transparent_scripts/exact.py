@@ -111,7 +111,7 @@ class Late(keras.Model):
         first, second = self.first.trainable_weights, self.second.trainable_weights
         gradients = tape.gradient(loss, first + second)
         self.own_optimizer.apply(gradients[:2], first)
-        other.apply_gradients(zip(gradients[2:], second))
+        other.apply_gradients(zip(gradients[2:], second, strict=True))
         return {"mean": loss}
 
 

@@ -26,7 +26,7 @@ class Classifier(keras.Model):
             y_pred = self(x, training=True)
             loss = self.compute_loss(y=y, y_pred=y_pred)
         gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         self.loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
         self.accuracy.update_state(y, y_pred)
         norm = tf.linalg.global_norm(gradients)
