@@ -175,4 +175,4 @@ def exercise_53_4(causes: Mapping[str, str]) -> str:
         str: what it means.
     """
     expect_causes(causes, CAUSES)
-    return "Three of the six are in the thesis' comparison, and none is about the exchange."
+    return "Three of them stand in the thesis' scripts and logs, and none of these is the exchange."

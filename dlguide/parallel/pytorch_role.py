@@ -36,16 +36,14 @@ def take_part(
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    found, listener = [], socket.socket(fileno=door)
+    found = []
     for place, address in places:
         start, store = perf_counter(), None
         if place == "store":
-            first = rank == 0
-            store = (
-                listening(timeout_s, ranks, listener)
-                if first
-                else connected(int(address), timeout_s, ranks)
-            )
+            if rank == 0:
+                store = listening(timeout_s, ranks, socket.socket(fileno=door))
+            else:
+                store = connected(int(address), timeout_s, ranks)
         with joined(rank, ranks, "" if store else address, store, timeout_s):
             met_s = perf_counter() - start
             number = torch.tensor([float(rank + 1)])
