@@ -32,14 +32,21 @@ def test_batch_seconds_draws_each_framework_of_each_network():
     assert "FCN-R Torch 0.165, 0.11, 0.112" in words(figure)
 
 
-def test_speed_ups_draw_the_line_of_no_loss_from_the_first_point():
-    figure = plots.speed_ups({"A": {"x": {4: 1.0, 16: 3.5}}, "B": {"y": {1: 1.0, 2: 1.9}}})
-    first = figure.axes[0]
-    assert list(lines(first)["x"]) == [1.0, 3.5]
-    ideal = next(line for line in first.lines if line.get_linestyle() == "--")
-    assert list(ideal.get_ydata()) == [1.0, 4.0]
+def test_efficiencies_are_shares_of_the_speed_up_from_the_first_point():
+    figure = plots.efficiencies({"A": {"x": {4: 1.0, 16: 3.5}}, "B": {"y": {1: 2.0, 2: 3.0}}})
+    first, second = figure.axes
+    assert list(lines(first)["x"]) == [1.0, 3.5 / 4]
+    assert list(lines(second)["y"]) == [1.0, 0.75]
+    assert first.get_ylim()[0] == 0
     assert "A, x: 1 on 4, 3.5 on 16" in words(figure)
-    assert figure.axes[1].get_xlabel() == "GPUs"
+    assert second.get_xlabel() == "GPUs"
+
+
+def test_published_efficiencies_of_ibm_are_drawn_again():
+    rows = [row for row in load("scaling_ibm_ddl") if row["framework"].startswith("Caffe")]
+    series = {row["gpus"]: row["speedup_over_one_node"] for row in rows}
+    drawn = lines(plots.efficiencies({"IBM": {"Caffe": series}}).axes[0])["Caffe"]
+    assert list(drawn) == pytest.approx([row["efficiency"] for row in rows], abs=0.006)
 
 
 def test_speed_pairs_draw_both_speeds_from_zero_and_name_the_ratio(tmp_path):
@@ -80,7 +87,7 @@ def test_empty_input_is_refused():
         with pytest.raises(ValueError, match="`rows` must"):
             call([])
     with pytest.raises(ValueError, match="`panels` must hold at least one series"):
-        plots.speed_ups({})
+        plots.efficiencies({})
     with pytest.raises(ValueError, match="`panels` must hold at least one case"):
         plots.speed_pairs({}, ("a", "b"))
 

@@ -12,13 +12,14 @@ from dlguide.plots.depth import footprints, gradients_by_layer
 from dlguide.plots.descent import descent, loss_curves
 from dlguide.plots.experiments import batches, errors, experiments
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
-from dlguide.plots.frameworks import batch_seconds, last_releases, speed_pairs, speed_ups
+from dlguide.plots.frameworks import batch_seconds, efficiencies, last_releases, speed_pairs
 from dlguide.plots.hardware import catalogue, links, systolic, topology
 from dlguide.plots.io import reading_speeds
 from dlguide.plots.onednn import addresses, onednn_speeds, primitives, streams
 from dlguide.plots.overlap import overlap
 from dlguide.plots.pictures import pictures
 from dlguide.plots.precision import bit_fields, gradient_sizes, kernel_rates, number_ranges
+from dlguide.plots.prediction import prediction
 from dlguide.plots.roofline import roofline
 from dlguide.plots.schedules import schedules
 from dlguide.plots.search import best_so_far, projections, rank_bars, search_scores
@@ -47,6 +48,7 @@ __all__ = [
     "catalogue",
     "densities",
     "descent",
+    "efficiencies",
     "epoch_times",
     "errors",
     "experiments",
@@ -64,6 +66,7 @@ __all__ = [
     "onednn_speeds",
     "overlap",
     "pictures",
+    "prediction",
     "primitives",
     "projections",
     "rank_bars",
@@ -73,7 +76,6 @@ __all__ = [
     "schedules",
     "search_scores",
     "speed_pairs",
-    "speed_ups",
     "staleness",
     "streams",
     "symptoms",

@@ -1,4 +1,4 @@
-"""Published speeds of frameworks: seconds per batch, speed-ups, pairs of speeds, last releases."""
+"""Published speeds of frameworks: times of batches, efficiencies, pairs of speeds, releases."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ def batch_seconds(
         _doubling(axes, counts)
         axes.set_yscale("log")
         axes.set_yticks([0.05, 0.1, 0.2, 0.5], ["0.05", "0.1", "0.2", "0.5"])
+        lowest = min(row["gpus_4_s"] for row in rows)
+        axes.set_ylim(0.8 * lowest, 1.4 * max(row["gpus_1_s"] for row in rows))
         axes.minorticks_off()
         axes.set_title(network, fontsize=10)
         axes.set_xlabel("GPUs (GK210)")
@@ -68,21 +70,25 @@ def batch_seconds(
     return written(drawn, path)
 
 
-def speed_ups(
+def efficiencies(
     panels: Mapping[str, Mapping[str, Mapping[int, float]]],
     devices: str = "GPUs",
     path: str | os.PathLike | None = None,
 ) -> Figure:
-    """Draw published speed-ups against the number of devices, with the line of no loss.
+    """Draw how much of the ideal speed-up is left as devices are added.
+
+    With a speed-up S(p) on p devices and the series' first point p0, which is its baseline:
+
+        efficiency = (S(p) / S(p0)) / (p / p0)
 
     Args:
         panels: for each title its series, each from devices (count) to times as fast as the
-            series' baseline.
+            series' baseline, the baseline first.
         devices: what is counted.
         path: file to write the figure to; None for none.
 
     Returns:
-        Figure: one panel for each title; the dashed line begins in each series' first point.
+        Figure: one panel for each title; 1 is no loss.
 
     Raises:
         ValueError: when there is no panel.
@@ -94,22 +100,24 @@ def speed_ups(
         for title, series in panels.items()
         for label, line in series.items()
     ]
-    alt = f"Times as fast as the baseline. {'; '.join(told)}."
-    drawn, grid = figure(columns=len(panels), width=4.2 * len(panels), height=3.6, alt=alt)
+    alt = f"Efficiency against devices, from these speed-ups. {'; '.join(told)}."
+    drawn, grid = figure(columns=len(panels), width=4.6 * len(panels), height=3.6, alt=alt)
     for axes, (title, series) in zip(grid, panels.items(), strict=True):
         for place, (label, line) in enumerate(series.items()):
             counts, values = list(line), list(line.values())
-            _line(axes, counts, values, label, place)
-            ideal = [values[0] * count / counts[0] for count in counts]
-            axes.plot(counts, ideal, "--", color=GREY, linewidth=1)
-        counts = sorted({count for line in series.values() for count in line})
-        _doubling(axes, counts)
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:g}")
+            shares = [
+                (value / values[0]) / (count / counts[0])
+                for count, value in zip(counts, values, strict=True)
+            ]
+            _line(axes, counts, shares, label, place)
+        counts = {count for line in series.values() for count in line}
+        _doubling(axes, sorted(count for count in counts if count & (count - 1) == 0))
+        axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
+        axes.set_ylim(0.0, 1.1)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(devices)
-        axes.legend(frameon=False, fontsize=8)
-    grid[0].set_ylabel("times as fast as the baseline")
+        axes.legend(frameon=False, fontsize=8, loc="lower left")
+    grid[0].set_ylabel("efficiency (1 = no loss)")
     return written(drawn, path)
 
 

@@ -1,0 +1,74 @@
+"""What became of the frameworks: every framework has its row, every claim its source."""
+
+import datetime
+import re
+from pathlib import Path
+
+import pytest
+
+from dlguide.published import load
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+ROWS = load("frameworks_2026")
+NAMED = {
+    "Chainer, ChainerMN", "Theano", "Neon", "LBANN", "DSSTNE", "Spark", "BigDL",
+    "Deeplearning4j on Spark", "OpenVINO", "nGraph",
+}  # fmt: skip
+STATES = {
+    "active", "stopped", "merged", "retired", "archived", "rebuilt", "no release since 2022"
+}  # fmt: skip
+
+
+def test_table_1_and_the_frameworks_only_named_have_one_row_each():
+    names = [row["framework"] for row in ROWS]
+    assert names[:10] == [row["framework"] for row in load("frameworks")]
+    assert set(names[10:]) == NAMED
+    assert len(names) == len(set(names))
+    in_table = {row["framework"] for row in ROWS if row["named_in"] == "survey Table 1"}
+    assert in_table == set(names[:10])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["framework"])
+def test_row_names_a_public_source_and_the_day_it_was_read(row):
+    assert re.fullmatch(r"https://[\w.-]+/\S+", row["source"])
+    assert datetime.date.fromisoformat(row["checked_on"]) >= datetime.date(2026, 11, 22)
+    assert row["status_2026"] in STATES
+    assert row["what_became"].endswith((".", ")"))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["framework"])
+def test_what_could_not_be_verified_says_so_and_why(row):
+    reasons = ("not verified: ", "no release ")
+    if row["last_release_date"] is None:
+        assert row["date_is"].startswith(reasons)
+        assert len(row["date_is"]) > 30
+    else:
+        assert row["date_is"] == "release" or row["date_is"].startswith("seen")
+        assert re.fullmatch(r"20[12]\d-\d\d(-\d\d)?", row["last_release_date"])
+        assert row["last_release_date"] <= row["checked_on"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["framework"])
+def test_notebooks_in_which_a_mechanism_runs_are_there(row):
+    for name in (row["runs_in"] or "").split():
+        assert (NOTEBOOKS / f"{name}.ipynb").is_file(), name
+
+
+def test_releases_of_frameworks_that_stopped_are_not_younger_than_the_stop():
+    dates = {row["framework"]: row["last_release_date"] for row in ROWS}
+    assert dates["Caffe"] < "2018"
+    assert dates["MXNet"] < "2023-11-17"
+    assert dates["Microsoft Cognitive Toolkit"] == "2019-03-29"
+    assert all(row["last_release_date"] > "2026" for row in ROWS if row["status_2026"] == "active")
+
+
+def test_table_is_not_older_than_the_versions_of_this_course():
+    pins = (NOTEBOOKS.parent / "constraints.txt").read_text()
+    for row in ROWS:
+        if row["framework"] in ("Keras", "TensorFlow"):
+            pinned = re.search(rf"^{row['framework'].lower()}==(\S+)", pins, re.M)[1]
+            assert numbers(row["last_release"]) >= numbers(pinned)
+
+
+def numbers(version):
+    return [int(part) for part in version.split(".")]
