@@ -115,8 +115,6 @@ def _write_aside(session: Session) -> None:
             return plain(file, mode, *args, **kwargs)
         writes = set(mode) & set("wax+")
         if writes and path not in copies:
-            if not os.path.isdir(os.path.dirname(path)):
-                return plain(file, mode, *args, **kwargs)  # it says what is wrong
             copy = session.folder / f"file-{session.rank}-{len(copies)}"
             if set(mode) & set("ar") and os.path.exists(path):
                 shutil.copyfile(path, copy)
@@ -128,13 +126,13 @@ def _write_aside(session: Session) -> None:
 
 def _leave_folders(session: Session) -> None:
     """Let what the script itself does to folders and files be done by rank 0 alone."""
-    beside = str(Path(session.script).parent)
+    beside = os.path.dirname(os.path.abspath(session.script))
 
     def left(plain: Any) -> Any:
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
             who = sys._getframe(1).f_code.co_filename
-            if Path(who).parent == Path(beside):
+            if who == session.script or os.path.dirname(who) == beside:
                 return None
             return plain(*args, **kwargs)
 

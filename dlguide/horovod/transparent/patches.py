@@ -22,6 +22,8 @@ from dlguide.horovod.transparent.step import Counts, exchange_in, set_seeds_apar
 from dlguide.horovod.transparent.summing import average_logs, average_own_state, sum_metrics
 
 Trainer = backend.TensorFlowTrainer
+READING = "Input: every rank reads and prepares all batches and keeps its part of each."
+LOGS = "Logs after each batch are those of rank 0's part; at the end of an epoch they are complete."
 DIFFERENT = (
     "the ranks do not get the same data ({}): something draws numbers without a seed "
     "(np.random.default_rng() for example) or reads in an order of its own"
@@ -162,9 +164,12 @@ def _check_first(session: Session, counts: Counts, phase: str) -> None:
     session.told = True
     if total < ranks:
         session.refuse(f"its batch of {total} has not one sample for each of the {ranks} ranks")
-    parts = [total * (rank + 1) // ranks - total * rank // ranks for rank in range(ranks)]
-    what = f"batches of {total} shared as {' + '.join(map(str, parts))}"
-    session.report.change("fit", session.line, what)
+    part = (
+        f"{total // ranks}" if total % ranks == 0 else f"{total // ranks} or {total // ranks + 1}"
+    )
+    session.report.change("fit", session.line, f"batches of {total}: {part} samples per rank")
+    session.report.differs(READING)
+    session.report.differs(LOGS)
 
 
 def _share_results(session: Session, counts: dict[str, Counts]) -> None:
