@@ -45,6 +45,7 @@ SPEAKERS = {
     "dlguide.cli.bench_io",
     "dlguide.cli.course",
     "dlguide.cli.data",
+    "dlguide.cli.predicting",
     "dlguide.cli.training",
     "dlguide.cli.tuning",
     "dlguide.cluster.show",

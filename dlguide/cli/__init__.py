@@ -12,6 +12,7 @@ from dlguide.cli import (  # noqa: F401  they add commands
     bench_io,
     course,
     data,
+    predicting,
     run,
     training,
     tuning,

@@ -1,0 +1,110 @@
+"""`dlguide predict`: throughput at many workers from throughput measured at a few."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlguide.checks import require, require_positive
+from dlguide.cli.app import app
+
+EFFICIENCIES = (0.9, 0.8, 0.5)
+
+
+@app.command()
+def predict(
+    points: Annotated[
+        str, typer.Option(help="Measured, such as 1:210,2:398,4:780 (workers:images/s).")
+    ],
+    workers: Annotated[str, typer.Option(help="Predict for, such as 16,64,1024.")],
+    images: Annotated[float | None, typer.Option(help="Images to train on in all.")] = None,
+    workers_per_node: Annotated[int, typer.Option(help="For node-hours.")] = 1,
+    watts_per_node: Annotated[float | None, typer.Option(help="For the energy.")] = None,
+    batch_factor: Annotated[float, typer.Option(help="Batch per worker, times this.")] = 1.0,
+    bytes_factor: Annotated[float, typer.Option(help="Gradient bytes, times this.")] = 1.0,
+    output: Annotated[Path, typer.Option(help="Folder for the plot.")] = Path("build"),
+) -> None:
+    """Predict throughput, its interval and what limits it; time, node-hours and energy."""
+    from dlguide import plots, scaling
+    from dlguide.folders import require_writable
+
+    measured = _pairs(points)
+    asked = sorted({_number(each, "workers", int) for each in workers.split(",")})
+    for name, value in (("images", images), ("watts_per_node", watts_per_node)):
+        if value is not None:
+            require_positive(value, name)
+    require(workers_per_node >= 1, "workers_per_node", "be at least 1", workers_per_node)
+    require_writable(output, "output")
+    fitted = scaling.predict.fit(measured)
+    changed = (batch_factor, bytes_factor) != (1.0, 1.0)
+    told = fitted.changed(batch_factor, bytes_factor) if changed else fitted
+    said = told.predict(asked)
+    _print_table(said)
+    for efficiency in EFFICIENCIES:
+        count = told.falls_below(efficiency)
+        where = "at no number of workers" if count is None else f"from {count} workers on"
+        print(f"Efficiency below {100 * efficiency:.0f} %: {where}.")
+    if images is not None:
+        _print_times(said, images, workers_per_node, watts_per_node)
+    for each in fitted.assumptions:
+        print(f"Assumed: {each}")
+    curve = told.predict(_between(measured, asked))
+    picture = output / "prediction.png"
+    plots.prediction([] if changed else measured, curve, picture)
+    print(f"Plot: {picture}")
+
+
+def _pairs(text: str) -> list[tuple[int, float]]:
+    pairs = []
+    for part in text.split(","):
+        count, colon, rate = part.partition(":")
+        require(bool(colon), "points", "be pairs such as 1:210,2:398", text)
+        pairs.append((_number(count, "points", int), _number(rate, "points", float)))
+    return pairs
+
+
+def _number(text: str, name: str, kind: type) -> int | float:
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        require(False, name, f"hold {what} in each place", text)
+        raise
+
+
+def _between(measured: list[tuple[int, float]], asked: list[int]) -> list[int]:
+    """Return counts for a smooth curve: all that were named, and powers of two between."""
+    last = max(*asked, *(p for p, _ in measured))
+    powers = {1 << step for step in range(last.bit_length())}
+    return sorted({p for p in powers if p <= last} | set(asked))
+
+
+def _print_table(said: tuple) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(title="Predicted", title_justify="left")
+    for name in ("workers", "images/s", "90 % of cases", "efficiency", "limited by", "saturated"):
+        drawn.add_column(name, justify="right")
+    for each in said:
+        drawn.add_row(
+            str(each.workers), f"{each.images_per_s:.0f}", f"{each.low:.0f} to {each.high:.0f}",
+            f"{100 * each.efficiency:.0f} %", each.limited_by, f"{100 * each.saturated:.0f} %",
+        )  # fmt: skip
+    Console().print(drawn)
+    print("saturated: how probable it is that a server, switch or storage gives no more.")
+
+
+def _print_times(
+    said: tuple, images: float, workers_per_node: int, watts_per_node: float | None
+) -> None:
+    for each in said:
+        hours = images / each.images_per_s / 3600
+        nodes = -(-each.workers // workers_per_node)
+        spent = hours * nodes
+        text = f"{each.workers} workers: {hours:.3g} h on {nodes} nodes, {spent:.3g} node-hours"
+        if watts_per_node is not None:
+            text += f", {spent * watts_per_node / 1000:.3g} kWh"
+        print(f"{text}.")
