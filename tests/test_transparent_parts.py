@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import itertools
 import subprocess
 import sys
 
@@ -25,7 +26,7 @@ def test_parts_cover_every_row_once_and_differ_by_one_row_at_most(drawn):
     parts = [bounds(rows, rank, ranks) for rank in range(ranks)]
     assert parts[0][0] == 0
     assert parts[-1][1] == rows
-    assert all(here[1] == there[0] for here, there in zip(parts, parts[1:], strict=False))
+    assert all(here[1] == there[0] for here, there in itertools.pairwise(parts))
     sizes = {end - first for first, end in parts}
     assert max(sizes) - min(sizes) <= 1
 
@@ -54,7 +55,8 @@ def test_shared_batches_put_together_are_the_batches(ranks):
         np.testing.assert_array_equal(got, inputs["x"])
         got = np.concatenate([tf.sparse.to_dense(each[0]["thin"]) for each in own])
         np.testing.assert_array_equal(got, tf.sparse.to_dense(inputs["thin"]))
-        assert sum((each[0]["ragged"].to_list() for each in own), []) == inputs["ragged"].to_list()
+        got = [row for each in own for row in each[0]["ragged"].to_list()]
+        assert got == inputs["ragged"].to_list()
         assert np.concatenate([each[1] for each in own]).tolist() == labels.numpy().tolist()
         # A rank without rows has one all the same, which will not count.
         assert all(len(part[step][1][1]) >= 1 for part in parts)
@@ -121,12 +123,12 @@ def test_what_a_rank_opens_to_write_is_its_own_and_is_read_again(tmp_path, monke
     old.write_text("rank 0's\n")
     plain = builtins.open
     files._write_aside(Session("script.py", private, 1, 2, 0))
-    for mode, expected in (("w", "mine"), ("a", "minemine"), ("r+", "mineemine"[:8])):
+    for mode, expected in (("w", "mine"), ("a", "minemine"), ("r+", "minemine")):
         with open(tmp_path / "new.txt", mode) as file:
-            file.write("mine" if mode != "r+" else "")
-        assert (tmp_path / "new.txt").exists() is False
+            file.write("mine")
+        assert not (tmp_path / "new.txt").exists()
         with open(tmp_path / "new.txt") as file:
-            assert file.read() == ("minemine" if mode == "r+" else expected)
+            assert file.read() == expected
     with open(old, "a") as file:
         file.write("and more\n")
     with open(old) as file:
