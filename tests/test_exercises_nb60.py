@@ -97,7 +97,7 @@ WRONG = {
     ),
     "causes swapped": (
         "60-5",
-        {**CAUSES, "mean(x) hangs after the fit": "C"},
+        {**CAUSES, "`allreduce` fails after `daalfini()`": "C"},
         "Who ended MPI",
     ),
     "jpeg not found": (
@@ -105,8 +105,12 @@ WRONG = {
         {**CAUSES, "16 colours have become thousands": "E"},
         "keeps every pixel",
     ),
-    "lag not found": ("60-5", {**CAUSES, "inertia by hand is smaller": "A"}, "before or after"),
-    "no letter": ("60-5", {**CAUSES, "inertia by hand is smaller": "lag"}, "fits once"),
+    "lag not found": (
+        "60-5",
+        {**CAUSES, "`objectiveFunction` is not the inertia": "A"},
+        "before or after",
+    ),
+    "no letter": ("60-5", {**CAUSES, "`objectiveFunction` is not the inertia": "lag"}, "fits once"),
     "no function": ("60-1", (0, 5), "Write it with `def`"),
 }
 EMPTY = {"60-5": [dict.fromkeys(CAUSES, ...)]}

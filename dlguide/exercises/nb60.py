@@ -13,7 +13,7 @@ from dlguide.exercises.on_ranks import results
 
 # For each symptom the letter of its cause in the notebook, and a question that leads to it.
 CAUSES = {
-    "mean(x) hangs after the fit": (
+    "`allreduce` fails after `daalfini()`": (
         "D",
         "Who ended MPI? Ask who started it: what did the program import first?",
     ),
@@ -21,7 +21,7 @@ CAUSES = {
         "A",
         "How many CPUs may this rank use? A worker for each of them, and no more.",
     ),
-    "two free ranks, twice the threads": (
+    "2 ranks have 4 busy threads on 2 cores": (
         "F",
         "Nobody told these ranks of each other. Which cores does each of them see?",
     ),
@@ -29,11 +29,11 @@ CAUSES = {
         "B",
         "What was the file's kind? Which kind keeps every pixel?",
     ),
-    "inertia by hand is smaller": (
+    "`objectiveFunction` is not the inertia": (
         "E",
         "To which centres does the routine's own number belong: before or after the last step?",
     ),
-    "one rank raises, the others wait": (
+    "one rank raises an error, the others wait": (
         "C",
         "Where do ranks meet? What if one of them does not come?",
     ),
