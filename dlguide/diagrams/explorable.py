@@ -23,6 +23,7 @@ _STYLE = """<style>
 .explorable caption {text-align: left; font-weight: bold; padding: 4px 0}
 .explorable th, .explorable td {text-align: left; vertical-align: top; padding: 3px 8px;
   border-bottom: 1px solid #dddddd; white-space: normal; min-width: 4em}
+.explorable pre {text-align: left; margin: 0; font-size: 80%}
 .explorable th button {all: unset; cursor: pointer; font-weight: bold}
 .explorable th button:focus-visible {outline: 2px solid #0072B2}
 </style>"""
@@ -176,7 +177,7 @@ class Table:
             pairs = self.links[column](value)
             return ", ".join(_link(text, address) for text, address in pairs)
         if column in self.code:
-            return f"<pre style='text-align: left; margin: 0'>{_escaped(_plain(value))}</pre>"
+            return f"<pre>{_escaped(_plain(value))}</pre>"
         return _escaped(_plain(value))
 
 
