@@ -70,7 +70,7 @@ def test_a_refused_text_starts_no_rank_and_names_every_reason(tmp_path):
     script.write_text("import horovod.keras\nimport torch\n")
     done = run(script, "--transparent")
     assert done.returncode != 0
-    assert f"{script} cannot be made parallel:\n  line 1: imports Horovod" in done.stderr
+    assert f"{script} cannot be made parallel:\n\n  line 1: imports Horovod" in done.stderr
     assert "\n  line 2: imports PyTorch" in done.stderr
     assert "Traceback" not in done.stderr
     script.write_text("x = (1,\n")

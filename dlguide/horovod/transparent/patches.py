@@ -164,9 +164,8 @@ def _check_first(session: Session, counts: Counts, phase: str) -> None:
     session.told = True
     if total < ranks:
         session.refuse(f"its batch of {total} has not one sample for each of the {ranks} ranks")
-    part = (
-        f"{total // ranks}" if total % ranks == 0 else f"{total // ranks} or {total // ranks + 1}"
-    )
+    least = total // ranks
+    part = f"{least}" if total % ranks == 0 else f"{least} or {least + 1}"
     session.report.change("fit", session.line, f"batches of {total}: {part} samples per rank")
     session.report.differs(READING)
     session.report.differs(LOGS)
