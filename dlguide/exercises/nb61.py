@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -85,12 +86,10 @@ def exercise_61_2(halving: Callable[..., Any]) -> str:
 
 
 def _rungs(trials: int, epochs: int, factor: int, budget: int) -> tuple[list[tuple[int, int]], int]:
-    found, spent = [], 0
-    while trials >= 1 and spent + trials * epochs <= budget:
-        found.append((trials, epochs))
-        spent += trials * epochs
-        trials, epochs = trials // factor, epochs * factor
-    return found, spent
+    sizes = [(trials // factor**rung, epochs * factor**rung) for rung in range(64)]
+    costs = np.cumsum([count * length for count, length in sizes], dtype=object)
+    paid = sum(count > 0 and cost <= budget for (count, _), cost in zip(sizes, costs, strict=True))
+    return sizes[:paid], int(costs[paid - 1]) if paid else 0
 
 
 def exercise_61_3(makespans: Callable[..., Any]) -> str:
@@ -148,12 +147,12 @@ def exercise_61_4(causes: Mapping[str, str]) -> str:
 
 
 def exercise_61_5(share: Callable[..., Any], cluster: Any) -> str:
-    """Check a counter that ranks share, so that each task goes to the rank that is free first.
+    """Check that ranks claim tasks by themselves, each the next one when it is free.
 
     Args:
-        share: called on every rank with a communicator, a number of tasks and a function; calls
-            `work(number)` once for each number, on one rank; returns on every rank the list of
-            what all of them returned, in the order of the numbers.
+        share: called on every rank with a communicator, a number of tasks, a function and a folder
+            that all see; calls `work(number)` once for each number, on one rank; returns on every
+            rank the list of what all of them returned, in the order of the numbers.
         cluster: the learner's cluster.
 
     Returns:
@@ -161,15 +160,15 @@ def exercise_61_5(share: Callable[..., Any], cluster: Any) -> str:
     """
     expect_function(share)
     ranks, tasks = cluster.ranks, 3 + 4 * cluster.ranks
-    came = cluster.run(_shared, share, tasks, 0.0)
+    came = _on_ranks(cluster, share, tasks, 0.0)
     if all(found is Ellipsis for found, _ in came):
         raise NotAnswered
     numbers = sorted(number for _, mine in came for number in mine)
     twice, never = len(numbers) - len(set(numbers)), set(range(tasks)) - set(numbers)
-    hint = "Two ranks took the same number: read and increase in one step, with `Fetch_and_op`."
+    hint = "Two ranks took the same number: only who has created its file may do it."
     said = f"{twice} once too often, {len(never)} never"
     if never:
-        hint = "Take numbers until one is not below `tasks`; the first number is 0."
+        hint = "The numbers go from 0 to `tasks - 1`."
     expect(not twice and not never, f"each of {tasks} tasks done once", said, hint)
     for rank, (found, _) in enumerate(came):
         listed = isinstance(found, list | tuple) and len(found) == tasks
@@ -180,7 +179,7 @@ def exercise_61_5(share: Callable[..., Any], cluster: Any) -> str:
         expect(right, "the results in the order of the tasks", found, hint)
     if ranks == 1:
         return "One rank does them all: try it on two."
-    dealt = [mine for _, mine in cluster.run(_shared, share, tasks, 1.5)]
+    dealt = [mine for _, mine in _on_ranks(cluster, share, tasks, 1.5)]
     (busy,) = (rank for rank, mine in enumerate(dealt) if 0 in mine)
     hint = "Task 0 lasts as long as all others together: deal none beforehand."
     more = len(dealt[busy]) - 1
@@ -202,8 +201,19 @@ class _Work:
         return int(number) ** 2
 
 
-def _shared(share: Callable[..., Any], tasks: int, first_s: float) -> tuple[Any, list[int]]:
+def _on_ranks(
+    cluster: Any, share: Callable[..., Any], tasks: int, first_s: float
+) -> list[tuple[Any, list[int]]]:
+    """Return for each rank what `share` returned there, and the tasks that it has done."""
+    with tempfile.TemporaryDirectory() as folder:
+        return cluster.run(_shared, share, tasks, first_s, folder)
+
+
+def _shared(
+    share: Callable[..., Any], tasks: int, first_s: float, folder: str
+) -> tuple[Any, list[int]]:
     from mpi4py import MPI
 
     work = _Work(first_s)
-    return share(MPI.COMM_WORLD, tasks, work), work.done
+    MPI.COMM_WORLD.Barrier()  # nobody is done before the others begin
+    return share(MPI.COMM_WORLD, tasks, work, folder), work.done
