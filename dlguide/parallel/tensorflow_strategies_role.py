@@ -115,3 +115,4 @@ def answer(folder: str) -> None:
 
 if __name__ == "__main__":
     read_orders()
+    os._exit(0)  # at once: TensorFlow's own way out takes seconds
