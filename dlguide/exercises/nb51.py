@@ -172,7 +172,8 @@ def exercise_51_3(images_per_s: Callable[..., Any]) -> str:
         expect_close(came, right, case, hint, 1e-6)
     return (
         "Ranks win where a second thread brings less than a second rank, so with small nets. "
-        "More ranks than cores bring nothing in this model: they only exchange more."
+        "More ranks than cores compute no faster; in this model they gain only because one "
+        "exchange serves a larger global batch."
     )
 
 
