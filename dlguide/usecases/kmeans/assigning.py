@@ -41,12 +41,9 @@ def assign(points: ArrayLike, centres: ArrayLike, threads: int | None = None) ->
     daal4py = daal.load()
     if not len(points):
         return np.zeros(0, np.int32)
-    # daal4py wants at least as many points as clusters, also when it only assigns
-    few = len(points) < len(centres)
-    asked = np.resize(points, centres.shape) if few else points
     with daal.threads(threads):
         routine = daal4py.kmeans(len(centres), maxIterations=0, assignFlag=True)
-        return routine.compute(asked, centres).assignments.ravel()[: len(points)]
+        return routine.compute(points, centres).assignments.ravel()
 
 
 def inertia(points: ArrayLike, centres: ArrayLike, labels: Sequence[int] | np.ndarray) -> float:
