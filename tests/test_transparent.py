@@ -17,7 +17,7 @@ from dlguide.data import datasets
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPTS = Path(__file__).parent / "transparent_scripts"
-NOISY = ("convnet", "functional", "own_step")  # dropout or batch normalization: see the report
+NOISY = ("convnet", "own_step")  # dropout, whose masks are other ones on ranks
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def told(printed, what):
     return float(re.search(rf"^{what}: (\S+)$", printed, re.M).group(1))
 
 
-@pytest.mark.parametrize("name", [*NOISY, "pipeline", "checkpoints"])
+@pytest.mark.parametrize("name", [*NOISY, "functional", "pipeline", "checkpoints"])
 def test_script_reaches_the_accuracy_of_the_serial_run(name, digits, tmp_path):
     runs = {}
     for kind in ("serial", "ranks"):
@@ -72,6 +72,7 @@ def test_script_reaches_the_accuracy_of_the_serial_run(name, digits, tmp_path):
     assert blank.sub("#", ranks) == blank.sub("#", serial)
     accuracies = [told(each, "Test accuracy") for each in (serial, ranks)]
     assert accuracies[0] > 0.8
+    print(name, "serial and ranks:", accuracies)
     assert abs(accuracies[0] - accuracies[1]) <= 0.005, accuracies
     losses = [told(each, "Test loss") for each in (serial, ranks)]
     assert losses[1] == pytest.approx(losses[0], rel=0.1 if name in NOISY else 0.03)

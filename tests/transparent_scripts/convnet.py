@@ -22,12 +22,15 @@ model = keras.Sequential(
         layers.Conv2D(32, kernel_size=3, activation="relu"),
         layers.MaxPooling2D(pool_size=2),
         layers.Flatten(),
-        layers.Dropout(0.3),
+        layers.Dropout(0.2),
         layers.Dense(10, activation="softmax"),
     ]
 )
 model.summary()
-model.compile(loss="categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
+rate = keras.optimizers.schedules.CosineDecay(3e-3, decay_steps=340)
+model.compile(
+    loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(rate), metrics=["accuracy"]
+)
 model.fit(x_train, y_train, batch_size=64, epochs=4, validation_split=0.1, verbose=2)
 
 loss, accuracy = model.evaluate(x_test, y_test, verbose=0)

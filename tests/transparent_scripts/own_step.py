@@ -52,7 +52,7 @@ with np.load("mnist.npz") as data:
 
 model = Classifier()
 model.compile(
-    optimizer=keras.optimizers.Adam(2e-3),
+    optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(4e-3, 300)),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
 )
 model.fit(x_train, y_train, batch_size=100, epochs=5, verbose=2)

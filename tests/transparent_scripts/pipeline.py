@@ -27,7 +27,7 @@ model = keras.models.Sequential(
     ]
 )
 model.compile(
-    optimizer=keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 420), momentum=0.9),
+    optimizer=keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 625), momentum=0.9),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     steps_per_execution=4,
