@@ -92,3 +92,4 @@ if given.checkpoint and hvd.rank() == 0 and done < steps:
     checkpoint.save(given.checkpoint, model, optimizer, step=steps, epoch=0)
 if given.record and hvd.rank() == 0:
     Path(given.record).write_text(json.dumps(numbers))
+hvd.broadcast_object(numbers)  # nobody leaves before rank 0 has saved
