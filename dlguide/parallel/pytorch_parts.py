@@ -124,9 +124,11 @@ def measure(
         for cap, worker in workers.items():
             calls[cap] = lambda worker=worker: worker.synchronised(*sample)
         seconds: dict[object, list[float]] = {name: [] for name in calls}
+        order = list(calls)
         for _ in range(warmup + repeats):
-            for name, call in calls.items():
-                seconds[name] += timing(call, 1, 0, comm).seconds
+            for name in order:
+                seconds[name] += timing(calls[name], 1, 0, comm).seconds
+            order.append(order.pop(0))  # nobody is always the first after the barrier's pause
     times = {
         name: Timing(tuple(each[warmup:]), tuple(each[:warmup])) for name, each in seconds.items()
     }

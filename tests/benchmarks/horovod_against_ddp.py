@@ -74,7 +74,7 @@ def main() -> None:
     chosen = options.parse_args()
     pytorch_net.require_pytorch()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    data = datasets.load("mnist").first(chosen.samples)
+    data, images = datasets.load("mnist").first(chosen.samples), 2 * chosen.batch
     with Cluster(ranks=2) as keras, Cluster(ranks=2) as torch:
         weights = keras.run(keras_weights)[0]
         ways = {"Horovod": lambda together: keras.run(horovod, data, chosen.batch, together)}
@@ -93,8 +93,11 @@ def main() -> None:
                     alone[name].append(slowest(single))
                     waits[name].append(np.median(runs[0].wait_s[WARMUP:]))
             np.testing.assert_allclose(losses, losses[0], rtol=0.02)
+            if turn:
+                now = {name: images / np.median(each[-1]) for name, each in steps.items()}
+                said = ", ".join(f"{name} {speed:.0f}" for name, speed in now.items())
+                print(f"turn {turn}: images/s {said}", flush=True)
     print(f"2 ranks, batch {chosen.batch}, {chosen.turns} turns; losses agree: {losses}")
-    images = 2 * chosen.batch
     for name, each in steps.items():
         whole = Timing(tuple(np.concatenate(each)))
         computing = 1e3 * (np.median(np.concatenate(alone[name])) - np.median(waits[name]))
