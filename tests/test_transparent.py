@@ -113,6 +113,9 @@ def exact(tmp_path_factory):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_weights_and_histories_are_those_of_one_process(ranks, exact, tmp_path):
+    # dlguide.horovod.transparent.step weighs gradients, dlguide.horovod.transparent.summing adds
+    # up metrics, dlguide.horovod.transparent.patches puts both into Keras, and
+    # dlguide.horovod.transparent.models looks at the model first: together they change nothing.
     printed, serial = exact
     done = transparent(tmp_path, SCRIPTS / "exact.py", ranks)
     with np.load(tmp_path / "exact.npz") as kept:
