@@ -114,7 +114,7 @@ def exercise_60_2(crowd: Callable[..., Any]) -> str:
         expect_close(came[1], max(load.values()), f"the most on one CPU, {name}", hint, 1e-9)
     return (
         "So the statement holds for ranks that are bound to cores of their own, and only for "
-        "these. The workshop's four ranks on two pairs of CPUs were 2 threads a CPU."
+        "these. Four ranks on the workshop's two pairs of CPUs would be 2 threads a CPU."
     )
 
 
