@@ -148,3 +148,20 @@ def test_the_launcher_loads_nothing_heavy_to_read_a_script():
         "assert not {'tensorflow', 'keras', 'horovod', 'mpi4py'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, __file__], check=True, timeout=60)
+
+
+def test_what_ranks_must_bring_together_beside_weights_is_found():
+    import keras
+
+    from dlguide.horovod.transparent import step
+
+    layers = [keras.layers.BatchNormalization(name=name) for name in ("trained", "frozen")]
+    layers[1].trainable = False
+    drop = keras.layers.Dropout(0.5)
+    model = keras.Sequential([keras.Input((3,)), layers[0], drop, keras.Sequential([layers[1]])])
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.other_optimizer = keras.optimizers.Adam()
+    paths = [variable.path.split("/")[-2:] for variable in step.own_state(model)]
+    assert paths == [["trained", "moving_mean"], ["trained", "moving_variance"]]
+    assert len(step.metric_state(model)) >= 2  # of the loss: a total and a count
+    assert step.optimizers_of(model) == [model.optimizer, model.other_optimizer]
