@@ -30,6 +30,7 @@ _ROOMS = (
     "search",
     "training",
     "tuning",
+    "usecases",
 )
 
 

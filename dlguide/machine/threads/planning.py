@@ -49,7 +49,8 @@ class ThreadPlan:
 
         Returns:
             dict: TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS and OMP_NUM_THREADS, which
-            NumPy, daal4py and others heed and TensorFlow does not.
+            NumPy and others heed; TensorFlow does not, nor does daal4py, which goes by the
+            CPUs that the rank is bound to.
 
         Raises:
             ValueError: when the plan has no such rank.

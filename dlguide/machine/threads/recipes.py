@@ -48,7 +48,7 @@ RECIPES: Mapping[str, Recipe] = {
     "OMP_PROC_BIND": Recipe("says how threads go to the places", ELSEWHERE, _NOT_TF, _MASK),
     "OMP_NUM_THREADS": Recipe(
         "number of OpenMP threads of a process", ELSEWHERE,
-        f"{_NOT_TF}; NumPy's BLAS and daal4py do", _INTRA, "count",
+        f"{_NOT_TF}, nor does daal4py; NumPy's BLAS does", _INTRA, "count",
     ),
     "KMP_BLOCKTIME": Recipe(
         "how long a thread without work keeps its core busy before it sleeps", ELSEWHERE,
