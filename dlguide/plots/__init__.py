@@ -19,6 +19,7 @@ from dlguide.plots.onednn import addresses, onednn_speeds, primitives, streams
 from dlguide.plots.overlap import overlap
 from dlguide.plots.pictures import pictures
 from dlguide.plots.precision import bit_fields, gradient_sizes, kernel_rates, number_ranges
+from dlguide.plots.predicted_errors import predicted_errors
 from dlguide.plots.prediction import prediction
 from dlguide.plots.roofline import roofline
 from dlguide.plots.schedules import schedules
@@ -66,6 +67,7 @@ __all__ = [
     "onednn_speeds",
     "overlap",
     "pictures",
+    "predicted_errors",
     "prediction",
     "primitives",
     "projections",
