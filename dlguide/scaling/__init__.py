@@ -9,6 +9,7 @@ from dlguide.scaling import (
     reading,
     simulate,
     staging,
+    step,
     storage,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "reading",
     "simulate",
     "staging",
+    "step",
     "storage",
 ]

@@ -13,6 +13,7 @@ from dlguide.scaling.costs.collectives import (
 )
 from dlguide.scaling.costs.laws import amdahl, gustafson, slowest
 from dlguide.scaling.costs.link import Link
+from dlguide.scaling.costs.links import fitted, link, link_names
 
 __all__ = [
     "ALLREDUCES",
@@ -23,8 +24,11 @@ __all__ = [
     "amdahl",
     "best_allreduce",
     "broadcast",
+    "fitted",
     "gustafson",
     "hierarchical",
+    "link",
+    "link_names",
     "parameter_server",
     "reduce_scatter",
     "slowest",
