@@ -142,6 +142,11 @@ def test_library_s_own_fit_passes_the_forecast(capsys):
     assert exercises.check("70-5", by_the_library), capsys.readouterr().out
 
 
+def test_series_are_the_published_ones():
+    tables = list(predict.published_series().values())
+    assert [name for name, points in nb70.SERIES.items() if points not in tables] == []
+
+
 def test_observations_are_the_published_ones():
     rates = predict.published_series()["guide: MXNet ps-lite, batch 64"]
     assert rates[32] / 32 > 0.85 * rates[1]
