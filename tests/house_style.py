@@ -40,6 +40,7 @@ LAZY_ROOMS = {
 # Modules whose business is to speak to the person at the terminal.
 SPEAKERS = {
     "dlguide.build_horovod",
+    "dlguide.cli.batch",
     "dlguide.cli.bench",
     "dlguide.cli.bench_allreduce",
     "dlguide.cli.bench_io",

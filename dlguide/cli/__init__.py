@@ -7,6 +7,7 @@ import sys
 
 from dlguide.checks import MissingComponentError
 from dlguide.cli import (  # noqa: F401  they add commands
+    batch,
     bench,
     bench_allreduce,
     bench_io,

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from dlguide.cluster import allocation
 from dlguide.cluster import rank as ranks_side
 from dlguide.machine import threads
 
@@ -23,7 +24,7 @@ def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any
         path: where the launcher finds its modules; the rank finds them there too.
 
     Returns:
-        dict: rank, ranks, pid, cpus (the mask the system really gave) and threads.
+        dict: rank, ranks, pid, machine, cpus (the mask the system really gave) and threads.
     """
     import IPython
     from mpi4py import MPI
@@ -36,7 +37,8 @@ def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any
     # A rank may be killed at any moment: what it keeps in temporary files (TensorFlow, one for each
     # function it traces) goes with the cluster's folder.
     tempfile.tempdir = folder
-    threads.apply(threads.ThreadPlan.from_dict(plan), rank)
+    own = threads.ThreadPlan.from_dict(plan)
+    threads.apply(own, rank % own.ranks)  # the plan is one node's; nodes are filled in turn
     # The first sum of Python objects makes mpi4py duplicate the communicator while it holds the
     # interpreter: a rank that waited for ever in that one call could not even say so.
     MPI.COMM_WORLD.allreduce(0)
@@ -46,6 +48,7 @@ def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any
         "rank": rank,
         "ranks": MPI.COMM_WORLD.size,
         "pid": os.getpid(),
+        "machine": allocation.machine(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "threads": int(os.environ["TF_NUM_INTRAOP_THREADS"]),
     }

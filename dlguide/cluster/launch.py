@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from dlguide.cluster import processes, shared_memory
-from dlguide.cluster.environment import checked_environment, find_mpiexec, rank_environment
+from dlguide.cluster import allocation, processes, shared_memory
+from dlguide.cluster.environment import checked_environment, rank_environment
 from dlguide.cluster.errors import LAUNCHER_LOG
 from dlguide.cluster.planned import planned
 from dlguide.cluster.run import FunctionRun
@@ -31,12 +31,12 @@ CONNECTION = "security/ipcontroller-dlguide-client.json"
 
 
 class Cluster:
-    """MPI ranks on this machine, ready to run functions and cells.
+    """MPI ranks on this machine, or on a batch job's, ready to run functions and cells.
 
     The ranks are ipyparallel engines under one `mpiexec`, with the cores shared among them by a
-    thread plan. They listen on loopback only, and all messages are encrypted. Nothing outlives
-    this object or the process that made it, not even after a SIGKILL; the ranks' temporary files
-    end with it too.
+    thread plan. On one machine they listen on loopback only; all messages are encrypted. Nothing
+    outlives this object or the process that made it, not even after a SIGKILL, nor do the ranks'
+    temporary files.
 
     Args:
         plan: a thread plan, or None to plan `ranks` on this machine.
@@ -44,17 +44,16 @@ class Cluster:
             as many as were fastest.
         oversubscribe: allow more ranks than cores.
         magics: in a notebook, let `%%px` run cells on these ranks.
-        tuned: whether to use what `dlguide tune` has found on this machine: None where it has
-            measured that number of ranks, False never, True always, for ranks=None also the
-            number of ranks. `repr` says so and from when it is.
-        environment: variables of the ranks beside this process's own, texts to texts, such as
-            {"HOROVOD_FUSION_THRESHOLD": "0"}; they win over the cluster's defaults. Those of the
-            thread plan are the plan's alone.
+        tuned: whether to use what `dlguide tune` has found here: None where it has measured that
+            number of ranks, False never, True always, for ranks=None also their number.
+        environment: variables of the ranks beside this process's own, such as
+            {"HOROVOD_FUSION_THRESHOLD": "0"}, not those of the thread plan; they win over defaults.
+        inside: "slurm" for all nodes of the Slurm job that this runs in; `plan` is one node's.
 
     Raises:
         ValueError: when there are more ranks than cores and `oversubscribe` is False, when
             tuned=True and nothing was found for this machine, or when `environment` is not
-            what it must be.
+            what it must be, or `inside` outside a Slurm job.
         MissingComponentError: when there is no mpiexec.
         RuntimeError: when the ranks do not start; the text ends with their log.
     """
@@ -71,12 +70,15 @@ class Cluster:
         magics: bool = True,
         tuned: bool | None = None,
         environment: Mapping[str, str] | None = None,
+        inside: str | None = None,
     ) -> None:
         self.engines: list[dict[str, Any]] = []
         self.client: Any = None
         self.folder: Path | None = None
         self.tuned = ""
+        self.allocation = allocation.find(inside)
         if plan is None:
+            ranks = self.allocation.ranks_per_node(ranks)
             plan, self.tuned = planned(ranks, oversubscribe, tuned)
         self.plan = plan
         self.environment = checked_environment(environment, plan)
@@ -94,38 +96,36 @@ class Cluster:
     @property
     def ranks(self) -> int:
         """Number of ranks (count)."""
-        return self.plan.ranks
+        return self.plan.ranks * self.allocation.nodes
 
     def start(self) -> None:
         """Start controller, ranks and watchdog, and wait until every rank answers."""
         self.name = uuid.uuid4().hex[:12]
-        self.folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX))
+        self.folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX, dir=self.allocation.parent))
         try:
-            self._start(find_mpiexec())
+            self._start(self.allocation.launcher(self.plan.ranks))
         except BaseException:
             self.stop()
             raise
         self.started.add(self)
         atexit.register(self.stop)
 
-    def _start(self, mpiexec: Path) -> None:
+    def _start(self, launcher: list[str]) -> None:
         module = [sys.executable, "-m"]
-        env = {
-            **rank_environment(self.plan, self.name, self.folder, self.environment),
-            "IPYTHONDIR": str(self.folder),
-            "IPP_ENABLE_CURVE": "1",
-        }
+        env = rank_environment(self.plan, self.name, self.folder, self.environment)
+        env = self.allocation.environment(env) | {"IPYTHONDIR": str(self.folder)}
+        env["IPP_ENABLE_CURVE"] = "1"
         where = [f"--profile-dir={self.folder}", "--cluster-id=dlguide"]
         owner = [str(os.getpid()), self.name, str(self.folder)]
         self._spawn([*module, "dlguide.cluster.watchdog", *owner], env)
-        loopback = ["--ip=127.0.0.1", "--location=127.0.0.1"]
         # By default a rank counts as present only after a second heartbeat, 3 s apart.
         beats = ["--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=60"]
-        self._spawn([*module, "ipyparallel.controller", *where, *loopback, *beats], env)
+        listening = self.allocation.listening()
+        self._spawn([*module, "ipyparallel.controller", *where, *listening, *beats], env)
         self._wait_for(lambda: _complete(self.folder / CONNECTION), "the controller")
         shared_memory.remove_orphans()
         engine = [*module, "ipyparallel.engine", "--mpi", *where]
-        self._spawn([str(mpiexec), "-n", str(self.ranks), *engine], env)
+        self._spawn([*launcher, "-n", str(self.ranks), *engine], env)
 
         import ipyparallel
 
@@ -228,7 +228,7 @@ class Cluster:
 
     @contextmanager
     def _ready(self, kind: type, ranks: Sequence[int]) -> Iterator[Any]:
-        if self.client is None or not all(processes.identity(e["pid"]) for e in self.engines):
+        if self.client is None or not allocation.alive(self.engines):
             self.restart()
         self.run_number += 1
         run = kind(self.client, self.engines, self.folder, ranks, self.run_number)
@@ -274,7 +274,7 @@ class Cluster:
     def __repr__(self) -> str:
         if not self.engines:
             return f"Cluster of {self.ranks} ranks, stopped (run() starts them again)"
-        how = f", threads {self.tuned}" if self.tuned else ""
+        how = f"{self.allocation}{f', threads {self.tuned}' if self.tuned else ''}"
         lines = [f"Cluster of {self.ranks} rank{'s'[: self.ranks != 1]}{how}"]
         lines.append(" rank      pid  threads  logical CPUs")
         lines += [

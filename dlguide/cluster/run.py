@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlguide.cluster import watch
+from dlguide.cluster import allocation, watch
 from dlguide.cluster.show import Display
 from dlguide.cluster.supervise import GRACE_S, LOOK_S, Outcomes, supervise
 
@@ -65,7 +65,7 @@ class FunctionRun:
         for rank in self.ranks:
             view = self.client[self.engines[rank]["id"]]
             self.calls[rank] = view.apply_async(engine.run, self.number, payload)
-        pids = watch.Processes({each["rank"]: each["pid"] for each in self.engines})
+        pids = watch.Processes(allocation.local_pids(self.engines))
         display = Display(self.folder, self.calls)
         where = (self.folder, len(self.engines), self.ranks, self.number)
         try:
@@ -94,7 +94,7 @@ class FunctionRun:
     def _interrupt(self, pids: watch.Processes) -> None:
         """Pass Ctrl-C on; ranks that are not back at the prompt soon are given up."""
         for rank, call in self.calls.items():
-            if not call.ready() and rank not in pids.dead():
+            if not call.ready() and rank in pids.pids and rank not in pids.dead():
                 os.kill(pids.pids[rank], signal.SIGINT)
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline and not self.clean:

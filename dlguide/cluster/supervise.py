@@ -62,7 +62,8 @@ def supervise(
             return outcomes, None
         elif lost:
             return outcomes, errors.died(lost, folder)
-        elif now_s - judged_s > JUDGE_S:
+        # ranks of other machines have other clocks; when one dies, the launcher ends those here
+        elif len(pids.pids) == everyone and now_s - judged_s > JUDGE_S:
             judged_s = now_s
             error = _judge(folder, everyone, ranks, run_number, pids, stalls, now_s)
             if error is not None:

@@ -1,0 +1,86 @@
+"""`dlguide batch`: a script for Slurm or PBS, and its submission when that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlguide.checks import require
+from dlguide.cli.app import app
+
+
+@app.command()
+def batch(
+    program: Annotated[str, typer.Argument(help="script.py, or notebook.ipynb with --inside.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Its own, after `--`; {staged} and {link} too.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Of the job.")] = "",
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 1,
+    ranks_per_node: Annotated[int, typer.Option(help="MPI ranks on each node.")] = 1,
+    threads: Annotated[int, typer.Option(help="Cores of each rank.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each node.")] = 0,
+    time: Annotated[str, typer.Option(help="At most, H:MM:SS or D-HH:MM:SS.")] = "1:00:00",
+    memory: Annotated[str, typer.Option(help="Of a node, such as 60G.")] = "",
+    exclusive: Annotated[bool, typer.Option(help="Share no node.")] = False,
+    stage: Annotated[
+        list[str] | None, typer.Option(help="Data for each node's disk; may be repeated.")
+    ] = None,
+    requeue: Annotated[bool, typer.Option(help="Begin anew when the time is over.")] = False,
+    warn_s: Annotated[int, typer.Option(help="Seconds before the limit to save.")] = 120,
+    chain: Annotated[int, typer.Option(help="Number of jobs, one after the other.")] = 1,
+    inside: Annotated[
+        bool, typer.Option(help='One process, with Cluster(inside="slurm").')
+    ] = False,
+    container: Annotated[str, typer.Option(help="Image of Apptainer to run in.")] = "",
+    definition: Annotated[
+        Path | None, typer.Option(help="FILE.def for the image's definition, too.")
+    ] = None,
+    profile: Annotated[Path | None, typer.Option(help="The site, in TOML.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="slurm or pbs.")] = None,
+    venv: Annotated[str | None, typer.Option(help="Virtual environment to activate.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File for the script.")] = None,
+    test_only: Annotated[bool, typer.Option(help="Ask Slurm whether it would run.")] = False,
+    submit: Annotated[bool, typer.Option(help="Submit it.")] = False,
+) -> None:
+    """Write a batch script and print it, with the line that submits it; submit only when asked."""
+    from dlguide.cluster import batch as jobs
+    from dlguide.folders import require_writable
+
+    job = jobs.Job(
+        program, tuple(arguments or ()), name, nodes, ranks_per_node, threads, gpus_per_node,
+        time, memory, exclusive, tuple(stage or ()), requeue, warn_s, chain=chain, inside=inside,
+        container=container,
+    )  # fmt: skip
+    site = jobs.Profile() if profile is None else jobs.read_profile(profile)
+    given = {"scheduler": scheduler, "venv": venv}
+    site = replace(site, **{key: value for key, value in given.items() if value is not None})
+    needs_file = submit or test_only
+    must = "name a file for a script that Slurm or PBS shall read"
+    require(output is not None or not needs_file, "output", must, output, "Such as job.sh.")
+    must = "be given with `--container` only"
+    require(definition is None or bool(container), "definition", must, str(definition))
+    path = "job.sh" if output is None else str(output)
+    text = jobs.script(job, site, str(output.absolute()) if output else "")
+    for file in (output, definition):
+        if file is not None:
+            require_writable(file.absolute().parent, "output")
+    if definition is not None:
+        definition.write_text(jobs.definition(job))
+    if output is None:
+        print(text)
+    else:
+        output.write_text(text)
+        output.chmod(0o755)
+        print(f"Script: {output}")
+    if test_only:
+        print(jobs.try_out(site, path))
+    if submit:
+        print("Submitted: " + ", ".join(jobs.submit(job, site, path)))
+        return
+    print("# Nothing was submitted. To submit it:")
+    for line in jobs.commands(job, site, path):
+        print(line)

