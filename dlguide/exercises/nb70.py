@@ -110,7 +110,8 @@ def exercise_70_2(crossover: Callable[..., Any]) -> str:
         distance = abs(came - right) <= 1e-3 * max(right, 1.0)
         expect(distance, wanted, came, hint)
     return (
-        "For two workers a ring never loses; for 1024 on the last link it needs 7 MB to earn its messages."
+        "For two workers a ring never loses; for 1024 on the last of these links it needs 7 MB to "
+        "earn its messages."
     )
 
 
