@@ -3,6 +3,7 @@
 from dlguide.scaling import (
     costs,
     demand,
+    explained,
     peers,
     placement,
     predict,
@@ -11,11 +12,13 @@ from dlguide.scaling import (
     staging,
     step,
     storage,
+    strong,
 )
 
 __all__ = [
     "costs",
     "demand",
+    "explained",
     "peers",
     "placement",
     "predict",
@@ -24,4 +27,5 @@ __all__ = [
     "staging",
     "step",
     "storage",
+    "strong",
 ]

@@ -1,0 +1,120 @@
+"""The published scaling tables are explained by the models, each with its assumptions.
+
+Tests dlguide.scaling.explained.hours, dlguide.scaling.explained.result and
+dlguide.scaling.explained.series. The tables are the oracles.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlguide import published
+from dlguide.scaling import costs, explained
+from dlguide.scaling.explained.result import FITTED, PREDICTED, SOLVED, Explained, Row
+
+
+@pytest.fixture(scope="module")
+def told():
+    return {
+        each.name: each
+        for each in (
+            explained.ibm_ddl(),
+            explained.s_caffe(),
+            explained.claims(),
+            explained.time_to_train(),
+            explained.evaluation(),
+        )
+    }
+
+
+def test_every_table_has_its_assumptions_and_says_how_each_number_came(told):
+    for each in told.values():
+        assert len(each.assumptions) >= 3
+        assert all(text.endswith(".") for text in each.assumptions)
+        assert {row.how for row in each.rows} <= {PREDICTED, FITTED, SOLVED}
+        assert all(text in str(each) for text in each.assumptions)
+        assert all(row.what in str(each) for row in each.rows)
+
+
+def test_ibm_ddl_beyond_16_nodes_is_within_3_percent_of_the_table(told):
+    rows = told["scaling_ibm_ddl"].rows
+    assert len(rows) == len(published.load("scaling_ibm_ddl"))
+    later = [row for row in rows if row.how == PREDICTED]
+    assert len(later) == 6
+    assert max(abs(row.ratio - 1) for row in later) <= 0.03
+    assert all(row.inside for row in rows)
+
+
+def test_ibm_ddl_from_8_nodes_is_within_10_percent_or_flagged():
+    later = [row for row in explained.ibm_ddl(8).rows if row.how == PREDICTED]
+    assert len(later) == 8
+    assert np.mean([abs(row.ratio - 1) <= 0.10 for row in later]) >= 0.85
+    assert all(row.inside for row in later)
+
+
+def test_losses_inside_a_node_are_said_to_vanish(told):
+    assert "A worker of the model is a node of 4 GPUs" in str(told["scaling_ibm_ddl"])
+
+
+def test_s_caffe_is_fitted_within_5_percent_and_its_saturation_told(told):
+    found = told["s_caffe_strong_scaling"]
+    assert found.worst() <= 0.05
+    text = str(found)
+    # the table's own: 26.35 s to 26.07 s from 2 to 4 GPUs
+    assert "batch 128: no gain beyond 4 GPUs" in text
+    assert "1.35 times" in text  # 35.2652 / 26.0737
+    assert "1.76 times" in text  # 56.9657 / 32.4485
+    assert "1.24 times the images/s" in text  # 2 x 35.2652 / 56.9657
+
+
+def test_448_nodes_are_within_10_percent_of_the_printed_hours_for_any_likely_spread(told):
+    (row,) = (row for row in told["time_to_train"].rows if row.how == PREDICTED)
+    assert (row.workers, row.published) == (448, 400)
+    assert abs(row.ratio - 1) <= 0.05
+    for spread in (0.0, 0.01, 0.03, 0.05):
+        again = explained.time_to_train(spread).rows[1]
+        assert abs(again.ratio - 1) <= 0.10
+    # by hand: 0.4 s a step; the ring; the slowest of 448 at 2 %
+    ring = 2 * 447 * (1e-6 + 4 * 25_557_032 / 448 / 12.5e9)
+    steps = 90 * np.ceil(1_281_167 / 14_336)
+    one = 400 * 3600 / (90 * 1_281_167 / 32)
+    hours = steps * (one * (1 + 0.02 * costs.slowest(448)) + ring) / 3600
+    assert row.predicted == pytest.approx(400 / hours)
+
+
+def test_what_was_solved_for_is_not_called_predicted(told):
+    rows = {row.what: row for row in told["time_to_train"].rows}
+    for what, published_ratio in (("video frames, 8 P100", 2.8), ("Keras to TensorFlow", 4.722)):
+        assert rows[what].how == SOLVED
+        assert rows[what].predicted == pytest.approx(published_ratio, abs=1e-3)
+
+
+def test_evaluation_is_within_the_thesis_own_figures(told):
+    undivided, divided, hours = told["evaluation of the thesis"].rows
+    assert undivided.published == pytest.approx(22.46, abs=0.01)
+    assert undivided.how == SOLVED
+    assert divided.predicted > 29
+    assert abs(hours.ratio - 1) <= 0.03
+
+
+def test_claims_of_the_thesis_lie_in_the_interval_of_eight_gpus(told):
+    rows = {row.what: row for row in told["claims"].rows}
+    thesis = [row for row in rows.values() if row.workers == 32]
+    assert len(thesis) == 5
+    assert all(row.inside for row in thesis)
+    assert np.median([abs(row.ratio - 1) for row in thesis]) <= 0.08
+    # printed speed-ups over 32
+    assert rows["Horovod + PyTorch speed-up"].published == pytest.approx(29.4 / 32)
+    # the order of the paper's two claims: servers below allreduce
+    servers = rows["standard distributed TensorFlow efficiency"]
+    assert servers.predicted < rows["Horovod efficiency"].predicted
+
+
+def test_interval_and_error_are_what_their_names_say():
+    row = Row("a", 2, 10.0, 11.0, PREDICTED, 9.0, 9.5)
+    assert (row.ratio, row.inside) == (1.1, False)
+    free = Row("b", 2, 10.0, 20.0, SOLVED)
+    assert free.inside is None
+    assert Explained("t", (row, free), ("It is.",)).worst() == pytest.approx(0.1)
+    assert Explained("t", (free,), ()).worst() == 0
