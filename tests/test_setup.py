@@ -322,9 +322,10 @@ def test_help_lists_every_command(clone):
 
 
 def test_ci_calls_the_test_command_in_the_repository(tmp_path):
-    fake = tmp_path / "make"
-    fake.write_text('#!/bin/sh\necho "$PWD: make $*"\n')
-    fake.chmod(0o755)
+    for name in ("make", "apt-get"):
+        fake = tmp_path / name
+        fake.write_text(f'#!/bin/sh\necho "$PWD: {name} $*"\n')
+        fake.chmod(0o755)
     done = subprocess.run(
         [ROOT / ".ci" / "run"],
         cwd=tmp_path,

@@ -129,6 +129,8 @@ STUCK = NOW - watch.BLOCKED_S - 1
         # Horovod misses a rank that has returned, or one that waits for another tensor.
         ([state(since=STUCK), state("returned")], {1: ["g"]}, (1,)),
         ([state(since=STUCK)] * 2, {0: ["b"], 1: ["a"]}, (0, 1)),
+        # An old warning: the late rank has joined and returned, the other has gone on since.
+        ([state(since=FRESH), state("returned")], {1: ["g"]}, None),
         # Horovod misses a rank that only computes.
         ([state(since=STUCK), state(since=STUCK)], {1: ["g"]}, None),
         # A rank that holds the interpreter and says nothing, with and without one to wait for.

@@ -103,8 +103,9 @@ def deadlock(
         for rank in states
         if rank not in ended | blocked and still[rank] >= BLOCKED_S
     }
-    stuck = ended | blocked | {rank for rank, names in waits_for.items() if names}
-    if any(rank in stuck for rank in missing):
+    waiting_still = blocked | {rank for rank, names in waits_for.items() if names}
+    # A warning may be old: the rank that was late has joined and returned, and another computes.
+    if waiting_still and any(rank in ended | waiting_still for rank in missing):
         return _verdict(states, missing, waits_for, now_s)
     if not blocked or blocked | ended != set(states):
         return None
