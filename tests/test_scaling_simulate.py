@@ -12,6 +12,7 @@ import math
 import numpy as np
 import pytest
 
+from dlguide.parallel import unequal
 from dlguide.scaling.costs import slowest
 from dlguide.scaling.simulate import Workers, asynchronous, local, synchronous
 
@@ -187,3 +188,26 @@ def test_ten_thousand_workers_are_no_matter():
 def test_what_cannot_be_is_refused(call, name):
     with pytest.raises(ValueError, match=f"^`{name}` must "):
         call()
+
+
+def test_shares_in_proportion_to_speed_take_the_harmonic_mean():
+    workers = Workers(3, 1.0, slow={2: 3.0})
+    equal, shared = synchronous(workers, 10), synchronous(workers.shared_out(), 10)
+    assert equal.seconds == pytest.approx(30)
+    # speeds 1, 1, 1/3 of a worker do the work of three: 3 / (7/3)
+    assert shared.seconds == pytest.approx(10 * 9 / 7)
+    assert shared.waited == pytest.approx(0, abs=1e-12)
+    # the shares themselves, of a batch of 70: 30 + 30 + 10 images
+    assert unequal.shares(70, [1, 1, 1 / 3]) == [30, 30, 10]
+    alike = Workers(5, 0.2, spread=0.1)
+    assert (alike.shared_out().factors() == 1).all()
+
+
+@pytest.mark.parametrize("slow", [1.1, 2.0, 5.0])
+def test_cut_off_chosen_from_drawn_times_uses_most_gradients_a_second(slow):
+    workers = Workers(8, 1.0, spread=0.05, slow={0: slow, 1: slow})
+    random = np.random.default_rng(3)
+    chosen = unequal.cut_off(np.array([workers.steps(random) for _ in range(300)]))
+    rates = [synchronous(workers, 600, backups=k).gradients_per_s for k in range(8)]
+    assert rates[chosen] >= 0.995 * max(rates)
+    assert chosen == (2 if slow > 1.5 else 0)

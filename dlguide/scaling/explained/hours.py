@@ -102,7 +102,8 @@ def evaluation() -> Explained:
         (
             Row("wall clock, evaluation undivided", workers, one_h / many_h,
                 one_h / (train_h / speedup + whole_h), SOLVED),
-            Row("its speed-up, had it been divided", workers, speedup, one_h / divided_h, PREDICTED),
+            Row("wall clock, had it been divided", workers, speedup, one_h / divided_h,
+                PREDICTED),
             Row("hours of training (by the log)", workers, logged_h, train_h / speedup, PREDICTED),
         ),
         (

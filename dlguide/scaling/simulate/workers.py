@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -68,6 +68,26 @@ class Workers:
             shape = many / self.spread**2
             sums = sums * random.gamma(shape, 1 / shape, self.count)
         return sums
+
+    def shared_out(self) -> Workers:
+        """Give the workers with shares of the same global batch in proportion to their speeds.
+
+        A worker whose steps take f times longer gets (1/f) / sum(1/f) of the batch in place of
+        1/p. In the mean all finish together:
+
+            step = step_s p / sum over workers of 1/f
+
+        which is the harmonic mean of their times, where equal shares take the largest. Leaves out
+        what a step costs whatever its batch is, and that samples cannot be cut.
+
+        Returns:
+            Workers: equally fast ones.
+
+        Source:
+            MXNet's static load balancing (survey, 1.5.4).
+        """
+        each = self.count / float((1 / self.factors()).sum())
+        return replace(self, slow=dict.fromkeys(range(self.count), each))
 
     def factors(self) -> np.ndarray:
         """Return how many times longer each worker's steps take, (p,)."""
