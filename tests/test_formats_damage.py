@@ -362,7 +362,8 @@ def test_a_manifest_that_is_none_is_reported(contents, tmp_path):
         {"files": lambda files: [{**file, "nbytes": 2**70} for file in files]},
         {"files": lambda files: [{**file, "count": 99} for file in files]},
     ],
-    ids=str,
+    # names and numbers only: the text of a function holds its address, which no two processes share
+    ids=lambda changes: "-".join(k if callable(v) else f"{k}-{v}" for k, v in changes.items()),
 )
 def test_a_manifest_that_tells_the_impossible_is_reported(changes, tmp_path):
     path = written(tmp_path, "tfrecord")
