@@ -59,7 +59,7 @@ def predicted_errors(
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.set_title(title, fontsize=10)
-    axes.set_xlabel("predicted / measured (line: where nine of ten measurements are expected)")
+    axes.set_xlabel("predicted / measured; line: 90 % interval")
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     order = [f"{count} workers" for count in counts]
     drawn.legend(
