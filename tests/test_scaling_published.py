@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dlguide import published
-from dlguide.scaling import costs, explained
+from dlguide.scaling import costs, explained, predict
 from dlguide.scaling.explained.result import FITTED, PREDICTED, SOLVED, Explained, Row
 
 
@@ -44,6 +44,22 @@ def test_ibm_ddl_beyond_16_nodes_is_within_3_percent_of_the_table(told):
     assert len(later) == 6
     assert max(abs(row.ratio - 1) for row in later) <= 0.03
     assert all(row.inside for row in rows)
+
+
+def test_what_is_called_predicted_was_not_seen_by_the_fit(told):
+    table = published.load("scaling_ibm_ddl")
+    few = {
+        row["nodes"]: row["speedup_over_one_node"]
+        for row in table
+        if row["framework"].startswith("Torch") and row["nodes"] <= 16
+    }
+    (far,) = predict.fit(few).predict([64])
+    (row,) = (
+        row
+        for row in told["scaling_ibm_ddl"].rows
+        if row.what.startswith("Torch") and row.workers == 64
+    )
+    assert row.predicted == pytest.approx(far.images_per_s)
 
 
 def test_ibm_ddl_from_8_nodes_is_within_10_percent_or_flagged():
