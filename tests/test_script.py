@@ -68,6 +68,14 @@ def test_success_is_exit_status_0_on_1_to_4_ranks(script):
     assert dlguide("run", script, "all exit 0").returncode == 0
 
 
+def test_a_script_may_close_its_streams(script):
+    text = "import sys\nprint('hello')\nsys.stdout.close()\nsys.stderr = None\n"
+    script.write_text(text)
+    done = dlguide("run", script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] hello", "[1] hello"]
+
+
 def test_a_rank_may_work_on_alone_when_the_others_have_done_their_part(
     tmp_path, monkeypatch, capfd
 ):

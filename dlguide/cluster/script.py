@@ -6,6 +6,7 @@ one returns early. This one reads the ranks' own word for it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -214,8 +215,10 @@ def rank_main(
             transparent.finish(session)
 
     outcome: dict[str, Any] = guarded(monitor, 1, call)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # A script may have closed them, put None there, or something of its own.
+        with contextlib.suppress(ValueError, OSError, AttributeError):
+            stream.flush()
     draft = folder / f".outcome-rank{rank}"
     draft.write_text(json.dumps(outcome))
     draft.replace(_outcome_path(folder, rank))
