@@ -44,6 +44,7 @@ SPEAKERS = {
     "dlguide.cli.bench",
     "dlguide.cli.bench_allreduce",
     "dlguide.cli.bench_io",
+    "dlguide.cli.bench_scaling",
     "dlguide.cli.course",
     "dlguide.cli.data",
     "dlguide.cli.predicting",

@@ -11,6 +11,7 @@ from dlguide.cli import (  # noqa: F401  they add commands
     bench,
     bench_allreduce,
     bench_io,
+    bench_scaling,
     course,
     data,
     predicting,

@@ -1,0 +1,284 @@
+"""Strong and weak scaling measured on this machine, with a prediction from parts beside it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dlguide import nets
+from dlguide.bench import scaling_rank
+from dlguide.checks import require, require_count, require_known
+from dlguide.cluster import Cluster
+from dlguide.machine import describe
+from dlguide.measure import Timing
+from dlguide.scaling import simulate, step
+
+MODES = {
+    "strong": "the global batch stays, each of p ranks gets a p-th of it",
+    "weak": "the batch of a rank stays, the global batch grows with p",
+}
+UPDATES = {
+    "synchronous": "all ranks' gradients are summed, one update a step",
+    "asynchronous": "a server, one rank more, makes an update of each worker's gradient",
+}
+LAUNCHERS = (
+    "What the same command line means elsewhere: OSU-Caffe's `-scal` is strong by default (the "
+    "batch in the file is divided by the solvers), Intel-Caffe's batch is each worker's (weak), "
+    "and BVLC Caffe multiplies the batch by its GPUs (weak) (tutorial, demos); Horovod and this "
+    "course's `fit` are weak: `batch` is one rank's. The survey's Figure 5 keeps a batch of 128 "
+    "for synchronous and for asynchronous training."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of ranks.
+
+    Args:
+        ranks: number of ranks that compute, p (count).
+        batch: images of each in a step (count).
+        step: times of a step, of the slowest rank where all wait for each other; asynchronous:
+            the one mean time of a worker's step.
+        images_per_s: all ranks together (images/s).
+        speedup: over one rank: of the throughput.
+        predicted: the step from its parts; None for one rank, which is what all is made from.
+        predicted_s: time of a step that was predicted (s); None for one rank.
+        alone_s: one rank's step by itself, measured in the same ranks (s).
+        staleness: updates between a gradient's weights and its use, mean; None for synchronous.
+        predicted_staleness: the same, simulated.
+    """
+
+    ranks: int
+    batch: int
+    step: Timing
+    images_per_s: float
+    speedup: float
+    predicted: step.Step | None
+    predicted_s: float | None
+    alone_s: float
+    staleness: float | None = None
+    predicted_staleness: float | None = None
+
+    @property
+    def efficiency(self) -> float:
+        """Speed-up over p."""
+        return self.speedup / self.ranks
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over measured time of a step; None for one rank."""
+        return None if self.predicted_s is None else self.predicted_s / self.step.median
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What was measured, one row for each number of ranks.
+
+    Args:
+        mode: one of `MODES`.
+        update: one of `UPDATES`.
+        net: name of the net.
+        rows: of rising ranks.
+        assumptions: what the predictions rest on, sentences.
+    """
+
+    mode: str
+    update: str
+    net: str
+    rows: tuple[Row, ...]
+    assumptions: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give plain numbers and texts, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.mode} scaling, {self.update}: {MODES[self.mode]}; {UPDATES[self.update]}.",
+            f"{self.net}:  ranks  batch  step [ms] (quartiles)    images/s  speed-up  "
+            "efficiency  predicted [ms]",
+        ]
+        for row in self.rows:
+            times = f"{1e3 * row.step.median:.1f}"
+            if len(row.step.seconds) > 1:
+                times += f" ({1e3 * row.step.low:.1f} to {1e3 * row.step.high:.1f})"
+            said = ""
+            if row.predicted_s is not None:
+                said = f"{1e3 * row.predicted_s:.1f} ({100 * (row.ratio - 1):+.0f} %)"
+            lines.append(
+                f"{'':{len(self.net)}}  {row.ranks:6}  {row.batch:5}  {times:22}  "
+                f"{row.images_per_s:9.0f}  {row.speedup:8.2f}  {100 * row.efficiency:8.0f} %  "
+                f"{said}"
+            )
+            if row.staleness is not None:
+                lines.append(
+                    f"staleness of {row.ranks} workers: {row.staleness:.2f}, simulated "
+                    f"{row.predicted_staleness:.2f}"
+                )
+            elif row.predicted is not None:
+                lines.append(f"from parts: {row.predicted}")
+        return "\n".join([*lines, *(f"Assumed: {each}" for each in self.assumptions), LAUNCHERS])
+
+
+def measure(
+    mode: str = "weak",
+    ranks: Sequence[int] = (1, 2),
+    update: str = "synchronous",
+    net: str = "mnist_cnn",
+    batch: int = 100,
+    steps: int = 60,
+    rounds: int = 20,
+    oversubscribe: bool = False,
+    seed: int = 0,
+) -> Scaled:
+    """Measure steps on numbers of ranks, and predict each from one rank's and the exchange's.
+
+    Synchronous: the ranks measure the parts and the step in turns. Predicted is the median of
+
+        max over ranks of a step without exchange, all ranks busy  +  exchange
+
+    where the exchange is the distributed optimizer's update less the plain one. Asynchronous:
+    `simulate.asynchronous` with the gradient's time (all workers busy), the way to an idle server
+    and back, and the server's update.
+
+    Args:
+        mode: one of `MODES`.
+        ranks: numbers of ranks; for asynchronous, of workers (counts).
+        update: one of `UPDATES`.
+        net: one of `nets.classifier_names()`.
+        batch: images of a step: of each rank in "weak", of all in "strong" (count).
+        steps: measured steps of each part (count).
+        rounds: turns that these are divided into; asynchronous has one (count).
+        oversubscribe: allow more ranks than cores.
+        seed: of weights and images.
+
+    Returns:
+        Scaled: a row for each number of ranks; `str()` of it is a table.
+
+    Raises:
+        ValueError: when an argument does not hold, before any rank starts.
+        RankError: when a rank fails.
+    """
+    require_known(mode, MODES, "mode")
+    require_known(update, UPDATES, "update")
+    require_known(net, nets.classifier_names(), "net")
+    for name, value in (("batch", batch), ("steps", steps), ("rounds", rounds)):
+        require_count(value, name)
+    require(rounds <= steps, "rounds", f"be at most the {steps} steps", rounds)
+    counts = sorted({require_count(each, "ranks") for each in ranks})
+    require(bool(counts), "ranks", "name a number of ranks", list(ranks))
+    cores = describe().usable_cores
+    then = "Use fewer ranks or `oversubscribe=True`."
+    require(
+        oversubscribe or counts[-1] <= cores,
+        "ranks", f"be at most the {cores} cores this process may use", counts[-1], then,
+    )  # fmt: skip
+    parts = {p: batch // p if mode == "strong" else batch for p in counts}
+    even = mode == "weak" or all(batch % p == 0 for p in counts)
+    require(even, "batch", f"be divisible by {', '.join(map(str, counts))}", batch)
+    kind = _synchronous if update == "synchronous" else _asynchronous
+    rows = kind(counts, parts, batch, net, steps, rounds, seed)
+    return Scaled(mode, update, net, tuple(rows), ASSUMPTIONS[update])
+
+
+ASSUMPTIONS = {
+    "synchronous": (
+        "All ranks compute at the same time when parts are measured: sharing of memory, caches "
+        "and clock is in the prediction.",
+        "Nothing of the exchange hides behind computing: the gradients are summed together. It is "
+        "the distributed optimizer's update less the plain one, each after a computation and a "
+        "barrier.",
+        "A step takes as long as the slowest of those that began together without exchange.",
+    ),
+    "asynchronous": (
+        "Gradients are computed with all workers busy and the server idle; the server's own work "
+        "shares a core with a worker where there is none left.",
+        "A worker's step times follow a gamma distribution of the measured mean and spread.",
+        "The speed-up is over one worker with a server.",
+    ),
+}
+
+
+def _synchronous(
+    counts: list[int], batches: dict[int, int], batch: int, net: str, steps: int, rounds: int,
+    seed: int,
+) -> list[Row]:  # fmt: skip
+    rows, each = [], -(-steps // rounds)
+    for p in counts:
+        order = (net, batches[p], batch, each, rounds, seed)
+        with Cluster(ranks=p, oversubscribe=True, magics=False) as cluster:
+            found = cluster.run(scaling_rank.synchronous, *order)
+        alone_s = statistics.median(found[0]["alone"])
+        if p == 1:
+            times, said = found[0]["alone"], None
+        else:
+            times = np.max([rank["step"] for rank in found], axis=0).tolist()
+            said = from_parts(found)
+        timing = Timing(tuple(times))
+        throughput = p * batches[p] / timing.median
+        speedup = throughput / (batch / alone_s)
+        seconds = None if said is None else said.seconds
+        rows.append(Row(p, batches[p], timing, throughput, speedup, said, seconds, alone_s))
+    return rows
+
+
+def from_parts(found: Sequence[dict[str, list[float]]]) -> step.Step:
+    """Predict the synchronous step of ranks whose parts were measured.
+
+    Args:
+        found: for each rank what `scaling_rank.synchronous` measured; "step" is not looked at.
+
+    Returns:
+        Step: computing (mean over ranks), waiting for the slowest, exchange.
+    """
+    together = np.array([rank["together"] for rank in found])
+    compute_s = float(np.median(together, axis=1).mean())
+    slowest_s = float(np.median(together.max(axis=0)))
+    exchange_s = max(
+        0.0,
+        max(np.median(rank["exchange"]) for rank in found)
+        - float(np.mean([np.median(rank["update"]) for rank in found])),
+    )
+    return step.Step(
+        workers=len(found),
+        compute_s=compute_s,
+        straggler_s=max(0.0, slowest_s - compute_s),
+        exposed_s=float(exchange_s),
+        hidden_s=0.0,
+        input_s=0.0,
+    )
+
+
+def _asynchronous(
+    counts: list[int], batches: dict[int, int], batch: int, net: str, steps: int, rounds: int,
+    seed: int,
+) -> list[Row]:  # fmt: skip
+    rows: list[Row] = []
+    one: float | None = None
+    for p in [*counts] if counts[0] == 1 else [1, *counts]:
+        mine = batches.get(p, batch)
+        with Cluster(ranks=p + 1, oversubscribe=True, magics=False) as cluster:
+            found = cluster.run(scaling_rank.asynchronous, net, mine, steps, seed)
+        workers, server = found[:-1], found[-1]
+        per_s = server["updates"] / server["seconds"]
+        computing = np.concatenate([each["compute"] for each in workers])
+        team = simulate.Workers(
+            p, float(computing.mean()), float(computing.std() / computing.mean())
+        )
+        travel_s = max(0.0, workers[0]["travel"] - server["update"])
+        told = simulate.asynchronous(team, p * steps, server["update"], travel_s, seed=seed)
+        throughput = per_s * mine
+        one = throughput if one is None else one
+        if p in counts:
+            rows.append(
+                Row(
+                    p, mine, Timing((p / per_s,)), throughput, throughput / one, None,
+                    None if p == 1 else p / told.updates_per_s, float(np.median(computing)),
+                    server["staleness"], float(told.staleness.mean()),
+                )
+            )  # fmt: skip
+    return rows

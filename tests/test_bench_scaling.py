@@ -1,0 +1,135 @@
+"""Strong and weak scaling: equal work, the right batches, predictions from the parts alone.
+
+Tests dlguide.bench.scaling, dlguide.bench.scaling_rank, dlguide.bench.patient and
+dlguide.cli.bench_scaling. How fast ranks are is not tested; that the numbers fit together is.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from on_ranks import on_ranks
+from typer.testing import CliRunner
+
+from dlguide.bench import scaling
+from dlguide.cli.app import app
+from dlguide.cli.bench_scaling import scaling_command
+
+assert scaling_command  # importing it adds the command
+
+
+def patient_messages():
+    """Exchange in a ring through receivers that sleep; tell what came and how long it took."""
+    from time import perf_counter, process_time, sleep
+
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.bench.patient import patient
+
+    comm = patient(MPI.COMM_WORLD)
+    came = np.empty(3)
+    start, busy = perf_counter(), process_time()
+    if comm.rank == 0:
+        sleep(0.5)
+    if comm.size > 1:
+        request = comm.Isend(np.full(3, float(comm.rank)), (comm.rank + 1) % comm.size, 7)
+        status = MPI.Status()
+        comm.Recv(came, MPI.ANY_SOURCE, 7, status)
+        request.Wait()
+        source = status.Get_source()
+    else:
+        came[:], source = 0, 0
+    comm.Barrier()
+    return [source, came.tolist(), perf_counter() - start, process_time() - busy]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_patient_ranks_get_every_message_and_do_not_compute_meanwhile(ranks, tmp_path):
+    for rank, (source, came, seconds, busy) in enumerate(
+        on_ranks(ranks, patient_messages, tmp_path)
+    ):
+        assert source == (rank - 1) % ranks
+        assert came == [source] * 3
+        assert seconds >= 0.45
+        assert busy < 0.5 * seconds
+
+
+def test_prediction_is_the_slower_rank_and_the_exchange():
+    found = [
+        {"together": [0.10], "update": [0.001], "exchange": [0.005]},
+        {"together": [0.12], "update": [0.001], "exchange": [0.007]},
+    ]
+    told = scaling.from_parts(found)
+    assert told.compute_s == pytest.approx(0.11)
+    assert told.straggler_s == pytest.approx(0.01)
+    assert told.exposed_s == pytest.approx(0.006)
+    assert told.seconds == pytest.approx(0.126)
+    # two independent uniform times: the median of the larger one is sqrt(1/2)
+    times = np.random.default_rng(0).uniform(1, 2, (2, 2001))
+    ranks = [{"together": each.tolist(), "update": [0.0], "exchange": [0.0]} for each in times]
+    assert scaling.from_parts(ranks).seconds == pytest.approx(1 + 0.5**0.5, abs=0.03)
+
+
+@pytest.mark.parametrize(("mode", "counts"), [("strong", [1, 2]), ("weak", [2])])
+def test_synchronous_rows_have_the_mode_s_batches_and_fit_together(mode, counts, tmp_path):
+    words = ["bench", "scaling", "--mode", mode, "--ranks", ",".join(map(str, counts))]
+    words += ["--batch", "16", "--steps", "4", "--rounds", "2", "--output", str(tmp_path)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / f"scaling-{mode}-synchronous.json").read_text())
+    assert [row["ranks"] for row in record["rows"]] == counts
+    for row in record["rows"]:
+        p, median = row["ranks"], float(np.median(row["step"]["seconds"]))
+        assert row["batch"] == (16 // p if mode == "strong" else 16)
+        assert len(row["step"]["seconds"]) == 4
+        assert row["images_per_s"] == pytest.approx(p * row["batch"] / median)
+        assert row["speedup"] == pytest.approx(row["images_per_s"] * row["alone_s"] / 16)
+        if p == 1:
+            assert row["speedup"] == pytest.approx(1)
+            assert row["predicted_s"] is None
+        else:
+            parts = ("compute_s", "straggler_s", "exposed_s")
+            told = sum(row["predicted"][part] for part in parts)
+            assert row["predicted_s"] == pytest.approx(told)
+    for text in ("OSU-Caffe's `-scal` is strong", scaling.MODES[mode], "Assumed: "):
+        assert text in done.output
+
+
+def test_asynchronous_workers_count_every_update_and_their_staleness():
+    found = scaling.measure("weak", (1, 2), "asynchronous", batch=16, steps=6, rounds=1)
+    one, two = found.rows
+    assert (one.ranks, two.ranks) == (1, 2)
+    assert one.speedup == 1
+    assert one.staleness == one.predicted_staleness == 0  # nobody else changes the weights
+    assert 0 < two.staleness <= 6
+    assert two.predicted_staleness == pytest.approx(1, abs=0.3)
+    assert two.ratio == pytest.approx(two.predicted_s / two.step.median)
+    assert "staleness of 2 workers" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"mode": "week"}, r"`mode` must be one of strong, weak, got 'week'. Did you mean weak\?"),
+        ({"update": "sync"}, "`update` must be one of asynchronous, synchronous"),
+        ({"net": "mnist"}, "`net` must be one of"),
+        ({"ranks": ()}, "`ranks` must name a number"),
+        ({"ranks": (0,)}, "`ranks` must be a whole number"),
+        ({"ranks": (1, 4096)}, "`ranks` must be at most the .* cores"),
+        ({"mode": "strong", "batch": 101}, "`batch` must be divisible by 1, 2, got 101"),
+        ({"steps": 0}, "`steps` must"),
+        ({"steps": 2, "rounds": 3}, "`rounds` must be at most the 2 steps, got 3"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_ranks_start(asked, words, monkeypatch):
+    monkeypatch.setattr(scaling, "Cluster", None)
+    with pytest.raises(ValueError, match=words):
+        scaling.measure(**asked)
+
+
+def test_command_refuses_ranks_that_are_no_numbers():
+    done = CliRunner().invoke(app, ["bench", "scaling", "--ranks", "one,2"])
+    assert "`ranks` must be numbers of ranks such as 1,2, got 'one,2'" in str(done.exception)
