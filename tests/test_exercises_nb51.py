@@ -1,12 +1,13 @@
 """Notebook 51's checks tick what is right and say which usual mistake was made.
 
-Tests dlguide.exercises.nb51.
+Tests dlguide.exercises.nb51 and dlguide.exercises.stand_in.
 """
 
 import math
 import sys
 
 import cloudpickle
+import numpy as np
 import pytest
 
 from dlguide import exercises
@@ -38,6 +39,16 @@ def by_size(hvd):
     return hvd.size() > 0, slice(hvd.rank(), None, hvd.size())
 
 
+def within_a_host(hvd):
+    hvd.init()
+    return hvd.local_rank() == 0, slice(hvd.rank(), None, hvd.size())
+
+
+def shared_on_a_host(hvd):
+    hvd.init()
+    return hvd.rank() == 0, slice(hvd.local_rank(), None, hvd.local_size())
+
+
 def plan(steps, batch, rate, ranks):
     own = math.ceil(steps / ranks)
     return {"steps": own, "images": own * batch * ranks, "rate": rate * ranks}
@@ -56,6 +67,10 @@ def changed(name, change):
 
 def images_per_s(ranks, cores, batch, image_s, gain, exchange_s, fault=""):
     threads = max(1, cores // ranks)
+    if fault == "parts of threads":
+        threads = max(1, cores / ranks)
+    if fault == "rounded up":
+        threads = math.ceil(cores / ranks)
     computing = batch * image_s / (1 + gain * (threads - 1))
     if fault != "cores for all":
         computing *= max(1.0, ranks / cores)
@@ -81,6 +96,10 @@ WRONG = {
     "rank 1": ("51-1", lambda hvd: start(hvd, voice=1), "count from 0"),
     "all speak": ("51-1", by_size, "the same on all ranks"),
     "whole set": ("51-1", lambda hvd: start(hvd, own=slice(None)), "rank's own number"),
+    "one on every host": ("51-1", within_a_host, "on each host anew"),
+    "shared on a host": ("51-1", shared_on_a_host, "on all hosts"),
+    "parts of threads": ("51-3", faulty("parts of threads"), "rounded down"),
+    "rounded up": ("51-3", faulty("rounded up"), "rounded down"),
     "no slice": ("51-1", lambda hvd: (start(hvd)[0], 3), "a slice"),
     "alone exchanges": ("51-3", faulty("always"), "nobody to exchange"),
     "cores for all": ("51-3", faulty("cores for all"), "ranks / cores"),
@@ -99,11 +118,15 @@ PLANS = {
         lambda t, r, p, w: r * p * min(1.0, t / w) if w else r * p,
         "not with 0",
     ),
+    "no return": (plan, lambda t, r, p, w: None, "end in `return`"),
+    "words for a rate": (changed("rate", lambda s, b, r, p: "4e-4"), rate_at, "a number"),
+    "no images": (changed("images", lambda s, b, r, p: None), rate_at, 'number for "images"'),
     "goes on": (plan, lambda t, r, p, w: r * (1 + (p - 1) * t / (w or 1)), "stays where it is"),
     "at once": (plan, lambda t, r, p, w: r * p, "A straight line"),
 }
 SOLUTIONS = {
     "broadcast": ({"no broadcast", "overlap"}, distinct, "B", "the weights are sent"),
+    "same order": ({"same order", *NAMED}, distinct, "B", "seed of its own"),
     "checkpoints": ({"checkpoints", *NAMED}, distinct, "B", "all ranks but 0"),
     "rate alone": ({"learning rate"}, distinct, "B", "knows nothing of ranks"),
     "data alone": ({"overlap"}, distinct, "B", "the optimizer is Adam"),
@@ -125,7 +148,7 @@ def test_wrong_plan_gets_its_hint(first, second, hint, capsys):
     assert hint in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("also", [(), ("missed",), ("same order", "missed")])
+@pytest.mark.parametrize("also", [(), ("missed",)])
 def test_mistakes_of_the_workshop_are_ticked(also, capsys):
     assert exercises.check("51-4", {*NAMED, *also}, distinct, "B"), capsys.readouterr().out
 
@@ -134,6 +157,30 @@ def test_mistakes_of_the_workshop_are_ticked(also, capsys):
 def test_wrong_word_on_the_workshop_gets_its_hint(named, seen, comment, hint, capsys):
     assert not exercises.check("51-4", named, seen, comment)
     assert hint in capsys.readouterr().out
+
+
+def in_float32(step, rate, ranks, warmup):
+    return np.float32(rate_at(step, rate, ranks, warmup))
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [
+        ("51-1", (lambda hvd: list(start(hvd)),)),
+        ("51-2", (changed("rate", lambda s, b, r, p: np.float32(r) * p), in_float32)),
+        ("51-3", (lambda *arguments: np.float32(images_per_s(*arguments)),)),
+        ("51-3", (lambda *arguments: np.array(images_per_s(*arguments)),)),
+        ("51-4", ([*NAMED], lambda n, d, p: round(distinct(n, d, p)), " b ")),
+    ],
+)
+def test_right_answer_of_another_type_is_ticked(number, answer, capsys):
+    assert exercises.check(number, *answer), capsys.readouterr().out
+
+
+def test_rate_of_one_rank_is_not_taken_for_a_square_root(capsys):
+    wrong = changed("rate", lambda s, b, r, p: r * 1.000005)
+    assert not exercises.check("51-2", wrong, rate_at)
+    assert "Adam" not in capsys.readouterr().out
 
 
 def test_empty_functions_are_not_answered_yet(capsys):
@@ -172,6 +219,8 @@ def test_teams_on_real_ranks(capsys):
     try:
         with Cluster(ranks=3, oversubscribe=True) as cluster:
             assert exercises.check("51-5", teams, cluster), capsys.readouterr().out
+            listed = exercises.check("51-5", lambda *each: list(teams(*each)), cluster)
+            assert listed, capsys.readouterr().out
             for fault, hint in TEAMS.items():
                 assert not exercises.check("51-5", faulty_teams(fault), cluster), fault
                 assert hint in capsys.readouterr().out, fault
