@@ -167,3 +167,35 @@ def test_missing_component_is_named_with_its_remedy(code, told):
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("dlguide.checks.MissingComponentError")
     assert told in last
+
+
+TUNED = """
+import os
+import mpi4py.MPI
+import dlguide.horovod as hvd
+
+hvd.init()
+os.environ["HOROVOD_FUSION_THRESHOLD"] = "2048"
+os.environ["HOROVOD_AUTOTUNE"] = "1"
+hvd.restart()
+del os.environ["HOROVOD_AUTOTUNE"], os.environ["HOROVOD_FUSION_THRESHOLD"]
+try:
+    hvd.restart()
+except RuntimeError as error:
+    print("refused:", error)
+print("runs on:", hvd.is_initialized(), hvd.size())
+"""
+
+
+@pytest.mark.timeout(120)
+def test_horovod_is_not_started_again_after_tuning_itself_with_a_value_set_by_hand():
+    done = subprocess.run(
+        [sys.executable, "-c", TUNED], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (
+        "refused: Horovod cannot start again: it has tuned itself (HOROVOD_AUTOTUNE)" in done.stdout
+    )
+    assert "HOROVOD_FUSION_THRESHOLD set by hand" in done.stdout
+    assert "Start new ranks, for example with `cluster.restart()`." in done.stdout
+    assert "runs on: True 1" in done.stdout

@@ -13,6 +13,9 @@ TIMELINE, ON_CALL = "HOROVOD_TIMELINE", "DYNAMIC"
 # Horovod 0.28.1 keeps what was set by both of these, and then writes beyond the end of the empty
 # list of what is left to tune when it starts again: a segmentation fault.
 FATAL_TOGETHER = {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"}
+# A rank died when Horovod 0.28.1 started again after it had tuned itself with a threshold that was
+# set by hand.
+TUNER = "HOROVOD_AUTOTUNE"
 
 _OWNER = (
     "it {} MPI itself, and MPI starts once in a process. Write `import mpi4py.MPI` before the "
@@ -30,6 +33,7 @@ class _Horovod:
     """What Horovod was started with so far in this process."""
 
     fixed: frozenset[str] = frozenset()
+    tuned = False
     records_on_call = False
 
 
@@ -45,7 +49,7 @@ def init(
 
     Raises:
         RuntimeError: when Horovod was stopped and cannot start again: its `hvd.shutdown()` ended
-            MPI, or both its fusion threshold and its cycle time were set.
+            MPI, both its fusion threshold and its cycle time were set, or it tuned itself.
     """
     if not native.is_initialized():
         problem = _ended() or _fatal()
@@ -53,6 +57,7 @@ def init(
             raise RuntimeError(f"Horovod cannot start again: {problem}")
         _Mpi.owner = "mpi4py" if "mpi4py.MPI" in sys.modules else "horovod"
         _Horovod.fixed |= FATAL_TOGETHER & set(os.environ)
+        _Horovod.tuned |= os.environ.get(TUNER, "0") not in ("", "0")
         _Horovod.records_on_call = os.environ.get(TIMELINE) == ON_CALL
     native.init(comm, process_sets)
 
@@ -62,7 +67,7 @@ def shutdown() -> None:
 
     It may be started again only when `mpi4py.MPI` was imported before the first `hvd.init()`, or
     when Horovod runs over Gloo; and not when HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME were
-    both set.
+    both set, nor after HOROVOD_AUTOTUNE with one of them set by hand.
     """
     if native.is_initialized() and native.mpi_enabled() and _Mpi.owner == "horovod":
         _Mpi.owner = "ended"
@@ -108,10 +113,13 @@ def _ended() -> str:
 
 
 def _fatal() -> str:
-    both = " and ".join(sorted(FATAL_TOGETHER))
-    return (
-        f"{both} were both set, and Horovod 0.28.1 crashes when it starts a second time with both. "
-        "Start new ranks, for example with `cluster.restart()`."
-        if _Horovod.fixed == FATAL_TOGETHER
-        else ""
-    )
+    names = " and ".join(sorted(_Horovod.fixed))
+    if _Horovod.fixed == FATAL_TOGETHER:
+        reason = f"{names} were both set, and Horovod 0.28.1 crashes when it starts a second time"
+        reason += " with both."
+    elif _Horovod.fixed and _Horovod.tuned:
+        reason = f"it has tuned itself ({TUNER}) with {names} set by hand, and Horovod 0.28.1 may"
+        reason += " crash when it starts again after that."
+    else:
+        return ""
+    return f"{reason} Start new ranks, for example with `cluster.restart()`."
