@@ -112,11 +112,18 @@ def test_contradictions_and_gpus_are_ticked(capsys):
         "product": (contradictions, GPUS | {"Caffe": 256 * 64}, "4 GPUs a node"),
         "MXNet": (contradictions, GPUS | {"MXNet": 4096}, "P2.16xlarge"),
         "guess": (contradictions, GPUS | {"PyTorch": 64}, "allows 8 and 64"),
+        "number as text": (contradictions, GPUS | {"Caffe": "256"}, "A number, no text"),
+        "unknown where it is known": (contradictions, GPUS | {"Caffe": "Unknown"}, "4 GPUs a"),
+        "nothing in the list": (lambda rows, said: [None], GPUS, "a list of statements"),
     }.values(),
 )
 def test_wrong_contradictions_get_their_hint(first, second, hint, capsys):
     assert not exercises.check("50-2", first, second)
     assert hint in capsys.readouterr().out
+
+
+def test_unknown_may_be_written_with_a_capital(capsys):
+    assert exercises.check("50-2", contradictions, GPUS | {"PyTorch": "Unknown"})
 
 
 def test_unanswered_contradictions_are_not_wrong(capsys):

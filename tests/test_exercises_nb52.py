@@ -61,6 +61,12 @@ WRONG = {
         lambda w, p, n, b: np.arange(n).reshape(-1, b).tolist(),
         "one part only",
     ),
+    "as with OFF": (
+        "52-1",
+        lambda w, p, n, b: np.arange(n).reshape(-1, b // p).tolist() if p > 1 else [],
+        "samples / batch steps",
+    ),
+    "one step too few": ("52-1", lambda *a: samples_of(*a)[:-1], "samples / batch steps"),
     "one flat list": ("52-1", lambda w, p, n, b: list(range(n)), "One list for each step"),
     "no text": ("52-3", lambda *a: json.loads(tf_config(*a)), "use `json.dumps`"),
     "single quotes": ("52-3", lambda *a: str(json.loads(tf_config(*a))), "double quotes"),
@@ -103,6 +109,13 @@ def test_right_losses_are_ticked(capsys):
     assert exercises.check("52-2", for_a_sum, for_a_mean), capsys.readouterr().out
 
 
+def test_losses_in_float32_are_ticked(capsys):
+    single = np.float32
+    summed = lambda losses, batch: single(for_a_sum(single(losses), batch))  # noqa: E731
+    averaged = lambda *given: single(for_a_mean(single(given[0]), *given[1:]))  # noqa: E731
+    assert exercises.check("52-2", summed, averaged), capsys.readouterr().out
+
+
 def mean(losses, batch, ranks=1):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -122,6 +135,9 @@ def mean(losses, batch, ranks=1):
             "not a number",
         ),
         (3.0, for_a_mean, "Write it with `def`"),
+        (lambda losses, batch: losses / batch, for_a_mean, "not one for each sample"),
+        (for_a_sum, lambda losses, batch, ranks: None, "one number"),
+        (lambda losses, batch: "a loss", for_a_mean, "one number"),
     ],
 )
 def test_wrong_loss_gets_its_hint(summed, averaged, hint, capsys):

@@ -6,6 +6,7 @@ Tests dlguide.exercises.nb61.
 from __future__ import annotations
 
 import math
+import os
 import sys
 
 import cloudpickle
@@ -52,6 +53,24 @@ def one_more(trials, epochs, factor, budget):
     return [*rungs, (0, 1)], spent
 
 
+def without_end(trials, epochs, factor, budget):
+    rungs, spent = [], 0
+    while spent + trials * epochs <= budget:
+        rungs.append((trials, epochs))
+        spent += trials * epochs
+        trials, epochs = trials // factor, epochs * factor
+    return rungs, spent
+
+
+def without_end_downwards(trials, epochs, factor, budget):
+    rungs, left = [], budget
+    while left >= trials * epochs:
+        rungs.append((trials, epochs))
+        left -= trials * epochs
+        trials, epochs = int(trials / factor), epochs * factor
+    return rungs, budget - left
+
+
 def two_rungs(trials, epochs, factor, budget):
     rungs, _ = halving(trials, epochs, factor, budget)
     return rungs[:2], sum(count * length for count, length in rungs[:2])
@@ -80,6 +99,8 @@ WRONG = {
     "one by one": ("61-1", lambda q, p: math.ceil(p / q), "all n trials miss"),
     "budget forgotten": ("61-2", without_budget, "pays for all of it"),
     "empty rung": ("61-2", one_more, "without a trial"),
+    "no end": ("61-2", without_end, "costs nothing"),
+    "no end, downwards": ("61-2", without_end_downwards, "costs nothing"),
     "stopped early": ("61-2", two_rungs, "one more rung"),
     "equal lengths": ("61-2", same_length, "`factor` times the epochs"),
     "rungs only": ("61-2", lambda *a: halving(*a)[0], "a list of pairs"),
@@ -122,12 +143,28 @@ def cluster(request):
 
 def share(comm, tasks, work, folder, way="claims"):
     mine = {}
-    if way == "in turn":
+    if way == "first to the first":
+        others = max(comm.size - 1, 1)
+        dealt = [[0], *np.array_split(range(1, tasks), others)]
+        mine = {int(task): work(int(task)) for task in dealt[comm.rank]}
+    elif way == "race":
+        for task in range(tasks):
+            if not os.path.exists(f"{folder}/{task}"):
+                comm.Barrier()  # between looking and creating another one comes
+                open(f"{folder}/{task}", "w").close()
+                mine[task] = work(task)
+            comm.Barrier()
+    elif way == "race with the long task":
+        if work.slow is None:
+            return share(comm, tasks, work, folder)
+        mine = {task: work(task) for task in range(tasks)}
+    elif way == "in turn":
         mine = {task: work(task) for task in range(comm.rank, tasks, comm.size)}
     elif way == "everybody":
         mine = {task: work(task) for task in range(tasks)}
     else:
-        for task in range(way == "from one", tasks):
+        order = range(way == "from one", tasks)
+        for task in reversed(order) if way == "downwards" else order:
             try:
                 open(f"{folder}/{task}", "x").close()
             except FileExistsError:
@@ -142,8 +179,9 @@ def share(comm, tasks, work, folder, way="claims"):
     return [whole[task] for task in range(tasks)] if len(whole) == tasks else []
 
 
-def test_claimed_tasks_are_ticked(cluster, capsys):
-    ticked = exercises.check("61-5", share, cluster)
+@pytest.mark.parametrize("way", ["claims", "downwards"])
+def test_claimed_tasks_are_ticked(way, cluster, capsys):
+    ticked = exercises.check("61-5", lambda *given: share(*given, way), cluster)
     assert ticked, capsys.readouterr().out
 
 
@@ -155,6 +193,8 @@ def test_claimed_tasks_are_ticked(cluster, capsys):
         ("rank order", "whoever did it", False),
         ("own", "gather them", True),
         ("in turn", "deal none beforehand", True),
+        ("race", "same number", True),
+        ("race with the long task", "same number", True),
     ],
 )
 def test_other_ways_of_sharing_get_their_hint(way, hint, alone, cluster, capsys):
@@ -167,6 +207,13 @@ def test_other_ways_of_sharing_get_their_hint(way, hint, alone, cluster, capsys)
     else:
         assert not ticked
         assert hint in out
+
+
+def test_a_deal_that_knows_the_first_long_task_is_refused(cluster, capsys):
+    if cluster.ranks > 1:
+        answer = lambda *given: share(*given, "first to the first")  # noqa: E731
+        assert not exercises.check("61-5", answer, cluster)
+        assert "deal none beforehand" in capsys.readouterr().out
 
 
 def test_nothing_shared_is_not_answered(cluster, capsys):

@@ -41,6 +41,8 @@ def exercise_52_1(samples_of: Callable[..., Any]) -> str:
                 rows = [[int(number) for number in step] for step in came]
             except (TypeError, ValueError):
                 expect(False, f"a list of lists for {case}", came, "One list for each step.")
+            hint = "An epoch has samples / batch steps, for every worker."
+            expect(len(rows) == samples // batch, f"the steps of {case}", len(rows), hint)
             whole = np.arange(samples)
             hint = "Which global batch belongs to step 0? Of it the worker keeps its part."
             if rows == whole.reshape(-1, workers)[:, worker].reshape(len(rows), -1).tolist():
@@ -75,21 +77,31 @@ def exercise_52_2(for_a_sum: Callable[..., Any], for_a_mean: Callable[..., Any])
         for part in parts:
             share = part.sum() / len(whole)
             case = f"{len(part)} of {len(whole)} samples"
-            came = answered(for_a_sum(part, len(whole)))
+            came = _one_number(for_a_sum(part, len(whole)), case)
             hint = "Summed over the replicas, each sample must count 1 / batch."
             if len(part) == 0:
                 hint = "The mean over nothing is not a number; what is the sum over nothing?"
             elif np.isclose(came, part.mean()):
                 hint = "The mean over this replica: then the sum is too large."
-            expect_close(came, share, f"the loss for a sum, {case}", hint, 1e-9)
-            came = answered(for_a_mean(part, len(whole), ranks))
+            expect_close(came, share, f"the loss for a sum, {case}", hint, 1e-5)
+            came = _one_number(for_a_mean(part, len(whole), ranks), case)
             hint = "Who takes the mean divides by the ranks: what undoes it?"
             if len(part) and np.isclose(came, part.mean()):
                 hint = "A mean of means is right for equal parts only."
-            expect_close(came, share * ranks, f"the loss for a mean, {case}", hint, 1e-9)
+            expect_close(came, share * ranks, f"the loss for a mean, {case}", hint, 1e-5)
     return (
         "With equal parts, the second is the mean over the rank's own batch: what Horovod expects."
     )
+
+
+def _one_number(came: Any, case: str) -> float:
+    hint = "Return the sum of the losses, scaled: one number, not one for each sample."
+    try:
+        array = np.asarray(answered(came), float)
+    except (TypeError, ValueError):
+        expect(False, f"one number for {case}", came, hint)
+    expect(came is not None and array.shape == (), f"one number for {case}", came, hint)
+    return float(array)
 
 
 def exercise_52_3(tf_config: Callable[..., Any]) -> str:
