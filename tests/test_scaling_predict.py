@@ -111,6 +111,16 @@ def test_parts_of_the_step_are_all_of_it():
     assert (alone.efficiency, alone.limited_by) == (1.0, "compute")
 
 
+def test_whole_training_is_its_images_and_evaluations():
+    (said,) = predict.fit({p: 100.0 * p for p in (1, 2, 4, 8)}).predict([32])
+    kinds = {"samples": 320_000, "epochs": 9, "evaluated": 3200, "evaluate_image_s": 0.01}
+    train_s = 9 * 320_000 / said.images_per_s
+    whole = said.training(**kinds, sharded=False, fixed_s=60)
+    assert whole.seconds == pytest.approx(train_s + 9 * 32 + 60)
+    assert said.training(**kinds).seconds == pytest.approx(train_s + 9)
+    assert said.training(320_000).images_per_s == pytest.approx(said.images_per_s)
+
+
 def test_efficiency_falls_below_where_it_is_predicted_to():
     fitted = predict.fit({1: 100, 2: 180, 4: 330, 8: 600})
     for efficiency in (0.9, 0.8, 0.5):

@@ -13,6 +13,7 @@ import numpy as np
 from dlguide.checks import require, require_count, require_positive
 from dlguide.scaling.predict.sampling import Sets, drawn
 from dlguide.scaling.predict.terms import CAPACITY, TERMS, shapes
+from dlguide.scaling.step import Training, training
 
 COMPUTE = "compute"
 LOW, HIGH = 0.05, 0.95
@@ -49,6 +50,35 @@ class Prediction:
         """The largest part of the step's time beside computing; "compute" when all are tiny."""
         name = max((each for each in self.parts if each != COMPUTE), key=self.parts.__getitem__)
         return name if self.parts[name] >= 0.01 else COMPUTE
+
+    def training(
+        self,
+        samples: int,
+        epochs: int = 1,
+        evaluated: int = 0,
+        evaluate_image_s: float = 0.0,
+        sharded: bool = True,
+        fixed_s: float = 0.0,
+    ) -> Training:
+        """Give the whole training at this throughput, its evaluations included.
+
+        Args:
+            samples: training images of an epoch (count).
+            epochs: passes over them (count).
+            evaluated: validation images after each epoch (count).
+            evaluate_image_s: one worker's time for one of them (s).
+            sharded: whether the validation set is divided among workers.
+            fixed_s: what comes once: start, checkpoints (s).
+
+        Returns:
+            Training: its time, node-hours and energy; a step is one image of each worker.
+
+        Raises:
+            ValueError: when a number is out of range.
+        """
+        image_s = self.workers / self.images_per_s
+        more = (evaluated, evaluate_image_s, sharded, fixed_s)
+        return training(image_s, 1, self.workers, samples, epochs, *more)
 
 
 @dataclass(frozen=True)
