@@ -1,10 +1,11 @@
 """Tasks on ranks: the first free rank takes the next, failures stay alone, nothing is lost.
 
-Tests dlguide.cluster.tasks and Cluster.map.
+Tests dlguide.cluster.tasks, dlguide.cluster.outcomes and Cluster.map.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from dlguide.cluster import Cluster, RankError, tasks
+from dlguide.cluster import Cluster, RankError, outcomes, tasks
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -47,6 +48,31 @@ def picky(item):
         sys.exit(3)
     if item == 3:
         return threading.Lock()
+    return item
+
+
+class TwoArguments(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)  # pickle calls the class with this one only
+
+
+class Quit(BaseException):
+    pass
+
+
+def awkward(item):
+    if item == 1:
+        return TwoArguments(1, 2)
+    if item == 2:
+        raise asyncio.CancelledError("given up")
+    if item == 3:
+        raise Quit("no more")
+    if item == 4:
+        error = ValueError("first\nsecond")
+        error.add_note("a hint")
+        raise error
+    if item == 5:
+        raise TwoArguments(1, 2)
     return item
 
 
@@ -99,6 +125,36 @@ def test_task_that_raises_exits_or_cannot_be_sent_fails_alone(cluster):
     assert "cannot be sent" in errors[3]
     assert "picky" in outcomes[1].traceback
     assert errors[0] == errors[4] == errors[5] == ""
+
+
+def test_value_that_cannot_be_read_and_exceptions_of_any_kind_fail_alone(cluster):
+    outcomes = cluster.map(awkward, range(7))
+    assert [each.number for each in outcomes] == list(range(7))
+    assert [each.value for each in outcomes] == [0, None, None, None, None, None, 6]
+    errors = [each.error for each in outcomes]
+    assert errors[1].startswith("what the task returned cannot be sent: TypeError: ")
+    assert "CancelledError: given up" in errors[2]
+    assert errors[3].endswith("Quit: no more")
+    assert errors[4] == "ValueError: first second"
+    assert "a hint" in outcomes[4].traceback
+    assert errors[5].endswith("TwoArguments: 1")
+    assert errors[0] == errors[6] == ""
+    assert all(0 <= each.rank < cluster.ranks and each.seconds >= 0 for each in outcomes)
+
+
+def test_interruption_is_no_outcome():
+    def interrupted(item):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tasks.do(interrupted, 0, 0, 0)
+
+
+def test_outcome_comes_back_as_it_was_packed():
+    outcome = tasks.Outcome(3, 1, 2.0, 2.5, {"loss": [1.0]})
+    assert outcomes.unpacked(outcomes.packed(outcome)) == outcome
+    error = SyntaxError("invalid", ("file.py", 1, 1, "a b", 1, 2))
+    assert outcomes.in_one_line(error) == "SyntaxError: invalid"
 
 
 def test_rank_that_dies_ends_the_tasks_and_what_was_done_is_kept(cluster):

@@ -15,43 +15,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlguide.checks import require
+from dlguide.cluster import outcomes
 from dlguide.cluster.errors import RankError
+from dlguide.cluster.outcomes import Outcome
 from dlguide.cluster.processes import FOLDER
 from dlguide.cluster.run import FunctionRun
 from dlguide.cluster.supervise import Outcomes
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one task ended.
-
-    Args:
-        number: which task (index into the items).
-        rank: the rank that did it.
-        start_s: when it began (s, on the monotonic clock, which all ranks of a machine share).
-        end_s: when it ended (s, on that clock).
-        value: what the function returned; None when it failed.
-        error: the exception in one line; "" when it returned.
-        traceback: where it was raised; "" when it returned.
-    """
-
-    number: int
-    rank: int
-    start_s: float
-    end_s: float
-    value: Any = None
-    error: str = ""
-    traceback: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """How long the task took (s)."""
-        return self.end_s - self.start_s
 
 
 class TaskRun(FunctionRun):
@@ -106,11 +79,9 @@ class TaskRun(FunctionRun):
 
     def _read(self) -> None:
         """Take in the outcomes that have been written since the last look, in their order."""
-        import cloudpickle
-
         found = []
         for path in self.place.glob("done-*"):
-            found.append(cloudpickle.loads(path.read_bytes()))
+            found.append(outcomes.unpacked(path.read_bytes()))
             path.unlink()
         for outcome in sorted(found, key=lambda each: each.end_s):
             self.ended[outcome.number] = outcome
@@ -249,27 +220,19 @@ def do(function: Callable[[Any], Any], item: Any, number: int, rank: int) -> Out
     start_s = time.monotonic()
     try:
         value = function(item)
-    except (Exception, SystemExit) as error:
-        line = traceback.format_exception_only(error)[-1].strip()
-        where = traceback.format_exc()
+    except KeyboardInterrupt:  # this is how all tasks are stopped
+        raise
+    except BaseException as error:
+        line, where = outcomes.in_one_line(error), traceback.format_exc()
         return Outcome(number, rank, start_s, time.monotonic(), None, line, where)
     return Outcome(number, rank, start_s, time.monotonic(), value)
 
 
 def _write(folder: Path, outcome: Outcome) -> None:
-    """Write an outcome in one piece, or one that says that its value cannot be sent."""
-    import cloudpickle
-
+    """Write an outcome in one piece."""
     sys.stdout.flush()
-    try:
-        data = cloudpickle.dumps(outcome)
-    except Exception as error:
-        line = f"what the task returned cannot be sent: {type(error).__name__}: {error}"
-        times = outcome.start_s, outcome.end_s
-        failed = Outcome(outcome.number, outcome.rank, *times, None, line, traceback.format_exc())
-        data = cloudpickle.dumps(failed)
     draft = folder / f"draft-{outcome.number}"
-    draft.write_bytes(data)
+    draft.write_bytes(outcomes.packed(outcome))
     draft.replace(folder / f"done-{outcome.number}")
 
 
