@@ -14,6 +14,7 @@ from dlguide.usecases import kmeans, photographs
 from dlguide.usecases.kmeans import assigning, daal, fitting, quantising, seeding, working
 
 CLUSTERS, STEPS = 16, 12
+OFFSETS = [[away] * 4 for away in (1e4, 1e7, 1e8, 1e9)] + [[0.0, -1e9, 1e9, 5.0]]
 
 
 def data():
@@ -52,6 +53,15 @@ def trained(where, steps, clusters):
         out["threads"] = [chosen.threads, daal4py.num_threads()]
     with daal.threads(1) as inside:
         out["threads"].append(inside)
+    out["far"] = []
+    for away in given["offsets"]:
+        points, first = given["empty"] + away, given["empty"][:5] + away
+        own = kmeans.share(points)
+        found = kmeans.fit(own, 5, steps, first)
+        chosen = kmeans.fit(own, 5, steps).initial
+        labels = MPI.COMM_WORLD.allgather(kmeans.assign(own, found.centres).tolist())
+        out["far"].append([found.centres.tolist(), found.inertia, found.counts])
+        out["far"][-1] += [chosen.tolist(), [one for part in labels for one in part]]
     again = kmeans.fit(kmeans.share(given["empty"]), 3, 500)
     out["settled"] = [again.iterations, again.inertia, again.objective]
     file = os.path.join(where, "out.png") if rank == 0 else os.path.join(where, "never.png")
@@ -72,6 +82,7 @@ def on_all(request, tmp_path_factory):
     far = np.concatenate([points[:5], 100.0 + random.normal(size=(3, 4))])
     picture = photographs.china()[:61, :47]
     given = {"photograph": pixels, "photograph first": first, "empty": points, "empty first": far}
+    given["offsets"] = np.array(OFFSETS)
     eight = random.permutation(np.repeat(np.indices((2, 2, 2)).reshape(3, 8).T, 50, axis=0))
     given["eight"] = (255 * eight).astype(np.uint8).reshape(20, 20, 3)
     np.savez(folder / "data.npz", picture=picture, **given)
@@ -92,6 +103,24 @@ def test_centres_and_inertia_are_those_of_scikit_learn(on_all, name):
         assert counts == np.bincount(right.labels_).tolist()
         assert number == len(points)
         assert found[name][:4] == everyone[0][name][:4]
+
+
+def test_points_far_from_zero_find_the_centres_of_scikit_learn(on_all):
+    everyone, given, _, _ = on_all
+    for place, away in enumerate(OFFSETS):
+        points, first = given["empty"] + away, given["empty"][:5] + away
+        right = KMeans(5, init=first, n_init=1, max_iter=STEPS, tol=0).fit(points)
+        for found in everyone:
+            centres, inertia, counts, chosen, labels = found["far"][place]
+            apart = np.abs(np.array(centres) - right.cluster_centers_).max()
+            assert apart <= 1e-12 * np.abs(right.cluster_centers_).max()
+            # moved, the points keep 1e-16 of their distance from zero, not of each other
+            assert inertia == pytest.approx(right.inertia_, rel=1e-8)
+            assert counts == np.bincount(right.labels_).tolist()
+            assert labels == right.labels_.tolist()
+            assert found["far"][place][:3] == everyone[0]["far"][place][:3]
+            there = {tuple(point) for point in points.tolist()}
+            assert {tuple(centre) for centre in chosen} <= there
 
 
 def test_every_point_is_on_one_rank(on_all):
@@ -185,7 +214,20 @@ def refused(where):
         points[7, 1] = np.nan if last else 0.0
         return kmeans.fit(points, 2)
 
+    class Broken:
+        def __array__(self, *arguments, **options):
+            raise RuntimeError("still on the device")
+
+    ragged = [[1.0, 2.0], [3.0]] if last else [[1.0, 2.0], [3.0, 4.0]]
     calls = {
+        "array fails": lambda: kmeans.fit(Broken() if last else good, 2),
+        "ragged": lambda: kmeans.share(ragged),
+        "one number to share": lambda: kmeans.share(3.0),
+        "too large": lambda: kmeans.fit(good * (1e200 if last else 1.0), 2),
+        "too large centre": lambda: kmeans.fit(good, 2, initial=[[1e200] * 3, [0.0] * 3]),
+        "long name": lambda: kmeans.quantise("x" * 5000, 2),
+        "long output": lambda: kmeans.quantise(striped, 2, "x" * 5000 + ".png"),
+        "long folder": lambda: kmeans.quantise(striped, 2, "x" * 5000 + "/out.png"),
         "NaN": with_nan,
         "infinity": lambda: kmeans.fit(np.where(last, np.inf, good), 2),
         "columns": lambda: kmeans.fit(good[:, : 3 - last], 2),
@@ -225,6 +267,14 @@ def refused(where):
 
 
 TEXTS = {
+    "array fails": ("RuntimeError: still on the device",),
+    "ragged": ("inhomogeneous shape",),
+    "one number to share": ("`points` must be rows of numbers",),
+    "too large": ("`points` must be numbers from -1e+150 to 1e+150", "squares can be added up"),
+    "too large centre": ("`initial` must be numbers from -1e+150 to 1e+150",),
+    "long name": ("Rank 0: `photograph` must be a file that is there",),
+    "long output": ("`output` must be a file that can be written",),
+    "long folder": ("File name too long",),
     "NaN": ("`points` must be finite numbers", "nan", "in row 7"),
     "infinity": ("`points` must be finite numbers", "inf"),
     "columns": ("`columns` must be equal on all ranks, got 3 on rank", "2 on rank"),

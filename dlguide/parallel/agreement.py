@@ -43,14 +43,15 @@ def together(comm: Comm) -> Iterator[None]:
         None: the block runs.
 
     Raises:
-        ValueError: on all ranks alike, naming the ranks whose block raised one.
+        ValueError: on all ranks alike, naming the ranks whose block raised an exception; its type
+            is named where it is no ValueError.
     """
     error = None
     try:
         yield
-    except ValueError as raised:
+    except Exception as raised:  # whatever it is: the others would wait for this rank
         error = raised
-    told = comm.allgather("" if error is None else str(error))
+    told = comm.allgather("" if error is None else _said(error))
     kinds = {text: ranks for text, ranks in _by_text(told).items() if text}
     if kinds:
         said = " ".join(f"{ranks.capitalize()}: {text}" for text, ranks in kinds.items())
@@ -77,6 +78,11 @@ def share(count: int, ranks: int, rank: int, name: str) -> slice:
     """
     require(count >= ranks, name, f"be at least the {ranks} ranks", count, "Use fewer ranks.")
     return slice(rank * count // ranks, (rank + 1) * count // ranks)
+
+
+def _said(error: Exception) -> str:
+    text = str(error)
+    return text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
 def _by_text(texts: list[str]) -> dict[str, str]:

@@ -19,6 +19,8 @@ def assign(points: ArrayLike, centres: ArrayLike, threads: int | None = None) ->
 
     daal4py has no routine of its own for this: it is the training with `maxIterations=0` and
     `assignFlag=True`. No rank needs another one, so nothing is sent, and any process may call.
+    Distances do not change when all is moved: the mean of the centres is taken off first, since
+    daal4py compares |c|^2 - 2 x c, which far from zero has no digits left for the difference.
 
     Args:
         points: the caller's points, shape (points, columns); there may be none.
@@ -41,6 +43,8 @@ def assign(points: ArrayLike, centres: ArrayLike, threads: int | None = None) ->
     daal4py = daal.load()
     if not len(points):
         return np.zeros(0, np.int32)
+    middle = centres.mean(axis=0)
+    points, centres = points - middle, centres - middle
     with daal.threads(threads):
         routine = daal4py.kmeans(len(centres), maxIterations=0, assignFlag=True)
         return routine.compute(points, centres).assignments.ravel()

@@ -11,6 +11,8 @@ import numpy as np
 
 from dlguide.checks import MissingComponentError, require, require_count
 
+LARGEST = 1e150  # its square leaves room for the sum over all points of any machine
+
 
 def load() -> ModuleType:
     """Import daal4py.
@@ -67,7 +69,7 @@ def numbers(values: Any, name: str) -> np.ndarray:
         np.ndarray: float64 of shape (rows, columns), without a copy where none is needed.
 
     Raises:
-        ValueError: when it is no such table, or holds NaN or infinity.
+        ValueError: when it is no such table, or holds NaN, infinity or more than `LARGEST`.
     """
     try:
         table = np.ascontiguousarray(values, np.float64)
@@ -81,4 +83,7 @@ def numbers(values: Any, name: str) -> np.ndarray:
         row = int(np.argmin(finite))
         then = "Drop such rows or fill them: one NaN would spread to every centre."
         require(False, name, "be finite numbers", f"{table[row].tolist()} in row {row}", then)
+    size = max(table.max(initial=0.0), -table.min(initial=0.0))
+    must = f"be numbers from {-LARGEST:g} to {LARGEST:g}, whose squares can be added up"
+    require(size <= LARGEST, name, must, f"one of size {size:g}", "Take a larger unit.")
     return table

@@ -70,11 +70,14 @@ def share(points: ArrayLike) -> np.ndarray:
         np.ndarray: the rows of the rank `daal4py.my_procid()` of `daal4py.num_procs()`.
 
     Raises:
-        ValueError: on all ranks alike, when they have unequal numbers of points.
+        ValueError: on all ranks alike, when they have unequal numbers of points or one has none
+            that are rows.
         MissingComponentError: when there is no daal4py.
     """
     world, daal4py = _world(), daal.load()
-    points = np.asarray(points)
+    with together(world):
+        points = np.asarray(points)
+        require(points.ndim > 0, "points", "be rows of numbers", points.shape)
     alike(world, points=points.shape)
     ranks, rank = daal4py.num_procs(), daal4py.my_procid()
     return points[part(len(points), ranks, rank)]
@@ -113,6 +116,9 @@ def fit(
     each rank, however many points there are), divides, and sends the new centres to all. A
     centre that has lost all its points goes to the point that is farthest from its own centre.
 
+    The mean of all points is taken off before and added again after: daal4py compares
+    |c|^2 - 2 x c, which far from zero has no digits left for the difference of two distances.
+
     The result does not depend on the number of ranks but for rounding; a point exactly in the
     middle of two centres may go to either, and then the last digits differ more. First centres
     chosen by daal4py may depend on the number of ranks.
@@ -132,8 +138,9 @@ def fit(
 
     Raises:
         ValueError: on all ranks alike, naming those where an argument is wrong: no finite
-            numbers, other columns or arguments than the other ranks, fewer points than clusters
-            on a rank, fewer different points than clusters in all.
+            numbers or too large ones to be squared, other columns or arguments than the other
+            ranks, fewer points than clusters on a rank, fewer different points than clusters in
+            all.
         MissingComponentError: when there is no daal4py.
 
     Source:
@@ -154,7 +161,9 @@ def fit(
     print_of = None if first is None else f"centres with checksum {zlib.crc32(first.tobytes()):08x}"
     alike(world, columns=rows.shape[1], clusters=int(clusters), initial=print_of)
     alike(world, iterations=int(iterations), seed=int(seed), tolerance=float(tolerance))
-    counts = _enough(world, rows, clusters)
+    mean = _mean(world, rows)
+    moved = rows - mean
+    counts = _enough(world, moved, clusters)
 
     with daal.threads(threads) as used:
         begin = _start(world)
@@ -163,23 +172,23 @@ def fit(
             plan = daal4py.kmeans_init(
                 clusters, method="plusPlusDense", distributed=True, engine=engine
             )
-            first = np.array(plan.compute(rows).centroids)
+            first = _originals(world, rows, moved, plan.compute(moved).centroids)
         seeding_s = 0.0 if initial is not None else _slowest(world, begin)
         begin = _start(world)
         routine = daal4py.kmeans(
             clusters, maxIterations=iterations, accuracyThreshold=tolerance, distributed=True
         )
-        result = routine.compute(rows, first)
+        result = routine.compute(moved, first - mean)
         seconds = _slowest(world, begin)
         centres = np.array(result.centroids)
         objective, made = float(result.objectiveFunction.item()), int(result.nIterations.item())
         # gives back daal4py's part of MPI; the next call takes it again
         daal4py.daalfini()
-        labels = assign(rows, centres)
-    sums = world.allgather(inertia(rows, centres, labels))
+        labels = assign(moved, centres)
+    sums = world.allgather(inertia(moved, centres, labels))
     sizes = np.sum(world.allgather(np.bincount(labels, minlength=clusters)), axis=0)
     return Fit(
-        centres=centres,
+        centres=centres + mean,
         initial=first,
         inertia=math.fsum(sums),
         objective=objective,
@@ -225,6 +234,26 @@ def _enough(world: Comm, rows: np.ndarray, clusters: int) -> list[int]:
     then = f"There are {different}; use that many or fewer."
     require(different >= clusters, "clusters", must, clusters, then)
     return counts
+
+
+def _mean(world: Comm, rows: np.ndarray) -> np.ndarray:
+    """Average the points of all ranks, with the same digits on each of them."""
+    parts = world.allgather((rows.sum(axis=0), len(rows)))
+    return sum(total for total, _ in parts) / max(1, sum(count for _, count in parts))
+
+
+def _originals(world: Comm, rows: np.ndarray, moved: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Find the points that were chosen when moved; adding the mean again would round them."""
+    mine = {}
+    for number, centre in enumerate(np.asarray(chosen)):
+        places = np.flatnonzero(moved[:, 0] == centre[0])
+        places = places[(moved[places] == centre).all(axis=1)]
+        if len(places):
+            mine[number] = rows[places[0]]
+    found = {}
+    for each in world.allgather(mine):
+        found |= each
+    return np.array([found[number] for number in range(len(chosen))])
 
 
 def _different(rows: np.ndarray, most: int) -> np.ndarray:

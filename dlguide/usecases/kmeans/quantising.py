@@ -53,7 +53,7 @@ def quantise(
 
     Rank 0 reads the photograph and deals out its pixels. All find the colours with `fit`, in
     float64 on the levels 0 to 255, each assigns its own pixels, and rank 0 collects and writes.
-    A rank holds 24 bytes for each of its pixels.
+    A rank holds up to 48 bytes for each of its pixels.
 
     Args:
         photograph: as in `photographs.read`; only rank 0 looks at it.
