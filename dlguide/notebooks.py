@@ -130,13 +130,30 @@ def missing(path: str | os.PathLike[str]) -> str:
 
     Returns:
         str: the packages and the command that installs them; empty when nothing is missing.
+
+    Raises:
+        ValueError: when the file is no notebook, or `needs` is no list of names.
     """
-    metadata = json.loads(Path(path).read_text(encoding="utf-8"))["metadata"]
-    needed = metadata.get("dlguide", {}).get("needs", ())
-    lack = [name for name in needed if importlib.util.find_spec(name) is None]
+    try:
+        contents = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:
+        contents = None
+    then = "It holds no JSON object."
+    require(isinstance(contents, dict), "path", "be a notebook", str(path), then)
+    needed = contents.get("metadata", {}).get("dlguide", {}).get("needs", [])
+    names = isinstance(needed, list) and all(isinstance(name, str) and name for name in needed)
+    require(names, "needs", "be a list of packages in the notebook's metadata", needed)
+    lack = [name for name in needed if not _installed(name)]
     return "; ".join(
         f"{name} is not installed: `{HOW_TO_GET.get(name, f'pip install {name}')}`" for name in lack
     )
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what comes before its last dot is not there either
+        return False
 
 
 def execute_all(

@@ -124,6 +124,27 @@ def test_notebook_without_its_optional_package_is_skipped_with_the_reason(tmp_pa
     assert capsys.readouterr().out.startswith("skip")
 
 
+def test_what_a_notebook_needs_is_read_with_care(tmp_path):
+    path = tmp_path / "90_trial.ipynb"
+
+    def missing(contents):
+        path.write_text(contents)
+        return notebooks.missing(path)
+
+    def needs(names):
+        return json.dumps({"metadata": {"dlguide": {"needs": names}}})
+
+    assert missing("{}") == missing(needs([])) == missing(needs(["json", "os.path"])) == ""
+    told = "nowhere_at_all.sub is not installed: `pip install nowhere_at_all.sub`"
+    assert missing(needs(["nowhere_at_all.sub"])) == told
+    for names in ("torch", [3], [""], {"torch": 1}):
+        with pytest.raises(ValueError, match="`needs` must be a list of packages"):
+            missing(needs(names))
+    for contents in ("", "no notebook", "[1]"):
+        with pytest.raises(ValueError, match="`path` must be a notebook, got"):
+            missing(contents)
+
+
 def test_kernel_that_dies_is_told(tmp_path):
     result = notebooks.execute(write(tmp_path, "import os; os._exit(1)"), 120)
     assert not result.ok
