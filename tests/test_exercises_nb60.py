@@ -1,5 +1,6 @@
 """Notebook 60's checks tick what is right on 1 to 4 ranks and say which usual mistake was made."""
 
+import math
 import sys
 
 import cloudpickle
@@ -42,6 +43,72 @@ def infer(points, centres, iterations=0):
 
 
 CAUSES = dict(zip(nb60.CAUSES, "DAFBEC", strict=True))
+
+
+def nearest(points, centres):
+    return np.sum((points[:, None] - centres) ** 2, axis=2).argmin(axis=1)
+
+
+def infer_after_a_step(points, centres):
+    infer(points, centres, 1)
+    return nearest(points, centres)
+
+
+def speedup(serial, cores):
+    return 1 / (serial + (1 - serial) / cores)
+
+
+def serial_of(one_s, many_s, cores):
+    return (cores * many_s / one_s - 1) / (cores - 1)
+
+
+LAWS = {
+    "all is shared": (lambda s, p: float(p), serial_of, "can be shared gets faster"),
+    "the time": (lambda s, p: s + (1 - s) / p, serial_of, "That is the time"),
+    "efficiency": (lambda s, p: speedup(s, p) / p, serial_of, "its two parts"),
+    "what is lost": (speedup, lambda a, b, p: 1 - a / b / p, "solve for s"),
+    "the ratio": (speedup, lambda a, b, p: b / a, "solve for s"),
+    "a text": (speedup, lambda a, b, p: "small", "solve for s"),
+}
+
+
+def test_law_forwards_and_backwards_is_ticked(capsys):
+    assert exercises.check("60-6", speedup, serial_of), capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("forwards", "backwards", "hint"), LAWS.values(), ids=LAWS)
+def test_wrong_law_gets_its_hint(forwards, backwards, hint, capsys):
+    assert not exercises.check("60-6", forwards, backwards)
+    assert hint in capsys.readouterr().out
+
+
+def test_empty_law_is_not_answered_yet(capsys):
+    assert not exercises.check("60-6", speedup, lambda *arguments: ...)
+    assert "not answered yet" in capsys.readouterr().out
+
+
+def test_rows_as_an_array_are_ticked(capsys):
+    ticked = exercises.check("60-1", lambda n, p, r: np.array(my_rows(n, p, r)))
+    assert ticked, capsys.readouterr().out
+
+
+def test_watching_leaves_the_routine_as_it_was():
+    import daal4py
+
+    before = daal4py.kmeans
+    assert exercises.check("60-3", infer)
+    assert daal4py.kmeans is before
+    space = {"kmeans": before}  # as after `from daal4py import kmeans` in a notebook
+    exec(
+        "def infer(points, centres):\n"
+        "    routine = kmeans(len(centres), maxIterations=0, assignFlag=True)\n"
+        "    return routine.compute(points, centres).assignments.ravel()",
+        space,
+    )
+    assert exercises.check("60-3", space["infer"])
+    assert space["kmeans"] is before
+
+
 RIGHT = {"60-1": my_rows, "60-2": crowd, "60-3": infer, "60-5": CAUSES}
 WRONG = {
     "remainder lost": (
@@ -75,6 +142,13 @@ WRONG = {
         ),
         "CPU by CPU",
     ),
+    "whole threads": (
+        "60-2",
+        lambda masks, told: (crowd(masks, told)[0], math.ceil(crowd(masks, told)[1])),
+        "threads / CPUs",
+    ),
+    "NumPy alone": ("60-3", nearest, "Let daal4py find them"),
+    "one step beside it": ("60-3", infer_after_a_step, "Training with no step"),
     "ranks a CPU": (
         "60-2",
         lambda masks, told: (
