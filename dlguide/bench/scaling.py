@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -134,6 +135,7 @@ def measure(
     rounds: int = 20,
     oversubscribe: bool = False,
     seed: int = 0,
+    cluster: Cluster | None = None,
 ) -> Scaled:
     """Measure steps on numbers of ranks, and predict each from one rank's and the exchange's.
 
@@ -155,6 +157,7 @@ def measure(
         rounds: turns that these are divided into; asynchronous has one (count).
         oversubscribe: allow more ranks than cores.
         seed: of weights and images.
+        cluster: ranks that run already, for the count that it has; None starts all anew.
 
     Returns:
         Scaled: a row for each number of ranks; `str()` of it is a table.
@@ -181,7 +184,7 @@ def measure(
     even = mode == "weak" or all(batch % p == 0 for p in counts)
     require(even, "batch", f"be divisible by {', '.join(map(str, counts))}", batch)
     kind = _synchronous if update == "synchronous" else _asynchronous
-    rows = kind(counts, parts, batch, net, steps, rounds, seed)
+    rows = kind(counts, parts, batch, net, steps, rounds, seed, cluster)
     return Scaled(mode, update, net, tuple(rows), ASSUMPTIONS[update])
 
 
@@ -203,15 +206,21 @@ ASSUMPTIONS = {
 }
 
 
+def _ranks(count: int, cluster: Cluster | None) -> AbstractContextManager[Cluster]:
+    if cluster is not None and cluster.ranks == count:
+        return nullcontext(cluster)
+    return Cluster(ranks=count, oversubscribe=True, magics=False)
+
+
 def _synchronous(
     counts: list[int], batches: dict[int, int], batch: int, net: str, steps: int, rounds: int,
-    seed: int,
+    seed: int, cluster: Cluster | None,
 ) -> list[Row]:  # fmt: skip
     rows, each = [], -(-steps // rounds)
     for p in counts:
         order = (net, batches[p], batch, each, rounds, seed)
-        with Cluster(ranks=p, oversubscribe=True, magics=False) as cluster:
-            found = cluster.run(scaling_rank.synchronous, *order)
+        with _ranks(p, cluster) as ready:
+            found = ready.run(scaling_rank.synchronous, *order)
         alone_s = statistics.median(found[0]["alone"])
         if p == 1:
             times, said = found[0]["alone"], None
@@ -255,14 +264,14 @@ def from_parts(found: Sequence[dict[str, list[float]]]) -> step.Step:
 
 def _asynchronous(
     counts: list[int], batches: dict[int, int], batch: int, net: str, steps: int, rounds: int,
-    seed: int,
+    seed: int, cluster: Cluster | None,
 ) -> list[Row]:  # fmt: skip
     rows: list[Row] = []
     one: float | None = None
     for p in [*counts] if counts[0] == 1 else [1, *counts]:
         mine = batches.get(p, batch)
-        with Cluster(ranks=p + 1, oversubscribe=True, magics=False) as cluster:
-            found = cluster.run(scaling_rank.asynchronous, net, mine, steps, seed)
+        with _ranks(p + 1, cluster) as ready:
+            found = ready.run(scaling_rank.asynchronous, net, mine, steps, seed)
         workers, server = found[:-1], found[-1]
         per_s = server["updates"] / server["seconds"]
         computing = np.concatenate([each["compute"] for each in workers])

@@ -3,12 +3,12 @@
     python tests/benchmarks/predict_two_ranks.py
     python tests/benchmarks/predict_two_ranks.py --cases mnist_cnn:100 --turns 3
 
-Each case is a net and a batch per rank. In fresh ranks, parts and step take turns of a few steps:
-one rank by itself, both at the same time without exchange, the optimizer's update with exchange
-and without, the real step. Predicted is the median of the slower of two steps that began together
-without exchange, plus the exchange. Printed are predicted over measured of every turn, their median
-and range (goal: within 10 % of the measured step), and how wrong it would be to take one rank by
-itself instead, which leaves out that two ranks share memory, caches and clock.
+Each case is a net and a batch per rank. In the same ranks parts and step take turns, few steps at
+a time: one rank by itself, both at the same time without exchange, the optimizer's update with
+exchange and without, the real step. Predicted is the median of the slower of two steps that began
+together without exchange, plus the exchange. Printed are predicted over measured of every turn,
+their median and range (goal: within 10 % of the measured step), and how wrong it would be to take
+one rank by itself instead, which leaves out that two ranks share memory, caches and clock.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from itertools import product
 
 from dlguide.bench import scaling
+from dlguide.cluster import Cluster
 
 CASES = "mlp:100,mnist_cnn:16,mnist_cnn:100,resnet20:16"
 
@@ -26,22 +28,15 @@ def main() -> None:
     """Print a line for each turn, and the median and range of all."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--cases", default=CASES, help="net:batch, separated by commas")
-    options.add_argument("--turns", type=int, default=1, help="fresh ranks for each case")
+    options.add_argument("--turns", type=int, default=1, help="how often each case is measured")
     options.add_argument("--steps", type=int, default=60, help="measured steps of each part")
     chosen = options.parse_args()
     rounds, ratios, naive = chosen.steps // 2, [], []
-    for turn in range(chosen.turns):
-        for case in chosen.cases.split(","):
+    with Cluster(ranks=2, oversubscribe=True, magics=False) as cluster:
+        for turn, case in product(range(chosen.turns), chosen.cases.split(",")):
             net, batch = case.split(":")
-            found = scaling.measure(
-                "weak",
-                (2,),
-                net=net,
-                batch=int(batch),
-                steps=chosen.steps,
-                rounds=rounds,
-                seed=turn,
-            )
+            work = {"net": net, "batch": int(batch), "steps": chosen.steps, "rounds": rounds}
+            found = scaling.measure("weak", (2,), **work, seed=turn, cluster=cluster)
             (row,) = found.rows
             ratios.append(row.ratio)
             naive.append((row.alone_s + row.predicted.exposed_s) / row.step.median)
