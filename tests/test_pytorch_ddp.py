@@ -247,10 +247,12 @@ def refused(cases):
     from dlguide.parallel import pytorch_ddp, pytorch_weights
 
     comm, told = MPI.COMM_WORLD, []
-    weights = [np.zeros(shape) for shape in pytorch_weights.SHAPES.values()]
+    zeros = [np.zeros(shape) for shape in pytorch_weights.SHAPES.values()]
     data = Dataset("none", np.zeros((8, 28, 28, 1)), np.zeros(8, int), *[np.zeros(0)] * 2)
     for case in cases:
         case = {name: value for name, value in case.items()}
+        own = comm.rank if case.pop("own weights", False) else 0
+        weights = [*zeros[:-1], zeros[-1] + own]
         case["comm"] = comm if case.pop("ranks", True) else None
         case["batch"] = case.get("batch", 2) + (comm.rank if case.pop("differ", False) else 0)
         try:
@@ -272,6 +274,7 @@ def test_arguments_that_cannot_be_are_refused_on_all_ranks_alike(tmp_path):
         "`layout` must be one of channels_first, channels_last": {"layout": "NCHW"},
         "`momentum` must be at least 0 and below 1, got 1": {"momentum": 1},
         "`learning_rate` must be a positive number": {"learning_rate": 0},
+        "`weights` must be equal on all ranks, got 'float64 with": {"way": "own", "own weights": 1},
     }
     everyone = on_ranks(2, refused, tmp_path, env=ONE_THREAD, cases=list(cases.values()))
     assert everyone[0] == everyone[1]

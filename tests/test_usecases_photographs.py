@@ -42,6 +42,22 @@ def test_grey_has_three_equal_channels_also_with_16_bits(tmp_path):
     np.testing.assert_array_equal(photographs.read(path), right)
 
 
+@pytest.mark.parametrize("level", [0, 1, 200, 255, 40_000, 65_535])
+def test_16_bits_a_channel_mean_the_same_whatever_else_is_in_the_picture(tmp_path, level):
+    deep = np.full((4, 4), level, np.uint16)
+    big_end = Image.frombytes("I;16B", (4, 4), deep.astype(">u2").tobytes())
+    for image, name in ((Image.fromarray(deep), "a.png"), (big_end, "b.tiff")):
+        read = photographs.read(saved(tmp_path, image, name))
+        assert np.unique(read).tolist() == [round(255 * level / 65_535)]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_numbers_of_32_bits_which_have_no_white_are_refused(tmp_path, kind):
+    path = saved(tmp_path, Image.fromarray(np.full((4, 4), 200, kind)), "wide.tiff")
+    with pytest.raises(ValueError, match=r"must have 8 or 16 bits a channel, got .*wide\.tiff"):
+        photographs.read(path)
+
+
 def test_what_is_transparent_is_laid_over_white(tmp_path):
     pixels = np.dstack([COLOUR, np.full(COLOUR.shape[:2], 255, np.uint8)])
     pixels[:3, ..., 3] = 0
@@ -88,8 +104,36 @@ def test_damaged_or_no_picture_is_refused_with_its_name(tmp_path):
             photographs.read(tmp_path / name)
 
 
+@pytest.mark.parametrize("error", [TypeError, RuntimeError, MemoryError, ZeroDivisionError])
+def test_whatever_the_decoder_raises_is_told_as_a_damaged_picture(tmp_path, monkeypatch, error):
+    def damaged(image, **options):
+        raise error
+
+    path = saved(tmp_path, Image.fromarray(COLOUR), "good.tiff")
+    monkeypatch.setattr(photographs.ImageOps, "exif_transpose", damaged)
+    with pytest.raises(ValueError, match=rf"picture that can be read.*says: {error.__name__}"):
+        photographs.read(path)
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of most of them
+def test_tiff_with_any_byte_of_its_directory_changed_is_read_or_refused(tmp_path):
+    path = saved(tmp_path, Image.fromarray(COLOUR), "a.tiff", compression="tiff_lzw")
+    contents, random = path.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(1500):
+        changed = bytearray(contents)
+        for place in random.integers(0, len(changed), 3):
+            changed[place] = random.choice([0, 1, 255, random.integers(256)])
+        path.write_bytes(changed)
+        try:
+            photographs.read(path)
+        except ValueError:
+            refused += 1
+    assert refused > 100
+
+
 def test_what_is_no_file_and_no_array_of_colours_is_refused(tmp_path):
-    for path in (tmp_path / "none.png", tmp_path):
+    for path in (tmp_path / "none.png", tmp_path, "x" * 5000, "nul\0.png"):
         with pytest.raises(ValueError, match="must be a file that is there"):
             photographs.read(path)
     for array in (COLOUR.astype(float), COLOUR[0, 0], COLOUR[..., :2]):

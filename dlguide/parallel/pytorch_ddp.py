@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -124,6 +125,8 @@ def train(
             datasets.epoch_batches(len(data.train_labels), batch, rank, ranks, epoch, seed)
             for epoch in range(epochs)
         ]
+    if comm:  # "own" sends no first weights: ranks with different ones would stay apart
+        alike(comm, weights=_printed(weights))
     if way == "data_parallel":
         whole = len(data.train_labels), batch * ranks
         parts = [datasets.epoch_batches(*whole, 0, 1, epoch, seed) for epoch in range(epochs)]
@@ -195,6 +198,14 @@ def _check(way: str, comm: Any, epochs: int, learning_rate: float, momentum: flo
     require_count(epochs, "epochs")
     require_positive(learning_rate, "learning_rate")
     require(0 <= momentum < 1, "momentum", "be at least 0 and below 1", momentum)
+
+
+def _printed(weights: Sequence[np.ndarray]) -> str:
+    """Give a short text that differs where weights do."""
+    checksum = 0
+    for array in weights:
+        checksum = zlib.crc32(array.tobytes(), checksum)
+    return f"{weights[0].dtype} with checksum {checksum:08x}"
 
 
 def _taken(data: Dataset, indices: np.ndarray, way: str, rank: int) -> tuple[Any, Any]:

@@ -14,7 +14,6 @@ from dlguide.checks import MissingComponentError, require, require_known
 
 # Without this list Pillow asks all its decoders; the one for EPS starts another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError)
 
 
 def china() -> np.ndarray:
@@ -54,21 +53,22 @@ def read(photograph: str | os.PathLike | np.ndarray) -> np.ndarray:
 
     Raises:
         ValueError: when the file is missing, cut short or no picture, or holds several pictures
-            one after the other; when the array is another one than above.
+            one after the other or numbers of 32 bits; when the array is another one than above.
     """
     if isinstance(photograph, np.ndarray):
         return _from_array(photograph)
     text = isinstance(photograph, str | os.PathLike)
     require(text, "photograph", "be a file's name or an array", type(photograph).__name__)
     path = Path(photograph)
-    require(path.is_file(), "photograph", "be a file that is there", str(path))
+    require(_is_file(path), "photograph", "be a file that is there", str(path))
     try:
         with Image.open(path, formats=FORMATS) as image:
             frames = getattr(image, "n_frames", 1)
             image.load()
             still = ImageOps.exif_transpose(image)
-            pixels = _flat(still) if frames == 1 else np.zeros(0)
-    except _DAMAGE as error:
+            levels = still.mode not in ("I", "F")
+            pixels = _flat(still) if levels and frames == 1 else np.zeros(0)
+    except Exception as error:  # what a decoder raises over damage is not listed anywhere
         kinds = ", ".join(FORMATS)
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         then = f"Pillow says: {said}. Give a whole file of one of the kinds {kinds}."
@@ -77,7 +77,16 @@ def read(photograph: str | os.PathLike | np.ndarray) -> np.ndarray:
         ) from error
     then = "Save one of its pictures and give that."
     require(frames == 1, "photograph", "hold one picture", f"{frames} of them in {path}", then)
+    then = "Numbers of 32 bits have no agreed white. Save it with 8 or 16 bits."
+    require(levels, "photograph", "have 8 or 16 bits a channel", str(path), then)
     return pixels
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that the system does not take, such as one too long
+        return False
 
 
 def _from_array(pixels: np.ndarray) -> np.ndarray:
@@ -91,10 +100,8 @@ def _from_array(pixels: np.ndarray) -> np.ndarray:
 
 
 def _flat(image: Image.Image) -> np.ndarray:
-    if image.mode.startswith(("I", "F")):  # 16 bits a channel; Pillow's own way cuts at 255
-        numbers = np.asarray(image, np.float64)
-        most = 65535.0 if numbers.max() > 255 else 255.0
-        grey = np.clip(np.rint(numbers * (255.0 / most)), 0, 255).astype(np.uint8)
+    if image.mode.startswith("I;16"):  # Pillow's own way cuts at 255
+        grey = np.rint(np.asarray(image, np.float64) / 257).astype(np.uint8)  # 65535 = 257 * 255
         image = Image.fromarray(grey)
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         over = image.convert("RGBA")
