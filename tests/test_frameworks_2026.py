@@ -30,7 +30,9 @@ def test_table_1_and_the_frameworks_only_named_have_one_row_each():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["framework"])
 def test_row_names_a_public_source_and_the_day_it_was_read(row):
-    assert re.fullmatch(r"https://[\w.-]+/\S+", row["source"])
+    pages = [row["source_of_release"], *(row["source_of_text"] or "").split()]
+    assert all(re.fullmatch(r"https://[\w.-]+/\S+", page) for page in pages)
+    assert len(set(pages)) == len(pages)
     assert datetime.date.fromisoformat(row["checked_on"]) >= datetime.date(2026, 11, 22)
     assert row["status_2026"] in STATES
     assert row["what_became"].endswith((".", ")"))
