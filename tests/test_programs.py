@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from dlguide import commands
+from dlguide.training import checkpoint
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks" / "programs"
 STEPS = 60
 pytestmark = pytest.mark.timeout(400)
 
 
-def start(program, ranks, folder):
-    words = ["--steps", STEPS, "--checkpoint", folder / "kept", "--record", folder / "told.json"]
+def start(program, ranks, folder, steps=STEPS):
+    words = ["--steps", steps, "--checkpoint", folder / "kept", "--record", folder / "told.json"]
     command = [sys.executable, "-m", "dlguide.cli", "run", "--ranks", ranks, FOLDER / program]
     done = commands.run([*command, *words], timeout_s=180)
     assert done.ok, done.tail()
@@ -32,10 +33,42 @@ def test_program_trains_once_and_announces_a_finished_training(program, ranks, t
     assert first["images_per_s"] > 0
     again, output = start(program, ranks, tmp_path)
     assert output.count("FINISHED: nothing is trained") == 1
-    assert f"{STEPS // ranks} of {STEPS // ranks} steps are done" in output
+    assert f"{50 * STEPS} of {50 * STEPS} images are done" in output
     assert (again["steps"], again["images_per_s"]) == (0, None)
     # a rank that kept its random weights would spoil the mean of all ranks
     assert again["accuracy"] == pytest.approx(first["accuracy"], abs=1e-3)
+
+
+FEW = """
+import runpy, sys
+from dlguide.data import datasets
+
+few = datasets.load().first(600, 100)
+datasets.load = lambda: few
+sys.argv = [{program!r}, *sys.argv[1:]]
+runpy.run_path({program!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("program", "ranks"), [("cnn_mnist.py", 1), ("cnn_mnist_hvd.py", 2)])
+def test_steps_beyond_the_end_of_the_images_are_taken_not_only_told(program, ranks, tmp_path):
+    script = tmp_path / "few.py"
+    script.write_text(FEW.format(program=str(FOLDER / program)))
+    told, _ = start(script, ranks, tmp_path, steps=16 * ranks)  # 12 / ranks of them in an epoch
+    assert told["steps"] == 16
+    kept = checkpoint.latest(tmp_path / "kept")
+    arrays = checkpoint.read(kept)[1]
+    assert checkpoint.read(kept)[0].step == 16 * ranks * 50
+    assert any(array.shape == () and int(array) == 16 for array in arrays)  # its own count
+
+
+def test_training_of_two_ranks_is_no_half_done_one_for_one_rank(tmp_path):
+    script = tmp_path / "few.py"
+    script.write_text(FEW.format(program=str(FOLDER / "cnn_mnist_hvd.py")))
+    assert start(script, 2, tmp_path, steps=20)[0]["steps"] == 10
+    again, output = start(script, 1, tmp_path, steps=20)
+    assert again["steps"] == 0
+    assert output.count("FINISHED: nothing is trained") == 1
 
 
 def test_horovod_program_differs_by_few_lines():

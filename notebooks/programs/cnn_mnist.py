@@ -36,7 +36,7 @@ class Clock(keras.callbacks.Callback):
 data = datasets.load()
 images, labels = data.train_images, data.train_labels
 test_images, test_labels = data.test_images, data.test_labels
-steps = given.steps
+wanted = given.steps * given.batch  # images, of all ranks and epochs
 
 # Network and optimizer
 keras.utils.set_random_seed(1)
@@ -63,24 +63,28 @@ done = 0
 found = checkpoint.latest(given.checkpoint) if given.checkpoint else None
 if found:
     done = checkpoint.restore(found, model, optimizer).step
-    print(f"Found {found}: {done} of {steps} steps are done.")
-    if done >= steps:
+    print(f"Found {found}: {done} of {wanted} images are done.")
+    if wanted - done < given.batch:
         print("FINISHED: nothing is trained. Delete the checkpoint, or ask for more steps.")
 
-# Training
+# Training: `fit` ends where the images end, so it is called once for each pass over them
 callbacks = [clock := Clock()]
-if done < steps:
-    fit = {"batch_size": given.batch, "steps_per_epoch": steps - done, "verbose": 0}
+steps = max(0, wanted - done) // given.batch
+epoch = len(data.train_images) // given.batch
+for first in range(0, steps, epoch):
+    fit = {"batch_size": given.batch, "steps_per_epoch": min(epoch, steps - first), "verbose": 0}
     model.fit(images, labels, callbacks=callbacks, **fit)
+made = len(clock.ends)
 
 # Evaluation
 _, accuracy = model.evaluate(test_images, test_labels, batch_size=500, verbose=0)
 
 # Results
-numbers = {"ranks": 1, "steps": max(0, steps - done), "batch": given.batch}
+numbers = {"ranks": 1, "steps": made, "batch": given.batch}
 numbers |= {"images_per_s": clock.images_per_s(given.batch), "accuracy": accuracy}
 print(numbers)
-if given.checkpoint and done < steps:
-    checkpoint.save(given.checkpoint, model, optimizer, step=steps, epoch=0)
+done += made * given.batch  # in images: they count alike on any number of ranks
+if given.checkpoint and made:
+    checkpoint.save(given.checkpoint, model, optimizer, step=done, epoch=0)
 if given.record:
     Path(given.record).write_text(json.dumps(numbers))

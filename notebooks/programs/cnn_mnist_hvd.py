@@ -39,7 +39,7 @@ data = datasets.load()
 own = slice(hvd.rank(), None, hvd.size())
 images, labels = data.train_images[own], data.train_labels[own]
 test_images, test_labels = data.test_images[own], data.test_labels[own]
-steps = given.steps // hvd.size()
+wanted = given.steps * given.batch  # images, of all ranks and epochs
 
 # Network and optimizer
 keras.utils.set_random_seed(1 + hvd.rank())
@@ -67,29 +67,33 @@ done = 0
 found = checkpoint.latest(given.checkpoint) if given.checkpoint and hvd.rank() == 0 else None
 if found:
     done = checkpoint.restore(found, model, optimizer).step
-    print(f"Found {found}: {done} of {steps} steps are done.")
-    if done >= steps:
+    print(f"Found {found}: {done} of {wanted} images are done.")
+    if wanted - done < given.batch * hvd.size():
         print("FINISHED: nothing is trained. Delete the checkpoint, or ask for more steps.")
 done = hvd.broadcast_object(done)
 hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
 
-# Training
+# Training: `fit` ends where the images end, so it is called once for each pass over them
 callbacks = [clock := Clock()]
-if done < steps:
-    fit = {"batch_size": given.batch, "steps_per_epoch": steps - done, "verbose": 0}
+steps = max(0, wanted - done) // given.batch // hvd.size()
+epoch = len(data.train_images) // given.batch // hvd.size()
+for first in range(0, steps, epoch):
+    fit = {"batch_size": given.batch, "steps_per_epoch": min(epoch, steps - first), "verbose": 0}
     model.fit(images, labels, callbacks=callbacks, **fit)
+made = len(clock.ends)
 
 # Evaluation
 _, accuracy = model.evaluate(test_images, test_labels, batch_size=500, verbose=0)
 accuracy = float(hvd.allreduce(accuracy * len(test_labels), op=hvd.Sum)) / len(data.test_labels)
 
 # Results
-numbers = {"ranks": hvd.size(), "steps": max(0, steps - done), "batch": given.batch}
+numbers = {"ranks": hvd.size(), "steps": made, "batch": given.batch}
 numbers |= {"images_per_s": clock.images_per_s(given.batch * hvd.size()), "accuracy": accuracy}
 if hvd.rank() == 0:
     print(numbers)
-if given.checkpoint and hvd.rank() == 0 and done < steps:
-    checkpoint.save(given.checkpoint, model, optimizer, step=steps, epoch=0)
+done += made * given.batch * hvd.size()  # in images: they count alike on any number of ranks
+if given.checkpoint and hvd.rank() == 0 and made:
+    checkpoint.save(given.checkpoint, model, optimizer, step=done, epoch=0)
 if given.record and hvd.rank() == 0:
     Path(given.record).write_text(json.dumps(numbers))
 hvd.broadcast_object(numbers)  # nobody leaves before rank 0 has saved
