@@ -18,6 +18,17 @@ pytestmark = pytest.mark.timeout(300)
 
 SCRIPTS = Path(__file__).parent / "transparent_scripts"
 NOISY = ("convnet", "own_step")  # dropout, whose masks are other ones on ranks
+NAMES = (*NOISY, "functional", "pipeline", "checkpoints")
+IN_TURN = """
+import contextlib, keras, os, runpy, sys
+folder, scripts, names = os.getcwd(), sys.argv[1], sys.argv[2:]
+sys.argv[1:] = []
+for name in names:
+    os.chdir(os.path.join(folder, name))
+    keras.backend.clear_session()
+    with open("stdout.txt", "w") as file, contextlib.redirect_stdout(file):
+        runpy.run_path(os.path.join(scripts, f"{name}.py"), run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,28 +56,31 @@ def python(folder, *words):
     return done
 
 
-def transparent(folder, script, ranks, *words):
-    options = ["--transparent", "--oversubscribe", "--seed", 5, "-n", ranks]
-    return python(folder, "-m", "dlguide.cli", "run", *options, *words, script)
+def transparent(folder, script, ranks, *words, report="report.json"):
+    options = ["--transparent", "--oversubscribe", "--seed", 5, "-n", ranks, "--report", report]
+    return python(folder, "-m", "dlguide.cli", "run", *options, script, *words)
+
+
+@pytest.fixture(scope="module")
+def serial_runs(digits, tmp_path_factory):
+    """Every script run as it is, by one process one after another: TensorFlow loads once."""
+    folder = tmp_path_factory.mktemp("serial")
+    for name in (*NAMES, "exact"):
+        (folder / name).mkdir()
+        np.savez(folder / name / "mnist.npz", **digits)
+    python(folder, "-c", IN_TURN, SCRIPTS, *NAMES, "exact")
+    return folder
 
 
 def told(printed, what):
     return float(re.search(rf"^{what}: (\S+)$", printed, re.M).group(1))
 
 
-@pytest.mark.parametrize("name", [*NOISY, "functional", "pipeline", "checkpoints"])
-def test_script_reaches_the_accuracy_of_the_serial_run(name, digits, tmp_path):
-    runs = {}
-    for kind in ("serial", "ranks"):
-        folder = tmp_path / kind
-        folder.mkdir()
-        np.savez(folder / "mnist.npz", **digits)
-        script = SCRIPTS / f"{name}.py"
-        if kind == "serial":
-            runs[kind] = python(folder, script)
-        else:
-            runs[kind] = transparent(folder, script, 2, "--report", "report.json")
-    serial, ranks = (runs[kind].stdout for kind in ("serial", "ranks"))
+@pytest.mark.parametrize("name", NAMES)
+def test_script_reaches_the_accuracy_of_the_serial_run(name, digits, serial_runs, tmp_path):
+    np.savez(tmp_path / "mnist.npz", **digits)
+    ranks = transparent(tmp_path, SCRIPTS / f"{name}.py", 2).stdout
+    serial = (serial_runs / name / "stdout.txt").read_text()
     # What rank 0 prints is what one process prints, numbers and times aside, and nothing twice.
     blank = re.compile(r"[\d.]+(e-\d+)?(?:ms|s)?")
     assert blank.sub("#", ranks) == blank.sub("#", serial)
@@ -76,20 +90,20 @@ def test_script_reaches_the_accuracy_of_the_serial_run(name, digits, tmp_path):
     assert abs(accuracies[0] - accuracies[1]) <= 0.005, accuracies
     losses = [told(each, "Test loss") for each in (serial, ranks)]
     assert losses[1] == pytest.approx(losses[0], rel=0.1 if name in NOISY else 0.03)
-    report = json.loads((tmp_path / "ranks" / "report.json").read_text())
+    report = json.loads((tmp_path / "report.json").read_text())
     assert report["ranks"] == 2
     fit = next(each for each in report["changes"] if each["call"] == "fit")
     source = (SCRIPTS / f"{name}.py").read_text().splitlines()
     assert ".fit(" in source[fit["line"] - 1] or "fit(" in source[fit["line"] - 2]
+    assert ("Random layers (dropout)" in report["text"]) == (name in NOISY)
     if name == "checkpoints":
-        check_files(tmp_path)
+        check_files(serial_runs / name, tmp_path)
 
 
-def check_files(folder):
+def check_files(serial, ranks):
     """Every file that one process writes is there once, whole, and nothing else."""
-    serial, ranks = folder / "serial", folder / "ranks"
     names = [
-        {str(path.relative_to(each)) for path in each.rglob("*")} - {"report.json"}
+        {str(path.relative_to(each)) for path in each.rglob("*")} - {"report.json", "stdout.txt"}
         for each in (serial, ranks)
     ]
     assert names[0] == names[1]
@@ -104,26 +118,26 @@ def check_files(folder):
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exact")
-    done = python(folder, SCRIPTS / "exact.py")
-    with np.load(folder / "exact.npz") as kept:
-        return done.stdout, dict(kept)
+def exact(serial_runs):
+    with np.load(serial_runs / "exact" / "exact.npz") as kept:
+        return dict(kept)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_weights_and_histories_are_those_of_one_process(ranks, exact, tmp_path):
     # dlguide.horovod.transparent.step weighs gradients, dlguide.horovod.transparent.summing adds
-    # up metrics, dlguide.horovod.transparent.patches puts both into Keras, and
+    # up metrics, dlguide.horovod.transparent.normalization forms the statistics of whole batches,
+    # dlguide.horovod.transparent.patches puts them into Keras, and
     # dlguide.horovod.transparent.models looks at the model first: together they change nothing.
-    printed, serial = exact
-    done = transparent(tmp_path, SCRIPTS / "exact.py", ranks)
+    # The weights are all that a model keeps: moving statistics too.
+    which = [] if ranks == 3 else ["few"]
+    done = transparent(tmp_path, SCRIPTS / "exact.py", ranks, *which)
     with np.load(tmp_path / "exact.npz") as kept:
-        assert kept.files == list(serial)
-        for name, values in serial.items():
-            np.testing.assert_allclose(kept[name], values, rtol=1e-9, atol=1e-11, err_msg=name)
-    assert "Batch normalization (batch_normalization)" in done.stderr
-    assert "Random layers (dropout)" in done.stderr
-    # With batch normalization runs differ, but a rank without samples must not disturb it.
-    moving = [np.array(text.split()[1:17], float) for text in (printed, done.stdout)]
-    np.testing.assert_allclose(moving[1], moving[0], atol=0.2)
+        assert set(kept.files) <= set(exact)
+        assert len(kept.files) > 10
+        assert which or set(kept.files) == set(exact)
+        for name in kept.files:
+            given, expected = kept[name], exact[name]
+            np.testing.assert_allclose(given, expected, rtol=1e-9, atol=1e-11, err_msg=name)
+    said = "BatchNormalization (batch_normalization): statistics over the whole batch, exchanged in"
+    assert (said in done.stderr) == (ranks > 1)

@@ -32,6 +32,46 @@ class OwnLoop(keras.Sequential):
         return super().make_train_function(force)
 
 
+class Cell(keras.layers.SimpleRNNCell):
+    """Normalizes in each turn of a loop."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.norm = keras.layers.BatchNormalization(name="in_a_loop")
+
+    def call(self, inputs, states, training=False):
+        out, states = super().call(inputs, states, training=training)
+        return self.norm(out, training=training), states
+
+
+def recurrent():
+    made = keras.Sequential([keras.Input((3, 2)), keras.layers.RNN(Cell(2))])
+    made.compile("sgd", "mse")
+    made.fit(x.reshape(40, 3, 2), y, batch_size=8, verbose=0)
+
+
+class Penalized(keras.Sequential):
+    """A loss with a gradient in it, through layers that normalize."""
+
+    def train_step(self, data):
+        rows = tf.convert_to_tensor(data[0])
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(rows)
+                out = self(rows, training=True)
+            loss = tf.reduce_mean(inner.gradient(out, rows) ** 2)
+        weights = self.trainable_weights
+        self.optimizer.apply(outer.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def penalized():
+    layers = keras.Input((6,)), keras.layers.BatchNormalization(name="twice"), keras.layers.Dense(2)
+    made = Penalized(layers)
+    made.compile("sgd", "mse")
+    made.fit(x, y, batch_size=8, verbose=0)
+
+
 attempts = {
     "loop": loop,
     "train_on_batch": lambda: model().train_on_batch(x, y),
@@ -47,6 +87,8 @@ attempts = {
         np.concatenate([x[:8], OWN.permutation(x)]), np.concatenate([y[:8], y]), 8, shuffle=False
     ),
     "other validation data": lambda: model().evaluate(OWN.permutation(x), y, verbose=0),
+    "recurrent": recurrent,
+    "penalized": penalized,
     "no rows": lambda: model().fit(tf.data.Dataset.range(5), verbose=0),
 }
 for name, attempt in attempts.items():

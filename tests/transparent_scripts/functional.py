@@ -19,14 +19,14 @@ picture = keras.Input(shape=(28, 28), name="picture")
 bright = keras.Input(shape=(1,), name="bright")
 x = layers.Flatten()(picture)
 x = layers.Dense(64, activation="relu")(x)
-x = layers.LayerNormalization()(x)
+x = layers.BatchNormalization()(x)
 x = layers.concatenate([x, bright])
 digit = layers.Dense(10, name="digit")(x)
 round_ = layers.Dense(1, activation="sigmoid", name="round")(x)
 model = keras.Model(inputs=[picture, bright], outputs={"digit": digit, "round": round_})
 
 model.compile(
-    optimizer=keras.optimizers.RMSprop(keras.optimizers.schedules.CosineDecay(2e-3, 600)),
+    optimizer=keras.optimizers.RMSprop(1e-3),
     loss={
         "digit": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "round": "binary_crossentropy",

@@ -134,7 +134,7 @@ def _share_functions(session: Session, counts: dict[str, Counts]) -> None:
                 function = self._make_function(inner)
             if counts[phase].fresh:
                 counts[phase].fresh = False
-                _check_first(session, counts[phase], phase)
+                _check_first(session, self, counts[phase], phase)
             return logs
 
         return call
@@ -153,7 +153,7 @@ def _share_functions(session: Session, counts: dict[str, Counts]) -> None:
     Trainer.make_test_function = make_test_function
 
 
-def _check_first(session: Session, counts: Counts, phase: str) -> None:
+def _check_first(session: Session, model: Any, counts: Counts, phase: str) -> None:
     """Compare what the ranks were given after a phase's first step, and say how it was shared."""
     seen = counts.read()
     if not session.same([seen["steps"], seen["fingerprint"], seen["first"]]):
@@ -167,6 +167,11 @@ def _check_first(session: Session, counts: Counts, phase: str) -> None:
     least = total // ranks
     part = f"{least}" if total % ranks == 0 else f"{least} or {least + 1}"
     session.report.change("fit", session.line, f"batches of {total}: {part} samples per rank")
+    names = [each.name for each in model._flatten_layers() if id(each) in session.normalized]
+    if names:
+        what = "statistics over the whole batch, exchanged in each step"
+        what = f"BatchNormalization ({', '.join(names)}): {what}"
+        session.report.change("fit", session.line, what)
     session.report.differs(READING)
     session.report.differs(LOGS)
 

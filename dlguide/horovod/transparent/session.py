@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import tensorflow as tf
 
 from dlguide.horovod.collectives import allgather, allreduce
 from dlguide.horovod.native import Max
@@ -38,7 +40,12 @@ class Session:
         self.rank = rank
         self.ranks = ranks
         self.phase = ""  # "train" or "test" while batches are shared, "whole" within predict
-        self.weight: Any = None  # within a training step: own samples * ranks / all samples
+        self.weight: Any = None  # within a shared step: own samples * ranks / all samples
+        self.graph: Any = None  # within a shared step: the graph that it is traced in
+        self.turn = tf.Variable(0, trainable=False)  # changed by what must be done in order
+        self.normalized: dict[int, Any] = {}  # layers whose statistics agree on all ranks, by id
+        self._share = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        self._named: Counter = Counter()  # exchanges of a layer in the step that is under way
         self.line = 0  # of the script, where the call that is under way stands
         self.known: dict[int, Any] = {}  # optimizers that exchange, and those inside them, by id
         self.trained = False
@@ -84,6 +91,46 @@ class Session:
             yield
         finally:
             self.phase, self.line = before, line
+
+    @contextmanager
+    def step(self, own: tf.Tensor, total: tf.Tensor) -> Iterator[None]:
+        """Do what is inside as this rank's part of a step of all ranks.
+
+        Args:
+            own: samples of this rank (count).
+            total: samples of all ranks (count).
+
+        Yields:
+            None: within the step.
+        """
+        # A variable: a `tf.function` of the script's outlives the graph of one tracing.
+        self._share.assign(tf.cast(own, tf.float64) * self.ranks / tf.cast(total, tf.float64))
+        self.weight = self._share
+        self.graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._named.clear()
+        try:
+            yield
+        finally:
+            self.weight = self.graph = None
+
+    def name_exchange(self, layer: Any) -> str:
+        """Return a name for what a layer exchanges, the same on all ranks, and note the layer.
+
+        Args:
+            layer: a layer that is being called in a shared step.
+
+        Returns:
+            str: another one for each call within a step.
+        """
+        self.normalized.setdefault(id(layer), layer)
+        number = list(self.normalized).index(id(layer))
+        self._named[number] += 1
+        return f"transparent.{number}.{layer.path}.{self._named[number]}"
+
+    def agreed(self) -> set[int]:
+        """Return the ids of the variables that steps change alike on all ranks."""
+        layers = self.normalized.values()
+        return {id(v) for layer in layers for v in layer._non_trainable_variables}
 
     def same(self, values: Any) -> bool:
         """Say whether all ranks have the same whole numbers; all ranks must call.

@@ -17,6 +17,11 @@ from dlguide.horovod.reduction import variable_key
 from dlguide.horovod.transparent.parts import OWN, PRINT, TOTAL
 from dlguide.horovod.transparent.session import Session
 
+SCALE = (
+    "Loss scale: gradients in half precision are those of each rank's mean, larger than the "
+    "rank's share of one process' gradients, so that they overflow at a smaller scale: all ranks "
+    "may skip a step that one process takes."
+)
 APART = 7919  # between the seeds of neighbouring ranks
 
 
@@ -103,17 +108,18 @@ def share_step(session: Session, model: keras.Model, step: Callable, counts: Cou
         before = [(v, tf.identity(v.value)) for v in [*metric_state(model), *own_state(model)]]
         seen.clear()
         seen.update(id(v) for v, _ in before)
-        session.weight = tf.cast(own, tf.float64) * session.ranks / tf.cast(total, tf.float64)
         plain = _seeds_apart(session)
         try:
-            for optimizer in optimizers_of(model):
-                exchange_in(session, optimizer)
-            logs = step(part)
+            with session.step(own, total):
+                for optimizer in optimizers_of(model):
+                    exchange_in(session, optimizer)
+                logs = step(part)
         finally:
-            session.weight = None
             global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, plain)
         made = [v for v in metric_state(model) if id(v) not in seen]
         before += [(v, tf.zeros_like(v.value)) for v in made]
+        agreed = session.agreed()  # known only now: these hold the statistics of all ranks
+        before = [(v, value) for v, value in before if id(v) not in agreed]
         shared_step.grown = bool(made) or any(id(v) not in seen for v in own_state(model))
         _keep(own, before)
         counts.add(sizes)
@@ -124,7 +130,7 @@ def share_step(session: Session, model: keras.Model, step: Callable, counts: Cou
 
 
 def _keep(own: tf.Tensor, before: list[tuple[keras.Variable, tf.Tensor]]) -> None:
-    """Undo what a rank without samples has done to metrics and moving statistics."""
+    """Undo what a rank without samples has done to metrics and to state of its own."""
 
     def undo() -> tf.Tensor:
         for variable, value in before:
@@ -193,6 +199,8 @@ def exchange_in(session: Session, optimizer: keras.optimizers.Optimizer) -> None
         DistributedOptimizer(optimizer, name=name, check_every=0)
         what = f"{type(optimizer).__name__} averages gradients over the ranks, by samples"
         session.report.change("optimizer", 0, what)
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and session.ranks > 1:
+            session.report.differs(SCALE)
         inner = [
             optimizer,
             getattr(optimizer, "inner_optimizer", None),

@@ -1,4 +1,4 @@
-"""Metrics and moving statistics of all ranks made one, at the end of an epoch or evaluation."""
+"""Metrics and other state of all ranks made one, at the end of an epoch or evaluation."""
 
 from __future__ import annotations
 
@@ -34,22 +34,16 @@ def sum_metrics(model: keras.Model) -> None:
 
 
 def average_own_state(session: Session, model: keras.Model) -> None:
-    """Average moving statistics over the ranks; all ranks must call.
+    """Average what steps change on each rank by itself; all ranks must call.
 
     Args:
         session: the run.
         model: the model.
     """
-    state = own_state(model)
+    agreed = session.agreed()
+    state = [variable for variable in own_state(model) if id(variable) not in agreed]
     floating = [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
     _combine(floating, "state", Average)
-    kind = keras.layers.BatchNormalization
-    names = [each.name for each in model._flatten_layers() if isinstance(each, kind)]
-    if names and session.ranks > 1:
-        session.report.differs(
-            f"Batch normalization ({', '.join(names)}): each rank normalizes with its own part "
-            "of the batch; the moving statistics are averaged at the end of each epoch."
-        )
 
 
 def _combine(variables: list[keras.Variable], name: str, op: int) -> None:
