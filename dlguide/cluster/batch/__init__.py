@@ -2,6 +2,7 @@
 
 from dlguide.cluster.batch.job import Job
 from dlguide.cluster.batch.profile import Profile, read_profile
+from dlguide.cluster.batch.rehearsal import rehearse
 from dlguide.cluster.batch.render import definition, script
 from dlguide.cluster.batch.submit import commands, submit, try_out
 
@@ -11,6 +12,7 @@ __all__ = [
     "commands",
     "definition",
     "read_profile",
+    "rehearse",
     "script",
     "submit",
     "try_out",

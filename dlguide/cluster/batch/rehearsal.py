@@ -1,0 +1,101 @@
+"""Run a batch script on this machine, without a batch system, before others wait for it."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlguide import commands
+from dlguide.checks import require, require_count, require_positive
+from dlguide.cluster.batch.job import Job
+from dlguide.cluster.batch.profile import Profile
+from dlguide.cluster.batch.render import script
+
+JOB_ID = "0"
+# Bash becomes the script, so that the signal reaches it as Slurm's would.
+_WARNED = '(sleep "$0" && kill -USR1 $$) & exec bash "$1"'
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """One run of a script.
+
+    Args:
+        status: its exit status; None when it did not end in time.
+        output: what it and its ranks wrote.
+        seconds: how long it took (s).
+        requeued: whether it asked to begin anew.
+    """
+
+    status: int | None
+    output: str
+    seconds: float
+    requeued: bool
+
+
+def rehearse(
+    job: Job,
+    profile: Profile,
+    folder: str | os.PathLike[str],
+    link: int = 1,
+    warn_after_s: float | None = None,
+    timeout_s: float = 60.0,
+) -> list[Rehearsal]:
+    """Run the Slurm script of a job of one node here, and again whenever it asks for that.
+
+    The ranks, the staging and what the script does at its end are real; the queue, other nodes
+    and the limits that Slurm enforces are not. Modules are not loaded.
+
+    Args:
+        job: what is asked for, of one node.
+        profile: the site; its modules and directives mean nothing here.
+        folder: where the program lies, from which the job would be submitted.
+        link: which job of the chain it is, from 1 on.
+        warn_after_s: when the job is told that its time is nearly over (s), in its first run
+            only; None for never.
+        timeout_s: longest time of a run, all its processes are ended then (s).
+
+    Returns:
+        list[Rehearsal]: one for each run; a second one where the first asked to begin anew.
+
+    Raises:
+        ValueError: when the job wants several nodes, is for PBS, or starts its ranks itself.
+    """
+    require(job.nodes == 1, "nodes", "be 1 in a rehearsal", job.nodes)
+    require(not job.inside, "inside", "be False in a rehearsal", job.inside)
+    slurm = profile.scheduler
+    require(slurm == "slurm", "scheduler", "be slurm in a rehearsal", slurm)
+    require_count(link, "link")
+    if warn_after_s is not None:
+        require_positive(warn_after_s, "warn_after_s")
+        must = "be None for a job without `requeue`, which a warning would end"
+        require(job.requeue, "warn_after_s", must, warn_after_s)
+    runs: list[Rehearsal] = []
+    with tempfile.TemporaryDirectory(prefix="dlguide-rehearsal-") as made:
+        place = Path(made)
+        lines = script(job, profile).splitlines(keepends=True)
+        path = place / "job.sh"
+        path.write_text("".join(each for each in lines if not each.startswith("module load ")))
+        asked = place / "requeued"
+        stands_in = place / "scontrol"
+        stands_in.write_text(f'#!/bin/bash\ntouch "{asked}"\n')
+        stands_in.chmod(0o755)
+        while not runs or (runs[-1].requeued and len(runs) <= job.restarts):
+            env = commands.without_mpi() | {
+                "PATH": f"{place}:{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
+                "SLURM_JOB_ID": JOB_ID,
+                "SLURM_SUBMIT_DIR": str(Path(folder).absolute()),
+                "SLURM_RESTART_COUNT": str(len(runs)),
+                "DLGUIDE_LINK": str(link),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            }
+            words: list[object] = ["bash", path]
+            if warn_after_s is not None and not runs:
+                words = ["bash", "-c", _WARNED, warn_after_s, path]
+            done = commands.run(words, timeout_s, env, folder)
+            runs.append(Rehearsal(done.status, done.output, done.seconds, asked.exists()))
+            asked.unlink(missing_ok=True)
+    return runs
