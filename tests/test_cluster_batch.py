@@ -172,6 +172,8 @@ if os.environ.get("DLGUIDE_LINK") == "7":
     while not os.path.exists(os.environ["DLGUIDE_STOP"]):
         time.sleep(0.02)
     sys.exit(85)
+if os.environ.get("DLGUIDE_LINK") == "8":
+    time.sleep(60)
 """
 
 
@@ -257,6 +259,21 @@ def test_job_begins_anew_when_its_time_is_nearly_over_and_not_when_it_is_done(sc
     done.communicate(timeout=20)
     assert done.returncode == 0
     assert not (place / "requeued").exists()
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_program_that_saves_by_itself_need_not_look_for_the_file(scheduler, place):
+    job = Job("train.py", requeue=True, warn_s=2, time="0:00:03")
+    done = start(place, batch.script(job, Profile(scheduler=scheduler), "job.sh"), link="8")
+    try:
+        while not (place / "began").exists():
+            assert done.poll() is None
+        if scheduler == "slurm":
+            os.kill(done.pid, 10)
+        assert done.wait(timeout=20) == 1
+    finally:
+        os.killpg(done.pid, 9)  # the batch system would end what is still at work
+    assert (place / "requeued").exists()
 
 
 def test_job_that_makes_no_progress_does_not_begin_anew_for_ever(place):
@@ -357,7 +374,8 @@ def test_job_larger_than_any_node_of_the_site_is_refused_before_it_waits():
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     """A batch system that writes down what it is asked, and answers."""
-    for name, answer in (("sbatch", "17;cluster"), ("qsub", "17.server")):
+    number = f"$((16 + $(wc -l < {tmp_path}/asked)))"
+    for name, answer in (("sbatch", f"{number};cluster"), ("qsub", f"{number}.server")):
         path = tmp_path / name
         path.write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/asked\necho "{answer}"\n')
         path.chmod(0o755)
@@ -391,15 +409,16 @@ def test_links_of_a_chain_wait_for_each_other(scheduler, asked, tmp_path):
     done = invoke("train.py", *words)
     assert done.exit_code == 0, done.output
     after = {
-        "slurm": " --dependency=afterok:17 --kill-on-invalid-dep=yes",
-        "pbs": " -W depend=afterok:17.server",
-    }
+        "slurm": " --dependency=afterok:{} --kill-on-invalid-dep=yes",
+        "pbs": " -W depend=afterok:{}.server",
+    }[scheduler]
     first = {"slurm": "sbatch --parsable{} --export=ALL,", "pbs": "qsub{} -v "}[scheduler]
     assert asked.read_text().splitlines() == [
-        f"{first.format(after[scheduler] if link > 1 else '')}DLGUIDE_LINK={link} {path}"
+        f"{first.format(after.format(15 + link) if link > 1 else '')}DLGUIDE_LINK={link} {path}"
         for link in (1, 2, 3)
     ]
-    assert done.output.count("17") == 3
+    numbers = ("17", "18", "19")
+    assert all(number in done.output.partition("Submitted")[2] for number in numbers)
     # the lines that a dry run shows do the same in a shell
     asked.unlink()
     lines = batch.commands(Job("train.py", chain=3), Profile(scheduler=scheduler), str(path))
