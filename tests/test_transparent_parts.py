@@ -5,8 +5,11 @@ from __future__ import annotations
 import builtins
 import io
 import itertools
+import os
 import subprocess
 import sys
+import tempfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,8 +115,7 @@ def test_the_report_counts_what_repeats_and_says_what_differs():
 
 
 def test_what_a_rank_opens_to_write_is_its_own_and_is_read_again(tmp_path, monkeypatch):
-    from dlguide.horovod.transparent import files
-    from dlguide.horovod.transparent.session import Session
+    from dlguide.horovod.transparent.private import Private
 
     private = tmp_path / "private"
     private.mkdir()
@@ -121,8 +123,11 @@ def test_what_a_rank_opens_to_write_is_its_own_and_is_read_again(tmp_path, monke
     monkeypatch.setattr(io, "open", io.open)
     old = tmp_path / "old.txt"
     old.write_text("rank 0's\n")
+    monkeypatch.setattr(tempfile, "mkdtemp", tempfile.mkdtemp)
+    monkeypatch.setattr(tempfile, "_mkstemp_inner", tempfile._mkstemp_inner)
     plain = builtins.open
-    files._write_aside(Session("script.py", private, 1, 2, 0))
+    copies = Private(SimpleNamespace(folder=private, rank=1))
+    copies.install()
     for mode, expected in (("w", "mine"), ("a", "minemine"), ("r+", "minemine")):
         with open(tmp_path / "new.txt", mode) as file:
             file.write("mine")
@@ -138,11 +143,64 @@ def test_what_a_rank_opens_to_write_is_its_own_and_is_read_again(tmp_path, monke
     assert not (tmp_path / "a.npy").exists()
     with plain(old) as file:
         assert file.read() == "rank 0's\n"
+    # what rank 0 does to its files is followed
+    copies.follow("replace", [str(tmp_path / "new.txt"), str(tmp_path / "newer.txt")])
+    with open(tmp_path / "newer.txt") as file:
+        assert file.read() == "minemine"
+    copies.follow("remove", [str(tmp_path / "newer.txt")])
+    open(tmp_path / "newer.txt", "x").close()
+    with tempfile.TemporaryDirectory() as folder, open(f"{folder}/own.txt", "w") as file:
+        assert copies.owns(file.name)
+        assert os.listdir(folder) == ["own.txt"]
+
+
+def test_an_outcome_is_the_same_result_or_error_elsewhere(tmp_path):
+    # dlguide.horovod.transparent.folders gives all ranks what rank 0 has got
+    from dlguide.horovod.transparent.outcomes import Outcome, Outcomes
+
+    class Own(Exception):
+        def __init__(self, one, two):
+            super().__init__(one)
+
+    here, there = Outcomes(tmp_path), Outcomes(tmp_path)
+    assert there.find("a") is None
+    here.tell("a", Outcome("path"))
+    here.tell("b", Outcome(error=FileExistsError(17, "File exists", "d")))
+    here.tell("c", Outcome(error=Own("why", 2)))
+    assert there.find("a").give() == "path"
+    with pytest.raises(FileExistsError, match="'d'"):
+        there.find("b", patience_s=1.0).give()
+    with pytest.raises(RuntimeError, match="Own: why"):
+        there.find("c").give()
+
+
+def test_losses_that_are_no_mean_over_the_batch_are_told_apart():
+    import tensorflow as tf
+    from keras import losses, ops
+
+    from dlguide.horovod.transparent.losses import judge
+
+    def pairs(a, b):
+        return ops.mean((b - ops.mean(b)) ** 2 - a * b)
+
+    def masked(a, b):
+        counts = ops.cast(a != 0, "float32")
+        return ops.sum((a - b) ** 2 * counts) / ops.sum(counts)
+
+    like = tf.zeros([8, 3])
+    for wrong in (lambda a, b: ops.sum((a - b) ** 2), pairs, masked, losses.Dice()):
+        assert judge(wrong, like, like) is False
+    mean, each = (lambda a, b: ops.mean((a - b) ** 2)), (lambda a, b: ops.mean((a - b) ** 2, -1))
+    for right in (mean, each, losses.CategoricalCrossentropy(), losses.Huber()):
+        assert judge(right, like, like) is True
+    labels = tf.zeros([8], tf.int64)
+    assert judge(losses.SparseCategoricalCrossentropy(from_logits=True), labels, like) is True
+    assert judge(lambda a, b: ops.mean(a) / 0.0, like, like) is None
 
 
 def test_the_launcher_loads_nothing_heavy_to_read_a_script():
     # dlguide.cli.run and dlguide.cluster.inspection; the rooms dlguide.horovod.transparent.files,
-    # .models, .patches, .step and .summing are loaded in the ranks only
+    # .folders, .private, .outcomes, .losses, .models, .patches, .step and .summing are loaded in the ranks only
     code = (
         "import sys, dlguide.cli.run, dlguide.cluster.inspection as i; i.forbidden(sys.argv[1]); "
         "assert not {'tensorflow', 'keras', 'horovod', 'mpi4py'} & set(sys.modules)"

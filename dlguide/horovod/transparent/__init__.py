@@ -20,7 +20,7 @@ import keras
 
 from dlguide.horovod import runtime
 from dlguide.horovod.native import native
-from dlguide.horovod.transparent import files, normalization, patches
+from dlguide.horovod.transparent import files, losses, normalization, patches
 from dlguide.horovod.transparent.session import Refused, Session
 
 __all__ = ["REPORT", "Refused", "Session", "finish", "start"]
@@ -44,6 +44,7 @@ def start(script: str, folder: Path, seed: int) -> Session:
     keras.utils.set_random_seed(seed)
     patches.install(session)
     normalization.install(session)
+    losses.install(session)
     files.install(session)
     return session
 

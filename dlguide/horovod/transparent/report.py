@@ -17,6 +17,7 @@ class Report:
     def __init__(self, script: str, ranks: int, seed: int) -> None:
         self.script, self.ranks, self.seed = script, ranks, seed
         self.changes: list[dict] = []  # each with call, line of the script, what, times
+        self.assumed: list[str] = []  # what could not be checked
         self.different: list[str] = []  # what is not as in one process, a sentence each
 
     def change(self, call: str, line: int, what: str) -> None:
@@ -43,6 +44,15 @@ class Report:
         if what not in self.different:
             self.different.append(what)
 
+    def assume(self, what: str) -> None:
+        """Note what is taken for granted because it cannot be checked, once.
+
+        Args:
+            what: words that end a line.
+        """
+        if what not in self.assumed:
+            self.assumed.append(what)
+
     def record(self) -> dict:
         """Return the report as plain values."""
         return {**vars(self), "text": self.text()}
@@ -59,4 +69,7 @@ class Report:
         if self.different:
             lines.append("Not as in one process:")
             lines += [f"  - {each}" for each in self.different]
+        if self.assumed:
+            lines.append("Taken for granted:")
+            lines += [f"  - {each}" for each in self.assumed]
         return "\n".join(lines)
