@@ -25,6 +25,9 @@ def path_of(file: Any) -> str | None:
 
     Args:
         file: anything.
+
+    Returns:
+        str | None: the path.
     """
     if not isinstance(file, str | bytes | os.PathLike):
         return None
@@ -69,6 +72,9 @@ class Private:
 
         Args:
             file: a path, or anything else.
+
+        Returns:
+            bool: False for what is no path.
         """
         path = path_of(file)
         return path is not None and any(_within(path, each) for each in self.own)
@@ -81,6 +87,9 @@ class Private:
             mode: as for `open`.
             args: passed on.
             kwargs: passed on.
+
+        Returns:
+            IO: the open file.
         """
         path = path_of(file)
         free = (str(self.session.folder), "/dev/", "/proc/")
@@ -88,7 +97,7 @@ class Private:
             return self.plain_open(file, mode, *args, **kwargs)
         writes = set(mode) & set("wax+")
         if writes and path not in self.copies:
-            copy = self._new()
+            copy = self._place()
             if set(mode) & set("ar") and os.path.exists(path):
                 shutil.copyfile(path, copy)
             self.copies[path] = copy
@@ -111,7 +120,7 @@ class Private:
             self._forget(target)
             for path, copy in found.items():
                 if name in COPYING:
-                    copy = Path(shutil.copyfile(copy, self._new()))
+                    copy = Path(shutil.copyfile(copy, self._place()))
                 else:
                     del self.copies[path]
                 self.copies[target + path[len(source) :]] = copy
@@ -119,7 +128,7 @@ class Private:
     def _forget(self, path: str) -> None:
         self.copies = {each: copy for each, copy in self.copies.items() if not _within(each, path)}
 
-    def _new(self) -> Path:
+    def _place(self) -> Path:
         return self.session.folder / f"file-{self.session.rank}-{next(self._numbers)}"
 
 
