@@ -12,7 +12,6 @@ import numpy as np
 from dlguide.exercises import answered, expect, expect_close, expect_function
 from dlguide.exercises.matching import expect_causes
 from dlguide.exercises.on_ranks import results
-from dlguide.usecases.kmeans import daal
 
 # For each symptom the letter of its cause in the notebook, and a question that leads to it.
 CAUSES = {
@@ -162,7 +161,8 @@ def exercise_60_3(infer: Callable[..., Any]) -> str:
 @contextmanager
 def _watched(infer: Callable[..., Any]) -> Iterator[list[int]]:
     """Note the most iterations of every `daal4py.kmeans` that is made within."""
-    daal4py = daal.load()
+    import daal4py
+
     routine, calls = daal4py.kmeans, []
 
     @functools.wraps(routine)
