@@ -97,7 +97,8 @@ def test_a_rank_may_work_on_alone_when_the_others_have_done_their_part(
         ("exit 3", r"rank 1 left early with sys.exit(3)"),
         # the launcher ends the other rank too, sometimes before anybody looks
         ("os._exit", "1 ended before the work was done"),
-        ("abort at exit", "ended badly after their work"),
+        # before or after the work, by whether the launcher was quicker than the other rank
+        ("abort at exit", "ended b"),
         ("kill", "1 ended before the work was done"),
     ],
 )
