@@ -146,3 +146,9 @@ def test_a_script_that_does_not_train_or_ends_itself_is_an_error(text, said, tmp
     assert done.returncode != 0
     assert said in done.stderr
     assert not processes.leftovers()
+
+
+def test_a_stop_that_one_rank_decides_stops_all():
+    done = run(SCRIPTS / "stopping.py", "--transparent", "-n", "2", cwd=SCRIPTS)
+    assert done.returncode == 0, done.stderr
+    assert 0 < int(re.search(r"batches (\d+)", done.stdout)[1]) < 600

@@ -204,7 +204,8 @@ def _share_decisions(session: Session) -> None:
 
     def decides(callback: Any) -> bool:
         kind = type(callback)
-        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        given = "on_train_batch_end" in vars(callback)  # as LambdaCallback keeps what it is given
+        if given or isinstance(callback, keras.callbacks.TerminateOnNaN):
             return True
         own = not kind.__module__.startswith(("keras.", "dlguide."))
         plain = keras.callbacks.Callback
