@@ -87,7 +87,8 @@ def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, t
 def late(monkeypatch):
     """Look at a process that waits, every second until a time: is it late by then?"""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    letter = watch._process(process.pid)[0]
+    while (letter := watch._process(process.pid)[0]) != "S":
+        time.sleep(0.05)  # it starts still, or loads
     monkeypatch.setattr(watch, "now", lambda: 0.0)
     pids = watch.Processes({0: process.pid})
     seen = {"s": 0.0}
@@ -130,9 +131,10 @@ def test_a_pause_of_the_whole_machine_is_not_a_ranks(late):
 
 
 class Pids:
-    """Ranks of which some are dead or frozen."""
+    """Two ranks of this machine, of which some are dead or frozen."""
 
     def __init__(self, dead=(), standing=()):
+        self.pids = {0: 0, 1: 0}
         self.gone, self.standing = list(dead), list(standing)
 
     def dead(self, timeout_s):
