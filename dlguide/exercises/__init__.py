@@ -105,8 +105,28 @@ def expect_close(
         expect(False, f"{expected} (a number)", answer, hint)
     shape = f"{expected} (shape {right.shape})"
     expect(numbers.shape == right.shape, shape, f"shape {numbers.shape}", hint)
+    expect(near(numbers, right, relative), expected, answer, hint)
+
+
+def near(came: Any, value: Any, relative: float = 1e-6) -> bool:
+    """Inside a check: tell whether an answer is near a value, to find the hint that fits it.
+
+    Args:
+        came: what came, of any type.
+        value: a number or an array.
+        relative: allowed distance relative to the largest value, or itself for 0 everywhere.
+
+    Returns:
+        bool: True for numbers of the value's shape that are near it, False for all else.
+    """
+    import numpy as np
+
+    try:
+        numbers, right = np.asarray(came, float), np.asarray(value, float)
+    except (TypeError, ValueError):
+        return False
     allowed = relative * (np.abs(right).max(initial=0.0) or 1.0)
-    expect(bool(np.all(np.abs(numbers - right) <= allowed)), expected, answer, hint)
+    return numbers.shape == right.shape and bool(np.all(np.abs(numbers - right) <= allowed))
 
 
 def check(number: str, answer: Any = None, *more: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises import answered, expect, expect_close, expect_function, near
 from dlguide.exercises.on_ranks import results
 
 IMAGENET = 1_281_167  # training images of ILSVRC 2012
@@ -175,7 +175,7 @@ def exercise_25_5(train: Callable[..., Any], cluster: Any) -> str:
             hint = "Mean gradient of all ranks' samples, velocity, rate of this step."
             for fault, words in _FAULTS.items():
                 other = _serial(start, samples, batch, rate, warmup, momentum, fault)
-                if _near(weights, other) and not _near(other, right):
+                if near(weights, other, 1e-5) and not near(other, right, 1e-5):
                     hint = words
             expect_close(weights, right, f"the weights of rank {rank}, {case}", hint, 1e-9)
     return (
@@ -237,31 +237,23 @@ def _warmup_hint(kind: str, came: Any, start: float, rate: float, epochs: int, s
     step = np.arange(epochs * steps)
     stairs = step // steps
     if kind == "constant":
-        if _near(came, start + (rate - start) * stairs / epochs) or _near(
-            came, _warmup("stepping", start, rate, epochs, steps)
+        if near(came, start + (rate - start) * stairs / epochs, 1e-5) or near(
+            came, _warmup("stepping", start, rate, epochs, steps), 1e-5
         ):
             return "It rises nowhere: it holds the first rate, and jumps when the warmup is over."
         return "The first rate, all the time."
     if kind == "stepping":
-        if _near(came, rate * (stairs + 1) / epochs):
+        if near(came, rate * (stairs + 1) / epochs, 1e-5):
             return "The last stair is one below the rate: there are epochs + 1 stairs."
-        if _near(came, rate * stairs / epochs):
+        if near(came, rate * stairs / epochs, 1e-5):
             return "It begins one stair above 0, at rate / (epochs + 1)."
         return "One stair an epoch: rate x 1, 2, ... over (epochs + 1)."
-    if _near(came, start + (rate - start) * stairs / epochs):
+    if near(came, start + (rate - start) * stairs / epochs, 1e-5):
         return "This rises once an epoch: Goyal's rises at every step."
-    if _near(came, np.linspace(start, rate, len(step))):
+    if near(came, np.linspace(start, rate, len(step)), 1e-5):
         return "The full rate belongs to the first step after the warmup."
     return "A straight line: start + (rate - start) x step / all steps of the warmup."
 
 
 def _is(came: Any, value: float) -> bool:
     return isinstance(came, int | float | np.number) and bool(np.isclose(float(came), value))
-
-
-def _near(came: Any, values: np.ndarray) -> bool:
-    try:
-        numbers = np.asarray(came, float)
-    except (TypeError, ValueError):
-        return False
-    return numbers.shape == values.shape and bool(np.allclose(numbers, values))

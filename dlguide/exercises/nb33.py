@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function
+from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function, near
 
 BLOCK = 16
 CLAIMS = ("72x", "26x", "5x", "1688x", "29.4x")
@@ -58,7 +58,7 @@ def exercise_33_2(answers: Mapping[str, tuple[str, float]]) -> str:
         expect(isinstance(pair, tuple | list) and len(pair) == 2, f"two parts for {claim}", pair)
         expect(str(pair[0]).upper() == letter, f"the baseline of {claim}", pair[0], why)
         for value, hint in traps:
-            expect(not _near(pair[1], value), f"the honest ratio of {claim}", pair[1], hint)
+            expect(not near(pair[1], value, 5e-3), f"the honest ratio of {claim}", pair[1], hint)
         expect_close(pair[1], ratio, f"the honest ratio of {claim}", relative=1e-2)
     return (
         "None of the five is a lie, and none says alone what you gain. A ratio without its "
@@ -89,11 +89,13 @@ def exercise_33_3(without_reorders: Callable[..., Any]) -> str:
         total = sum(seconds for _, _, seconds in rows)
         reorders = sum(seconds for kind, _, seconds in rows if kind == "reorder")
         hint = "The whole time, divided by the time that is left. All reorders count."
-        if _near(came, reorders / total):
+        if near(came, reorders / total, 5e-3):
             hint = "That is the share of the reorders. How many times as fast is it without them?"
-        elif _near(came, 1 - reorders / total):
+        elif near(came, 1 - reorders / total, 5e-3):
             hint = "That is the share that is left: turn it upside down."
-        elif _near(came, sum(n for _, n, _ in rows) / sum(n for k, n, _ in rows if k != "reorder")):
+        elif near(
+            came, sum(n for _, n, _ in rows) / sum(n for k, n, _ in rows if k != "reorder"), 5e-3
+        ):
             hint = "You counted them. What matters is how long they take."
         expect_close(came, total / (total - reorders), f"the bound for {name}", hint, 1e-6)
     return "Amdahl's law: a reorder that takes 2 % of the time is not worth a week of work."
@@ -216,10 +218,3 @@ def _fair() -> dict[str, tuple[str, float, str, list[tuple[float, str]]]]:
 
 def _quotient(pair: tuple[float, float]) -> float:
     return pair[0] / pair[1]
-
-
-def _near(came: Any, value: float) -> bool:
-    try:
-        return bool(abs(float(came) - value) <= 5e-3 * abs(value))
-    except (TypeError, ValueError):
-        return False

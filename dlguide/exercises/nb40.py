@@ -13,7 +13,7 @@ from unittest import mock
 import google_crc32c
 import numpy as np
 
-from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function
+from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function, near
 
 # What each case of 40-2 does: E an error, S other samples without an error, R the right samples.
 _DAMAGE = {
@@ -118,13 +118,13 @@ def exercise_40_3(limit: Callable[..., Any]) -> str:
         rate = samples * epochs / seconds
         opens, nbytes_per_s = rate / per_file, rate * nbytes
         hint = "Samples of all epochs, divided by the time, divided by the samples in a file."
-        if _near(came[0], opens / epochs):
+        if near(came[0], opens / epochs):
             hint = "That is one epoch. The run reads all samples in each of its epochs."
-        elif per_file > 1 and _near(came[0], rate):
+        elif per_file > 1 and near(came[0], rate):
             hint = "A packed file is opened once for all the samples in it."
         expect_close(came[0], opens, f"the opens/s of {case}", hint)
         hint = "Samples/s times the bytes of a sample."
-        if per_file > 1 and _near(came[1], nbytes_per_s / per_file):
+        if per_file > 1 and near(came[1], nbytes_per_s / per_file):
             hint = "Packing saves opens, not bytes: all samples must still be read."
         expect_close(came[1], nbytes_per_s, f"the bytes/s of {case}", hint)
         over = {"opens": opens / opens_given, "bytes": nbytes_per_s / bytes_given}
@@ -281,10 +281,3 @@ def _expect_order(order: list[tuple], path: Path) -> None:
     expect(same, "a temporary file beside the final one", str(moves[0][1]), hint)
     hint = "Bring the bytes to the disk first, or the rename may survive a power cut without them."
     expect("fsync" in names[: names.index(moves[0][0])], "fsync before the rename", names, hint)
-
-
-def _near(came: Any, value: float) -> bool:
-    try:
-        return bool(abs(float(came) - value) <= 1e-6 * abs(value))
-    except (TypeError, ValueError):
-        return False

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises import answered, expect, expect_close, expect_function, near
 from dlguide.exercises.matching import expect_causes
 from dlguide.exercises.on_ranks import results
 
@@ -127,11 +127,11 @@ def exercise_50_3(times_as_fast: Callable[..., Any]) -> str:
             came = answered(times_as_fast({"gpus_1": one, "gpus_8": eight}, unit))
             right = batches * eight / one
             hint = "The images per second of 8 GPUs, divided by those of one."
-            if unit == "steps/s" and _near(came, eight / one):
+            if unit == "steps/s" and near(came, eight / one):
                 hint = "A step on 8 GPUs holds eight batches."
-            elif _near(came, right / 8):
+            elif near(came, right / 8):
                 hint = "That is the efficiency, the share of 8. How many times as fast is it?"
-            elif _near(came, 1 / right):
+            elif near(came, 1 / right):
                 hint = "Upside down: a speed-up above 1 means that 8 GPUs do more."
             expect_close(came, right, f"the ratio of {eight} to {one} {unit}", hint, 1e-6)
     return (
@@ -228,13 +228,6 @@ class _PairsGradient:
 
 
 _pairs_gradient = _PairsGradient()
-
-
-def _near(came: Any, value: float) -> bool:
-    try:
-        return abs(float(came) - value) <= 1e-6 * abs(value)
-    except (TypeError, ValueError):
-        return False
 
 
 def _alike(came: Any, value: np.ndarray) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function
+from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function, near
 
 # Each observation of 70-4: its cause, and what tells it from the others.
 CAUSES = {
@@ -54,18 +54,18 @@ def exercise_70_1(speed_ups: Callable[..., Any]) -> str:
         expect(np.shape(came) == (3,), "three numbers", came)
         right = (1 + share) / (1 / speed_up + share)
         hint = "Time of the whole job on one worker, over its time on all."
-        if _near(came[0], 1 / (1 / speed_up + share)):
+        if near(came[0], 1 / (1 / speed_up + share), 2e-3):
             hint = "The job on one worker evaluates, too."
-        elif _near(came[0], speed_up):
+        elif near(came[0], speed_up, 2e-3):
             hint = "Only the training is so much faster; the evaluation takes as long as before."
         expect_close(came[0], right, f"the speed-up with evaluation undivided ({case})", hint)
         right = (1 + share) / (1 / speed_up + share / workers)
         hint = "Training takes 1 / speed-up; the evaluation needs no exchange."
-        if _near(came[1], speed_up):
+        if near(came[1], speed_up, 2e-3):
             hint = "The evaluation needs no exchange: it is divided by the workers."
         expect_close(came[1], right, f"the speed-up with evaluation divided ({case})", hint)
         hint = "Let the training take no time at all: what is left?"
-        if _near(came[2], 1 / share):
+        if near(came[2], 1 / share, 2e-3):
             hint = "The job on one worker is the training and the evaluation."
         expect_close(came[2], (1 + share) / share, f"the limit ({case})", hint)
     return "An evaluation of one hundredth allows 101 times, however many workers you rent."
@@ -95,11 +95,11 @@ def exercise_70_2(crossover: Callable[..., Any]) -> str:
         hint = "Set the two formulas equal and solve for the bytes."
         if workers > 2:
             rate = latency_s * bytes_per_s
-            if _near(came, rate * (2 * (workers - 1) - log) / (log - 2 * ring)):
+            if near(came, rate * (2 * (workers - 1) - log) / (log - 2 * ring), 2e-3):
                 hint = "A tree goes down, too: 2 log2 p messages, one after the other."
-            elif _near(came, rate * (workers - 1 - log) / (log - workers + 1)):
+            elif near(came, rate * (workers - 1 - log) / (log - workers + 1), 2e-3):
                 hint = "Messages of a ring are small: a p-th of the array each."
-            elif _near(came, right / 8) or _near(came, 8 * right):
+            elif near(came, right / 8, 2e-3) or near(came, 8 * right, 2e-3):
                 hint = "Bytes, not bits."
             elif isinstance(came, int | float) and 0 <= came < math.inf:
                 ring_s = 2 * ((workers - 1) * latency_s + ring * came / bytes_per_s)
@@ -136,13 +136,13 @@ def exercise_70_3(interval_s: Callable[..., Any]) -> str:
         right = math.sqrt(2 * checkpoint_s * between_s / workers)
         case = f"{workers} workers, each fails every {between_s:g} s, {checkpoint_s:g} s to save"
         hint = "Write down the share that is lost, and set its derivative to zero."
-        if _near(came, right * math.sqrt(workers)) and workers > 1:
+        if near(came, right * math.sqrt(workers), 2e-3) and workers > 1:
             hint = "Any of them stops all: how often does some worker fail?"
-        elif _near(came, right * workers) and workers > 1:
+        elif near(came, right * workers, 2e-3) and workers > 1:
             hint = "More workers fail more often, so the interval becomes shorter."
-        elif _near(came, right / math.sqrt(2)):
+        elif near(came, right / math.sqrt(2), 2e-3):
             hint = "A failure comes half-way between two checkpoints, on average."
-        elif _near(came, right**2) or _near(came, right**2 / 2):
+        elif near(came, right**2, 2e-3) or near(came, right**2 / 2, 2e-3):
             hint = "That is the square: seconds times seconds."
         expect_close(came, right, f"the best interval in seconds ({case})", hint, 0.05)
     return "A hundred times the workers: a tenth of the interval, ten times the share that is lost."
@@ -209,10 +209,6 @@ def exercise_70_5(forecast: Callable[..., Any]) -> str:
     expect(good, "a median error of 4 % at most, 80 % within 10 %", told, hint)
     worst = max(errors, key=lambda name: abs(errors[name]))
     return f"{told}; the worst is {worst}: {errors[worst]:+.0%}. No small count knew of it."
-
-
-def _near(came: Any, value: float) -> bool:
-    return isinstance(came, int | float) and abs(came - value) <= 2e-3 * abs(value)
 
 
 def _expect_number(came: Any, wanted: str) -> None:
