@@ -24,7 +24,8 @@ FLOORS = {
     3.5: ("diagrams",),
     3.8: ("parallel",),
     4.0: ("build_horovod", "cluster", "training"),
-    5.0: ("bench", "doctor", "install_horovod", "notebooks", "search", "tuning", "usecases"),
+    5.0: ("bench", "doctor", "install_horovod", "notebooks", "search", "tuning"),
+    5.5: ("usecases",),
     6.0: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

@@ -1,7 +1,8 @@
 """Strong and weak scaling: equal work, the right batches, predictions from the parts alone.
 
-Tests dlguide.bench.scaling, dlguide.bench.scaling_rank, dlguide.bench.patient and
-dlguide.cli.bench_scaling. How fast ranks are is not tested; that the numbers fit together is.
+Tests dlguide.bench.scaling, dlguide.bench.scaling_rank, dlguide.bench.parts,
+dlguide.bench.patient and dlguide.cli.bench_scaling. How fast ranks are is not tested; that the
+numbers fit together is.
 """
 
 from __future__ import annotations

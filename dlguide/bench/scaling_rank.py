@@ -1,18 +1,18 @@
-"""What one rank does in `bench.scaling`: the parts of a step in turns, and the step itself."""
+"""What one rank does in `bench.scaling`: the step of a named net, and training with a server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from dlguide.bench import parts
 from dlguide.bench.patient import patient
+from dlguide.training.ranks import Alone
 
-# The parts that are measured in turns: one rank by itself, all ranks without exchange at the
-# same time, the update alone, update with exchange, and the real step.
-PARTS = ("alone", "together", "update", "exchange", "step")
 RATE = 1e-3  # of SGD: speed does not depend on it, the weights must stay finite
 
 
@@ -30,83 +30,49 @@ def synchronous(
         seed: of weights and images.
 
     Returns:
-        dict: for each of `PARTS` the times on this rank (s); `alone` on rank 0 only.
+        dict: for each of `parts.PARTS` the times on this rank (s); `alone` on rank 0 only.
     """
-    from mpi4py import MPI
+    found = parts.measured(step_of(net, batch, seed), alone_batch, steps, rounds, seed)
+    return {part: found[part] for part in parts.PARTS}
 
-    comm = patient(MPI.COMM_WORLD)
-    calls = _calls(net, batch, alone_batch, seed)
-    found: dict[str, list[float]] = {part: [] for part in PARTS}
 
-    def once(part: str) -> float:
-        if part in ("update", "exchange"):
-            # as in a step: after a computation, which leaves other data in the caches
-            calls["together"]()
-        if part in ("together", "update", "exchange"):
-            MPI.COMM_WORLD.Barrier()
-        return _timed(calls[part])
+def step_of(net: str, batch: int, seed: int = 0) -> parts.Step:
+    """Give a named net's step with random images and plain SGD.
 
-    for part in PARTS:
-        once(part)  # traces, and makes the ranks agree on what they exchange
-    comm.Barrier()
-    for _ in range(rounds):
-        for part in PARTS:
-            if part != "alone" or comm.rank == 0:
-                found[part] += [once(part) for _ in range(steps + 1)][1:]
-            comm.Barrier()
-    return found
+    Args:
+        net: one of `nets.classifier_names()`.
+        batch: images of a worker and step (count).
+        seed: of the weights.
+
+    Returns:
+        Step: for `parts.measured`.
+    """
+    return parts.Step(net, batch, partial(_worker, net, seed), partial(_images, net))
+
+
+def _worker(net: str, seed: int, ranks: Alone) -> parts.Worker:
+    import keras
+
+    from dlguide import nets
+
+    model = nets.build(net, seed=seed, dropout=0.0)
+    return parts.classifier(model, keras.optimizers.SGD(RATE), ranks)
+
+
+def _images(net: str, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    from dlguide import nets
+
+    random = np.random.default_rng(seed)
+    model = nets.build(net, dropout=0.0)
+    shape, classes = model.input_shape[1:], model.output_shape[-1]
+    labels = random.integers(0, classes, samples).astype(np.int32)
+    return random.random((samples, *shape), np.float32), labels
 
 
 def _timed(call: Callable[[], Any]) -> float:
     start = perf_counter()
     call()
     return perf_counter() - start
-
-
-def _calls(net: str, batch: int, alone_batch: int, seed: int) -> dict[str, Callable[[], Any]]:
-    """Compile the parts; each waits until it is really done."""
-    import tensorflow as tf
-
-    from dlguide import nets
-    from dlguide.training.ranks import Alone, Ranks
-    from dlguide.training.steps import train_step
-
-    random = np.random.default_rng(seed)
-
-    def made(ranks: Alone) -> tuple[Any, Any]:
-        import keras
-
-        model = nets.build(net, seed=seed, dropout=0.0)
-        rule = ranks.distribute(keras.optimizers.SGD(RATE))
-        rule.build(model.trainable_variables)
-        return model, rule
-
-    def step(model: Any, rule: Any, ranks: int, images: int) -> Callable[[], Any]:
-        shape, classes = model.input_shape[1:], model.output_shape[-1]
-        inputs = tf.constant(random.random((images, *shape), np.float32))
-        labels = tf.constant(random.integers(0, classes, images), tf.int32)
-        one, scale = train_step(model, rule, ranks), tf.constant(1 / (ranks * images))
-        return lambda: float(one(inputs, labels, scale))
-
-    def update(model: Any, rule: Any) -> Callable[[], Any]:
-        gradients = [tf.zeros_like(each.value) for each in model.trainable_variables]
-
-        @tf.function(autograph=False)
-        def applied() -> Any:
-            rule.apply([tf.identity(each) for each in gradients], model.trainable_variables)
-            return tf.constant(0.0)
-
-        return lambda: float(applied())
-
-    many = Ranks()
-    own, shared = made(Alone()), made(many)
-    return {
-        "alone": step(*own, 1, alone_batch),
-        "together": step(*own, 1, batch),
-        "update": update(*own),
-        "exchange": update(*shared),
-        "step": step(*shared, many.ranks, batch),
-    }
 
 
 def asynchronous(net: str, batch: int, steps: int, seed: int) -> dict[str, Any]:

@@ -1,0 +1,239 @@
+"""One training step of any net or nets, taken apart on ranks: computing, update, exchange."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from dlguide import measure
+from dlguide.bench.patient import patient
+from dlguide.checks import require
+from dlguide.training.ranks import Alone, Ranks
+from dlguide.training.steps import train_step
+
+# The parts that are measured in turns: one rank by itself, all ranks without exchange at the
+# same time, the update alone, update with exchange, and the real step.
+PARTS = ("alone", "together", "update", "exchange", "step")
+RATE = 1e-3  # of SGD: speed does not depend on it, the weights must stay finite
+# The update of ranks that hold the same samples differs from one process's by rounding; a sum
+# in place of a mean, or an exchange left out, by half the update and more.
+ROUNDING = 0.02
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What one worker's training step consists of, made on its rank; stays there.
+
+    Args:
+        step: called with the arrays of `Step.samples` as tensors: forward, backward, exchange
+            and update; returns when all of it is done (a number of its result, as a float).
+        rules: pairs of an optimizer, made by `ranks.distribute`, and the variables that it
+            updates, in the order of the step: one pair, or one for each net of a GAN.
+    """
+
+    step: Callable[..., Any]
+    rules: tuple[tuple[Any, Any], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """What a worker hands over for summing in a step (bytes)."""
+        return sum(each.nbytes for each in self.weights())
+
+    def weights(self) -> list[np.ndarray]:
+        """Copy what the step trains."""
+        return [np.array(each) for _, variables in self.rules for each in variables]
+
+    def update(self) -> Callable[[], Any]:
+        """Compile exchange and update without computing: the gradients are zeros.
+
+        Returns:
+            Callable: without arguments; returns when it is done. It changes the optimizers.
+        """
+        import tensorflow as tf
+
+        zeros = [[tf.zeros_like(each.value) for each in variables] for _, variables in self.rules]
+
+        @tf.function(autograph=False)
+        def applied() -> Any:
+            for (rule, variables), gradients in zip(self.rules, zeros, strict=True):
+                rule.apply([tf.identity(each) for each in gradients], list(variables))
+            return tf.constant(0.0)
+
+        return lambda: float(applied())
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step to be timed on ranks; can be pickled.
+
+    Args:
+        name: of the net or nets.
+        batch: samples of one worker in a step (count).
+        build: called on a rank with `training.ranks.Alone()` for a worker by itself, with
+            `Ranks()` for one among all; returns a `Worker` whose first weights are the same each
+            time. The loss is a mean over the samples of *all* ranks.
+        samples: called with a number of samples and a seed; returns the arrays that `step` takes.
+    """
+
+    name: str
+    batch: int
+    build: Callable[[Alone], Worker]
+    samples: Callable[[int, int], tuple[np.ndarray, ...]]
+
+
+def classifier(model: Any, optimizer: Any, ranks: Alone) -> Worker:
+    """Make the worker of a net that gives logits, as `training.fit` trains it.
+
+    Args:
+        model: gives logits of shape (samples, classes); its dropout would make ranks differ.
+        optimizer: of this rank; do not use it by itself any more.
+        ranks: what `Step.build` was called with.
+
+    Returns:
+        Worker: `step(images, labels)`.
+    """
+    import tensorflow as tf
+
+    rule = ranks.distribute(optimizer)
+    rule.build(model.trainable_variables)
+    one = train_step(model, rule, ranks.ranks)
+    dtype = "float64" if model.outputs[0].dtype == "float64" else "float32"
+
+    def step(images: Any, labels: Any) -> float:
+        return float(one(images, labels, tf.constant(1 / (ranks.ranks * len(images)), dtype)))
+
+    return Worker(step, ((rule, model.trainable_variables),))
+
+
+def measured(
+    step: Step, alone_batch: int, steps: int, rounds: int, seed: int = 0, check: bool = True
+) -> dict[str, Any]:
+    """Measure on all ranks, in rounds, so that a disturbance hits all parts alike; collective.
+
+    Args:
+        step: what to take apart.
+        alone_batch: samples of the step of one rank by itself (count).
+        steps: of each part and round that count; one more goes before them (count).
+        rounds: how often each part has its turn (count).
+        seed: of the samples.
+        check: whether to show first that ranks do the work of one process (`equal_work`).
+
+    Returns:
+        dict: for each of `PARTS` the times on this rank (s), `alone` on rank 0 only; `nbytes`
+            that are exchanged in a step; `difference` from `equal_work`, None without it.
+
+    Raises:
+        RuntimeError: on all ranks, when they do not do equal work.
+    """
+    from mpi4py import MPI
+
+    comm = patient(MPI.COMM_WORLD)
+    many = Ranks()
+    own, shared = step.build(Alone()), step.build(many)
+    difference = equal_work(step, own, shared, many, seed) if check else None
+    calls = _calls(step, own, shared, alone_batch, seed + 1 + many.rank)
+    found: dict[str, Any] = {part: [] for part in PARTS}
+
+    def once(part: str) -> float:
+        if part in ("update", "exchange"):
+            # as in a step: after a computation, which leaves other data in the caches
+            calls["together"]()
+        if part in ("together", "update", "exchange"):
+            MPI.COMM_WORLD.Barrier()
+        start = perf_counter()
+        calls[part]()
+        return perf_counter() - start
+
+    for part in PARTS:
+        once(part)  # traces, and makes the ranks agree on what they exchange
+    comm.Barrier()
+    for done in range(rounds):
+        for part in PARTS:
+            if part != "alone" or comm.rank == 0:
+                found[part] += [once(part) for _ in range(steps + 1)][1:]
+            comm.Barrier()
+        measure.report_progress(step=done + 1, steps=rounds)
+    _alike(shared, many, "after the measured steps")
+    return found | {"nbytes": shared.nbytes, "difference": difference}
+
+
+def _calls(
+    step: Step, own: Worker, shared: Worker, alone_batch: int, seed: int
+) -> dict[str, Callable[[], Any]]:
+    """Bind each part to this rank's samples."""
+    import tensorflow as tf
+
+    mine = [tf.constant(each) for each in step.samples(step.batch, seed)]
+    whole = mine
+    if alone_batch != step.batch:
+        whole = [tf.constant(each) for each in step.samples(alone_batch, seed)]
+    return {
+        "alone": lambda: own.step(*whole),
+        "together": lambda: own.step(*mine),
+        "update": own.update(),
+        "exchange": shared.update(),
+        "step": lambda: shared.step(*mine),
+    }
+
+
+def equal_work(step: Step, own: Worker, shared: Worker, ranks: Alone, seed: int) -> float:
+    """Show that a step on ranks is the step of one process, before anything is timed; collective.
+
+    All ranks take the same samples; the mean over all ranks is then the mean over one, also with
+    batch normalisation, and both steps must lead to the same weights. Then each rank takes
+    samples of its own, and all must still hold the same weights, bit by bit.
+
+    Args:
+        step: what gives the samples.
+        own: a worker by itself, untrained.
+        shared: the same among all ranks, untrained.
+        ranks: the ranks.
+        seed: of the samples.
+
+    Returns:
+        float: distance of the two results over the length of the update (ratio).
+
+    Raises:
+        RuntimeError: on all ranks, when first weights, results or the ranks' weights differ.
+    """
+    import tensorflow as tf
+
+    _alike(own, ranks, "before the first step")
+    _alike(shared, ranks, "before the first step")
+    first = _flat(own)
+    with ranks.together():
+        require(np.array_equal(first, _flat(shared)), "build", "give the same first weights",
+                f"others for all ranks of {step.name}")  # fmt: skip
+    same = [tf.constant(each) for each in step.samples(step.batch, seed)]
+    own.step(*same)
+    shared.step(*same)
+    moved = float(np.linalg.norm(_flat(own) - first))
+    difference = float(np.linalg.norm(_flat(own) - _flat(shared))) / max(moved, 1e-30)
+    with ranks.together():
+        require(moved > 0, "step", "change the weights", f"none of {step.name}")
+        must = "lead to the weights of one process where all ranks hold the same samples"
+        then = f"The update differs by {100 * difference:.3g} %."
+        require(difference <= ROUNDING, "step", must, f"others for {step.name}", then)
+    mine = [tf.constant(each) for each in step.samples(step.batch, seed + 1 + ranks.rank)]
+    shared.step(*mine)
+    _alike(shared, ranks, "after a step with samples of its own on each rank")
+    return difference
+
+
+def _flat(worker: Worker) -> np.ndarray:
+    return np.concatenate([np.ravel(each).astype(np.float64) for each in worker.weights()])
+
+
+def _alike(worker: Worker, ranks: Alone, when: str) -> None:
+    digest = hashlib.sha256()
+    for each in worker.weights():
+        digest.update(each.tobytes())
+    everyone = ranks.gather(digest.hexdigest())
+    if len(set(everyone)) > 1:
+        other = next(rank for rank, each in enumerate(everyone) if each != everyone[0])
+        raise RuntimeError(f"The weights of rank {other} are not those of rank 0 {when}.")
