@@ -1,0 +1,154 @@
+"""Every rank gets a GPU of its own, or all ranks get the same answer why not.
+
+Tests dlguide.machine.accelerators and dlguide.training.devices. No GPU is needed: what ranks see
+is written down, and a stand-in answers in the place of TensorFlow's configuration.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from on_ranks import on_ranks
+
+from dlguide.checks import MissingComponentError
+from dlguide.machine import accelerators
+from dlguide.machine.accelerators import Place, Seen
+
+
+def gpus_of(everyone, device="auto"):
+    return [(place.device, place.gpu) for place in accelerators.assign(everyone, device)]
+
+
+def test_ranks_of_a_node_take_its_gpus_in_turn_however_ranks_are_dealt_out():
+    block = [Seen("a", None, 4)] * 4 + [Seen("b", None, 4)] * 4
+    assert gpus_of(block) == [("gpu", k) for k in (0, 1, 2, 3, 0, 1, 2, 3)]
+    turns = [Seen(host, None, 2) for host in ("a", "b", "c", "a", "b", "c")]
+    assert gpus_of(turns, "gpu") == [("gpu", k) for k in (0, 0, 0, 1, 1, 1)]
+    for everyone in (block, turns):
+        pairs = [(one.host, gpu) for one, (_, gpu) in zip(everyone, gpus_of(everyone), strict=True)]
+        assert len(set(pairs)) == len(everyone)
+
+
+def test_where_the_batch_system_shows_each_rank_its_own_gpu_each_takes_the_first():
+    everyone = [Seen("a", str(k), 1) for k in range(4)]
+    assert gpus_of(everyone) == [("gpu", 0)] * 4
+    # one restriction for the whole node is none of each rank's own
+    assert gpus_of([Seen("a", "2,3", 2)] * 2) == [("gpu", 0), ("gpu", 1)]
+    assert gpus_of([Seen("a", "3", 1)]) == [("gpu", 0)]
+    mixed = [Seen("a", "0", 1), Seen("a", "1", 1), Seen("b", None, 2), Seen("b", None, 2)]
+    assert gpus_of(mixed) == [("gpu", 0), ("gpu", 0), ("gpu", 0), ("gpu", 1)]
+
+
+def test_without_gpus_auto_says_so_and_gpu_is_refused():
+    everyone = [Seen("a", None, 0)] * 2
+    places = accelerators.assign(everyone)
+    assert {place.device for place in places} == {"cpu"}
+    assert "sees no GPU on this machine" in places[0].why
+    with pytest.raises(MissingComponentError, match=r"sees no GPU on this machine.*device='cpu'"):
+        accelerators.assign(everyone, "gpu")
+
+
+def test_one_node_without_gpus_sends_all_to_the_cpu_and_is_named():
+    everyone = [Seen("a", None, 1), Seen("b", None, 0)]
+    assert gpus_of(everyone) == [("cpu", None)] * 2
+    assert "on b" in accelerators.assign(everyone)[0].why
+    with pytest.raises(MissingComponentError, match="no GPU on b"):
+        accelerators.assign(everyone, "gpu")
+
+
+@pytest.mark.parametrize("device", ["auto", "gpu"])
+def test_more_ranks_than_gpus_are_refused(device):
+    with pytest.raises(ValueError, match="at most the 1 GPU of a, one a rank, got 2"):
+        accelerators.assign([Seen("a", None, 1)] * 2, device)
+    assert gpus_of([Seen("a", None, 1)] * 2, "cpu") == [("cpu", None)] * 2
+
+
+def test_wrong_wishes_are_refused():
+    with pytest.raises(ValueError, match="`device`"):
+        accelerators.assign([Seen("a", None, 1)], "tpu")
+    with pytest.raises(ValueError, match="`everyone`"):
+        accelerators.assign([])
+
+
+class Config:
+    """Answers as `tf.config` does on a node with some GPUs."""
+
+    def __init__(self, gpus, started=False):
+        self.gpus, self.visible, self.started, self.grows = gpus, list(gpus), started, []
+        self.experimental = SimpleNamespace(
+            set_memory_growth=lambda gpu, grow: self.grows.append((gpu, grow))
+        )
+
+    def list_physical_devices(self, kind):
+        return list(self.gpus)
+
+    def get_visible_devices(self, kind):
+        return list(self.visible)
+
+    def set_visible_devices(self, devices, kind):
+        if self.started:
+            raise RuntimeError("Visible devices cannot be modified after being initialized")
+        self.visible = list(devices)
+
+
+def test_a_rank_sees_its_gpu_only_and_the_cpu_sees_none():
+    config = Config(["g0", "g1", "g2"])
+    accelerators.take(Place("gpu", 1, ""), config)
+    assert config.visible == ["g1"]
+    assert config.grows == [("g1", True)]
+    config = Config(["g0"])
+    accelerators.take(Place("cpu", None, ""), config)
+    assert config.visible == []
+    assert config.grows == []
+
+
+def test_too_late_is_an_error_unless_nothing_changes():
+    with pytest.raises(RuntimeError, match="already computed"):
+        accelerators.take(Place("gpu", 1, ""), Config(["g0", "g1"], started=True))
+    accelerators.take(Place("cpu", None, ""), Config([], started=True))
+    only = Config(["g0"], started=True)
+    accelerators.take(Place("gpu", 0, ""), only)
+    assert only.visible == ["g0"]
+
+
+def test_copies_are_timed_on_any_device():
+    there, back = accelerators.copy_seconds(1000, "CPU:0", repeats=2)
+    assert 0 < there < 10
+    assert 0 < back < 10
+
+
+def chosen(device):
+    from dlguide.machine import accelerators
+    from dlguide.training import devices
+    from dlguide.training.ranks import connect
+
+    ranks = connect()
+    real = accelerators.seen
+    # rank 0 sees three GPUs, the others none: all must come to the same answer
+    if device == "uneven":
+        accelerators.seen = lambda: accelerators.Seen(f"n{ranks.rank}", None, 3 * (ranks.rank == 0))
+        device = "auto"
+    try:
+        place = devices.choose(device, ranks)
+        return [place.device, place.why]
+    except Exception as error:  # the text is what is compared
+        return ["error", f"{type(error).__name__}: {error}"]
+    finally:
+        accelerators.seen = real
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_all_ranks_choose_alike(ranks, tmp_path):
+    for device, expected in (("cpu", "as asked for"), ("auto", "sees no GPU"), ("gpu", "sees no")):
+        (tmp_path / device).mkdir()
+        found = on_ranks(ranks, chosen, tmp_path / device, device=device,
+                         env={"CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
+        assert all(one == found[0] for one in found)
+        assert expected in found[0][1]
+        assert found[0][0] == ("error" if device == "gpu" else "cpu")
+    if ranks > 1:
+        (tmp_path / "uneven").mkdir()
+        found = on_ranks(ranks, chosen, tmp_path / "uneven", device="uneven")
+        assert {one[0] for one in found} == {"cpu"}
+        assert "n1" in found[0][1]
