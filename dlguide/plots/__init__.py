@@ -5,6 +5,7 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 """
 
 from dlguide.plots.allreduce import allreduce
+from dlguide.plots.auroc import area_gains, areas_under_curves
 from dlguide.plots.bottleneck import bottleneck
 from dlguide.plots.curves import attention_map, forecasts
 from dlguide.plots.densities import densities
@@ -21,10 +22,12 @@ from dlguide.plots.pictures import pictures
 from dlguide.plots.precision import bit_fields, gradient_sizes, kernel_rates, number_ranges
 from dlguide.plots.predicted_errors import predicted_errors
 from dlguide.plots.prediction import prediction
+from dlguide.plots.road import road
 from dlguide.plots.roofline import roofline
 from dlguide.plots.schedules import schedules
 from dlguide.plots.search import best_so_far, projections, rank_bars, search_scores
 from dlguide.plots.server import staleness, worker_timeline
+from dlguide.plots.start_up import start_up
 from dlguide.plots.storage import epoch_times, felt_times
 from dlguide.plots.symptoms import symptoms, taken_by
 from dlguide.plots.timeline import timeline
@@ -40,6 +43,8 @@ __all__ = [
     "SKY",
     "addresses",
     "allreduce",
+    "area_gains",
+    "areas_under_curves",
     "attention_map",
     "batch_seconds",
     "batches",
@@ -73,12 +78,14 @@ __all__ = [
     "projections",
     "rank_bars",
     "reading_speeds",
+    "road",
     "roofline",
     "scaling",
     "schedules",
     "search_scores",
     "speed_pairs",
     "staleness",
+    "start_up",
     "streams",
     "symptoms",
     "systolic",

@@ -1,0 +1,162 @@
+"""Where a net learns to see before it learns the findings: an archive with coarse labels.
+
+The guide pre-trains on ImageNet. A small net learns little of use for radiographs from pictures
+of other things, so the default is a task nearer by: many radiographs of other patients, for
+which an archive knows only which part of the chest is changed, and how the patient was lying.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlguide.data import formats, input_pipeline, synthetic
+from dlguide.data.input_pipeline import Pipeline
+from dlguide.data.layouts.files import whole_folder
+from dlguide.training import schedules
+from dlguide.training.ranks import Alone
+from dlguide.training.schedules import Recipe
+from dlguide.usecases.chest_xray import fitting, net, steps
+from dlguide.usecases.chest_xray.collection import as_sample
+
+if TYPE_CHECKING:
+    import keras
+
+# What a coarse label gathers; the fifth says whether the patient lay (view AP).
+PLACES = {
+    "tissue of the lung": (
+        *("Infiltration", "Pneumonia", "Consolidation", "Edema", "Fibrosis", "Atelectasis"),
+    ),
+    "something round": ("Mass", "Nodule"),
+    "around the lung": ("Effusion", "Pleural_Thickening", "Pneumothorax"),
+    "heart and diaphragm": ("Cardiomegaly", "Hernia", "Emphysema"),
+}
+COARSE = (*PLACES, "lying")
+STAGE = "pretraining"
+# Of 32 radiographs; more at once take it in proportion (Goyal et al.'s linear rule).
+RATE, RATE_BATCH = 0.03, 32
+# Another archive's patients are not those of the case, whatever its seed.
+_OTHER_PATIENTS = 1_000_003
+
+
+def make_archive(folder: str | os.PathLike, count: int, size: int, seed: int) -> Path:
+    """Make an archive of radiographs with coarse labels, packed in TFRecords.
+
+    Args:
+        folder: the new folder.
+        count: radiographs (count).
+        size: length of the sides (pixels).
+        seed: 0 or more; the patients are others than those of `collection.make`.
+
+    Returns:
+        pathlib.Path: the folder, which stands there whole or not at all.
+
+    Raises:
+        ValueError: when a number is out of range or the folder exists.
+    """
+    made = synthetic.chest(count, size, seed + _OTHER_PATIENTS)
+    with whole_folder(folder) as partial, formats.create(partial / "train", "tfrecord") as writer:
+        for one in made:
+            writer.append(as_sample(one, coarse(one)))
+    return Path(folder)
+
+
+def coarse(radiograph: synthetic.Radiograph) -> tuple[int, ...]:
+    """Give the coarse labels of a radiograph.
+
+    Args:
+        radiograph: what was made.
+
+    Returns:
+        tuple: zeros and ones in the order of `COARSE`.
+    """
+    places = [bool(set(found) & set(radiograph.findings)) for found in PLACES.values()]
+    return *(int(one) for one in places), int(radiograph.view == "AP")
+
+
+def pipeline_of(source: object, model: keras.Model, batch: int) -> Pipeline:
+    """Build the pipeline that brings radiographs to what a net takes.
+
+    Decoded pixels stay in memory: a lesson's are small. Files as published, which would not
+    fit, are kept as the bytes they have.
+
+    Args:
+        source: a folder of records, or a Source.
+        model: the net; its inputs say size and channels.
+        batch: radiographs per rank and step (count).
+
+    Returns:
+        Pipeline: of images of the net's size, normalised.
+    """
+    rows, columns, channels = model.inputs[0].shape[1:]
+    fit = input_pipeline.CentreCrop(rows, columns, max(rows, columns))
+    kind = model.name if model.name in net.NETS else net.SMALL
+    return input_pipeline.build(
+        source, batch, channels=channels, augment=(fit, net.normalised(kind)), cache="bytes"
+    )
+
+
+def schedule(rate: float, epochs: int, warmup: float = 0.5, start: float | None = None) -> Recipe:
+    """Rise gradually to a rate, then fall in a straight line to 0.
+
+    Args:
+        rate: the highest rate, of the global batch.
+        epochs: of the training (epochs).
+        warmup: until the highest rate (epochs).
+        start: the first rate; None for a tenth.
+
+    Returns:
+        Recipe: of that length.
+
+    Raises:
+        ValueError: when the warmup is not shorter than the training.
+    """
+    first = rate / 10 if start is None else start
+    rest = schedules.linear(rate, epochs - warmup)
+    return schedules.warmup("gradual", rate, warmup, first).then(rest)
+
+
+def pretrain(
+    model: keras.Model,
+    archive: str | os.PathLike,
+    epochs: int,
+    batch: int,
+    ranks: Alone,
+    seed: int = 0,
+    rate: float = RATE,
+    checkpoint: str | None = None,
+    report: Callable[..., None] | None = None,
+) -> fitting.Fitted:
+    """Train a net on an archive and keep the checkpoint of every epoch; all ranks must call.
+
+    Args:
+        model: gives a logit for each of `COARSE`.
+        archive: folder that `make_archive` wrote.
+        epochs: passes over it (count).
+        batch: radiographs per rank and step (count).
+        ranks: the ranks that train.
+        seed: of their order.
+        rate: highest learning rate of 32 radiographs.
+        checkpoint: folder of the checkpoints; None for none.
+        report: as in `training.fit`.
+
+    Returns:
+        fitting.Fitted: as this rank saw it.
+
+    Raises:
+        CheckpointError: when the checkpoint there is damaged or another training's.
+    """
+    with formats.open(Path(archive) / "train") as records:
+        labels = np.array([one.labels for one in records], np.int32)
+    pipeline = pipeline_of(Path(archive) / "train", model, batch)
+    highest = rate * batch * ranks.ranks / RATE_BATCH
+    about = {"net": model.name, "data": input_pipeline.identity(pipeline)}
+    about["dtype"] = str(model.outputs[0].dtype)
+    stage = fitting.Stage(
+        STAGE, batch, schedule(highest, epochs), seed, about, checkpoint, keep_all=True
+    )
+    return fitting.fit_stage(model, pipeline, steps.balance(labels), stage, ranks, report)

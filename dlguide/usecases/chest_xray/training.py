@@ -1,0 +1,292 @@
+"""The whole case on all ranks: pre-train, choose a checkpoint, fine-tune, judge."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.data import input_pipeline
+from dlguide.data.synthetic import FINDINGS
+from dlguide.training import devices, settings
+from dlguide.training.ranks import Alone, connect
+from dlguide.usecases.chest_xray import auroc, auroc_compared, collection, fitting, net, steps
+from dlguide.usecases.chest_xray import pretraining as before
+from dlguide.usecases.chest_xray import weights as given
+from dlguide.usecases.chest_xray.outcome import Outcome
+
+if TYPE_CHECKING:
+    import keras
+
+STARTS = ("chosen", "last", "early", "none")
+STAGES = {"chosen": "tuning", "last": "tuning-last", "early": "tuning-early", "none": "scratch"}
+RATES = ("even", "published")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What `train` was asked for, apart from where to read and write; `train` tells what is what.
+
+    All of it is checked when it is made.
+    """
+
+    seed: int = 0
+    net: str = net.SMALL
+    image: int | None = None
+    batch: int = 32
+    epochs: int = 4
+    pretrain_epochs: int = 8
+    warmup: float = 0.5
+    start: str = "chosen"
+    rate: float | None = None
+    dtype: str = "float32"
+    device: str = "auto"
+    radiographs: int = 1200
+    archive: int = 1500
+    rates: str = "even"
+    data_seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "epochs", "pretrain_epochs", "radiographs", "archive"):
+            require_count(getattr(self, name), name)
+        for name in ("seed", "data_seed"):
+            require_count(getattr(self, name), name, least=0)
+        require_known(self.net, net.NETS, "net")
+        require_known(self.start, STARTS, "start")
+        require_known(self.rates, RATES, "rates")
+        require_known(self.dtype, ("float32", "float64"), "dtype")
+        if self.image is not None:
+            require_count(self.image, "image", least=collection.SMALLEST)
+        if self.rate is not None:
+            require_positive(self.rate, "rate")
+        must = f"be above 0 and shorter than the {self.epochs} epochs of the training"
+        require(0 < self.warmup < self.epochs, "warmup", must, self.warmup)
+
+    @property
+    def size(self) -> int:
+        """Height and width of the radiographs (pixels)."""
+        return net.SIZES[self.net] if self.image is None else self.image
+
+    def build(self, outputs: int) -> keras.Model:
+        """Build the net with so many logits."""
+        return net.build(self.net, self.size, outputs, self.seed, self.dtype)
+
+
+def check(
+    real: str | os.PathLike | None = None, weights: str | os.PathLike | None = None, **own: Any
+) -> None:
+    """Refuse before any rank starts what `train` would refuse on all ranks.
+
+    Args:
+        real: as for `train`.
+        weights: as for `train`.
+        own: further arguments of `train`.
+
+    Raises:
+        ValueError: when a setting is out of range.
+        MissingComponentError: when data or weights are not there.
+        DataError: when a label file or a list is not as it must be; names file and line.
+    """
+    known = ("checkpoint", "report", "parallel", "compare")
+    Setting(**{name: value for name, value in own.items() if name not in known})
+    if real is not None:
+        collection.read(real)
+    if weights is not None:
+        given.require_there(weights, str(own.get("net", net.SMALL)))
+
+
+def train(
+    real: str | os.PathLike | None = None,
+    seed: int = 0,
+    checkpoint: str | os.PathLike | None = None,
+    report: Callable[..., None] | None = None,
+    parallel: bool | None = None,
+    weights: str | os.PathLike | None = None,
+    compare: bool | None = None,
+    **own: Any,
+) -> Outcome:
+    """Pre-train a net, fine-tune it on the 14 findings, and judge it on other patients.
+
+    Synchronous data parallelism: p ranks with `batch` radiographs each train like one process
+    with p * batch. All ranks must call it with the same arguments. The pre-training writes a
+    checkpoint each epoch; fine-tuning begins with the one that `start` names and with the
+    learning rate that it was training at, which a gradual warmup brings up in proportion to the
+    global batch.
+
+    Args:
+        real: folder of ChestX-ray14, as published or packed by `pack`; None makes phantoms.
+        seed: of the first weights and of the order.
+        checkpoint: folder for made data and checkpoints, which all ranks see, and which is gone
+            on from; None for a temporary one.
+        report: as in `training.fit`.
+        parallel: as in `training.fit`.
+        weights: file of the same net's weights to begin with instead of a pre-training, such as
+            ImageNet's: .weights.h5 of Keras, or a checkpoint of `usecases.imagenet`.
+        compare: whether to train from scratch too, in as many steps; None for True with
+            phantoms only.
+        own: fields of `Setting`: net ("chest_cnn", "vgg16", "resnet50", "densenet121"), image
+            (height and width, pixels), batch (radiographs per rank and step), epochs and
+            pretrain_epochs, warmup (epochs), start ("chosen", "last" or "early" checkpoint, or
+            "none" for a training from scratch), rate (of the global batch; None for the
+            checkpoint's), dtype, device ("auto", "cpu", "gpu"), and for phantoms radiographs
+            and archive (counts), rates ("even" or "published") and data_seed.
+
+    Returns:
+        Outcome: as this rank saw it.
+
+    Raises:
+        ValueError: when an argument is out of range; on all ranks, before any work.
+        MissingComponentError: when data, weights or device are not there; on all ranks.
+        DataError: when the data are not as they must be; names file and line; on all ranks.
+        CheckpointError: when a checkpoint is damaged or another training's, or the weights are
+            another net's.
+
+    Source:
+        PRACE Best Practice Guide Deep Learning (2019), 6.4.
+    """
+    ranks = connect(parallel)
+    asked = {"real": _text(real), "weights": _text(weights), "seed": seed, "compare": compare}
+    with ranks.together(asked | own):
+        setting = Setting(seed, **own)
+    place = devices.choose(setting.device, ranks)
+    import tensorflow as tf
+
+    with _folder(checkpoint, ranks) as folder, tf.device(settings.require_device(place.device)):
+        data = _data(real, setting, folder, ranks)
+        return _Course(setting, data, folder, ranks, report, real is None).run(weights, compare)
+
+
+class _Course:
+    """The stages of one call of `train`, in their order."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        data: collection.Collection,
+        folder: str,
+        ranks: Alone,
+        report: Callable[..., None] | None,
+        made: bool,
+    ) -> None:
+        self.setting, self.data, self.folder = setting, data, folder
+        self.ranks, self.report, self.made = ranks, report, made
+
+    @property
+    def global_batch(self) -> int:
+        return self.setting.batch * self.ranks.ranks
+
+    def run(self, weights: str | os.PathLike | None, compare: bool | None) -> Outcome:
+        setting, origin, pretrained, rate = self.setting, None, None, before.RATE
+        model = setting.build(len(FINDINGS))
+        highest = before.RATE * self.global_batch / before.RATE_BATCH
+        first = None
+        if setting.start != "none":
+            if weights is None:
+                pretrained = self.pretrain()
+                stage = fitting.folder_of(self.folder, before.STAGE)
+                weights = self.agreed(lambda: given.choose(str(stage), setting.start))
+            origin = self.agreed(lambda: given.transfer(model, weights))
+            first, highest = self.rates_from(origin, highest)
+        tuned, scores = self.tune(model, STAGES[setting.start], highest, first)
+        rate = highest if first is None else first
+        labels, patients = self.data.test.labels, self.data.test.patients
+        areas = auroc.areas(labels, scores, patients, FINDINGS)
+        scratch, gains = None, None
+        if (self.made if compare is None else compare) and origin is not None:
+            other = before.RATE * self.global_batch / before.RATE_BATCH
+            _, plain = self.tune(setting.build(len(FINDINGS)), STAGES["none"], other, None)
+            scratch = auroc.areas(labels, plain, patients, FINDINGS)
+            gains = auroc_compared.differences(labels, scores, plain, patients, FINDINGS)
+        parts = self.data.train, self.data.test
+        return Outcome(
+            self.ranks.rank, self.ranks.ranks, setting.net, self.data.name, self.made,
+            self.global_batch, setting.seed,
+            sum(int(np.prod(one.shape, dtype=int)) for one in model.trainable_weights),
+            tuple(len(one) for one in parts),
+            tuple(len(np.unique(one.patients)) for one in parts),
+            origin, rate, pretrained, tuned, areas, scratch, gains, labels, scores,
+        )  # fmt: skip
+
+    def pretrain(self) -> fitting.Fitted:
+        setting, ranks = self.setting, self.ranks
+        archive = Path(self.folder) / "archive"
+        with ranks.together():
+            if ranks.rank == 0 and not archive.is_dir():
+                before.make_archive(archive, setting.archive, setting.size, setting.data_seed)
+        with ranks.together():
+            model = setting.build(len(before.COARSE))
+        stage = fitting.folder_of(self.folder, before.STAGE)
+        return before.pretrain(
+            model, archive, setting.pretrain_epochs, setting.batch, ranks, setting.seed,
+            checkpoint=stage, report=self.report,
+        )  # fmt: skip
+
+    def rates_from(self, origin: given.Origin, highest: float) -> tuple[float, float]:
+        """Give the first and the highest rate of a fine-tuning from weights of that origin."""
+        if self.setting.rate is not None:
+            return self.setting.rate / 10, self.setting.rate
+        if origin.rate is None:
+            return highest / 10, highest
+        grown = self.global_batch / (origin.global_batch or self.global_batch)
+        return min(origin.rate, origin.rate * grown), origin.rate * grown
+
+    def tune(
+        self, model: keras.Model, stage: str, highest: float, first: float | None
+    ) -> tuple[fitting.Fitted, np.ndarray]:
+        setting = self.setting
+        pipeline = before.pipeline_of(self.data.train.source, model, setting.batch)
+        about = {"net": setting.net, "data": input_pipeline.identity(pipeline)}
+        about |= {"dtype": setting.dtype, "first_weights": fitting.digest_of(model)}
+        schedule = before.schedule(highest, setting.epochs, setting.warmup, first)
+        folder = fitting.folder_of(self.folder, stage)
+        asked = fitting.Stage(stage, setting.batch, schedule, setting.seed, about, folder)
+        balance = steps.balance(self.data.train.labels)
+        tuned = fitting.fit_stage(model, pipeline, balance, asked, self.ranks, self.report)
+        test = before.pipeline_of(self.data.test.source, model, 1)
+        return tuned, fitting.infer(model, test, self.ranks)
+
+    def agreed(self, made: Callable[[], Any]) -> Any:
+        """Do on every rank what may fail, and fail together."""
+        with self.ranks.together():
+            return made()
+
+
+def _data(
+    real: str | os.PathLike | None, setting: Setting, folder: str, ranks: Alone
+) -> collection.Collection:
+    path = Path(folder) / "radiographs" if real is None else Path(real)
+    with ranks.together():
+        if real is None and ranks.rank == 0 and not path.is_dir():
+            collection.make(
+                path, setting.radiographs, setting.size, setting.data_seed, setting.rates
+            )
+    with ranks.together():
+        return collection.read(path)
+
+
+@contextmanager
+def _folder(checkpoint: str | os.PathLike | None, ranks: Alone) -> Iterator[str]:
+    """Give the folder of the checkpoints, or a temporary one that all ranks share."""
+    if checkpoint is not None:
+        yield os.fspath(checkpoint)
+        return
+    mine = tempfile.mkdtemp(prefix="dlguide-chest-") if ranks.rank == 0 else ""
+    folder = ranks.gather(mine)[0]
+    try:
+        yield folder
+    finally:
+        # ranks fail together, so nobody still reads
+        if ranks.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _text(path: str | os.PathLike | None) -> str | None:
+    return None if path is None else os.fspath(path)
