@@ -151,23 +151,41 @@ def test_plain_cuts_the_middle_of_files_whose_size_is_not_known(tmp_path):
         assert next(batches)[0].shape == (1, 28, 28, 1)
 
 
-def test_decay_that_collapses_within_an_epoch_is_refused_where_images_are_random():
-    pixels = dataset(np.zeros((8, 4, 4, 1), np.uint8), np.arange(8))
-    recipe = schedules.constant(0.1, 3)
-    half = schedules.collapsed(recipe, at=1.5, epochs=1.5, weight_decay=1e-4)
-    ways = {"epochs": 3, "batch": 4, "optimizer": optimizers.momentum_sgd, "schedule": half}
-    ways |= {"evaluate": False, "parallel": False}
+def fed(pipeline, plain_from, epochs, first=(0, 0)):
+    """The batches that a training of these epochs is fed with, from a step of an epoch on."""
+    import keras
 
-    def net():
-        import keras
+    from dlguide.training.feeding import PipelineFeed
+    from dlguide.training.ranks import Alone
 
-        return keras.Sequential([
-            keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(8)
-        ])  # fmt: skip
+    model = keras.Sequential(
+        [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(8)]
+    )
+    feed = PipelineFeed(pipeline, Alone(), model, plain_from)
+    return [
+        (np.asarray(images), np.asarray(labels), scale)
+        for epoch in range(first[0], epochs)
+        for images, labels, scale in feed.batches(epoch, first[1] if epoch == first[0] else 0)
+    ]
 
-    with pytest.raises(ValueError, match="`schedule` must collapse at the end of an epoch where"):
-        fit(net, ip.build(pixels, 4, augment=[ip.Flip()]), **ways)
-    fit(net, ip.build(pixels, 4, augment=[ip.CentreCrop(4, 4)]), **ways)
+
+def test_images_become_plain_at_the_nearest_step_also_within_an_epoch():
+    images = np.arange(8 * 4 * 4, dtype=np.uint8).reshape(8, 4, 4, 1)
+    pixels = dataset(images, np.arange(8, dtype=np.int32))
+    pipeline = ip.build(pixels, 3, augment=[ip.Flip(1.0)], seed=5)  # 3 steps: 3, 3 and 2 images
+    for plain_from, split in ((1.0, 3), (1.4, 4), (1.6, 5), (2.0, 6), (0.3, 1), (None, 9)):
+        whole = fed(pipeline, plain_from, 3)
+        assert [len(labels) for _, labels, _ in whole] == [3, 3, 2] * 3
+        for number, (batch, labels, scale) in enumerate(whole):
+            wanted = images[labels] / np.float32(255)
+            wanted = wanted[:, :, ::-1] if number < split else wanted
+            np.testing.assert_allclose(batch, wanted, rtol=1e-6)
+            assert scale == 1 / len(labels)
+        for first in ((0, 2), (1, 1), (1, 2), (2, 0)):  # resumed, nothing is different
+            rest = fed(pipeline, plain_from, 3, first)
+            for one, other in zip(rest, whole[3 * first[0] + first[1] :], strict=True):
+                np.testing.assert_array_equal(one[0], other[0])
+                np.testing.assert_array_equal(one[1], other[1])
 
 
 @pytest.mark.parametrize("schedule", [None, schedules.constant(0.1, 2)])

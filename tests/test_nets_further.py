@@ -58,7 +58,16 @@ def test_each_net_stands_in_one_room_and_under_one_name():
 
 
 def test_only_nets_that_tell_classes_apart_are_classifiers():
-    further = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110", "cnn_3d", "c3d")
+    further = (
+        "resnet8",
+        "resnet20",
+        "resnet32",
+        "resnet44",
+        "resnet56",
+        "resnet110",
+        "cnn_3d",
+        "c3d",
+    )
     assert nets.classifier_names() == nets.names() + further
     assert nets.further_names("generator") == ("dcgan_generator", "dcgan64_generator")
     with pytest.raises(ValueError, match=r"`task` must be one of .*Did you mean classifier"):
@@ -284,7 +293,7 @@ def test_recurrent_nets_are_their_papers_equations_in_numpy(keras):
         ("autoencoder", {"noise": -1}, "`noise` must be a number of at least 0, got -1"),
         ("autoencoder", {"dropout": 0.1}, "`dropout` must be left out for autoencoder, which has"),
         ("gru", {"dropout": 1}, "`dropout` must be at least 0 and below 1, got 1"),
-        ("resnet5", {}, r"Did you mean resnet50 or resnet56\? .*Further nets: resnet20"),
+        ("resnet5", {}, r"Did you mean resnet50 or resnet56\? .*Further nets: resnet8"),
         ("mlp", {"units": 3}, "`units` must be left out for mlp, got 3"),
         ("resnet50", {"units": 3}, "`units` must be left out for resnet50, got 3"),
     ],

@@ -1,5 +1,6 @@
 """Nets: built the same way on every rank, and what they cost in flops, bytes and memory."""
 
+from dlguide.nets.averages import set_momentum
 from dlguide.nets.building import (
     build,
     classifier_names,
@@ -29,4 +30,5 @@ __all__ = [
     "names",
     "parameters",
     "sample_shape",
+    "set_momentum",
 ]

@@ -120,8 +120,8 @@ def build(
 
     For other tasks (`further_names`), each with `sizes` that can be chosen:
 
-    - "resnet20", "resnet32", "resnet44", "resnet56", "resnet110": residual nets for images of
-      32 x 32 x 3 and 10 classes; image, classes.
+    - "resnet8", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110": residual nets for
+      images of 32 x 32 x 3 and 10 classes; image, classes.
     - "cnn_3d", "c3d": three-dimensional convolutions over clips of 8 x 32 x 32 x 1 and of
       16 x 112 x 112 x 3; frames, image, channels, filters, hidden, classes.
     - "autoencoder", "conv_autoencoder": noisy images to logits of clean ones; image, channels,

@@ -23,6 +23,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Within",
+    "branch",
     "latest",
     "nbytes_of",
     "not_finite",
@@ -80,6 +81,49 @@ def save(
     path = checkpoint_file.write(folder, step, epoch, settings or {}, arrays, within)
     checkpoint_file.prune(folder, keep)
     return path
+
+
+def branch(
+    source: str | os.PathLike, folder: str | os.PathLike, changes: Mapping[str, Any]
+) -> Path:
+    """Let another training go on from where one has ended an epoch.
+
+    Copies the last checkpoint of an epoch's end into another folder and says there that it
+    belongs to a training that differs in `changes`: another schedule from here on, for example.
+    The first training's folder stays as it is. Call it on one rank only.
+
+    Args:
+        source: the folder of the training that was.
+        folder: of the training that shall go on; without checkpoints.
+        changes: settings of the new training that differ, JSON-able.
+
+    Returns:
+        Path: the new file.
+
+    Raises:
+        ValueError: when there is no such checkpoint, the training never had such a setting, or
+            the folder holds checkpoints already.
+        CheckpointError: when it is damaged.
+    """
+    ends = [
+        one for one in checkpoint_file.finished(Path(source)) if not checkpoint_file.is_within(one)
+    ]
+    must, then = "hold a checkpoint of an epoch's end", "Train there first, for an epoch at least."
+    require(bool(ends), "source", must, str(source), then)
+    there = latest(folder)
+    require(there is None, "folder", "hold no checkpoints", str(there), "Use another folder.")
+    found, arrays = read(ends[-1])
+    for name in changes:
+        must = "name settings that the training had"
+        require(
+            name in found.settings, "changes", must, name, f"It had {', '.join(found.settings)}."
+        )
+    named_arrays = [(one[0], array) for one, array in zip(found.arrays, arrays, strict=True)]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    settings = {**found.settings, **changes}
+    return checkpoint_file.write(
+        Path(folder), found.step, found.epoch, settings, named_arrays, None
+    )
 
 
 def not_finite(model: keras.Model) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from dlguide.data import datasets
 from dlguide.data.datasets import DataError, Dataset, Step
 from dlguide.data.input_pipeline import Pipeline, plain
 from dlguide.training.ranks import Alone
+from dlguide.training.schedules_steps import whole_steps
 
 if TYPE_CHECKING:
     import keras
@@ -118,10 +118,8 @@ class PipelineFeed:
         pipeline: with batch, seed and shuffle of the training, and this rank's part.
         ranks: the ranks that train.
         model: the net; gives one logit a class.
-        plain_from: where the images are no longer augmented (epochs); None for nowhere.
-
-    Raises:
-        ValueError: when that is within an epoch, and the images are augmented at random.
+        plain_from: where the images are no longer augmented (epochs, counted in whole steps);
+            None for nowhere.
     """
 
     def __init__(
@@ -132,13 +130,10 @@ class PipelineFeed:
         plain_from: float | None = None,
     ) -> None:
         self.pipeline, self.ranks = pipeline, ranks
-        self._plain = None
+        self._plain: Pipeline | None = None
         if plain_from is not None and any(one.draws for one in pipeline.augment):
-            must = "collapse at the end of an epoch where the images are augmented at random"
-            whole, then = round(plain_from), "Give it a whole number as `at`."
-            fits = math.isclose(plain_from, whole)
-            require(fits, "schedule", must, f"epoch {plain_from:g}", then)
-            self._plain = whole, plain(pipeline)
+            self._plain = plain(pipeline)
+            self._plain_step = whole_steps(plain_from, len(pipeline.steps(0)))
         self.samples, self.steps = pipeline.samples, pipeline.steps
         self._shape = tuple(model.inputs[0].shape[1:])
         self._classes = model.outputs[0].shape[-1]
@@ -154,21 +149,27 @@ class PipelineFeed:
         Returns:
             Iterator: of images, labels and scale, see `gathered`.
         """
-        last, pipeline, steps = None, self.pipeline, self.steps(epoch)
-        if self._plain is not None and epoch >= self._plain[0]:
-            pipeline = self._plain[1]
+        last, steps = None, self.steps(epoch)
         # A rank without samples in the last step takes an image of the step before it.
         begin = first - 1 if 0 < first < len(steps) and not len(steps[first].indices) else first
-        with pipeline.epoch(epoch, begin) as passing:
-            for number, part in enumerate(passing.steps, start=begin):
-                batch = self._next(passing, part) if self._failure is None else None
-                if number < first:
-                    last = None if batch is None else (batch[0][:1], batch[1][:1])
-                elif batch is None or not len(part.indices):
-                    yield *(self._spare() if last is None else last), 0.0
-                else:
-                    last = batch[0][:1], batch[1][:1]
-                    yield *batch, 1 / part.global_size
+        for pipeline, start, end in self._pieces(epoch, begin, len(steps)):
+            with pipeline.epoch(epoch, start) as passing:
+                for number, part in enumerate(passing.steps[: end - start], start=start):
+                    batch = self._next(passing, part) if self._failure is None else None
+                    if number < first:
+                        last = None if batch is None else (batch[0][:1], batch[1][:1])
+                    elif batch is None or not len(part.indices):
+                        yield *(self._spare() if last is None else last), 0.0
+                    else:
+                        last = batch[0][:1], batch[1][:1]
+                        yield *batch, 1 / part.global_size
+
+    def _pieces(self, epoch: int, begin: int, steps: int) -> list[tuple[Pipeline, int, int]]:
+        """Give the pipelines of an epoch from a step on: before and after images become plain."""
+        split = steps if self._plain is None else self._plain_step - epoch * steps
+        split = min(max(split, begin), steps)
+        pieces = [(self.pipeline, begin, split), (self._plain, split, steps)]
+        return [(one, start, end) for one, start, end in pieces if one is not None and start < end]
 
     def check(self) -> None:
         """Fail on all ranks where one of them could not use its data; all must call it.

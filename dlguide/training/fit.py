@@ -113,8 +113,7 @@ def fit(
         test: a Dataset whose test images are counted, or a Pipeline; None for those of `data`.
         schedule: learning rates of the global batch over all epochs, made by `schedules`; a
             collapsed one gives the optimizer its weight decay too, and lets a pipeline's images
-            alone when their time has come, which must be the end of an epoch then. None for a
-            constant rate.
+            alone from its last part on. None for a constant rate.
         workers: how many each rank plays, `batch` images each (count).
         save_every: steps between two checkpoints within an epoch, from which only as many ranks,
             workers and images can go on; None for one at the end of each epoch only (count).

@@ -16,9 +16,8 @@ class Collapsed:
     Args:
         rates: the learning rate.
         weight_decay: the weight decay, a recipe of the same length.
-        at: where the last part begins, from which on images are no longer augmented (epochs).
-            `fit` wants a whole number where it has images to augment: it begins epochs anew,
-            with other images, not steps.
+        at: where the last part begins, from which on images are no longer augmented (epochs;
+            `fit` takes the nearest whole step).
     """
 
     rates: Recipe

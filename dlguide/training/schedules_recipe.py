@@ -70,6 +70,20 @@ class Recipe(ABC):
         """
         return Over(_recipe(self, "recipe"), _recipe(whole, "whole"))
 
+    def beginning(self, epochs: float) -> Recipe:
+        """Take the beginning only, for a training that is left there and goes on in other ways.
+
+        Args:
+            epochs: its length (epochs).
+
+        Returns:
+            Recipe: of that length, with the same rates.
+
+        Raises:
+            ValueError: when this one is shorter.
+        """
+        return Beginning(self, epochs)
+
     def at(self, steps_per_epoch: int, epochs: float | None = None) -> Schedule:
         """Fix the steps of an epoch.
 
@@ -154,6 +168,27 @@ class Over(Recipe):
         early = self.first.value(np.minimum(step, split), steps_per_epoch)
         late = self.whole.value(step, steps_per_epoch)
         return np.where(step < split, early, late)
+
+
+@dataclass(frozen=True)
+class Beginning(Recipe):
+    """The beginning of another recipe."""
+
+    recipe: Recipe
+    length: float
+
+    def __post_init__(self) -> None:
+        must = f"be above 0 and at most the {self.recipe.epochs:g} epochs of the recipe"
+        require(0 < self.length <= self.recipe.epochs, "epochs", must, self.length)
+
+    @property
+    def epochs(self) -> float:
+        """As long as asked for (epochs)."""
+        return self.length
+
+    def value(self, step: Any, steps_per_epoch: int) -> Any:
+        """Give the recipe's own rate."""
+        return self.recipe.value(step, steps_per_epoch)
 
 
 @dataclass(frozen=True)

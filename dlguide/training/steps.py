@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
+from dlguide.checks import require, require_count
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.training.divergence import spoiled
 from dlguide.training.ranks import Alone
@@ -132,7 +132,9 @@ def adds_losses_of_inputs(model: keras.Model) -> bool:
     return added[0] > sum(v.regularizer is not None for v in model.trainable_weights)
 
 
-def evaluator(model: keras.Model, data: Dataset | Pipeline, ranks: Alone) -> Callable[[], float]:
+def evaluator(
+    model: keras.Model, data: Dataset | Pipeline, ranks: Alone, top: int = 1
+) -> Callable[[], float]:
     """Compile the evaluation of a net on the whole test set, divided among the ranks.
 
     The test set is cut into blocks, each rank counts the right answers in its share of them,
@@ -144,19 +146,25 @@ def evaluator(model: keras.Model, data: Dataset | Pipeline, ranks: Alone) -> Cal
         model: gives logits of shape (samples, classes).
         data: its test images and labels, or a pipeline that gives them.
         ranks: the ranks that share the work; all of them must call the result.
+        top: how many guesses count: 5 for the top-5 accuracy, whose net may name five classes.
 
     Returns:
         function: without arguments; returns the fraction of right answers, equal on all ranks.
 
     Raises:
-        ValueError: when a pipeline holds fewer samples than there are ranks.
+        ValueError: when a pipeline holds fewer samples than there are ranks, or `top` is none.
     """
     import tensorflow as tf
+
+    require_count(top, "top")
 
     @traced
     @tf.function(input_signature=_samples(model))
     def right(images: Any, labels: Any) -> Any:
-        answers = tf.argmax(model(images, training=False), axis=-1, output_type=labels.dtype)
+        logits = model(images, training=False)
+        if top > 1:
+            return tf.math.count_nonzero(tf.math.in_top_k(labels, tf.cast(logits, "float32"), top))
+        answers = tf.argmax(logits, axis=-1, output_type=labels.dtype)
         return tf.math.count_nonzero(answers == labels)
 
     def accuracy_of_pipeline() -> float:

@@ -30,6 +30,7 @@ from dlguide.data.input_pipeline.identity import identity
 from dlguide.data.input_pipeline.order import Runs
 from dlguide.data.input_pipeline.pipeline import Pipeline
 from dlguide.data.input_pipeline.plain import plain
+from dlguide.data.input_pipeline.shards import ShardSource
 from dlguide.data.input_pipeline.sources import ArraySource, FileSource, Source
 from dlguide.data.input_pipeline.stored import FormatSource
 
@@ -48,6 +49,7 @@ __all__ = [
     "Pipeline",
     "ResizedCrop",
     "Runs",
+    "ShardSource",
     "Source",
     "build",
     "identity",

@@ -10,6 +10,7 @@ import numpy as np
 
 from dlguide.data.formats.manifest import NAME
 from dlguide.data.input_pipeline.pipeline import Pipeline
+from dlguide.data.input_pipeline.shards import ShardSource
 from dlguide.data.input_pipeline.sources import ArraySource, FileSource, Source
 
 
@@ -48,4 +49,6 @@ def _checksum(source: Source) -> int:
             line = f"{'/'.join(Path(path).parts[-2:])} {labels}\n"
             found = zlib.crc32(line.encode(errors="surrogateescape"), found)
         return found
+    if isinstance(source, ShardSource):
+        return source.checksum()
     return zlib.crc32((source.path / NAME).read_bytes())

@@ -1,0 +1,170 @@
+"""What the road of ResNet-50 needs of the floors below.
+
+dlguide.nets.averages, dlguide.data.input_pipeline.shards, `checkpoint.branch`, `Recipe.first` and
+the top-k of `steps.evaluator`.
+"""
+
+import numpy as np
+import pytest
+
+from dlguide import nets
+from dlguide.data import datasets, formats, synthetic
+from dlguide.data import input_pipeline as ip
+from dlguide.data.layouts import imagenet, imagenet_shards
+from dlguide.training import checkpoint, fit, optimizers, schedules
+from dlguide.training.ranks import Alone
+from dlguide.training.steps import evaluator
+
+
+def test_momentum_of_the_averages_is_how_much_a_step_keeps():
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(dtype="float64")])
+    assert nets.set_momentum(model, 0.95) == 1
+    batches = np.random.default_rng(0).normal(3.0, 2.0, (7, 10, 2))
+    mean, variance = np.zeros(2), np.ones(2)
+    for batch in batches:
+        model(batch, training=True)
+        mean = 0.95 * mean + 0.05 * batch.mean(axis=0)
+        variance = 0.95 * variance + 0.05 * batch.var(axis=0)
+    layer = model.layers[-1]
+    np.testing.assert_allclose(np.asarray(layer.moving_mean), mean, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(layer.moving_variance), variance, rtol=1e-6)
+
+
+def test_every_batch_normalisation_of_a_net_gets_the_momentum():
+    model = nets.build("resnet8", image=16)
+    assert nets.set_momentum(model, 0.95) == 7  # one after each convolution
+    with pytest.raises(ValueError, match="`momentum` must be at least 0 and below 1, got 1"):
+        nets.set_momentum(model, 1)
+
+
+def pictures(count, seed=0):
+    return synthetic.images(classes=3, size=24, count=count, seed=seed, vary=True)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    imagenet.write(tmp_path / "folders", pictures(12), pictures(6, 1))
+    return tmp_path / "folders"
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return imagenet_shards.write(tmp_path / "shards", pictures(12), pictures(6, 1), (3, 2))
+
+
+def test_shards_and_class_folders_give_the_same_pictures(folders, shards):
+    files = ip.build(imagenet.read(folders), 12, shuffle=False, augment=[ip.ResizedCrop(16, 16)])
+    records = ip.build(
+        ip.ShardSource(imagenet_shards.read(shards)), 12, shuffle=False,
+        augment=[ip.ResizedCrop(16, 16)],
+    )  # fmt: skip
+    # the folders stand class by class, the shards in the order of writing
+    plain = [one.replace(augment=(ip.CentreCrop(16, 16, 18),)) for one in (files, records)]
+    (one, first), (other, second) = (next(iter(each.epoch(0))) for each in plain)
+    by_class, as_written = np.argsort(first, kind="stable"), np.argsort(second, kind="stable")
+    np.testing.assert_array_equal(np.asarray(first)[by_class], np.asarray(second)[as_written])
+    np.testing.assert_array_equal(np.asarray(one)[by_class], np.asarray(other)[as_written])
+
+
+def test_identity_of_shards_does_not_know_their_folder(shards, tmp_path):
+    import shutil
+
+    shutil.copytree(shards, tmp_path / "copy")
+    one, other = (
+        ip.identity(ip.build(ip.ShardSource(imagenet_shards.read(folder)), 2))
+        for folder in (shards, tmp_path / "copy")
+    )
+    assert one == other
+    imagenet_shards.write(tmp_path / "others", pictures(12, 5), pictures(6, 1), (3, 2))
+    third = ip.build(ip.ShardSource(imagenet_shards.read(tmp_path / "others")), 2)
+    assert ip.identity(third) != one
+
+
+def test_damaged_record_of_a_shard_is_named_with_its_file(shards):
+    path = shards / "train-00001-of-00003"
+    whole = bytearray(path.read_bytes())
+    source = ip.ShardSource(imagenet_shards.read(shards))
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole)
+    pipeline = ip.build(source, 12, shuffle=False, augment=[ip.ResizedCrop(16, 16)])
+    with pytest.raises(formats.DataError, match=r"train-00001-of-00003.*checksum"):
+        list(pipeline.epoch(0))
+
+
+def test_first_epochs_of_a_recipe_have_its_rates():
+    whole = schedules.warmup("gradual", 1.0, 1, start=0.1).then(schedules.linear(1.0, 5))
+    cut = whole.beginning(2.5)
+    assert cut.epochs == 2.5
+    assert np.array_equal(cut.at(10).rates(), whole.at(10).rates()[:25])
+    assert schedules.recipe_from(cut.config()) == cut
+    for wrong in (0, 6.5):
+        with pytest.raises(ValueError, match="`epochs` must be above 0 and at most the 6 epochs"):
+            whole.beginning(wrong)
+
+
+def data():
+    rng = np.random.default_rng(2)
+    images = rng.integers(0, 256, (24, 8, 8, 3), np.uint8)
+    return datasets.Dataset("noise", images, np.arange(24, dtype=np.int32) % 4, images[:9],
+                            np.arange(9, dtype=np.int32) % 4)  # fmt: skip
+
+
+def train(epochs, schedule, folder):
+    one = data()
+    augment = (ip.Flip(), ip.Normalise())
+    pipeline, test = (ip.build(one, 4, augment=augment, part=part) for part in ("train", "test"))
+
+    def net():
+        return nets.build("resnet8", seed=1, image=8, classes=4)
+
+    return fit(
+        net, pipeline, epochs, 4, optimizers.momentum_sgd, schedule=schedule, parallel=False,
+        checkpoint=folder, test=ip.plain(test), report=lambda **numbers: None,
+    )  # fmt: skip
+
+
+def test_branched_training_is_bitwise_the_one_that_never_stopped(tmp_path, capsys):
+    whole = schedules.warmup("gradual", 0.1, 1, start=0.01).then(schedules.linear(0.1, 3))
+    decay = schedules.constant(1e-3, 4)
+    line = schedules.Collapsed(whole, decay, 4)
+    trunk = schedules.Collapsed(whole.beginning(2), decay.beginning(2), 2)
+    from dlguide.training.settings import name_of
+
+    at_once = train(4, line, tmp_path / "whole")
+    train(2, trunk, tmp_path / "trunk")
+    with pytest.raises(checkpoint.CheckpointError, match="another training: its schedule is"):
+        train(4, line, tmp_path / "trunk")
+    path = checkpoint.branch(tmp_path / "trunk", tmp_path / "line", {"schedule": name_of(line)})
+    assert path.parent == tmp_path / "line"
+    later = train(4, line, tmp_path / "line")
+    assert (later.first_epoch, len(later.loss)) == (2, 2)
+    assert later.weights_digest == at_once.weights_digest
+    assert later.test_accuracy == at_once.test_accuracy[2:]
+    ended = schedules.collapsed(whole, at=2, epochs=2, weight_decay=1e-3)
+    checkpoint.branch(tmp_path / "trunk", tmp_path / "end", {"schedule": name_of(ended)})
+    assert train(4, ended, tmp_path / "end").weights_digest != at_once.weights_digest
+
+
+def test_branch_refuses_what_it_cannot_continue(tmp_path):
+    with pytest.raises(ValueError, match="`source` must hold a checkpoint of an epoch's end"):
+        checkpoint.branch(tmp_path / "none", tmp_path / "new", {})
+    train(1, schedules.Collapsed(*[schedules.constant(0.01, 1)] * 2, 1), tmp_path / "old")
+    with pytest.raises(ValueError, match="`changes` must name settings that the training had"):
+        checkpoint.branch(tmp_path / "old", tmp_path / "new", {"shedule": 1})
+    checkpoint.branch(tmp_path / "old", tmp_path / "new", {})
+    with pytest.raises(ValueError, match="`folder` must hold no checkpoints"):
+        checkpoint.branch(tmp_path / "old", tmp_path / "new", {})
+
+
+def test_top_k_counts_labels_among_the_k_largest_logits():
+    model, one = nets.build("resnet8", seed=3, image=8, classes=6), data()
+    logits = np.asarray(model(one.test_images / np.float32(255), training=False))
+    pipeline = ip.build(one, 4, part="test", shuffle=False)
+    order = np.argsort(-logits, axis=1)
+    for top in (1, 2, 5, 6):
+        right = [label in row[:top] for row, label in zip(order, one.test_labels, strict=True)]
+        assert evaluator(model, pipeline, Alone(), top)() == np.mean(right)
+    with pytest.raises(ValueError, match="`top` must be"):
+        evaluator(model, pipeline, Alone(), 0)
