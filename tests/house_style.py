@@ -51,6 +51,7 @@ SPEAKERS = {
     "dlguide.cli.predicting",
     "dlguide.cli.training",
     "dlguide.cli.tuning",
+    "dlguide.cli.usecase",
     "dlguide.cluster.show",
     "dlguide.exercises",
     "dlguide.horovod.schedules",
@@ -59,6 +60,7 @@ SPEAKERS = {
     "dlguide.preflight",
     "dlguide.training.saving",
     "dlguide.tuning.show",
+    "dlguide.usecases.video.resuming",
 }
 # Module globals that change, each with its reason.
 GLOBALS = {

@@ -23,6 +23,7 @@ RATE = 1e-3  # of SGD: speed does not depend on it, the weights must stay finite
 # The update of ranks that hold the same samples differs from one process's by rounding; a sum
 # in place of a mean, or an exchange left out, by half the update and more.
 ROUNDING = 0.02
+LEAST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,13 @@ def classifier(model: Any, optimizer: Any, ranks: Alone) -> Worker:
 
 
 def measured(
-    step: Step, alone_batch: int, steps: int, rounds: int, seed: int = 0, check: bool = True
+    step: Step,
+    alone_batch: int,
+    steps: int,
+    rounds: int,
+    seed: int = 0,
+    check: bool = True,
+    seconds: float = float("inf"),
 ) -> dict[str, Any]:
     """Measure on all ranks, in rounds, so that a disturbance hits all parts alike; collective.
 
@@ -122,6 +129,8 @@ def measured(
         rounds: how often each part has its turn (count).
         seed: of the samples.
         check: whether to show first that ranks do the work of one process (`equal_work`).
+        seconds: begin no further round when so much time has passed; there are always
+            `LEAST_ROUNDS`, where `rounds` allows it (s).
 
     Returns:
         dict: for each of `PARTS` the times on this rank (s), `alone` on rank 0 only; `nbytes`
@@ -152,7 +161,11 @@ def measured(
     for part in PARTS:
         once(part)  # traces, and makes the ranks agree on what they exchange
     comm.Barrier()
+    begun = perf_counter()
     for done in range(rounds):
+        late = comm.bcast(perf_counter() - begun > seconds)  # rank 0 decides for all
+        if late and done >= LEAST_ROUNDS:
+            break
         for part in PARTS:
             if part != "alone" or comm.rank == 0:
                 found[part] += [once(part) for _ in range(steps + 1)][1:]
@@ -160,6 +173,35 @@ def measured(
         measure.report_progress(step=done + 1, steps=rounds)
     _alike(shared, many, "after the measured steps")
     return found | {"nbytes": shared.nbytes, "difference": difference}
+
+
+def by_itself(
+    step: Step, samples: int, steps: int, rounds: int, seed: int = 0, seconds: float = float("inf")
+) -> list[float]:
+    """Measure a worker by itself, with the threads that this process has.
+
+    Args:
+        step: what to time.
+        samples: of a step (count).
+        steps: that count in each round; one more goes before them (count).
+        rounds: how many (count).
+        seed: of the samples.
+        seconds: as in `measured` (s).
+
+    Returns:
+        list: times of the steps (s).
+    """
+    import tensorflow as tf
+
+    worker = step.build(Alone())
+    arrays = [tf.constant(each) for each in step.samples(samples, seed)]
+    worker.step(*arrays)
+    found, begun = [], perf_counter()
+    for done in range(rounds):
+        if perf_counter() - begun > seconds and done >= LEAST_ROUNDS:
+            break
+        found += measure.timing(lambda: worker.step(*arrays), steps).seconds
+    return found
 
 
 def _calls(

@@ -18,6 +18,7 @@ from dlguide.cli import (  # noqa: F401  they add commands
     run,
     training,
     tuning,
+    usecase,
 )
 from dlguide.cli.app import app
 

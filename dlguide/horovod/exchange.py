@@ -76,7 +76,7 @@ class Exchange:
         self.check_every = check_every
         self.local: set = set()
         self.sums = Sums() if passes.count > 1 else None
-        self.watch = Watch(check_every, reduction.process_set, passes.count)
+        self.watch = Watch(check_every, reduction.process_set, passes.count, reduction.name)
         self.agreed = False
         # What is done to this rank's gradients first; `transparent` weighs them by samples.
         self.weigh: Callable[[list[Any]], list[Any]] | None = None

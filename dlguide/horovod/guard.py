@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,7 +123,10 @@ def check_weights(
 class Watch:
     """The check inside a distributed optimizer: before the second update, then every so many."""
 
-    def __init__(self, every: int, process_set: ProcessSet, passes: int = 1) -> None:
+    def __init__(
+        self, every: int, process_set: ProcessSet, passes: int = 1, name: str = ""
+    ) -> None:
+        self.name = name
         self.every = every * passes
         self.passes = passes  # calls that make one update
         self.process_set = process_set
@@ -165,7 +169,7 @@ class Watch:
             ]
 
     def _look(self, done: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
-        gathered = _gather_fingerprints(variables, self.process_set)
+        gathered = _gather_fingerprints(variables, self.process_set, self.name)
 
         def complaint(rows: tf.Tensor, calls: tf.Tensor) -> str:
             cause = NO_BROADCAST if int(calls) == self.passes else CHANGED_ASIDE
@@ -194,12 +198,17 @@ def _raise(text: str) -> None:
         raise RanksDifferError(text)
 
 
-def _gather_fingerprints(variables: Sequence[Any], process_set: ProcessSet) -> tf.Tensor:
+def _gather_fingerprints(
+    variables: Sequence[Any], process_set: ProcessSet, name: str = ""
+) -> tf.Tensor:
     """Return one row of 64-bit fingerprints for each rank: shape (ranks, variables)."""
+    # Two nets that are trained in one graph look at the same time, each under a name of its own.
+    shapes = repr([tuple(each.shape) for each in variables])
+    name = f"dlguide.fingerprints.{name}.{zlib.crc32(shapes.encode()):08x}"
     with tf.device("CPU:0"):
         rows = [tf.fingerprint(tf.reshape(tf.convert_to_tensor(v), [1, -1])) for v in variables]
         mine = tf.bitcast(tf.concat(rows, axis=0), tf.int64)
-        return allgather(mine[None], "dlguide.fingerprints", process_set=process_set)
+        return allgather(mine[None], name, process_set=process_set)
 
 
 def _equal_rows(rows: tf.Tensor) -> tf.Tensor:

@@ -40,6 +40,17 @@ class Quantised:
     file: str | None
     fit: Fit
 
+    def summary(self) -> str:
+        """Say in a few lines what came out."""
+        done = self.fit
+        return (
+            f"{len(self.palette)} colours for {done.points} pixels, off by {self.error:.2f} of 255 "
+            f"levels (root of the mean square); as a PNG {self.nbytes} bytes.\n"
+            f"k-means: {done.iterations} iterations in {done.seconds:.3f} s on {done.ranks} "
+            f"rank{'s'[: done.ranks != 1]} of {done.threads} "
+            f"thread{'s'[: done.threads != 1]}, first centres in {done.seeding_s:.3f} s."
+        )
+
 
 def quantise(
     photograph: str | os.PathLike | np.ndarray,

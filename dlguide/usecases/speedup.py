@@ -1,0 +1,200 @@
+"""Ranks against one process: a use case's step measured, and predicted from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dlguide.bench import parts
+from dlguide.bench.scaling import from_parts
+from dlguide.checks import require_count, require_positive
+from dlguide.cluster import Cluster
+from dlguide.machine import describe, threads
+from dlguide.measure import Ratio, Timing, ratio
+from dlguide.scaling import step as steps_of
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """One training step on p ranks against the same step of one process.
+
+    Both take the same samples in all and make the same update of the weights.
+
+    Args:
+        name: of the net or nets.
+        ranks: p (count).
+        threads: of each rank (count).
+        batch: samples of one rank in a step; the process takes p times as many (count).
+        nbytes: of gradients that each rank hands over in a step (bytes).
+        difference: distance of the ranks' first update from the process's, over its length.
+        alone: times of the process, with as many threads as one rank; the other ranks sleep.
+        step: times of the ranks' step, of the slowest each time.
+        predicted: the ranks' step, put together from parts that were measured apart.
+        wide: times of the process with a thread for each core; None when not asked for.
+        wide_threads: how many these are; 0 when not asked for (count).
+    """
+
+    name: str
+    ranks: int
+    threads: int
+    batch: int
+    nbytes: int
+    difference: float
+    alone: Timing
+    step: Timing
+    predicted: steps_of.Step
+    wide: Timing | None = None
+    wide_threads: int = 0
+
+    @property
+    def speedup(self) -> float:
+        """Of the ranks over one process with the threads of one rank, medians."""
+        return self.range.median
+
+    @property
+    def range(self) -> Ratio:
+        """The speed-up with what its quartiles allow."""
+        return ratio(self.alone, self.step)
+
+    @property
+    def predicted_speedup(self) -> float:
+        """The same with the predicted step."""
+        return self.alone.median / self.predicted.seconds
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured time of a step."""
+        return self.predicted.seconds / self.step.median
+
+    @property
+    def efficiency(self) -> float:
+        """Speed-up over p."""
+        return self.speedup / self.ranks
+
+    @property
+    def exchange_share(self) -> float:
+        """Share of the predicted step that goes to the exchange."""
+        return self.predicted.exposed_s / self.predicted.seconds
+
+    @property
+    def over_wide(self) -> Ratio | None:
+        """Speed-up over one process that has all the cores; None when not measured."""
+        return None if self.wide is None else ratio(self.wide, self.step)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of all ranks per second (1/s)."""
+        return self.ranks * self.batch / self.step.median
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give plain numbers, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        p, each = self.ranks, f"{self.threads} thread{'s'[: self.threads != 1]}"
+        lines = [
+            f"{self.name}, {p * self.batch} samples a step, {1e-6 * self.nbytes:.3g} MB of "
+            f"gradients (updates differ by {100 * self.difference:.1g} %)",
+            f"  1 process, {each}:  {self.alone}",
+        ]
+        if self.wide is not None:
+            lines.append(f"  1 process, {self.wide_threads} threads: {self.wide}")
+        lines += [
+            f"  {p} ranks of {each}:  {self.step}",
+            f"  predicted from parts: {self.predicted}",
+            f"  speed-up {self.range}, predicted {self.predicted_speedup:.2f}: "
+            f"{100 * (self.ratio - 1):+.0f} % in time",
+        ]
+        if self.wide is not None:
+            lines.append(f"  speed-up over one process with all cores: {self.over_wide}")
+        return "\n".join(lines)
+
+
+def measure(
+    step: parts.Step,
+    ranks: int = 2,
+    cluster: Cluster | None = None,
+    seconds: float = 20.0,
+    steps: int = 2,
+    rounds: int = 60,
+    wide: bool = False,
+    seed: int = 0,
+    oversubscribe: bool = False,
+) -> Speedup:
+    """Measure a step on ranks and by one process, and predict the ranks' step from its parts.
+
+    First the ranks show that they do the work of the process (`bench.parts.equal_work`). Then
+    parts and step have their turns, in rounds, the first call of each turn dropped:
+
+        alone      one process takes the samples of all, the other ranks sleep
+        together   each rank takes its own samples, all at once, without exchange
+        update     the optimizer's; with exchange on top in `exchange`
+        step       the real one
+
+    Predicted is the median of the slowest rank of `together` plus the exchange. Nothing of the
+    real step goes into the prediction. Leaves out the input pipeline: the samples lie in memory.
+
+    Args:
+        step: what a use case's `step(batch)` returns.
+        ranks: p; not looked at where there is a cluster (count).
+        cluster: ranks that run already; None starts them and stops them again.
+        seconds: about how long the rounds may take (s).
+        steps: measured calls of a part in each round (count).
+        rounds: turns at most (count).
+        wide: whether to measure one process with a thread for each core too, half before the
+            ranks and half after them; a notebook's cluster is started anew by that.
+        seed: of the samples.
+        oversubscribe: allow more ranks than cores.
+
+    Returns:
+        Speedup: times, prediction, bytes.
+
+    Raises:
+        ValueError: when a count is none.
+        RankError: when a rank fails or the ranks do not do the work of one process.
+    """
+    for name, value in (("ranks", ranks), ("steps", steps), ("rounds", rounds)):
+        require_count(value, name)
+    require_positive(seconds, "seconds")
+    p = ranks if cluster is None else cluster.ranks
+    order = (p * step.batch, steps, rounds, seed)
+    wide_s: list[float] = []
+    all_cores = threads.plan(describe(), 1)
+
+    def one_process() -> None:
+        with Cluster(all_cores, magics=False) as single:
+            wide_s.extend(single.run(parts.by_itself, step, *order, seconds / 8)[0])
+
+    if wide:
+        one_process()
+    started = cluster is None
+    ready = Cluster(ranks=p, oversubscribe=oversubscribe, magics=False) if started else cluster
+    with ready if started else nullcontext():
+        found = ready.run(parts.measured, step, *order, seconds=seconds)
+        each = ready.plan.threads
+    if wide:
+        one_process()
+    return _speedup(step, p, each, found, wide_s, all_cores.threads)
+
+
+def _speedup(
+    step: parts.Step, ranks: int, each: int, found: Sequence[dict[str, Any]],
+    wide_s: Sequence[float], wide_threads: int,
+) -> Speedup:  # fmt: skip
+    return Speedup(
+        name=step.name,
+        ranks=ranks,
+        threads=each,
+        batch=step.batch,
+        nbytes=found[0]["nbytes"],
+        difference=found[0]["difference"],
+        alone=Timing(tuple(found[0]["alone"])),
+        step=Timing(tuple(np.max([rank["step"] for rank in found], axis=0).tolist())),
+        predicted=from_parts(found),
+        wide=Timing(tuple(wide_s)) if wide_s else None,
+        wide_threads=wide_threads if wide_s else 0,
+    )

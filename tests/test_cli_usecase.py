@@ -1,0 +1,210 @@
+"""The command for use cases: one road for all, from a bad folder to a second call.
+
+Tests dlguide.cli.usecase, dlguide.usecases.running and dlguide.usecases.kmeans.case, the first
+two with the case in tiny_usecase.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tiny_usecase
+from PIL import Image
+
+from dlguide import cluster
+from dlguide.cli import usecase
+from dlguide.cluster import processes
+from dlguide.training import checkpoint as checkpoints
+from dlguide.usecases import kmeans, running
+
+
+@pytest.fixture
+def dlguide(monkeypatch, capfd):
+    """Give a function that runs the command with the tiny case and returns what it says."""
+    monkeypatch.setattr(usecase, "find", lambda name: tiny_usecase)
+
+    def run(*words):
+        from typer.testing import CliRunner
+
+        from dlguide.cli.app import app
+
+        done = CliRunner().invoke(app, ["usecase", *map(str, words)])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.output + capfd.readouterr().out
+
+    return run
+
+
+def outcomes(folder):
+    return json.loads((folder / "outcome.json").read_text())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_command_trains_on_all_ranks_writes_and_goes_on(ranks, dlguide, tmp_path):
+    words = ["tiny", "--ranks", ranks, "--oversubscribe", "--output", tmp_path, "--seed", 3]
+    said = dlguide(*words)
+    first = outcomes(tmp_path)
+    assert [each["ranks"] for each in first] == [ranks] * ranks
+    assert len({each["digest"] for each in first}) == 1
+    for text in (f"tiny, {ranks} rank", "tiny: loss", "2.8 times", f"{ranks} ranks"):
+        assert text in said
+    for name in ("outcome.json", "findings.json"):
+        assert str(tmp_path / name) in said
+    if ranks == 2:
+        said = dlguide(*words)
+        assert "finished training" in said
+        assert outcomes(tmp_path)[0]["digest"] == first[0]["digest"]
+        said = dlguide(*words, "--epochs", 2)
+        assert "Going on from" in said
+        assert outcomes(tmp_path)[0]["first_epoch"] == 1
+        whole = tmp_path / "whole"
+        dlguide(*words[:-3], whole, *words[-2:], "--epochs", 2)
+        assert outcomes(tmp_path)[0]["digest"] == outcomes(whole)[0]["digest"]
+
+
+def test_command_times_the_step_after_writing_the_results(dlguide, tmp_path):
+    said = dlguide("tiny", "--output", tmp_path, "--speedup", "--set", "samples=80")
+    record = json.loads((tmp_path / "speedup.json").read_text())
+    assert record["ranks"] == 2
+    assert record["batch"] == 8
+    found = json.loads((tmp_path / "findings.json").read_text())
+    assert found[0]["ours"].endswith("times")
+    assert "predicted from parts" in said
+    assert len(outcomes(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", 0], "`ranks` must be a whole number"),
+        (["--ranks", 4096], "`ranks` must be at most the"),
+        (["--seed", -1], "`seed` must be a whole number of at least 0"),
+        (["--ranks", 1, "--speedup"], "`speedup` must not be given for 1 rank"),
+        (["--real", "/nowhere"], "`real` must be a file or folder that is there, got '/nowhere'"),
+        (["--real", "/"], "`real` must hold tiny.txt, got '/'. Get it again."),
+        (["--epochs", 0], "`epochs` must be at least 1, got 0"),
+        (["--set", "sample=3"], "Did you mean samples?"),
+        (["--set", "samples"], "`set` must be NAME=VALUE, got 'samples'"),
+        (["--set", "samples=3", "--set", "samples=4"], "`set` must name each setting once"),
+        (["--set", "checkpoint=x"], "`set` must be one of"),
+        (["--output", "/dev/null/build"], "`output` must be a folder this process can write to"),
+    ],
+)
+def test_command_says_what_is_wrong_before_ranks_start(words, said, dlguide, monkeypatch, tmp_path):
+    monkeypatch.setattr(cluster, "Cluster", None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        dlguide("tiny", *words)
+
+
+def test_a_case_without_epochs_or_step_says_so_and_lists_its_settings():
+    with pytest.raises(
+        ValueError,
+        match=r"`epochs` must not be given for kmeans, got 3\. kmeans "
+        r"has no such setting; it has: colours, iterations",
+    ):
+        running.check(kmeans, "kmeans", None, {"epochs": 3}, False)
+    with pytest.raises(ValueError, match="`speedup` must not be given for kmeans"):
+        running.check(kmeans, "kmeans", None, {}, True)
+
+
+def test_unknown_case_is_told_the_nearest_name():
+    with pytest.raises(ValueError, match=r"chest_xray, imagenet, .* Did you mean chest_xray\?"):
+        usecase.find("chest-xrays")
+    assert usecase.find("kmeans") is kmeans
+
+
+@pytest.mark.parametrize("name", usecase.CASES)
+def test_every_case_has_what_the_command_calls(name):
+    case = usecase.find(name)
+    assert callable(case.train)
+    assert callable(case.write)
+    known = running.options(case)
+    assert not set(known) & set(running.TAKEN)
+    for taken in ("real", "seed", "checkpoint", "report"):
+        assert taken in case.train.__code__.co_varnames[: case.train.__code__.co_argcount]
+
+
+COMMAND = """
+import sys, tiny_usecase
+from dlguide import cli
+from dlguide.cli import usecase
+usecase.find = lambda name: tiny_usecase
+sys.argv = ["dlguide", "usecase", "tiny", "--epochs", "100000", "--output", sys.argv[1]]
+cli.main()
+"""
+
+
+def test_an_interrupted_command_leaves_a_checkpoint_and_no_process(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.path.dirname(__file__),
+        # A shell lets its background jobs ignore SIGINT, and whatever they start inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    owner = processes.identity(process.pid)
+    deadline = time.monotonic() + 90
+    while checkpoints.latest(tmp_path / "checkpoint") is None:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    mine = [each for each in processes.living() if each.owner == owner]
+    assert len(mine) >= 2
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "Traceback" not in errors
+    assert checkpoints.read(checkpoints.latest(tmp_path / "checkpoint"))[0].epoch >= 1
+    deadline = time.monotonic() + 15
+    while left := [each for each in processes.living() if each.owner == owner]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def picture(path, side=12):
+    shades = np.linspace(0, 255, side).astype(np.uint8)
+    pixels = np.stack([*np.broadcast_arrays(shades[:, None], shades[None], np.uint8(7))], -1)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def test_kmeans_draws_a_picture_with_few_colours(tmp_path):
+    pixels = picture(tmp_path / "given.png")
+    with cluster.Cluster(ranks=2, magics=False) as ranks:
+        found = running.run(
+            kmeans, ranks, tmp_path, tmp_path / "given.png", own={"colours": 5, "iterations": 7}
+        )
+    record = outcomes(tmp_path)
+    drawn = np.asarray(Image.open(tmp_path / "quantised.png").convert("RGB"))
+    assert drawn.shape == pixels.shape
+    assert len(np.unique(drawn.reshape(-1, 3), axis=0)) == 5 == len(record["palette"])
+    off = np.sqrt(np.mean((drawn.astype(float) - pixels) ** 2))
+    assert record["error"] == pytest.approx(off)
+    assert record["nbytes"] == (tmp_path / "quantised.png").stat().st_size
+    assert f"5 colours for {12 * 12} pixels" in found.outcomes[0].summary()
+    assert found.findings == ()
+    assert set(found.paths) == {tmp_path / "outcome.json", tmp_path / "quantised.png"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"colours": 257}, "`colours` must be at most 256"),
+        ({"colours": 200}, "`colours` must be at most the colours of the photograph, got 200"),
+        ({"iterations": 0}, "`iterations` must"),
+        ({"real": "/nowhere.png"}, "`photograph` must be a file that is there"),
+    ],
+)
+def test_kmeans_refuses_what_it_cannot_draw(asked, words, tmp_path):
+    picture(tmp_path / "given.png")
+    with pytest.raises(ValueError, match=words):
+        kmeans.check(**{"real": tmp_path / "given.png", **asked})
