@@ -7,12 +7,16 @@ Phantoms by default; `real="/data/ChestX-ray14"` takes the published radiographs
 `chest_xray.pack` shrinks and packs once. No result on either is of any use for a patient.
 """
 
+from dlguide.usecases.chest_xray.against_keras import Race, race
 from dlguide.usecases.chest_xray.auroc import Area, area, areas
 from dlguide.usecases.chest_xray.auroc_compared import Difference, differences, resampled
 from dlguide.usecases.chest_xray.collection import Collection, make, pack, read
+from dlguide.usecases.chest_xray.findings import by_chance, findings, honest_times, trained_again
 from dlguide.usecases.chest_xray.net import NETS, build
 from dlguide.usecases.chest_xray.outcome import Outcome, interval, write
-from dlguide.usecases.chest_xray.training import check, train
+from dlguide.usecases.chest_xray.setting import check
+from dlguide.usecases.chest_xray.timed import step
+from dlguide.usecases.chest_xray.training import train
 from dlguide.usecases.chest_xray.weights import Origin, choose, transfer
 
 __all__ = [
@@ -22,18 +26,25 @@ __all__ = [
     "Difference",
     "Origin",
     "Outcome",
+    "Race",
     "area",
     "areas",
     "build",
+    "by_chance",
     "check",
     "choose",
     "differences",
+    "findings",
+    "honest_times",
     "interval",
     "make",
     "pack",
+    "race",
     "read",
     "resampled",
+    "step",
     "train",
+    "trained_again",
     "transfer",
     "write",
 ]

@@ -39,6 +39,8 @@ COARSE = (*PLACES, "lying")
 STAGE = "pretraining"
 # Of 32 radiographs; more at once take it in proportion (Goyal et al.'s linear rule).
 RATE, RATE_BATCH = 0.03, 32
+# The part of the pre-training that goes on at the highest rate.
+HELD = 0.75
 # Another archive's patients are not those of the case, whatever its seed.
 _OTHER_PATIENTS = 1_000_003
 
@@ -120,6 +122,20 @@ def schedule(rate: float, epochs: int, warmup: float = 0.5, start: float | None 
     return schedules.warmup("gradual", rate, warmup, first).then(rest)
 
 
+def stairs(rate: float, epochs: int) -> Recipe:
+    """Rise gradually to a rate, hold it for three quarters, and end with a tenth of it.
+
+    Args:
+        rate: the highest rate, of the global batch.
+        epochs: of the training (epochs).
+
+    Returns:
+        Recipe: of that length.
+    """
+    whole = schedules.step_decay(rate, (HELD * epochs,), epochs)
+    return schedules.warmup("gradual", rate, HELD * min(1.0, epochs / 2), rate / 10).over(whole)
+
+
 def pretrain(
     model: keras.Model,
     archive: str | os.PathLike,
@@ -157,6 +173,6 @@ def pretrain(
     about = {"net": model.name, "data": input_pipeline.identity(pipeline)}
     about["dtype"] = str(model.outputs[0].dtype)
     stage = fitting.Stage(
-        STAGE, batch, schedule(highest, epochs), seed, about, checkpoint, keep_all=True
+        STAGE, batch, stairs(highest, epochs), seed, about, checkpoint, keep_all=True
     )
     return fitting.fit_stage(model, pipeline, steps.balance(labels), stage, ranks, report)

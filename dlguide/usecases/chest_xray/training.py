@@ -7,100 +7,26 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known, require_positive
 from dlguide.data import input_pipeline
 from dlguide.data.synthetic import FINDINGS
 from dlguide.training import devices, settings
 from dlguide.training.ranks import Alone, connect
-from dlguide.usecases.chest_xray import auroc, auroc_compared, collection, fitting, net, steps
+from dlguide.usecases.chest_xray import auroc, auroc_compared, collection, fitting, steps
+from dlguide.usecases.chest_xray import net as nets
 from dlguide.usecases.chest_xray import pretraining as before
 from dlguide.usecases.chest_xray import weights as given
 from dlguide.usecases.chest_xray.outcome import Outcome
+from dlguide.usecases.chest_xray.setting import Setting
 
 if TYPE_CHECKING:
     import keras
 
-STARTS = ("chosen", "last", "early", "none")
 STAGES = {"chosen": "tuning", "last": "tuning-last", "early": "tuning-early", "none": "scratch"}
-RATES = ("even", "published")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What `train` was asked for, apart from where to read and write; `train` tells what is what.
-
-    All of it is checked when it is made.
-    """
-
-    seed: int = 0
-    net: str = net.SMALL
-    image: int | None = None
-    batch: int = 32
-    epochs: int = 4
-    pretrain_epochs: int = 8
-    warmup: float = 0.5
-    start: str = "chosen"
-    rate: float | None = None
-    dtype: str = "float32"
-    device: str = "auto"
-    radiographs: int = 1200
-    archive: int = 1500
-    rates: str = "even"
-    data_seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "epochs", "pretrain_epochs", "radiographs", "archive"):
-            require_count(getattr(self, name), name)
-        for name in ("seed", "data_seed"):
-            require_count(getattr(self, name), name, least=0)
-        require_known(self.net, net.NETS, "net")
-        require_known(self.start, STARTS, "start")
-        require_known(self.rates, RATES, "rates")
-        require_known(self.dtype, ("float32", "float64"), "dtype")
-        if self.image is not None:
-            require_count(self.image, "image", least=collection.SMALLEST)
-        if self.rate is not None:
-            require_positive(self.rate, "rate")
-        must = f"be above 0 and shorter than the {self.epochs} epochs of the training"
-        require(0 < self.warmup < self.epochs, "warmup", must, self.warmup)
-
-    @property
-    def size(self) -> int:
-        """Height and width of the radiographs (pixels)."""
-        return net.SIZES[self.net] if self.image is None else self.image
-
-    def build(self, outputs: int) -> keras.Model:
-        """Build the net with so many logits."""
-        return net.build(self.net, self.size, outputs, self.seed, self.dtype)
-
-
-def check(
-    real: str | os.PathLike | None = None, weights: str | os.PathLike | None = None, **own: Any
-) -> None:
-    """Refuse before any rank starts what `train` would refuse on all ranks.
-
-    Args:
-        real: as for `train`.
-        weights: as for `train`.
-        own: further arguments of `train`.
-
-    Raises:
-        ValueError: when a setting is out of range.
-        MissingComponentError: when data or weights are not there.
-        DataError: when a label file or a list is not as it must be; names file and line.
-    """
-    known = ("checkpoint", "report", "parallel", "compare")
-    Setting(**{name: value for name, value in own.items() if name not in known})
-    if real is not None:
-        collection.read(real)
-    if weights is not None:
-        given.require_there(weights, str(own.get("net", net.SMALL)))
 
 
 def train(
@@ -111,7 +37,20 @@ def train(
     parallel: bool | None = None,
     weights: str | os.PathLike | None = None,
     compare: bool | None = None,
-    **own: Any,
+    net: str = nets.SMALL,
+    image: int | None = None,
+    batch: int = 32,
+    epochs: int = 5,
+    pretrain_epochs: int = 8,
+    warmup: float = 0.5,
+    start: str = "chosen",
+    rate: float | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    radiographs: int = 1200,
+    archive: int = 1500,
+    rates: str = "even",
+    data_seed: int = 0,
 ) -> Outcome:
     """Pre-train a net, fine-tune it on the 14 findings, and judge it on other patients.
 
@@ -132,12 +71,22 @@ def train(
             ImageNet's: .weights.h5 of Keras, or a checkpoint of `usecases.imagenet`.
         compare: whether to train from scratch too, in as many steps; None for True with
             phantoms only.
-        own: fields of `Setting`: net ("chest_cnn", "vgg16", "resnet50", "densenet121"), image
-            (height and width, pixels), batch (radiographs per rank and step), epochs and
-            pretrain_epochs, warmup (epochs), start ("chosen", "last" or "early" checkpoint, or
-            "none" for a training from scratch), rate (of the global batch; None for the
-            checkpoint's), dtype, device ("auto", "cpu", "gpu"), and for phantoms radiographs
-            and archive (counts), rates ("even" or "published") and data_seed.
+        net: "chest_cnn", "vgg16", "resnet50" or "densenet121".
+        image: height and width of the radiographs (pixels); None for the net's own.
+        batch: radiographs per rank and step (count).
+        epochs: of the fine-tuning (count).
+        pretrain_epochs: of the pre-training (count).
+        warmup: until the highest rate of the fine-tuning (epochs).
+        start: "chosen", "last" or "early" checkpoint of the pre-training, or "none" for a
+            training from scratch.
+        rate: highest rate of the global batch in the fine-tuning; None for the checkpoint's,
+            or where there is none, for `pretraining.RATE` in proportion to the batch.
+        dtype: "float32" or "float64".
+        device: "auto", "cpu" or "gpu".
+        radiographs: made phantoms with the 14 findings, those of the test included (count).
+        archive: made phantoms to pre-train with (count).
+        rates: of the findings in phantoms: "even", or "published" as in ChestX-ray14.
+        data_seed: of the phantoms.
 
     Returns:
         Outcome: as this rank saw it.
@@ -153,9 +102,10 @@ def train(
         PRACE Best Practice Guide Deep Learning (2019), 6.4.
     """
     ranks = connect(parallel)
+    own = (net, image, batch, epochs, pretrain_epochs, warmup, start, rate, dtype, device)
     asked = {"real": _text(real), "weights": _text(weights), "seed": seed, "compare": compare}
-    with ranks.together(asked | own):
-        setting = Setting(seed, **own)
+    with ranks.together(asked | {"own": [*own, radiographs, archive, rates, data_seed]}):
+        setting = Setting(seed, *own, radiographs, archive, rates, data_seed)
     place = devices.choose(setting.device, ranks)
     import tensorflow as tf
 
@@ -184,7 +134,7 @@ class _Course:
         return self.setting.batch * self.ranks.ranks
 
     def run(self, weights: str | os.PathLike | None, compare: bool | None) -> Outcome:
-        setting, origin, pretrained, rate = self.setting, None, None, before.RATE
+        setting, origin, pretrained = self.setting, None, None
         model = setting.build(len(FINDINGS))
         highest = before.RATE * self.global_batch / before.RATE_BATCH
         first = None
