@@ -188,6 +188,18 @@ class Road:
             start=self.start * factor,
         )  # fmt: skip
 
+    def each(self, batch: int) -> Road:
+        """Give the road with another batch of a worker: the rates follow the global batch.
+
+        Args:
+            batch: pictures of a worker (count).
+
+        Returns:
+            Road: of as many workers.
+        """
+        factor = require_count(batch, "batch") / self.batch
+        return replace(self, batch=batch, rate=self.rate * factor, start=self.start * factor)
+
     def as_dict(self) -> dict[str, Any]:
         """Give plain numbers, ready for JSON."""
         return asdict(self)

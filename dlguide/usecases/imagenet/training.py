@@ -42,6 +42,7 @@ def check(
     epochs: float | None = None,
     samples: int | None = None,
     net: str | None = None,
+    batch: int | None = None,
     **others: Any,
 ) -> None:
     """Refuse what `train` would refuse, before any rank is started and without TensorFlow.
@@ -53,6 +54,7 @@ def check(
         epochs: of part 1 (epochs).
         samples: made-up pictures (count).
         net: name of the net.
+        batch: pictures of a worker (count).
         others: what `train` checks itself.
 
     Raises:
@@ -61,12 +63,12 @@ def check(
         DataError: when it is damaged, or not all of it is there.
     """
     ranks = workers if isinstance(workers, int) and workers > 0 else SMALL.workers
-    planned(real, subset, workers, epochs, samples, net, ranks)
+    planned(real, subset, workers, epochs, samples, net, batch, ranks)
 
 
 def planned(
     real: str | os.PathLike | None, subset: bool, workers: int | None, epochs: float | None,
-    samples: int | None, net: str | None, ranks: int,
+    samples: int | None, net: str | None, batch: int | None, ranks: int,
 ) -> tuple[Road, pictures_of.Found | None]:  # fmt: skip
     """Make the road that was asked for.
 
@@ -77,6 +79,7 @@ def planned(
         epochs: of part 1 (epochs); None for the road's own.
         samples: made-up pictures to train with (count); None for the road's own.
         net: name of the net; None for the road's own.
+        batch: pictures of a worker; None for the road's own (count).
         ranks: that play the workers (count).
 
     Returns:
@@ -97,6 +100,8 @@ def planned(
     require(real is not None or not subset, "subset", "be False without `real`", subset)
     found = None if real is None else pictures_of.find(real, subset)
     road = (SMALL if found is None else pictures_of.road_of(GUIDE, found)).on(workers)
+    if batch is not None:
+        road = road.each(batch)
     if epochs is not None:
         must, then = "be a number of at least 2", "One to begin, and one to end in two ways."
         fits = isinstance(epochs, int | float) and not isinstance(epochs, bool) and epochs >= 2
@@ -124,6 +129,7 @@ def train(
     epochs: float | None = None,
     samples: int | None = None,
     net: str | None = None,
+    batch: int | None = None,
     subset: bool = False,
     dtype: str = "float32",
 ) -> Outcome:
@@ -154,6 +160,7 @@ def train(
         epochs: of part 1; all phases follow in proportion (epochs). None for the road's own.
         samples: made-up pictures (count); None for the road's own.
         net: another net; None for the road's own.
+        batch: pictures of a worker, which the rate follows; None for the guide's 16 (count).
         subset: whether `real` may be a part of ImageNet.
         dtype: of the net, as in `training.fit`.
 
@@ -172,7 +179,7 @@ def train(
     place = devices.choose(device, ranks)
     with ranks.together():
         require_count(seed, "seed", least=0)
-        road, found = planned(real, subset, workers, epochs, samples, net, ranks.ranks)
+        road, found = planned(real, subset, workers, epochs, samples, net, batch, ranks.ranks)
         data = pictures_of.pictures(road, seed) if found is None else found
         train_data, test_data = pictures_of.pipelines(road, data)
     with ExitStack() as stack:
