@@ -4,6 +4,7 @@ from dlguide.diagrams.affinity import affinity
 from dlguide.diagrams.collectives import collective
 from dlguide.diagrams.differences import Difference, difference
 from dlguide.diagrams.explorable import explore
+from dlguide.diagrams.host_copies import host_copies
 from dlguide.diagrams.pipeline import pipeline
 from dlguide.diagrams.ranks import exchange, processes, timelines
 from dlguide.diagrams.sequences import dependencies, sequences
@@ -18,6 +19,7 @@ __all__ = [
     "exchange",
     "explore",
     "file_system",
+    "host_copies",
     "pipeline",
     "processes",
     "sequences",

@@ -11,6 +11,7 @@ from dlguide.plots.curves import attention_map, forecasts
 from dlguide.plots.densities import densities
 from dlguide.plots.depth import footprints, gradients_by_layer
 from dlguide.plots.descent import descent, loss_curves
+from dlguide.plots.exchange_ways import exchange_ways
 from dlguide.plots.experiments import batches, errors, experiments
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.frameworks import batch_seconds, efficiencies, last_releases, speed_pairs
@@ -33,6 +34,7 @@ from dlguide.plots.symptoms import symptoms, taken_by
 from dlguide.plots.timeline import timeline
 from dlguide.plots.training import scaling, training, utilisation
 from dlguide.plots.tuning import tuning
+from dlguide.plots.video import film, frame_scores, growth, predicted_frames, shares
 
 __all__ = [
     "BLUE",
@@ -57,13 +59,17 @@ __all__ = [
     "efficiencies",
     "epoch_times",
     "errors",
+    "exchange_ways",
     "experiments",
     "felt_times",
     "figure",
+    "film",
     "footprints",
     "forecasts",
+    "frame_scores",
     "gradient_sizes",
     "gradients_by_layer",
+    "growth",
     "kernel_rates",
     "last_releases",
     "links",
@@ -73,6 +79,7 @@ __all__ = [
     "overlap",
     "pictures",
     "predicted_errors",
+    "predicted_frames",
     "prediction",
     "primitives",
     "projections",
@@ -83,6 +90,7 @@ __all__ = [
     "scaling",
     "schedules",
     "search_scores",
+    "shares",
     "speed_pairs",
     "staleness",
     "start_up",

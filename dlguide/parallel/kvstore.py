@@ -1,0 +1,249 @@
+"""One training with the names of MXNet's kvstore, or by allreduce: only the exchange differs.
+
+    weights, record = kvstore.train(comm, "dist_sync", weights, gradient, dealt, rate=0.1)
+
+The same first weights, samples and steps in every way. A synchronous server and an allreduce give
+the same weights up to rounding; what they send, and who waits for whom, is not the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.collectives import agree, allreduce_ring
+from dlguide.parallel import server
+from dlguide.parallel.host_copies import Staged
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+ALLREDUCE = "allreduce"
+# mode of the servers, and whether the devices of a node add up among themselves first
+KVSTORES = {
+    "dist_sync": ("synchronous", False),
+    "dist_sync_device": ("synchronous", True),  # the survey's spelling (1.5.5)
+    "dist_device_sync": ("synchronous", True),  # the guide's, in the command that it ran (6.3.3)
+    "dist_async": ("asynchronous", False),
+    "dist_async_device": ("asynchronous", True),
+}
+WAYS = (ALLREDUCE, *KVSTORES)
+
+Gradient = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one rank did in a training.
+
+    Args:
+        way: one of `WAYS`.
+        rank: rank of the communicator (index).
+        role: "worker" or "server".
+        samples: of each step of a worker, in their order; () for a server.
+        step_s: from the begin of each step of a worker to the begin of the next (s); one fewer
+            than steps.
+        sent: bytes that this rank sent; it receives as many, but for some heads of messages.
+        waited_s: a worker's time between having a gradient and having new weights (s).
+        seconds: of the whole training (s).
+        staleness: for each gradient that a server used, updates since its weights were sent.
+    """
+
+    way: str
+    rank: int
+    role: str
+    samples: tuple[tuple[int, ...], ...]
+    step_s: tuple[float, ...]
+    sent: int
+    waited_s: float
+    seconds: float
+    staleness: tuple[int, ...]
+
+
+def mode_of(name: str) -> tuple[str, bool]:
+    """Say what a kvstore's name means.
+
+    Args:
+        name: a key of `KVSTORES`.
+
+    Returns:
+        tuple: "synchronous" or "asynchronous", and whether the devices of a node add up first.
+
+    Raises:
+        ValueError: when it is none; the nearest name is offered.
+    """
+    return KVSTORES[require_known(name, KVSTORES, "name")]
+
+
+def as_mxnet_reads(name: str) -> str:
+    """Say what MXNet makes of any text: it only looks for three pieces in it.
+
+    Args:
+        name: what was typed.
+
+    Returns:
+        str: the name in `KVSTORES` that it acts as; "local" where no servers are meant.
+
+    Source:
+        Apache MXNet, src/kvstore/kvstore.cc, KVStore::Create.
+
+    >>> as_mxnet_reads("dist_asynk")
+    'dist_sync'
+    """
+    text = name.lower()
+    if "dist" not in text:
+        return "device" if "device" in text else "local"
+    return f"dist_{'async' if '_async' in text else 'sync'}{'_device' * ('device' in text)}"
+
+
+def train(
+    comm: Comm,
+    way: str,
+    weights: np.ndarray,
+    gradient: Gradient,
+    dealt: Sequence[Sequence[np.ndarray]],
+    rate: float,
+    servers: int = 1,
+    per_node: int = 1,
+) -> tuple[np.ndarray, Record]:
+    """Train with plain gradient descent; collective, all ranks call with the same arguments.
+
+    With servers the last ranks of `comm` serve; with allreduce all are workers. A step moves, with
+    n bytes of weights, p workers, k servers, and g devices on a node:
+
+        worker    n out, n in                   (the first of g only, with "device")
+        server    p n / (g k) in and out
+        ring      2 (p - 1)/p n out and in
+
+    With "device" the workers of a node also sum in a ring of g, and hand the weights around; that
+    stays in the node and is not counted.
+
+    Args:
+        comm: as many ranks as workers, and servers.
+        way: one of `WAYS`.
+        weights: the first ones, flat, the same on all ranks; not changed.
+        gradient: a function of (weights, indices) to the gradient of the mean loss, shaped alike.
+        dealt: for each worker its samples of each step (indices).
+        rate: learning rate of each update.
+        servers: number of servers (count); not used by allreduce.
+        per_node: workers of a node, which "device" joins (count).
+
+    Returns:
+        tuple: the last weights, the same on all ranks, and this rank's Record.
+
+    Raises:
+        ValueError: when a name is unknown or the ranks do not fit; on all ranks alike.
+    """
+    require_known(way, WAYS, "way")
+    require_positive(rate, "rate")
+    helpers = 0 if way == ALLREDUCE else require_count(servers, "servers")
+    expected = len(dealt) + helpers
+    must = f"have {expected} ranks for {len(dealt)} workers and {helpers} servers"
+    require(comm.size == expected, "comm", must, comm.size)
+    steps = len(dealt[0])
+    equal = all(len(each) == steps for each in dealt)
+    require(equal, "dealt", "have as many steps for each worker", [len(each) for each in dealt])
+    mine = dealt[comm.rank] if comm.rank < len(dealt) else ()
+    begun: list[float] = []
+
+    def compute(current: np.ndarray, worker: int, step: int) -> tuple[np.ndarray, int]:
+        begun.append(perf_counter())
+        return gradient(current, mine[step]), len(mine[step])
+
+    def update(part: np.ndarray, mean: np.ndarray) -> None:
+        part -= np.asarray(rate, part.dtype) * mean
+
+    start = perf_counter()
+    if way == ALLREDUCE:
+        agree(comm, weights, steps=steps, rate=rate)
+        last, sent, waited_s = _by_ring(comm, weights, compute, steps, update)
+        role, staleness, seconds = "worker", (), perf_counter() - start
+    else:
+        mode, joined = mode_of(way)
+        group = require_count(per_node, "per_node") if joined else 1
+        last, served = server.train(
+            comm, weights, compute, steps, update, mode, servers, group=group
+        )
+        role, staleness, waited_s = served.role, served.staleness, served.waited_s
+        sent, seconds = served.sent, served.seconds
+    return last, Record(
+        way=way,
+        rank=comm.rank,
+        role=role,
+        samples=tuple(tuple(int(one) for one in step) for step in mine),
+        step_s=tuple(float(gap) for gap in np.diff(begun)),
+        sent=int(sent),
+        waited_s=float(waited_s),
+        seconds=float(seconds),
+        staleness=tuple(staleness),
+    )
+
+
+def side_by_side(
+    comm: Comm,
+    rates: Mapping[str, float],
+    weights: np.ndarray,
+    gradient: Gradient,
+    dealt: Sequence[Sequence[np.ndarray]],
+    servers: int = 1,
+    per_node: int = 1,
+) -> dict[str, tuple[np.ndarray, Record] | None]:
+    """Train in several ways, one after the other, from the same weights with the same samples.
+
+    Each way takes as many of the first ranks as it needs; the others sleep meanwhile, so that
+    none of them takes a core from those that train.
+
+    Args:
+        comm: the ranks, enough for workers and servers; all call.
+        rates: learning rate of an update, by way. An asynchronous server makes an update of every
+            gradient alone: with p workers a p-th of the rate lets each sample weigh as much.
+        weights: as for `train`.
+        gradient: as for `train`.
+        dealt: as for `train`.
+        servers: number of servers (count).
+        per_node: workers of a node (count).
+
+    Returns:
+        dict: by way what `train` returned on this rank; None where it slept.
+
+    Raises:
+        ValueError: on all ranks alike, when there are too few of them or a name is unknown.
+    """
+    from mpi4py import MPI
+
+    needed = {way: len(dealt) + (0 if way == ALLREDUCE else servers) for way in rates}
+    for way, count in needed.items():
+        require_known(way, WAYS, "rates")
+        require(count <= comm.size, "comm", f"have the {count} ranks of {way}", comm.size)
+    found: dict[str, tuple[np.ndarray, Record] | None] = {}
+    for way, rate in rates.items():
+        takes_part = comm.rank < needed[way]
+        team = comm.Split(0 if takes_part else MPI.UNDEFINED, comm.rank)
+        found[way] = None
+        if takes_part:
+            found[way] = train(team, way, weights, gradient, dealt, rate, servers, per_node)
+            team.Free()
+        everyone = comm.Ibarrier()
+        while not everyone.Test():
+            sleep(0.002)
+    return found
+
+
+def _by_ring(
+    comm: Comm, weights: np.ndarray, compute: Callable, steps: int, update: Callable
+) -> tuple[np.ndarray, int, float]:
+    current, counted, waited_s = np.array(weights), Staged(comm), 0.0
+    for step in range(steps):
+        found, samples = compute(current, comm.rank, step)
+        begin = perf_counter()
+        total = comm.allreduce(samples)
+        found = np.array(found, weights.dtype) * np.asarray(samples / total, weights.dtype)
+        allreduce_ring(found, counted)
+        waited_s += perf_counter() - begin
+        update(current, found)
+    return current, counted.sent, waited_s

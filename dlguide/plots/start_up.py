@@ -1,0 +1,68 @@
+"""Mean throughput over the first batches: how long a slow start is felt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlguide.checks import require
+from dlguide.measure.start_up import StartUp
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, figure, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LOOKS = ((ORANGE, "-"), (BLUE, "--"), (GREEN, "-."), (PURPLE, ":"))
+
+
+def start_up(
+    starts: Mapping[str, StartUp],
+    marks: Mapping[str, int] | None = None,
+    path: str | os.PathLike | None = None,
+) -> Figure:
+    """Draw the mean throughput against the number of batches it is over.
+
+    Args:
+        starts: for each name its first batch and its others, `measure.start_up`.
+        marks: numbers of batches to mark, by what they are; None for none.
+        path: file to write; None for none.
+
+    Returns:
+        Figure: a line for each name over a logarithmic axis; thin dotted lines without the first
+            batch.
+
+    Raises:
+        ValueError: when there is nothing to draw, or more than four.
+    """
+    few = 0 < len(starts) <= len(_LOOKS)
+    require(few, "starts", f"hold 1 to {len(_LOOKS)} names", len(starts))
+    most = max(
+        [*(2 * one.batches for one in starts.values()), *(2 * n for n in (marks or {}).values())]
+    )
+    counts = np.unique(np.geomspace(1, most, 200).astype(int))
+    told = "; ".join(
+        f"{name}: {one.images_per_s_with_first:.0f} images/s over {one.batches} batches, "
+        f"{one.images_per_s:.0f} without the first"
+        for name, one in starts.items()
+    )
+    alt = f"Mean images/s over the first batches rises to that of the others. {told}."
+    drawn, (axes,) = figure(width=7.0, height=3.4, alt=alt)
+    for (name, one), (colour, dashes) in zip(starts.items(), _LOOKS, strict=False):
+        means = [one.after(int(count)) for count in counts]
+        axes.plot(counts, means, dashes, color=colour, label=name)
+        axes.axhline(one.images_per_s, color=colour, linestyle=":", linewidth=0.9)
+    for name, count in (marks or {}).items():
+        axes.axvline(count, color=GREY, linewidth=0.9)
+        axes.annotate(
+            name, (count, 0.04), (3, 0), xycoords=("data", "axes fraction"), fontsize=8,
+            textcoords="offset points", color=GREY, rotation=90, ha="left", va="bottom",
+        )  # fmt: skip
+    axes.set(xscale="log", xlabel="batches that the mean is over", ylabel="images/s")
+    axes.set_xlim(1, most)
+    axes.set_ylim(0, 1.3 * max(one.images_per_s for one in starts.values()))
+    axes.set_title("Mean throughput; dotted: without the first batch", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    return written(drawn, path)
