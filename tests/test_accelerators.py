@@ -57,11 +57,13 @@ def test_one_node_without_gpus_sends_all_to_the_cpu_and_is_named():
         accelerators.assign(everyone, "gpu")
 
 
-@pytest.mark.parametrize("device", ["auto", "gpu"])
-def test_more_ranks_than_gpus_are_refused(device):
+def test_more_ranks_than_gpus_are_refused_and_auto_sends_all_to_the_cpu():
     with pytest.raises(ValueError, match="at most the 1 GPU of a, one a rank, got 2"):
-        accelerators.assign([Seen("a", None, 1)] * 2, device)
+        accelerators.assign([Seen("a", None, 1)] * 2, "gpu")
     assert gpus_of([Seen("a", None, 1)] * 2, "cpu") == [("cpu", None)] * 2
+    everyone = [Seen("a", None, 2)] * 2 + [Seen("b", None, 2)] * 3
+    assert gpus_of(everyone) == [("cpu", None)] * 5
+    assert "3 ranks and 2 GPUs on b: the CPU for all" in accelerators.assign(everyone)[0].why
 
 
 def test_wrong_wishes_are_refused():

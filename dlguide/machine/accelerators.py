@@ -83,8 +83,8 @@ def assign(everyone: Sequence[Seen], device: str = "auto") -> tuple[Place, ...]:
         tuple: one Place for each rank.
 
     Raises:
-        ValueError: when there is no rank, when `device` is none of the three, or when a node has
-            some GPUs, but fewer than ranks.
+        ValueError: when there is no rank, when `device` is none of the three, or when "gpu" is
+            asked for and a node has fewer GPUs than ranks.
         MissingComponentError: when "gpu" is asked for and a rank sees none.
 
     >>> [place.gpu for place in assign([Seen("a", None, 2), Seen("a", None, 2)])]
@@ -104,22 +104,25 @@ def assign(everyone: Sequence[Seen], device: str = "auto") -> tuple[Place, ...]:
             )
         return (Place("cpu", None, f"TensorFlow sees no GPU on {where}: the CPU."),) * len(everyone)
     ranks_of = Counter(one.host for one in everyone)
+    gpus = {one.host: one.gpus for one in everyone}
     own = {
         host: ranks > 1
         and len({one.visible for one in everyone if one.host == host} - {None, ""}) == ranks
         for host, ranks in ranks_of.items()
     }
+    crowded = [host for host, ranks in ranks_of.items() if not own[host] and ranks > gpus[host]]
+    if crowded:
+        host = crowded[0]
+        ranks, there = ranks_of[host], f"{gpus[host]} GPU{'s' * (gpus[host] != 1)}"
+        then = "Start fewer ranks on a node, or use `device='cpu'`."
+        must = f"be at most the {there} of {host}, one a rank"
+        require(device == "auto", "ranks", must, ranks, then)
+        why = f"{ranks} ranks and {there} on {host}: the CPU for all. Start fewer ranks."
+        return (Place("cpu", None, why),) * len(everyone)
     places, before = [], Counter()
     for one in everyone:
         ranks, local = ranks_of[one.host], before[one.host]
         before[one.host] += 1
-        require(
-            own[one.host] or ranks <= one.gpus,
-            "ranks",
-            f"be at most the {one.gpus} GPU{'s' * (one.gpus != 1)} of {one.host}, one a rank",
-            ranks,
-            "Start fewer ranks on a node, or use `device='cpu'`.",
-        )
         gpu = 0 if own[one.host] else local
         why = "the only rank" if ranks == 1 else f"rank {local} of {ranks}"
         places.append(Place("gpu", gpu, f"GPU {gpu} of {one.gpus} for {why} on {one.host}."))

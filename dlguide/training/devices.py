@@ -26,7 +26,7 @@ def choose(device: str, ranks: Alone) -> Place:
         Place: of this rank; `.device` is what `fit` takes, `.why` says how it came to that.
 
     Raises:
-        ValueError: the same on all ranks, when a node has fewer GPUs than ranks.
+        ValueError: the same on all ranks, when "gpu" is asked for and a node has fewer than ranks.
         MissingComponentError: the same on all ranks, when "gpu" is asked for and there is none.
         RuntimeError: when TensorFlow has already started with other devices.
     """
