@@ -65,6 +65,9 @@ def ways_of_training():
         demand(f"{name}: not equal work", seen == wanted)
         demand(f"{name}: steps", all(len(e.step_s) == steps - 1 for e in everyone[:workers]))
         demand(f"{name}: times", all(e.seconds >= sum(e.step_s) > 0 for e in everyone[:workers]))
+        demand(f"{name}: waiting", all(
+            0 <= e.waited_s <= sum(e.step_s) for e in everyone[:workers]
+        ))  # fmt: skip
         demand(f"{name}: weights changed", not start.any())
         sync = way == "allreduce" or "async" not in way
         if sync:

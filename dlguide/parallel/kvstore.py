@@ -49,7 +49,8 @@ class Record:
         step_s: from the begin of each step of a worker to the begin of the next (s); one fewer
             than steps.
         sent: bytes that this rank sent; it receives as many, but for some heads of messages.
-        waited_s: a worker's time between having a gradient and having new weights (s).
+        waited_s: of the time in `step_s`, what a worker spent between having a gradient and
+            having new weights (s).
         seconds: of the whole training (s).
         staleness: for each gradient that a server used, updates since its weights were sent.
     """
@@ -150,10 +151,13 @@ def train(
     require(equal, "dealt", "have as many steps for each worker", [len(each) for each in dealt])
     mine = dealt[comm.rank] if comm.rank < len(dealt) else ()
     begun: list[float] = []
+    ended: list[float] = []
 
     def compute(current: np.ndarray, worker: int, step: int) -> tuple[np.ndarray, int]:
         begun.append(perf_counter())
-        return gradient(current, mine[step]), len(mine[step])
+        found = gradient(current, mine[step])
+        ended.append(perf_counter())
+        return found, len(mine[step])
 
     def update(part: np.ndarray, mean: np.ndarray) -> None:
         part -= np.asarray(rate, part.dtype) * mean
@@ -161,7 +165,7 @@ def train(
     start = perf_counter()
     if way == ALLREDUCE:
         agree(comm, weights, steps=steps, rate=rate)
-        last, sent, waited_s = _by_ring(comm, weights, compute, steps, update)
+        last, sent = _by_ring(comm, weights, compute, steps, update)
         role, staleness, seconds = "worker", (), perf_counter() - start
     else:
         mode, joined = mode_of(way)
@@ -169,7 +173,7 @@ def train(
         last, served = server.train(
             comm, weights, compute, steps, update, mode, servers, group=group
         )
-        role, staleness, waited_s = served.role, served.staleness, served.waited_s
+        role, staleness = served.role, served.staleness
         sent, seconds = served.sent, served.seconds
     return last, Record(
         way=way,
@@ -178,7 +182,7 @@ def train(
         samples=tuple(tuple(int(one) for one in step) for step in mine),
         step_s=tuple(float(gap) for gap in np.diff(begun)),
         sent=int(sent),
-        waited_s=float(waited_s),
+        waited_s=float(sum(np.subtract(begun[1:], ended[:-1]))),
         seconds=float(seconds),
         staleness=tuple(staleness),
     )
@@ -236,14 +240,12 @@ def side_by_side(
 
 def _by_ring(
     comm: Comm, weights: np.ndarray, compute: Callable, steps: int, update: Callable
-) -> tuple[np.ndarray, int, float]:
-    current, counted, waited_s = np.array(weights), Staged(comm), 0.0
+) -> tuple[np.ndarray, int]:
+    current, counted = np.array(weights), Staged(comm)
     for step in range(steps):
         found, samples = compute(current, comm.rank, step)
-        begin = perf_counter()
         total = comm.allreduce(samples)
         found = np.array(found, weights.dtype) * np.asarray(samples / total, weights.dtype)
         allreduce_ring(found, counted)
-        waited_s += perf_counter() - begin
         update(current, found)
-    return current, counted.sent, waited_s
+    return current, counted.sent
