@@ -36,6 +36,8 @@ def test_where_the_batch_system_shows_each_rank_its_own_gpu_each_takes_the_first
     # one restriction for the whole node is none of each rank's own
     assert gpus_of([Seen("a", "2,3", 2)] * 2) == [("gpu", 0), ("gpu", 1)]
     assert gpus_of([Seen("a", "3", 1)]) == [("gpu", 0)]
+    # a restriction that says nothing new is none either: both see both
+    assert gpus_of([Seen("a", None, 2), Seen("a", "0,1", 2)]) == [("gpu", 0), ("gpu", 1)]
     mixed = [Seen("a", "0", 1), Seen("a", "1", 1), Seen("b", None, 2), Seen("b", None, 2)]
     assert gpus_of(mixed) == [("gpu", 0), ("gpu", 0), ("gpu", 0), ("gpu", 1)]
 
