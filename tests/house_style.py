@@ -19,13 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
     1.0: ("checks", "preflight"),
     1.5: ("folders", "commands"),
-    2.0: ("nets", "measure", "published", "exercises"),
+    2.0: ("nets", "measure", "published"),
     3.0: ("horovod", "collectives", "data", "machine", "scaling", "plots"),
     3.5: ("diagrams",),
     3.8: ("parallel",),
     4.0: ("build_horovod", "cluster", "training"),
     5.0: ("bench", "doctor", "install_horovod", "notebooks", "search", "tuning"),
-    5.5: ("usecases",),
+    5.5: ("slides", "usecases"),
+    5.8: ("exercises",),  # about all lessons
     6.0: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
@@ -49,6 +50,8 @@ SPEAKERS = {
     "dlguide.cli.course",
     "dlguide.cli.data",
     "dlguide.cli.predicting",
+    "dlguide.cli.slides",
+    "dlguide.cli.progress",
     "dlguide.cli.training",
     "dlguide.cli.tuning",
     "dlguide.cli.usecase",

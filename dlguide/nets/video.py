@@ -1,0 +1,247 @@
+"""A generator and a discriminator of video at several resolutions, from coarse to fine.
+
+Both are made of one part for each resolution. With `until` the finer parts are left out: so the
+pair grows while it is trained, and what the coarse parts have learnt stays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlguide.checks import require, require_count, require_known
+from dlguide.nets.seeded import Seeded
+
+if TYPE_CHECKING:
+    import keras
+
+# Pixels of the coarsest resolution, and the filters of the parts that see every pixel.
+COARSEST, EDGES = 8, 16
+_DTYPES = ("float32", "float64")
+
+
+def resolutions(size: int) -> tuple[int, ...]:
+    """List the resolutions of a pair, each twice the one before.
+
+    Args:
+        size: height and width of a frame (pixels): 8, 16, 32 and so on.
+
+    Returns:
+        tuple: heights (pixels), from coarse to fine.
+
+    Raises:
+        ValueError: when `size` is none of these.
+
+    >>> resolutions(32)
+    (8, 16, 32)
+    """
+    found = [COARSEST]
+    while found[-1] < require_count(size, "size", least=COARSEST):
+        found.append(2 * found[-1])
+    require(found[-1] == size, "size", f"be {COARSEST} doubled a few times", size)
+    return tuple(found)
+
+
+def generator(
+    size: int = 32,
+    filters: int = 48,
+    blocks: int = 3,
+    frames: int = 6,
+    volume: bool = False,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> keras.Model:
+    """Build a generator that corrects a guess of the next frames, coarse things first.
+
+    At each resolution a part sees the past frames and the guess, which the parts before have
+    corrected, and adds its own correction:
+
+        y_s = g_s + up(y_(s/2) - g_(s/2)) + part_s(past_s, g_s + up(...))
+
+    Frames lie behind each other as channels. The coarsest part has residual blocks of 3-D
+    convolutions, along time too, where they are cheap; the finer ones halve their map, have 2-D
+    blocks there, and put the edges back from the full map. The last layer of each part begins
+    with zeros: an untrained generator returns the guess.
+
+    Args:
+        size: height and width of a frame (pixels), see `resolutions`.
+        filters: of the 2-D blocks (count); the 3-D ones have a third of it.
+        blocks: residual blocks of each part (count).
+        frames: seen, and predicted (count).
+        seed: seed of the first weights, at least 0.
+        dtype: "float32" or "float64".
+
+    Returns:
+        keras.Model: [past, guess], each (batch, frames, size, size, 3) around 0, to a list of
+            predictions, one for each resolution.
+
+    Raises:
+        ValueError: when a number is out of range.
+
+    Source:
+        Mathieu, Couprie and LeCun 2015 (arXiv:1511.05440), section 2.2, for the resolutions;
+        Aigner and Koerner 2018 (arXiv:1810.01325), FutureGAN, for 3-D convolutions.
+    """
+    import keras
+
+    for name, value in (("filters", filters), ("blocks", blocks), ("frames", frames)):
+        require_count(value, name)
+    make = _maker("video_generator", seed, dtype)
+    shape = (frames, size, size, 3)
+    past, guess = (keras.Input(shape, dtype=dtype, name=name) for name in ("past", "guess"))
+    outputs, correction = [], None
+    for rows in resolutions(size):
+        seen, now = (_flat(make, _coarser(make, each, size // rows)) for each in (past, guess))
+        base = now
+        if correction is not None:
+            finer = make("UpSampling2D", correction, 2, interpolation="bilinear")
+            base = make("Add", [now, finer])
+        x = make("Concatenate", [seen, base, _places(base)])
+        part = _edge_part if rows > COARSEST else _volume_part if volume else _coarsest_part
+        change = part(make, x, rows, filters, blocks, frames)
+        corrected = make("Add", [base, change])
+        correction = make("Subtract", [corrected, now])
+        x = make("Reshape", corrected, (rows, rows, frames, 3))
+        outputs.append(make("Permute", x, (3, 1, 2, 4), name=f"frames{rows}"))
+    return keras.Model([past, guess], outputs, name="video_generator")
+
+
+def discriminator(
+    size: int = 32, filters: int = 16, frames: int = 12, seed: int = 0, dtype: str = "float32"
+) -> keras.Model:
+    """Build a discriminator that judges whole clips at each resolution by itself.
+
+    3-D convolutions halve time, height and width until 4 pixels are left; what moves as nothing
+    can move is seen by them, and not by a net that looks at frames. Each place gives a logit.
+
+    Args:
+        size: height and width of a frame (pixels), see `resolutions`.
+        filters: of the first layer, doubled in the next ones (count).
+        frames: of a clip, past and future (count).
+        seed: seed of the first weights, at least 0.
+        dtype: "float32" or "float64".
+
+    Returns:
+        keras.Model: a list of clips (batch, frames, s, s, 3), one for each resolution s, to a
+            list of logits (batch, places), above 0 for a true clip.
+
+    Raises:
+        ValueError: when a number is out of range.
+
+    Source:
+        Mathieu et al. 2015 (arXiv:1511.05440), section 3.2; Isola et al. 2016
+        (arXiv:1611.07004), section 3.2.2, for a logit at each place.
+    """
+    import keras
+
+    for name, value in (("filters", filters), ("frames", frames)):
+        require_count(value, name)
+    make = _maker("video_discriminator", seed, dtype)
+    inputs, logits = [], []
+    for rows in resolutions(size):
+        x = keras.Input((frames, rows, rows, 3), dtype=dtype, name=f"clip{rows}")
+        inputs.append(x)
+        width, left = filters, rows
+        while left > 4:
+            name = f"down{rows}_{left}"
+            x = make("Conv3D", x, width, 3, 2, "same", name=name)
+            x = make("LeakyReLU", x, negative_slope=0.2, name=f"{name}_relu")
+            width, left = min(2 * width, 8 * filters), left // 2
+        x = make("Conv3D", x, 1, 3, padding="same", name=f"judge{rows}")
+        logits.append(make("Flatten", x, name=f"logits{rows}"))
+    return keras.Model(inputs, logits, name="video_discriminator")
+
+
+def until(model: keras.Model, stage: int) -> keras.Model:
+    """Take the coarse parts of a generator or discriminator; the weights are shared.
+
+    Args:
+        model: what `generator` or `discriminator` gave.
+        stage: resolutions to keep (count).
+
+    Returns:
+        keras.Model: with the first `stage` outputs, and only the weights that they need.
+
+    Raises:
+        ValueError: when the model has fewer resolutions.
+    """
+    import keras
+
+    most = len(model.outputs)
+    stage = require_count(stage, "stage")
+    require(stage <= most, "stage", f"be at most the {most} resolutions", stage)
+    inputs = model.inputs if model.name.endswith("generator") else model.inputs[:stage]
+    return keras.Model(inputs, model.outputs[:stage], name=f"{model.name}_{stage}")
+
+
+def _maker(name: str, seed: int, dtype: str) -> Seeded:
+    require_count(seed, "seed", least=0)
+    require_known(dtype, _DTYPES, "dtype")
+    return Seeded(name, seed, dtype, seed, start="HeNormal")
+
+
+def _coarser(make: Seeded, x: Any, by: int) -> Any:
+    return x if by == 1 else make("AveragePooling3D", x, (1, by, by))
+
+
+def _flat(make: Seeded, x: Any) -> Any:
+    """Put frames behind each other: (frames, s, s, 3) becomes (s, s, frames * 3)."""
+    frames, rows, columns, channels = x.shape[1:]
+    x = make("Permute", x, (2, 3, 1, 4))
+    return make("Reshape", x, (rows, columns, frames * channels))
+
+
+def _block(make: Seeded, kind: str, x: Any, filters: int, name: str) -> Any:
+    change = make(kind, x, filters, 3, padding="same", activation="relu", name=name)
+    return make("Add", [x, change], name=f"{name}_add")
+
+
+def _places(x: Any) -> Any:
+    """Give row and column of each pixel, -0.5 to 0.5: what is near moves faster in a picture."""
+    import keras
+    import numpy as np
+
+    rows, columns = (np.linspace(-0.5, 0.5, count) for count in x.shape[1:3])
+    grid = np.stack(np.meshgrid(rows, columns, indexing="ij"), -1).astype(x.dtype)
+    return keras.ops.ones_like(x[..., :2]) * grid
+
+
+def _coarsest_part(make: Seeded, x: Any, rows: int, filters: int, blocks: int, frames: int) -> Any:
+    """Correct the coarsest frames: time lies in the channels."""
+    x = make("Conv2D", x, filters, 3, padding="same", activation="relu", name=f"in{rows}")
+    for number in range(blocks):
+        x = _block(make, "Conv2D", x, filters, f"block{rows}_{number}")
+    return _zero(make, x, 3 * frames, f"change{rows}")
+
+
+def _volume_part(make: Seeded, x: Any, rows: int, filters: int, blocks: int, frames: int) -> Any:
+    """Correct the coarsest frames: time is an axis of its own."""
+    thin = max(1, filters // 3)
+    x = make("Reshape", x[..., : 6 * frames], (rows, rows, 2, frames, 3))
+    # past and guess of one number side by side, as channels
+    x = make("Permute", x, (4, 1, 2, 3, 5))
+    x = make("Reshape", x, (frames, rows, rows, 6))
+    relu = {"padding": "same", "activation": "relu"}
+    x = make("Conv3D", x, thin, 3, name=f"in{rows}", **relu)
+    for number in range(blocks):
+        x = _block(make, "Conv3D", x, thin, f"block{rows}_{number}")
+    # what all frames know of each other, to each frame
+    x = _flat(make, x)
+    x = make("Conv2D", x, filters, 3, name=f"all{rows}", **relu)
+    return _zero(make, x, 3 * frames, f"change{rows}")
+
+
+def _edge_part(make: Seeded, x: Any, rows: int, filters: int, blocks: int, frames: int) -> Any:
+    """Correct finer frames: blocks on half the map, edges from the whole one."""
+    relu = {"padding": "same", "activation": "relu"}
+    edges = make("Conv2D", x, EDGES, 3, name=f"in{rows}", **relu)
+    x = make("Conv2D", x, filters, 4, 2, name=f"down{rows}", **relu)
+    for number in range(blocks):
+        x = _block(make, "Conv2D", x, filters, f"block{rows}_{number}")
+    x = make("Conv2DTranspose", x, EDGES, 4, 2, name=f"up{rows}", **relu)
+    x = make("Concatenate", [edges, x])
+    return _zero(make, x, 3 * frames, f"change{rows}")
+
+
+def _zero(make: Seeded, x: Any, channels: int, name: str) -> Any:
+    start = {"kernel_initializer": "zeros", "padding": "same"}
+    return make("Conv2D", x, channels, 3, name=name, **start)

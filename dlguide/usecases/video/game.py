@@ -1,0 +1,211 @@
+"""The two nets' game in one step: the discriminator learns, then the generator, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlguide.nets import video as nets
+from dlguide.training.ranks import Alone
+
+if TYPE_CHECKING:
+    import keras
+
+# Momentum of Adam is low, as for every GAN: what was a good step is none after the other's move.
+BETA = 0.5
+
+
+class Pair:
+    """Generator and discriminator up to one resolution, with optimizers of their own.
+
+    A step takes this rank's rows of the global batch. The discriminator learns to tell true clips
+    from made ones at every resolution; then the generator learns from three things:
+
+        mean |frames - true frames| over resolutions
+        + edges times the same of the differences between neighbouring pixels
+        + adversarial times -log D(made clips)
+
+    Losses are sums over this rank's clips divided by the clips of all ranks, and the optimizers
+    add up the gradients of all ranks: p ranks make the step of one process, up to rounding. A
+    step moves the bytes of both nets' gradients.
+
+    Args:
+        generator: whole, as `nets.video.generator` made it.
+        discriminator: whole, as `nets.video.discriminator` made it.
+        stage: resolutions that take part (count).
+        ranks: what `training.ranks.connect` gave.
+        rate: learning rate of both.
+        edges: weight of the differences between neighbours.
+        adversarial: weight of the discriminator's judgement; 0 leaves the discriminator out.
+        optimizer: called with a rate, returns a Keras optimizer; None for Adam.
+
+    Source:
+        Mathieu et al. 2015 (arXiv:1511.05440), sections 3.2 and 3.3.
+    """
+
+    def __init__(
+        self,
+        generator: keras.Model,
+        discriminator: keras.Model,
+        stage: int,
+        ranks: Alone,
+        rate: float = 2e-3,
+        edges: float = 1.0,
+        adversarial: float = 0.01,
+        optimizer: Callable[[float], keras.Optimizer] | None = None,
+    ) -> None:
+        import keras
+        import tensorflow as tf
+
+        self.generator = nets.until(generator, stage)
+        self.discriminator = nets.until(discriminator, stage)
+        self.resolutions = nets.resolutions(generator.input_shape[0][2])[:stage]
+        self.edges, self.adversarial = edges, adversarial
+        make = optimizer or (lambda rate: keras.optimizers.Adam(rate, beta_1=BETA))
+        nets_of = (self.discriminator, self.generator) if adversarial else (self.generator,)
+        self.rules = []
+        for net in nets_of:
+            rule = ranks.distribute(make(rate))
+            rule.build(net.trainable_variables)
+            self.rules.append((rule, net.trainable_variables))
+        self._step = tf.function(self._one_step, jit_compile=False, autograph=False)
+
+    @property
+    def weights(self) -> list[Any]:
+        """Weights of both nets, for a checkpoint."""
+        return [*self.generator.weights, *self.discriminator.weights]
+
+    @property
+    def variables(self) -> list[Any]:
+        """What both optimizers remember, for a checkpoint."""
+        return [variable for rule, _ in self.rules for variable in rule.variables]
+
+    def set_rate(self, rate: float) -> None:
+        """Set the rates of the steps that follow.
+
+        Args:
+            rate: of both nets.
+        """
+        for rule, _ in self.rules:
+            rule.learning_rate.assign(rate)
+
+    def step(self, past: Any, guess: Any, future: Any, clips: int) -> tuple[float, float, float]:
+        """Make one step of both nets; all ranks must.
+
+        Args:
+            past: this rank's clips: uint8, shape (clips, frames, size, size, 3).
+            guess: what the generator corrects, in the same form.
+            future: what comes next, in the same form.
+            clips: of all ranks in this step (count).
+
+        Returns:
+            tuple: this rank's part of the mean error of the finest frames (0 to 1), of the
+                generator's and of the discriminator's loss in the game.
+        """
+        import tensorflow as tf
+
+        # as an array: a Python number would be traced anew for every value
+        share = tf.constant(1 / clips, self.generator.compute_dtype)
+        found = self._step(*(tf.convert_to_tensor(each) for each in (past, guess, future)), share)
+        return tuple(float(each) for each in found)
+
+    def _one_step(self, past: Any, guess: Any, future: Any, share: Any) -> tuple[Any, Any, Any]:
+        import tensorflow as tf
+
+        past, guess, future = (centred(each, share.dtype) for each in (past, guess, future))
+        seen, true = (coarser(each, self.resolutions) for each in (past, future))
+        zero = tf.zeros((), share.dtype)
+        judged, fooled = zero, zero
+        if self.adversarial:
+            made = flat(self.generator([past, guess], training=True))
+            with tf.GradientTape() as tape:
+                for real, false in zip(
+                    self._judge(seen, true), self._judge(seen, made), strict=True
+                ):
+                    judged += share * (_sum(tf.nn.softplus(-real)) + _sum(tf.nn.softplus(false)))
+            self._update(0, tape.gradient(judged, self.rules[0][1]))
+        with tf.GradientTape() as tape:
+            made = flat(self.generator([past, guess], training=True))
+            errors = [share * _sum(abs(a - b)) for a, b in zip(made, true, strict=True)]
+            loss = sum(errors)
+            if self.edges:
+                pairs = zip(made, true, strict=True)
+                loss += self.edges * sum(share * _edges(a - b) for a, b in pairs)
+            if self.adversarial:
+                for false in self._judge(seen, made):
+                    fooled += share * _sum(tf.nn.softplus(-false))
+                loss += self.adversarial * fooled
+        self._update(-1, tape.gradient(loss, self.rules[-1][1]))
+        return errors[-1], fooled, judged
+
+    def _judge(self, seen: Sequence[Any], then: Sequence[Any]) -> list[Any]:
+        import tensorflow as tf
+
+        clips = [tf.concat(pair, axis=1) for pair in zip(seen, then, strict=True)]
+        return flat(self.discriminator(clips, training=True))
+
+    def _update(self, which: int, gradients: Sequence[Any]) -> None:
+        rule, variables = self.rules[which]
+        rule.apply(list(gradients), variables)
+
+
+def centred(frames: Any, dtype: str) -> Any:
+    """Turn pixels of 0 to 255 into numbers from -0.5 to 0.5, as the nets take them.
+
+    Args:
+        frames: pixels, of any shape.
+        dtype: of the result.
+
+    Returns:
+        tensor: of the same shape.
+    """
+    import tensorflow as tf
+
+    return tf.cast(frames, dtype) / 255 - 0.5
+
+
+def coarser(clips: Any, resolutions: Sequence[int]) -> list[Any]:
+    """Bring clips to each resolution by the mean of neighbouring pixels.
+
+    Args:
+        clips: shape (clips, frames, size, size, 3).
+        resolutions: heights (pixels), that divide `size`.
+
+    Returns:
+        list: one tensor for each.
+    """
+    import tensorflow as tf
+
+    clips = tf.convert_to_tensor(clips)
+    count, frames, size = tf.shape(clips)[0], *clips.shape[1:3]
+    found = []
+    for rows in resolutions:
+        by = size // rows
+        cut = tf.reshape(clips, (count, frames, rows, by, rows, by, 3))
+        found.append(clips if by == 1 else tf.reduce_mean(cut, axis=(3, 5)))
+    return found
+
+
+def flat(outputs: Any) -> list[Any]:
+    """List a net's outputs; Keras gives one alone where there is only one.
+
+    Args:
+        outputs: what the net returned.
+
+    Returns:
+        list: tensors.
+    """
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
+def _sum(values: Any) -> Any:
+    """Sum over clips the mean over each of them."""
+    import tensorflow as tf
+
+    return tf.reduce_sum(tf.reduce_mean(values, axis=tuple(range(1, len(values.shape)))))
+
+
+def _edges(error: Any) -> Any:
+    """Compare neighbouring pixels: the difference of a difference is that of the errors."""
+    down, across = error[:, :, 1:] - error[:, :, :-1], error[..., 1:, :] - error[..., :-1, :]
+    return _sum(abs(down)) + _sum(abs(across))

@@ -1,0 +1,152 @@
+"""Predictors of frames that learn nothing: what a net must beat before it has predicted anything.
+
+repeat    the last frame again and again
+mean      the mean of the frames that were seen
+flow      the last frame moved on as things have moved so far
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dlguide.checks import require, require_count
+
+# Of the flow: pixels of its Gaussian window at 32 rows, passes, and the brightness^2 that keeps
+# pixels without any edge where they are.
+_WINDOW, _PASSES, _STILL = 4.0, 6, 10.0
+_GREY = np.array([0.299, 0.587, 0.114])
+
+
+def repeat(past: ArrayLike, after: int) -> np.ndarray:
+    """Predict that nothing changes.
+
+    Args:
+        past: clips, shape (clips, frames, rows, columns, 3), 0 to 255.
+        after: frames to predict (count).
+
+    Returns:
+        numpy.ndarray: shape (clips, after, rows, columns, 3).
+
+    Raises:
+        ValueError: when these are no clips.
+    """
+    seen = _clips(past)
+    return np.repeat(seen[:, -1:], require_count(after, "after"), axis=1)
+
+
+def mean(past: ArrayLike, after: int) -> np.ndarray:
+    """Predict what was there on average: blurred where something moves, and free of noise.
+
+    Args:
+        past: clips, shape (clips, frames, rows, columns, 3), 0 to 255.
+        after: frames to predict (count).
+
+    Returns:
+        numpy.ndarray: shape (clips, after, rows, columns, 3).
+
+    Raises:
+        ValueError: when these are no clips.
+    """
+    seen = _clips(past).mean(axis=1, keepdims=True)
+    return np.repeat(seen, require_count(after, "after"), axis=1)
+
+
+def flow(past: ArrayLike, after: int) -> np.ndarray:
+    """Predict that everything moves on as it moved so far.
+
+    The flow of a clip is followed back, frame by frame, to the place that a pixel comes from, and
+    the last frame is read there; what would come from outside is the pixel at the border.
+
+    Args:
+        past: clips, shape (clips, frames, rows, columns, 3), 0 to 255, at least two frames.
+        after: frames to predict (count).
+
+    Returns:
+        numpy.ndarray: shape (clips, after, rows, columns, 3).
+
+    Raises:
+        ValueError: when these are no clips of two frames.
+    """
+    seen = _clips(past)
+    predicted = np.empty((len(seen), require_count(after, "after"), *seen.shape[2:]))
+    for clip, frames in enumerate(seen):
+        moved = motion(frames)
+        place = _grid(frames.shape[1:3])
+        for number in range(after):
+            place = place - _read(moved, place)
+            colours = _read(np.moveaxis(frames[-1], -1, 0), place)
+            predicted[clip, number] = np.moveaxis(colours, 0, -1)
+    return predicted
+
+
+def motion(frames: ArrayLike) -> np.ndarray:
+    """Estimate how far each pixel moves from one frame to the next: Lucas and Kanade's flow.
+
+    Around each pixel all pairs of frames share one displacement f. What is right makes a(x) the
+    same as b(x + f); linearised, with the slopes g of b and weights w of a Gaussian window,
+
+        (sum of w g g^T) df = sum of w g (a - b)
+
+    is solved again and again, b read at x + f. All pairs together find a motion that two frames
+    alone hardly show. Leaves out that motion may change, and pyramids for larger steps.
+
+    Args:
+        frames: of one clip, shape (frames, rows, columns, 3), 0 to 255, at least two.
+
+    Returns:
+        numpy.ndarray: displacement by row and by column (pixels a frame), shape
+            (2, rows, columns).
+
+    Raises:
+        ValueError: when there are not two frames.
+
+    Source:
+        Lucas and Kanade, IJCAI 1981, 674-679, section 4.
+    """
+    from scipy.ndimage import gaussian_filter
+
+    frames = np.asarray(frames, np.float64)
+    good = frames.ndim == 4 and frames.shape[0] >= 2 and frames.shape[-1] == 3
+    require(good, "frames", "have the shape (2 or more, rows, columns, 3)", frames.shape)
+    grey = frames @ _GREY
+    grid, found = _grid(grey.shape[1:]), np.zeros((2, *grey.shape[1:]))
+    sigma = _WINDOW * grey.shape[1] / 32
+    for _ in range(_PASSES):
+        sums = np.zeros((5, *grey.shape[1:]))
+        there = _read(grey[1:], grid + found)
+        for a, b in zip(grey[:-1], there, strict=True):
+            down, across = np.gradient(b)
+            sums += (down**2, down * across, across**2, down * (a - b), across * (a - b))
+        dd, da, aa, d, c = (gaussian_filter(each, sigma) for each in sums)
+        dd, aa = dd + _STILL, aa + _STILL
+        step = np.stack([aa * d - da * c, dd * c - da * d]) / (dd * aa - da**2)
+        found += np.clip(step, -1, 1)  # further than a pixel the linearised form says nothing
+    return found
+
+
+def _clips(past: ArrayLike) -> np.ndarray:
+    seen = np.asarray(past, np.float64)
+    good = seen.ndim == 5 and seen.shape[1] >= 1 and seen.shape[-1] == 3
+    require(good, "past", "have the shape (clips, frames, rows, columns, 3)", seen.shape)
+    return seen
+
+
+def _grid(shape: tuple[int, ...]) -> np.ndarray:
+    return np.mgrid[: shape[0], : shape[1]].astype(np.float64)
+
+
+def _read(images: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Read images between their pixels, linearly; beyond the border stands what is at it."""
+    from scipy.ndimage import map_coordinates
+
+    return np.stack([map_coordinates(image, places, order=1, mode="nearest") for image in images])
+
+
+PREDICTORS: dict[str, Callable[[ArrayLike, int], np.ndarray]] = {
+    "repeat": repeat,
+    "mean": mean,
+    "flow": flow,
+}

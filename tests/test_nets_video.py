@@ -1,0 +1,96 @@
+"""The nets of the video case are built alike everywhere, grow, and begin with the guess."""
+
+import numpy as np
+import pytest
+
+from dlguide import nets
+from dlguide.nets import video
+
+
+def clips(seed, size, count=2, frames=6):
+    return np.random.default_rng(seed).normal(0, 0.3, (count, frames, size, size, 3)).astype("f4")
+
+
+@pytest.mark.parametrize("volume", [False, True])
+def test_untrained_generator_returns_the_guess_at_every_resolution(volume):
+    net = video.generator(32, 6, 1, volume=volume)
+    past, guess = clips(1, 32), clips(2, 32)
+    for frames, size in zip(net([past, guess]), (8, 16, 32), strict=True):
+        by = 32 // size
+        mean = guess.reshape(2, 6, size, by, size, by, 3).mean(axis=(3, 5))
+        assert np.allclose(frames, mean, atol=1e-6)
+
+
+def parameters(size, filters, blocks, frames=6):
+    """Weights of a generator of 2-D parts, layer by layer."""
+    channels, edges = 3 * frames, video.EDGES
+    seen = 2 * channels + 2
+
+    def layer(kernel, inputs, outputs):
+        return (kernel * kernel * inputs + 1) * outputs
+
+    inner = blocks * layer(3, filters, filters)
+    total = layer(3, seen, filters) + inner + layer(3, filters, channels)
+    finer = layer(3, seen, edges) + layer(4, seen, filters) + inner
+    finer += layer(4, filters, edges) + layer(3, 2 * edges, channels)
+    return total + (len(video.resolutions(size)) - 1) * finer
+
+
+@pytest.mark.parametrize(("size", "filters", "blocks"), [(16, 4, 1), (32, 48, 3), (128, 8, 2)])
+def test_weights_of_the_generator_follow_from_its_layers(size, filters, blocks):
+    assert video.generator(size, filters, blocks).count_params() == parameters(
+        size, filters, blocks
+    )
+
+
+def test_discriminator_sees_time():
+    net = video.discriminator(16, 4, 4)
+    clip = clips(3, 16, frames=4)
+    forwards = net([clip[:, :, ::2, ::2], clip])
+    backwards = net([clip[:, ::-1, ::2, ::2], clip[:, ::-1]])
+    assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(forwards, backwards, strict=True))
+
+
+def test_grown_nets_share_weights_and_leave_the_finer_ones_alone():
+    for whole in (video.generator(32, 6, 1), video.discriminator(32, 4)):
+        for stage in (1, 2, 3):
+            part = video.until(whole, stage)
+            assert len(part.outputs) == stage
+            assert all(any(a is b for b in whole.weights) for a in part.weights)
+        counts = [video.until(whole, stage).count_params() for stage in (1, 2, 3)]
+        assert counts == sorted(set(counts))
+        assert counts[-1] == whole.count_params()
+
+
+def test_same_seed_gives_the_same_weights_and_nets_differ():
+    a, b, c = (video.generator(16, 4, 1, seed=seed) for seed in (1, 1, 2))
+    for one, other in zip(a.weights, b.weights, strict=True):
+        assert np.array_equal(one, other)
+    assert any(
+        not np.array_equal(one, other) for one, other in zip(a.weights, c.weights, strict=True)
+    )
+
+
+def test_cost_of_a_3d_block_is_that_of_the_closed_form():
+    flat, volume = (
+        nets.count(video.generator(8, 12, 2, volume=volume)) for volume in (False, True)
+    )
+    found = {layer.name: layer.multiply_adds for layer in (*flat.layers, *volume.layers)}
+    # 8 x 8 places, 3 x 3 weights from 12 to 12; 6 frames, 3 x 3 x 3 weights from 4 to 4
+    assert found["block8_1"] in (64 * 9 * 12 * 12, 6 * 64 * 27 * 4 * 4)
+    assert next(one.multiply_adds for one in flat.layers if one.name == "block8_0") == 82944
+    assert next(one.multiply_adds for one in volume.layers if one.name == "block8_0") == 165888
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: video.resolutions(24), "`size` must be 8 doubled a few times, got 24"),
+        (lambda: video.generator(16, 0), "`filters` must be a whole number"),
+        (lambda: video.generator(16, dtype="half"), "`dtype` must be one of"),
+        (lambda: video.until(video.discriminator(16, 2), 3), "at most the 2 resolutions"),
+    ],
+)
+def test_nets_that_cannot_be_are_refused(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()
