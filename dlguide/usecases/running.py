@@ -40,16 +40,18 @@ def options(case: Any) -> dict[str, Any]:
     """List what a use case can be told beside data, seed and checkpoint, and its defaults.
 
     Args:
-        case: the module of a use case, with `train`.
+        case: the module of a use case, with `train`; where that takes its settings by any name,
+            `OPTIONS` has the names and defaults.
 
     Returns:
         dict: default of each argument of `train`.
     """
-    return {
+    own = {
         name: one.default
         for name, one in inspect.signature(case.train).parameters.items()
-        if name not in TAKEN and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if name not in TAKEN and one.kind is not one.VAR_KEYWORD
     }
+    return own | dict(getattr(case, "OPTIONS", {}))
 
 
 def assigned(words: Sequence[str]) -> dict[str, Any]:
@@ -166,8 +168,9 @@ def _fitting(
 ) -> dict[str, Any]:
     """Choose of all settings those that the timed step knows too."""
     known = inspect.signature(function).parameters
+    every = any(one.kind is one.VAR_KEYWORD for one in known.values())
     given = {**own, "real": real, "seed": seed}
-    return {name: value for name, value in given.items() if name in known}
+    return {name: value for name, value in given.items() if every or name in known}
 
 
 def _record(path: Path, plain: Any) -> Path:
