@@ -148,6 +148,7 @@ def test_a_slip_is_refused_where_mxnet_would_take_it_for_something():
     with pytest.raises(ValueError, match="dist_async"):
         kvstore.mode_of("dist_asynk")
     assert kvstore.as_mxnet_reads("dist_asynk") == "dist_sync"
+    assert kvstore.as_mxnet_reads("dist-async") == "dist_sync"  # it looks for "_async"
     assert kvstore.as_mxnet_reads("Dist_Async") == "dist_async"
     assert kvstore.as_mxnet_reads("nccl") == "local"
     assert kvstore.as_mxnet_reads("device") == "device"
