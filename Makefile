@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab notebooks pytorch lint clean distclean FORCE
+.PHONY: help setup run test lab notebooks slides pytorch lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -31,6 +31,9 @@ lab: setup      ## JupyterLab on the notebooks
 notebooks: setup  ## execute all notebooks and say how long each took
 	$(BIN)/dlguide notebooks
 
+slides: setup   ## slides of all parts under slides/, from the notebooks' last run here
+	$(BIN)/dlguide slides --execute
+
 pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
 
 lint: setup     ## ruff, stripped notebooks, house style
@@ -40,7 +43,7 @@ lint: setup     ## ruff, stripped notebooks, house style
 	$(BIN)/python -m pytest -q tests/test_house_style.py
 
 clean:          ## remove what runs and tests left, keep .venv
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist slides .pytest_cache .ruff_cache .hypothesis
 	find dlguide tests notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs -r rm -rf
 
 distclean: clean  ## remove .venv too

@@ -29,6 +29,7 @@ STRICT = "DLGUIDE_STRICT_EXERCISES"
 HOW_TO_GET = {"torch": "make pytorch"}  # what a notebook may need that `make setup` leaves out
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # TensorFlow's notes on every import, which say nothing new
 ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "build" / "notebooks"  # the last run of each, from which slides take their figures
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ os.environ.pop("DLGUIDE_STRICT_EXERCISES", None)
 # Files, by the beginning of their names, that must have the machine to themselves. `make test`
 # runs the others two at a time first: most of their time they wait for processes to start.
 ALONE = {
+    "browser": "drives JupyterLab and its trainings, and looks for what is left over",
     "notebooks": "lessons measure, and so do their assertions",
     "bench": "they are measurements",
     "onednn": "measures kernels",

@@ -16,6 +16,7 @@ from dlguide.cli import (  # noqa: F401  they add commands
     data,
     predicting,
     run,
+    slides,
     training,
     tuning,
     usecase,

@@ -34,13 +34,14 @@ def doctor(
 def lab(
     port: Annotated[int | None, typer.Option(help="Port; default: the first free one.")] = None,
     browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
+    folder: Annotated[Path | None, typer.Option(help="A copy of the notebooks.")] = None,
 ) -> None:
     """Open JupyterLab on the notebooks, on this machine only, with a token."""
-    from dlguide.notebooks import QUIET
+    from dlguide.notebooks import QUIET, ROOT
 
-    notebooks = Path(__file__).resolve().parents[2] / "notebooks"
-    require(notebooks.is_dir(), "notebooks", "be a folder beside the package", str(notebooks))
-    command = [sys.executable, "-m", "jupyterlab", str(notebooks), "--ServerApp.ip=127.0.0.1"]
+    place = (folder or ROOT / "notebooks").resolve()
+    require(place.is_dir(), "folder", "be a folder with notebooks", str(place))
+    command = [sys.executable, "-m", "jupyterlab", str(place), "--ServerApp.ip=127.0.0.1"]
     if port is not None:
         _require_free(port)
         command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
@@ -76,10 +77,10 @@ def _require_free(port: int) -> None:
 def notebooks(
     names: Annotated[list[str] | None, typer.Argument(help="Numbers or files; all.")] = None,
 ) -> None:
-    """Execute notebooks from top to bottom and say how long each took."""
+    """Execute notebooks from top to bottom, say how long each took, keep them for the slides."""
     from dlguide import notebooks
 
-    if not notebooks.execute_all(names or []):
+    if not notebooks.execute_all(names or [], output=notebooks.KEPT):
         raise typer.Exit(1)
 
 
