@@ -63,10 +63,10 @@ def test_small_road_has_the_guides_proportions():
 
 def test_common_beginning_has_the_rates_of_both_endings():
     trunk, line, end = SMALL.part_1(SMALL.trunk), SMALL.part_1(), SMALL.part_2()
-    first = trunk.rates.at(50).rates()
-    assert len(first) == 17 * 50
+    first = trunk.rates.at(30).rates()
+    assert len(first) == 17 * 30
     for whole in (line, end):
-        assert np.array_equal(whole.rates.at(50).rates()[: len(first)], first)
+        assert np.array_equal(whole.rates.at(30).rates()[: len(first)], first)
     assert recipe_from(trunk.rates.config()) == trunk.rates
 
 
@@ -192,14 +192,14 @@ def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(for
     road = replace(imagenet.SMALL.each(4), classes=found.classes, samples=12, test_samples=6)
     train, test = imagenet.pipelines(road, found)
     images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))
-    assert images.shape == (4, 24, 24, 3)
+    assert images.shape == (4, 20, 20, 3)
     assert set(labels) <= {0, 1, 2}
     # (pixel - mean) * 0.0078125 of pixels from 0 to 255
     assert images.min() >= -123 / 128 - 1e-6
     assert images.max() <= (255 - 104) / 128 + 1e-6
     assert images.max() > 0.3
     assert not any(one.draws for one in test.augment)
-    assert test.augment[0] == input_pipeline.CentreCrop(24, 24, 27)
+    assert test.augment[0] == input_pipeline.CentreCrop(20, 20, 23)
 
 
 def test_augmentation_is_what_the_guide_lists():
@@ -218,7 +218,7 @@ def test_made_up_pictures_of_training_and_test_differ_and_follow_the_seed():
     assert np.array_equal(one.train_images, again.train_images)
     assert not np.array_equal(one.train_images, one.test_images)
     assert not np.array_equal(one.test_images, other.train_images)
-    assert set(one.train_labels) == set(range(50))
+    assert set(one.train_labels) == set(range(30))
 
 
 def outcome(rank=0):
@@ -256,7 +256,7 @@ def test_findings_compute_their_numbers():
     assert "80.0 -> 83.0 % (+3.0 points)" in told["collapsed decay"].ours
     assert told["global batch"].ours.startswith("32 = 1 x 2 x 16")
     assert "94.5" in told["epochs paid"].guide
-    assert told["epochs paid"].ours.startswith("18.9, part 2 from 17.1 (step 855 of 900)")
+    assert told["epochs paid"].ours.startswith("18.9, part 2 from 17.1 (step 513 of 540)")
     assert "80 pictures/s" in told["time to train"].why  # 1.28 million x 90 / 400 h
     assert "33 kB" in told["input of a node"].guide
     assert "7.7 MB/s" in told["input of a node"].why  # trap: 110 kB, not 33
@@ -278,7 +278,7 @@ def test_steps_can_be_sent_to_ranks_and_have_the_guides_size():
     images, labels = real.samples(3, 1)
     assert (images.shape, labels.dtype, labels.max() < 1000) == ((3, 224, 224, 3), np.int32, True)
     assert "resnet50" in real.name
-    assert small.samples(3, 1)[0].shape == (3, 24, 24, 3)
+    assert small.samples(3, 1)[0].shape == (3, 20, 20, 3)
     with pytest.raises(ValueError, match="`batch` must be"):
         imagenet.step(0)
 
