@@ -15,6 +15,7 @@ from dlguide.cli import (  # noqa: F401  they add commands
     course,
     data,
     predicting,
+    progress,
     run,
     slides,
     training,

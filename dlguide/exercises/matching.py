@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dlguide.exercises import answered, expect
+from dlguide.exercises import WrongAnswer, answered, expect
+from dlguide.exercises.hints import letters
 
 
 def expect_causes(causes: Mapping[str, str], right: Mapping[str, tuple[str, str]]) -> None:
@@ -23,4 +24,14 @@ def expect_causes(causes: Mapping[str, str], right: Mapping[str, tuple[str, str]
         said = answered(causes.get(symptom))
         known = isinstance(said, str) and said.strip().upper() in tuple("ABCDEF")
         expect(known, f"a letter from A to F for {symptom!r}", said, "Each letter fits once.")
-        expect(said.strip().upper() == letter, f"the cause of {symptom!r}", said, hint)
+        try:
+            expect(said.strip().upper() == letter, f"the cause of {symptom!r}", said, hint)
+        except WrongAnswer as error:
+            error.closer = _good(causes, right)
+            raise
+
+
+def _good(causes: Mapping[str, str], right: Mapping[str, tuple[str, str]]) -> str:
+    """Count the right letters."""
+    said = [str(causes.get(symptom)).strip().upper() for symptom in right]
+    return letters(said, [letter for letter, _ in right.values()])

@@ -9,11 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function
+from dlguide.exercises import (
+    NotAnswered,
+    answered,
+    expect,
+    expect_close,
+    expect_function,
+    on_ranks,
+)
 
 IMAGENET = 1_281_167  # training images
 RATE, RATE_BATCH = 0.05, 128  # of one worker
 WORKSHOP_RATE, WORKSHOP_BATCH, EPOCHS = 0.001, 20, 2
+TRIAL_S = 60.0  # for a training of EPOCHS that loads TensorFlow first
 # Each observation: the mistake, and a question that leads to it.
 OBSERVED = {
     "A": ("same order", "4 ranks should need a quarter of the steps. Which samples has each?"),
@@ -179,7 +187,7 @@ def exercise_26_5(
     names = set(named) - ALONG
     hint = "Which samples can a rank take? And whose rule is it to multiply by the ranks?"
     expect(names == {"overlap", "learning rate"}, "the names of both mistakes", named, hint)
-    trials = cluster.run(run, mended, data, WORKSHOP_RATE)
+    trials = on_ranks.run(cluster, run, mended, data, WORKSHOP_RATE, limit_s=TRIAL_S)
     ranks = len(trials)
     _expect_shards(trials)
     sizes = [len(epoch) for epoch in trials[0].evidence.batches]

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function
+from dlguide.exercises import (
+    NotAnswered,
+    answered,
+    expect,
+    expect_close,
+    expect_function,
+    on_ranks,
+)
 from dlguide.exercises.stand_in import PER_HOST, Horovod, NotStarted
 
 # What a detector may find in the workshop's solution; the first two are its mistakes.
@@ -235,7 +242,7 @@ def exercise_51_5(teams: Callable[..., Any], cluster: Any) -> str:
     if _is_empty(teams):
         raise NotAnswered  # before ranks are started for it
     arrays = np.random.default_rng(51).normal(size=(cluster.ranks, 2, 3)).astype("float32")
-    came = cluster.run(_in_teams, teams, arrays)
+    came = on_ranks.run(cluster, _in_teams, teams, arrays)
     for rank, each in enumerate(came):
         each = answered(each)
         pair = isinstance(each, tuple | list) and len(each) == 2

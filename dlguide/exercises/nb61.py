@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function
+from dlguide.exercises import (
+    NotAnswered,
+    answered,
+    expect,
+    expect_close,
+    expect_function,
+    on_ranks,
+)
 from dlguide.exercises.matching import expect_causes
 
 CAUSES = {
@@ -237,7 +244,7 @@ def _on_ranks(
 ) -> list[tuple[Any, list[int]]]:
     """Return for each rank what `share` returned there, and the tasks that it has done."""
     with tempfile.TemporaryDirectory() as folder:
-        return cluster.run(_shared, share, tasks, slow, folder)
+        return on_ranks.run(cluster, _shared, share, tasks, slow, folder)
 
 
 def _shared(
