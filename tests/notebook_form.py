@@ -191,11 +191,12 @@ def duplicates(cells: list[dict[str, Any]]) -> list[str]:
         for node in ast.walk(ast.parse(python(source(cell)))):
             if not isinstance(node, ast.FunctionDef):
                 continue
+            own_shape, own_text = _shape(node), _text(node)
             for name, shape, text in package_functions():
                 alike = name.rsplit(".", 1)[1] == node.name and (
-                    SequenceMatcher(None, text, _text(node), autojunk=False).ratio() > 0.75
+                    SequenceMatcher(None, text, own_text, autojunk=False).ratio() > 0.75
                 )
-                if alike or (len(node.body) > 2 and shape == _shape(node)):
+                if alike or (len(node.body) > 2 and shape == own_shape):
                     found.append(f"cell {index} defines {node.name}, which is {name}")
     return found
 
