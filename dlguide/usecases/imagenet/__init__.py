@@ -9,9 +9,11 @@ imagenet.picture(outcomes[0])
 from dlguide.usecases.imagenet.comparing import findings
 from dlguide.usecases.imagenet.data import augmentation, find, pictures, pipelines
 from dlguide.usecases.imagenet.outcome import Curve, Ending, Outcome
+from dlguide.usecases.imagenet.planning import check
 from dlguide.usecases.imagenet.road import GUIDE, PUBLISHED, SMALL, Iterations, Road
 from dlguide.usecases.imagenet.stepping import step
-from dlguide.usecases.imagenet.training import build_net, check, train
+from dlguide.usecases.imagenet.training import train
+from dlguide.usecases.imagenet.way import build_net
 from dlguide.usecases.imagenet.writing import picture, write
 
 __all__ = [

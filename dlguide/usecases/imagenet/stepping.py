@@ -13,7 +13,7 @@ from dlguide.training import optimizers
 from dlguide.training.ranks import Alone
 from dlguide.usecases.case import Step, Worker
 from dlguide.usecases.imagenet.road import GUIDE, SMALL, Road
-from dlguide.usecases.imagenet.training import build_net
+from dlguide.usecases.imagenet.way import build_net
 
 RATE = 1e-3  # speed does not depend on it, the weights must stay finite
 
