@@ -93,14 +93,14 @@ class FlatNet:
         import tensorflow as tf
 
         @tf.function(reduce_retracing=False)
-        def gradient(images, labels):
+        def slopes(images, labels):
             with tf.GradientTape() as tape:
                 logits = self.model(images, training=True)
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
                 loss = tf.reduce_mean(losses)
             return tape.gradient(loss, self._variables)
 
-        return gradient, tf.function(lambda images: self.model(images, training=False))
+        return slopes, tf.function(lambda images: self.model(images, training=False))
 
     def _set(self, weights: np.ndarray) -> None:
         parts = np.split(weights, self._edges[1:-1])
