@@ -52,7 +52,7 @@ def steps_on_ranks(samples):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_rank_0_makes_the_step_of_one_process_and_holds_what_memory_says(ranks, tmp_path):
-    samples = 12
+    samples = 13  # not divided evenly
     random = np.random.default_rng(3)
     x, y = random.random((samples, 4)), random.random(samples)
     x = np.c_[x, np.ones(samples)]
@@ -65,15 +65,17 @@ def test_rank_0_makes_the_step_of_one_process_and_holds_what_memory_says(ranks, 
     found = on_ranks(ranks, steps_on_ranks, tmp_path, samples=samples)
     assert found[0]["losses"] == pytest.approx(losses, rel=1e-12)
     assert np.concatenate(found[0]["weights"]) == pytest.approx(weight, rel=1e-12)
-    inputs = samples * 5 * 8
-    kinds = replicas.memory(ranks, 5 * 8, inputs, 24 * ranks, state_copies=1)
-    helpers = 2 * 40 + inputs // ranks
+    dealt = [40 * len(each) for each in np.array_split(y, ranks)]
+    kinds = replicas.memory(ranks, 5 * 8, 40 * samples, 24 * ranks, state_copies=1)
+    through = [2 * 40 + each for each in dealt]
     for rank, one in enumerate(found):
         kind = kinds[min(rank, 1)]
-        assert one["held"] == [kind.weights, kind.gradients, kind.state, kind.inputs]
+        assert one["held"][:3] == [kind.weights, kind.gradients, kind.state]
+        assert one["held"][3] == (dealt[rank] if rank else 40 * samples)
+        assert one["held"][3] == pytest.approx(kind.inputs, abs=40)
         assert one["activations"] == kind.activations == 24
         assert one["arriving"] == kind.arriving
-        assert one["moved"] == (helpers if rank else (ranks - 1) * helpers)
+        assert one["moved"] == (through[rank] if rank else sum(through[1:]))
         assert one["phases"]
 
 

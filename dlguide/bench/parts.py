@@ -170,7 +170,8 @@ def measured(
             if part != "alone" or comm.rank == 0:
                 found[part] += [once(part) for _ in range(steps + 1)][1:]
             comm.Barrier()
-        measure.report_progress(step=done + 1, steps=rounds)
+        speed = step.batch * many.ranks / found["step"][-1]
+        measure.report_progress(step=done + 1, steps=rounds, images_per_s=speed)
     _alike(shared, many, "after the measured steps")
     return found | {"nbytes": shared.nbytes, "difference": difference}
 
