@@ -1,7 +1,9 @@
 """The road of ResNet-50: the guide's numbers, ImageNet found or refused, the pictures' way.
 
-dlguide.usecases.imagenet.road, .data, .comparing, .writing, .outcome, .stepping;
-dlguide.plots.road. The training itself: test_usecases_imagenet_train.py.
+dlguide.usecases.imagenet.road, dlguide.usecases.imagenet.data, dlguide.plots.road,
+dlguide.usecases.imagenet.comparing, dlguide.usecases.imagenet.writing,
+dlguide.usecases.imagenet.outcome, dlguide.usecases.imagenet.stepping. The training itself:
+test_usecases_imagenet_train.py.
 """
 
 import json

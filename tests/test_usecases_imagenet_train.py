@@ -1,6 +1,7 @@
 """The road is gone alike by any ranks, goes on bitwise, and fails on all ranks with one text.
 
-dlguide.usecases.imagenet.training, .planning, .way.
+dlguide.usecases.imagenet.training, dlguide.usecases.imagenet.planning,
+dlguide.usecases.imagenet.way.
 """
 
 import json

@@ -96,12 +96,10 @@ def train(
             None if found is None else SAVE_EVERY,
         )  # fmt: skip
         trunk, _ = way.trunk()
-        line, collapsed = (
-            way.ending(name, schedule)
-            for name, schedule in (("line", road.part_1()), ("collapsed", road.part_2()))
-        )
+        line, _ = way.ending("line", road.part_1())
+        collapsed, run = way.ending("collapsed", road.part_2())
     return Outcome(
-        ranks.rank, ranks.ranks, way.threads, place.device, place.why, train_data.name, seed,
+        ranks.rank, ranks.ranks, run.threads, place.device, place.why, train_data.name, seed,
         found is not None, road, trunk, line, collapsed,
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ def build_net(road: Road, seed: int, dtype: str = "float32") -> keras.Model:
     return model
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Way:
     """One training along a road: its parts, each in a folder of its own.
 
@@ -64,7 +64,6 @@ class Way:
     report: Callable[..., None] | None
     parallel: bool | None
     save_every: int | None = None
-    threads: int = 0
 
     def trunk(self) -> tuple[Curve, Any]:
         """Train what both endings have in common, unless both went on from it already."""
@@ -75,7 +74,7 @@ class Way:
             return known, None
         return self._fit("trunk", self.road.part_1(self.road.trunk), self.road.trunk)
 
-    def ending(self, name: str, schedule: Collapsed) -> Ending:
+    def ending(self, name: str, schedule: Collapsed) -> tuple[Ending, Run]:
         """Go on from the common epochs to one of the ends.
 
         Args:
@@ -83,7 +82,7 @@ class Way:
             schedule: of the whole road to this end.
 
         Returns:
-            Ending: with the net's answers on the test pictures.
+            tuple: the Ending, with the net's answers on the test pictures, and its Run.
         """
         import tensorflow as tf
 
@@ -96,7 +95,7 @@ class Way:
         with tf.device(require_device(self.device)):
             top = min(TOP, self.road.classes)
             top5 = evaluator(model, self.test, self.ranks, top)()
-        return Ending(name, curve, run.test_accuracy[-1], top5, run.weights_digest)
+        return Ending(name, curve, run.test_accuracy[-1], top5, run.weights_digest), run
 
     def _fit(
         self, name: str, schedule: Collapsed, epochs: int
@@ -118,7 +117,6 @@ class Way:
             checkpoint=self.folder / name, test=self.test, schedule=schedule, dtype=self.dtype,
             workers=road.workers // self.ranks.ranks, save_every=self.save_every,
         )  # fmt: skip
-        self.threads = run.threads
         known = self._written(name)
         curve = _curve(run)
         if known is not None and not curve.loss:
