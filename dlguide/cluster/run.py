@@ -72,7 +72,10 @@ class FunctionRun:
             outcomes, error = supervise(*where, pids, self._collect, display.show)
         except KeyboardInterrupt:
             self._interrupt(pids)
-            raise
+            then = "were stopped; the next run starts them again"
+            then = "are free again" if self.clean else then
+            # without the lines of this package in which the launcher happened to wait
+            raise KeyboardInterrupt(f"The ranks {then}.") from None
         finally:
             display.close()
             pids.close()
