@@ -1,4 +1,8 @@
-"""The video case's metrics, predictors, scenes, settings and pictures are what they say."""
+"""The video case's metrics, predictors, scenes, settings and pictures are what they say.
+
+Of dlguide.usecases.video.finding, dlguide.usecases.video.growing, dlguide.usecases.video.outcome,
+dlguide.usecases.video.scenes, dlguide.usecases.video.trivial and dlguide.usecases.video.writing.
+"""
 
 import json
 import shutil

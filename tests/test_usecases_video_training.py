@@ -1,4 +1,7 @@
-"""The video case trains on ranks as in one process, goes on bit by bit, and refuses together."""
+"""The video case trains on ranks as in one process, goes on bit by bit, and refuses together.
+
+What a rank lends is dlguide.usecases.video.lending.
+"""
 
 from functools import partial
 

@@ -57,16 +57,17 @@ def generator(
 
         y_s = g_s + up(y_(s/2) - g_(s/2)) + part_s(past_s, g_s + up(...))
 
-    Frames lie behind each other as channels. The coarsest part has residual blocks of 3-D
-    convolutions, along time too, where they are cheap; the finer ones halve their map, have 2-D
-    blocks there, and put the edges back from the full map. The last layer of each part begins
-    with zeros: an untrained generator returns the guess.
+    Frames lie behind each other as channels, together with the place of each pixel. The coarsest
+    part has residual blocks of 2-D convolutions, or of 3-D ones along time too (`volume`); the
+    finer ones halve their map, have their blocks there, and put the edges back from the full map.
+    The last layer of each part begins with zeros: an untrained generator returns the guess.
 
     Args:
         size: height and width of a frame (pixels), see `resolutions`.
         filters: of the 2-D blocks (count); the 3-D ones have a third of it.
         blocks: residual blocks of each part (count).
         frames: seen, and predicted (count).
+        volume: whether the coarsest part has 3-D convolutions; if not, it has 2-D ones.
         seed: seed of the first weights, at least 0.
         dtype: "float32" or "float64".
 
@@ -89,8 +90,9 @@ def generator(
     shape = (frames, size, size, 3)
     past, guess = (keras.Input(shape, dtype=dtype, name=name) for name in ("past", "guess"))
     outputs, correction = [], None
+    whole = [_flat(make, each) for each in (past, guess)]
     for rows in resolutions(size):
-        seen, now = (_flat(make, _coarser(make, each, size // rows)) for each in (past, guess))
+        seen, now = (_coarser(make, each, size // rows) for each in whole)
         base = now
         if correction is not None:
             finer = make("UpSampling2D", correction, 2, interpolation="bilinear")
@@ -180,7 +182,7 @@ def _maker(name: str, seed: int, dtype: str) -> Seeded:
 
 
 def _coarser(make: Seeded, x: Any, by: int) -> Any:
-    return x if by == 1 else make("AveragePooling3D", x, (1, by, by))
+    return x if by == 1 else make("AveragePooling2D", x, by)
 
 
 def _flat(make: Seeded, x: Any) -> Any:

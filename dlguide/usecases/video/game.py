@@ -105,7 +105,7 @@ class Pair:
         import tensorflow as tf
 
         # as an array: a Python number would be traced anew for every value
-        share = tf.constant(1 / clips, self.generator.compute_dtype)
+        share = tf.constant(1 / clips, self.generator.outputs[0].dtype)
         found = self._step(*(tf.convert_to_tensor(each) for each in (past, guess, future)), share)
         return tuple(float(each) for each in found)
 
@@ -114,29 +114,38 @@ class Pair:
 
         past, guess, future = (centred(each, share.dtype) for each in (past, guess, future))
         seen, true = (coarser(each, self.resolutions) for each in (past, future))
-        zero = tf.zeros((), share.dtype)
-        judged, fooled = zero, zero
-        if self.adversarial:
-            made = flat(self.generator([past, guess], training=True))
-            with tf.GradientTape() as tape:
-                for real, false in zip(
-                    self._judge(seen, true), self._judge(seen, made), strict=True
-                ):
-                    judged += share * (_sum(tf.nn.softplus(-real)) + _sum(tf.nn.softplus(false)))
-            self._update(0, tape.gradient(judged, self.rules[0][1]))
+        judged = fooled = tf.zeros((), share.dtype)
         with tf.GradientTape() as tape:
             made = flat(self.generator([past, guess], training=True))
-            errors = [share * _sum(abs(a - b)) for a, b in zip(made, true, strict=True)]
-            loss = sum(errors)
-            if self.edges:
-                pairs = zip(made, true, strict=True)
-                loss += self.edges * sum(share * _edges(a - b) for a, b in pairs)
             if self.adversarial:
-                for false in self._judge(seen, made):
-                    fooled += share * _sum(tf.nn.softplus(-false))
+                with tape.stop_recording():
+                    judged = self._learn_to_judge(seen, true, made, share)
+            differences = [a - b for a, b in zip(made, true, strict=True)]
+            errors = [share * _sum(abs(each)) for each in differences]
+            loss = sum(errors) + self.edges * share * sum(map(_edges, differences))
+            if self.adversarial:
+                # by the discriminator as it is now
+                wrong = (_sum(tf.nn.softplus(-false)) for false in self._judge(seen, made))
+                fooled = share * sum(wrong)
                 loss += self.adversarial * fooled
         self._update(-1, tape.gradient(loss, self.rules[-1][1]))
         return errors[-1], fooled, judged
+
+    def _learn_to_judge(
+        self, seen: Sequence[Any], true: Sequence[Any], made: Sequence[Any], share: Any
+    ) -> Any:
+        """Let the discriminator learn from true and made clips side by side."""
+        import tensorflow as tf
+
+        twice = [tf.concat([each, each], axis=0) for each in seen]
+        both = [tf.concat(pair, axis=0) for pair in zip(true, made, strict=True)]
+        with tf.GradientTape() as tape:
+            loss = tf.zeros((), share.dtype)
+            for logits in self._judge(twice, both):
+                real, false = tf.split(logits, 2)
+                loss += share * (_sum(tf.nn.softplus(-real)) + _sum(tf.nn.softplus(false)))
+        self._update(0, tape.gradient(loss, self.rules[0][1]))
+        return loss
 
     def _judge(self, seen: Sequence[Any], then: Sequence[Any]) -> list[Any]:
         import tensorflow as tf

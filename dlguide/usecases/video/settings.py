@@ -48,7 +48,7 @@ class Settings:
     blocks: int = 3
     judges: int = 16
     volume: bool = False
-    drives: int = 32
+    drives: int = 24
     held_out: int = 8
     frames: int = 48
     spacing: int = 3

@@ -218,7 +218,7 @@ def infer(generator: keras.Model, past: np.ndarray, guess: np.ndarray) -> np.nda
     """
     frames = []
     for begin in range(0, len(past), 16):  # a few at a time: activations take the memory
-        both = (centred(each[begin : begin + 16], generator.compute_dtype)
+        both = (centred(each[begin : begin + 16], generator.outputs[0].dtype)
                 for each in (past, guess))  # fmt: skip
         frames.append(np.asarray(flat(generator(list(both), training=False))[-1], np.float64))
     return shown(255 * (np.concatenate(frames) + 0.5))
