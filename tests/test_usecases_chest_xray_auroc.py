@@ -142,6 +142,27 @@ def test_perfect_area_of_few_patients_is_not_certain(sign, value):
     assert 0 < many.high - many.low < 0.06
 
 
+def test_finding_of_one_patient_is_not_called_certain():
+    labels = np.zeros((60, 1), int)
+    labels[7] = 1
+    scores = np.linspace(0, 1, 60)[::-1, None]
+    found = auroc.areas(labels, scores, np.arange(60), ["Hernia"])[0]
+    assert found.error == pytest.approx(auroc.expected_error(found.value, 1, 59))
+    assert found.high - found.low > 0.5
+
+
+def test_mean_of_perfect_areas_is_no_more_certain_than_one():
+    labels = np.tile(np.arange(8)[:, None] % 2, (1, 3))
+    found = auroc.areas(labels, labels, np.arange(8), "abc")
+    assert (found[-1].low, found[-1].high) == (found[0].low, 1.0)
+
+
+def test_uncertain_labels_are_no_positives():
+    labels = np.array([[1], [0], [-1], [0]])
+    with pytest.raises(ValueError, match="`labels` must be zeros and ones"):
+        auroc.areas(labels, labels, np.arange(4), ["Mass"])
+
+
 def test_scores_that_are_all_equal_tell_nothing():
     labels = np.arange(20)[:, None] % 2
     found = auroc.areas(labels, np.zeros((20, 1)), np.arange(20), ["Mass"])[0]
@@ -191,3 +212,13 @@ def test_difference_is_told_where_the_interval_leaves_zero():
 def test_what_has_no_area_is_refused(labels, scores, said):
     with pytest.raises(ValueError, match=said):
         auroc.area(labels, scores)
+
+
+def test_expected_error_is_that_of_exponential_scores():
+    rng, found = np.random.default_rng(10), []
+    for _ in range(600):  # P(x > y) = scale / (1 + scale)
+        scores = np.r_[rng.exponential(4.0, 12), rng.exponential(1.0, 30)]
+        found.append(auroc.area([1] * 12 + [0] * 30, scores))
+    assert np.mean(found) == pytest.approx(0.8, abs=0.01)
+    assert auroc.expected_error(0.8, 12, 30) == pytest.approx(np.std(found), rel=0.1)
+    assert auroc.expected_error(0.5, 1, 1) == pytest.approx(0.5)

@@ -136,6 +136,17 @@ def test_made_radiographs_appear_whole_or_not_at_all(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_phantoms_made_otherwise_are_not_taken_for_those_asked_for(packed, unpacked):
+    assert chest_xray.read(packed).made
+    assert not chest_xray.read(unpacked).made
+    collection.require_made(packed, collection.told(44, 32, 3))
+    said = r"`count` must be 44, with which the phantoms at .* were made, got 300"
+    with pytest.raises(ValueError, match=said):
+        collection.require_made(packed, collection.told(300, 32, 3))
+    with pytest.raises(ValueError, match="`rates` must be 'even'"):
+        collection.require_made(packed, collection.told(44, 32, 3, "published"))
+
+
 def test_published_rates_are_rarer_than_even_ones(tmp_path):
     often = {
         rates: chest_xray.read(chest_xray.make(tmp_path / rates, 110, 32, 0, rates)).train.labels

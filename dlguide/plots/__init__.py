@@ -5,7 +5,7 @@ Every function returns a matplotlib Figure, which a notebook shows when a cell e
 """
 
 from dlguide.plots.allreduce import allreduce
-from dlguide.plots.auroc import area_gains, areas_under_curves
+from dlguide.plots.auroc import area_gains, areas_under_curves, roc_curves
 from dlguide.plots.bottleneck import bottleneck
 from dlguide.plots.curves import attention_map, forecasts
 from dlguide.plots.densities import densities
@@ -86,6 +86,7 @@ __all__ = [
     "rank_bars",
     "reading_speeds",
     "road",
+    "roc_curves",
     "roofline",
     "scaling",
     "schedules",

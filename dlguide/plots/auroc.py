@@ -1,4 +1,4 @@
-"""Areas under ROC curves with their intervals, finding by finding."""
+"""ROC curves, and the areas under them with their intervals, finding by finding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from dlguide.checks import require
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, figure, legend_above, written
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
 
 # Name, value, and the two ends of its interval.
 Row = tuple[str, float, float, float]
@@ -97,6 +99,53 @@ def area_gains(gains: Mapping[str, Sequence[Row]], path: str | os.PathLike | Non
     return written(drawn, path)
 
 
+def roc_curves(
+    judged: Mapping[str, tuple[ArrayLike, ArrayLike]], path: str | os.PathLike | None = None
+) -> Figure:
+    """Draw ROC curves: what is found against what is wrongly alarmed, over all thresholds.
+
+    Args:
+        judged: name -> zeros and ones, and scores, each of shape (samples,); at most three.
+        path: file to write; None for none.
+
+    Returns:
+        Figure: from (0, 0), where nothing is called positive, to (1, 1); guessing is the
+            diagonal. The area under the first one is shaded.
+
+    Raises:
+        ValueError: when there are none or too many, or one has no 0 or no 1.
+    """
+    require(0 < len(judged) <= len(_MARKS), "judged", "hold 1 to 3 curves", len(judged))
+    areas = {name: _curve(name, *each) for name, each in judged.items()}
+    said = ", ".join(f"{name} with an area of {each[2]:.3f}" for name, each in areas.items())
+    alt = f"Found against false alarms, for {said}; guessing is the diagonal."
+    drawn, (axes,) = figure(1, 1, 4.6, 4.2, alt)
+    for number, ((name, (alarms, hits, area)), (colour, _)) in enumerate(
+        zip(areas.items(), _MARKS, strict=False)
+    ):
+        axes.plot(alarms, hits, color=colour, linewidth=1.8, label=f"{name}: area {area:.3f}")
+        if number == 0:
+            axes.fill_between(alarms, hits, color=colour, alpha=0.12, linewidth=0)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    axes.set(
+        xlabel="false alarms (part of those without the finding)",
+        ylabel="found (part of those with the finding)",
+    )
+    axes.set_title("ROC curve", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return written(drawn, path)
+
+
+def _curve(name: str, labels: ArrayLike, scores: ArrayLike) -> tuple[np.ndarray, np.ndarray, float]:
+    labels, scores = np.asarray(labels, bool), np.asarray(scores, float)
+    both = labels.any() and not labels.all()
+    require(both, "judged", "hold both a 0 and a 1", f"{name}: {labels.sum()} ones")
+    # the lowest score that is still called positive; with infinity nothing is
+    thresholds = np.r_[np.inf, np.unique(scores)[::-1]][:, None]
+    hits, alarms = ((scores[kind] >= thresholds).mean(1) for kind in (labels, ~labels))
+    return alarms, hits, float(np.trapezoid(hits, alarms))
+
+
 def _names(tables: Mapping[str, Sequence[Row]]) -> list[str]:
     require(0 < len(tables) <= len(_MARKS), "areas", "hold 1 to 3 nets", len(tables))
     lists = [[row[0] for row in rows] for rows in tables.values()]
@@ -104,7 +153,7 @@ def _names(tables: Mapping[str, Sequence[Row]]) -> list[str]:
     return lists[0]
 
 
-def _rows(axes, tables: Mapping[str, Sequence[Row]], names: list[str]) -> None:
+def _rows(axes: Axes, tables: Mapping[str, Sequence[Row]], names: list[str]) -> None:
     for number, ((net, rows), (colour, mark)) in enumerate(
         zip(tables.items(), _MARKS, strict=False)
     ):

@@ -8,7 +8,7 @@ Phantoms by default; `real="/data/ChestX-ray14"` takes the published radiographs
 """
 
 from dlguide.usecases.chest_xray.against_keras import Race, race
-from dlguide.usecases.chest_xray.auroc import Area, area, areas
+from dlguide.usecases.chest_xray.auroc import Area, area, areas, expected_error
 from dlguide.usecases.chest_xray.auroc_compared import Difference, differences, resampled
 from dlguide.usecases.chest_xray.collection import Collection, make, pack, read
 from dlguide.usecases.chest_xray.findings import by_chance, findings, honest_times, trained_again
@@ -34,6 +34,7 @@ __all__ = [
     "check",
     "choose",
     "differences",
+    "expected_error",
     "findings",
     "honest_times",
     "interval",

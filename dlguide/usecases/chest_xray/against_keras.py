@@ -6,7 +6,7 @@ was fed. Four ways to take the same steps, with equal weights behind the last on
     loop            our compiled step, fed from TFRecords by tf.data beside it
     fit             Keras' `fit`, fed alike
     fit, eager      `run_eagerly=True`: every operation by itself, as when one looks for a fault
-    fit, Python     `fit` fed by a Python class that decodes PNG files when a step asks for them
+    fit, Python     `fit` fed by a Python class whose one thread decodes the PNG files
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _records(packed: str | os.PathLike, net: str, batch: int) -> Any:
 
 
 def _decoding(packed: str | os.PathLike, net: str, batch: int) -> Any:
-    """Make a class for `fit` that decodes each radiograph in Python when its batch is asked for."""
+    """Make a class for `fit` that decodes radiographs in Python; Keras asks a batch ahead."""
     import keras
 
     with formats.open(os.path.join(packed, "train")) as records:

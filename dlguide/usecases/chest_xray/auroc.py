@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
+# Patients of a kind below which their own spread says too little of how others would spread.
+FEW = 10
+
+
 @dataclass(frozen=True)
 class Area:
     """An area under the curve with its interval.
@@ -44,6 +48,11 @@ class Area:
     error: float
     positives: int
     negatives: int
+
+    @property
+    def row(self) -> tuple[str, float, float, float]:
+        """What `plots.areas_under_curves` draws of it."""
+        return self.name, self.value, self.low, self.high
 
     def as_dict(self) -> dict[str, Any]:
         """Give all fields, ready for JSON."""
@@ -79,9 +88,10 @@ def areas(
     """Compute the area of each finding with an interval, and their mean.
 
     The variance of an area is that of DeLong et al., summed up patient by patient as Obuchowski
-    does; with one radiograph a patient it is DeLong's. The interval is symmetric on the scale of
-    the log odds, so that it stays within 0 and 1. The mean's comes from the sum of each
-    patient's influences on all areas, which are not independent.
+    does; with one radiograph a patient it is DeLong's. Of fewer than 10 patients of a kind it
+    says too little, and Hanley and McNeil's is taken where it is larger. The interval is
+    symmetric on the scale of the log odds, so that it stays within 0 and 1. The mean's comes
+    from the sum of each patient's influences on all areas, which are not independent.
 
     Leaves out findings that all radiographs have, or none. An area of exactly 0 or 1 has no
     variance to be estimated: its interval is that of Hanley and McNeil's formula, solved for the
@@ -113,14 +123,19 @@ def areas(
         value, influence = influence_of(truth, score, who)
         influences.append(influence)
         error = float(np.sqrt(np.sum(influence**2)))
-        ends = _interval(value, error, truth, who, confidence)
+        people = [len(np.unique(who[mine])) for mine in (truth, ~truth)]
+        if min(people) < FEW:
+            error = max(error, expected_error(value, *people))
+        ends = _interval(value, error, people, confidence)
         counts = int(truth.sum()), int((~truth).sum())
         found.append(Area(name, value, *ends, error, *counts))
     must = "have findings that some radiographs have and others not"
     require(bool(found), "labels", must, f"{labels.sum(0).tolist()} of {len(labels)}")
     value = float(np.mean([each.value for each in found]))
     error = float(np.sqrt(np.sum(np.mean(influences, axis=0) ** 2)))
-    ends = _by_odds(value, error, confidence) if 0 < value < 1 else (value, value)
+    ends = min(one.low for one in found), max(one.high for one in found)
+    if 0 < value < 1:
+        ends = _by_odds(value, error, confidence)
     return *found, Area("mean", value, *ends, error, int(labels.sum()), int((~labels).sum()))
 
 
@@ -150,6 +165,31 @@ def influence_of(truth: ArrayLike, scores: ArrayLike, who: ArrayLike) -> tuple[f
         weights = (part - value) / len(part) * few
         influence += np.bincount(who[mine], weights, people)
     return value, influence
+
+
+def expected_error(area: float, positives: int, negatives: int) -> float:
+    """Estimate an area's standard error from its value and the counts alone.
+
+    For published areas, whose scores nobody has. It takes each radiograph for a patient of its
+    own, and the scores of both kinds for exponential ones.
+
+        SE^2 = (A (1 - A) + (m - 1)(A / (2 - A) - A^2) + (n - 1)(2 A^2 / (1 + A) - A^2)) / (m n)
+
+    Args:
+        area: A, 0 to 1.
+        positives: m, radiographs with the finding (count).
+        negatives: n, radiographs without (count).
+
+    Returns:
+        float: the standard error.
+
+    Source:
+        Hanley and McNeil, Radiology 143 (1982), 29-36, equations 1 and 2.
+    """
+    one, two = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = area * (1 - area) + (positives - 1) * (one - area**2)
+    variance += (negatives - 1) * (two - area**2)
+    return float(np.sqrt(variance / (positives * negatives)))
 
 
 def parts_of(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -214,16 +254,17 @@ def as_table(
     shape = (len(patients), len(names))
     for name, each in (("labels", labels), ("scores", scores)):
         require(each.shape == shape, name, f"have shape {shape}", each.shape)
+    binary = bool(np.isin(labels, (0, 1)).all())
+    require(binary, "labels", "be zeros and ones", np.unique(labels)[:5].tolist())
     return labels.astype(bool), scores, np.unique(patients, return_inverse=True)[1]
 
 
 def _interval(
-    value: float, error: float, truth: np.ndarray, who: np.ndarray, confidence: float
+    value: float, error: float, people: list[int], confidence: float
 ) -> tuple[float, float]:
     if 0 < value < 1:
         return _by_odds(value, error, confidence)
-    counts = [len(np.unique(who[mine])) for mine in (truth, ~truth)]
-    end = _end_at_one(*counts, NormalDist().inv_cdf((1 + confidence) / 2))
+    end = _end_at_one(*people, NormalDist().inv_cdf((1 + confidence) / 2))
     return (end, 1.0) if value == 1 else (0.0, 1 - end)
 
 
@@ -239,7 +280,11 @@ def _end_at_one(positives: int, negatives: int, width: float) -> float:
     low, high, half = 0.0, 1.0, (positives + negatives) / 2 - 1
     for _ in range(60):
         a = (low + high) / 2
-        spread = a * (1 - a) * (1 + half * ((1 - a) / (2 - a) + a / (1 + a)))
-        far = (1 - a) ** 2 > width**2 * spread / (positives * negatives)
+        far = 1 - a > width * np.sqrt(_spread(a, half) / (positives * negatives))
         low, high = (a, high) if far else (low, a)
     return high
+
+
+def _spread(area: float, half: float) -> float:
+    """Give positives times negatives times the variance, with both counts as `half` + 1."""
+    return area * (1 - area) * (1 + half * ((1 - area) / (2 - area) + area / (1 + area)))

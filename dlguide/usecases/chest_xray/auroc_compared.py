@@ -35,6 +35,11 @@ class Difference:
     error: float
 
     @property
+    def row(self) -> tuple[str, float, float, float]:
+        """What `plots.area_gains` draws of it."""
+        return self.name, self.value, self.low, self.high
+
+    @property
     def told(self) -> bool:
         """Whether the interval lies on one side of 0."""
         return self.low > 0 or self.high < 0

@@ -4,6 +4,7 @@ A packed collection is a folder:
 
     train/ and test/    data sets of `dlguide.data.formats`, each radiograph a PNG with 14 labels
     patients.txt        "train 12" or "test 12" for each radiograph, in their order
+    made.json           how phantoms were made; published radiographs have none
 
 Published radiographs can also be read as they were unpacked; then every epoch opens each file.
 """
@@ -11,6 +12,7 @@ Published radiographs can also be read as they were unpacked; then every epoch o
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from dlguide.data.synthetic.patients import SMALLEST
 
 SPLITS = ("train", "test")
 PATIENTS = "patients.txt"
+MADE = "made.json"
 MANIFEST = "manifest.json"
 # Made radiographs: every third patient is for the test, for an area needs both kinds of patients.
 _TEST_ONE_IN = 3
@@ -64,11 +67,13 @@ class Collection:
         name: where they come from.
         train: to train with.
         test: to test with.
+        made: whether they are phantoms.
     """
 
     name: str
     train: Part
     test: Part
+    made: bool = False
 
 
 def read(path: str | os.PathLike) -> Collection:
@@ -155,7 +160,40 @@ def make(folder: str | os.PathLike, count: int, size: int, seed: int, rates: str
         splits[split].append(as_sample(one, one.labels))
     must = "be enough for patients to train and to test with"
     require(all(splits.values()), "count", must, count)
-    return _write(folder, splits)
+    return _write(folder, splits, told(count, size, seed, rates))
+
+
+def told(count: int, size: int, seed: int, rates: str = "even") -> dict[str, Any]:
+    """Describe how phantoms are made, as it stands beside them.
+
+    Args:
+        count: radiographs in all (count).
+        size: length of the sides (pixels).
+        seed: of the patients.
+        rates: of the findings.
+
+    Returns:
+        dict: JSON-able.
+    """
+    return {"count": count, "size": size, "seed": seed, "rates": rates}
+
+
+def require_made(folder: str | os.PathLike, asked: dict[str, Any]) -> None:
+    """Refuse phantoms that were made otherwise than is asked for now.
+
+    Args:
+        folder: where they are.
+        asked: what `told` gives for those that are wanted.
+
+    Raises:
+        ValueError: when they differ; names both values and the way out.
+    """
+    path = Path(folder) / MADE
+    there = json.loads(path.read_text()) if path.is_file() else {}
+    for name, value in asked.items():
+        must = f"be {there.get(name)!r}, with which the phantoms at {folder} were made"
+        then = "Use another checkpoint folder, or delete this one to make others."
+        require(there.get(name) == value, name, must, value, then)
 
 
 def as_sample(radiograph: synthetic.Radiograph, labels: Iterable[float]) -> Sample:
@@ -171,13 +209,19 @@ def as_sample(radiograph: synthetic.Radiograph, labels: Iterable[float]) -> Samp
     return Sample(radiograph.encoded(), tuple(int(one) for one in labels), radiograph.name)
 
 
-def _write(folder: str | os.PathLike, splits: dict[str, Iterable[Sample]]) -> Path:
+def _write(
+    folder: str | os.PathLike,
+    splits: dict[str, Iterable[Sample]],
+    made: dict[str, Any] | None = None,
+) -> Path:
     with whole_folder(folder) as partial, (partial / PATIENTS).open("w") as patients:
         for split, samples in splits.items():
             with formats.create(partial / split, "tfrecord", _SHARD_SAMPLES) as writer:
                 for sample in samples:
                     writer.append(sample)
                     patients.write(f"{split} {int(sample.key[:8])}\n")
+        if made is not None:
+            (partial / MADE).write_text(json.dumps(made) + "\n")
     return Path(folder)
 
 
@@ -200,7 +244,7 @@ def _packed(base: Path) -> Collection:
     both = set(patients["train"]) & set(patients["test"])
     if both:
         raise DataError(f"{base / PATIENTS}: patient {min(both)} stands in both splits.")
-    return Collection(base.name, **parts)
+    return Collection(base.name, **parts, made=(base / MADE).is_file())
 
 
 def _packed_part(base: Path, split: str, patients: list[int]) -> Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from dlguide.training.divergence import Watch
 from dlguide.training.feeding import PipelineFeed
 from dlguide.training.loop import Steps, reseed_dropout, train_epoch
 from dlguide.training.ranks import Alone
-from dlguide.training.saving import Saver
+from dlguide.training.saving import Saver, Start
 from dlguide.training.schedules import Recipe, as_keras
 from dlguide.training.workers import own_state
 from dlguide.usecases.chest_xray.steps import label_step
@@ -74,7 +75,7 @@ class Fitted:
     Args:
         epochs: passes over the radiographs in all (count).
         first_epoch: epochs that a checkpoint had done before (count).
-        loss: mean of each epoch that was trained now.
+        loss: mean of each epoch, those before a checkpoint included.
         rates: learning rate of the last step of each epoch, from the first on.
         steps_per_epoch: steps of one epoch (count).
         samples: radiographs (count).
@@ -108,11 +109,22 @@ class StageSaver(Saver):
     def __init__(self, asked: Stage, ranks: Alone, rates: tuple[float, ...]) -> None:
         super().__init__(asked, ranks)
         self._rates = rates
+        self.loss: list[float] = []  # of the epochs done
+
+    def resume(self, model: keras.Model, rule: keras.Optimizer) -> Start:
+        """Set all ranks to the last checkpoint, and remember the losses until there."""
+        start, told = super().resume(model, rule), "[]"
+        with self._ranks.together():
+            if start.epoch and self._ranks.rank == 0:
+                found, _ = checkpoints.read(checkpoints.latest(self._asked.checkpoint))
+                told = json.dumps(found.settings.get("loss", []))
+        self.loss = json.loads(self._ranks.gather(told)[0])
+        return start
 
     def save(self, epoch: int, steps: int) -> None:
         """Write a checkpoint of an epoch's end; all ranks must call it."""
         asked, done = self._asked, self._before + steps
-        about = self._identity() | {"rate": self._rates[epoch - 1]}
+        about = self._identity() | {"rate": self._rates[epoch - 1], "loss": self.loss}
         with self._ranks.together():
             if self._ranks.rank == 0:
                 checkpoints.save(
@@ -185,7 +197,7 @@ def fit_stage(
     step = label_step(model, rule, ranks.ranks, weights)
     watch = Watch(model, rule, ranks, start.done, saver.last_good)
     averages = [one for one in own_state(model) if "float" in str(one.dtype)]
-    measured, loss = Steps(), []
+    measured, loss = Steps(), saver.loss
     for epoch in range(start.epoch, epochs):
         parts = feed.steps(epoch)
         reseed_dropout(model, stage.seed, ranks.rank, epoch * steps)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide import plots
+from dlguide import plots, published
 from dlguide.usecases.chest_xray.auroc import Area
 from dlguide.usecases.chest_xray.auroc_compared import Difference
 from dlguide.usecases.chest_xray.fitting import Fitted
@@ -35,6 +35,7 @@ class Outcome:
         patients: to train and to test with (counts).
         origin: where the first weights came from; None for a training from scratch.
         start_rate: learning rate at which fine-tuning began.
+        scratch_rate: highest rate of the training from scratch; None without one.
         pretraining: what it came to; None where weights were given, or none were wanted.
         tuning: the training on the 14 findings.
         areas: AUROC of each finding, and the mean.
@@ -56,6 +57,7 @@ class Outcome:
     patients: tuple[int, int]
     origin: Origin | None
     start_rate: float
+    scratch_rate: float | None
     pretraining: Fitted | None
     tuning: Fitted
     areas: tuple[Area, ...]
@@ -75,7 +77,7 @@ class Outcome:
         told: dict[str, Any] = {name: getattr(self, name) for name in plain}
         told |= {"radiographs": list(self.radiographs), "patients": list(self.patients)}
         told["origin"] = None if self.origin is None else vars(self.origin)
-        told["start_rate"] = self.start_rate
+        told |= {"start_rate": self.start_rate, "scratch_rate": self.scratch_rate}
         for name in ("pretraining", "tuning"):
             each = getattr(self, name)
             told[name] = None if each is None else vars(each)
@@ -95,7 +97,10 @@ class Outcome:
             begun = f"first weights from {Path(self.origin.path).name}"
             lines.append(f"Transfer: {begun}, fine-tuned from a rate of {self.start_rate:.3g}.")
         if self.gains is not None:
-            lines.append(f"Against the same steps from scratch: {interval(self.gains[-1], '+')}.")
+            lines.append(
+                f"Against as many steps from scratch, at a rate of {self.scratch_rate:.3g}: "
+                f"{interval(self.gains[-1], '+')}."
+            )
         return "\n".join(lines)
 
 
@@ -130,10 +135,12 @@ def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path,
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "outcome.json", folder / "auroc.png"]
     paths[0].write_text(json.dumps([one.as_dict() for one in outcomes], indent=1) + "\n")
-    plots.areas_under_curves(_bars(first), path=paths[1])
+    known = {row["finding"]: row["auroc"] for row in published.load("chexnet_auroc")}
+    # phantoms have nothing to do with the published areas
+    plots.areas_under_curves(_bars(first), None if first.made else known, paths[1])
     if first.gains is not None:
         paths.append(folder / "gains.png")
-        rows = [(one.name, one.value, one.low, one.high) for one in first.gains]
+        rows = [one.row for one in first.gains]
         plots.area_gains({"transfer - scratch": rows}, path=paths[-1])
     return tuple(paths)
 
@@ -142,7 +149,4 @@ def _bars(outcome: Outcome) -> dict[str, list[tuple[str, float, float, float]]]:
     told = {"with transfer" if outcome.origin else outcome.net: outcome.areas}
     if outcome.scratch is not None:
         told["from scratch"] = outcome.scratch
-    return {
-        name: [(one.name, one.value, one.low, one.high) for one in areas]
-        for name, areas in told.items()
-    }
+    return {name: [one.row for one in areas] for name, areas in told.items()}

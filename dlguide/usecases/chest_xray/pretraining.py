@@ -7,21 +7,24 @@ which an archive knows only which part of the chest is changed, and how the pati
 
 from __future__ import annotations
 
+import io
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
 from dlguide.data import formats, input_pipeline, synthetic
-from dlguide.data.input_pipeline import Pipeline
+from dlguide.data.input_pipeline import Pipeline, Source
+from dlguide.data.input_pipeline.building import as_source
 from dlguide.data.layouts.files import whole_folder
 from dlguide.training import schedules
 from dlguide.training.ranks import Alone
 from dlguide.training.schedules import Recipe
-from dlguide.usecases.chest_xray import fitting, net, steps
-from dlguide.usecases.chest_xray.collection import as_sample
+from dlguide.usecases.chest_xray import collection, fitting, net, steps
 
 if TYPE_CHECKING:
     import keras
@@ -38,9 +41,11 @@ PLACES = {
 COARSE = (*PLACES, "lying")
 STAGE = "pretraining"
 # Of 32 radiographs; more at once take it in proportion (Goyal et al.'s linear rule).
-RATE, RATE_BATCH = 0.03, 32
+RATE, RATE_BATCH = 0.05, 32
 # The part of the pre-training that goes on at the highest rate.
 HELD = 0.75
+# Decoded radiographs of a lesson stay in memory; published ones do not fit.
+KEPT_NBYTES = 256_000_000
 # Another archive's patients are not those of the case, whatever its seed.
 _OTHER_PATIENTS = 1_000_003
 
@@ -61,9 +66,11 @@ def make_archive(folder: str | os.PathLike, count: int, size: int, seed: int) ->
         ValueError: when a number is out of range or the folder exists.
     """
     made = synthetic.chest(count, size, seed + _OTHER_PATIENTS)
+    about = collection.told(count, size, seed)
     with whole_folder(folder) as partial, formats.create(partial / "train", "tfrecord") as writer:
         for one in made:
-            writer.append(as_sample(one, coarse(one)))
+            writer.append(collection.as_sample(one, coarse(one)))
+        (partial / collection.MADE).write_text(json.dumps(about) + "\n")
     return Path(folder)
 
 
@@ -83,8 +90,8 @@ def coarse(radiograph: synthetic.Radiograph) -> tuple[int, ...]:
 def pipeline_of(source: object, model: keras.Model, batch: int) -> Pipeline:
     """Build the pipeline that brings radiographs to what a net takes.
 
-    Decoded pixels stay in memory: a lesson's are small. Files as published, which would not
-    fit, are kept as the bytes they have.
+    Those that have the net's size already are only normalised; others are resized first. Where
+    all decoded pixels fit into `KEPT_NBYTES`, each is read and decoded once.
 
     Args:
         source: a folder of records, or a Source.
@@ -95,11 +102,26 @@ def pipeline_of(source: object, model: keras.Model, batch: int) -> Pipeline:
         Pipeline: of images of the net's size, normalised.
     """
     rows, columns, channels = model.inputs[0].shape[1:]
-    fit = input_pipeline.CentreCrop(rows, columns, max(rows, columns))
     kind = model.name if model.name in net.NETS else net.SMALL
+    found = as_source(source)
+    height, width = _size(found)
+    fits = (height, width) == (rows, columns)
+    resize = () if fits else (input_pipeline.CentreCrop(rows, columns, max(rows, columns)),)
+    small = fits and found.count * height * width * channels <= KEPT_NBYTES
     return input_pipeline.build(
-        source, batch, channels=channels, augment=(fit, net.normalised(kind)), cache="bytes"
-    )
+        found, batch, channels=channels, augment=(*resize, net.normalised(kind)),
+        cache="decoded" if small else "none",
+    )  # fmt: skip
+
+
+def _size(source: Source) -> tuple[int, int]:
+    """Height and width of the first image, of its header alone."""
+    data, _ = source.read(np.arange(1))
+    try:
+        width, height = Image.open(io.BytesIO(data[0])).size
+    except OSError as error:
+        raise source.damaged(0, f"is no image that can be read: {error}") from error
+    return height, width
 
 
 def schedule(rate: float, epochs: int, warmup: float = 0.5, start: float | None = None) -> Recipe:
@@ -125,6 +147,8 @@ def schedule(rate: float, epochs: int, warmup: float = 0.5, start: float | None 
 def stairs(rate: float, epochs: int) -> Recipe:
     """Rise gradually to a rate, hold it for three quarters, and end with a tenth of it.
 
+    The stair stands at the end of an epoch; a single epoch has none.
+
     Args:
         rate: the highest rate, of the global batch.
         epochs: of the training (epochs).
@@ -132,8 +156,11 @@ def stairs(rate: float, epochs: int) -> Recipe:
     Returns:
         Recipe: of that length.
     """
-    whole = schedules.step_decay(rate, (HELD * epochs,), epochs)
-    return schedules.warmup("gradual", rate, HELD * min(1.0, epochs / 2), rate / 10).over(whole)
+    warm = schedules.warmup("gradual", rate, 0.5, rate / 10)
+    if epochs == 1:
+        return warm.over(schedules.constant(rate, 1))
+    held = max(1, int(HELD * epochs))
+    return warm.over(schedules.step_decay(rate, (held,), epochs))
 
 
 def pretrain(

@@ -37,13 +37,15 @@ class Setting:
     dtype: str = "float32"
     device: str = "auto"
     radiographs: int = 1200
-    archive: int = 1500
+    archive: int | str | os.PathLike = 1500
     rates: str = "even"
     data_seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "epochs", "pretrain_epochs", "radiographs", "archive"):
+        for name in ("batch", "epochs", "pretrain_epochs", "radiographs"):
             require_count(getattr(self, name), name)
+        if not isinstance(self.archive, str | os.PathLike):
+            require_count(self.archive, "archive")
         for name in ("seed", "data_seed"):
             require_count(getattr(self, name), name, least=0)
         require_known(self.net, nets.NETS, "net")
@@ -84,7 +86,22 @@ def check(
     """
     known = ("checkpoint", "report", "parallel", "compare")
     Setting(**{name: value for name, value in own.items() if name not in known})
+    require_start(str(own.get("start", "chosen")), weights)
     if real is not None:
         collection.read(real)
     if weights is not None:
         given.require_there(weights, str(own.get("net", nets.SMALL)))
+
+
+def require_start(start: str, weights: str | os.PathLike | None) -> None:
+    """Refuse weights for a training that shall begin without any.
+
+    Args:
+        start: as for `train`.
+        weights: as for `train`.
+
+    Raises:
+        ValueError: when both are given.
+    """
+    must = 'be None with start="none", which begins from scratch'
+    require(weights is None or start != "none", "weights", must, weights, "Leave one of them out.")

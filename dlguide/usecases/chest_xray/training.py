@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.checks import require
 from dlguide.data import input_pipeline
 from dlguide.data.synthetic import FINDINGS
 from dlguide.training import devices, settings
@@ -21,7 +22,7 @@ from dlguide.usecases.chest_xray import net as nets
 from dlguide.usecases.chest_xray import pretraining as before
 from dlguide.usecases.chest_xray import weights as given
 from dlguide.usecases.chest_xray.outcome import Outcome
-from dlguide.usecases.chest_xray.setting import Setting
+from dlguide.usecases.chest_xray.setting import Setting, require_start
 
 if TYPE_CHECKING:
     import keras
@@ -48,7 +49,7 @@ def train(
     dtype: str = "float32",
     device: str = "auto",
     radiographs: int = 1200,
-    archive: int = 1500,
+    archive: int | str | os.PathLike = 1500,
     rates: str = "even",
     data_seed: int = 0,
 ) -> Outcome:
@@ -84,7 +85,8 @@ def train(
         dtype: "float32" or "float64".
         device: "auto", "cpu" or "gpu".
         radiographs: made phantoms with the 14 findings, those of the test included (count).
-        archive: made phantoms to pre-train with (count).
+        archive: phantoms to make for the pre-training (count), or a folder that
+            `pretraining.make_archive` wrote.
         rates: of the findings in phantoms: "even", or "published" as in ChestX-ray14.
         data_seed: of the phantoms.
 
@@ -104,14 +106,15 @@ def train(
     ranks = connect(parallel)
     own = (net, image, batch, epochs, pretrain_epochs, warmup, start, rate, dtype, device)
     asked = {"real": _text(real), "weights": _text(weights), "seed": seed, "compare": compare}
-    with ranks.together(asked | {"own": [*own, radiographs, archive, rates, data_seed]}):
+    with ranks.together(asked | {"own": [*own, radiographs, str(archive), rates, data_seed]}):
         setting = Setting(seed, *own, radiographs, archive, rates, data_seed)
+        require_start(setting.start, weights)
     place = devices.choose(setting.device, ranks)
     import tensorflow as tf
 
     with _folder(checkpoint, ranks) as folder, tf.device(settings.require_device(place.device)):
         data = _data(real, setting, folder, ranks)
-        return _Course(setting, data, folder, ranks, report, real is None).run(weights, compare)
+        return _Course(setting, data, folder, ranks, report).run(weights, compare)
 
 
 class _Course:
@@ -124,20 +127,24 @@ class _Course:
         folder: str,
         ranks: Alone,
         report: Callable[..., None] | None,
-        made: bool,
     ) -> None:
         self.setting, self.data, self.folder = setting, data, folder
-        self.ranks, self.report, self.made = ranks, report, made
+        self.ranks, self.report = ranks, report
 
     @property
     def global_batch(self) -> int:
         return self.setting.batch * self.ranks.ranks
 
+    @property
+    def plain_rate(self) -> float:
+        """The highest rate of a training from scratch."""
+        usual = before.RATE * self.global_batch / before.RATE_BATCH
+        return usual if self.setting.rate is None else self.setting.rate
+
     def run(self, weights: str | os.PathLike | None, compare: bool | None) -> Outcome:
         setting, origin, pretrained = self.setting, None, None
         model = setting.build(len(FINDINGS))
-        highest = before.RATE * self.global_batch / before.RATE_BATCH
-        first = None
+        highest, first, plain_rate = self.plain_rate, None, None
         if setting.start != "none":
             if weights is None:
                 pretrained = self.pretrain()
@@ -150,27 +157,32 @@ class _Course:
         labels, patients = self.data.test.labels, self.data.test.patients
         areas = auroc.areas(labels, scores, patients, FINDINGS)
         scratch, gains = None, None
-        if (self.made if compare is None else compare) and origin is not None:
-            other = before.RATE * self.global_batch / before.RATE_BATCH
-            _, plain = self.tune(setting.build(len(FINDINGS)), STAGES["none"], other, None)
+        if (self.data.made if compare is None else compare) and origin is not None:
+            plain_rate = self.plain_rate
+            _, plain = self.tune(setting.build(len(FINDINGS)), STAGES["none"], plain_rate, None)
             scratch = auroc.areas(labels, plain, patients, FINDINGS)
             gains = auroc_compared.differences(labels, scores, plain, patients, FINDINGS)
         parts = self.data.train, self.data.test
         return Outcome(
-            self.ranks.rank, self.ranks.ranks, setting.net, self.data.name, self.made,
+            self.ranks.rank, self.ranks.ranks, setting.net, self.data.name, self.data.made,
             self.global_batch, setting.seed,
             sum(int(np.prod(one.shape, dtype=int)) for one in model.trainable_weights),
             tuple(len(one) for one in parts),
             tuple(len(np.unique(one.patients)) for one in parts),
-            origin, rate, pretrained, tuned, areas, scratch, gains, labels, scores,
+            origin, rate, plain_rate, pretrained, tuned, areas, scratch, gains, labels, scores,
         )  # fmt: skip
 
     def pretrain(self) -> fitting.Fitted:
         setting, ranks = self.setting, self.ranks
         archive = Path(self.folder) / "archive"
         with ranks.together():
-            if ranks.rank == 0 and not archive.is_dir():
-                before.make_archive(archive, setting.archive, setting.size, setting.data_seed)
+            if not isinstance(setting.archive, int):
+                archive = Path(setting.archive)
+            elif ranks.rank == 0:
+                asked = setting.archive, setting.size, setting.data_seed
+                if not archive.is_dir():
+                    before.make_archive(archive, *asked)
+                collection.require_made(archive, collection.told(*asked))
         with ranks.together():
             model = setting.build(len(before.COARSE))
         stage = fitting.folder_of(self.folder, before.STAGE)
@@ -182,7 +194,7 @@ class _Course:
     def rates_from(self, origin: given.Origin, highest: float) -> tuple[float, float]:
         """Give the first and the highest rate of a fine-tuning from weights of that origin."""
         if self.setting.rate is not None:
-            return self.setting.rate / 10, self.setting.rate
+            return self.setting.rate, self.setting.rate
         if origin.rate is None:
             return highest / 10, highest
         grown = self.global_batch / (origin.global_batch or self.global_batch)
@@ -214,10 +226,11 @@ def _data(
 ) -> collection.Collection:
     path = Path(folder) / "radiographs" if real is None else Path(real)
     with ranks.together():
-        if real is None and ranks.rank == 0 and not path.is_dir():
-            collection.make(
-                path, setting.radiographs, setting.size, setting.data_seed, setting.rates
-            )
+        if real is None and ranks.rank == 0:
+            asked = setting.radiographs, setting.size, setting.data_seed, setting.rates
+            if not path.is_dir():
+                collection.make(path, *asked)
+            collection.require_made(path, collection.told(*asked))
     with ranks.together():
         return collection.read(path)
 
@@ -228,9 +241,18 @@ def _folder(checkpoint: str | os.PathLike | None, ranks: Alone) -> Iterator[str]
     if checkpoint is not None:
         yield os.fspath(checkpoint)
         return
-    mine = tempfile.mkdtemp(prefix="dlguide-chest-") if ranks.rank == 0 else ""
+    mine = ""
+    with ranks.together():
+        if ranks.rank == 0:
+            mine = tempfile.mkdtemp(prefix="dlguide-chest-")
     folder = ranks.gather(mine)[0]
     try:
+        with ranks.together():
+            must = (
+                f"be a folder that all ranks see; rank {ranks.rank} does not see rank 0's {folder}"
+            )
+            then = "Name one on a shared disk."
+            require(Path(folder).is_dir(), "checkpoint", must, checkpoint, then)
         yield folder
     finally:
         # ranks fail together, so nobody still reads

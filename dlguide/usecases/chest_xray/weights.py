@@ -51,7 +51,7 @@ def choose(folder: str | os.PathLike, which: str = "chosen") -> Path:
 
     "chosen" is the latest one at which the learning rate was still at least half of the
     largest: the guide says not to take the last one and to go on with the checkpoint's rate,
-    which for the last one is all but 0.
+    which at the end of a schedule has fallen.
 
     Args:
         folder: of the pre-training's checkpoints.
