@@ -6,9 +6,12 @@ is written down, and a stand-in answers in the place of TensorFlow's configurati
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 from on_ranks import on_ranks
 
 from dlguide.checks import MissingComponentError
@@ -20,10 +23,14 @@ def gpus_of(everyone, device="auto"):
     return [(place.device, place.gpu) for place in accelerators.assign(everyone, device)]
 
 
+def gpus(count):
+    return tuple(map(str, range(count)))
+
+
 def test_ranks_of_a_node_take_its_gpus_in_turn_however_ranks_are_dealt_out():
-    block = [Seen("a", None, 4)] * 4 + [Seen("b", None, 4)] * 4
+    block = [Seen("a", gpus(4))] * 4 + [Seen("b", gpus(4))] * 4
     assert gpus_of(block) == [("gpu", k) for k in (0, 1, 2, 3, 0, 1, 2, 3)]
-    turns = [Seen(host, None, 2) for host in ("a", "b", "c", "a", "b", "c")]
+    turns = [Seen(host, gpus(2)) for host in ("a", "b", "c", "a", "b", "c")]
     assert gpus_of(turns, "gpu") == [("gpu", k) for k in (0, 0, 0, 1, 1, 1)]
     for everyone in (block, turns):
         pairs = [(one.host, gpu) for one, (_, gpu) in zip(everyone, gpus_of(everyone), strict=True)]
@@ -31,19 +38,36 @@ def test_ranks_of_a_node_take_its_gpus_in_turn_however_ranks_are_dealt_out():
 
 
 def test_where_the_batch_system_shows_each_rank_its_own_gpu_each_takes_the_first():
-    everyone = [Seen("a", str(k), 1) for k in range(4)]
-    assert gpus_of(everyone) == [("gpu", 0)] * 4
+    assert gpus_of([Seen("a", (f"GPU-{k}",)) for k in range(4)]) == [("gpu", 0)] * 4
     # one restriction for the whole node is none of each rank's own
-    assert gpus_of([Seen("a", "2,3", 2)] * 2) == [("gpu", 0), ("gpu", 1)]
-    assert gpus_of([Seen("a", "3", 1)]) == [("gpu", 0)]
-    # a restriction that says nothing new is none either: both see both
-    assert gpus_of([Seen("a", None, 2), Seen("a", "0,1", 2)]) == [("gpu", 0), ("gpu", 1)]
-    mixed = [Seen("a", "0", 1), Seen("a", "1", 1), Seen("b", None, 2), Seen("b", None, 2)]
+    assert gpus_of([Seen("a", ("2", "3"))] * 2) == [("gpu", 0), ("gpu", 1)]
+    assert gpus_of([Seen("a", ("3",))]) == [("gpu", 0)]
+    mixed = [Seen("a", ("0",)), Seen("a", ("1",)), Seen("b", gpus(2)), Seen("b", gpus(2))]
     assert gpus_of(mixed) == [("gpu", 0), ("gpu", 0), ("gpu", 0), ("gpu", 1)]
 
 
+@given(some.lists(some.permutations("0123").flatmap(
+    lambda order: some.integers(1, 4).map(lambda many: tuple(order[:many]))
+), min_size=1, max_size=4))  # fmt: skip
+def test_lists_that_overlap_give_everybody_another_gpu_where_that_can_be(lists):
+    possible = any(len(set(pick)) == len(lists) for pick in itertools.product(*lists))
+    found = accelerators.assign([Seen("a", each) for each in lists])
+    assert {place.device for place in found} == {"gpu" if possible else "cpu"}
+    if possible:
+        names = [each[place.gpu] for each, place in zip(lists, found, strict=True)]
+        assert len(set(names)) == len(lists)
+
+
+def test_names_are_the_drivers_so_that_two_numbers_0_are_two_gpus():
+    assert accelerators.named(1, "0", ["GPU-a"]) != accelerators.named(1, "0", ["GPU-b"])
+    assert accelerators.named(1, "GPU-x", ["GPU-a"]) == ("GPU-x",)
+    assert accelerators.named(2, "1, 0", []) == ("1", "0")
+    assert accelerators.named(0, "", []) == ()
+    assert accelerators.named(2, None, ["GPU-a", "GPU-b"]) == ("GPU-a", "GPU-b")
+
+
 def test_without_gpus_auto_says_so_and_gpu_is_refused():
-    everyone = [Seen("a", None, 0)] * 2
+    everyone = [Seen("a", ())] * 2
     places = accelerators.assign(everyone)
     assert {place.device for place in places} == {"cpu"}
     assert "sees no GPU on this machine" in places[0].why
@@ -52,7 +76,7 @@ def test_without_gpus_auto_says_so_and_gpu_is_refused():
 
 
 def test_one_node_without_gpus_sends_all_to_the_cpu_and_is_named():
-    everyone = [Seen("a", None, 1), Seen("b", None, 0)]
+    everyone = [Seen("a", ("0",)), Seen("b", ())]
     assert gpus_of(everyone) == [("cpu", None)] * 2
     assert "on b" in accelerators.assign(everyone)[0].why
     with pytest.raises(MissingComponentError, match="no GPU on b"):
@@ -61,16 +85,16 @@ def test_one_node_without_gpus_sends_all_to_the_cpu_and_is_named():
 
 def test_more_ranks_than_gpus_are_refused_and_auto_sends_all_to_the_cpu():
     with pytest.raises(ValueError, match="at most the 1 GPU of a, one a rank, got 2"):
-        accelerators.assign([Seen("a", None, 1)] * 2, "gpu")
-    assert gpus_of([Seen("a", None, 1)] * 2, "cpu") == [("cpu", None)] * 2
-    everyone = [Seen("a", None, 2)] * 2 + [Seen("b", None, 2)] * 3
+        accelerators.assign([Seen("a", ("0",))] * 2, "gpu")
+    assert gpus_of([Seen("a", ("0",))] * 2, "cpu") == [("cpu", None)] * 2
+    everyone = [Seen("a", gpus(2))] * 2 + [Seen("b", gpus(2))] * 3
     assert gpus_of(everyone) == [("cpu", None)] * 5
     assert "3 ranks and 2 GPUs on b: the CPU for all" in accelerators.assign(everyone)[0].why
 
 
 def test_wrong_wishes_are_refused():
     with pytest.raises(ValueError, match="`device`"):
-        accelerators.assign([Seen("a", None, 1)], "tpu")
+        accelerators.assign([Seen("a", ("0",))], "tpu")
     with pytest.raises(ValueError, match="`everyone`"):
         accelerators.assign([])
 
@@ -122,37 +146,33 @@ def test_copies_are_timed_on_any_device():
     assert 0 < back < 10
 
 
-def chosen(device):
+def chosen():
     from dlguide.machine import accelerators
     from dlguide.training import devices
     from dlguide.training.ranks import connect
 
-    ranks = connect()
+    ranks, found = connect(), {}
     real = accelerators.seen
-    # rank 0 sees three GPUs, the others none: all must come to the same answer
-    if device == "uneven":
-        accelerators.seen = lambda: accelerators.Seen(f"n{ranks.rank}", None, 3 * (ranks.rank == 0))
-        device = "auto"
-    try:
-        place = devices.choose(device, ranks)
-        return [place.device, place.why]
-    except Exception as error:  # the text is what is compared
-        return ["error", f"{type(error).__name__}: {error}"]
-    finally:
-        accelerators.seen = real
+    for wish in ("cpu", "auto", "gpu", "uneven"):
+        if wish == "uneven":  # rank 0 sees a GPU, the others none: all must come to one answer
+            mine = accelerators.Seen(f"n{ranks.rank}", ("0",) * (ranks.rank == 0 < ranks.ranks - 1))
+            accelerators.seen = lambda mine=mine: mine
+        try:
+            place = devices.choose("auto" if wish == "uneven" else wish, ranks)
+            found[wish] = [place.device, place.why]
+        except Exception as error:  # the text is what is compared
+            found[wish] = ["error", f"{type(error).__name__}: {error}"]
+    accelerators.seen = real
+    return found
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_all_ranks_choose_alike(ranks, tmp_path):
-    for device, expected in (("cpu", "as asked for"), ("auto", "sees no GPU"), ("gpu", "sees no")):
-        (tmp_path / device).mkdir()
-        found = on_ranks(ranks, chosen, tmp_path / device, device=device,
-                         env={"CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
-        assert all(one == found[0] for one in found)
-        assert expected in found[0][1]
-        assert found[0][0] == ("error" if device == "gpu" else "cpu")
-    if ranks > 1:
-        (tmp_path / "uneven").mkdir()
-        found = on_ranks(ranks, chosen, tmp_path / "uneven", device="uneven")
-        assert {one[0] for one in found} == {"cpu"}
-        assert "n1" in found[0][1]
+    found = on_ranks(ranks, chosen, tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert all(one == found[0] for one in found)
+    expected = {"cpu": "as asked for", "auto": "sees no GPU", "gpu": "sees no GPU"}
+    for wish, words in expected.items():
+        assert found[0][wish][0] == ("error" if wish == "gpu" else "cpu")
+        assert words in found[0][wish][1]
+    assert found[0]["uneven"][0] == "cpu"
+    assert "on n1" in found[0]["uneven"][1] or ranks == 1

@@ -14,7 +14,7 @@ from dlguide.cluster import Cluster
 from dlguide.exercises import nb82
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=[3, 4])
 def cluster(request):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with Cluster(ranks=request.param, oversubscribe=True) as cluster:
@@ -22,24 +22,16 @@ def cluster(request):
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def busiest(way, workers, servers, per_node, nbytes, ring=0, joins=True):
+def busiest(way, gpus, each, servers, nbytes, ring=0, joins=True, worker=True):
     if way == "allreduce":
-        return 2 * (workers - 1 + ring) / workers * nbytes
-    voices = workers / per_node if joins and "device" in way else workers
-    return max(nbytes, voices * nbytes / servers)
+        return 2 * (gpus - 1 + ring) / gpus * nbytes
+    voices = gpus / each if joins is True or (joins == "device" and "device" in way) else gpus
+    return max(nbytes * worker, voices * nbytes / servers)
 
 
-def of_server(way, workers, servers, per_node, nbytes):
-    if way == "allreduce":
-        return busiest(way, workers, servers, per_node, nbytes)
-    voices = workers / per_node if "device" in way else workers
-    return voices * nbytes / servers
-
-
-def of_all_servers(way, workers, servers, per_node, nbytes):
-    if way == "allreduce":
-        return busiest(way, workers, servers, per_node, nbytes)
-    return busiest(way, workers, servers, per_node, nbytes) * servers
+def of_all_servers(way, gpus, each, servers, nbytes):
+    sent = busiest(way, gpus, each, servers, nbytes)
+    return sent if way == "allreduce" else sent * servers
 
 
 def without_first(rate, images, batches, first_s, time_out=1, images_out=1):
@@ -72,6 +64,8 @@ def nodes_first(comm, gradient, nodes, fault=None):
     own = nodes.index(nodes[comm.rank])
     team = [rank for rank, node in enumerate(nodes) if node == nodes[own] and rank != own]
     other, root = np.empty_like(total), leaders[0]
+    if fault == "root to all":
+        return root_to_all(comm, total, own, root, team, leaders)
     if comm.rank != own:
         comm.Send(total, own)
         if fault != "nothing back":
@@ -95,6 +89,26 @@ def nodes_first(comm, gradient, nodes, fault=None):
     return total
 
 
+def root_to_all(comm, total, own, root, team, leaders):
+    """Sum as asked, then let the root send to every rank of every node."""
+    other = np.empty_like(total)
+    if comm.rank != own:
+        comm.Send(total, own)
+        comm.Recv(total, root)
+        return total
+    for rank in [*team, *(leaders[1:] if comm.rank == root else [])]:
+        comm.Recv(other, rank)
+        total += other
+    if comm.rank != root:
+        comm.Send(total, root)
+        comm.Recv(total, root)
+        return total
+    for rank in range(comm.size):
+        if rank != root:
+            comm.Send(total, rank)
+    return total
+
+
 RIGHT = {
     "82-1": busiest,
     "82-2": without_first,
@@ -107,8 +121,13 @@ EMPTY = {
 }
 WRONG = {
     "ring of 2 n": ("82-1", lambda *a: busiest(*a, ring=1), "2 (p - 1) messages"),
-    "nodes do not add up": ("82-1", lambda *a: busiest(*a, joins=False), "How many are left"),
-    "servers only": ("82-1", of_server, "what does a worker send"),
+    "GPUs do not add up": ("82-1", lambda *a: busiest(*a, joins=False), "with `device` or without"),
+    "only with device": (
+        "82-1",
+        lambda *a: busiest(*a, joins="device"),
+        "with `device` or without",
+    ),
+    "servers only": ("82-1", lambda *a: busiest(*a, worker=False), "what does a worker send"),
     "all servers": ("82-1", of_all_servers, "one server, or all"),
     "images of all batches": (
         "82-2",
@@ -191,7 +210,8 @@ def test_right_sum_is_ticked(cluster, capsys):
 @pytest.mark.parametrize(
     ("fault", "hint"),
     [
-        ("no nodes", "lowest rank of your own node"),
+        ("no nodes", "lowest rank"),
+        ("root to all", "that node's lowest rank"),
         ("mean", "The sum is asked for"),
         ("nothing back", "has not come here"),
         ("no result", "Return it on every rank"),
@@ -202,12 +222,16 @@ def test_wrong_sum_gets_its_hint(fault, hint, cluster, capsys):
     def faulty(*inputs):
         return nodes_first(*inputs, fault=fault)
 
-    ticked = exercises.check("82-5", faulty, cluster)
-    if cluster.ranks == 2 and fault in ("no nodes", "nothing back", "no result"):
-        assert ticked  # each rank is a node of its own and speaks for itself
-        return
-    assert not ticked
+    assert not exercises.check("82-5", faulty, cluster)
     assert hint in capsys.readouterr().out
+
+
+def test_two_ranks_are_too_few_to_tell(capsys):
+    class Two:
+        ranks = 2
+
+    assert not exercises.check("82-5", nodes_first, Two())
+    assert "at least 3 ranks" in capsys.readouterr().out
 
 
 def test_a_collective_of_the_library_is_not_allowed(cluster, capsys):

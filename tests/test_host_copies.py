@@ -57,10 +57,13 @@ def test_prediction_adds_the_copies_of_both_sides():
         # 4 ranks: 6 messages of 2e6 bytes go out, as many come in, each copied so many times
         expected = 0.25 + copies * (6 * 2e6 + 6 * 2e6) / speed
         assert host_copies.ring_seconds(nbytes, 4, 0.25, speed, way) == pytest.approx(expected)
+    # the second copy does not cross the bus
+    found = host_copies.ring_seconds(nbytes, 4, 0.25, speed, "pageable", 2 * speed)
+    assert found == pytest.approx(0.25 + 12 * 2e6 / speed * 1.5)
     assert host_copies.ring_seconds(nbytes, 1, 0.25, speed, "pageable") == 0.25
     with pytest.raises(ValueError, match="`way`"):
         host_copies.ring_seconds(nbytes, 4, 0.25, speed, "magic")
-    with pytest.raises(ValueError, match="`copy_bytes_per_s`"):
+    with pytest.raises(ValueError, match="`bus_bytes_per_s`"):
         host_copies.ring_seconds(nbytes, 4, 0.25, 0, "direct")
 
 

@@ -72,7 +72,7 @@ def ways_of_training():
         sync = way == "allreduce" or "async" not in way
         if sync:
             demand(f"{name}: not serial descent", np.abs(last - serial(dealt)).max() < 1e-12)
-        joined = group if "device" in way else 1
+        joined = group  # whatever the name: `device` changes no byte on the network
         leaders = -(-workers // joined)
         sent = [each.sent for each in everyone]
         if way == "allreduce":
@@ -112,18 +112,20 @@ def ways_side_by_side():
 
     workers = world.size - 1
     dealt = [[random.integers(0, 40, 4) for _ in range(3)] for _ in range(workers)]
-    rates = {"allreduce": 0.1, "dist_device_sync": 0.1, "dist_async": 0.1 / workers}
-    found = kvstore.side_by_side(world, rates, np.zeros(6), gradient, dealt, 1, per_node=2)
+    ways = {
+        "ring": kvstore.Choice("allreduce", 0.1),
+        "nodes": kvstore.Choice("dist_device_sync", 0.1, per_node=2),
+        "free": kvstore.Choice("dist_async", 0.1 / workers),
+    }
+    found = kvstore.side_by_side(world, ways, np.zeros(6), gradient, dealt)
     try:
-        kvstore.side_by_side(world, rates, np.zeros(6), gradient, [dealt[0]] * world.size, 1)
+        kvstore.side_by_side(world, ways, np.zeros(6), gradient, [dealt[0]] * world.size)
         refused = ""
     except ValueError as error:
         refused = str(error)
-    alike = found["allreduce"] is None or np.allclose(
-        found["allreduce"][0], found["dist_device_sync"][0], atol=1e-12
-    )
+    alike = found["ring"] is None or np.allclose(found["ring"][0], found["nodes"][0], atol=1e-12)
     roles = [each and each[1].role for each in found.values()]
-    return [list(found) == list(rates), alike, roles, refused]
+    return [list(found) == list(ways), alike, roles, refused]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -135,13 +137,13 @@ def test_ways_side_by_side_take_the_ranks_that_they_need(ranks, tmp_path):
         served = rank == ranks - 1
         expected = [None, "server", "server"] if served else ["worker"] * 3
         assert roles == expected
-        assert f"have the {ranks + 1} ranks of dist_device_sync" in refused
+        assert f"have the {ranks + 1} ranks of nodes" in refused
 
 
 def test_both_spellings_of_the_sources_are_one_mode():
     assert kvstore.mode_of("dist_sync_device") == kvstore.mode_of("dist_device_sync")
-    assert kvstore.mode_of("dist_sync") == ("synchronous", False)
-    assert kvstore.mode_of("dist_async_device") == ("asynchronous", True)
+    assert kvstore.mode_of("dist_sync") == ("synchronous", "host")
+    assert kvstore.mode_of("dist_async_device") == ("asynchronous", "device")
 
 
 def test_a_slip_is_refused_where_mxnet_would_take_it_for_something():
@@ -150,7 +152,8 @@ def test_a_slip_is_refused_where_mxnet_would_take_it_for_something():
     assert kvstore.as_mxnet_reads("dist_asynk") == "dist_sync"
     assert kvstore.as_mxnet_reads("dist-async") == "dist_sync"  # it looks for "_async"
     assert kvstore.as_mxnet_reads("Dist_Async") == "dist_async"
-    assert kvstore.as_mxnet_reads("nccl") == "local"
+    assert kvstore.as_mxnet_reads("nccl") == "nccl"
+    assert kvstore.as_mxnet_reads("locale") == "local"
     assert kvstore.as_mxnet_reads("device") == "device"
     for name in kvstore.KVSTORES:
         assert kvstore.mode_of(kvstore.as_mxnet_reads(name)) == kvstore.mode_of(name)

@@ -88,6 +88,22 @@ def test_the_way_through_the_host_fills_what_is_missing_and_no_more():
     assert link_matrix.slowest(best.order, whole) == best.bytes_per_s
 
 
+ONE = "\x1b[4m\tGPU0\tCPU Affinity\tNUMA Affinity\x1b[0m\nGPU0\t X \t0-15\t0\n"
+TWO = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-15\nGPU1\tPHB\t X \t0-15\n"
+
+
+@pytest.mark.parametrize(("text", "count"), [(ONE, 1), (TWO, 2), (PAIRS_ON_PCIE, 4)])
+def test_gpus_without_nvlink_are_there_too(text, count):
+    everyone = link_matrix.gpus(text)
+    assert everyone == tuple(range(count))
+    mesh = link_matrix.read(text, 50e9)
+    assert mesh == {}
+    whole = link_matrix.through_host(mesh, 30e9, everyone)
+    assert len(whole) == count * (count - 1) // 2
+    if count > 2:
+        assert links.best_ring(whole).bytes_per_s == 30e9
+
+
 def test_text_that_is_no_matrix_is_refused():
     with pytest.raises(ValueError, match="rows that begin with GPU0"):
         link_matrix.read("no devices were found", 50e9)

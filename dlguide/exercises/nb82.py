@@ -38,37 +38,36 @@ def exercise_82_1(busiest: Callable[..., Any]) -> str:
     """Check the bytes that the busiest process sends in a step.
 
     Args:
-        busiest: called with the name of the way, workers, servers, workers of a node and the
-            bytes of the weights, returns the most bytes that a process sends in a step.
+        busiest: called with the name of the way, GPUs, GPUs that one process of MXNet drives,
+            servers, and the bytes of the weights; returns the most bytes that a process sends in
+            a step. In the ring there is a process for each GPU.
 
     Returns:
         str: what it means.
     """
     expect_function(busiest)
     n = 4 * PARAMETERS
-    for workers, servers, per_node in ((2, 1, 2), (8, 2, 4), (8, 16, 2), (64, 16, 4), (6, 2, 1)):
-        ring, plain = 2 * (workers - 1) / workers * n, max(n, workers * n / servers)
-        joined = max(n, workers / per_node * n / servers)
-        rights = {
-            "allreduce": (ring, "A rank of the ring sends 2 (p - 1) messages of n / p bytes."),
-            "dist_sync": (plain, "A server answers every worker, with the part it holds."),
-            "dist_async": (plain, "Asynchronous or not: a gradient out, new weights back."),
-            "dist_device_sync": (joined, "A node adds up first: its server hears one voice."),
-        }
-        for way, (right, hint) in rights.items():
-            came = answered(busiest(way, workers, servers, per_node, n))
-            case = f"for {way}, {workers} workers, {servers} servers, {per_node} workers a node"
-            if way == "dist_device_sync" and near(came, plain) and not near(plain, joined):
-                hint = "With `device` the workers of a node add up first. How many are left?"
-            elif near(came, right * servers):
+    for gpus, each, servers in ((2, 2, 1), (8, 4, 2), (8, 1, 2), (8, 2, 16), (64, 4, 16)):
+        ring, plain = 2 * (gpus - 1) / gpus * n, max(n, gpus * n / servers)
+        joined = max(n, gpus / each * n / servers)
+        for way in ("allreduce", "dist_sync", "dist_device_sync", "dist_async"):
+            right = ring if way == "allreduce" else joined
+            came = answered(busiest(way, gpus, each, servers, n))
+            case = f"for {way}, {gpus} GPUs, {each} a process, {servers} servers"
+            hint = "A server answers every process, with the part of the weights that it holds."
+            if way == "allreduce":
+                hint = "A rank of the ring sends 2 (p - 1) messages of n / p bytes."
+            elif near(came, plain) and not near(plain, joined):
+                hint = "The GPUs of a process add up first, with `device` or without."
+            elif near(came, right * servers) and servers > 1:
                 hint = "Is that one server, or all of them?"
-            elif way != "allreduce" and right == n and not near(came, n):
+            elif right == n:
                 hint = "The busiest need not be a server: what does a worker send?"
             expect_close(came, right, f"the most bytes of a process {case}", hint, 1e-9)
     return (
-        f"The guide's 64 GPUs, with a server on each of 16 nodes: {64 * n / 16 / 1e6:.0f}e6 bytes "
-        f"a step without `device`, {max(n, 16 * n / 16) / 1e6:.0f}e6 with it, "
-        f"{2 * 63 / 64 * n / 1e6:.0f}e6 in a ring."
+        f"The guide's 64 GPUs with a server on each of 16 nodes: {n / 1e6:.0f}e6 bytes a step, "
+        f"{64 * n / 16 / 1e6:.0f}e6 if each GPU spoke for itself, {2 * 63 / 64 * n / 1e6:.0f}e6 "
+        "in a ring of all GPUs."
     )
 
 
@@ -211,14 +210,15 @@ def exercise_82_5(nodes_first: Callable[..., Any], cluster: Any) -> str:
         nodes_first: called with a communicator, this rank's gradient and a list with the node of
             each rank; returns the sum over all ranks, on all of them. Only the lowest rank of a
             node may speak to another node.
-        cluster: the learner's cluster, of at least 2 ranks.
+        cluster: the learner's cluster, of at least 3 ranks.
 
     Returns:
         str: what it means.
     """
     expect_function(nodes_first)
     ranks = cluster.ranks
-    expect(ranks >= 2, "a cluster of at least 2 ranks", f"{ranks} rank", "Start more.")
+    then = "On 2 every rank would be alone on its node."
+    expect(ranks >= 3, "a cluster of at least 3 ranks", f"{ranks} ranks", then)
     gradients = np.random.default_rng(82).normal(size=(ranks, 6))
     total = gradients.sum(axis=0)
     for nodes in ([(rank + 1) // 2 for rank in range(ranks)], [rank % 2 for rank in range(ranks)]):
@@ -234,6 +234,9 @@ def exercise_82_5(nodes_first: Callable[..., Any], cluster: Any) -> str:
             speaks = rank == nodes.index(nodes[rank])
             who = f"no messages to another node {case}"
             expect(speaks or not crossed, who, f"to ranks {crossed}", hint)
+            hint = "Send it to that node's lowest rank, which hands it on."
+            past = [to for to in crossed if to != nodes.index(nodes[to])]
+            expect(not past, f"messages to lowest ranks of other nodes only {case}", past, hint)
         for rank, (result, _, _) in enumerate(came):
             node = gradients[np.array(nodes) == nodes[rank]].sum(axis=0)
             hint = "Does every gradient count once, and does the sum come back to everybody?"

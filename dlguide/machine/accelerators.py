@@ -1,6 +1,6 @@
 """One GPU for each rank: which ones TensorFlow sees, and who takes which.
 
-    everyone = [accelerators.Seen("n0", None, 4)] * 4      # what each rank sees, in rank order
+    everyone = [accelerators.Seen("n0", ("0", "1"))] * 2   # what each rank sees, in rank order
     places = accelerators.assign(everyone, "auto")          # the same list on every rank
     accelerators.take(places[rank])
 
@@ -10,12 +10,13 @@ Every rank reckons with what all of them see, so all come to the same answer, or
 from __future__ import annotations
 
 import os
+import shutil
 import socket
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlguide import commands
 from dlguide.checks import MissingComponentError, require, require_known
 
 WISHES = ("auto", "cpu", "gpu")
@@ -28,13 +29,12 @@ class Seen:
 
     Args:
         host: the node.
-        visible: what CUDA_VISIBLE_DEVICES says to this rank; None where it is not set.
-        gpus: GPUs that TensorFlow sees (count).
+        gpus: who they are, in the order in which TensorFlow numbers them: two ranks of a node
+            that see the same GPU give it the same name.
     """
 
     host: str
-    visible: str | None
-    gpus: int
+    gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,55 @@ class Place:
     why: str
 
 
-def seen(environment: Mapping[str, str] | None = None) -> Seen:
+def seen(environment: Mapping[str, str] | None = None, program: str = "nvidia-smi") -> Seen:
     """Look at what this rank sees; loads TensorFlow, but starts no GPU.
+
+    A batch system may show every rank of a node another GPU, and each of them as number 0: so
+    the driver is asked for names that no other GPU has.
 
     Args:
         environment: variables to look at; this process's own when left out.
+        program: the driver's tool.
 
     Returns:
-        Seen: host, restriction and number of GPUs.
+        Seen: host and GPUs.
     """
     import tensorflow as tf
 
     environment = os.environ if environment is None else environment
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    return Seen(socket.gethostname(), environment.get(_VARIABLE), gpus)
+    count = len(tf.config.list_physical_devices("GPU"))
+    names = _own_names(program) if count else ()
+    return Seen(socket.gethostname(), named(count, environment.get(_VARIABLE), names))
+
+
+def named(count: int, visible: str | None, names: Sequence[str]) -> tuple[str, ...]:
+    """Name the GPUs that a process sees.
+
+    Args:
+        count: of them.
+        visible: what CUDA_VISIBLE_DEVICES says; None where it is not set.
+        names: of all GPUs that the driver shows here, in its order; () where it was not asked.
+
+    Returns:
+        tuple: one name each.
+
+    >>> named(2, "3,1", ["GPU-a", "GPU-b", "GPU-c", "GPU-d"])
+    ('GPU-d', 'GPU-b')
+    >>> named(2, None, [])
+    ('0', '1')
+    """
+    entries = [one.strip() for one in (visible or "").split(",") if one.strip()][:count]
+    entries += [str(number) for number in range(len(entries), count)]
+    return tuple(
+        names[int(one)] if one.isdigit() and int(one) < len(names) else one for one in entries
+    )
 
 
 def assign(everyone: Sequence[Seen], device: str = "auto") -> tuple[Place, ...]:
     """Give every rank a GPU of its own, or say why it has none.
 
-    The k-th rank of a node takes the k-th GPU that it sees; where the batch system has shown each
-    rank of a node another one (their CUDA_VISIBLE_DEVICES all differ), each takes its first.
+    The ranks of a node that all see the same GPUs take them in turn; where each has been shown
+    others, everyone finds one that nobody else takes.
 
     Args:
         everyone: what each rank sees, in rank order.
@@ -87,14 +115,14 @@ def assign(everyone: Sequence[Seen], device: str = "auto") -> tuple[Place, ...]:
             asked for and a node has fewer GPUs than ranks.
         MissingComponentError: when "gpu" is asked for and a rank sees none.
 
-    >>> [place.gpu for place in assign([Seen("a", None, 2), Seen("a", None, 2)])]
+    >>> [place.gpu for place in assign([Seen("a", ("0", "1")), Seen("a", ("0", "1"))])]
     [0, 1]
     """
     require_known(device, WISHES, "device")
     require(bool(everyone), "everyone", "hold what at least one rank sees", list(everyone))
     if device == "cpu":
         return (Place("cpu", None, "The CPU, as asked for."),) * len(everyone)
-    blind = sorted({one.host for one in everyone if one.gpus == 0})
+    blind = sorted({one.host for one in everyone if not one.gpus})
     if blind:
         where = "this machine" if len({one.host for one in everyone}) == 1 else ", ".join(blind)
         if device == "gpu":
@@ -103,30 +131,53 @@ def assign(everyone: Sequence[Seen], device: str = "auto") -> tuple[Place, ...]:
                 "that was built for your GPU (`pip install 'tensorflow[and-cuda]'`)."
             )
         return (Place("cpu", None, f"TensorFlow sees no GPU on {where}: the CPU."),) * len(everyone)
-    ranks_of = Counter(one.host for one in everyone)
-    gpus = {one.host: one.gpus for one in everyone}
-    own = {
-        host: ranks > 1
-        and len({one.visible for one in everyone if one.host == host} - {None, ""}) == ranks
-        for host, ranks in ranks_of.items()
-    }
-    crowded = [host for host, ranks in ranks_of.items() if not own[host] and ranks > gpus[host]]
-    if crowded:
-        host = crowded[0]
-        ranks, there = ranks_of[host], f"{gpus[host]} GPU{'s' * (gpus[host] != 1)}"
-        then = "Start fewer ranks on a node, or use `device='cpu'`."
-        must = f"be at most the {there} of {host}, one a rank"
-        require(device == "auto", "ranks", must, ranks, then)
-        why = f"{ranks} ranks and {there} on {host}: the CPU for all. Start fewer ranks."
-        return (Place("cpu", None, why),) * len(everyone)
-    places, before = [], Counter()
-    for one in everyone:
-        ranks, local = ranks_of[one.host], before[one.host]
-        before[one.host] += 1
-        gpu = 0 if own[one.host] else local
-        why = "the only rank" if ranks == 1 else f"rank {local} of {ranks}"
-        places.append(Place("gpu", gpu, f"GPU {gpu} of {one.gpus} for {why} on {one.host}."))
-    return tuple(places)
+    places: list[Place | None] = [None] * len(everyone)
+    for host in dict.fromkeys(one.host for one in everyone):
+        ranks = [rank for rank, one in enumerate(everyone) if one.host == host]
+        chosen = _one_each([everyone[rank].gpus for rank in ranks])
+        if chosen is None:
+            count = len({gpu for rank in ranks for gpu in everyone[rank].gpus})
+            there = f"{count} GPU{'s' * (count != 1)}"
+            then = "Start fewer ranks on a node, or use `device='cpu'`."
+            must = f"be at most the {there} of {host}, one a rank"
+            require(device == "auto", "ranks", must, len(ranks), then)
+            why = f"{len(ranks)} ranks and {there} on {host}: the CPU for all. Start fewer ranks."
+            return (Place("cpu", None, why),) * len(everyone)
+        for local, (rank, gpu) in enumerate(zip(ranks, chosen, strict=True)):
+            who = "the only rank" if len(ranks) == 1 else f"rank {local} of {len(ranks)}"
+            many = len(everyone[rank].gpus)
+            places[rank] = Place("gpu", gpu, f"GPU {gpu} of {many} for {who} on {host}.")
+    return tuple(place for place in places if place is not None)
+
+
+def _one_each(choices: Sequence[Sequence[str]]) -> list[int] | None:
+    """Choose one of each list so that none is chosen twice; None where that cannot be."""
+    taken: dict[str, int] = {}
+
+    def find(rank: int, tried: set[str]) -> bool:
+        # a GPU that is free, or whose owner finds another one
+        for gpu in choices[rank]:
+            if gpu not in tried:
+                tried.add(gpu)
+                if gpu not in taken or find(taken[gpu], tried):
+                    taken[gpu] = rank
+                    return True
+        return False
+
+    if not all(find(rank, set()) for rank in range(len(choices))):
+        return None
+    of = {rank: gpu for gpu, rank in taken.items()}
+    chosen = [list(each).index(of[rank]) for rank, each in enumerate(choices)]
+    alike = len({tuple(each) for each in choices}) == 1
+    return sorted(chosen) if alike else chosen
+
+
+def _own_names(program: str) -> tuple[str, ...]:
+    path = shutil.which(program)
+    if path is None:
+        return ()
+    done = commands.run([path, "--query-gpu=uuid", "--format=csv,noheader"], timeout_s=20)
+    return tuple(done.output.split()) if done.ok else ()
 
 
 def take(place: Place, config: Any = None) -> None:

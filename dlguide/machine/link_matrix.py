@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dlguide import commands
 from dlguide.checks import require, require_positive
@@ -80,6 +80,21 @@ def read(text: str, link_bytes_per_s: float) -> dict[tuple[int, int], float]:
     return found
 
 
+def gpus(text: str) -> tuple[int, ...]:
+    """List the GPUs of a matrix, linked or not.
+
+    Args:
+        text: what `nvidia-smi topo -m` printed.
+
+    Returns:
+        tuple: their numbers, in ascending order.
+
+    Raises:
+        ValueError: when there are no rows of GPUs.
+    """
+    return tuple(sorted(_rows(text)))
+
+
 def ways(text: str) -> dict[tuple[int, int], str]:
     """Say what each pair without NVLink goes through.
 
@@ -99,12 +114,15 @@ def ways(text: str) -> dict[tuple[int, int], str]:
     }
 
 
-def through_host(links: Links, host_bytes_per_s: float) -> dict[tuple[int, int], float]:
+def through_host(
+    links: Links, host_bytes_per_s: float, everyone: Sequence[int] | None = None
+) -> dict[tuple[int, int], float]:
     """Add the way through the host for every pair that has no link.
 
     Args:
         links: bytes per second by pair of devices, each pair once.
         host_bytes_per_s: between two devices by way of the host (bytes/s).
+        everyone: all devices, where some have no link at all; None for those that have one.
 
     Returns:
         dict: a speed for every pair.
@@ -116,7 +134,7 @@ def through_host(links: Links, host_bytes_per_s: float) -> dict[tuple[int, int],
     12000000000.0
     """
     require_positive(host_bytes_per_s, "host_bytes_per_s")
-    everyone = devices(links)
+    everyone = sorted(devices(links) if everyone is None else everyone)
     return {
         (one, other): bandwidth(links, one, other) or host_bytes_per_s
         for one in everyone
@@ -141,13 +159,20 @@ def slowest(order: tuple[int, ...], links: Mapping[tuple[int, int], float]) -> f
     )
 
 
-def _cells(text: str) -> dict[tuple[int, int], str]:
+def _rows(text: str) -> dict[int, list[str]]:
     rows = {}
     for line in _ANSI.sub("", text).splitlines():
         words = line.split()
-        if words and re.fullmatch(r"GPU\d+", words[0]) and "GPU" not in "".join(words[1:2]):
+        row = len(words) > 1 and re.fullmatch(r"GPU\d+", words[0])
+        # the head of the matrix begins with GPU0 too; a cell is X, NV2, SYS, ...
+        if row and re.fullmatch(rf"X|NV\d+|{'|'.join(THROUGH)}", words[1]):
             rows[int(words[0][3:])] = words[1:]
     require(bool(rows), "text", "hold rows that begin with GPU0, GPU1, ...", text[:60])
+    return rows
+
+
+def _cells(text: str) -> dict[tuple[int, int], str]:
+    rows = _rows(text)
     count = len(rows)
     short = [gpu for gpu, row in rows.items() if len(row) < count]
     require(not short, "text", f"have {count} columns for {count} GPUs", f"fewer in rows {short}")

@@ -117,21 +117,29 @@ class Staged:
 
 
 def ring_seconds(
-    nbytes: float, ranks: int, direct_s: float, copy_bytes_per_s: float, way: str
+    nbytes: float,
+    ranks: int,
+    direct_s: float,
+    bus_bytes_per_s: float,
+    way: str,
+    memory_bytes_per_s: float | None = None,
 ) -> float:
     """Predict a ring allreduce whose messages are copied on both sides.
 
-    A rank sends and receives 2 (p - 1)/p n bytes, and copies each of them c times, nothing of it
-    at the same time as a message:
+    A rank sends and receives 2 (p - 1)/p n bytes each. Nothing of the copying happens at the same
+    time as a message. "pinned" has the copy over the bus, "pageable" another one in memory:
 
-        t = direct_s + 2 c * 2 (p - 1)/p n / M
+        pinned     t = direct_s + 2 * 2 (p - 1)/p n / bus
+        pageable   t = direct_s + 2 * 2 (p - 1)/p n (1 / bus + 1 / memory)
 
     Args:
         nbytes: size n of the array (bytes).
         ranks: number of ranks p (count).
         direct_s: time without copies (s).
-        copy_bytes_per_s: speed M of a copy (bytes/s).
-        way: a key of `WAYS`, which names c.
+        bus_bytes_per_s: between the GPU and the host (bytes/s).
+        way: a key of `WAYS`.
+        memory_bytes_per_s: of a copy within the host's memory (bytes/s); None for the bus' speed,
+            as where memory plays the bus.
 
     Returns:
         float: time until every rank holds the sum (s).
@@ -141,8 +149,11 @@ def ring_seconds(
     """
     copies = WAYS[require_known(way, WAYS, "way")]
     require_count(ranks, "ranks")
-    require_positive(copy_bytes_per_s, "copy_bytes_per_s")
-    return direct_s + 2 * copies * 2 * (ranks - 1) / ranks * nbytes / copy_bytes_per_s
+    bus = require_positive(bus_bytes_per_s, "bus_bytes_per_s")
+    memory = bus if memory_bytes_per_s is None else memory_bytes_per_s
+    require_positive(memory, "memory_bytes_per_s")
+    moved = 2 * 2 * (ranks - 1) / ranks * nbytes
+    return direct_s + moved * sum([1 / bus, 1 / memory][:copies])
 
 
 def _bytes(buffer: Any) -> np.ndarray:

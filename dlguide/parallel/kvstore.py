@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 ALLREDUCE = "allreduce"
-# mode of the servers, and whether the devices of a node add up among themselves first
+# mode of the servers, and where the devices of one process add up before it speaks to a server
 KVSTORES = {
-    "dist_sync": ("synchronous", False),
-    "dist_sync_device": ("synchronous", True),  # the survey's spelling (1.5.5)
-    "dist_device_sync": ("synchronous", True),  # the guide's, in the command that it ran (6.3.3)
-    "dist_async": ("asynchronous", False),
-    "dist_async_device": ("asynchronous", True),
+    "dist_sync": ("synchronous", "host"),
+    "dist_sync_device": ("synchronous", "device"),  # the survey's spelling (1.5.5)
+    "dist_device_sync": ("synchronous", "device"),  # the guide's, in the command it ran (6.3.3)
+    "dist_async": ("asynchronous", "host"),
+    "dist_async_device": ("asynchronous", "device"),
 }
 WAYS = (ALLREDUCE, *KVSTORES)
 
@@ -66,29 +66,37 @@ class Record:
     staleness: tuple[int, ...]
 
 
-def mode_of(name: str) -> tuple[str, bool]:
+def mode_of(name: str) -> tuple[str, str]:
     """Say what a kvstore's name means.
+
+    The devices of one process add up among themselves in every mode, and only the sum goes to the
+    servers: "device" moves that addition from the host to the devices, and changes no byte on
+    the network.
 
     Args:
         name: a key of `KVSTORES`.
 
     Returns:
-        tuple: "synchronous" or "asynchronous", and whether the devices of a node add up first.
+        tuple: "synchronous" or "asynchronous"; "host" or "device", where they add up.
 
     Raises:
         ValueError: when it is none; the nearest name is offered.
+
+    Source:
+        Apache MXNet, src/kvstore/kvstore_dist.h, PushImpl; its documentation of KVStore.
     """
     return KVSTORES[require_known(name, KVSTORES, "name")]
 
 
 def as_mxnet_reads(name: str) -> str:
-    """Say what MXNet makes of any text: it only looks for three pieces in it.
+    """Say what MXNet makes of any text: it only looks for a few pieces in it.
 
     Args:
         name: what was typed.
 
     Returns:
-        str: the name in `KVSTORES` that it acts as; "local" where no servers are meant.
+        str: the name in `KVSTORES` that it acts as; "local", "device" or "nccl" where no servers
+            are meant.
 
     Source:
         Apache MXNet, src/kvstore/kvstore.cc, KVStore::Create.
@@ -98,7 +106,7 @@ def as_mxnet_reads(name: str) -> str:
     """
     text = name.lower()
     if "dist" not in text:
-        return "device" if "device" in text else "local"
+        return "nccl" if "nccl" in text else "device" if "device" in text else "local"
     return f"dist_{'async' if '_async' in text else 'sync'}{'_device' * ('device' in text)}"
 
 
@@ -117,12 +125,12 @@ def train(
     With servers the last ranks of `comm` serve; with allreduce all are workers. A step moves, with
     n bytes of weights, p workers, k servers, and g devices on a node:
 
-        worker    n out, n in                   (the first of g only, with "device")
+        worker    n out, n in                   (the first of g only)
         server    p n / (g k) in and out
         ring      2 (p - 1)/p n out and in
 
-    With "device" the workers of a node also sum in a ring of g, and hand the weights around; that
-    stays in the node and is not counted.
+    With g above 1 the workers of a node stand for the devices of one process of MXNet: they sum
+    among themselves and hand the weights around; that stays in the node and is not counted.
 
     Args:
         comm: as many ranks as workers, and servers.
@@ -132,7 +140,8 @@ def train(
         dealt: for each worker its samples of each step (indices).
         rate: learning rate of each update.
         servers: number of servers (count); not used by allreduce.
-        per_node: workers of a node, which "device" joins (count).
+        per_node: workers of a node, which speak to the servers as one (count); not used by
+            allreduce.
 
     Returns:
         tuple: the last weights, the same on all ranks, and this rank's Record.
@@ -168,8 +177,8 @@ def train(
         last, sent = _by_ring(comm, weights, compute, steps, update)
         role, staleness, seconds = "worker", (), perf_counter() - start
     else:
-        mode, joined = mode_of(way)
-        group = require_count(per_node, "per_node") if joined else 1
+        mode, _ = mode_of(way)
+        group = require_count(per_node, "per_node")
         last, served = server.train(
             comm, weights, compute, steps, update, mode, servers, group=group
         )
@@ -188,14 +197,29 @@ def train(
     )
 
 
+@dataclass(frozen=True)
+class Choice:
+    """One of the ways that are put side by side.
+
+    Args:
+        way: one of `WAYS`.
+        rate: learning rate of an update. An asynchronous server makes an update of every gradient
+            alone: with p workers a p-th of the rate lets each sample weigh as much.
+        per_node: workers of a node, which speak to the servers as one (count).
+    """
+
+    way: str
+    rate: float
+    per_node: int = 1
+
+
 def side_by_side(
     comm: Comm,
-    rates: Mapping[str, float],
+    choices: Mapping[str, Choice],
     weights: np.ndarray,
     gradient: Gradient,
     dealt: Sequence[Sequence[np.ndarray]],
     servers: int = 1,
-    per_node: int = 1,
 ) -> dict[str, tuple[np.ndarray, Record] | None]:
     """Train in several ways, one after the other, from the same weights with the same samples.
 
@@ -204,33 +228,34 @@ def side_by_side(
 
     Args:
         comm: the ranks, enough for workers and servers; all call.
-        rates: learning rate of an update, by way. An asynchronous server makes an update of every
-            gradient alone: with p workers a p-th of the rate lets each sample weigh as much.
+        choices: the ways, by what to call them.
         weights: as for `train`.
         gradient: as for `train`.
         dealt: as for `train`.
         servers: number of servers (count).
-        per_node: workers of a node (count).
 
     Returns:
-        dict: by way what `train` returned on this rank; None where it slept.
+        dict: by name what `train` returned on this rank; None where it slept.
 
     Raises:
         ValueError: on all ranks alike, when there are too few of them or a name is unknown.
     """
     from mpi4py import MPI
 
-    needed = {way: len(dealt) + (0 if way == ALLREDUCE else servers) for way in rates}
-    for way, count in needed.items():
-        require_known(way, WAYS, "rates")
-        require(count <= comm.size, "comm", f"have the {count} ranks of {way}", comm.size)
+    needed = {}
+    for name, one in choices.items():
+        require_known(one.way, WAYS, "way")
+        needed[name] = len(dealt) + (0 if one.way == ALLREDUCE else servers)
+        must = f"have the {needed[name]} ranks of {name}"
+        require(needed[name] <= comm.size, "comm", must, comm.size)
     found: dict[str, tuple[np.ndarray, Record] | None] = {}
-    for way, rate in rates.items():
-        takes_part = comm.rank < needed[way]
+    for name, one in choices.items():
+        takes_part = comm.rank < needed[name]
         team = comm.Split(0 if takes_part else MPI.UNDEFINED, comm.rank)
-        found[way] = None
+        found[name] = None
         if takes_part:
-            found[way] = train(team, way, weights, gradient, dealt, rate, servers, per_node)
+            setting = (dealt, one.rate, servers, one.per_node)
+            found[name] = train(team, one.way, weights, gradient, *setting)
             team.Free()
         everyone = comm.Ibarrier()
         while not everyone.Test():

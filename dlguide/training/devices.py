@@ -32,7 +32,8 @@ def choose(device: str, ranks: Alone) -> Place:
     """
     require_known(device, WISHES, "device")
     mine = json.dumps(asdict(accelerators.seen()))
-    everyone = [Seen(**json.loads(one)) for one in ranks.gather(mine)]
+    answers = [json.loads(one) for one in ranks.gather(mine)]
+    everyone = [Seen(one["host"], tuple(one["gpus"])) for one in answers]
     place = accelerators.assign(everyone, device)[ranks.rank]
     with ranks.together():
         accelerators.take(place)
