@@ -103,7 +103,9 @@ class Replicas:
     In each step rank 0 deals out the samples, sends its weights to every other rank, and adds up
     their gradients; it alone updates. All messages go from or to rank 0, one after the other.
     Unlike PyTorch's, each rank computes the loss of its own samples, so that outputs stay where
-    they are.
+    they are. After a step `held` is what this rank `Held`, counted from the arrays that were
+    there, `seconds` the time of each of `PHASES` (s), and `moved` what it has sent and received
+    (bytes).
 
     Args:
         comm: the ranks; all make the same calls.
@@ -113,11 +115,6 @@ class Replicas:
             that it held, 0 if unknown.
         update: called on rank 0 with weights and gradients; changes the weights in place.
         state: arrays that `update` keeps on rank 0.
-
-    Attributes:
-        held: `Held` of this rank in the last step, counted from the arrays that were there.
-        seconds: time of each of `PHASES` on this rank in the last step (s).
-        moved: bytes that this rank has sent and received in the last step.
     """
 
     def __init__(
