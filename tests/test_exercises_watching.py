@@ -296,6 +296,32 @@ def test_signals_to_others_and_a_forked_process_go_their_way():
     assert Watch(30.0).run(answer) == (7, -signal.SIGTERM)
 
 
+def test_other_threads_of_the_process_may_leave(monkeypatch):
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    with exits.closed():
+        timer = threading.Timer(0, os._exit, (5,))  # as a guard over tests does
+        timer.start()
+        timer.join()
+    assert left == [5]
+
+
+def test_an_answers_own_thread_may_not_leave():
+    refused = []
+
+    def leave():
+        try:
+            os._exit(5)
+        except Stopped as stopped:
+            refused.append(str(stopped))
+
+    with exits.closed():
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+    assert "called os._exit(5)" in refused[0]
+
+
 def test_doors_are_open_again_after_an_error():
     real = os.kill
 

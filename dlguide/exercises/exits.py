@@ -6,11 +6,13 @@ import functools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
-from dlguide.exercises.frames import Stopped
+from dlguide.exercises.frames import Stopped, learners, within
 
 DEEPEST = 100_000  # recursions; below far more of them C code runs out of its own stack
 
@@ -31,7 +33,11 @@ def closed() -> Iterator[None]:
         Stopped: in the answer, where it takes one of them.
     """
     kept: list[tuple[Any, str, Any]] = []
-    limit = sys.getrecursionlimit()
+    limit, thread = sys.getrecursionlimit(), threading.current_thread()
+
+    def by_answer(frame: FrameType) -> bool:
+        # another thread, such as one that watches over tests, must be able to end this process
+        return threading.current_thread() is thread or bool(learners(within(frame, None)))
 
     def close(owner: Any, name: str, refused: Callable[..., bool]) -> None:
         real = getattr(owner, name)
@@ -39,7 +45,7 @@ def closed() -> Iterator[None]:
 
         @functools.wraps(real)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if os.getpid() == pid and refused(*args):
+            if os.getpid() == pid and refused(*args) and by_answer(sys._getframe(1)):
                 shown = ", ".join(repr(each) for each in args)
                 called = getattr(owner, "__name__", "IPython")
                 raise Stopped(f"called {called}.{name}({shown}), which would end the notebook")

@@ -31,10 +31,7 @@ class Calls:
 
         @functools.wraps(answer)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            words = [brief(each) for each in args]
-            words += [f"{name}={brief(each)}" for name, each in kwargs.items()]
-            name = "your function" if answer.__name__ == "<lambda>" else answer.__name__
-            call = f"{name}({', '.join(words)})"
+            call = _call(answer.__name__, args, kwargs)
             self.last = f"{call} did not return."
             came = answer(*args, **kwargs)
             self.last = f"{call} gave {brief(came)}."
@@ -65,6 +62,17 @@ def brief(value: Any) -> str:
     except Exception:  # what cannot show itself is named by its kind
         return f"<{type(value).__name__}>"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def _call(name: str, args: tuple, kwargs: dict[str, Any]) -> str:
+    """Write a call in a few words."""
+    words = [brief(each) for each in args]
+    words += [f"{name}={brief(each)}" for name, each in kwargs.items()]
+    return f"{'your function' if name == '<lambda>' else name}({', '.join(words)})"
+
+
+# A function that TensorFlow traces is translated with all that it calls, but for what bears this.
+brief.autograph_info__ = _call.autograph_info__ = {}
 
 
 def difference(came: Any, right: Any, relative: float) -> str:
