@@ -101,7 +101,7 @@ def test_exercise_83_5_takes_the_area_of_all(cluster, capsys):
     [
         (mean_of_areas, "mean of the ranks' areas"),
         (own_area, "rank's own radiographs"),
-        (without_ties, "allgather"),
+        (without_ties, "A tie counts half"),
         (lambda comm, labels, scores: 0.5, "allgather"),
     ],
 )

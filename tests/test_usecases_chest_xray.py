@@ -159,6 +159,15 @@ def test_rate_grows_with_the_global_batch_and_begins_at_the_checkpoints(packed, 
     assert larger.tuning.rates[0] == pytest.approx(expected, rel=0.05)
 
 
+def test_transfer_is_worth_more_than_as_many_steps_from_scratch(tmp_path):
+    asked = {"radiographs": 900, "archive": 1200, "epochs": 4, "pretrain_epochs": 6}
+    one = chest_xray.train(None, 0, tmp_path / "c", parallel=False, compare=True, **asked)
+    assert one.mean.value > 0.80
+    assert one.gains[-1].value > 0.03
+    assert one.gains[-1].told
+    assert one.scratch_rate == pytest.approx(one.start_rate)
+
+
 def test_training_from_scratch_needs_no_archive(packed, tmp_path):
     one = chest_xray.train(packed, 1, tmp_path / "c", parallel=False, start="none", **SMALL)
     assert one.origin is None
@@ -184,6 +193,8 @@ def test_scratch_of_the_comparison_is_the_training_from_scratch(packed, alone, t
         ({"start": "best"}, "`start` must be one of chosen, early, last, none"),
         ({"image": 8}, "`image` must be a whole number of at least 32"),
         ({"rates": "odd"}, "`rates` must be one of even, published"),
+        ({"warmup": "x"}, "`warmup` must be a positive number"),
+        ({"device": "tpu"}, "`device` must be one of auto, cpu, gpu"),
         ({"dtype": "float16"}, "`dtype` must be one of float32, float64"),
     ],
 )

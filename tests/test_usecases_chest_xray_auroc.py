@@ -151,6 +151,21 @@ def test_finding_of_one_patient_is_not_called_certain():
     assert found.high - found.low > 0.5
 
 
+def test_difference_on_few_patients_is_not_told():
+    rng = np.random.default_rng(11)
+    labels = np.zeros((200, 1), int)
+    labels[:2] = 1
+    good = labels + 0.3 * rng.random((200, 1))
+    bad = 0.9 - good
+    few = auroc_compared.differences(labels, good, rng.random((200, 1)), np.arange(200), ["a"])
+    one, both = (auroc.area(labels[:, 0], each[:, 0]) for each in (good, bad))
+    assert (one, both) == (1, 0)
+    assert few[0].error > 0.1
+    assert few[-1].error == pytest.approx(few[0].error)
+    alone = auroc.areas(labels, rng.random((200, 1)), np.arange(200), ["a"])
+    assert alone[-1].error == pytest.approx(alone[0].error)
+
+
 def test_mean_of_perfect_areas_is_no_more_certain_than_one():
     labels = np.tile(np.arange(8)[:, None] % 2, (1, 3))
     found = auroc.areas(labels, labels, np.arange(8), "abc")
@@ -188,7 +203,7 @@ def test_difference_of_two_nets_has_the_variance_of_their_influences():
 
 
 def test_net_is_not_told_from_itself():
-    truth, scores, who = seen(30, 1.0, np.random.default_rng(9))
+    truth, scores, who = seen(80, 1.0, np.random.default_rng(9))
     table = [each[:, None] for each in (truth, scores, scores)]
     found = auroc_compared.differences(*table, who, ["Mass"])[0]
     assert (found.value, found.error, found.told) == (0, 0, False)

@@ -156,6 +156,17 @@ def test_published_rates_are_rarer_than_even_ones(tmp_path):
     assert often["published"][:, hernia].mean() < often["even"][:, hernia].mean() / 2
 
 
+def test_archive_must_be_there_and_be_one(tmp_path, packed):
+    said = r"no archive to pre-train with at .*nowhere: looked for .*train/manifest.json"
+    with pytest.raises(MissingComponentError, match=said):
+        chest_xray.check(archive=str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"must have 5 labels a radiograph .* has 14"):
+        chest_xray.check(archive=packed)
+    (tmp_path / "old").mkdir()
+    with pytest.raises(MissingComponentError, match="nobody knows how the phantoms"):
+        collection.require_made(tmp_path / "old", collection.told(44, 32, 3))
+
+
 def test_archive_has_coarse_labels_of_other_patients(tmp_path):
     folder = pretraining.make_archive(tmp_path / "archive", 20, 32, 0)
     with formats.open(folder / "train") as records:

@@ -2,10 +2,8 @@
 
     AUROC = P(score of a radiograph with the finding > score of one without), ties count half
 
-It is counted over all pairs of one with and one without (Mann and Whitney's U over their number)
-by way of ranks, so in n log n steps and exactly. Radiographs of one patient are alike, so the
-patients are what was drawn at random, not the radiographs: intervals take each patient's whole
-influence on the area.
+It is counted over all pairs (Mann and Whitney's U), exactly and in n log n steps. Radiographs of
+one patient are alike, so intervals take each patient's whole influence on the area.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-# Patients of a kind below which their own spread says too little of how others would spread.
+# Fewer patients of a kind say too little of how others would spread.
 FEW = 10
 
 
@@ -105,10 +103,10 @@ def areas(
         confidence: how often the interval shall hold the true area (0 to 1).
 
     Returns:
-        tuple: of `Area`, one for each finding that can be judged, then that of their "mean".
+        tuple: of `Area`, one for each finding that can be judged, then their "mean".
 
     Raises:
-        ValueError: when shapes do not fit, or no finding can be judged.
+        ValueError: when shapes do not fit, labels are no zeros and ones, or none can be judged.
 
     Source:
         DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988), 837-845; Obuchowski, Biometrics
@@ -116,23 +114,24 @@ def areas(
         (1982), 29-36, as Newcombe, Statistics in Medicine 25 (2006), 559-573, solves it.
     """
     labels, scores, who = as_table(labels, scores, patients, names)
-    found, influences = [], []
+    found, influences, more = [], [], []
     for name, truth, score in zip(names, labels.T, scores.T, strict=True):
         if truth.all() or not truth.any():
             continue
         value, influence = influence_of(truth, score, who)
         influences.append(influence)
         error = float(np.sqrt(np.sum(influence**2)))
-        people = [len(np.unique(who[mine])) for mine in (truth, ~truth)]
+        people = people_of(truth, who)
         if min(people) < FEW:
             error = max(error, expected_error(value, *people))
+        more.append(error**2 - float(np.sum(influence**2)))
         ends = _interval(value, error, people, confidence)
         counts = int(truth.sum()), int((~truth).sum())
         found.append(Area(name, value, *ends, error, *counts))
-    must = "have findings that some radiographs have and others not"
-    require(bool(found), "labels", must, f"{labels.sum(0).tolist()} of {len(labels)}")
+    must, got = "have findings that some radiographs have and others not", labels.sum(0).tolist()
+    require(bool(found), "labels", must, got)
     value = float(np.mean([each.value for each in found]))
-    error = float(np.sqrt(np.sum(np.mean(influences, axis=0) ** 2)))
+    error = float(np.sqrt(np.sum(np.mean(influences, 0) ** 2) + sum(more) / len(more) ** 2))
     ends = min(one.low for one in found), max(one.high for one in found)
     if 0 < value < 1:
         ends = _by_odds(value, error, confidence)
@@ -167,11 +166,23 @@ def influence_of(truth: ArrayLike, scores: ArrayLike, who: ArrayLike) -> tuple[f
     return value, influence
 
 
+def people_of(truth: np.ndarray, who: np.ndarray) -> list[int]:
+    """Count the patients with the finding and those without; one can be both.
+
+    Args:
+        truth: False and True, shape (samples,).
+        who: each radiograph's patient, shape (samples,).
+
+    Returns:
+        list: both counts.
+    """
+    return [len(np.unique(who[mine])) for mine in (truth, ~truth)]
+
+
 def expected_error(area: float, positives: int, negatives: int) -> float:
     """Estimate an area's standard error from its value and the counts alone.
 
-    For published areas, whose scores nobody has. It takes each radiograph for a patient of its
-    own, and the scores of both kinds for exponential ones.
+    For published areas, whose scores nobody has: of independent, exponential scores.
 
         SE^2 = (A (1 - A) + (m - 1)(A / (2 - A) - A^2) + (n - 1)(2 A^2 / (1 + A) - A^2)) / (m n)
 
@@ -186,9 +197,8 @@ def expected_error(area: float, positives: int, negatives: int) -> float:
     Source:
         Hanley and McNeil, Radiology 143 (1982), 29-36, equations 1 and 2.
     """
-    one, two = area / (2 - area), 2 * area**2 / (1 + area)
-    variance = area * (1 - area) + (positives - 1) * (one - area**2)
-    variance += (negatives - 1) * (two - area**2)
+    one, two = area / (2 - area) - area**2, 2 * area**2 / (1 + area) - area**2
+    variance = area * (1 - area) + (positives - 1) * one + (negatives - 1) * two
     return float(np.sqrt(variance / (positives * negatives)))
 
 
@@ -200,8 +210,8 @@ def parts_of(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndar
         scores: shape (samples,).
 
     Returns:
-        tuple: the part of the negatives that lies below each positive, and the part of the
-            positives that lies above each negative; the mean of either is the area.
+        tuple: the part of the negatives below each positive, and of the positives above each
+            negative; the mean of either is the area.
     """
     positives, negatives = np.sort(scores[truth]), np.sort(scores[~truth])
     below = sum(np.searchsorted(negatives, scores[truth], side) for side in ("left", "right"))
@@ -210,7 +220,7 @@ def parts_of(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def checked(labels: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Give labels and scores of one finding as arrays, when an area can be computed of them.
+    """Give labels and scores of one finding as arrays, when they have an area.
 
     Args:
         labels: zeros and ones, shape (samples,).

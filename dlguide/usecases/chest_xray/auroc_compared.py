@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.checks import require, require_count
-from dlguide.usecases.chest_xray.auroc import as_table, checked, influence_of, parts_of
+from dlguide.usecases.chest_xray.auroc import (
+    FEW,
+    as_table,
+    checked,
+    expected_error,
+    influence_of,
+    parts_of,
+    people_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -60,7 +68,8 @@ def differences(
     """Compare two nets on the same radiographs, finding by finding and in the mean.
 
     Both judged the same patients, so what is hard for both cancels: the interval is narrower
-    than two separate ones would say.
+    than two separate ones would say. Of fewer than 10 patients of a kind it is not trusted, and
+    the two errors are taken for independent ones of Hanley and McNeil's size.
 
     Args:
         labels: zeros and ones, shape (samples, findings).
@@ -82,7 +91,7 @@ def differences(
     labels, scores, who = as_table(labels, scores, patients, names)
     labels, others, _ = as_table(labels, others, patients, names)
     found, width = [], NormalDist().inv_cdf((1 + confidence) / 2)
-    values, influences = [], []
+    values, influences, more = [], [], []
     for name, truth, one, other in zip(names, labels.T, scores.T, others.T, strict=True):
         if truth.all() or not truth.any():
             continue
@@ -90,9 +99,15 @@ def differences(
         values.append(a - b)
         influences.append(ours - theirs)
         error = float(np.sqrt(np.sum((ours - theirs) ** 2)))
+        people = people_of(truth, who)
+        if min(people) < FEW:  # as if each net had judged patients of its own
+            apart = [expected_error(each, *people) for each in (a, b)]
+            error = max(error, float(np.hypot(*apart)))
+        more.append(error**2 - float(np.sum((ours - theirs) ** 2)))
         found.append(Difference(name, a - b, a - b - width * error, a - b + width * error, error))
     require(bool(found), "labels", "have findings that some radiographs have and others not", 0)
-    value, error = float(np.mean(values)), float(np.sqrt(np.sum(np.mean(influences, 0) ** 2)))
+    value, variance = float(np.mean(values)), float(np.sum(np.mean(influences, 0) ** 2))
+    error = float(np.sqrt(variance + sum(more) / len(more) ** 2))
     mean = Difference("mean", value, value - width * error, value + width * error, error)
     return *found, mean
 

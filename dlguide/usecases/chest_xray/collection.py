@@ -186,10 +186,16 @@ def require_made(folder: str | os.PathLike, asked: dict[str, Any]) -> None:
         asked: what `told` gives for those that are wanted.
 
     Raises:
+        MissingComponentError: when nothing tells how they were made.
         ValueError: when they differ; names both values and the way out.
     """
     path = Path(folder) / MADE
-    there = json.loads(path.read_text()) if path.is_file() else {}
+    if not path.is_file():
+        raise MissingComponentError(
+            f"{path} is missing, so nobody knows how the phantoms beside it were made. Use another "
+            "checkpoint folder, or delete this one to make them anew."
+        )
+    there = json.loads(path.read_text())
     for name, value in asked.items():
         must = f"be {there.get(name)!r}, with which the phantoms at {folder} were made"
         then = "Use another checkpoint folder, or delete this one to make others."

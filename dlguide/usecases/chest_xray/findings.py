@@ -212,6 +212,7 @@ def _ranks(speedup: Speedup) -> Finding:
     return Finding(
         "speed-up by ranks", "a single CPU would take about 300 hours; up to 400 workers",
         "guide 6.4.2, Table 12", f"{ours}{speedup.predicted_speedup:.2f}",
-        "The same net, the same radiographs in all, one thread each: the only change is the "
-        "number of ranks. The guide's hours are an estimate, without the time on 400.",
+        f"Ranks of {speedup.threads} thread{'s'[: speedup.threads != 1]} each against one process "
+        "of as many, the same net and as many radiographs in all. The guide's hours are an "
+        "estimate, without the time on 400.",
     )  # fmt: skip

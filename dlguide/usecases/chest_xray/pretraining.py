@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from dlguide.checks import MissingComponentError
 from dlguide.data import formats, input_pipeline, synthetic
+from dlguide.data.idx import DataError
 from dlguide.data.input_pipeline import Pipeline, Source
 from dlguide.data.input_pipeline.building import as_source
 from dlguide.data.layouts.files import whole_folder
@@ -72,6 +74,35 @@ def make_archive(folder: str | os.PathLike, count: int, size: int, seed: int) ->
             writer.append(collection.as_sample(one, coarse(one)))
         (partial / collection.MADE).write_text(json.dumps(about) + "\n")
     return Path(folder)
+
+
+def require_archive(folder: str | os.PathLike) -> np.ndarray:
+    """Read the labels of an archive that must be there.
+
+    Args:
+        folder: that `make_archive` wrote.
+
+    Returns:
+        numpy.ndarray: zeros and ones, int32, shape (radiographs, 5).
+
+    Raises:
+        MissingComponentError: when there is none; the text says what was looked for.
+        DataError: when it has other labels.
+    """
+    wanted = Path(folder) / "train" / collection.MANIFEST
+    if not wanted.is_file():
+        raise MissingComponentError(
+            f"There is no archive to pre-train with at {folder}: looked for {wanted}. Make one "
+            "with `pretraining.make_archive`, or give a count of phantoms as `archive`."
+        )
+    with formats.open(Path(folder) / "train") as records:
+        labels = [one.labels for one in records]
+    if {len(one) for one in labels} != {len(COARSE)}:
+        raise DataError(
+            f"{wanted.parent}: must have {len(COARSE)} labels a radiograph ({', '.join(COARSE)}), "
+            f"has {len(labels[0])}. This is no archive to pre-train with."
+        )
+    return np.array(labels, np.int32)
 
 
 def coarse(radiograph: synthetic.Radiograph) -> tuple[int, ...]:
@@ -193,9 +224,9 @@ def pretrain(
     Raises:
         CheckpointError: when the checkpoint there is damaged or another training's.
     """
-    with formats.open(Path(archive) / "train") as records:
-        labels = np.array([one.labels for one in records], np.int32)
-    pipeline = pipeline_of(Path(archive) / "train", model, batch)
+    with ranks.together():
+        labels = require_archive(archive)
+        pipeline = pipeline_of(Path(archive) / "train", model, batch)
     highest = rate * batch * ranks.ranks / RATE_BATCH
     about = {"net": model.name, "data": input_pipeline.identity(pipeline)}
     about["dtype"] = str(model.outputs[0].dtype)

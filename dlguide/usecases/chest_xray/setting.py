@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlguide.checks import require, require_count, require_known, require_positive
-from dlguide.usecases.chest_xray import collection
+from dlguide.usecases.chest_xray import collection, pretraining
 from dlguide.usecases.chest_xray import net as nets
 from dlguide.usecases.chest_xray import weights as given
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STARTS = ("chosen", "last", "early", "none")
 RATES = ("even", "published")
+DEVICES = ("auto", "cpu", "gpu")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Setting:
             require_count(self.image, "image", least=collection.SMALLEST)
         if self.rate is not None:
             require_positive(self.rate, "rate")
+        require_known(self.device, DEVICES, "device")
+        require_positive(self.warmup, "warmup")
         must = f"be above 0 and shorter than the {self.epochs} epochs of the training"
         require(0 < self.warmup < self.epochs, "warmup", must, self.warmup)
 
@@ -85,10 +88,15 @@ def check(
         DataError: when a label file or a list is not as it must be; names file and line.
     """
     known = ("checkpoint", "report", "parallel", "compare")
+    compare = own.get("compare")
+    require(compare in (True, False, None), "compare", "be True, False or None", compare)
     Setting(**{name: value for name, value in own.items() if name not in known})
     require_start(str(own.get("start", "chosen")), weights)
     if real is not None:
         collection.read(real)
+    archive = own.get("archive")
+    if isinstance(archive, str | os.PathLike):
+        pretraining.require_archive(archive)
     if weights is not None:
         given.require_there(weights, str(own.get("net", nets.SMALL)))
 
@@ -103,5 +111,7 @@ def require_start(start: str, weights: str | os.PathLike | None) -> None:
     Raises:
         ValueError: when both are given.
     """
+    must = "be a file or folder"
+    require(weights is None or isinstance(weights, str | os.PathLike), "weights", must, weights)
     must = 'be None with start="none", which begins from scratch'
     require(weights is None or start != "none", "weights", must, weights, "Leave one of them out.")

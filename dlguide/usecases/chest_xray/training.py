@@ -176,7 +176,7 @@ class _Course:
         setting, ranks = self.setting, self.ranks
         archive = Path(self.folder) / "archive"
         with ranks.together():
-            if not isinstance(setting.archive, int):
+            if isinstance(setting.archive, str | os.PathLike):
                 archive = Path(setting.archive)
             elif ranks.rank == 0:
                 asked = setting.archive, setting.size, setting.data_seed
@@ -204,7 +204,12 @@ class _Course:
         self, model: keras.Model, stage: str, highest: float, first: float | None
     ) -> tuple[fitting.Fitted, np.ndarray]:
         setting = self.setting
-        pipeline = before.pipeline_of(self.data.train.source, model, setting.batch)
+        pipeline, test = self.agreed(
+            lambda: [
+                before.pipeline_of(part.source, model, batch)
+                for part, batch in ((self.data.train, setting.batch), (self.data.test, 1))
+            ]
+        )
         about = {"net": setting.net, "data": input_pipeline.identity(pipeline)}
         about |= {"dtype": setting.dtype, "first_weights": fitting.digest_of(model)}
         schedule = before.schedule(highest, setting.epochs, setting.warmup, first)
@@ -212,7 +217,6 @@ class _Course:
         asked = fitting.Stage(stage, setting.batch, schedule, setting.seed, about, folder)
         balance = steps.balance(self.data.train.labels)
         tuned = fitting.fit_stage(model, pipeline, balance, asked, self.ranks, self.report)
-        test = before.pipeline_of(self.data.test.source, model, 1)
         return tuned, fitting.infer(model, test, self.ranks)
 
     def agreed(self, made: Callable[[], Any]) -> Any:
