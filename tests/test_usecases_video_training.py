@@ -27,7 +27,7 @@ def real(tmp_path_factory):
     return str(kitti_tracking.write(tmp_path_factory.mktemp("kitti") / "training", drives))
 
 
-def played(real, folder, own, stop):
+def played(real, saves, own, stop):
     """Train in one go, or be stopped in the second epoch and go on."""
     from dlguide.usecases import video
 
@@ -39,9 +39,9 @@ def played(real, folder, own, stop):
             raise Stopped
 
     try:
-        found = video.train(real, seed=1, checkpoint=folder, report=stopping, **own)
+        found = video.train(real, seed=1, checkpoint=saves, report=stopping, **own)
     except Stopped:
-        found = video.train(real, seed=1, checkpoint=folder, **own)
+        found = video.train(real, seed=1, checkpoint=saves, **own)
     scores = [[*score.psnr, *score.ssim] for score in found.scores.values()]
     return [found.digest, found.first_epoch, found.error, found.judged, scores, found.sizes]
 
@@ -62,7 +62,7 @@ def alone(real, tmp_path_factory):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_train_what_one_process_trains(ranks, real, alone, tmp_path):
     saved = tmp_path / "saved"
-    found = on_ranks(ranks, played, tmp_path, real=real, folder=str(saved), own=TINY, stop=False)
+    found = on_ranks(ranks, played, tmp_path, real=real, saves=str(saved), own=TINY, stop=False)
     assert len({one[0] for one in found}) == 1, "the ranks' weights differ"
     expected, weights = alone
     assert np.allclose(last_weights(saved), weights, rtol=1e-6, atol=1e-9)
@@ -107,7 +107,7 @@ def test_two_ranks_that_were_stopped_go_on_bit_by_bit(real, tmp_path):
         folder = tmp_path / str(stop)
         folder.mkdir()
         saved = str(folder / "saved")
-        found = on_ranks(2, played, folder, real=real, folder=saved, own=TINY, stop=stop)
+        found = on_ranks(2, played, folder, real=real, saves=saved, own=TINY, stop=stop)
         assert {one[1] for one in found} == {int(stop)}
         ends.append((found[0][0], last_weights(saved)))
     assert ends[0][0] == ends[1][0]

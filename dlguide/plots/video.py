@@ -159,7 +159,7 @@ def shares(
     panel.set(
         ylabel="share of a step [%]",
         ylim=(0, 112),
-        title="The exchange's share grows with the nets",
+        title="What a step's time goes to",
     )
     legend_below(panel)
     return written(drawn, path)
