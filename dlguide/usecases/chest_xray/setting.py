@@ -68,7 +68,14 @@ class Setting:
         return nets.SIZES[self.net] if self.image is None else self.image
 
     def build(self, outputs: int) -> keras.Model:
-        """Build the net with so many logits."""
+        """Build the net.
+
+        Args:
+            outputs: its logits (count).
+
+        Returns:
+            keras.Model: the same for the same setting.
+        """
         return nets.build(self.net, self.size, outputs, self.seed, self.dtype)
 
 
