@@ -220,7 +220,7 @@ def test_made_up_pictures_of_training_and_test_differ_and_follow_the_seed():
     assert np.array_equal(one.train_images, again.train_images)
     assert not np.array_equal(one.train_images, one.test_images)
     assert not np.array_equal(one.test_images, other.train_images)
-    assert set(one.train_labels) == set(range(30))
+    assert set(one.train_labels) == set(range(40))
 
 
 def outcome(rank=0):

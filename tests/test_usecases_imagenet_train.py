@@ -142,7 +142,7 @@ def test_line_is_the_training_that_never_stopped(whole):
     train, test = imagenet.pipelines(asked, imagenet.pictures(asked, 0))
     run = fit(
         partial(imagenet.build_net, asked, 0), train, 3, 8, optimizers.momentum_sgd,
-        schedule=asked.part_1(), test=test, parallel=False,
+        schedule=asked.part_1(), test=test.replace(samples=asked.tested), parallel=False,
     )  # fmt: skip
     one = whole[0]
     assert run.weights_digest == one.line.weights_digest

@@ -41,8 +41,7 @@ def main() -> None:
         for seed in range(chosen.first, chosen.first + chosen.seeds):
             place = None if chosen.folder is None else chosen.folder / f"seed-{seed}"
             saves = None if place is None else os.fspath(place.absolute())
-            ways = {"seed": seed, "checkpoint": saves, "progress": None}
-            one = cluster.run(imagenet.train, **ways)[0]
+            one = cluster.run(imagenet.train, seed=seed, checkpoint=saves)[0]
             line, end = one.line, one.collapsed
             found.append((100 * line.top1, 100 * end.top1, 100 * line.top5, 100 * end.top5))
             print(

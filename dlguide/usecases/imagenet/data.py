@@ -131,7 +131,7 @@ def road_of(road: Road, found: Found) -> Road:
     """
     return replace(
         road, classes=found.classes, samples=len(found.train), test_samples=len(found.test),
-        stored=0,
+        stored=0, tested=None,
     )  # fmt: skip
 
 

@@ -93,9 +93,11 @@ class Way:
                 checkpoints.branch(self.folder / "trunk", here, changes)
         curve, (run, model) = self._fit(name, schedule, round(schedule.rates.epochs))
         with tf.device(require_device(self.device)):
-            top = min(TOP, self.road.classes)
-            top5 = evaluator(model, self.test, self.ranks, top)()
-        return Ending(name, curve, run.test_accuracy[-1], top5, run.weights_digest), run
+            tops = [
+                evaluator(model, self.test, self.ranks, min(top, self.road.classes))()
+                for top in (1, TOP)
+            ]
+        return Ending(name, curve, *tops, run.weights_digest), run
 
     def _fit(
         self, name: str, schedule: Collapsed, epochs: int
@@ -114,7 +116,7 @@ class Way:
         run = fit(
             build, self.train, epochs, road.batch, partial(_rule, momentum=road.momentum),
             seed=self.seed, parallel=self.parallel, device=self.device, report=self.report,
-            checkpoint=self.folder / name, test=self.test, schedule=schedule, dtype=self.dtype,
+            checkpoint=self.folder / name, test=self._glance(), schedule=schedule, dtype=self.dtype,
             workers=road.workers // self.ranks.ranks, save_every=self.save_every,
         )  # fmt: skip
         known = self._written(name)
@@ -126,6 +128,11 @@ class Way:
                 text = json.dumps(asdict(curve))
                 (self.folder / f"{name}.json").write_text(text, encoding="utf-8")
         return curve, (run, made[-1])
+
+    def _glance(self) -> Pipeline:
+        """Give the test pictures that are looked at after each epoch."""
+        few = self.road.tested
+        return self.test if few is None else self.test.replace(samples=few)
 
     def _written(self, name: str) -> Curve | None:
         """Read what an earlier call saw, on rank 0 for all."""
