@@ -20,12 +20,13 @@ _OFTEN = 8
 
 
 def step(
-    batch: int = 32, seed: int = 0, net: str = nets.SMALL, image: int | None = None
+    batch: int = 128, seed: int = 0, net: str = nets.SMALL, image: int | None = None
 ) -> case.Step:
     """Give one step of the fine-tuning, for `usecases.speedup.measure`.
 
     Args:
-        batch: radiographs of one rank (count).
+        batch: radiographs of one rank (count); fewer make a step of the small net so short that
+            the exchange takes a large part of it.
         seed: of the first weights.
         net: one of `NETS`.
         image: height and width (pixels); None for the net's own.
