@@ -33,6 +33,20 @@ def test_table_as_text_holds_every_word_of_every_finding_in_its_column():
     assert max(map(len, lines)) <= sum(case.WIDTHS.values()) + 2 * len(case.WIDTHS)
 
 
+def test_narrow_terminal_gets_a_list_with_every_word():
+    wide = len(str(case.table([LONG])).splitlines()[1])
+    assert case.table([LONG]).fitting(wide) == str(case.table([LONG]))
+    narrow = case.table([LONG, SHORT]).fitting(wide - 1)
+    assert narrow == case.table([LONG, SHORT]).listed(wide - 3)
+    listed = case.table([LONG, SHORT]).listed(60)
+    assert max(map(len, listed.splitlines())) <= 60
+    for finding, block in zip((LONG, SHORT), listed.split("\n\n"), strict=True):
+        words = " ".join(block.split())
+        for name, head in case.HEADS.items():
+            text = getattr(finding, name)
+            assert (text if name == "what" else f"{head}: {text}") in words
+
+
 def test_table_as_html_escapes_what_it_shows():
     shown = case.table([LONG, SHORT])._repr_html_()
     assert "a &lt; b" in shown

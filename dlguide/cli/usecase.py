@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 import typer
@@ -93,7 +94,8 @@ def _print(result: Any) -> None:
     if result.speedup is not None:
         print(f"\n{result.speedup}")
     if result.findings:
-        print(f"\n{table(result.findings)}")
+        columns = get_terminal_size((200, 24)).columns  # a file has room
+        print(f"\n{table(result.findings).fitting(columns)}")
     print("\nWritten:")
     for path in result.paths:
         print(f"  {path}")

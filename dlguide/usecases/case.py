@@ -60,6 +60,37 @@ class Table:
         lines += ["\n".join([_row(each.as_dict()), ""]) for each in self.findings]
         return "\n".join(lines).rstrip()
 
+    def listed(self, width: int = 78) -> str:
+        """Write one finding after the other, for a terminal too narrow for the table.
+
+        Args:
+            width: of a line (characters).
+
+        Returns:
+            str: a paragraph for each finding, headed by what it is about.
+        """
+        wrap = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="    ").fill
+        return "\n\n".join(
+            "\n".join(
+                [each.what]
+                + [wrap(f"{head}: {getattr(each, name)}")
+                   for name, head in HEADS.items() if name != "what"]
+            )
+            for each in self.findings
+        )  # fmt: skip
+
+    def fitting(self, columns: int) -> str:
+        """Write the table where there is room for it, and a list where not.
+
+        Args:
+            columns: width of the terminal (characters).
+
+        Returns:
+            str: one of the two.
+        """
+        wide = sum(WIDTHS.values()) + 2 * (len(WIDTHS) - 1)
+        return str(self) if columns >= wide else self.listed(max(40, columns - 2))
+
     def _repr_html_(self) -> str:
         style = "text-align: left; vertical-align: top"
         heads = "".join(f'<th style="{style}">{text}</th>' for text in HEADS.values())
