@@ -25,7 +25,8 @@ MARK = "DLGUIDE_TEST_OF_THE_LAB"
 STARTED_S = 90
 PANEL = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 RUNNING = f"{PANEL} .jp-InputPrompt"
-RED = f'{PANEL} [data-mime-type="application/vnd.jupyter.error"]'
+# JupyterLab shows a traceback as it shows warnings, but for its colours.
+RED = f'{PANEL} [data-mime-type="application/vnd.jupyter.stderr"]:has(.ansi-red-fg)'
 SHOTS = Path(__file__).resolve().parents[1] / "build" / "browser"
 
 
@@ -164,6 +165,6 @@ def wait_until_run(page, timeout_s: float) -> None:
     ran = f"""() => {{
         const said = [...document.querySelectorAll({RUNNING!r})].map(each => each.textContent);
         const code = said.filter(text => text.trim());
-        return document.querySelector({RED!r}) || code.every(text => /\\[\\d+\\]/.test(text));
+        return document.querySelector(`{RED}`) || code.every(text => /\\[\\d+\\]/.test(text));
     }}"""
     page.wait_for_function(ran, timeout=1000 * timeout_s, polling=500)

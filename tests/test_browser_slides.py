@@ -92,11 +92,13 @@ def trial():
     wide, high = picture(1600, 200), picture(300, 900)
     both = f'<div class="pictures"><div class="picture">{wide}</div>'
     both += f'<div class="picture">{high}</div></div>'
+    tall = f'<div class="pictures"><div class="picture">{high}</div></div>'
     row = "".join(f"<td>{'cell ' * 5}</td>" for _ in range(3))
     table = f"<table>{f'<tr>{row}</tr>' * 10}</table>"
     printed = "\n".join("x" * 104 for _ in range(14))
     return [
         stanzas.Slide("figure", "A figure", "Section", words, both, words, "<p>note one</p>"),
+        stanzas.Slide("figure tall", "Tall", "Section", words, tall, words, "<p>note</p>"),
         stanzas.Slide("numbers", "Numbers", "Section", words,
                       block_html(printed, "printed", 1160, 420), words, "<p>note two</p>"),
         stanzas.Slide("table", "A table", "", "", table, words, "<p>note three</p>"),
@@ -131,9 +133,9 @@ def at(window):
 
 def test_keys_turn_pages_and_the_answer_comes_second(opened):
     window = opened(page.deck("Trial", [("20 Trial", trial())], []))
-    assert at(window) == "1 / 6"
+    assert at(window) == "1 / 7"
     window.keyboard.press("ArrowRight")
-    assert at(window) == "2 / 6"
+    assert at(window) == "2 / 7"
     assert window.locator(".slide.now .question").is_visible()
     assert not window.locator(".slide.now img").first.is_visible()
     window.keyboard.press("Space")
@@ -142,19 +144,19 @@ def test_keys_turn_pages_and_the_answer_comes_second(opened):
     window.keyboard.press("Space")
     assert window.locator(".slide.now .finding").is_visible()
     window.keyboard.press("Space")
-    assert at(window) == "3 / 6"
+    assert at(window) == "3 / 7"
     window.keyboard.press("ArrowLeft")
-    assert at(window) == "2 / 6"
+    assert at(window) == "2 / 7"
     assert window.locator(".slide.now .finding").is_visible()
     window.keyboard.press("End")
-    assert at(window) == "6 / 6"
+    assert at(window) == "7 / 7"
     window.keyboard.press("ArrowRight")
-    assert at(window) == "6 / 6"
+    assert at(window) == "7 / 7"
     window.keyboard.press("Home")
     window.locator("a", has_text="20 Trial").click()
-    assert at(window) == "2 / 6"
+    assert at(window) == "2 / 7"
     window.mouse.click(100, 400)
-    assert at(window) == "1 / 6"
+    assert at(window) == "1 / 7"
 
 
 def test_notes_show_on_a_key_and_the_speaker_s_window_follows(opened):
@@ -168,12 +170,12 @@ def test_notes_show_on_a_key_and_the_speaker_s_window_follows(opened):
     speaker = popup.value
     speaker.wait_for_selector("html[data-ready]", state="attached")
     assert speaker.locator("#notes").get_by_text("note one").is_visible()
-    for _ in range(3):
+    for _ in range(6):
         window.keyboard.press("ArrowRight")
     speaker.locator("#notes").get_by_text("note two").wait_for()
     for _ in range(3):
         speaker.keyboard.press("ArrowRight")
-    window.wait_for_selector("#page-4.now")
+    window.wait_for_selector("#page-5.now")
     assert window.locator("#notes").get_by_text("note three").is_visible()
 
 
@@ -183,8 +185,8 @@ def test_without_javascript_all_pages_stand_below_each_other(chrome, tmp_path):
     context = chrome.new_context(java_script_enabled=False)
     window = context.new_page()
     window.goto(path.as_uri())
-    assert window.locator(".slide:visible").count() == 6
-    assert window.locator(".finding:visible").count() == 3
+    assert window.locator(".slide:visible").count() == 7
+    assert window.locator(".finding:visible").count() == 4
     context.close()
 
 
@@ -194,7 +196,7 @@ def test_pdf_has_one_page_a_slide_in_the_slides_size(tmp_path):
     browser.print_pdf(path, tmp_path / "deck.pdf")
     data = (tmp_path / "deck.pdf").read_bytes()
     assert data.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type\s*/Page\b", data)) == 6
+    assert len(re.findall(rb"/Type\s*/Page\b", data)) == 7
     sizes = {
         tuple(map(float, box.split())) for box in re.findall(rb"/MediaBox\s*\[([^]]+)\]", data)
     }

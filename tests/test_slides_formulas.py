@@ -81,6 +81,12 @@ def test_numbers_text_and_brackets_keep_together():
     assert grown.get("minsize") == "1.8em"
 
 
+def test_a_binomial_is_a_fraction_without_its_line():
+    fraction = tree(r"\binom{14}{k}").find(".//mfrac")
+    assert fraction.get("linethickness") == "0"
+    assert [each.tag for each in fraction] == ["mrow", "mrow"]
+
+
 def test_a_matrix_has_its_rows_and_columns():
     table = tree(r"\begin{bmatrix} a & b \\ c & d \end{bmatrix}").find(".//mtable")
     cells = [["".join(cell.itertext()) for cell in row] for row in table]

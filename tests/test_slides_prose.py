@@ -133,6 +133,21 @@ def test_pictures_keep_their_words_and_lose_their_size():
     assert svg.startswith('<img alt="drawn" src="data:image/svg+xml;base64,')
 
 
+@pytest.mark.parametrize(("width", "height"), [(300, 200), (1, 5000), (65536, 3)])
+def test_aspect_is_read_from_the_picture_itself(width, height):
+    import base64
+    import io
+
+    from PIL import Image
+
+    data = io.BytesIO()
+    Image.new("1", (width, height)).save(data, "PNG")
+    text = base64.b64encode(data.getvalue()).decode()
+    picture = f'<img alt="x" src="data:image/png;base64,{text}"/>'
+    assert outputs.aspect(picture) == width / height
+    assert outputs.aspect("<svg></svg>") == 0.0
+
+
 def test_tables_and_errors_are_told_apart_and_scripts_dropped():
     left = outputs.of(ran(shown(html="<table><tr><td>1</td></tr></table><script>x</script>")))
     assert left.tables == ("<table><tr><td>1</td></tr></table>",)

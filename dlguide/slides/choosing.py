@@ -18,8 +18,10 @@ from dlguide.slides.stanzas import HEIGHT, WIDTH, Cell, Group, Slide, notes
 TEXT_MOST = 240  # characters of a question or a finding: three lines
 CODE_LINES, PRINTED_LINES, BOTH_LINES, COLUMNS = 14, 14, 18, 104
 TABLE_ROWS = 10
-CAPTION_LINES = 3  # of what a cell printed beside its figure
+CAPTION_LINES = 3  # of what a cell printed below its figure
+TALL = 1.7  # width / height below which words stand beside a picture, not below
 POINTS = 5
+RUN_IN = re.compile(r"\*\*[^*]+[.:?!]\*\*")
 
 Item = prose.Block | Cell
 
@@ -118,7 +120,12 @@ def _finding(items: list[Item], index: int) -> str:
     if isinstance(block, prose.Block) and block.kind == "list":
         points = re.split(r"\n(?=[-*+] )", block.source)[:4]
         return "\n".join(f"- {_point(point, TEXT_MOST // 3)}" for point in points)
-    if isinstance(block, prose.Block) and block.kind == "paragraph":
+    # a paragraph that begins with a heading of its own is about something else
+    if (
+        isinstance(block, prose.Block)
+        and block.kind == "paragraph"
+        and not RUN_IN.match(block.source)
+    ):
         told = itertools.takewhile(_stands_alone, prose.sentences(block.source))
         return prose.shorten(" ".join(told), TEXT_MOST)
     return ""
@@ -143,6 +150,9 @@ def _of_cell(group: Group, index: int) -> Slide:
     if left.pictures:
         pictures = "".join(f'<div class="picture">{each}</div>' for each in left.pictures)
         body = f'<div class="pictures">{pictures}</div>'
+        wide = sum(outputs.aspect(each) for each in left.pictures)
+        if finding and 0 < wide < TALL:
+            return _slide(group, "figure tall", body, question, finding)
         if left.text and outputs.size_of(left.text)[0] <= CAPTION_LINES:
             body += outputs.block_html(left.text, "printed", WIDTH, 90, 17)
         return _slide(group, "figure", body, question, finding)
@@ -173,12 +183,13 @@ def _of_block(group: Group, index: int) -> Slide:
 
 
 def _points(items: list[Item]) -> str:
-    """The items of the first list, or the first sentence of each paragraph."""
+    """The items of the first list, the first words of each paragraph, or all of the only one."""
     blocks = [item for item in items if isinstance(item, prose.Block)]
     listed = next((block for block in blocks if block.kind == "list"), None)
     if listed is not None:
         points = re.split(r"\n+(?=[-*+] |\d+[.)] )", listed.source)
     else:
         points = [block.source for block in blocks if block.kind == "paragraph"]
+        points = prose.sentences(points[0]) if len(points) == 1 else points
     told = [f"- {_point(point, TEXT_MOST // 2)}" for point in points[:POINTS]]
     return prose.to_html("\n".join(told)) if told else ""

@@ -18,7 +18,7 @@
   }
 
   function shrink(page) {
-    const parts = page.querySelectorAll(".question, .finding, .body, .body pre");
+    const parts = page.querySelectorAll(".body, .body pre");
     const sizes = Array.from(parts, (part) => parseFloat(getComputedStyle(part).fontSize));
     for (let share = 0.96; share > 0.6 && overfull(page); share -= 0.04) {
       parts.forEach((part, index) => { part.style.fontSize = sizes[index] * share + "px"; });

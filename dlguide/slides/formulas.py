@@ -28,7 +28,7 @@ SIGNS = {
 }  # fmt: skip
 FENCES = {
     "lfloor": "⌊", "rfloor": "⌋", "lceil": "⌈", "rceil": "⌉", "lVert": "‖", "rVert": "‖",
-    "langle": "⟨", "rangle": "⟩", "{": "{", "}": "}",
+    "lvert": "|", "rvert": "|", "langle": "⟨", "rangle": "⟩", "{": "{", "}": "}",
 }  # fmt: skip
 SPACES = {",": 0.17, ":": 0.22, ";": 0.28, " ": 0.25, "!": -0.17, "quad": 1.0, "qquad": 2.0}
 FUNCTIONS = ("log", "ln", "exp", "sin", "cos", "tanh", "bmod")
@@ -164,6 +164,9 @@ class _Parser:
             above, below = self.argument(), self.argument()
             style = {"dfrac": ' displaystyle="true"', "tfrac": ' displaystyle="false"'}
             return False, f"<mfrac{style.get(name, '')}>{above}{below}</mfrac>"
+        if name == "binom":
+            pair = f'<mfrac linethickness="0">{self.argument()}{self.argument()}</mfrac>'
+            return False, f"<mrow>{_fence('(')}{pair}{_fence(')')}</mrow>"
         if name == "sqrt":
             return False, f"<msqrt>{self.argument()}</msqrt>"
         if name in ("text", "mathrm", "operatorname"):
@@ -173,8 +176,8 @@ class _Parser:
             sign = _operator(ACCENTS[name])
             return False, f'<mover accent="true">{self.argument()}{sign}</mover>'
         if name == "underbrace":
-            brace = _operator("⏟", ' stretchy="true"')
-            return True, f"<munder>{self.argument()}{brace}</munder>"
+            # a brace grows only in a mathematical font, which not every machine has
+            return True, f'<mrow class="brace">{self.argument()}</mrow>'
         if name in SIZES:
             return False, _fence(self.bracket(), SIZES[name])
         if name == "left":

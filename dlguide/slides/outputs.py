@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,23 @@ def _sort(
         pictures.append(f'<img alt="{words}" src="data:image/png;base64,{png}"/>')
     elif "text/plain" in data and not markup:
         texts.append(_joined(data["text/plain"]) + "\n")
+
+
+def aspect(picture: str) -> float:
+    """Read how wide a picture is, in its own heights.
+
+    Args:
+        picture: HTML with a PNG in it.
+
+    Returns:
+        float: width / height; 0.0 where it holds no PNG.
+    """
+    match = re.search(r"image/png;base64,([A-Za-z0-9+/]{32})", picture)
+    if match is None:
+        return 0.0
+    # A PNG begins with 16 bytes that are always alike, then width and height.
+    width, height = struct.unpack(">II", base64.b64decode(match[1])[16:24])
+    return width / height if height else 0.0
 
 
 def _joined(text: str | list[str]) -> str:

@@ -69,7 +69,9 @@ def _page(number: int, pages: int, lesson: str, slide: Slide) -> str:
     found = f'<div class="finding{later}">{slide.finding}</div>' if slide.finding else ""
     return f"""<section class="slide {slide.kind}" id="page-{number}">
 {over}<h2>{slide.headline}</h2>
-{asked}<div class="body{later}">{slide.body}</div>
-{found}<footer><span>{html.escape(lesson)}</span><span>{number} / {pages}</span></footer>
+{asked}<div class="both">
+<div class="body{later}">{slide.body}</div>
+{found}</div>
+<footer><span>{html.escape(lesson)}</span><span>{number} / {pages}</span></footer>
 <aside class="notes">{slide.notes}</aside>
 </section>"""

@@ -17,7 +17,8 @@ class Slide:
     """One page.
 
     Args:
-        kind: title, goals, figure, numbers, formula, table, points, summary or exercises.
+        kind: title, goals, figure, figure tall, numbers, formula, table, points, summary or
+            exercises.
         headline: HTML.
         over: the section above the headline, HTML; empty for a section itself.
         question: what to predict, HTML, shown before the rest.
