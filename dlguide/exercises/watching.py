@@ -23,7 +23,7 @@ from typing import Any
 from dlguide.exercises import exits, leftovers, memory, output
 from dlguide.exercises.frames import Stopped, importing, learners, place, within
 
-LIMIT_S = 7.0  # an answer that has had so long is taken for endless
+LIMIT_S = 5.0  # an answer that has had so long is taken for endless; most need less than 0.1
 FIRST_S, LOOK_S = 0.5, 0.2  # the first look comes late: most answers have ended by then
 PATIENCE_S = 1.0  # for the answer to react before stronger means are taken
 SLOWEST = 5  # the clock of an answer that gets no core goes so many times slower at most
