@@ -149,31 +149,32 @@ def test_line_is_the_training_that_never_stopped(whole):
     assert run.test_accuracy == (*one.trunk.test_accuracy, *one.line.curve.test_accuracy)
 
 
-def refused(settings):
-    """Give the error of this rank."""
+def refused(several):
+    """Give the errors of this rank."""
     from dlguide.usecases import imagenet
 
-    try:
-        imagenet.train(**settings)
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return None
+    found = []
+    for settings in several:
+        try:
+            imagenet.train(**settings)
+        except Exception as error:
+            found.append([type(error).__name__, str(error)])
+    return found
 
 
 def test_bad_data_is_refused_with_the_same_words_on_all_ranks(tmp_path):
     pictures = synthetic.images(classes=3, size=24, count=6, seed=0)
     layout.write(tmp_path / "part", pictures, pictures)
-    for settings, kind, words in (
+    cases = (
         ({"real": str(tmp_path / "part")}, "DataError", "looked for 1000 classes, found 3"),
         ({"real": str(tmp_path / "none")}, "MissingComponentError", "`real` is not there"),
         ({"workers": 3}, "ValueError", "`workers` must be a multiple of the 2 ranks that play"),
-    ):
-        folder = tmp_path / kind
-        folder.mkdir()
-        found = on_ranks(2, refused, folder, 120, settings=settings)
-        assert found[0] == found[1]
-        assert found[0][0] == kind
-        assert words in found[0][1]
+    )
+    one, other = on_ranks(2, refused, tmp_path, 240, several=[settings for settings, *_ in cases])
+    assert one == other
+    for (_, kind, words), (came, text) in zip(cases, one, strict=True):
+        assert came == kind
+        assert words in text
 
 
 def test_real_pictures_train_from_folders(tmp_path):
