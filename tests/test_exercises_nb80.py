@@ -57,7 +57,7 @@ WRONG = {
     "no function": ("80-2", 2.8, "Write it with `def`"),
     "numbers of a weight": ("80-4", CAUSES | {"2.1 GB": "A"}, "how many numbers"),
     "memory": ("80-4", CAUSES | {"15.5 GB": "E"}, "optimizer remember"),
-    "blur": ("80-4", CAUSES | {"blur": "D"}, "smallest squared error"),
+    "blur": ("80-4", CAUSES | {"blur": "D"}, "smallest error"),
     "no letter": ("80-4", CAUSES | {"blur": "G"}, "Each letter fits once"),
 }
 

@@ -16,7 +16,7 @@ CAUSES = {
     "15.5 GB": ("A", "What does an optimizer remember, and on which GPU does it stand?"),
     "2.8 times": ("E", "Which part of a step takes longer the more GPUs there are?"),
     "caption": ("B", "Compare the caption with what the columns hold."),
-    "blur": ("F", "Which single picture has the smallest squared error if two futures may come?"),
+    "blur": ("F", "Which single picture has the smallest error if two futures may come?"),
     "held out": ("D", "What do two clips of one drive have in common?"),
 }
 

@@ -134,7 +134,7 @@ def growth(
 def shares(
     rows: Sequence[tuple[str, float, float, float]], path: str | os.PathLike | None = None
 ) -> Figure:
-    """Draw what part of a step goes to the exchange, against the size of the nets.
+    """Draw what part of a step goes to the exchange, case by case.
 
     Args:
         rows: name, size of the gradients (bytes), computing of a step (s), exchange (s).

@@ -42,8 +42,10 @@ def lend(
 ) -> Lent:
     """Make steps in which rank 0 deals out clips and weights and adds up gradients; collective.
 
-    Both nets learn from one sum of losses, as only bytes and times are looked at: mean error of
-    the frames for the generator, true clips against made ones for the discriminator.
+    What is counted are the arrays that are lent and exchanged; TensorFlow's own copy of the weights
+    and its activations are left out. Both nets learn from one sum of losses, as only bytes and
+    times are looked at: mean error of the frames for the generator, true clips against made ones
+    for the discriminator.
 
     Args:
         comm: the ranks; None for all that MPI has.

@@ -261,7 +261,7 @@ def _require_finite(losses: list[float], epoch: int, asked: Settings) -> None:
     if not np.isfinite(losses).all():
         raise DivergedError(
             f"The losses of epoch {epoch + 1} are {losses}: the training has diverged. Ask for a "
-            f"lower `learning_rate` than {asked.learning_rate}. A checkpoint has what was before."
+            f"lower `learning_rate` than {asked.learning_rate}."
         )
 
 
