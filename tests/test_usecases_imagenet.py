@@ -27,6 +27,7 @@ from dlguide.usecases.imagenet import GUIDE, SMALL
 
 
 def test_iterations_are_the_guides():
+    # by construction: the number of pictures was made from the 8040 of them
     assert GUIDE.iterations() == imagenet.PUBLISHED == imagenet.Iterations(446, 7594, 7638, 402)
     assert GUIDE.global_batch == 14336 == 896 * 16
     assert GUIDE.workers == 896
@@ -102,6 +103,7 @@ def test_roads_that_lead_nowhere_are_refused(change, text):
         ({"epochs": 1}, "`epochs` must be a number of at least 2, whole, got 1"),
         ({"epochs": 2.5}, "`epochs` must be a number of at least 2, whole"),
         ({"samples": 40}, "`samples` must be a whole number of at least 64, got 40"),
+        ({"epochs": 2, "samples": 64}, "`epochs` must have a step for the 0.1 epochs of warmup or"),
         ({"net": "resnet9"}, "`net` must be one of .*resnet8"),
         ({"net": "mlp"}, "`net` must be one of"),
         ({"subset": True}, "`subset` must be False without `real`"),

@@ -16,7 +16,7 @@ from dlguide.data.layouts import imagenet as layout
 from dlguide.usecases import imagenet
 
 # 12 workers with 2 pictures each: 1, 2, 3 and 4 ranks play them
-SMALLEST = {"workers": 12, "batch": 2, "epochs": 2, "samples": 72, "dtype": "float64"}
+SMALLEST = {"workers": 12, "batch": 2, "epochs": 2, "samples": 144, "dtype": "float64"}
 
 
 def road(settings, saves_in=None):
@@ -178,13 +178,13 @@ def test_bad_data_is_refused_with_the_same_words_on_all_ranks(tmp_path):
 
 
 def test_real_pictures_train_from_folders(tmp_path):
-    pictures = synthetic.images(classes=3, size=64, count=8, seed=0, vary=True)
+    pictures = synthetic.images(classes=3, size=64, count=12, seed=0, vary=True)
     layout.write(tmp_path / "part", pictures, pictures)
     one = imagenet.train(
-        real=tmp_path / "part", subset=True, workers=1, batch=4, epochs=2, parallel=False,
+        real=tmp_path / "part", subset=True, workers=1, batch=2, epochs=2, parallel=False,
         net="resnet8",
     )  # fmt: skip
     assert one.real
-    assert (one.road.image, one.road.classes, one.road.samples) == (224, 3, 8)
+    assert (one.road.image, one.road.classes, one.road.samples) == (224, 3, 12)
     assert "class folders" in one.data
     json.dumps(one.as_dict())

@@ -1,6 +1,6 @@
 """Measure what collapsed decay adds to top-1, over seeds, against the line of equal length.
 
-Run it with nothing else on the machine; a seed takes some 30 s on 2 cores:
+Run it with nothing else on the machine; a seed takes a minute or so on 2 cores:
 
     python tests/benchmarks/collapsed_decay.py
     python tests/benchmarks/collapsed_decay.py --seeds 8 --folder build/experiments/collapsed
@@ -8,8 +8,9 @@ Run it with nothing else on the machine; a seed takes some 30 s on 2 cores:
 Each seed has pictures, weights and order of its own. Both endings have their first 17 epochs in
 common and are 18 epochs long: "line" lets the rate fall on to 0, "collapsed" leaves it at epoch
 17.1 for plain pictures, twice the weight decay and a rate that falls as a square. The goal: the
-mean gain is more than two standard errors above 0 with 5 seeds (the guide: 75.6 to 76.1 %). With a
-folder a call that was interrupted goes on.
+mean gain is more than two standard errors above 0 with 5 seeds (the guide: 75.6 to 76.1 %). Rate
+and pictures were chosen with seeds 0 and 1; `--first` takes others. With a folder a call that was
+interrupted goes on.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def images_per_s(self) -> float:
-        """Of all ranks in the common epochs (1/s); 0.0 where these were trained by another call."""
+        """Of all ranks in the common epochs, in the call that trained them (1/s)."""
         return self.trunk.images_per_s
 
     def as_dict(self) -> dict[str, Any]:

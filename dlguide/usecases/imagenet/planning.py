@@ -92,4 +92,9 @@ def planned(
     if net is not None:
         known = (*nets.imagenet_names(), *(n for n in nets.classifier_names() if "resnet" in n))
         road = replace(road, net=require_known(net, known, "net"))
+    steps = -(-road.samples // road.global_batch)
+    short = min(road.warmup, road.collapse)
+    must = f"have a step for the {short:g} epochs of warmup or last part, {steps} steps each"
+    then = "Ask for more epochs, or for more pictures."
+    require(round(short * steps) >= 1, "epochs", must, round(road.epochs), then)
     return road, found

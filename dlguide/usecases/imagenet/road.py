@@ -211,7 +211,8 @@ class Road:
 # PRACE guide, tables 5 and 6 and sections 6.2.4 to 6.2.7; rates and weight decay: Intel Caffe,
 # models/intel_optimized_models/multinode/resnet50_448nodes (warmup_start_lr 0.1, base_lr 4.8,
 # weight_decay 0.00005; base_lr 0.254 and 0.0001 in solver_collapse.prototxt). Table 5 says
-# "~1.28M" pictures; 8040 iterations in 90 epochs make them 14 336 x 8040 / 90 = 1 280 683.
+# "~1.28M" pictures; the number here is made from the 8040 iterations of 90 epochs: 14 336 x 8040
+# / 90. So the iterations agree by construction; ImageNet's 1 281 167 would give 7597 and 7641.
 GUIDE = Road(
     net="resnet50", image=224, stored=0, classes=1000, samples=1_280_683, test_samples=50_000,
     nodes=448, workers_per_node=2, batch=16, epochs=90, warmup=5, collapse_at=85.5, collapse=4.5,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -126,7 +127,9 @@ class Way:
         with self.ranks.together():
             if self.ranks.rank == 0:
                 text = json.dumps(asdict(curve))
-                (self.folder / f"{name}.json").write_text(text, encoding="utf-8")
+                written = self.folder / f"{name}.json.partial"
+                written.write_text(text, encoding="utf-8")
+                os.replace(written, self.folder / f"{name}.json")  # whole, or not at all
         return curve, (run, made[-1])
 
     def _glance(self) -> Pipeline:
