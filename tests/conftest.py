@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from hypothesis import settings
 
@@ -45,6 +48,29 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem.removeprefix("test_").startswith(tuple(ALONE)):
             item.add_marker(pytest.mark.alone)
+
+
+@pytest.fixture(scope="session")
+def shared_clusters():
+    """Clusters that many files use, by their number of ranks, each started at its first use."""
+    from dlguide.cluster import Cluster
+
+    with ExitStack() as stack:
+        yield cache(lambda ranks: stack.enter_context(Cluster(ranks=ranks, oversubscribe=True)))
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def cluster_ranks(request):
+    """Number of ranks of `cluster`; a file that wants others has its own."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def cluster(request, cluster_ranks, shared_clusters):
+    """Running ranks, to which the functions of the test's own file can be sent."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield shared_clusters(cluster_ranks)
+    cloudpickle.unregister_pickle_by_value(request.module)
 
 
 def pytest_unconfigure(config):

@@ -1,23 +1,10 @@
 """Notebook 00's checks tick what is right on real ranks and refuse the usual mistakes."""
 
 import os
-import sys
 from types import SimpleNamespace
 
-import cloudpickle
-import pytest
-
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.exercises import nb00, on_ranks
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def who_am_i(comm):

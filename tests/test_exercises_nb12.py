@@ -1,13 +1,9 @@
 """Notebook 12's checks tick what is right on 1 to 3 ranks and say which usual mistake was made."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.data.mixtures import Ring
 
 
@@ -139,14 +135,6 @@ def test_oracle_of_the_judge_is_not_beaten_by_any_other():
     for _ in range(50):
         other = np.clip(best + random.normal(0, 0.1, 5), 0.01, 0.99)
         assert (p * np.log(other) + q * np.log(1 - other)).sum() < value
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def play(comm, judge, generator, rate, steps, batch, of_judge, of_generator, faults=()):

@@ -3,23 +3,16 @@
 Tests dlguide.exercises.nb13, dlguide.exercises.matching.
 """
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.exercises import nb13
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=3, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+@pytest.fixture(scope="module", params=[3])
+def cluster_ranks(request):
+    return request.param
 
 
 def parameters(kind, features, units, both, gates=None, biases=None, directions=2):

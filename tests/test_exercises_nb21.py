@@ -2,22 +2,16 @@
 
 import itertools
 import math
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+def cluster_ranks(request):
+    return request.param
 
 
 def seconds(name, ranks, nbytes, latency_s, byte_s):

@@ -3,22 +3,15 @@
 Tests dlguide.exercises.nb22.
 """
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+def cluster_ranks(request):
+    return request.param
 
 
 def traffic(workers, servers, nbytes):

@@ -4,24 +4,13 @@ Tests dlguide.exercises.nb24.
 """
 
 import math
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.exercises import nb24
 from dlguide.parallel import compression, fusion
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def nbytes(shapes, fraction, place=4, least=1, small=256, whole=True):

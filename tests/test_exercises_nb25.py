@@ -4,24 +4,13 @@ Tests dlguide.exercises.nb25.
 """
 
 import math
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.exercises import nb25
 from dlguide.training import experiments, schedules
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def rate(base_rate, base_batch, workers, batch):

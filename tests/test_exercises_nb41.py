@@ -1,13 +1,9 @@
 """Notebook 41's checks tick what is right and say which usual mistake was made."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.training.stage_line import Stage, seconds_per_sample
 
 
@@ -122,14 +118,6 @@ def test_oracle_of_the_buffer_agrees_with_a_simulated_buffer(per_class, buffer, 
         classes.add(len({number // per_class for number in came[:batch]}))
     assert earliest[:20].tolist() == [mixed(i, per_class, buffer, batch)[0] for i in range(20)]
     assert max(classes) == mixed(0, per_class, buffer, batch)[1]
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def equal_steps(comm, mine, batch, way="largest"):

@@ -2,14 +2,11 @@
 
 import itertools
 import math
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.exercises import nb42
 from dlguide.scaling import reading
 from dlguide.scaling.storage import Clients, Lustre, epoch
@@ -112,11 +109,8 @@ def test_the_model_says_what_each_observation_says():
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+def cluster_ranks(request):
+    return request.param
 
 
 def fetch(comm, kept, wanted, owner=None, row=None, ordered=True):

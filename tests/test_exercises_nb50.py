@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.exercises import nb50
 from dlguide.nets import recursive
 from dlguide.published import load
@@ -148,12 +147,6 @@ def gradient(comm, trees, net, summed, fault=""):
         parts = {"": count, "sum": 1, "means": comm.size, "ranks": comm.size}
         found[name] = total / parts[fault]
     return found
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
 
 
 def test_gradient_of_all_sentences_is_ticked(cluster, capsys):

@@ -1,15 +1,12 @@
 """Notebook 52's checks tick what is right and say which usual mistake was made."""
 
 import json
-import sys
 import warnings
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 
 
 def samples_of(worker, workers, samples, batch):
@@ -154,14 +151,6 @@ def test_scaled_losses_sum_to_the_mean_over_the_global_batch():
     parts = [np.array([1.0, 2.0, 6.0]), np.array([]), np.array([3.0])]
     assert sum(for_a_sum(part, 4) for part in parts) == 3.0
     assert np.mean([for_a_mean(part, 4, 3) for part in parts]) == 3.0
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def global_mean(comm, rows):

@@ -1,22 +1,10 @@
 """Notebook 53's checks tick what is right on 1 to 3 ranks and name the usual mistakes."""
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.parallel import pytorch_buckets, pytorch_weights
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def within(nbytes, cap):

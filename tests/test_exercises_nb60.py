@@ -1,24 +1,18 @@
 """Notebook 60's checks tick what is right on 1 to 4 ranks and say which usual mistake was made."""
 
 import math
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.exercises import nb60
 from dlguide.usecases.kmeans import fitting
 
 
 @pytest.fixture(scope="module", params=[1, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+def cluster_ranks(request):
+    return request.param
 
 
 def my_rows(count, processes, process):

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import exercises, search
-from dlguide.cluster import Cluster
 from dlguide.exercises import nb61
 from dlguide.search import makespan
 
@@ -131,14 +128,6 @@ def test_oracles_agree_with_the_package():
 
 
 # --- on ranks ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def share(comm, tasks, work, folder, way="claims"):

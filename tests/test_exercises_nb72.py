@@ -1,12 +1,8 @@
 """Notebook 72's checks tick what is right and say which usual mistake was made."""
 
-import sys
-
-import cloudpickle
 import pytest
 
 from dlguide import exercises
-from dlguide.cluster import Cluster
 from dlguide.cluster.batch import Job, course
 from dlguide.cluster.explain import explain
 from dlguide.exercises import nb72
@@ -72,14 +68,6 @@ def test_mistakes_are_what_the_dictionary_of_launch_lines_says():
 
 
 # --- 72-4 on ranks -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def any_of_them(comm, seen):

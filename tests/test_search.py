@@ -14,12 +14,11 @@ import re
 import sys
 import threading
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from dlguide import search
-from dlguide.cluster import Cluster, RankError
+from dlguide.cluster import RankError
 from dlguide.search import spaces
 from dlguide.search.progress import Progress
 
@@ -213,14 +212,6 @@ def test_progress_in_a_file_ends_with_one_line(capsys):
 
 
 # --- on ranks ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Cluster(ranks=request.param, oversubscribe=True) as cluster:
-        yield cluster
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.mark.parametrize(
