@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -171,7 +172,7 @@ def _watched(infer: Callable[..., Any]) -> Iterator[list[int]]:
         return routine(nClusters, maxIterations, *more, **settings)
 
     # also where the learner wrote `from daal4py import kmeans` beside the function
-    spaces = (vars(daal4py), getattr(infer, "__globals__", {}))
+    spaces = (vars(daal4py), getattr(inspect.unwrap(infer), "__globals__", {}))
     places = [(space, name) for space in spaces for name in space if space[name] is routine]
     for space, name in places:
         space[name] = noted
