@@ -97,6 +97,10 @@ def test_command_times_the_step_after_writing_the_results(dlguide, tmp_path):
         (["--set", "samples"], "`set` must be NAME=VALUE, got 'samples'"),
         (["--set", "samples=3", "--set", "samples=4"], "`set` must name each setting once"),
         (["--set", "checkpoint=x"], "`set` must be one of"),
+        (["--set", "samples=x"], "`samples` must be a number, got 'x'"),
+        (["--set", "samples=true"], "`samples` must be a number, got True"),
+        (["--set", "epochs=3", "--epochs", 5], "`epochs` must be given once, by --epochs or by"),
+        (["--set", "device=gpu", "--device", "cpu"], "`device` must be given once"),
         (["--output", "/dev/null/build"], "`output` must be a folder this process can write to"),
     ],
 )
@@ -105,6 +109,66 @@ def test_command_says_what_is_wrong_before_ranks_start(words, said, dlguide, mon
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=re.escape(said)):
         dlguide("tiny", *words)
+
+
+def test_other_settings_than_those_of_the_checkpoint_are_refused_with_both_values(
+    dlguide, monkeypatch, tmp_path
+):
+    with cluster.Cluster(ranks=1, magics=False) as ranks:
+        running.run(tiny_usecase, ranks, tmp_path, own={"samples": 80})
+    record = json.loads((tmp_path / "asked.json").read_text())
+    assert record == {
+        "real": None, "seed": 0, "epochs": 1, "samples": 80, "device": "cpu", "ranks": None
+    }  # fmt: skip
+    written = (tmp_path / "outcome.json").read_bytes()
+    monkeypatch.setattr(cluster, "Cluster", None)
+    (tmp_path / "tiny.txt").write_text("")
+    for words, said in (
+        (["--set", "samples=100"], "`samples` must be 80 as in the training that {}, got 100."),
+        ([], "`samples` must be 80 as in the training that {}, got 200."),
+        (
+            ["--set", "samples=80", "--seed", 3],
+            "`seed` must be 0 as in the training that {}",
+        ),
+        (["--set", "samples=80", "--real", tmp_path], "`real` must be None as in the training"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said.format(f"{tmp_path} holds"))):
+            dlguide("tiny", "--output", tmp_path, *words)
+    assert (tmp_path / "outcome.json").read_bytes() == written
+
+
+def test_a_longer_training_and_an_empty_checkpoint_are_no_other_settings(tmp_path):
+    first = running.require_asked(tiny_usecase, tmp_path, None, 0, {"samples": 80})
+    (tmp_path / "asked.json").write_text(json.dumps(first))
+    other = running.require_asked(tiny_usecase, tmp_path, None, 1, {"samples": 100})
+    assert (other["seed"], other["samples"]) == (1, 100)
+    (tmp_path / "checkpoint" / "epoch-1").mkdir(parents=True)
+    longer = running.require_asked(tiny_usecase, tmp_path, None, 0, {"samples": 80, "epochs": 9})
+    assert longer == {**first, "epochs": 9}
+    with pytest.raises(ValueError, match=r"`samples` must be 80 .* got 100\. Choose another"):
+        running.require_asked(tiny_usecase, tmp_path, None, 0, {"samples": 100})
+
+
+def test_settings_are_of_the_kind_that_the_case_takes():
+    chest = usecase.find("chest_xray")
+    words = ["weights=5", "net=7", "image=64", "compare=true", "archive=300", "rate=null"]
+    assert running.assigned(words, chest) == {
+        "weights": "5", "net": "7", "image": 64, "compare": True, "archive": 300, "rate": None
+    }  # fmt: skip
+    for own, said in (
+        ({"warmup": "x"}, "`warmup` must be a number, got 'x'"),
+        ({"batch": None}, "`batch` must be a number, got None"),
+        ({"weights": 5}, "`weights` must be null or text, got 5"),
+        ({"compare": "maybe"}, "`compare` must be null or true or false, got 'maybe'"),
+        ({"archive": [1]}, "`archive` must be a number or text, got [1]"),
+        ({"device": "tpu"}, "`device` must be one of"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            running.check(chest, "chest_xray", None, own, False)
+    for name in usecase.CASES:
+        case = usecase.find(name)
+        assert all(running.kinds(case).values()), name
+        running.check(case, name, None, running.options(case), False)
 
 
 def test_a_case_without_epochs_or_step_says_so_and_lists_its_settings():

@@ -69,11 +69,16 @@ def usecase_command(
     require_count(seed, "seed", least=0)
     must, then = "not be given for 1 rank, which has nothing to compare", "Use `--ranks 2`."
     require(not (speedup and ranks == 1), "speedup", must, speedup, then)
-    own = running.assigned(settings or [])
-    own |= {n: v for n, v in (("epochs", epochs), ("device", device)) if v is not None}
+    own = running.assigned(settings or [], case)
+    for option, value in (("epochs", epochs), ("device", device)):
+        if value is not None:
+            twice = f"be given once, by --{option} or by --set"
+            require(option not in own, option, twice, [own.get(option), value])
+            own[option] = value
     running.check(case, name, real, own, speedup)
     output = output or Path("build") / "usecases" / name.replace("-", "_")
     require_writable(output, "output")
+    running.require_asked(case, output, real, seed, own)
     machine = describe()
     plan = threads.plan(machine, ranks, oversubscribe=oversubscribe)
     print(machine.summary())
