@@ -20,8 +20,8 @@ from dlguide.training.steps import train_step
 # same time, the update alone, update with exchange, and the real step.
 PARTS = ("alone", "together", "update", "exchange", "step")
 RATE = 1e-3  # of SGD: speed does not depend on it, the weights must stay finite
-# The update of ranks that hold the same samples differs from one process's by rounding; a sum
-# in place of a mean, or an exchange left out, by half the update and more.
+# One process with the samples of all makes an update that differs by rounding; a sum in place of a
+# mean, or an exchange left out, gives one that differs by half the update and more.
 ROUNDING = 0.02
 LEAST_ROUNDS = 5
 
@@ -117,24 +117,22 @@ def measured(
     steps: int,
     rounds: int,
     seed: int = 0,
-    check: bool = True,
     seconds: float = float("inf"),
 ) -> dict[str, Any]:
     """Measure on all ranks, in rounds, so that a disturbance hits all parts alike; collective.
 
     Args:
         step: what to take apart.
-        alone_batch: samples of the step of one rank by itself (count).
+        alone_batch: samples of the step of one rank by itself, at most those of all (count).
         steps: of each part and round that count; one more goes before them (count).
         rounds: how often each part has its turn (count).
         seed: of the samples.
-        check: whether to show first that ranks do the work of one process (`equal_work`).
         seconds: begin no further round when so much time has passed; there are always
             `LEAST_ROUNDS`, where `rounds` allows it (s).
 
     Returns:
         dict: for each of `PARTS` the times on this rank (s), `alone` on rank 0 only; `nbytes`
-            that are exchanged in a step; `difference` from `equal_work`, None without it.
+            that are exchanged in a step; `work`: what `equal_work` gave.
 
     Raises:
         RuntimeError: on all ranks, when they do not do equal work.
@@ -144,8 +142,8 @@ def measured(
     comm = patient(MPI.COMM_WORLD)
     many = Ranks()
     own, shared = step.build(Alone()), step.build(many)
-    difference = equal_work(step, own, shared, many, seed) if check else None
-    calls = _calls(step, own, shared, alone_batch, seed + 1 + many.rank)
+    work = equal_work(step, own, shared, many, seed)
+    calls = _calls(step, own, shared, many, alone_batch, seed + 1)
     found: dict[str, Any] = {part: [] for part in PARTS}
 
     def once(part: str) -> float:
@@ -173,7 +171,7 @@ def measured(
         speed = step.batch * many.ranks / found["step"][-1]
         measure.report_progress(step=done + 1, steps=rounds, images_per_s=speed)
     _alike(shared, many, "after the measured steps")
-    return found | {"nbytes": shared.nbytes, "difference": difference}
+    return found | {"nbytes": shared.nbytes, "work": work}
 
 
 def by_itself(
@@ -206,15 +204,11 @@ def by_itself(
 
 
 def _calls(
-    step: Step, own: Worker, shared: Worker, alone_batch: int, seed: int
+    step: Step, own: Worker, shared: Worker, ranks: Alone, alone_batch: int, seed: int
 ) -> dict[str, Callable[[], Any]]:
-    """Bind each part to this rank's samples."""
-    import tensorflow as tf
-
-    mine = [tf.constant(each) for each in step.samples(step.batch, seed)]
-    whole = mine
-    if alone_batch != step.batch:
-        whole = [tf.constant(each) for each in step.samples(alone_batch, seed)]
+    """Bind each part to its samples: a rank's are its slice of what one process takes."""
+    whole, mine = _shares(step, ranks, seed)
+    whole = [each[:alone_batch] for each in whole]
     return {
         "alone": lambda: own.step(*whole),
         "together": lambda: own.step(*mine),
@@ -224,12 +218,23 @@ def _calls(
     }
 
 
-def equal_work(step: Step, own: Worker, shared: Worker, ranks: Alone, seed: int) -> float:
+def _shares(step: Step, ranks: Alone, seed: int) -> tuple[list[Any], list[Any]]:
+    """Give the samples of all ranks, and this rank's slice of them."""
+    import tensorflow as tf
+
+    drawn = step.samples(ranks.ranks * step.batch, seed)
+    mine = slice(ranks.rank * step.batch, (ranks.rank + 1) * step.batch)
+    return [tf.constant(each) for each in drawn], [tf.constant(each[mine]) for each in drawn]
+
+
+def equal_work(
+    step: Step, own: Worker, shared: Worker, ranks: Alone, seed: int
+) -> tuple[float, float | None]:
     """Show that a step on ranks is the step of one process, before anything is timed; collective.
 
-    All ranks take the same samples; the mean over all ranks is then the mean over one, also with
-    batch normalisation, and both steps must lead to the same weights. Then each rank takes
-    samples of its own, and all must still hold the same weights, bit by bit.
+    Each rank takes its slice, the process the whole; both must lead to the same weights, all ranks
+    to the same bits. Batch normalisation forbids it: each rank normalises over its slice. A net
+    that fails and has a "gamma", as Keras names it, must pass where all ranks hold equal samples.
 
     Args:
         step: what gives the samples.
@@ -239,33 +244,46 @@ def equal_work(step: Step, own: Worker, shared: Worker, ranks: Alone, seed: int)
         seed: of the samples.
 
     Returns:
-        float: distance of the two results over the length of the update (ratio).
+        tuple: distance of the two results over the length of the update, the largest of all ranks
+            (ratio); the same with equal samples, None where that was not needed.
 
     Raises:
         RuntimeError: on all ranks, when first weights, results or the ranks' weights differ.
     """
-    import tensorflow as tf
+    whole, mine = _shares(step, ranks, seed)
+    difference = _apart(step, (own, shared), (whole, mine), ranks)
+    normalises = any(each.name == "gamma" for _, several in own.rules for each in several)
+    equal, worst = None, difference
+    if difference > ROUNDING and normalises:
+        same = [each[: step.batch] for each in whole]
+        pair = step.build(Alone()), step.build(ranks)
+        equal = worst = _apart(step, pair, (same, same), ranks)
+    with ranks.together():
+        must = "lead to the weights of one process with the same samples"
+        then = f"The update differs by {100 * worst:.3g} %."
+        require(worst <= ROUNDING, "step", must, f"others for {step.name}", then)
+    _alike(shared, ranks, "after a step with samples of its own on each rank")
+    return difference, equal
 
-    _alike(own, ranks, "before the first step")
-    _alike(shared, ranks, "before the first step")
+
+def _apart(
+    step: Step, pair: tuple[Worker, Worker], samples: tuple[list[Any], list[Any]], ranks: Alone
+) -> float:
+    """Make one step of a worker by itself and one among all; give how far apart they end."""
+    for each in pair:
+        _alike(each, ranks, "before the first step")
+    own, shared = pair
     first = _flat(own)
     with ranks.together():
         require(np.array_equal(first, _flat(shared)), "build", "give the same first weights",
                 f"others for all ranks of {step.name}")  # fmt: skip
-    same = [tf.constant(each) for each in step.samples(step.batch, seed)]
-    own.step(*same)
-    shared.step(*same)
+    own.step(*samples[0])
+    shared.step(*samples[1])
     moved = float(np.linalg.norm(_flat(own) - first))
-    difference = float(np.linalg.norm(_flat(own) - _flat(shared))) / max(moved, 1e-30)
     with ranks.together():
         require(moved > 0, "step", "change the weights", f"none of {step.name}")
-        must = "lead to the weights of one process where all ranks hold the same samples"
-        then = f"The update differs by {100 * difference:.3g} %."
-        require(difference <= ROUNDING, "step", must, f"others for {step.name}", then)
-    mine = [tf.constant(each) for each in step.samples(step.batch, seed + 1 + ranks.rank)]
-    shared.step(*mine)
-    _alike(shared, ranks, "after a step with samples of its own on each rank")
-    return difference
+    mine = float(np.linalg.norm(_flat(own) - _flat(shared))) / moved
+    return max(map(float, ranks.gather(repr(mine))))
 
 
 def _flat(worker: Worker) -> np.ndarray:

@@ -22,7 +22,10 @@ from dlguide.scaling import step as steps_of
 class Speedup:
     """One training step on p ranks against the same step of one process.
 
-    Both take the same samples in all and make the same update of the weights.
+    Both take the same samples in all: each rank its slice of what the process takes. That they
+    make the same update of the weights is measured first, in `difference`. Only batch
+    normalisation may make it another one, as each rank normalises over its own slice; `same`
+    says so.
 
     Args:
         name: of the net or nets.
@@ -33,9 +36,12 @@ class Speedup:
         difference: distance of the ranks' first update from the process's, over its length.
         alone: times of the process, with as many threads as one rank; the other ranks sleep.
         step: times of the ranks' step, of the slowest each time.
-        predicted: the ranks' step, put together from parts that were measured apart.
+        predicted: the ranks' step, put together from their computing side by side, which is
+            measured without exchange, and from the exchange, measured alone.
         wide: times of the process with a thread for each core; None when not asked for.
         wide_threads: how many these are; 0 when not asked for (count).
+        equal: the difference where all ranks and the process hold equal samples; None where the
+            two updates are the same anyway.
     """
 
     name: str
@@ -49,6 +55,12 @@ class Speedup:
     predicted: steps_of.Step
     wide: Timing | None = None
     wide_threads: int = 0
+    equal: float | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether ranks and process make the same update of the weights."""
+        return self.equal is None
 
     @property
     def speedup(self) -> float:
@@ -96,16 +108,25 @@ class Speedup:
 
     def __str__(self) -> str:
         p, each = self.ranks, f"{self.threads} thread{'s'[: self.threads != 1]}"
+        apart = f"updates differ by {100 * self.difference:.1g} %"
         lines = [
             f"{self.name}, {p * self.batch} samples a step, {1e-6 * self.nbytes:.3g} MB of "
-            f"gradients (updates differ by {100 * self.difference:.1g} %)",
-            f"  1 process, {each}:  {self.alone}",
+            f"gradients ({apart})"
         ]
+        if self.equal is not None:
+            lines.append(
+                "  not the same update: each rank normalises over its own samples (with equal "
+                f"samples on all they differ by {100 * self.equal:.1g} %)"
+            )
+        lines.append(f"  1 process, {each}:  {self.alone}")
         if self.wide is not None:
             lines.append(f"  1 process, {self.wide_threads} threads: {self.wide}")
         lines += [
             f"  {p} ranks of {each}:  {self.step}",
             f"  predicted from parts: {self.predicted}",
+            "    measured: the ranks' computing side by side, with what sharing the machine costs; "
+            "the exchange alone",
+            "    predicted: that a step is their sum, nothing of the exchange hidden",
             f"  speed-up {self.range}, predicted {self.predicted_speedup:.2f}: "
             f"{100 * (self.ratio - 1):+.0f} % in time",
         ]
@@ -131,18 +152,24 @@ def measure(
     parts and step have their turns, in rounds, the first call of each turn dropped:
 
         alone      one process takes the samples of all, the other ranks sleep
-        together   each rank takes its own samples, all at once, without exchange
+        together   each rank takes its slice of them, all at once, without exchange
         update     the optimizer's; with exchange on top in `exchange`
         step       the real one
 
-    Predicted is the median of the slowest rank of `together` plus the exchange. Nothing of the
-    real step goes into the prediction. Leaves out the input pipeline: the samples lie in memory.
+    Predicted is the median of the slowest rank of `together` plus the exchange. So what ranks
+    lose by sharing memory and caches is measured, not predicted from one process; predicted is
+    that the exchange comes on top and nothing hides it. No time of the real step goes into it.
+    The exchange is measured with all gradients ready at once; where part of it hides behind the
+    backward pass (a core that is free, several threads), the predicted step is too long. Leaves
+    out the input pipeline: the samples lie in memory.
 
     Args:
         step: what a use case's `step(batch)` returns.
         ranks: p; not looked at where there is a cluster (count).
         cluster: ranks that run already; None starts them and stops them again.
-        seconds: about how long the rounds may take (s).
+        seconds: about how long the rounds alone may take, though there are always a few;
+            starting ranks, showing equal work and tracing come before them, and `wide` adds two
+            starts and two times an eighth (s).
         steps: measured calls of a part in each round (count).
         rounds: turns at most (count).
         wide: whether to measure one process with a thread for each core too, half before the
@@ -191,10 +218,11 @@ def _speedup(
         threads=each,
         batch=step.batch,
         nbytes=found[0]["nbytes"],
-        difference=found[0]["difference"],
+        difference=found[0]["work"][0],
         alone=Timing(tuple(found[0]["alone"])),
         step=Timing(tuple(np.max([rank["step"] for rank in found], axis=0).tolist())),
         predicted=from_parts(found),
         wide=Timing(tuple(wide_s)) if wide_s else None,
         wide_threads=wide_threads if wide_s else 0,
+        equal=found[0]["work"][1],
     )
