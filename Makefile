@@ -22,7 +22,8 @@ run: setup      ## train the MNIST network on 1 rank and on 2; table and plot un
 	$(BIN)/dlguide train --compare --samples 40000
 
 test: setup     ## the whole test suite, notebooks included
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone and not notebook"
+	$(BIN)/python -m pytest -n 2 --maxschedchunk 1 --durations 100 -m notebook
 	$(BIN)/python -m pytest -m alone
 
 lab: setup      ## JupyterLab on the notebooks

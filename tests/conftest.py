@@ -22,10 +22,10 @@ os.environ["DLGUIDE_CACHE"] = CACHE
 os.environ.pop("DLGUIDE_STRICT_EXERCISES", None)
 
 # Files, by the beginning of their names, that must have the machine to themselves. `make test`
-# runs the others two at a time first: most of their time they wait for processes to start.
+# runs the others two at a time first, and notebooks too: most of their time they wait for
+# processes to start, and what they assert must hold on a machine that does other things as well.
 ALONE = {
     "browser": "drives JupyterLab and its trainings, and looks for what is left over",
-    "notebooks": "lessons measure, and so do their assertions",
     "bench": "they are measurements",
     "onednn": "measures kernels",
     "roofline": "measures the machine",

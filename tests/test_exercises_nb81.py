@@ -140,13 +140,13 @@ def test_oracle_of_the_course_is_the_packages_schedule():
     road = imagenet.SMALL
     end, line = road.part_2(), road.part_1()
     rates, decays = end.rates.at(30), end.weight_decay.at(30)
-    for step in (0, 10, 29, 30, 300, 512, 513, 520, 539):
-        rate, decay, random = course(step, 30, 540, 513, road.rate, road.start, road.weight_decay)
+    for step in (0, 10, 29, 30, 200, 305, 306, 320, 359):
+        rate, decay, random = course(step, 30, 360, 306, road.rate, road.start, road.weight_decay)
         assert rate == pytest.approx(rates.rate(step))
         assert decay == pytest.approx(decays.rate(step))
-        assert random == (step < 513)
-    assert course(512, 30, 540, 513, 0.2, road.start, 0)[0] == pytest.approx(
-        line.rates.at(30).rate(512)
+        assert random == (step < 306)
+    assert course(305, 30, 360, 306, 0.2, road.start, 0)[0] == pytest.approx(
+        line.rates.at(30).rate(305)
     )
 
 

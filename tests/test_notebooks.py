@@ -55,6 +55,7 @@ def test_answers_belong_to_a_lesson(path):
     assert (FOLDER / path.name).exists()
 
 
+@pytest.mark.notebook
 @pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.mark.parametrize("path", ALL)
 def test_notebook_runs_and_leaves_no_process(path, capsys):

@@ -56,18 +56,18 @@ def test_rates_and_decay_are_those_of_the_published_solvers():
     assert (end.rates.epochs, GUIDE.part_1().rates.epochs) == (90, 90)
 
 
-def test_small_road_has_the_guides_proportions():
-    for name in ("warmup", "collapse_at", "collapse"):
-        assert getattr(SMALL, name) / SMALL.epochs == pytest.approx(getattr(GUIDE, name) / 90)
+def test_small_road_has_the_guides_phases():
+    for road in (GUIDE, SMALL):
+        assert road.collapse_at + road.collapse == pytest.approx(road.epochs)  # endings alike long
     assert (SMALL.batch, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
     assert (SMALL.area, SMALL.ratio, SMALL.power) == (0.08, 0.75, 2.0)
-    assert SMALL.trunk == 17  # of 18: both endings begin within the last epoch
+    assert SMALL.trunk == 10  # of 12
 
 
 def test_common_beginning_has_the_rates_of_both_endings():
     trunk, line, end = SMALL.part_1(SMALL.trunk), SMALL.part_1(), SMALL.part_2()
     first = trunk.rates.at(30).rates()
-    assert len(first) == 17 * 30
+    assert len(first) == 10 * 30
     for whole in (line, end):
         assert np.array_equal(whole.rates.at(30).rates()[: len(first)], first)
     assert recipe_from(trunk.rates.config()) == trunk.rates
@@ -226,8 +226,8 @@ def test_made_up_pictures_of_training_and_test_differ_and_follow_the_seed():
 
 
 def outcome(rank=0):
-    curve = imagenet.Curve(0, (3.0,) * 17, (0.5,) * 17, tuple(np.arange(17) / 20), 0.01, 800.0, 9.0)
-    last = imagenet.Curve(17, (1.0,), (0.8,), (0.83,), 0.01, 800.0, 1.0)
+    curve = imagenet.Curve(0, (3.0,) * 10, (0.5,) * 10, tuple(np.arange(10) / 20), 0.01, 800.0, 9.0)
+    last = imagenet.Curve(10, (1.1, 1.0), (0.7, 0.8), (0.8, 0.83), 0.01, 800.0, 1.0)
     ends = [imagenet.Ending(name, last, top, 0.95, "a") for name, top in
             (("line", 0.80), ("collapsed", 0.83))]  # fmt: skip
     return imagenet.Outcome(
@@ -241,14 +241,14 @@ def test_outcome_travels_and_says_its_gain():
     assert one.gain == pytest.approx(3.0)
     assert "+3.0 points" in one.summary()
     assert "80.0 %" in one.summary()
-    assert one.trunk.epochs == tuple(range(1, 18))
+    assert one.trunk.epochs == tuple(range(1, 11))
 
 
 def test_results_are_written_with_their_picture(tmp_path):
     numbers, picture = imagenet.write([outcome(0), outcome(1)], tmp_path / "new")
     found = json.loads(numbers.read_text())
     assert [each["rank"] for each in found] == [0, 1]
-    assert found[0]["road"]["collapse_at"] == 17.1
+    assert found[0]["road"]["collapse_at"] == 10.2
     assert found[0]["gain"] == pytest.approx(3.0)
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert picture.name == "road.png"
@@ -260,7 +260,7 @@ def test_findings_compute_their_numbers():
     assert "80.0 -> 83.0 % (+3.0 points)" in told["collapsed decay"].ours
     assert told["global batch"].ours.startswith("32 = 1 x 2 x 16")
     assert "94.5" in told["epochs paid"].guide
-    assert told["epochs paid"].ours.startswith("18.9, part 2 from 17.1 (step 513 of 540)")
+    assert told["epochs paid"].ours.startswith("13.8, part 2 from 10.2 (step 306 of 360)")
     assert "80 pictures/s" in told["time to train"].why  # 1.28 million x 90 / 400 h
     assert "33 kB" in told["input of a node"].guide
     assert "7.7 MB/s" in told["input of a node"].why  # trap: 110 kB, not 33

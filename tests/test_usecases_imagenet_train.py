@@ -15,8 +15,11 @@ from dlguide.data import synthetic
 from dlguide.data.layouts import imagenet as layout
 from dlguide.usecases import imagenet
 
-# 12 workers with 2 pictures each: 1, 2, 3 and 4 ranks play them
-SMALLEST = {"workers": 12, "batch": 2, "epochs": 2, "samples": 144, "dtype": "float64"}
+
+def smallest(workers):
+    """Settings of a road of six steps an epoch."""
+    return {"workers": workers, "batch": 3, "epochs": 2, "samples": 18 * workers,
+            "dtype": "float64"}  # fmt: skip
 
 
 def road(settings, saves_in=None):
@@ -45,15 +48,21 @@ def road(settings, saves_in=None):
     }  # fmt: skip
 
 
+@pytest.fixture(scope="module", params=[3, 4])
+def workers(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(workers, tmp_path_factory):
+    """What one rank makes of the road when it plays all workers."""
     folder = tmp_path_factory.mktemp("alone")
-    return on_ranks(1, road, folder, 300, settings=SMALLEST, saves_in=str(folder))[0]
+    return on_ranks(1, road, folder, 200, settings=smallest(workers), saves_in=str(folder))[0]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_any_ranks_go_the_road_of_one_process(alone, ranks, tmp_path):
-    found = on_ranks(ranks, road, tmp_path, 300, settings=SMALLEST, saves_in=str(tmp_path))
+@pytest.mark.parametrize(("workers", "ranks"), [(4, 2), (4, 4), (3, 3)], indirect=["workers"])
+def test_any_ranks_go_the_road_of_one_process(workers, ranks, alone, tmp_path):
+    found = on_ranks(ranks, road, tmp_path, 200, settings=smallest(workers), saves_in=str(tmp_path))
     assert len({tuple(each["digests"]) for each in found}) == 1
     for name, arrays in found[0]["weights"].items():
         for one, other in zip(arrays, alone["weights"][name], strict=True):
@@ -65,7 +74,8 @@ def test_any_ranks_go_the_road_of_one_process(alone, ranks, tmp_path):
     assert found[0]["outcome"]["trunk"]["first_epoch"] == 0
 
 
-def test_endings_begin_alike_and_end_apart(alone):
+@pytest.mark.parametrize("workers", [3], indirect=True)
+def test_endings_begin_alike_and_end_apart(workers, alone):
     line, end = alone["outcome"]["line"], alone["outcome"]["collapsed"]
     assert line["curve"]["first_epoch"] == end["curve"]["first_epoch"] == 1
     assert line["weights_digest"] != end["weights_digest"]
