@@ -103,7 +103,10 @@ def test_roads_that_lead_nowhere_are_refused(change, text):
         ({"epochs": 1}, "`epochs` must be a number of at least 2, whole, got 1"),
         ({"epochs": 2.5}, "`epochs` must be a number of at least 2, whole"),
         ({"samples": 40}, "`samples` must be a whole number of at least 64, got 40"),
-        ({"epochs": 2, "samples": 64}, "`epochs` must have a step for the 0.166667 epochs of warmup"),
+        (
+            {"epochs": 2, "samples": 64},
+            "`epochs` must have a step for the 0.166667 epochs of warmup",
+        ),
         ({"net": "resnet9"}, "`net` must be one of .*resnet8"),
         ({"net": "mlp"}, "`net` must be one of"),
         ({"subset": True}, "`subset` must be False without `real`"),
