@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dlguide import nets
-from dlguide.data import datasets, formats, synthetic
+from dlguide.data import datasets, synthetic
 from dlguide.data import input_pipeline as ip
+from dlguide.data.idx import DataError
 from dlguide.data.layouts import imagenet, imagenet_shards
 from dlguide.training import checkpoint, fit, optimizers, schedules
 from dlguide.training.ranks import Alone
@@ -55,17 +56,16 @@ def shards(tmp_path):
 
 
 def test_shards_and_class_folders_give_the_same_pictures(folders, shards):
-    files = ip.build(imagenet.read(folders), 12, shuffle=False, augment=[ip.ResizedCrop(16, 16)])
-    records = ip.build(
-        ip.ShardSource(imagenet_shards.read(shards)), 12, shuffle=False,
-        augment=[ip.ResizedCrop(16, 16)],
-    )  # fmt: skip
-    # the folders stand class by class, the shards in the order of writing
-    plain = [one.replace(augment=(ip.CentreCrop(16, 16, 18),)) for one in (files, records)]
-    (one, first), (other, second) = (next(iter(each.epoch(0))) for each in plain)
-    by_class, as_written = np.argsort(first, kind="stable"), np.argsort(second, kind="stable")
-    np.testing.assert_array_equal(np.asarray(first)[by_class], np.asarray(second)[as_written])
-    np.testing.assert_array_equal(np.asarray(one)[by_class], np.asarray(other)[as_written])
+    whole = ip.CentreCrop(16, 16, 18)
+    sources = imagenet.read(folders), ip.ShardSource(imagenet_shards.read(shards))
+    (files, by_name), (records, as_written) = (
+        next(iter(ip.build(each, 12, shuffle=False, augment=[whole]).epoch(0))) for each in sources
+    )
+    # the folders stand class by class and file by file ("..._10" before "..._2"), the shards in
+    # the order of writing
+    order = sorted(range(12), key=lambda index: (int(as_written[index]), f"_{index}.JPEG"))
+    np.testing.assert_array_equal(np.asarray(by_name), np.asarray(as_written)[order])
+    np.testing.assert_array_equal(np.asarray(files), np.asarray(records)[order])
 
 
 def test_identity_of_shards_does_not_know_their_folder(shards, tmp_path):
@@ -89,7 +89,7 @@ def test_damaged_record_of_a_shard_is_named_with_its_file(shards):
     whole[len(whole) // 2] ^= 1
     path.write_bytes(whole)
     pipeline = ip.build(source, 12, shuffle=False, augment=[ip.ResizedCrop(16, 16)])
-    with pytest.raises(formats.DataError, match=r"train-00001-of-00003.*checksum"):
+    with pytest.raises(DataError, match=r"train-00001-of-00003.*checksum"):
         list(pipeline.epoch(0))
 
 

@@ -29,10 +29,16 @@ class Before:
         """
         self.end_processes()
         deadline = time.monotonic() + WAIT_S
-        while (left := self.new_threads()) and time.monotonic() < deadline:
-            for thread in left:
+        ending: set[threading.Thread] = set()  # they are out of the answer before they are gone
+        while time.monotonic() < deadline:
+            running = self.new_threads()
+            for thread in running:
                 raise_in(thread, SystemExit)  # which ends a thread without a word
+            ending.update(running)
+            if not any(thread.is_alive() for thread in ending):
+                return ""
             time.sleep(0.05)
+        left = any(thread.is_alive() for thread in ending)
         return "A thread that your answer started is still running." if left else ""
 
     def new_threads(self) -> list[threading.Thread]:
