@@ -29,16 +29,18 @@ class Before:
         """
         self.end_processes()
         deadline = time.monotonic() + WAIT_S
-        ending: set[threading.Thread] = set()  # they are out of the answer before they are gone
+        # They are out of the answer before they are gone. `is_alive` says too early that they are,
+        # of a thread whose `join` was interrupted.
+        ending: set[threading.Thread] = set()
         while time.monotonic() < deadline:
             running = self.new_threads()
             for thread in running:
                 raise_in(thread, SystemExit)  # which ends a thread without a word
             ending.update(running)
-            if not any(thread.is_alive() for thread in ending):
+            if not ending & set(threading.enumerate()):
                 return ""
             time.sleep(0.05)
-        left = any(thread.is_alive() for thread in ending)
+        left = ending & set(threading.enumerate())
         return "A thread that your answer started is still running." if left else ""
 
     def new_threads(self) -> list[threading.Thread]:
