@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A room imports from lower floors only; rooms on one floor do not know each other.
 FLOORS = {
-    1.0: ("checks", "preflight"),
+    1.0: ("checks", "preflight", "wheelhouse"),
     1.5: ("folders", "commands"),
     2.0: ("nets", "measure", "published"),
     3.0: ("horovod", "collectives", "data", "machine", "scaling", "plots"),
@@ -25,7 +25,7 @@ FLOORS = {
     3.8: ("parallel",),
     4.0: ("build_horovod", "cluster", "training"),
     5.0: ("bench", "doctor", "install_horovod", "notebooks", "search", "tuning"),
-    5.5: ("slides", "usecases"),
+    5.5: ("make_wheelhouse", "slides", "usecases"),
     5.8: ("exercises",),  # about all lessons
     6.0: ("cli",),
 }
@@ -49,6 +49,8 @@ SPEAKERS = {
     "dlguide.cli.bench_scaling",
     "dlguide.cli.course",
     "dlguide.cli.data",
+    "dlguide.cli.doctor",
+    "dlguide.cli.offline",
     "dlguide.cli.predicting",
     "dlguide.cli.slides",
     "dlguide.cli.progress",
@@ -59,11 +61,14 @@ SPEAKERS = {
     "dlguide.exercises",
     "dlguide.horovod.schedules",
     "dlguide.install_horovod",
-    "dlguide.notebooks",
+    "dlguide.make_wheelhouse",
+    "dlguide.notebooks.__main__",
+    "dlguide.notebooks.executing",
     "dlguide.preflight",
     "dlguide.training.saving",
     "dlguide.tuning.show",
     "dlguide.usecases.video.resuming",
+    "dlguide.wheelhouse",
 }
 # Module globals that change, each with its reason.
 GLOBALS = {

@@ -25,7 +25,7 @@ def complaints(name: str, notebook: dict[str, Any], answers: bool = False) -> li
     cells = notebook["cells"]
     found = [*file_name(name), *stripped(notebook), *identifiers(cells), *prose(cells)]
     found += [*code_length(cells), *alternative_texts(cells), *title(name, cells)]
-    found += duplicates(cells)
+    found += [*duplicates(cells), *way_in(cells)]
     if answers:
         return [*found, *ends_in_a_check(cells)]
     return [*found, *count(cells), *order(cells), *goals(cells), *exercises(cells)]
@@ -111,6 +111,16 @@ def exercises(cells: list[dict[str, Any]]) -> list[str]:
     if "★" not in text or "★★★★" in text:
         found.append("the exercises have no ★, ★★ or ★★★")
     return found
+
+
+def way_in(cells: list[dict[str, Any]]) -> list[str]:
+    """Where the package is not found, the line that fails names the command."""
+    code = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "code")
+    first = re.search(r"^(import|from) dlguide\b.*$", code, re.M)
+    helps = (
+        first is not None and "import dlguide" in first[0] and "# not found? `make lab`" in first[0]
+    )
+    return [] if helps else ["the first import of dlguide does not name `make lab`"]
 
 
 def ends_in_a_check(cells: list[dict[str, Any]]) -> list[str]:

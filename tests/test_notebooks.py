@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +18,8 @@ import pytest
 
 from dlguide import notebooks
 from dlguide.cluster import processes
+from dlguide.notebooks import executing
+from dlguide.notebooks.shortening import shorten
 
 FOLDER = notebooks.ROOT / "notebooks"
 ALL = [pytest.param(path, id=str(path.relative_to(FOLDER))) for path in notebooks.find()]
@@ -146,6 +151,18 @@ def test_what_a_notebook_needs_is_read_with_care(tmp_path):
             missing(contents)
 
 
+def test_lesson_opened_without_the_package_names_the_command(tmp_path):
+    lesson = nbformat.read(LESSONS[0], 4)
+    hidden = nbformat.v4.new_code_cell("import sys; sys.modules['dlguide'] = None")
+    lesson.cells.insert(0, hidden)
+    path = tmp_path / LESSONS[0].name
+    nbformat.write(lesson, path)
+    result = notebooks.execute(path, 120)
+    assert not result.ok
+    assert "ModuleNotFoundError" in result.error
+    assert "`make lab` in the course's folder" in result.error
+
+
 def test_kernel_that_dies_is_told(tmp_path):
     result = notebooks.execute(write(tmp_path, "import os; os._exit(1)"), 120)
     assert not result.ok
@@ -183,7 +200,7 @@ except OSError as error:
 
 
 def test_run_without_the_cut_still_happens(tmp_path, monkeypatch):
-    monkeypatch.setattr(notebooks, "network_cutter", lambda: ())
+    monkeypatch.setattr(executing, "network_cutter", lambda: ())
     result = notebooks.execute(write(tmp_path, "x = 1"), 120)
     assert result.ok
     assert not result.network_cut
@@ -227,7 +244,81 @@ def test_execute_all_says_how_each_went(tmp_path, capsys):
     assert (tmp_path / "out" / "91_bad.ipynb").exists()
 
 
+# --- the fast tour ------------------------------------------------------------------------------
+
+
+def test_shorter_texts_take_the_place_of_the_whole_ones():
+    cells = [{"source": ["epochs = 12\n", "rate = 1"], "metadata": {"fast": [["12", "1"]]}}]
+    assert shorten(cells) == 1
+    assert cells[0]["source"] == "epochs = 1\nrate = 1"
+    untouched = [{"source": "epochs = 12", "metadata": {}}]
+    assert shorten(untouched) == 0
+    assert untouched[0]["source"] == "epochs = 12"
+
+
+@pytest.mark.parametrize(
+    "fast",
+    [[["none", "1"]], [["1", "2"]], [["12", "12"]], [["12"]], [["12", 1]], "12", [["", "x"]]],
+    ids=["not there", "twice", "the same", "no pair", "no text", "no list", "empty"],
+)
+def test_what_cannot_be_shortened_is_refused(fast):
+    with pytest.raises(ValueError, match=r"`fast` must be .* cell 0"):
+        shorten([{"source": "epochs = 12\nrate = 1", "metadata": {"fast": fast}}])
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name)
+def test_shortened_lesson_is_still_python(path):
+    cells = form.load(path)["cells"]
+    shorten(cells)
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            compile(form.python(form.source(cell)), path.name, "exec")
+
+
+def test_fast_tour_shortens_and_leaves_answers_out(tmp_path, capsys):
+    path = write(tmp_path, "seconds = 100", "print(f'{seconds} seconds')")
+    notebook = nbformat.read(path, 4)
+    notebook.cells[0].metadata["fast"] = [["100", "1"]]
+    nbformat.write(notebook, path)
+    (tmp_path / "answers").mkdir()
+    answers = write(tmp_path / "answers", "1 / 0")
+    out = tmp_path / "out"
+    names = [str(path), str(answers)]
+    assert notebooks.execute_all(names, 120, output=out, fast=True, at_once=2)
+    assert nbformat.read(out / path.name, 4).cells[1].outputs[0].text == "1 seconds\n"
+    assert capsys.readouterr().out.count("\n") == 1
+    assert not notebooks.execute_all(names, 120)
+
+
+def test_interrupt_ends_what_runs_side_by_side(tmp_path):
+    name = f"side-{time.time_ns()}"
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        code = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 613 # {name}'])"
+        write(tmp_path / str(number), code)
+    program = (
+        "from dlguide import notebooks\n"
+        f"notebooks.execute_all([f'{tmp_path}/{{n}}/90_trial.ipynb' for n in (1, 2)], at_once=2)"
+    )
+    running = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+
+    def alive():
+        lines = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+        return sum(bool(words) and words[-1].endswith(name) for words in lines)
+
+    deadline = time.monotonic() + 60
+    while alive() < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert alive() == 2
+    running.send_signal(signal.SIGINT)
+    assert running.wait(30) != 0
+    assert alive() == 0
+
+
 # --- the rules of form bite --------------------------------------------------------------------
+
+
+WAY_IN = "import dlguide  # not found? `make lab` in the course's folder"
 
 
 def cell(kind, text, number):
@@ -241,7 +332,11 @@ def good():
         "# 90 Trial\n\nNeeds 00. Run time 10 s. Before: 00. Next: 01.",
         "## Goals\n\n- you can a\n- you can b\n- You can c",
     ]
-    cells = [("markdown", texts[0]), ("markdown", texts[1]), ("code", "machine.describe()")]
+    cells = [
+        ("markdown", texts[0]),
+        ("markdown", texts[1]),
+        ("code", f"{WAY_IN}\nmachine.describe()"),
+    ]
     for number in range(4):
         cells += [("markdown", f"## Part {number}\n![a curve](x.png)"), ("code", "x = 1")]
         cells += [("markdown", "seen"), ("code", "x = 2"), ("markdown", "seen"), ("code", "x")]
@@ -273,6 +368,7 @@ BAD = {
     "two goals": (text(1, "## Goals\n- you can a\n- you can b"), "has 2 goals"),
     "goal": (text(1, "## Goals\n- you can a\n- you can b\n- learn c"), "'learn c' does not"),
     "stamp": (text(2, "x = 1"), "no machine.describe()"),
+    "way in": (text(2, "import dlguide\nmachine.describe()"), "does not name `make lab`"),
     "no summary": (text(27, "## Done"), "not Goals, ..., Summary, Exercises"),
     "no stars": (text(29, "### 1 Count"), "has no stars"),
     "long cell": (text(4, "x = 1\n" * 26), "cell 4 has 26 lines"),
@@ -298,7 +394,7 @@ def test_form_rule_bites(harm, complaint, good):
 def test_long_code_in_the_median_is_found(good):
     for each in good["cells"]:
         if each["cell_type"] == "code":
-            each["source"] = ["machine.describe()\n" * 11]
+            each["source"] = [f"{WAY_IN}\n", "machine.describe()\n" * 10]
     assert "code cells have more than 10 lines in the median" in form.complaints("90_t.ipynb", good)
 
 

@@ -1,4 +1,4 @@
-"""The course's own commands: doctor, lab, notebooks, cleanup, install-horovod."""
+"""The course's own commands: lab, notebooks, cleanup, install-horovod."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -15,19 +16,6 @@ import typer
 
 from dlguide.checks import require
 from dlguide.cli.app import app
-
-
-@app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Check all that the course needs on this machine; each fault with the command to mend it."""
-    from dlguide import doctor
-
-    findings = doctor.examine()
-    print(doctor.report(findings, as_json=as_json))
-    if any(finding.ok is False for finding in findings):
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -76,11 +64,19 @@ def _require_free(port: int) -> None:
 @app.command()
 def notebooks(
     names: Annotated[list[str] | None, typer.Argument(help="Numbers or files; all.")] = None,
+    fast: Annotated[bool, typer.Option(help="Every lesson with less work, two at once.")] = False,
 ) -> None:
     """Execute notebooks from top to bottom, say how long each took, keep them for the slides."""
     from dlguide import notebooks
 
-    if not notebooks.execute_all(names or [], output=notebooks.KEPT):
+    begun_s = time.monotonic()
+    if fast:
+        well = notebooks.execute_all(names or [], fast=True, at_once=2)
+    else:
+        well = notebooks.execute_all(names or [], output=notebooks.KEPT)
+    minutes, seconds = divmod(round(time.monotonic() - begun_s), 60)
+    print(f"{minutes} min {seconds} s in all{' (the fast tour: less work)' if fast else ''}")
+    if not well:
         raise typer.Exit(1)
 
 
