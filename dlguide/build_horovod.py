@@ -24,6 +24,7 @@ RECIPE = "3"  # raise it when the steps below change, so that no older wheel is 
 # As in constraints.txt, which is not there when the package was installed without its repository.
 BUILD_TOOLS = ("cmake==4.4.4", "packaging==26.3", "setuptools==80.10.2", "wheel==0.48.0")
 PARTS = ("WITH_TENSORFLOW", "WITHOUT_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITH_GLOO")
+PIP = (sys.executable, "-m", "pip")
 XLA_LINE = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 
 
@@ -42,18 +43,13 @@ def build(mpicc: Path, folder: Path) -> Path:
     """
     print(f"Horovod {HOROVOD_VERSION}: building (1 to 4 minutes, once) ...", flush=True)
     with tempfile.TemporaryDirectory(prefix="dlguide-horovod-") as scratch:
-        pip = [sys.executable, "-m", "pip"]
-        tools = Path(scratch) / "tools"
-        run_step([*pip, "install", "-q", "--target", tools, *BUILD_TOOLS])
+        tools = fetch_tools(Path(scratch))
         env = _build_environment(mpicc, tools)
-        source = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
-        archive = f"horovod=={HOROVOD_VERSION}"
-        run_step([*pip, "download", "-q", *source, "-d", scratch, archive], env)
-        _unpack(Path(scratch) / f"horovod-{HOROVOD_VERSION}.tar.gz")
+        _unpack(fetch_source(Path(scratch), mpicc, tools))
         tree = Path(scratch) / f"horovod-{HOROVOD_VERSION}"
         _drop_xla_lowering(tree / "horovod" / "tensorflow" / "CMakeLists.txt")
         run_step(
-            [*pip, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, tree], env
+            [*PIP, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, tree], env
         )
         wheel = next(Path(scratch).glob("horovod-*.whl"))
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,11 +59,54 @@ def build(mpicc: Path, folder: Path) -> Path:
         return partial.replace(folder / wheel.name)
 
 
-def _unpack(archive: Path) -> None:
-    """Unpack the source archive beside itself, if it is the one that was published."""
+def fetch_tools(scratch: Path) -> Path:
+    """Install the build tools into a folder of their own.
+
+    Args:
+        scratch: a folder that is empty.
+
+    Returns:
+        Path: the folder to put on PYTHONPATH.
+
+    Raises:
+        RuntimeError: when pip cannot get them.
+    """
+    tools = scratch / "tools"
+    run_step([*PIP, "install", "-q", "--target", tools, *BUILD_TOOLS])
+    return tools
+
+
+def fetch_source(scratch: Path, mpicc: Path, tools: Path) -> Path:
+    """Get Horovod's source archive, as it was published.
+
+    Args:
+        scratch: where it goes.
+        mpicc: the MPI compiler, which its own checks ask for.
+        tools: the folder that `fetch_tools` returned.
+
+    Returns:
+        Path: the archive.
+
+    Raises:
+        RuntimeError: when pip cannot get it, or its checksum is another.
+    """
+    source = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
+    wanted = ["-d", scratch, f"horovod=={HOROVOD_VERSION}"]
+    run_step([*PIP, "download", "-q", *source, *wanted], _build_environment(mpicc, tools))
+    archive = scratch / f"horovod-{HOROVOD_VERSION}.tar.gz"
+    _require_published(archive)
+    return archive
+
+
+def _require_published(archive: Path) -> None:
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != SOURCE_SHA256:
         raise RuntimeError(f"{archive.name} has SHA-256 {found}, expected {SOURCE_SHA256}.")
+
+
+def _unpack(archive: Path) -> None:
+    """Unpack the source archive beside itself, if it is the one that was published."""
+    _require_published(archive)
     with tarfile.open(archive) as unpacked:
         # Python before 3.11.4 has no filters; the checksum has told what is inside.
         safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}

@@ -19,11 +19,13 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from dlguide import build_horovod, commands, preflight
+from dlguide import build_horovod, commands, preflight, wheelhouse
 from dlguide.build_horovod import HOROVOD_VERSION, RECIPE
 from dlguide.checks import MissingComponentError, require
 from dlguide.cluster import shared_memory
 from dlguide.folders import cache_folder
+
+WHEELHOUSE = "DLGUIDE_WHEELHOUSE"  # `make setup WHEELHOUSE=...` sets it
 
 # Run on two ranks, started by the MPI that Horovod was built against.
 SELF_TEST = """
@@ -40,7 +42,8 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
     """Install Horovod into this Python's environment, from the cache where it can.
 
     It ends with an allreduce on two ranks. A wheel of the cache that is damaged or fails there,
-    because a home folder is shared between unlike machines, is built again.
+    because a home folder is shared between unlike machines, is built again; so is one of a
+    wheelhouse, from the source that lies in it too.
 
     Args:
         mpicc: the MPI compiler to build against; None takes the one beside this Python.
@@ -58,15 +61,45 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
     mpicc_path = find_mpicc(mpicc)
     _check_tensorflow()
     folder = wheels_folder() / cache_key(mpicc_path)
-    cached = None if force else _cached_wheel(folder)
-    if cached:
-        print(f"Horovod {HOROVOD_VERSION}: wheel from the cache, {cached}", flush=True)
+    for found in [] if force else _finished(mpicc_path):
+        print(f"Horovod {HOROVOD_VERSION}: finished wheel, {found}", flush=True)
         try:
-            return _install_wheel(cached, mpicc_path)
+            return _install_wheel(found, mpicc_path)
         except RuntimeError as error:
-            print(f"It does not work here, so it is built again: {error}", flush=True)
+            print(f"It does not work here: {error}", flush=True)
     check_tools()
     return _install_wheel(build_horovod.build(mpicc_path, folder), mpicc_path)
+
+
+def finished_wheel(mpicc: Path) -> Path:
+    """Return the wheel that fits this environment, from the cache, or built into it.
+
+    Args:
+        mpicc: the MPI compiler that it is built against.
+
+    Returns:
+        Path: the wheel, in a folder whose name tells what it was built for.
+
+    Raises:
+        MissingComponentError: when it must be built and a tool or a folder to write to is missing.
+        RuntimeError: when the build fails.
+    """
+    folder = wheels_folder() / cache_key(mpicc)
+    cached = _cached_wheel(folder)
+    if cached is None:
+        check_tools()
+        cached = build_horovod.build(mpicc, folder)
+    return cached
+
+
+def _finished(mpicc: Path) -> list[Path]:
+    """Find wheels that may fit: the cache's own, then a wheelhouse's for an older C library."""
+    key = cache_key(mpicc)
+    named = os.environ.get(WHEELHOUSE)
+    place = Path(named).expanduser() / wheelhouse.HOROVOD if named else None
+    alike = key.replace("".join(platform.libc_ver()), "*")
+    folders = [wheels_folder() / key, *(sorted(place.glob(alike)) if place else [])]
+    return [wheel for wheel in map(_cached_wheel, folders) if wheel]
 
 
 def _install_wheel(wheel: Path, mpicc: Path) -> Path:

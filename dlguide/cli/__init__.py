@@ -14,6 +14,8 @@ from dlguide.cli import (  # noqa: F401  they add commands
     bench_scaling,
     course,
     data,
+    doctor,
+    offline,
     predicting,
     progress,
     run,
