@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import cloudpickle
+import on_ranks
 import pytest
 from hypothesis import settings
 
@@ -74,5 +75,6 @@ def cluster(request, cluster_ranks, shared_clusters):
 
 
 def pytest_unconfigure(config):
-    """Remove the cache that the tests had to themselves."""
+    """End the ranks that tests shared, and remove the cache that the tests had to themselves."""
+    on_ranks.end_kept()
     shutil.rmtree(Path(CACHE), ignore_errors=True)

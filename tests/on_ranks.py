@@ -12,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kept_ranks
+
 from dlguide import commands
 from dlguide.cluster import shared_memory
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
+_KEPT: dict[int, kept_ranks.Ranks] = {}
 
 _MAIN = """
 import json, os, sys
@@ -33,6 +36,7 @@ def on_ranks(
     folder: Path,
     timeout_s: float = 120,
     env: dict[str, str] | None = None,
+    fresh: bool = False,
     **arguments: Any,
 ) -> list[Any]:
     """Run `function(**arguments)` on every rank and return its results in rank order.
@@ -46,7 +50,9 @@ def on_ranks(
         function: a function at the top level of a test module.
         folder: an empty folder for the results, usually `tmp_path`.
         timeout_s: when to give up (s).
-        env: further environment variables.
+        env: further environment variables, which take fresh processes.
+        fresh: start processes for this call only, where it asks what a process is like at its
+            start or leaves it unfit for others; otherwise the same ranks serve all tests.
         arguments: what the function is called with, the same on all ranks.
 
     Returns:
@@ -62,8 +68,14 @@ def on_ranks(
             folder=str(folder),
         )
     )
-    done = mpiexec(ranks, [sys.executable, "-m", "mpi4py", script], timeout_s, env)
-    assert done.ok, f"exit status {done.status} on {ranks} ranks:\n{done.output}"
+    if fresh or env is not None:
+        done = mpiexec(ranks, [sys.executable, "-m", "mpi4py", script], timeout_s, env)
+        assert done.ok, f"exit status {done.status} on {ranks} ranks:\n{done.output}"
+    else:
+        failure = kept(ranks).run(script, timeout_s)
+        if failure:
+            _KEPT.pop(ranks).close()  # nobody knows what they do now
+        assert not failure, f"{ranks} ranks: {failure}"
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -72,17 +84,34 @@ def mpiexec(
 ) -> commands.Done:
     """Start a command on ranks of this machine; no rank outlives the time limit."""
     shared_memory.remove_orphans()
-    return commands.run(
-        [SCRIPTS / "mpiexec.gforker", "-n", ranks, *command],
-        timeout_s,
-        {
-            **os.environ,
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TF_NUM_INTRAOP_THREADS": "1",
-            "TF_NUM_INTEROP_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "UCX_TLS": "sm,self",
-            "PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")]),
-            **(env or {}),
-        },
-    )
+    return commands.run([*_launcher(ranks), *command], timeout_s, _environment() | (env or {}))
+
+
+def kept(ranks: int) -> kept_ranks.Ranks:
+    """The ranks that serve all tests of this process, started at their first use."""
+    if ranks not in _KEPT:
+        shared_memory.remove_orphans()
+        command = [*_launcher(ranks), sys.executable, "-m", "mpi4py"]
+        _KEPT[ranks] = kept_ranks.Ranks(command, ranks, _environment())
+    return _KEPT[ranks]
+
+
+def end_kept() -> None:
+    """End the ranks that are kept."""
+    while _KEPT:
+        _KEPT.popitem()[1].close()
+
+
+def _launcher(ranks: int) -> list[object]:
+    return [SCRIPTS / "mpiexec.gforker", "-n", ranks]
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "UCX_TLS": "sm,self",
+        "PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")]),
+    }

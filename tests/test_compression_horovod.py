@@ -19,7 +19,6 @@ def horovod_on_ranks(names):
     import dlguide.horovod as hvd
     from dlguide.parallel import compression as c
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()
     import keras
 

@@ -181,7 +181,6 @@ def keras_on_ranks():
 
     from dlguide.parallel import local, meetings
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
     comm, wrong = MPI.COMM_WORLD, []
     p, rank = comm.size, comm.rank
     keras.utils.set_random_seed(3 + rank)  # ranks begin with different weights
