@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("journal", type=Path)
     chosen = parser.parse_args(arguments)
     if os.environ.get(executing.CUT) == "1":
-        executing._raise_loopback()
+        executing.raise_loopback()
     return 0 if run(chosen.path, chosen.journal) else 1
 
 

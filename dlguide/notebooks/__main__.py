@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import re
-import socket
-import struct
 import sys
 from pathlib import Path
 
-from dlguide.notebooks.executing import CUT
+from dlguide.notebooks.executing import CUT, raise_loopback
 from dlguide.notebooks.shortening import shorten
-
-
-def _raise_loopback() -> None:
-    """Bring `lo` up in a network namespace of one's own, as `ip link set lo up` does."""
-    get_flags, set_flags, up = 0x8913, 0x8914, 0x1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        answer = fcntl.ioctl(any_socket, get_flags, struct.pack("16sh22x", b"lo", 0))
-        flags = struct.unpack_from("16sh", answer)[1]
-        fcntl.ioctl(any_socket, set_flags, struct.pack("16sh22x", b"lo", flags | up))
 
 
 def _run(path: Path, output: Path | None, fast: bool) -> str:
@@ -64,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fast", action="store_true")
     chosen = parser.parse_args(arguments)
     if os.environ.get(CUT) == "1":
-        _raise_loopback()
+        raise_loopback()
     error = _run(chosen.path, chosen.output, chosen.fast)
     if error:
         print(error)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import socket
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -178,3 +181,12 @@ def network_cutter() -> tuple[str, ...]:
         if commands.run([unshare, option, "true"], timeout_s=20).ok:
             return (unshare, option)
     return ()
+
+
+def raise_loopback() -> None:
+    """Bring `lo` up in a network namespace of one's own, as `ip link set lo up` does."""
+    get_flags, set_flags, up = 0x8913, 0x8914, 0x1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, get_flags, struct.pack("16sh22x", b"lo", 0))
+        flags = struct.unpack_from("16sh", answer)[1]
+        fcntl.ioctl(any_socket, set_flags, struct.pack("16sh22x", b"lo", flags | up))
