@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dlguide.notebooks import __main__ as executing
+from dlguide.notebooks import executing
 
 
 def run(path: Path, journal: Path) -> bool:

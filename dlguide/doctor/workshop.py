@@ -30,7 +30,7 @@ MENDS = (
     (r"ModuleNotFoundError", "make setup"),
     (r"kernel died|MemoryError|Cannot allocate|ResourceExhausted", "dlguide doctor  # memory"),
     (r"No space left|Disk quota", "dlguide doctor  # disk, shared memory"),
-    (r"must be at most the .* cores", "give each learner at least 2 cores"),
+    (r"must be at most the .* cores?", "give each learner at least 2 cores"),
     (r"DataError|data folder|checksum", "git checkout -- data"),
 )
 OTHERWISE = "dlguide doctor"
