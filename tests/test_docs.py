@@ -1,0 +1,234 @@
+"""Pages for researchers: examples run as they stand there, links and tables are true."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import docs_pages
+import numpy as np
+import pytest
+
+from dlguide.checks import MissingComponentError
+from dlguide.cluster.environment import find_mpiexec
+
+ROOT = docs_pages.ROOT
+PAGES = docs_pages.pages()
+ALL = sorted(docs_pages.DOCS.rglob("*.md"))
+LONGEST = 130  # lines of a page
+
+
+def of(page):
+    return page.stem
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of)
+def test_example_prints_what_the_page_says(page, tmp_path):
+    seen = 0
+    for block, printed, said in docs_pages.run(page, tmp_path):
+        difference = docs_pages.differs(block.text, printed)
+        assert not difference, f"line {block.line}: {difference}\n{printed}\n{said[-2000:]}"
+        seen += 1
+    assert seen, "no command's output is shown"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of)
+def test_page_has_what_a_page_needs(page):
+    text = page.read_text()
+    assert len(text.splitlines()) <= LONGEST
+    for part in ("\n## Limits\n", "Source:", "complete example", "```sh\n"):
+        assert part in text or part.replace("example", "script") in text, part
+    first = text.split("\n\n")[1]
+    assert 1 <= len(re.findall(r"[.:](?=\s|$)", first)) <= 4, "what it is for, in two sentences"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of)
+def test_python_of_a_page_compiles_and_imports_what_exists(page):
+    python = [block for block in docs_pages.blocks(page) if block.language == "python"]
+    assert python
+    for block in python:
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("dlguide"):
+                for alias in node.names:
+                    assert exists(node.module, alias.name), f"{node.module}.{alias.name}"
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.name.startswith("dlguide"):
+                        assert importlib.util.find_spec(alias.name), alias.name
+
+
+def exists(module, name):
+    """Whether a module has a name, as far as its text tells: importing it may load TensorFlow."""
+    source = Path(importlib.util.find_spec(module).origin).read_text()
+    return bool(re.search(rf"\b{name}\b", source)) or importlib.util.find_spec(f"{module}.{name}")
+
+
+@pytest.mark.parametrize("page", ALL, ids=of)
+def test_links_of_a_page_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target and not target.startswith("#"):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def test_contents_name_every_page():
+    text = (docs_pages.DOCS / "README.md").read_text()
+    named = set(re.findall(r"\]\(([^)\s]+\.md)\)", text))
+    assert {str(page.relative_to(docs_pages.DOCS)) for page in PAGES} <= named
+
+
+def test_commands_named_in_pages_exist():
+    from typer.main import get_command
+
+    from dlguide.cli import app
+
+    commands = get_command(app).commands
+    for page in PAGES:
+        for name in re.findall(r"`dlguide ([a-z-]+)", page.read_text()):
+            assert name in commands, f"{page.name}: dlguide {name}"
+
+
+def refusals():
+    """Provoke what the pages tell of, as far as that needs no ranks; give the messages."""
+    from dlguide.cluster import batch
+    from dlguide.data import input_pipeline
+    from dlguide.machine import imagine, threads
+    from dlguide.parallel import compression
+    from dlguide.scaling import predict
+    from dlguide.training import schedules
+
+    two, node = imagine(1, 2), batch.Profile(cores_per_node=64, max_time="1-00:00:00")
+    few = input_pipeline.ArraySource("few", np.zeros((8, 2, 2, 1), "float32"), np.zeros(8, int))
+    recipe = schedules.warmup("gradual", 3.2, 5, start=0.1).then(schedules.linear(3.2, 25))
+    return [
+        lambda: threads.plan(two, ranks=3),
+        lambda: threads.plan(two, comm_cores=2),
+        lambda: threads.apply(threads.plan(imagine(2, 1024), ranks=2), rank=1),
+        lambda: predict.fit({1: 100.0}),
+        lambda: predict.fit([(1, 100.0), (2, 190.0), (2, 120.0)]),
+        lambda: predict.fit({1: 0.0, 2: 100.0}),
+        lambda: batch.read_profile(ROOT / "pyproject.toml"),
+        lambda: node.require_room(batch.Job("a.py", ranks_per_node=8, threads=16)),
+        lambda: node.require_room(batch.Job("a.py", time="2-00:00:00")),
+        lambda: batch.submit(batch.Job("a.py"), batch.Profile(), "job.sh"),
+        lambda: input_pipeline.build(few, batch=8, ranks=2),
+        lambda: input_pipeline.build(few, batch=8, cache="disk"),
+        lambda: recipe.at(10, epochs=90),
+        lambda: schedules.warmup("gradual", 3.2, 5, start=4.0),
+        lambda: schedules.warmup("gradual", 3.2, 0.1, start=0.1).at(4),
+        lambda: schedules.as_keras(recipe),
+        lambda: compression.named("zip"),
+    ]
+
+
+# Provoked where they are tested: they need ranks, TensorFlow or a damaged data set.
+ELSEWHERE = {
+    "RanksDifferError": "test_horovod_optimizer.py",
+    "TypeError: optimizer must be an optimizer of Keras 3": "test_horovod_refusals.py",
+    "ValueError: op must be Average or Sum": "test_horovod_refusals.py",
+    "RankError": "test_script.py",
+    "RuntimeWarning: TensorFlow has started its threads already": "test_threads.py",
+    "DamageError: ... record ... at byte ...": "test_formats_damage.py",
+    "images differ in size: sample ...": "test_input_pipeline.py",
+    "optimizer must hand over gradients without a loss scale": "test_compression_horovod.py",
+}
+
+
+def test_refusals_told_in_pages_come_in_these_words(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")  # without a batch system
+    came = []
+    for provoke in refusals():
+        try:
+            provoke()
+        except (ValueError, MissingComponentError) as error:
+            came.append(str(error).replace("`", ""))
+    for page in PAGES:
+        table = page.read_text().partition("## What it refuses")[2].partition("\n## ")[0]
+        for text in re.findall(r"^\| `([^`]+)`", table, re.M):
+            pattern = ".*".join(re.escape(part) for part in text.split("..."))
+            found = any(re.search(pattern, message, re.S) for message in came)
+            assert found or text in ELSEWHERE, f"{page.name}: {text!r}\n" + "\n".join(came)
+
+
+def test_refusals_that_are_provoked_elsewhere_are():
+    for text, name in ELSEWHERE.items():
+        kind, _, words = text.rpartition(": ")
+        words = words.split(" must ")[-1].split("...")[1 if "..." in words else 0].strip()
+        told = (ROOT / "tests" / name).read_text()
+        assert words in told or (kind and kind in told), f"{name}: {words}"
+
+
+# --- the reader of pages -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("promised", "printed", "fits"),
+    [
+        ("a\nb", "a\nb\n", True),
+        ("a\nb", "a\nc", False),
+        ("a", "a\nb", False),
+        ("a\nb", "a", False),
+        ("a ... c", "a b c", True),
+        ("a ... c", "a b d", False),
+        ("...\nb", "x\ny\nb", True),
+        ("...\nb", "b", True),
+        ("...\nb", "x\nb\ny", False),
+        ("a\n...", "a\nx", True),
+        ("...\nb\n...\nd", "1\nb\n2\nd", True),
+        ("...\nb\n...\nd", "1\nd\n2\nb", False),
+        ("1.5", "105", False),
+    ],
+)
+def test_comparison_of_outputs(promised, printed, fits):
+    assert (docs_pages.differs(promised, printed) == "") is fits
+
+
+def test_blocks_are_read_with_name_and_line(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A\n\n```python a.py\nprint(1)\n```\n\n```sh\npython a.py\n```\n\n```text\n1\n```\n"
+    )
+    found = [(each.language, each.file, each.line) for each in docs_pages.blocks(page)]
+    assert found == [("python", "a.py", 3), ("sh", "", 7), ("text", "", 11)]
+    ((block, printed, _),) = docs_pages.run(page, tmp_path)
+    assert docs_pages.differs(block.text, printed) == ""
+
+
+def test_failing_command_fails_the_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```sh\necho before; false\n```\n\n```text\nbefore\n```\n")
+    with pytest.raises(AssertionError, match=r"status 1\nbefore"):
+        list(docs_pages.run(page, tmp_path))
+
+
+def test_launcher_of_the_pages_is_there():
+    assert find_mpiexec().with_name("mpiexec").exists()
+
+
+# --- the package outside of its clone ----------------------------------------------------------
+
+
+def test_wheel_holds_all_that_the_package_needs(tmp_path):
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    listed = subprocess.run(
+        ["git", "ls-files", "dlguide", "pyproject.toml", "README.md", "LICENSE"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    for name in listed:
+        if (ROOT / name).exists():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            (clone / name).write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q"]
+    subprocess.run([*pip, "--no-index", "-w", str(tmp_path)], cwd=clone, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    code = "import zipfile, sys; print('\\n'.join(zipfile.ZipFile(sys.argv[1]).namelist()))"
+    names = subprocess.run(
+        [sys.executable, "-c", code, str(wheel)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    missing = [name for name in listed if name.startswith("dlguide/") and name not in names]
+    assert [name for name in missing if (ROOT / name).exists()] == []
