@@ -11,6 +11,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+from exercise_parts import parts
 
 from dlguide import exercises
 
@@ -33,7 +34,7 @@ WRONG = [
 
 @pytest.mark.parametrize("number", RIGHT)
 def test_right_answer_is_ticked(number, capsys):
-    ticked = exercises.check(number, RIGHT[number])
+    ticked = exercises.check(number, *parts(RIGHT[number]))
     out = capsys.readouterr().out
     assert ticked, out
     assert out.startswith(f"✔ Exercise {number} is right.")
@@ -41,7 +42,7 @@ def test_right_answer_is_ticked(number, capsys):
 
 @pytest.mark.parametrize(("number", "answer", "hint"), WRONG)
 def test_wrong_answer_gets_its_hint(number, answer, hint, capsys):
-    assert not exercises.check(number, answer)
+    assert not exercises.check(number, *parts(answer))
     out = capsys.readouterr().out
     assert out.startswith(f"✘ Exercise {number}: Expected")
     assert hint.lower() in out.lower()
@@ -50,7 +51,7 @@ def test_wrong_answer_gets_its_hint(number, answer, hint, capsys):
 @pytest.mark.parametrize("number", RIGHT)
 def test_empty_answer_is_not_answered_yet(number, capsys):
     for empty in EMPTY.get(number, [lambda *arguments: ...]):
-        assert not exercises.check(number, empty)
+        assert not exercises.check(number, *parts(empty))
         assert capsys.readouterr().out == f"… Exercise {number} is not answered yet.\n"
 
 

@@ -66,7 +66,7 @@ def take(comm, tasks, work):
 ANSWERS = {
     "01-1": (shift,),
     "01-2": (mean,),
-    "01-3": (range, train_until),
+    "01-3": (range, "B", train_until),
     "01-4": (dot,),
     "01-5": (take,),
 }
@@ -131,6 +131,29 @@ def leaves_the_rest(comm, x, y):
     return comm.allreduce(x[part] @ y[part])
 
 
+def only_on_the_root(comm, x, y):
+    whole = dot(comm, x, y)
+    return whole if comm.rank == 0 else None
+
+
+def everything_everywhere(comm, x, y):
+    return comm.allreduce(comm.bcast(x) @ comm.bcast(y))
+
+
+def own_part_only(comm, x, y):
+    x, y = comm.bcast(x), comm.bcast(y)
+    return x[comm.rank :: comm.size] @ y[comm.rank :: comm.size]
+
+
+def one_too_many(comm, tasks, work):
+    mine = take(comm, tasks, work)
+    return [*mine, tasks] if comm.rank == 0 else mine
+
+
+def one_ticket(comm, tasks, work):
+    return [comm.rank]
+
+
 def reads_and_raises_apart(comm, tasks, work):
     return list(range(tasks))
 
@@ -148,17 +171,27 @@ WRONG = [
     ("01-2", (mean_of_means,), "Which rank's mean should count more", 2),
     ("01-2", (sum_in_place_of_a_mean,), "Which rank's mean should count more", 1),
     ("01-2", (on_the_root_only,), "np.mean of all", 2),
-    ("01-3", ([1], train_until), "Who is still there", 1),
-    ("01-3", (0, train_until), "Who is still there", 1),
-    ("01-3", (range, never_stops_early), "decide by the same number", 1),
+    ("01-3", ([1], "B", train_until), "Who is still there", 1),
+    ("01-3", (0, "B", train_until), "Who is still there", 1),
+    ("01-3", ([0, 1, 2, 3], "B", train_until), "waits for nobody", 4),
+    ("01-3", (range, "A", train_until), "it adds them up", 1),
+    ("01-3", (range, "C", train_until), "has no root", 1),
+    ("01-3", (range, "D", train_until), "goes into any mailbox", 1),
+    ("01-3", (range, "rank 1", train_until), "A letter in quotes", 1),
+    ("01-3", (range, "B", never_stops_early), "decide by the same number", 1),
     ("01-4", (leaves_the_rest,), "np.array_split", 2),
+    ("01-4", (only_on_the_root,), "gives it to everybody", 2),
+    ("01-4", (everything_everywhere,), "on one rank only", 2),
+    ("01-4", (own_part_only,), "must still be added up", 2),
     ("01-5", (reads_and_raises_apart,), "Every ticket once", 2),
+    ("01-5", (one_too_many,), "stops without doing it", 1),
+    ("01-5", (one_ticket,), "draw again", 1),
     ("01-5", (deals_beforehand,), "fewer tasks on the slow rank 0", 2),
 ]
 
 
 @pytest.mark.parametrize(
-    ("number", "answer", "hint", "least"), WRONG, ids=[case[1][-1].__name__ for case in WRONG]
+    ("number", "answer", "hint", "least"), WRONG, ids=[f"{case[0]} {case[2]}" for case in WRONG]
 )
 def test_a_wrong_answer_is_told_why(number, answer, hint, least, cluster, capsys):
     answer = complete(answer, cluster)
@@ -197,7 +230,7 @@ def test_an_answer_that_deadlocks_is_told_who_waits(capsys):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with Cluster(ranks=2) as cluster:
         # The first sum of Python objects on fresh ranks is the one that has no partner.
-        assert exercises.check("01-3", [0], stops_by_its_own_loss, cluster) is False
+        assert exercises.check("01-3", [0], "B", stops_by_its_own_loss, cluster) is False
         said = capsys.readouterr().out
         assert "deadlock" in said
         assert "waits in Allreduce" in said

@@ -5,6 +5,7 @@ Tests dlguide.exercises.nb11.
 
 import numpy as np
 import pytest
+from exercise_parts import Parts
 
 from dlguide import exercises, nets
 from dlguide.exercises import nb11
@@ -50,7 +51,8 @@ def flipped(images, kernels, above):
     return backward(images, kernels, above)[0], backward(images, kernels[::-1, ::-1], above)[1]
 
 
-RIGHT = {"11-1": layer, "11-2": field, "11-3": efficiency, "11-4": backward}
+RIGHT = {"11-1": layer, "11-2": Parts((field, "B")), "11-3": efficiency, "11-4": backward}
+EMPTY = {"11-2": [Parts((lambda layers: ..., "B")), Parts((field, ...))]}
 WRONG = {
     "padding once": ("11-1", lambda n, c, f, k, s, p: layer(n - p, c, f, k, s, p), "both edges"),
     "no biases": (
@@ -68,13 +70,25 @@ WRONG = {
         lambda *case: (*layer(*case)[:2], layer(*case)[1] - case[2]),
         "every place",
     ),
-    "stride too early": ("11-2", late_strides, "own stride"),
-    "no strides": ("11-2", lambda layers: 1 + sum(k - 1 for k, _ in layers), "own stride"),
-    "kernels added": ("11-2", lambda layers: sum(k for k, _ in layers), "begin with 1"),
+    "stride too early": ("11-2", Parts((late_strides, "B")), "own stride"),
+    "no strides": (
+        "11-2",
+        Parts((lambda layers: 1 + sum(k - 1 for k, _ in layers), "B")),
+        "who multiplies the strides",
+    ),
+    "kernels added": (
+        "11-2",
+        Parts((lambda layers: sum(k for k, _ in layers), "B")),
+        "begin with 1",
+    ),
+    "small kernels see more": ("11-2", Parts((field, "A")), "Compute both fields"),
+    "small kernels have fewer places": ("11-2", Parts((field, "C")), "With padding"),
+    "small kernels need less memory": ("11-2", Parts((field, "D")), "one more map"),
+    "small kernels are better": ("11-2", Parts((field, "better")), "A letter in quotes"),
     "one image": (
         "11-3",
         lambda f, n, b, p, s, w: efficiency(f, n, 1, p, s, w),
-        "whole batch",
+        "that of the whole batch",
     ),
     "bytes on one rank": (
         "11-3",
@@ -84,6 +98,11 @@ WRONG = {
     "bytes once": (
         "11-3",
         lambda f, n, b, p, s, w: efficiency(f, n / 2, b, p, s, w),
+        "nearly twice",
+    ),
+    "loss for efficiency": (
+        "11-3",
+        lambda f, n, b, p, s, w: 1 - efficiency(f, n, b, p, s, w) if p > 1 else 1,
         "Seconds of work",
     ),
     "kernel flipped": ("11-4", flipped, "weight that touched it"),

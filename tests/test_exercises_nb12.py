@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from exercise_parts import Parts
 
 from dlguide import exercises
 from dlguide.data.mixtures import Ring
@@ -54,7 +55,8 @@ def naive(p, q):
     return best, (p * np.log(best) + q * np.log(1 - best)).sum()
 
 
-RIGHT = {"12-1": images, "12-2": judge, "12-3": wasserstein, "12-4": conditioned}
+RIGHT = {"12-1": images, "12-2": Parts((judge, "b")), "12-3": wasserstein, "12-4": conditioned}
+EMPTY = {"12-2": [Parts((lambda p, q: ..., "B")), Parts((judge, ...))]}
 WRONG = {
     "codes for nothing": ("12-1", lambda i, c, n, w: -(-4 * w // i), "cost nothing"),
     "no decoder": ("12-1", lambda i, c, n, w: 1, "decoder must be sent"),
@@ -66,16 +68,31 @@ WRONG = {
         lambda i, c, n, w: 4 * w // (i - c * n) + 1 if i > c * n else 10**9,
         "return None",
     ),
-    "shares of the made ones": ("12-2", lambda p, q: (q / (p + q), 0.0), "what share is true"),
-    "nobody there": ("12-2", naive, "0 / 0"),
-    "0 log 0": ("12-2", lambda p, q: (judge(p, q)[0], naive(p, q)[1]), "0 log 0"),
-    "a loss": ("12-2", lambda p, q: (judge(p, q)[0], -judge(p, q)[1]), "never above 0"),
+    "shares of the made ones": (
+        "12-2",
+        Parts((lambda p, q: (q / (p + q), 0.0), "B")),
+        "what share is true",
+    ),
+    "nobody there": ("12-2", Parts((naive, "B")), "0 / 0"),
+    "0 log 0": (
+        "12-2",
+        Parts((lambda p, q: (judge(p, q)[0], naive(p, q)[1]), "B")),
+        "0 log 0",
+    ),
+    "a loss": (
+        "12-2",
+        Parts((lambda p, q: (judge(p, q)[0], -judge(p, q)[1]), "B")),
+        "never above 0",
+    ),
     "true ones only": (
         "12-2",
-        lambda p, q: (judge(p, q)[0], np.sum(p * np.log(judge(p, q)[0] + 1e-300))),
+        Parts((lambda p, q: (judge(p, q)[0], np.sum(p * np.log(judge(p, q)[0] + 1e-300))), "B")),
         "plus mean of log",
     ),
-    "D alone": ("12-2", lambda p, q: judge(p, q)[0], "two results"),
+    "D alone": ("12-2", Parts((lambda p, q: judge(p, q)[0], "B")), "two results"),
+    "infinite value": ("12-2", Parts((judge, "A")), "a finite number"),
+    "judge guesses": ("12-2", Parts((judge, "C")), "right about every sample"),
+    "true samples unseen": ("12-2", Parts((judge, "D")), "in no game"),
     "critic the wrong way": (
         "12-3",
         lambda real, fake: (np.mean(real) - np.mean(fake), -np.mean(fake)),
@@ -116,7 +133,8 @@ WRONG = {
 
 @pytest.mark.parametrize(("number", "answer"), [("12-2", judge), ("12-3", wasserstein)])
 def test_list_is_as_good_as_a_tuple(number, answer, capsys):
-    ticked = exercises.check(number, lambda *arguments: list(answer(*arguments)))
+    why = ["B"] if number == "12-2" else []
+    ticked = exercises.check(number, lambda *arguments: list(answer(*arguments)), *why)
     assert ticked, capsys.readouterr().out
 
 

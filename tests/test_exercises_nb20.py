@@ -45,6 +45,13 @@ WRONG = {
         "Weigh each",
     ),
     "all at once": ("20-2", lambda g, n, k: g(np.arange(n)), "pieces of 1 to 25"),
+    "pieces overlap": (
+        "20-2",
+        lambda g, n, k: np.mean(
+            [g(range(i, min(i + k, n))) for i in range(0, n, max(1, k - 1))], axis=0
+        ),
+        "where does a piece begin",
+    ),
     "last piece lost": (
         "20-2",
         lambda g, n, k: np.mean([g(range(i, i + k)) for i in range(0, n - k + 1, k)], axis=0),
@@ -53,6 +60,16 @@ WRONG = {
     "one rank's images": (
         "20-3",
         lambda p, b, s, n, w: images_per_s(p, b, s, n, w) / p,
+        "images of one rank",
+    ),
+    "batch shared among the ranks": (
+        "20-3",
+        lambda p, b, s, n, w: images_per_s(p, b / p, s, n, w),
+        "do not make it smaller",
+    ),
+    "bytes one way": (
+        "20-3",
+        lambda p, b, s, n, w: images_per_s(p, b, s, n / 2, w),
         "Images of all ranks",
     ),
     "bytes once": (
@@ -72,6 +89,9 @@ def test_oracle_of_steps_agrees_with_the_batches_of_the_package():
 
 def test_prediction_of_one_rank_is_its_own_speed():
     assert math.isclose(images_per_s(1, 10, 0.01, 10**9, 1.0), 100)
+
+
+SEEN = {"weights": "A", "mine": "B", "step": "c"}
 
 
 def train(comm, order, batch, rate, gradient, first_weights, faults=()):
@@ -94,7 +114,7 @@ def with_faults(*faults):
 
 
 def test_training_without_faults_is_ticked(cluster, capsys):
-    ticked = exercises.check("20-4", train, cluster)
+    ticked = exercises.check("20-4", SEEN, train, cluster)
     assert ticked, capsys.readouterr().out
 
 
@@ -109,7 +129,7 @@ def test_training_without_faults_is_ticked(cluster, capsys):
     }.items(),
 )
 def test_fault_is_named_on_more_than_one_rank(faults, hint, cluster, capsys):
-    ticked = exercises.check("20-4", with_faults(*faults), cluster)
+    ticked = exercises.check("20-4", SEEN, with_faults(*faults), cluster)
     out = capsys.readouterr().out
     if cluster.ranks == 1:
         assert ticked
@@ -120,7 +140,24 @@ def test_fault_is_named_on_more_than_one_rank(faults, hint, cluster, capsys):
 
 
 def test_training_that_forgets_to_return_is_wrong_or_not_answered(cluster, capsys):
-    assert not exercises.check("20-4", lambda *arguments: ..., cluster)
+    assert not exercises.check("20-4", SEEN, lambda *arguments: ..., cluster)
     assert "not answered yet" in capsys.readouterr().out
-    assert not exercises.check("20-4", lambda *arguments: 1.0, cluster)
+    assert not exercises.check("20-4", {**SEEN, "step": ...}, train, cluster)
+    assert "not answered yet" in capsys.readouterr().out
+    assert not exercises.check("20-4", SEEN, lambda *arguments: 1.0, cluster)
     assert "shape (3,)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seen", "hint"),
+    [
+        ({**SEEN, "weights": "D"}, "Which one belongs to a missing broadcast"),
+        ({**SEEN, "mine": "E"}, "How many steps are that"),
+        ({**SEEN, "step": "A"}, "in place of their mean"),
+        ({**SEEN, "step": "F"}, "one of the letters A, B, C, D, E"),
+        ("ABC", "a dictionary from line to letter"),
+    ],
+)
+def test_wrong_explanation_of_a_fault_gets_its_hint(seen, hint, capsys):
+    assert not exercises.check("20-4", seen, train, "no ranks are asked")
+    assert hint in capsys.readouterr().out

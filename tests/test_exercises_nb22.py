@@ -5,6 +5,7 @@ Tests dlguide.exercises.nb22.
 
 import numpy as np
 import pytest
+from exercise_parts import Parts
 
 from dlguide import exercises
 
@@ -36,7 +37,8 @@ def best(times):
     return int(np.argmax(rates))
 
 
-RIGHT = {"22-1": traffic, "22-2": staleness, "22-3": best}
+RIGHT = {"22-1": traffic, "22-2": Parts((staleness, " b ")), "22-3": best}
+EMPTY = {"22-2": [Parts((lambda order: ..., "B")), Parts((staleness, ...))]}
 WRONG = {
     "a part for each server": ("22-1", lambda p, k, n: (n / k, *traffic(p, k, n)[1:]), "in all"),
     "the server holds all": (
@@ -54,10 +56,29 @@ WRONG = {
         lambda p, k, n: (*traffic(p, k, n)[:2], 2 * n),
         "alone sends nothing",
     ),
-    "own update counted": ("22-2", lambda order: staleness(order, own=0), "own last update"),
-    "first is fresh": ("22-2", lambda order: staleness(order, first=1), "first gradient"),
-    "workers - 1": ("22-2", lambda order: [len(set(order)) - 1] * len(order), "first gradient"),
-    "one number": ("22-2", lambda order: sum(staleness(order)), "One number for each"),
+    "own update counted": (
+        "22-2",
+        Parts((lambda order: staleness(order, own=0), "B")),
+        "own last update",
+    ),
+    "first is fresh": (
+        "22-2",
+        Parts((lambda order: staleness(order, first=1), "B")),
+        "first gradient",
+    ),
+    "workers - 1": (
+        "22-2",
+        Parts((lambda order: [len(set(order)) - 1] * len(order), "B")),
+        "first gradient",
+    ),
+    "one number": (
+        "22-2",
+        Parts((lambda order: sum(staleness(order)), "B")),
+        "One number for each",
+    ),
+    "workers wait": ("22-2", Parts((staleness, "A")), "waits for nobody"),
+    "only when equally fast": ("22-2", Parts((staleness, "C")), "nearly everything"),
+    "only at first": ("22-2", Parts((staleness, "D")), "does the mean change"),
     "wait for all": ("22-3", lambda times: 0, "not always best"),
     "the shortest step": ("22-3", lambda times: times.shape[1] - 1, "not the aim"),
     "how many to wait for": (

@@ -1,11 +1,32 @@
-"""Exercises in which each of six symptoms has one of six causes, named by letters."""
+"""Exercises that ask why: a reason by its letter, or for each of six symptoms its cause."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dlguide.exercises import WrongAnswer, answered, expect
 from dlguide.exercises.hints import letters
+
+
+def expect_reason(said: Any, right: str, hints: Mapping[str, str], asked: str) -> None:
+    """Demand the letter of the right reason; what speaks against another one is its hint.
+
+    Args:
+        said: the answer, a letter in either case.
+        right: the letter of the right reason.
+        hints: for each other letter what speaks against it.
+        asked: what the reason is asked for, in words.
+
+    Raises:
+        WrongAnswer: when it is another letter, or none.
+    """
+    letters = sorted([right, *hints])
+    letter = said.strip().strip("()").upper() if isinstance(said, str) else said
+    hint = 'A letter in quotes, such as `"A"`.'
+    known = isinstance(letter, str) and letter in letters
+    expect(known, f"one of the letters {', '.join(letters)} for {asked}", said, hint)
+    expect(letter == right, asked, said, hints.get(letter, ""))
 
 
 def expect_causes(causes: Mapping[str, str], right: Mapping[str, tuple[str, str]]) -> None:

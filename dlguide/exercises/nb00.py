@@ -1,12 +1,24 @@
-"""Checks of the exercises of notebook 00: cores, ranks, memories, shares."""
+"""Checks of the exercises of notebook 00: cores, ranks, memories, observations, shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from dlguide.exercises import expect
+from dlguide.exercises.matching import expect_causes
 from dlguide.exercises.on_ranks import results
+
+CAUSES = {
+    "empty": ("C", "Whose list did the ranks append to?"),
+    "gone": ("E", "Compare the process numbers before and after a restart."),
+    "no faster": ("A", "Images/s count the steps only. What else happens in the job?"),
+    "two nets": ("F", "Equal steps from equal weights give equal weights. What was not equal?"),
+    "refused": ("B", "Compare the number of ranks with the second line of the stamp."),
+    "wide": ("D", "What changes from one repeat to the next, although the program does not?"),
+}
 
 
 def exercise_00_1(most_ranks: int, machine: Any) -> str:
@@ -20,6 +32,10 @@ def exercise_00_1(most_ranks: int, machine: Any) -> str:
         str: what it means.
     """
     hint = "Read the second line of the stamp: how many physical cores may this process use?"
+    if isinstance(most_ranks, str) and most_ranks.strip().isdecimal():
+        most_ranks = int(most_ranks)
+    elif most_ranks == 1:
+        hint = "The notebook itself needs no core while the ranks compute: it waits."
     expect(most_ranks == machine.usable_cores, "as many ranks as usable cores", most_ranks, hint)
     return "One rank a core: more would only take turns."
 
@@ -37,7 +53,8 @@ def exercise_00_2(who_am_i: Callable[..., Any], cluster: Any) -> str:
     came = results(cluster, who_am_i, [()] * cluster.ranks)
     pids = [engine["pid"] for engine in cluster.engines]
     shape = "a tuple of three numbers from every rank"
-    expect(all(isinstance(each, tuple) and len(each) == 3 for each in came), shape, came)
+    expect(all(np.shape(each) == (3,) for each in came), shape, came, "`return rank, ranks, pid`.")
+    came = [tuple(each) for each in came]
     numbers = [each[:2] for each in came]
     right = [(rank, cluster.ranks) for rank in range(cluster.ranks)]
     expect(numbers == right, "rank and number of ranks", numbers, "`comm.rank` and `comm.size`.")
@@ -58,15 +75,30 @@ def exercise_00_3(on_the_ranks: Any, in_the_notebook: Any, cluster: Any) -> str:
         str: what it means.
     """
     ranks = cluster.ranks
+    each = on_the_ranks
+    hint = "`cluster.run` returns a list: one result for each rank."
+    expect(np.shape(each) == (ranks,), "a list, one length a rank", each, hint)
     hint = "Every rank got a copy of the list; nobody sees what another one does to its copy."
-    expect(isinstance(on_the_ranks, list | tuple), "a list, one length a rank", on_the_ranks)
-    expect(list(on_the_ranks) == [1] * ranks, "the length in each rank", on_the_ranks, hint)
+    expect(list(each) == [1] * ranks, "the length in each rank", each, hint)
     hint = "The ranks changed their copies. What comes back is only what a function returns."
     expect(in_the_notebook == 0, "the length in the notebook", in_the_notebook, hint)
     return "Memories are separate: a rank knows what it was sent, you know what it returned."
 
 
-def exercise_00_4(my_share: Callable[..., Any], cluster: Any) -> str:
+def exercise_00_4(causes: Mapping[str, str]) -> str:
+    """Check which sentence explains which observation.
+
+    Args:
+        causes: for each of the six observations a letter from "A" to "F".
+
+    Returns:
+        str: what it means.
+    """
+    expect_causes(causes, CAUSES)
+    return "None of the six is a fault of the machine: each follows from what a rank is."
+
+
+def exercise_00_5(my_share: Callable[..., Any], cluster: Any) -> str:
     """Check a function that deals the numbers 0 to total - 1 out to the ranks.
 
     Args:
@@ -81,7 +113,11 @@ def exercise_00_4(my_share: Callable[..., Any], cluster: Any) -> str:
         shares = [[int(number) for number in share] for share in came]
         dealt = sorted(number for share in shares for number in share)
         everything = f"each of 0 to {total - 1} on exactly one rank"
-        hint = f"With total = {total}: which number is on no rank, or on two?"
+        hint = f"With total = {total}: which number is on no rank?"
+        if len(set(dealt)) < len(dealt):
+            hint = f"With total = {total}: which number is on two ranks?"
+        elif dealt == list(range(1, total + 1)):
+            hint = "The first number is 0."
         expect(dealt == list(range(total)), everything, shares, hint)
         sizes = [len(share) for share in shares]
         fair = f"shares of {total} numbers that differ by at most one in size"

@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import expect, expect_close
+from dlguide.exercises import expect, expect_close, near
+from dlguide.exercises.matching import expect_reason
 from dlguide.exercises.on_ranks import results
 
 # Larger than what any MPI sends before the receiver is there.
 LARGE = 2**17
+WHY = {  # 01-3: what speaks against the other reasons
+    "A": "Different numbers are what an allreduce is for: it adds them up.",
+    "C": "An allreduce has no root, all ranks are alike in it.",
+    "D": "One number a rank goes into any mailbox. And who would take it out?",
+}
 SLOW_S, QUICK_S, TASKS_A_RANK = 0.2, 0.002, 6
 
 
@@ -60,11 +66,12 @@ def exercise_01_2(mean: Callable[..., Any], cluster: Any) -> str:
     return "A mean of means is the mean only when all parts have the same size."
 
 
-def exercise_01_3(waiting: Any, mended: Callable[..., Any], cluster: Any) -> str:
-    """Check which ranks wait for ever in the lesson's function, and its mended form.
+def exercise_01_3(waiting: Any, why: str, mended: Callable[..., Any], cluster: Any) -> str:
+    """Check which ranks wait for ever in the lesson's function, why, and its mended form.
 
     Args:
         waiting: the ranks that wait for ever with the lesson's losses (list).
+        why: the letter of the reason.
         mended: called with the communicator, this rank's losses and the loss that is enough,
             returns (steps, mean loss of the last step).
         cluster: the learner's cluster.
@@ -73,10 +80,15 @@ def exercise_01_3(waiting: Any, mended: Callable[..., Any], cluster: Any) -> str
         str: what it means.
     """
     hint = "Whose own loss is small enough first? It leaves. Who is still there?"
-    named = sorted(waiting) if isinstance(waiting, list | tuple | set) else waiting
+    if isinstance(waiting, set | frozenset | range | np.ndarray):
+        waiting = list(waiting)
+    named = sorted(waiting) if isinstance(waiting, list | tuple) else waiting
     ranks = cluster.ranks
     others = [rank for rank in range(ranks) if rank != 1]
+    if named == list(range(ranks)):
+        hint = "All of them? A rank that has left the loop waits for nobody."
     expect(named == others, "a list of the ranks that still call allreduce", waiting, hint)
+    expect_reason(why, "B", WHY, "the reason why they wait")
     random = np.random.default_rng(1)
     for enough in (0.5, 0.2, 0.0):
         losses = 1 / (1 + np.arange(12.0)) + random.uniform(0, 0.3, (ranks, 12))
@@ -110,7 +122,14 @@ def exercise_01_4(dot: Callable[..., Any], cluster: Any) -> str:
         hint = "`np.array_split` cuts into parts that need not be equal."
         came = results(cluster, dot, inputs)
         text = f"the dot product of {length} numbers, on every rank"
-        expect_close(came, np.full(ranks, x @ y), text, hint, relative=1e-9)
+        right = np.full(ranks, x @ y)
+        if came[0] is not None and any(each is None for each in came):
+            hint = "Only the root has the sum. Which collective gives it to everybody?"
+        elif near(came, ranks * right):
+            hint = f"{ranks} times too much: is every part multiplied on one rank only?"
+        elif len(came) > 1 and near(sum(np.ravel(each).sum() for each in came), right[0]):
+            hint = "Each rank has its own part of the sum: the parts must still be added up."
+        expect_close(came, right, text, hint, relative=1e-9)
     return "Scatter, compute, reduce: the pattern of most parallel programs."
 
 
@@ -130,6 +149,10 @@ def exercise_01_5(take: Callable[..., Any], cluster: Any) -> str:
     came = results(cluster, take, [(tasks, _worker(rank)) for rank in range(ranks)])
     done = sorted(int(task) for each in came for task in each)
     hint = "Every ticket once: read the counter and raise it in one operation, `Fetch_and_op`."
+    if done and max(done) >= tasks:
+        hint = f"Who draws a number of {tasks} or more stops without doing it."
+    elif set(done) < set(range(tasks)) and len(set(done)) == len(done):
+        hint = "Some were never done: draw again until the number drawn is too large."
     expect(done == list(range(tasks)), f"each of 0 to {tasks - 1} done once", came, hint)
     shares = [len(each) for each in came]
     if ranks == 1:

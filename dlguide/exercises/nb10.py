@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -111,13 +111,14 @@ def exercise_10_3(causes: dict[str, str]) -> str:
     Returns:
         str: what it means.
     """
-    asked = isinstance(causes, dict) and causes.keys() == CAUSES.keys()
+    asked = isinstance(causes, Mapping) and causes.keys() == CAUSES.keys()
     expect(asked, f"a dict with the letters {', '.join(CAUSES)}", causes)
     if any(cause is Ellipsis for cause in causes.values()):
         raise NotAnswered
     known = sorted(cause for cause, _ in CAUSES.values())
     for letter, (cause, hint) in CAUSES.items():
         came = causes[letter]
+        came = " ".join(came.lower().split()) if isinstance(came, str) else came
         expect(came in known, f"for {letter} one of {', '.join(known)}", came)
         expect(came == cause, f"the cause of {letter}", came, hint)
     return "Two losses, training and test, over the epochs: that is most of what one needs to see."

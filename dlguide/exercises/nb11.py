@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises import answered, expect, expect_close, expect_function, near
+from dlguide.exercises.matching import expect_reason
 from dlguide.exercises.on_ranks import results
 
 # side, channels, filters, kernel, stride, padding
@@ -18,6 +19,11 @@ LAYERS = {
     "a layer of VGG-16": (224, 64, 64, 3, 1, 1),
     "the first layer of AlexNet": (224, 3, 64, 11, 4, 2),
     "the first layer of ResNet-50": (224, 3, 64, 7, 2, 3),
+}
+WHY = {  # 11-2: what speaks against the other reasons
+    "A": "Compute both fields: `field([(3, 1), (3, 1)])` and `field([(5, 1)])`.",
+    "C": "With padding both keep the side of the image, and so all of its places.",
+    "D": "Between the two layers stands one more map, which training must keep.",
 }
 VGG16 = (3, 3, 2, 3, 3, 2, *(3, 3, 3, 2) * 3)  # kernels; those of 2 are its poolings
 
@@ -49,11 +55,12 @@ def exercise_11_1(layer: Callable[..., Any]) -> str:
     return f"ResNet-50 begins with {weights:,} weights and {work:,} multiply-adds."
 
 
-def exercise_11_2(field: Callable[..., Any]) -> str:
-    """Check the receptive field of a stack of layers.
+def exercise_11_2(field: Callable[..., Any], why: str) -> str:
+    """Check the receptive field of a stack of layers, and why VGG stacks small kernels.
 
     Args:
         field: called with a list of (kernel, stride) from the image on; returns pixels.
+        why: the letter of the reason.
 
     Returns:
         str: what it means.
@@ -66,9 +73,14 @@ def exercise_11_2(field: Callable[..., Any]) -> str:
         for kernel, stride in layers:
             pixels += (kernel - 1) * step
             step *= stride
-        hint = "A layer's own stride spreads those after it, not itself. Begin with 1 pixel."
         came = answered(field(list(layers)))
+        hint = "A layer's own stride spreads those after it, not itself. Begin with 1 pixel."
+        if near(came, 1 + sum(kernel - 1 for kernel, _ in layers)):
+            hint = "Behind a stride a step is several pixels: who multiplies the strides?"
+        elif near(came, sum(kernel for kernel, _ in layers)):
+            hint = "Begin with 1 pixel; a layer adds k - 1 steps, not k."
         expect(came == pixels, f"the pixels that {layers} see", came, hint)
+    expect_reason(why, "B", WHY, "the reason for two small kernels")
     return (
         f"Two 3 x 3 layers see 5 pixels with 18 C weights a filter, one 5 x 5 with 25 C, and a "
         f"ReLU less. Before its dense layers VGG-16 sees {pixels} of 224 pixels."
@@ -93,10 +105,14 @@ def exercise_11_3(efficiency: Callable[..., Any]) -> str:
             came = answered(efficiency(flops, nbytes, batch, ranks, *speeds))
             work_s = batch * flops / speeds[0]
             exchange_s = 2 * (ranks - 1) / ranks * nbytes / speeds[1]
-            hint = "Seconds of work over seconds of a step. The work is that of the whole batch."
+            right = work_s / (work_s + exchange_s)
+            hint = "Seconds of work over seconds of a step."
             if ranks == 1:
                 hint = "One rank exchanges nothing: its efficiency is 1."
-            right = work_s / (work_s + exchange_s)
+            elif near(came, work_s / (work_s + batch * exchange_s)):
+                hint = "The work is that of the whole batch, not of one image."
+            elif near(came, work_s / (work_s + exchange_s / 2)):
+                hint = "The gradient goes over a link nearly twice: 2 (p - 1) / p times."
             text = f"the efficiency of {name} on {ranks} ranks with a batch of {batch}"
             expect_close(came, right, text, hint, 1e-9)
     ratios = [nbytes / flops for flops, nbytes in nets.values()]

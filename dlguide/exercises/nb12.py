@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 
 from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises.matching import expect_reason
 from dlguide.exercises.on_ranks import results
 
 RATE, STEPS = 0.1, 6
+WHY = {  # 12-2: what speaks against the other reasons
+    "A": "What does your function return for it? It is a finite number.",
+    "C": "That is the case p = q. Here the judge is right about every sample.",
+    "D": "It never does, in no game, and yet it learns where the two overlap.",
+}
 
 
 def exercise_12_1(images: Callable[..., Any]) -> str:
@@ -50,12 +56,13 @@ def exercise_12_1(images: Callable[..., Any]) -> str:
     return f"With 32 numbers it pays from {right} images on: a decoder is a book of codes."
 
 
-def exercise_12_2(judge: Callable[..., Any]) -> str:
+def exercise_12_2(judge: Callable[..., Any], why: str) -> str:
     """Check the best discriminator between two distributions, and what the game is worth.
 
     Args:
         judge: called with two arrays of probabilities (true, generated), each with the sum 1;
             returns the best D in each bin (0.5 where nobody ever is) and the value of the game.
+        why: the letter of the reason why distributions wholly apart give no direction.
 
     Returns:
         str: what it means.
@@ -90,6 +97,7 @@ def exercise_12_2(judge: Callable[..., Any]) -> str:
         else:
             hint = "Mean of log D over the true ones, plus mean of log(1 - D) over the made ones."
         expect_close(came[1], first + second, text, hint, 1e-9)
+    expect_reason(why, "B", WHY, "the reason why the generator gets no direction")
     return (
         f"From {values['alike']:.3f} (-log 4: nothing to tell) to {values['wholly apart']:.3f} "
         "(all to tell). Wholly apart it is 0 however far apart: there it shows no way."

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises import answered, expect, expect_close, expect_function, near
+from dlguide.exercises.matching import expect_reason
 from dlguide.exercises.on_ranks import results
 
 IMAGENET, PARAMETERS = 1_281_167, 25_557_032  # training images; weights of ResNet-50
 RATE, BATCH, STEPS = 0.05, 5, 4
+# 20-4, for each faulty line: what it alone would show, and what speaks against the rest
+_STAY = "Section 4 has three curves. Which one belongs to a missing broadcast?"
+_LONG = "A sum of two gradients in place of their mean: which way does the step go, how far?"
+_SHARE = "Every rank goes through all of `order`. How many steps are that, and whose images?"
+SEEN = {
+    "weights": ("A", dict.fromkeys("BCDE", _STAY)),
+    "mine": ("B", dict.fromkeys("ACDE", _SHARE)),
+    "step": ("C", dict.fromkeys("ABDE", _LONG)),
+}
 
 
 def exercise_20_1(adapt: Callable[..., Any]) -> str:
@@ -72,6 +82,8 @@ def exercise_20_2(in_pieces: Callable[..., Any]) -> str:
         came = answered(in_pieces(gradient, samples, piece))
         once = sorted(seen) == list(range(samples))
         hint = f"{samples} samples in pieces of {piece}: the last piece may be shorter."
+        if len(seen) > len(set(seen)):
+            hint = f"{samples} samples in pieces of {piece}: where does a piece begin?"
         expect(once, "every sample once", f"{len(seen)} samples, {len(set(seen))} of them", hint)
         hint = "Is the last piece as long as the others? Weigh each with its length."
         expect_close(came, rows.mean(axis=0), f"the mean of all {samples} samples", hint, 1e-9)
@@ -104,6 +116,10 @@ def exercise_20_3(images_per_s: Callable[..., Any]) -> str:
             hint = "Images of all ranks in one step, divided by the seconds of that step."
             if ranks == 1:
                 hint = "One rank exchanges nothing."
+            elif near(came, right / ranks):
+                hint = "These are the images of one rank. How many do all of them look at?"
+            elif near(came, batch / (batch / ranks * image_s + exchange_s)):
+                hint = "`batch` is that of one rank here: more ranks do not make it smaller."
             expect_close(came, right, f"the images/s of {ranks} ranks", hint, 1e-9)
     large, small = (speeds[32, batch] / (32 * speeds[1, batch]) for batch in (128, 32))
     return (
@@ -112,10 +128,11 @@ def exercise_20_3(images_per_s: Callable[..., Any]) -> str:
     )
 
 
-def exercise_20_4(mended: Callable[..., Any], cluster: Any) -> str:
-    """Check on real ranks that a data-parallel training has no fault left.
+def exercise_20_4(seen: Mapping[str, str], mended: Callable[..., Any], cluster: Any) -> str:
+    """Check what three faults would show, and on real ranks that none is left.
 
     Args:
+        seen: for each faulty line the letter of what one would see.
         mended: called with the communicator, the order of the samples, the batch of a rank, the
             learning rate, a function (weights, indices -> sum of the gradients) and a function
             (seed -> first weights); returns the weights after one epoch.
@@ -124,6 +141,9 @@ def exercise_20_4(mended: Callable[..., Any], cluster: Any) -> str:
     Returns:
         str: what it means.
     """
+    expect(isinstance(seen, Mapping), "a dictionary from line to letter", seen)
+    for line, (letter, hints) in SEEN.items():
+        expect_reason(answered(seen.get(line)), letter, hints, f"what the line of {line!r} shows")
     expect_function(mended)
     ranks = cluster.ranks
     random = np.random.default_rng(22)

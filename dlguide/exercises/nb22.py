@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 
 from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises.matching import expect_reason
 from dlguide.exercises.on_ranks import results
 
 PARAMETERS = 25_557_032  # weights of ResNet-50
 RATE, STEPS = 0.25, 3
+WHY = {  # 22-2: what speaks against the other reasons
+    "A": "An asynchronous worker waits for nobody.",
+    "C": "Try it on an order in which one worker sends nearly everything.",
+    "D": "Cut off the first ten gradients of a long order: does the mean change?",
+}
 
 
 def exercise_22_1(traffic: Callable[..., Any]) -> str:
@@ -45,12 +51,13 @@ def exercise_22_1(traffic: Callable[..., Any]) -> str:
     )
 
 
-def exercise_22_2(staleness: Callable[..., Any]) -> str:
-    """Check the staleness that follows from the order in which gradients came.
+def exercise_22_2(staleness: Callable[..., Any], why: str) -> str:
+    """Check the staleness that follows from the order in which gradients came, and its mean.
 
     Args:
         staleness: called with a list of workers, the senders of the gradients in the order in
             which an asynchronous server used them, returns the staleness of each.
+        why: the letter of the reason for the mean.
 
     Returns:
         str: what it means.
@@ -78,6 +85,7 @@ def exercise_22_2(staleness: Callable[..., Any]) -> str:
             hint = "A worker's own last update is in the weights that it got back."
         expect(not np.any(off), f"the staleness {case}: {right[:7]}", list(came)[:7], hint)
         mean = float(np.mean(right))
+    expect_reason(why, "B", WHY, "the reason why the mean is p - 1")
     return (
         f"Four workers of very different speeds: a mean of {mean:.2f}. It is always p - 1; who "
         "is slow only makes the tail long."
