@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from exercise_parts import Parts
 
 from dlguide import exercises
 from dlguide.exercises import nb23
@@ -57,10 +58,15 @@ def in_place(weights, share):
     return prune(weights, share)
 
 
+def because(function):
+    return Parts((function, "C"))
+
+
+EMPTY = {"23-3": [Parts((lambda *arguments: ..., "C")), Parts((local, ...))]}
 RIGHT = {
     "23-1": microbatches,
     "23-2": order,
-    "23-3": local,
+    "23-3": Parts((local, "C")),
     "23-4": prune,
 }
 WRONG = {
@@ -79,12 +85,20 @@ WRONG = {
     "no pairs": ("23-2", lambda *a: "FB", "pairs"),
     "whole shape": (
         "23-3",
-        lambda x, w, m, c: ({"batch": 64, "hidden": 128}, local(x, w, m, c)[1]),
+        because(lambda x, w, m, c: ({"batch": 64, "hidden": 128}, local(x, w, m, c)[1])),
         "divided by their side",
     ),
-    "sum over all": ("23-3", lambda x, w, m, c: (local(x, w, m, c)[0], set(c.values())), "cut is"),
-    "no sum": ("23-3", lambda x, w, m, c: (local(x, w, m, c)[0], set()), "part of the sum"),
-    "only a shape": ("23-3", lambda x, w, m, c: local(x, w, m, c)[0], "two things"),
+    "sum over all": (
+        "23-3",
+        because(lambda x, w, m, c: (local(x, w, m, c)[0], set(c.values()))),
+        "cut is",
+    ),
+    "no sum": ("23-3", because(lambda *a: (local(*a)[0], set())), "part of the sum"),
+    "only a shape": ("23-3", because(lambda *a: local(*a)[0]), "two things"),
+    "all have all images": ("23-3", Parts((local, "A")), "its own part of `batch`"),
+    "hidden": ("23-3", Parts((local, "B")), "Is there a message to hide"),
+    "weights are cut": ("23-3", Parts((local, "D")), "Which names do the weights have"),
+    "no reason": ("23-3", Parts((local, "because")), "one of the letters A, B, C, D"),
     "by sign": ("23-4", signed, "absolute value"),
     "in place": ("23-4", in_place, "Work on a copy"),
     "share kept": ("23-4", lambda w, s: prune(w, 1 - s), "How many is that share"),
@@ -157,3 +171,10 @@ def test_fault_is_named_on_more_than_one_rank(fault, hint, cluster, capsys):
 def test_mixture_that_returns_nothing_is_not_answered_yet(cluster, capsys):
     assert not exercises.check("23-5", lambda *arguments: ..., cluster)
     assert "not answered yet" in capsys.readouterr().out
+
+
+def test_lists_do_as_well_as_tuples():
+    for kind in (list, tuple):
+        assert exercises.check("23-2", lambda *a, kind=kind: kind(map(kind, order(*a))))
+        assert exercises.check("23-3", lambda *a, kind=kind: kind(local(*a)), "c")
+        assert exercises.check("23-4", lambda *a, kind=kind: kind(prune(*a)))

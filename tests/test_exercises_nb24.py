@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from exercise_parts import Parts
 
 from dlguide import exercises
 from dlguide.exercises import nb24
@@ -69,7 +70,8 @@ def add_until_full(sizes, threshold):
     return messages
 
 
-RIGHT = {"24-1": nbytes, "24-2": step, "24-3": break_even, "24-4": fuse}
+EMPTY = {"24-3": [Parts((lambda *arguments: ..., "B")), Parts((break_even, ...))]}
+RIGHT = {"24-1": nbytes, "24-2": step, "24-3": Parts((break_even, "B")), "24-4": fuse}
 WRONG = {
     "places for free": ("24-1", lambda s, f: nbytes(s, f, place=0), "places travel"),
     "none sent": ("24-1", lambda s, f: nbytes(s, f, least=0), "At least one"),
@@ -81,15 +83,23 @@ WRONG = {
     "in place": ("24-2", in_place, "Work on a copy"),
     "only what is sent": ("24-2", lambda *a: step(*a)[0], "two arrays"),
     "all is kept": ("24-2", lambda g, e, k: (step(g, e, k)[0], g + e), "not sent stays"),
-    "no ring": ("24-3", lambda *a: break_even(*a, ring=False), "twice the gradient"),
-    "no gathering": ("24-3", lambda *a: break_even(*a, gather=False), "grows with the ranks"),
+    "no ring": ("24-3", Parts((lambda *a: break_even(*a, ring=False), "B")), "twice the gradient"),
+    "no gathering": (
+        "24-3",
+        Parts((lambda *a: break_even(*a, gather=False), "B")),
+        "grows with the ranks",
+    ),
     "bytes only": (
         "24-3",
-        lambda *a: break_even(*a, ring=False, gather=False),
+        Parts((lambda *a: break_even(*a, ring=False, gather=False), "B")),
         "What leaves a rank",
     ),
-    "below zero": ("24-3", lambda *a: break_even(*a, floor=False), "Return 0"),
-    "a text": ("24-3", lambda *a: "slow", "a number"),
+    "below zero": ("24-3", Parts((lambda *a: break_even(*a, floor=False), "B")), "Return 0"),
+    "a text": ("24-3", Parts((lambda *a: "slow", "B")), "a number"),
+    "coding blamed": ("24-3", Parts((break_even, "A")), "whatever the ranks"),
+    "accuracy blamed": ("24-3", Parts((break_even, "C")), "Accuracy does not stand"),
+    "links blamed": ("24-3", Parts((break_even, "d")), "What one link can carry"),
+    "no reason": ("24-3", Parts((break_even, 3)), "one of the letters A, B, C, D"),
     "one too much": ("24-4", add_until_full, "larger than the threshold"),
     "last lost": ("24-4", lambda *a: fuse(*a, last=False), "last message"),
     "below the threshold": ("24-4", lambda *a: fuse(*a, equal=False), "Equal to the threshold"),
@@ -184,3 +194,10 @@ def test_training_that_returns_nothing_is_not_answered_yet(cluster, capsys):
 def test_every_exercise_of_the_module_is_tested():
     there = {name for name in vars(nb24) if name.startswith("exercise_24_")}
     assert there == {f"exercise_24_{number}" for number in range(1, 6)}
+
+
+def test_sizes_and_speeds_may_be_of_any_kind():
+    for kind in (tuple, np.array):
+        assert exercises.check("24-4", lambda sizes, most, kind=kind: kind(fuse(sizes, most)))
+    assert exercises.check("24-3", lambda *a: np.float64(break_even(*a)), " b ")
+    assert exercises.check("24-2", lambda *a: list(step(*a)))

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from exercise_parts import Parts
 
 from dlguide import exercises
 from dlguide.exercises import nb25
@@ -44,7 +45,8 @@ def times_too_large(samples, batch, workers):
     return batch / ((math.ceil(samples / workers) - 1) % batch + 1)
 
 
-RIGHT = {"25-1": rate, "25-2": warmup, "25-3": step, "25-4": times_too_large}
+EMPTY = {"25-4": [Parts((lambda *arguments: ..., "D")), Parts((times_too_large, ...))]}
+RIGHT = {"25-1": rate, "25-2": warmup, "25-3": step, "25-4": Parts((times_too_large, "D"))}
 WRONG = {
     "workers only": ("25-1", lambda r, b, w, i: r * w, "workers alone"),
     "batch only": ("25-1", lambda r, b, w, i: r * i / b, "multiply by them"),
@@ -62,10 +64,18 @@ WRONG = {
     "gradient too": ("25-3", lambda *a: step(*a, fault="all"), "old velocity only"),
     "minus": ("25-3", lambda *a: step(*a, fault="minus"), "w <- w + v"),
     "weights only": ("25-3", lambda *a: step(*a)[0], "two arrays"),
-    "share": ("25-4", lambda *a: 1 / times_too_large(*a), "Upside down"),
-    "images": ("25-4", lambda s, b, w: b / times_too_large(s, b, w), "how much too large"),
-    "rounded down": ("25-4", lambda s, b, w: b / (s // w % b or b), "rounded up"),
-    "none left": ("25-4", lambda s, b, w: b / max(1, -(-s // w) % b), "full"),
+    "share": ("25-4", Parts((lambda *a: 1 / times_too_large(*a), "D")), "Upside down"),
+    "images": (
+        "25-4",
+        Parts((lambda s, b, w: b / times_too_large(s, b, w), "D")),
+        "how much too large",
+    ),
+    "rounded down": ("25-4", Parts((lambda s, b, w: b / (s // w % b or b), "D")), "rounded up"),
+    "one step": ("25-4", Parts((times_too_large, "A")), "keep of a gradient"),
+    "for ever": ("25-4", Parts((times_too_large, "B")), "after fifty of them"),
+    "left out": ("25-4", Parts((times_too_large, "C")), "only when they are told"),
+    "no reason": ("25-4", Parts((times_too_large, "E")), "one of the letters A, B, C, D"),
+    "none left": ("25-4", Parts((lambda s, b, w: b / max(1, -(-s // w) % b), "D")), "full"),
 }
 
 

@@ -30,7 +30,22 @@ def hidden_batch(flops, parameters, flops_per_s, bytes_per_s, ranks):
     return max(1, math.ceil(exchange_s / (flops / flops_per_s)))
 
 
-RIGHT = {"30-1": peak, "30-2": dense_batch, "30-3": slowest_link, "30-4": hidden_batch}
+CAUSES = {
+    "half the work": "D",
+    "above 1": "A",
+    "batch of 8": "F",
+    "below the roof": "B",
+    "a third of it": "C",
+    "twice the peak": "E",
+}
+EMPTY = {"30-5": [dict.fromkeys(CAUSES, ...), CAUSES | {"half the work": ...}]}
+RIGHT = {
+    "30-1": peak,
+    "30-2": dense_batch,
+    "30-3": slowest_link,
+    "30-4": hidden_batch,
+    "30-5": CAUSES,
+}
 WRONG = {
     "no FMA": ("30-1", lambda c, f, b, u: peak(c, f, b, u) / 2, "a product and a sum"),
     "bits": ("30-1", lambda c, f, b, u: peak(c, f, b, u) * 32, "fit into a unit"),
@@ -91,6 +106,12 @@ WRONG = {
         "at least one image",
     ),
     "no function": ("30-4", 3.0, "Write it with `def`"),
+    "more instructions": ("30-5", CAUSES | {"above 1": "F"}, "Two units cannot start"),
+    "cores are missing": ("30-5", CAUSES | {"half the work": "B"}, "Count cores, not CPUs"),
+    "sparse links": ("30-5", CAUSES | {"a third of it": "E"}, "Add up the links"),
+    "links of a sheet": ("30-5", CAUSES | {"twice the peak": "C"}, "Which products"),
+    "hardware threads of a layer": ("30-5", CAUSES | {"batch of 8": "D"}, "What moves once"),
+    "no letter": ("30-5", CAUSES | {"half the work": "the cores"}, "a letter from A to F"),
 }
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 
 import cloudpickle
+import numpy as np
 import pytest
 
 from dlguide import exercises
@@ -46,7 +47,16 @@ def landing(kind, sockets, cores, siblings, threads):
     return found
 
 
-RIGHT = {"31-1": crowding, "31-2": communication_cpus, "31-3": landing}
+CAUSES = {
+    "four are slower": "E",
+    "half is idle": "C",
+    "no effect": "F",
+    "both sockets": "A",
+    "one image": "B",
+    "a core given away": "D",
+}
+EMPTY = {"31-5": [dict.fromkeys(CAUSES, ...), CAUSES | {"four are slower": ...}]}
+RIGHT = {"31-1": crowding, "31-2": communication_cpus, "31-3": landing, "31-5": CAUSES}
 WRONG = {
     "one rank's threads": ("31-1", lambda p, c, t: (t or c, (t or c) / c), "times the ranks"),
     "all share politely": (
@@ -87,6 +97,12 @@ WRONG = {
     ),
     "too few": ("31-3", lambda k, s, c, h, t: [0], "one CPU for each thread"),
     "no function": ("31-3", 3.0, "Write it with `def`"),
+    "pools blamed": ("31-5", CAUSES | {"four are slower": "F"}, "How many threads has each core"),
+    "crowded, not idle": ("31-5", CAUSES | {"half is idle": "E"}, "At which number"),
+    "counted from 0": ("31-5", CAUSES | {"no effect": "C"}, "Who reads that variable"),
+    "both see all cores": ("31-5", CAUSES | {"both sockets": "E"}, "innermost level"),
+    "crowded image": ("31-5", CAUSES | {"one image": "E"}, "What do they share for one"),
+    "no letter": ("31-5", CAUSES | {"four are slower": "the cores"}, "a letter from A to F"),
 }
 
 
@@ -145,3 +161,9 @@ def test_a_wrong_share_is_noticed(chosen, cluster, capsys):
 def test_a_function_that_does_nothing_is_not_answered(cluster, capsys):
     assert not exercises.check("31-4", lambda comm, cpus: ..., cluster)
     assert "not answered yet" in capsys.readouterr().out
+
+
+def test_numbers_may_come_in_any_kind_of_list():
+    for kind in (list, tuple, np.array):
+        assert exercises.check("31-1", lambda *a, kind=kind: kind(crowding(*a)))
+        assert exercises.check("31-3", lambda *a, kind=kind: kind(landing(*a)))

@@ -36,11 +36,21 @@ def speed_up(share, ratio, extra):
     return 1 / (1 - share + share / ratio + extra)
 
 
+CAUSES = {
+    "stands still": "D",
+    "negative": "F",
+    "falls slowly": "A",
+    "slow steps": "C",
+    "dark edges": "E",
+    "hardly faster": "B",
+}
+EMPTY = {"32-5": [dict.fromkeys(CAUSES, ...), CAUSES | {"stands still": ...}]}
 RIGHT = {
     "32-1": lambda bits: 2 ** (bits + 1),
     "32-2": loss_scale,
     "32-3": to_bytes,
     "32-4": speed_up,
+    "32-5": CAUSES,
 }
 WRONG = {
     "one power too few": ("32-1", lambda bits: 2**bits, "the next whole numbers are exact still"),
@@ -71,4 +81,10 @@ WRONG = {
         "the products divided by the ratio",
     ),
     "upside down": ("32-4", lambda *a: 1 / speed_up(*a), "nothing is converted"),
+    "wrapped float": ("32-5", CAUSES | {"stands still": "F"}, "How far is it from 256"),
+    "rounded integer": ("32-5", CAUSES | {"negative": "D"}, "up to where do 16 bits"),
+    "no unit": ("32-5", CAUSES | {"falls slowly": "C"}, "Where do small gradients go"),
+    "no scale is slow": ("32-5", CAUSES | {"slow steps": "A"}, "Which units does the stamp"),
+    "edges wrapped": ("32-5", CAUSES | {"dark edges": "F"}, "around an image"),
+    "no letter": ("32-5", CAUSES | {"stands still": "the cores"}, "a letter from A to F"),
 }

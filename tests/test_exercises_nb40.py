@@ -7,7 +7,9 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
+from exercise_parts import Parts
 
+from dlguide import exercises
 from dlguide.data import formats
 from dlguide.data.formats.framing import FRAMINGS
 from dlguide.exercises import nb40
@@ -120,13 +122,17 @@ def save_quietly(path, parts):
 RIGHT = {
     "40-1": file_nbytes,
     "40-2": DAMAGE,
-    "40-3": limit,
+    "40-3": Parts((limit, "B")),
     "40-4": read_records,
     "40-5": save,
 }
 EMPTY = {
     "40-2": [dict.fromkeys(DAMAGE, ...), DAMAGE | {nb40.DAMAGE_CASES[3]: ...}],
-    "40-3": [lambda *given: ..., lambda *given: (..., ..., ...)],
+    "40-3": [
+        Parts((limit, ...)),
+        Parts((lambda *given: ..., "B")),
+        Parts((lambda *given: (..., ..., ...), "B")),
+    ],
 }
 WRONG = {
     "data alone": ("40-1", lambda kind, lengths: sum(lengths), "data alone"),
@@ -143,19 +149,31 @@ WRONG = {
     "old file": ("40-2", DAMAGE | {nb40.DAMAGE_CASES[5]: "E"}, "SHA-256"),
     "no letter": ("40-2", DAMAGE | {nb40.DAMAGE_CASES[1]: "error"}, "E, S or R"),
     "a case left out": ("40-2", {"npy": "S"}, "the cases"),
-    "one epoch": ("40-3", lambda *g: limit(g[0], g[1], 1, *g[3:]), "one epoch"),
+    "one epoch": ("40-3", Parts((lambda *g: limit(g[0], g[1], 1, *g[3:]), "B")), "one epoch"),
     "each sample opened": (
         "40-3",
-        lambda *g: (g[0] * g[2] / g[3], *limit(*g)[1:]),
+        Parts((lambda *g: (g[0] * g[2] / g[3], *limit(*g)[1:]), "B")),
         "opened once for all",
     ),
     "bytes packed away": (
         "40-3",
-        lambda *g: (limit(*g)[0], limit(*g)[1] / g[4], limit(*g)[2]),
+        Parts((lambda *g: (limit(*g)[0], limit(*g)[1] / g[4], limit(*g)[2]), "B")),
         "not bytes",
     ),
-    "always opens": ("40-3", lambda *g: (*limit(*g)[:2], "opens"), "over 1 is too much"),
-    "larger number": ("40-3", lambda *g: (*limit(*g)[:2], "bytes"), "Divide what is needed"),
+    "always opens": (
+        "40-3",
+        Parts((lambda *g: (*limit(*g)[:2], "opens"), "B")),
+        "over 1 is too much",
+    ),
+    "larger number": (
+        "40-3",
+        Parts((lambda *g: (*limit(*g)[:2], "bytes"), "B")),
+        "Divide what is needed",
+    ),
+    "bytes blamed": ("40-3", Parts((limit, "A")), "1 GB/s is little"),
+    "one target": ("40-3", Parts((limit, "C")), "no target is asked more"),
+    "caches": ("40-3", Parts((limit, "D")), "Which of the two numbers"),
+    "no reason": ("40-3", Parts((limit, "opens")), "one of the letters A, B, C, D"),
     "no checks": ("40-4", trusting, "flipped in the"),
     "data not checked": (
         "40-4",
@@ -202,3 +220,8 @@ def test_the_case_of_the_guide_has_its_numbers():
     opens, nbytes_per_s, part = limit(1_280_000, 32_812.5, 90, 3600.0, 1, 10_000, 5e9)
     assert (opens, nbytes_per_s) == pytest.approx((needed.opens_per_s, needed.bytes_per_s))
     assert part == "opens"
+
+
+def test_letters_may_be_small():
+    assert exercises.check("40-2", {case: letter.lower() for case, letter in DAMAGE.items()})
+    assert exercises.check("40-3", lambda *a: list(limit(*a)), "(b)")

@@ -179,3 +179,7 @@ def test_mistake_is_named(answer, hint, cluster, capsys):
 def test_empty_answer_is_not_answered_yet(cluster, capsys):
     assert not exercises.check("42-4", lambda *given: ..., cluster)
     assert "not answered yet" in capsys.readouterr().out
+
+
+def test_causes_may_be_written_large():
+    assert exercises.check("42-3", {letter: cause.upper() for letter, cause in CAUSES.items()})

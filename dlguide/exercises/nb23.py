@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises.matching import expect_reason
 from dlguide.exercises.on_ranks import results
+
+# The reasons of 23-3 that are wrong.
+SPEAKS_AGAINST = {
+    "A": "Each rank has its own part of `batch`: look at your function's shape.",
+    "B": "Only the gradients could hide there, and they come later. Is there a message to hide?",
+    "D": "Which names do the weights have? Is one of them cut?",
+}
 
 
 def exercise_23_1(microbatches: Callable[..., Any]) -> str:
@@ -78,14 +86,15 @@ def exercise_23_2(order: Callable[..., Any]) -> str:
     return "The bubble of GPipe, but p - s microbatches held in place of m."
 
 
-def exercise_23_3(local: Callable[..., Any]) -> str:
-    """Check the shapes of tensors with named dimensions, cut along a mesh of ranks.
+def exercise_23_3(local: Callable[..., Any], why: Any) -> str:
+    """Check the shapes of tensors with named dimensions, and why data parallelism is quiet.
 
     Args:
         local: called with the two tensors' dimensions (name -> size), the mesh (side -> ranks)
             and the layout (dimension -> side), returns the shape of this rank's part of the
             product over all names that both have, as name -> size, and the sides of the mesh over
             which it must be summed, as a set.
+        why: the letter of the reason.
 
     Returns:
         str: what it means.
@@ -103,7 +112,7 @@ def exercise_23_3(local: Callable[..., Any]) -> str:
     ]
     for name, layout in layouts:
         came = answered(local(dict(x), dict(w), dict(mesh), dict(layout)))
-        two = isinstance(came, tuple) and len(came) == 2
+        two = isinstance(came, tuple | list) and len(came) == 2
         expect(two, "two things: a shape by names and a set of sides", came)
         right = {
             dimension: size // mesh.get(layout.get(dimension, ""), 1)
@@ -114,6 +123,7 @@ def exercise_23_3(local: Callable[..., Any]) -> str:
         sides = {layout["input"]} if "input" in layout else set()
         hint = "A sum over a name that is cut is only a part of the sum on each rank."
         expect(set(came[1]) == sides, f"the sides to sum over, {name}", came[1], hint)
+    expect_reason(answered(why), "C", SPEAKS_AGAINST, "why data parallelism is quiet going forward")
     return "Data, column and row parallelism are one rule: it only matters which name is cut."
 
 
@@ -133,7 +143,7 @@ def exercise_23_4(prune: Callable[..., Any]) -> str:
         weights = random.normal(size=shape).astype("float32")
         before = weights.copy()
         came = answered(prune(weights, share))
-        two = isinstance(came, tuple) and len(came) == 2
+        two = isinstance(came, tuple | list) and len(came) == 2
         expect(two, "two things: the pruned array and its bytes", came)
         expect(np.array_equal(weights, before), "the given weights as they were",
                "changed ones", "Work on a copy.")  # fmt: skip
@@ -216,7 +226,7 @@ class _Expert:
 def _expect_all_cells(rows: list[Any], microbatches: int) -> None:
     wanted = sorted((kind, number) for kind in "BF" for number in range(microbatches))
     for row in rows:
-        pairs = isinstance(row, list) and all(len(each) == 2 for each in row)
+        pairs = isinstance(row, list | tuple) and all(np.shape(each) == (2,) for each in row)
         expect(pairs, 'a list of pairs ("F" or "B", microbatch)', row)
         hint = "Each microbatch goes forward once and backward once."
         text = f"each of {microbatches} microbatches once each way"

@@ -9,10 +9,18 @@ from typing import Any
 import numpy as np
 
 from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises.matching import expect_reason
 from dlguide.exercises.on_ranks import results
 
 WHOLE_BELOW = 256  # numbers; smaller arrays are sent as they are
 MNIST_CNN = ((5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (1024, 128), (128,), (128, 10), (10,))
+
+# The reasons of 24-3 that are wrong.
+SPEAKS_AGAINST = {
+    "A": "The seconds of coding are the same in your formula, whatever the ranks.",
+    "C": "Accuracy does not stand in the formula: it compares two times.",
+    "D": "What one link can carry does not depend on how many there are.",
+}
 
 
 def exercise_24_1(nbytes: Callable[..., Any]) -> str:
@@ -74,7 +82,7 @@ def exercise_24_2(step: Callable[..., Any]) -> str:
             gradient = random.normal(size=shape)
             before = gradient.copy(), error.copy()
             came = answered(step(gradient, error, k))
-            two = isinstance(came, tuple) and len(came) == 2
+            two = isinstance(came, tuple | list | np.ndarray) and len(came) == 2
             expect(two, "two arrays: what is sent, and the new error", came)
             kept = np.array_equal(gradient, before[0]) and np.array_equal(error, before[1])
             hint = "Work on a copy: the caller still needs them."
@@ -98,13 +106,14 @@ def exercise_24_2(step: Callable[..., Any]) -> str:
     return "Sent + kept = given, at every step: nothing is lost, it is only late."
 
 
-def exercise_24_3(break_even: Callable[..., Any]) -> str:
-    """Check below which speed of a link compression pays.
+def exercise_24_3(break_even: Callable[..., Any], why: Any) -> str:
+    """Check below which speed of a link compression pays, and why more ranks end that.
 
     Args:
         break_even: called with the bytes of the gradient, those of the compressed message, the
             number of ranks and the seconds that coding takes in a step, returns the speed of a
             link (bytes/s) at which both ways are equally fast; 0 where compression never pays.
+        why: the letter of the reason.
 
     Returns:
         str: what it means.
@@ -120,7 +129,7 @@ def exercise_24_3(break_even: Callable[..., Any]) -> str:
         (gradient / 32, 8, 0.01),
     ):
         came = answered(break_even(gradient, message, ranks, coding_s))
-        expect(isinstance(came, float | int), "a number", came)
+        expect(isinstance(came, float | int | np.number), "a number", came)
         ring, gathered = 2 * (ranks - 1) / ranks * gradient, (ranks - 1) * message
         right = max(0.0, ring - gathered) / coding_s
         hint = "Equal: ring bytes / speed = gathered bytes / speed + coding. Solve for the speed."
@@ -136,6 +145,7 @@ def exercise_24_3(break_even: Callable[..., Any]) -> str:
         # 0 is the border itself at 100 ranks, which rounding may put on either side
         near = 1e-6 * ring / coding_s
         expect(abs(came - right) <= near, f"the speed of a link {case}", came, hint)
+    expect_reason(answered(why), "B", SPEAKS_AGAINST, "why it stops to pay with many ranks")
     return (
         "With 2 ranks 1 % top-k pays on slow links; with 100 ranks it pays on none, whatever the "
         "link. What is summed on its way (fp16, PowerSGD) has no such border."
@@ -162,7 +172,9 @@ def exercise_24_4(fuse: Callable[..., Any]) -> str:
     for sizes, threshold in cases:
         came = answered(fuse(list(sizes), threshold))
         right = _fused(sizes, threshold)
-        expect(isinstance(came, list), "a list of sizes", came)
+        came = came.tolist() if isinstance(came, np.ndarray) else came
+        expect(isinstance(came, list | tuple), "a list of sizes", came)
+        came = list(came)
         case = f"of {sizes[:8]}{' ...' if len(sizes) > 8 else ''}, threshold {threshold}"
         hint = "Fill a message in order; begin the next when one more tensor would be too much."
         if sum(came) != sum(sizes):
@@ -206,7 +218,7 @@ def exercise_24_5(train: Callable[..., Any], cluster: Any) -> str:
                 stack = np.stack([stack.mean(0)] * ranks)
         case = f"{steps} steps, H = {every}, {ranks} ranks"
         for rank, each in enumerate(came):
-            three = isinstance(each, tuple) and len(each) == 3
+            three = isinstance(each, tuple | list) and len(each) == 3
             expect(three, "three things: weights, bytes, drifts", each)
             weights, sent, own = each
             hint = "Every H steps, and once at the end, but not twice."

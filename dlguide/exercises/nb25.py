@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 
 from dlguide.exercises import answered, expect, expect_close, expect_function, near
+from dlguide.exercises.matching import expect_reason
 from dlguide.exercises.on_ranks import results
 
 IMAGENET = 1_281_167  # training images of ILSVRC 2012
+
+# The sentences of 25-4 that do not hold.
+SPEAKS_AGAINST = {
+    "A": "What does u <- m u + g keep of a gradient in the next step?",
+    "B": "0.9 of it is left after a step. And after fifty of them?",
+    "C": "Keras and PyTorch leave it out only when they are told to.",
+}
 
 
 def exercise_25_1(rate: Callable[..., Any]) -> str:
@@ -93,7 +101,7 @@ def exercise_25_3(step: Callable[..., Any]) -> str:
         gradient = random.normal(size=(3, 4))
         given = weights.copy(), velocity.copy(), gradient.copy(), rate, before, momentum
         came = answered(step(*given))
-        two = isinstance(came, tuple | list) and len(came) == 2
+        two = isinstance(came, tuple | list | np.ndarray) and len(came) == 2
         expect(two, "two arrays: the new weights and the new velocity", came)
         old, times = velocity, rate / before
         plain = momentum * plain + gradient
@@ -115,12 +123,13 @@ def exercise_25_3(step: Callable[..., Any]) -> str:
     )
 
 
-def exercise_25_4(times_too_large: Callable[..., Any]) -> str:
-    """Check how many times too large the scaled rate is for the last batch of an epoch.
+def exercise_25_4(times_too_large: Callable[..., Any], why: Any) -> str:
+    """Check how much too large the rate is for the last batch, and how long that is felt.
 
     Args:
         times_too_large: called with the training images, the images of a worker in a step and
             the workers, returns by how much.
+        why: the letter of the sentence that holds.
 
     Returns:
         str: what it means.
@@ -142,6 +151,7 @@ def exercise_25_4(times_too_large: Callable[..., Any]) -> str:
         elif _is(came, batch / (samples // workers % batch or batch)):
             hint = "Nobody leaves an image out: each worker has its share rounded up."
         expect_close(came, batch / last, case, hint, 1e-6)
+    expect_reason(answered(why), "D", SPEAKS_AGAINST, "how long the last step is felt")
     return (
         "With 24 workers the rate of 1.2 is 21 times too large for the last step, more than for "
         "any other number of workers in the thesis, and validation comes directly after it."

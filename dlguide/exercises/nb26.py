@@ -125,7 +125,7 @@ def exercise_26_3(mistakes: Mapping[str, Any]) -> str:
     letters = ", ".join(OBSERVED)
     expect(set(mistakes) == set(OBSERVED), f"a mistake for each of {letters}", sorted(mistakes))
     for letter, (right, hint) in OBSERVED.items():
-        came = mistakes[letter]
+        came = str(mistakes[letter]).strip().lower()
         expect(came == right, f"the mistake that explains {letter}", came, hint)
     return "Only F can be seen in the loss of one rank, and only beside that of one process."
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises.matching import expect_causes
 
 TABLE_1 = {
     # cores, clock, bits of a unit, units: PRACE guide 2019, Table 1, notes e and f
@@ -22,6 +23,24 @@ TABLE_1 = {
 _DOUBLE = ((0, 1), (0, 4), (1, 2), (2, 3), (3, 7), (4, 5), (5, 6), (6, 7))
 _SINGLE = ((0, 2), (0, 3), (1, 3), (1, 5), (2, 6), (4, 6), (4, 7), (5, 7))
 DGX_1 = {**dict.fromkeys(_DOUBLE, 100e9), **dict.fromkeys(_SINGLE, 50e9)}
+
+CAUSES = {
+    "half the work": (
+        "D",
+        "Count cores, not CPUs: `plots.topology` of the node shows which are pairs.",
+    ),
+    "above 1": (
+        "A",
+        "Two units cannot start more than two instructions. What else is in the product?",
+    ),
+    "batch of 8": ("F", "What moves once, however many images use it?"),
+    "below the roof": (
+        "B",
+        "The roof knows bytes and operations. What does each layer cost besides?",
+    ),
+    "a third of it": ("C", "Add up the links of one GPU, and both ways of each."),
+    "twice the peak": ("E", "Which products does a data sheet count that a dense matrix has not?"),
+}
 
 
 def exercise_30_1(peak: Callable[..., Any]) -> str:
@@ -156,6 +175,19 @@ def exercise_30_4(smallest_batch: Callable[..., Any]) -> str:
         f"AlexNet needs {ratio:.0f} times the batch of GoogLeNet: few operations for each byte of "
         "its gradient. Flop per gradient byte decides how a net scales, not its size alone."
     )
+
+
+def exercise_30_5(causes: Mapping[str, str]) -> str:
+    """Check which cause belongs to which observation.
+
+    Args:
+        causes: for each of the six observations a letter from "A" to "F".
+
+    Returns:
+        str: what it means.
+    """
+    expect_causes(causes, CAUSES)
+    return "A clock, a count, a direction: say what a number counts before you compare it."
 
 
 def _slowest(way: tuple[int, ...], links: dict[tuple[int, int], float]) -> float:

@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises.matching import expect_causes
 from dlguide.exercises.on_ranks import results
+
+CAUSES = {
+    "four are slower": (
+        "E",
+        "How many threads has each core, if nobody tells a rank of the others?",
+    ),
+    "half is idle": ("C", "At which number does each of them begin?"),
+    "no effect": ("F", "Who reads that variable, and who does not?"),
+    "both sockets": (
+        "A",
+        "The 1 in `compact,1,0` moves the innermost level outwards. Which one is it?",
+    ),
+    "one image": ("B", "The same threads pay for 256 images. What do they share for one?"),
+    "a core given away": ("D", "k / (c - k): what is it for 1 of 2, and for 2 of 24?"),
+}
 
 
 def exercise_31_1(crowding: Callable[..., Any]) -> str:
@@ -25,7 +43,7 @@ def exercise_31_1(crowding: Callable[..., Any]) -> str:
         (1, 2, None), (2, 2, 1), (2, 2, None), (4, 2, 2), (4, 4, 2), (2, 48, 22), (2, 48, None),
     ):  # fmt: skip
         came = answered(crowding(ranks, cores, told))
-        pair = isinstance(came, tuple | list) and len(came) == 2
+        pair = np.shape(came) == (2,)
         expect(pair, "two numbers: threads in all, threads per core", came)
         threads = ranks * (cores if told is None else told)
         said = "told nothing" if told is None else f"told to use {told}"
@@ -113,7 +131,7 @@ def exercise_31_3(landing: Callable[..., Any]) -> str:
             came = answered(landing(kind, sockets, cores, siblings, threads))
             right = _landing(kind, sockets, cores, siblings)[:threads]
             where = f"{kind}: {threads} threads on {sockets} x {cores} cores x {siblings}"
-            listed = isinstance(came, list | tuple) and len(came) == threads
+            listed = np.shape(came) == (threads,)
             expect(listed, f"one CPU for each thread ({where})", came)
             wrong = next((i for i in range(threads) if came[i] != right[i]), None)
             if wrong is not None:
@@ -168,6 +186,19 @@ def exercise_31_4(pin: Callable[..., Any], cluster: Any) -> str:
         f"Each rank had {len(came[0][1])} threads or so: TensorFlow's, MPI's and Python's. A mask "
         "that only the first one has binds nothing that computes."
     )
+
+
+def exercise_31_5(causes: Mapping[str, str]) -> str:
+    """Check which cause belongs to which symptom.
+
+    Args:
+        causes: for each of the six symptoms a letter from "A" to "F".
+
+    Returns:
+        str: what it means.
+    """
+    expect_causes(causes, CAUSES)
+    return "None of the six raises an error. Let every run print its masks and its threads."
 
 
 def _pinned_masks(comm: Any, pin: Callable[..., Any], cpus: list[int]) -> Any:

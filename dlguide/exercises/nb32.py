@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dlguide.exercises import answered, expect, expect_close, expect_function
+from dlguide.exercises.matching import expect_causes
 
 LARGEST = 65504.0  # of fp16
+
+CAUSES = {
+    "stands still": ("D", "How far is it from 256 to the next number of bf16?"),
+    "negative": ("F", "Two terms of 255 * 127: up to where do 16 bits count?"),
+    "falls slowly": ("A", "Where do small gradients go in fp16, and what would bring them back?"),
+    "slow steps": ("C", "Which units does the stamp list? What does a library do without them?"),
+    "dark edges": ("E", "What do convolutions put around an image?"),
+    "hardly faster": ("B", "Amdahl: what is left when the products take no time at all?"),
+}
 
 
 def exercise_32_1(exact_up_to: Callable[..., Any]) -> str:
@@ -130,3 +140,16 @@ def exercise_32_4(speed_up: Callable[..., Any]) -> str:
     return (
         "The last case became slower: 30 % products and 40 % conversions. Small nets are like that."
     )
+
+
+def exercise_32_5(causes: Mapping[str, str]) -> str:
+    """Check which cause belongs to which symptom.
+
+    Args:
+        causes: for each of the six symptoms a letter from "A" to "F".
+
+    Returns:
+        str: what it means.
+    """
+    expect_causes(causes, CAUSES)
+    return "Not one of the six stops a program: narrow numbers fail without a word."

@@ -55,8 +55,12 @@ def exercise_33_2(answers: Mapping[str, tuple[str, float]]) -> str:
         raise NotAnswered
     for claim, (letter, ratio, why, traps) in _fair().items():
         pair = answers[claim]
-        expect(isinstance(pair, tuple | list) and len(pair) == 2, f"two parts for {claim}", pair)
-        expect(str(pair[0]).upper() == letter, f"the baseline of {claim}", pair[0], why)
+        expect(
+            isinstance(pair, tuple | list | np.ndarray) and len(pair) == 2,
+            f"two parts for {claim}",
+            pair,
+        )
+        expect(str(pair[0]).strip().upper() == letter, f"the baseline of {claim}", pair[0], why)
         for value, hint in traps:
             expect(not near(pair[1], value, 5e-3), f"the honest ratio of {claim}", pair[1], hint)
         expect_close(pair[1], ratio, f"the honest ratio of {claim}", relative=1e-2)

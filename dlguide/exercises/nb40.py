@@ -14,6 +14,7 @@ import google_crc32c
 import numpy as np
 
 from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function, near
+from dlguide.exercises.matching import expect_reason
 
 # What each case of 40-2 does: E an error, S other samples without an error, R the right samples.
 _DAMAGE = {
@@ -34,6 +35,12 @@ _DAMAGE = {
     ),
 }
 DAMAGE_CASES = tuple(_DAMAGE)
+# The reasons of 40-3 that are wrong.
+SPEAKS_AGAINST = {
+    "A": "1 GB/s is little for a parallel file system, and your function says what is too much.",
+    "C": "Each image is one small file on one target: no target is asked more than the others.",
+    "D": "A cache on a node helps where the data fit. Which of the two numbers is too large?",
+}
 
 
 def exercise_40_1(file_nbytes: Callable[..., Any]) -> str:
@@ -82,20 +89,21 @@ def exercise_40_2(answers: Mapping[str, str]) -> str:
     if any(letter is Ellipsis for letter in answers.values()):
         raise NotAnswered
     for case, (letter, hint) in _DAMAGE.items():
-        came = str(answers[case]).upper()
+        came = str(answers[case]).strip().upper()
         expect(came in ("E", "S", "R"), f"E, S or R for {case!r}", answers[case])
         expect(came == letter, f"what happens with {case!r}", came, hint)
     return "A checksum sees what changed inside. Only a manifest sees what is not there."
 
 
-def exercise_40_3(limit: Callable[..., Any]) -> str:
-    """Check what a training asks of a file system, and what is too much.
+def exercise_40_3(limit: Callable[..., Any], why: Any) -> str:
+    """Check what a training asks of a file system, what is too much, and what would help.
 
     Args:
         limit: called with samples, sample_nbytes, epochs, seconds, samples_per_file, and what
             the file system gives: opens_per_s, bytes_per_s; returns the opens/s and bytes/s
             that are needed, and which is further over what is given: "opens", "bytes" or
             "nothing".
+        why: the letter of the reason.
 
     Returns:
         str: what it means.
@@ -132,6 +140,7 @@ def exercise_40_3(limit: Callable[..., Any]) -> str:
         right = worst if over[worst] > 1 else "nothing"
         hint = "Divide what is needed by what is given, for both; over 1 is too much."
         expect(came[2] == right, f"what is too much in {case}", came[2], hint)
+    expect_reason(answered(why), "B", SPEAKS_AGAINST, "why more targets would not help")
     return "For the guide's run on single files it is the opens, not the 1 GB/s that it fears."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -106,7 +106,7 @@ def exercise_42_2(place_of: Callable[..., Any]) -> str:
     )
 
 
-def exercise_42_3(causes: dict[str, Any]) -> str:
+def exercise_42_3(causes: Mapping[str, Any]) -> str:
     """Check what limited each of five observed trainings.
 
     Args:
@@ -115,14 +115,14 @@ def exercise_42_3(causes: dict[str, Any]) -> str:
     Returns:
         str: what it means.
     """
-    expect(isinstance(causes, dict), "a dictionary from letters to causes", causes)
+    expect(isinstance(causes, Mapping), "a dictionary from letters to causes", causes)
     missing = sorted(CAUSES.keys() - causes.keys())
     expect(not missing, "an answer to each of A to E", f"nothing for {', '.join(missing)}")
     if any(each is Ellipsis for each in causes.values()):
         raise NotAnswered
     known = sorted(cause for cause, _ in CAUSES.values())
     for letter, (cause, hint) in CAUSES.items():
-        came = causes[letter]
+        came = str(causes[letter]).strip().lower()
         expect(came in known, f"{letter}: one of {', '.join(known)}", came)
         expect(came == cause, f"the cause of {letter}", came, hint)
     return "Change one thing and look what stays the same: that names the part that limits."
