@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from exercise_parts import Parts
 
 from dlguide import exercises
 from dlguide.exercises import nb60
@@ -56,33 +57,8 @@ def serial_of(one_s, many_s, cores):
     return (cores * many_s / one_s - 1) / (cores - 1)
 
 
-LAWS = {
-    "all is shared": (lambda s, p: float(p), serial_of, "can be shared gets faster"),
-    "the time": (lambda s, p: s + (1 - s) / p, serial_of, "That is the time"),
-    "efficiency": (lambda s, p: speedup(s, p) / p, serial_of, "its two parts"),
-    "what is lost": (speedup, lambda a, b, p: 1 - a / b / p, "solve for s"),
-    "the ratio": (speedup, lambda a, b, p: b / a, "solve for s"),
-    "a text": (speedup, lambda a, b, p: "small", "solve for s"),
-}
-
-
-def test_law_forwards_and_backwards_is_ticked(capsys):
-    assert exercises.check("60-6", speedup, serial_of), capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("forwards", "backwards", "hint"), LAWS.values(), ids=LAWS)
-def test_wrong_law_gets_its_hint(forwards, backwards, hint, capsys):
-    assert not exercises.check("60-6", forwards, backwards)
-    assert hint in capsys.readouterr().out
-
-
-def test_empty_law_is_not_answered_yet(capsys):
-    assert not exercises.check("60-6", speedup, lambda *arguments: ...)
-    assert "not answered yet" in capsys.readouterr().out
-
-
 def test_rows_as_an_array_are_ticked(capsys):
-    ticked = exercises.check("60-1", lambda n, p, r: np.array(my_rows(n, p, r)))
+    ticked = exercises.check("60-1", lambda n, p, r: np.array(my_rows(n, p, r)), infer)
     assert ticked, capsys.readouterr().out
 
 
@@ -90,7 +66,7 @@ def test_watching_leaves_the_routine_as_it_was():
     import daal4py
 
     before = daal4py.kmeans
-    assert exercises.check("60-3", infer)
+    assert exercises.check("60-1", my_rows, infer)
     assert daal4py.kmeans is before
     space = {"kmeans": before}  # as after `from daal4py import kmeans` in a notebook
     exec(
@@ -99,25 +75,17 @@ def test_watching_leaves_the_routine_as_it_was():
         "    return routine.compute(points, centres).assignments.ravel()",
         space,
     )
-    assert exercises.check("60-3", space["infer"])
+    assert exercises.check("60-1", my_rows, space["infer"])
     assert space["kmeans"] is before
 
 
-RIGHT = {"60-1": my_rows, "60-2": crowd, "60-3": infer, "60-5": CAUSES}
+RIGHT = {
+    "60-1": Parts((my_rows, infer)),
+    "60-2": crowd,
+    "60-3": Parts((speedup, serial_of)),
+    "60-5": CAUSES,
+}
 WRONG = {
-    "remainder lost": (
-        "60-1",
-        lambda n, p, r: (r * (n // p), (r + 1) * (n // p)),
-        "lose it",
-    ),
-    "remainder on the last": (
-        "60-1",
-        lambda n, p, r: (r * (n // p), n if r == p - 1 else (r + 1) * (n // p)),
-        "slowest rank",
-    ),
-    "end included": ("60-1", lambda n, p, r: (my_rows(n, p, r)[0], my_rows(n, p, r)[1] + 1), "end"),
-    "fractions": ("60-1", lambda n, p, r: (r * n / p, (r + 1) * n / p), "`//`"),
-    "all points": ("60-1", lambda n, p, r: (0, n), "where one part ends"),
     "told is obeyed": (
         "60-2",
         lambda masks, told: ([told or len(m) for m in masks], crowd(masks, told)[1]),
@@ -141,8 +109,6 @@ WRONG = {
         lambda masks, told: (crowd(masks, told)[0], math.ceil(crowd(masks, told)[1])),
         "threads / CPUs",
     ),
-    "NumPy alone": ("60-3", nearest, "Let daal4py find them"),
-    "one step beside it": ("60-3", infer_after_a_step, "Training with no step"),
     "ranks a CPU": (
         "60-2",
         lambda masks, told: (
@@ -150,18 +116,6 @@ WRONG = {
             max(sum(c in m for m in masks) for c in range(2)),
         ),
         "threads / CPUs",
-    ),
-    "one iteration": ("60-3", lambda points, centres: infer(points, centres, 1), "training"),
-    "no result": ("60-3", lambda points, centres: [], "one for each point"),
-    "a column of labels": (
-        "60-3",
-        lambda points, centres: infer(points, centres)[:, None],
-        ".ravel()",
-    ),
-    "distances for labels": (
-        "60-3",
-        lambda points, centres: np.abs(points[:, None] - centres).sum(2).argmin(1),
-        "squared distance",
     ),
     "causes swapped": (
         "60-5",
@@ -179,9 +133,60 @@ WRONG = {
         "before or after",
     ),
     "no letter": ("60-5", {**CAUSES, "`objectiveFunction` is not the inertia": "lag"}, "fits once"),
-    "no function": ("60-1", (0, 5), "Write it with `def`"),
+    "remainder lost": (
+        "60-1",
+        Parts((lambda n, p, r: (r * (n // p), (r + 1) * (n // p)), infer)),
+        "lose it",
+    ),
+    "remainder on the last": (
+        "60-1",
+        Parts((lambda n, p, r: (r * (n // p), n if r == p - 1 else (r + 1) * (n // p)), infer)),
+        "slowest rank",
+    ),
+    "end included": (
+        "60-1",
+        Parts((lambda n, p, r: (my_rows(n, p, r)[0], my_rows(n, p, r)[1] + 1), infer)),
+        "end",
+    ),
+    "fractions": ("60-1", Parts((lambda n, p, r: (r * n / p, (r + 1) * n / p), infer)), "`//`"),
+    "all points": ("60-1", Parts((lambda n, p, r: (0, n), infer)), "where one part ends"),
+    "no function": ("60-1", Parts(((0, 5), infer)), "Write it with `def`"),
+    "NumPy alone": ("60-1", Parts((my_rows, nearest)), "Let daal4py find them"),
+    "one step beside it": ("60-1", Parts((my_rows, infer_after_a_step)), "Training with no step"),
+    "one iteration": (
+        "60-1",
+        Parts((my_rows, lambda points, centres: infer(points, centres, 1))),
+        "training",
+    ),
+    "no result": ("60-1", Parts((my_rows, lambda points, centres: [])), "one for each point"),
+    "a column of labels": (
+        "60-1",
+        Parts((my_rows, lambda points, centres: infer(points, centres)[:, None])),
+        ".ravel()",
+    ),
+    "distances for labels": (
+        "60-1",
+        Parts(
+            (my_rows, lambda points, centres: np.abs(points[:, None] - centres).sum(2).argmin(1))
+        ),
+        "squared distance",
+    ),
+    "all is shared": (
+        "60-3",
+        Parts((lambda s, p: float(p), serial_of)),
+        "can be shared gets faster",
+    ),
+    "the time": ("60-3", Parts((lambda s, p: s + (1 - s) / p, serial_of)), "That is the time"),
+    "efficiency": ("60-3", Parts((lambda s, p: speedup(s, p) / p, serial_of)), "its two parts"),
+    "what is lost": ("60-3", Parts((speedup, lambda a, b, p: 1 - a / b / p)), "solve for s"),
+    "the ratio": ("60-3", Parts((speedup, lambda a, b, p: b / a)), "solve for s"),
+    "a text": ("60-3", Parts((speedup, lambda a, b, p: "small")), "solve for s"),
 }
-EMPTY = {"60-5": [dict.fromkeys(CAUSES, ...)]}
+EMPTY = {
+    "60-1": [Parts((lambda *a: ..., infer)), Parts((my_rows, lambda *a: ...))],
+    "60-3": [Parts((speedup, lambda *a: ...))],
+    "60-5": [dict.fromkeys(CAUSES, ...)],
+}
 
 
 def test_oracle_of_rows_is_the_division_of_the_package():

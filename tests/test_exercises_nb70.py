@@ -1,13 +1,14 @@
 """Notebook 70's checks tick what is right and say which usual mistake was made.
 
-The model answers are closed forms; those of 70-2 and 70-3 are held against the cost model and
-against the simulation, which know nothing of them.
+The model answers are closed forms; those of 70-2 are held against the cost model and against the
+simulation, which know nothing of them.
 """
 
 import math
 
 import numpy as np
 import pytest
+from exercise_parts import Parts
 
 from dlguide import exercises, published
 from dlguide.exercises import nb70
@@ -55,12 +56,14 @@ def straight(points, workers):
 
 RIGHT = {
     "70-1": speed_ups,
-    "70-2": crossover,
-    "70-3": interval_s,
+    "70-2": Parts((crossover, interval_s)),
     "70-4": CAUSES,
     "70-5": forecast,
 }
-EMPTY = {"70-4": [dict.fromkeys(CAUSES, ...), CAUSES | {"none is slow": ...}]}
+EMPTY = {
+    "70-2": [Parts((crossover, lambda *a: ...)), Parts((lambda *a: ..., interval_s))],
+    "70-4": [dict.fromkeys(CAUSES, ...), CAUSES | {"none is slow": ...}],
+}
 WRONG = {
     "one worker does not evaluate": (
         "70-1",
@@ -81,21 +84,42 @@ WRONG = {
     "one number": ("70-1", lambda s, p, e: s, "three numbers"),
     "tree that does not come back": (
         "70-2",
-        lambda p, a, r: a * r * (2 * (p - 1) - math.log2(p)) / (math.log2(p) - 2 * (p - 1) / p),
+        Parts(
+            (
+                lambda p, a, r: (
+                    a * r * (2 * (p - 1) - math.log2(p)) / (math.log2(p) - 2 * (p - 1) / p)
+                ),
+                interval_s,
+            )
+        ),
         "goes down, too",
     ),
     "ring of whole arrays": (
         "70-2",
-        lambda p, a, r: a * r * (p - 1 - math.log2(p)) / (math.log2(p) - p + 1),
+        Parts(
+            (lambda p, a, r: a * r * (p - 1 - math.log2(p)) / (math.log2(p) - p + 1), interval_s)
+        ),
         "a p-th of the array",
     ),
-    "bits": ("70-2", lambda p, a, r: 8 * crossover(p, a, r), "not bits"),
-    "latency alone": ("70-2", lambda p, a, r: a * r * (p - 1), "a tree"),
-    "endless": ("70-2", lambda p, a, r: math.inf, "finite number"),
-    "one worker's failures": ("70-3", lambda m, p, c: interval_s(m, 1, c), "some worker fail"),
-    "more workers, longer": ("70-3", lambda m, p, c: p * interval_s(m, p, c), "shorter"),
-    "all of it lost": ("70-3", lambda m, p, c: math.sqrt(c * m / p), "half-way"),
-    "no root": ("70-3", lambda m, p, c: 2 * c * m / p, "square"),
+    "bits": ("70-2", Parts((lambda p, a, r: 8 * crossover(p, a, r), interval_s)), "not bits"),
+    "latency alone": ("70-2", Parts((lambda p, a, r: a * r * (p - 1), interval_s)), "a tree"),
+    "endless": ("70-2", Parts((lambda p, a, r: math.inf, interval_s)), "finite number"),
+    "one worker's failures": (
+        "70-2",
+        Parts((crossover, lambda m, p, c: interval_s(m, 1, c))),
+        "some worker fail",
+    ),
+    "more workers, longer": (
+        "70-2",
+        Parts((crossover, lambda m, p, c: p * interval_s(m, p, c))),
+        "shorter",
+    ),
+    "all of it lost": (
+        "70-2",
+        Parts((crossover, lambda m, p, c: math.sqrt(c * m / p))),
+        "half-way",
+    ),
+    "no root": ("70-2", Parts((crossover, lambda m, p, c: 2 * c * m / p)), "square"),
     "server and slowest": ("70-4", CAUSES | {"MXNet at 64": "C"}, "full there"),
     "baseline": ("70-4", CAUSES | {"1.00 at 8 GPUs": "B"}, "as what?"),
     "neighbours": ("70-4", CAUSES | {"two of four": "D"}, "the other half"),
@@ -162,3 +186,62 @@ def test_observations_are_the_published_ones():
     for name, rates in predict.published_series().items():
         if name.startswith("thesis"):
             assert rates[2] / 2 < rates[4] / 4
+
+
+def waiting(comm, step_s, exchange_s, fault=""):
+    from mpi4py import MPI
+
+    slowest = comm.allreduce(step_s, op=MPI.MAX).sum()
+    mean = comm.allreduce(step_s.sum()) / comm.size
+    seconds = slowest + len(step_s) * exchange_s
+    share = (slowest - mean) / seconds
+    if fault == "own":
+        seconds = step_s.sum() + len(step_s) * exchange_s
+    if fault == "slowest rank":
+        seconds = comm.allreduce(step_s.sum(), op=MPI.MAX) + len(step_s) * exchange_s
+    if fault == "one exchange":
+        seconds = slowest + exchange_s
+    if fault == "mean":
+        seconds = mean + len(step_s) * exchange_s
+    if fault == "in seconds":
+        share *= seconds
+    if fault == "exchange waits":
+        share += len(step_s) * exchange_s / seconds
+    if fault == "of one rank":
+        share *= comm.size
+    return seconds if fault == "one number" else (seconds, share)
+
+
+def test_waiting_is_ticked_on_any_number_of_ranks(cluster, capsys):
+    assert exercises.check("70-3", waiting, cluster), capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fault", "hint"),
+    {
+        "own": "What one rank knows is not enough",
+        "slowest rank": "compare step by step",
+        "one exchange": "Every step has its exchange",
+        "mean": "Nobody waits for the mean",
+        "in seconds": "Which part of the time",
+        "exchange waits": "all take part in it",
+        "of one rank": "not by that of one",
+        "one number": "two numbers",
+    }.items(),
+)
+def test_faulty_waiting_gets_its_hint(cluster, fault, hint, capsys):
+    def faulty(*arguments):
+        return waiting(*arguments, fault=fault)
+
+    ticked = exercises.check("70-3", faulty, cluster)
+    out = capsys.readouterr().out
+    if cluster.ranks == 1 and fault not in ("one exchange", "exchange waits", "one number"):
+        assert ticked  # one rank alone hides these
+    else:
+        assert not ticked
+        assert hint in out
+
+
+def test_waiting_that_returns_nothing_is_not_answered_yet(cluster, capsys):
+    assert not exercises.check("70-3", lambda *arguments: ..., cluster)
+    assert "not answered yet" in capsys.readouterr().out

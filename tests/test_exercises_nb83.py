@@ -54,7 +54,9 @@ WRONG = {
     "warmup that falls": ("83-3", lambda *a: plan(*a, ("falls",)), "A warmup rises"),
     "two numbers": ("83-3", lambda *a: plan(*a)[:2], "three numbers"),
     "leak missed": ("83-4", CAUSES | {"0.99 here, 0.70 elsewhere": "B"}, "seen before"),
-    "luck missed": ("83-4", CAUSES | {"10 of 14": "E", "1688 times": "B"}, ""),
+    "luck missed": ("83-4", CAUSES | {"10 of 14": "E"}, "a coin fall"),
+    "baseline missed": ("83-4", CAUSES | {"1688 times": "B"}, "and what else?"),
+    "rate missed": ("83-4", CAUSES | {"does not move": "D"}, "end of a schedule"),
 }
 
 

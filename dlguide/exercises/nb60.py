@@ -1,4 +1,4 @@
-"""Checks of the exercises of notebook 60: shares, cores, inference, a step, symptoms, a law."""
+"""Checks of the exercises of notebook 60: rows and labels, cores, a law, a step, symptoms."""
 
 from __future__ import annotations
 
@@ -43,17 +43,30 @@ CAUSES = {
 }
 
 
-def exercise_60_1(my_rows: Callable[..., Any]) -> str:
-    """Check that every point is on one rank and the parts are even.
+def exercise_60_1(my_rows: Callable[..., Any], infer: Callable[..., Any]) -> str:
+    """Check that every point is on one rank in even parts, and that labels need no training.
 
     Args:
         my_rows: called with the number of points, of processes and this process' number, returns
             its first row and the row behind its last.
+        infer: called with points and centres, returns the number of the nearest centre of each
+            point, from k-means with zero iterations.
 
     Returns:
         str: what it means.
     """
     expect_function(my_rows)
+    expect_function(infer)
+    _expect_rows(my_rows)
+    _expect_labels(infer)
+    return (
+        "Nothing was sent, which is the workshop's first statement. Training and inference share "
+        "one routine, its second. But take its labels only: with zero iterations nobody fills in "
+        "the centres that it returns."
+    )
+
+
+def _expect_rows(my_rows: Callable[..., Any]) -> None:
     for count, ranks in ((12, 3), (273_280, 2), (273_280, 3), (10, 4), (7, 7), (100, 1), (11, 6)):
         parts = [answered(my_rows(count, ranks, rank)) for rank in range(ranks)]
         parts = [part.tolist() if isinstance(part, np.ndarray) else part for part in parts]
@@ -70,10 +83,52 @@ def exercise_60_1(my_rows: Callable[..., Any]) -> str:
         sizes = [end - begin for begin, end in parts]
         hint = "The slowest rank sets the pace: deal the remainder out, one point each."
         expect(max(sizes) - min(sizes) <= 1, f"parts of equal size, {case}", sizes, hint)
-    return (
-        "Each process worked its part out alone, from two numbers: nothing was sent. That is the "
-        "workshop's first statement."
-    )
+
+
+def _expect_labels(infer: Callable[..., Any]) -> None:
+    random = np.random.default_rng(60)
+    for points, clusters, columns in ((200, 5, 3), (50, 16, 2), (9, 9, 4)):
+        rows = random.normal(size=(points, columns))
+        centres = random.normal(size=(clusters, columns))
+        with _watched(infer) as calls:
+            labels = answered(infer(rows.copy(), centres.copy()))
+        expect(np.size(labels) == points, f"{points} labels", labels, "One for each point.")
+        shape, wanted = np.shape(labels), f"labels of shape ({points},)"
+        hint = "The routine gives a column, one row for each point: flatten it with `.ravel()`."
+        expect(shape == (points,), wanted, f"shape {shape}", hint)
+        right = _nearest(rows, centres)
+        hint = "Nearest in squared distance, numbered from 0 in the order of the centres."
+        if np.array_equal(labels, _nearest(rows, _moved(rows, centres))):
+            hint = "These belong to centres that have moved: that is training. How many iterations?"
+        expect(np.array_equal(labels, right), "the nearest centre of each point", labels, hint)
+        hint = "The labels are right. Let daal4py find them: `daal4py.kmeans(...)`."
+        if calls:
+            hint = "Training with no step: `maxIterations=0`."
+        expect(0 in calls, "a call of `daal4py.kmeans` with 0 iterations", calls, hint)
+
+
+@contextmanager
+def _watched(infer: Callable[..., Any]) -> Iterator[list[int]]:
+    """Note the most iterations of every `daal4py.kmeans` that is made within."""
+    import daal4py
+
+    routine, calls = daal4py.kmeans, []
+
+    @functools.wraps(routine)
+    def noted(nClusters: Any = None, maxIterations: Any = None, *more: Any, **settings: Any) -> Any:
+        calls.append(maxIterations)
+        return routine(nClusters, maxIterations, *more, **settings)
+
+    # also where the learner wrote `from daal4py import kmeans` beside the function
+    spaces = (vars(daal4py), getattr(inspect.unwrap(infer), "__globals__", {}))
+    places = [(space, name) for space in spaces for name in space if space[name] is routine]
+    for space, name in places:
+        space[name] = noted
+    try:
+        yield calls
+    finally:
+        for space, name in places:
+            space[name] = routine
 
 
 def exercise_60_2(crowd: Callable[..., Any]) -> str:
@@ -123,64 +178,46 @@ def exercise_60_2(crowd: Callable[..., Any]) -> str:
     )
 
 
-def exercise_60_3(infer: Callable[..., Any]) -> str:
-    """Check that labels come from k-means with zero iterations.
+def exercise_60_3(speedup: Callable[..., Any], serial_of: Callable[..., Any]) -> str:
+    """Check Amdahl's law, forwards and backwards, for threads and for processes.
 
     Args:
-        infer: called with points and centres, returns the number of the nearest centre of each
-            point.
+        speedup: called with the part that cannot be shared and the cores; returns how many times
+            as fast they are.
+        serial_of: called with the time on one core (s), the time on several (s) and these cores;
+            returns the part that would explain it.
 
     Returns:
         str: what it means.
     """
-    expect_function(infer)
-    random = np.random.default_rng(60)
-    for points, clusters, columns in ((200, 5, 3), (50, 16, 2), (9, 9, 4)):
-        rows = random.normal(size=(points, columns))
-        centres = random.normal(size=(clusters, columns))
-        with _watched(infer) as calls:
-            labels = answered(infer(rows.copy(), centres.copy()))
-        expect(np.size(labels) == points, f"{points} labels", labels, "One for each point.")
-        shape, wanted = np.shape(labels), f"labels of shape ({points},)"
-        hint = "The routine gives a column, one row for each point: flatten it with `.ravel()`."
-        expect(shape == (points,), wanted, f"shape {shape}", hint)
-        right = _nearest(rows, centres)
-        hint = "Nearest in squared distance, numbered from 0 in the order of the centres."
-        if np.array_equal(labels, _nearest(rows, _moved(rows, centres))):
-            hint = "These belong to centres that have moved: that is training. How many iterations?"
-        expect(np.array_equal(labels, right), "the nearest centre of each point", labels, hint)
-        hint = "The labels are right. Let daal4py find them: `daal4py.kmeans(...)`."
-        if calls:
-            hint = "Training with no step: `maxIterations=0`."
-        expect(0 in calls, "a call of `daal4py.kmeans` with 0 iterations", calls, hint)
+    expect_function(speedup)
+    expect_function(serial_of)
+    for serial, cores in ((0.0, 4), (0.25, 1), (0.1, 2), (0.1, 16), (1.0, 8)):
+        came = answered(speedup(serial, cores))
+        hint = "The time of one core is 1. What is left of each of its two parts on p cores?"
+        if np.ndim(came) == 0 and isinstance(came, float) and np.isclose(came, cores):
+            hint = "Only the part that can be shared gets faster."
+        elif np.ndim(came) == 0 and came == serial + (1 - serial) / cores:
+            hint = "That is the time; asked is how many times as fast."
+        expect_close(came, 1 / (serial + (1 - serial) / cores), _of(serial, cores), hint, 1e-6)
+    for one_s, many_s, cores in ((0.2, 0.11, 2), (1.0, 0.4, 4), (0.3, 0.15, 2), (0.3, 0.3, 8)):
+        came = answered(serial_of(one_s, many_s, cores))
+        right = (many_s / one_s - 1 / cores) / (1 - 1 / cores)
+        hint = "Put many_s / one_s in place of 1 / S(p), and solve for s."
+        case = f"the part that explains {one_s} s on one core and {many_s} s on {cores}"
+        if right == 0:
+            near = np.ndim(came) == 0 and abs(float(came)) < 1e-6
+            expect(near, case, came, hint)
+        else:
+            expect_close(came, right, case, hint, 1e-6)
     return (
-        "Training and inference share one routine: this is the first half of a training step. But "
-        "take its labels only: with zero iterations nobody fills in the centres that it returns."
+        "With your own times it says what keeps threads, and what keeps processes, from the "
+        "speed of all cores. A negative part means that one core was disturbed, not a wonder."
     )
 
 
-@contextmanager
-def _watched(infer: Callable[..., Any]) -> Iterator[list[int]]:
-    """Note the most iterations of every `daal4py.kmeans` that is made within."""
-    import daal4py
-
-    routine, calls = daal4py.kmeans, []
-
-    @functools.wraps(routine)
-    def noted(nClusters: Any = None, maxIterations: Any = None, *more: Any, **settings: Any) -> Any:
-        calls.append(maxIterations)
-        return routine(nClusters, maxIterations, *more, **settings)
-
-    # also where the learner wrote `from daal4py import kmeans` beside the function
-    spaces = (vars(daal4py), getattr(inspect.unwrap(infer), "__globals__", {}))
-    places = [(space, name) for space in spaces for name in space if space[name] is routine]
-    for space, name in places:
-        space[name] = noted
-    try:
-        yield calls
-    finally:
-        for space, name in places:
-            space[name] = routine
+def _of(serial: float, cores: int) -> str:
+    return f"the law for a part of {serial:.0%} and {cores} core{'s' * (cores > 1)}"
 
 
 def exercise_60_4(step: Callable[..., Any], cluster: Any) -> str:
@@ -255,45 +292,3 @@ def exercise_60_5(causes: Mapping[str, str]) -> str:
         "Half of these six raise no error at all. What a program does not say it must be asked: "
         "count threads, recompute the number, look at the file."
     )
-
-
-def exercise_60_6(speedup: Callable[..., Any], serial_of: Callable[..., Any]) -> str:
-    """Check Amdahl's law, forwards and backwards, for threads and for processes.
-
-    Args:
-        speedup: called with the part that cannot be shared and the cores; returns how many times
-            as fast they are.
-        serial_of: called with the time on one core (s), the time on several (s) and these cores;
-            returns the part that would explain it.
-
-    Returns:
-        str: what it means.
-    """
-    expect_function(speedup)
-    expect_function(serial_of)
-    for serial, cores in ((0.0, 4), (0.25, 1), (0.1, 2), (0.1, 16), (1.0, 8)):
-        came = answered(speedup(serial, cores))
-        hint = "The time of one core is 1. What is left of each of its two parts on p cores?"
-        if np.ndim(came) == 0 and isinstance(came, float) and np.isclose(came, cores):
-            hint = "Only the part that can be shared gets faster."
-        elif np.ndim(came) == 0 and came == serial + (1 - serial) / cores:
-            hint = "That is the time; asked is how many times as fast."
-        expect_close(came, 1 / (serial + (1 - serial) / cores), _of(serial, cores), hint, 1e-6)
-    for one_s, many_s, cores in ((0.2, 0.11, 2), (1.0, 0.4, 4), (0.3, 0.15, 2), (0.3, 0.3, 8)):
-        came = answered(serial_of(one_s, many_s, cores))
-        right = (many_s / one_s - 1 / cores) / (1 - 1 / cores)
-        hint = "Put many_s / one_s in place of 1 / S(p), and solve for s."
-        case = f"the part that explains {one_s} s on one core and {many_s} s on {cores}"
-        if right == 0:
-            near = np.ndim(came) == 0 and abs(float(came)) < 1e-6
-            expect(near, case, came, hint)
-        else:
-            expect_close(came, right, case, hint, 1e-6)
-    return (
-        "With your own times it says what keeps threads, and what keeps processes, from the "
-        "speed of all cores. A negative part means that one core was disturbed, not a wonder."
-    )
-
-
-def _of(serial: float, cores: int) -> str:
-    return f"the law for a part of {serial:.0%} and {cores} core{'s' * (cores > 1)}"

@@ -1,4 +1,4 @@
-"""Checks of the exercises of notebook 70: laws, crossovers, checkpoints, forecasts held out."""
+"""Checks of the exercises of notebook 70: laws, turning points, waiting, forecasts held out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlguide.exercises import NotAnswered, answered, expect, expect_close, expect_function, near
+from dlguide.exercises.on_ranks import results
 
 # Each observation of 70-4: its cause, and what tells it from the others.
 CAUSES = {
@@ -71,17 +72,30 @@ def exercise_70_1(speed_ups: Callable[..., Any]) -> str:
     return "An evaluation of one hundredth allows 101 times, however many workers you rent."
 
 
-def exercise_70_2(crossover: Callable[..., Any]) -> str:
-    """Check from how many bytes on a ring is faster than a tree.
+def exercise_70_2(crossover: Callable[..., Any], interval_s: Callable[..., Any]) -> str:
+    """Check from how many bytes on a ring is faster, and how long to work between checkpoints.
 
     Args:
         crossover: called with workers (a power of two), latency_s and bytes_per_s; returns the
             bytes of the array for which both take equally long.
+        interval_s: called with the seconds between two failures of one worker, the workers and
+            the seconds that a checkpoint takes; returns the best seconds of work between two.
 
     Returns:
         str: what it means.
     """
     expect_function(crossover)
+    expect_function(interval_s)
+    _expect_crossover(crossover)
+    _expect_interval(interval_s)
+    return (
+        "For two workers a ring never loses; for 1024 on the last of these links it needs 7 MB to "
+        "earn its messages. And a hundred times the workers: a tenth of the interval, ten times "
+        "the share that is lost."
+    )
+
+
+def _expect_crossover(crossover: Callable[..., Any]) -> None:
     for workers, latency_s, bytes_per_s in (
         (4, 1e-6, 1e10),
         (2, 2e-6, 5e9),
@@ -109,23 +123,9 @@ def exercise_70_2(crossover: Callable[..., Any]) -> str:
         _expect_number(came, wanted)
         distance = abs(came - right) <= 1e-3 * max(right, 1.0)
         expect(distance, wanted, came, hint)
-    return (
-        "For two workers a ring never loses; for 1024 on the last of these links it needs 7 MB to "
-        "earn its messages."
-    )
 
 
-def exercise_70_3(interval_s: Callable[..., Any]) -> str:
-    """Check how long to work between two checkpoints.
-
-    Args:
-        interval_s: called with the seconds between two failures of one worker, the workers and
-            the seconds that a checkpoint takes; returns the best seconds of work between two.
-
-    Returns:
-        str: what it means.
-    """
-    expect_function(interval_s)
+def _expect_interval(interval_s: Callable[..., Any]) -> None:
     for between_s, workers, checkpoint_s in (
         (1e8, 1000, 30.0),
         (1e8, 10_000, 5.0),
@@ -145,7 +145,57 @@ def exercise_70_3(interval_s: Callable[..., Any]) -> str:
         elif near(came, right**2, 2e-3) or near(came, right**2 / 2, 2e-3):
             hint = "That is the square: seconds times seconds."
         expect_close(came, right, f"the best interval in seconds ({case})", hint, 0.05)
-    return "A hundred times the workers: a tenth of the interval, ten times the share that is lost."
+
+
+def exercise_70_3(waiting: Callable[..., Any], cluster: Any) -> str:
+    """Check on real ranks how long steps are in which everybody waits for the slowest.
+
+    Args:
+        waiting: called with the communicator, the seconds that this rank computes in each step
+            (an array) and those of an exchange; returns the seconds of all steps, and the share
+            of all ranks' time in which they wait for slower ones.
+        cluster: the learner's cluster.
+
+    Returns:
+        str: what it means.
+    """
+    ranks, exchange_s = cluster.ranks, 0.02
+    random = np.random.default_rng(70)
+    step_s = random.uniform(0.1, 0.2, (ranks, 12)) + 0.01 * np.arange(ranks)[:, None]
+    came = results(cluster, waiting, [(own.copy(), exchange_s) for own in step_s])
+    pairs = all(np.shape(each) == (2,) for each in came)
+    expect(pairs, "two numbers, the seconds and the share", came[0])
+    alike = all(near(each, came[0], 1e-9) for each in came)
+    hint = "What one rank knows is not enough. `comm.allreduce(x, op=MPI.MAX)` gives it to all."
+    expect(alike, "the same two numbers on all ranks", came, hint)
+    slowest = step_s.max(axis=0).sum()
+    seconds = slowest + 12 * exchange_s
+    total, share = came[0]
+    hint = "In each step all wait for its slowest rank; then comes one exchange."
+    if ranks > 1 and near(total, step_s.sum(axis=1).max() + 12 * exchange_s, 1e-6):
+        hint = "The slowest rank of a step need not be that of the next: compare step by step."
+    elif near(total, slowest, 1e-6) or near(total, slowest + exchange_s, 1e-6):
+        hint = "Every step has its exchange."
+    elif ranks > 1 and near(total, step_s.mean(axis=0).sum() + 12 * exchange_s, 1e-6):
+        hint = "Nobody waits for the mean."
+    expect_close(total, seconds, "the seconds of all steps together", hint, 1e-6)
+    right = (slowest - step_s.sum() / ranks) / seconds
+    hint = "Of all ranks' seconds: what is neither computing nor exchange."
+    if ranks > 1 and near(share, right * seconds, 1e-6):
+        hint = "That is in seconds. Which part of the time is it?"
+    elif near(share, right + 12 * exchange_s / seconds, 1e-6):
+        hint = "In the exchange nobody waits for a slower rank: all take part in it."
+    elif ranks > 1 and near(share, right * ranks, 1e-6):
+        hint = "Divide by the time of all ranks, not by that of one."
+    distance = near(share, right, 1e-6) if ranks > 1 else near(share, 0.0, 1e-9)
+    expect(distance, "the share of the time in which ranks wait", share, hint)
+    if ranks == 1:
+        return "One rank waits for nobody; try it on two."
+    longest = step_s.sum(axis=1).max() + 12 * exchange_s
+    return (
+        f"{share:.0%} of all time is waiting. The slowest rank alone would have needed "
+        f"{longest:.2f} s, not {seconds:.2f} s: in other steps another one was late."
+    )
 
 
 def exercise_70_4(causes: dict[str, Any]) -> str:

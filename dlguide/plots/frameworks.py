@@ -207,6 +207,7 @@ def last_releases(
     axes.set_yticks(range(len(dated)), [row["framework"] for row in dated], fontsize=8)
     axes.set_xlim(right=max(_day(row["last_release_date"]) for row in dated) + 1.1)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_title("Newest release of each framework that was found", fontsize=10, pad=14)
     axes.set_xlabel("year (full: day of the release; open: seen on this day)")
     axes.xaxis.set_major_locator(_whole_years())
     return written(drawn, path)

@@ -54,6 +54,7 @@ def schedules(
             linestyle=_DASHES[number % len(_DASHES)],
             label=name,
         )
+    axes.set_title("learning rate over the epochs", fontsize=10)
     axes.set_xlabel("epochs")
     axes.set_ylabel("learning rate")
     axes.set_xlim(left=0)

@@ -68,6 +68,7 @@ def search_scores(
             axes.plot(*place, "o", color="black", fillstyle="none", markersize=13, label="best")
         _scale(axes, [trial.parameters[name] for trial in trials])
         axes.set_xlabel(name)
+        axes.set_title(f"{label} over {name}", fontsize=9)
     panels[0].set_ylabel(label)
     drawn.legend(*panels[0].get_legend_handles_labels(), **_above(len(lengths) + 2))
     return written(drawn, path)
@@ -114,6 +115,7 @@ def best_so_far(
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:.2g}")
     axes.tick_params(axis="y", which="minor", labelsize=7)
+    axes.set_title("single searches (thin) and their median (thick)", fontsize=10)
     axes.legend(frameon=False, fontsize=8)
     return written(drawn, path)
 
