@@ -212,6 +212,17 @@ def test_launcher_of_the_pages_is_there():
 # --- the package outside of its clone ----------------------------------------------------------
 
 
+def test_parts_of_the_pages_are_reached_from_the_package_alone(tmp_path):
+    parts = ["training.schedules", "training.optimizers", "training.checkpoint", "cluster.batch"]
+    parts += ["data.formats", "data.input_pipeline", "machine.threads", "scaling.predict"]
+    for part in parts:
+        code = f"import dlguide; print(dlguide.{part}.__name__)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.strip() == f"dlguide.{part}", done.stderr
+
+
 def test_wheel_holds_all_that_the_package_needs(tmp_path):
     clone = tmp_path / "clone"
     clone.mkdir()

@@ -1,5 +1,5 @@
-"""Data sets and who reads which sample: `dlguide.data.datasets`."""
+"""Data sets, the formats they are kept in, the pipelines that read them, and who reads what."""
 
-from dlguide.data import datasets
+from dlguide.data import datasets, formats, input_pipeline
 
-__all__ = ["datasets"]
+__all__ = ["datasets", "formats", "input_pipeline"]

@@ -1,8 +1,16 @@
 """Training: one loop for one process and for many ranks, its checkpoints, and its audit."""
 
-from dlguide.training import audit, checkpoint
+from dlguide.training import audit, checkpoint, optimizers, schedules
 from dlguide.training.bottleneck import bottleneck
 from dlguide.training.divergence import DivergedError
 from dlguide.training.fit import fit
 
-__all__ = ["DivergedError", "audit", "bottleneck", "checkpoint", "fit"]
+__all__ = [
+    "DivergedError",
+    "audit",
+    "bottleneck",
+    "checkpoint",
+    "fit",
+    "optimizers",
+    "schedules",
+]
