@@ -126,7 +126,7 @@ def test_journal_keeps_what_was_before_a_line_that_was_cut(tmp_path):
     assert workshop._read(path) == (2, 5, "")
     assert workshop._read(tmp_path / "none") == (0, 0, "")
     assert journal.main([str(write(tmp_path, "1/0")), str(path)]) == 1
-    assert workshop._read(path) == (2, 1, "ZeroDivisionError: division by zero")
+    assert workshop._read(path) == (0, 1, "ZeroDivisionError: division by zero")
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_minutes_follow_the_rule(tmp_path):
     words = " ".join(["word"] * 389)
     path = write(tmp_path, "x = 1", "y = 1")
     notebook = nbformat.read(path, 4)
-    for text in ("### 1 Count ★", f"### 2 Guess ★★\n{words}", "### 3 At home ★★★"):
+    for text in ("### 1 Count ★", "### 2 ★★", f"### 3 Guess ★★\n{words}", "### 4 At home ★★★"):
         notebook.cells.append(nbformat.v4.new_markdown_cell(text))
     nbformat.write(notebook, path)
     prose = sum(len(c.source.split()) for c in notebook.cells if c.cell_type == "markdown")

@@ -37,9 +37,12 @@ def run(path: Path, journal: Path) -> bool:
         with journal.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def ended(cell: Any, cell_index: int, **rest: Any) -> None:
+    def ended(cell: Any, cell_index: int, execute_reply: Any) -> None:
         if cell_index in code:
             note(done=code.index(cell_index) + 1)
+
+    def failed(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        note(done=code.index(cell_index))  # it has ended too, but not well
 
     note(cells=len(code))
     client = NotebookClient(
@@ -47,7 +50,8 @@ def run(path: Path, journal: Path) -> bool:
         timeout=None,  # the process has the limit
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
-        on_cell_complete=ended,
+        on_cell_executed=ended,
+        on_cell_error=failed,
     )
     try:
         client.execute()

@@ -18,13 +18,14 @@ from dlguide import notebooks
 
 WORDS_PER_MINUTE = 200  # prose with formulas in it, read or told
 MINUTES_A_CELL = 0.5  # predict, press Shift+Enter, look; its run time comes on top
-EXERCISE_MINUTES = {1: 3, 2: 6, 3: 0}  # by stars; the hardest ones are left for home
+# By stars, one of each; the others are for the quick and for home.
+EXERCISE_MINUTES = {1: 3, 2: 6}
 STEP_MINUTES = 5  # all is rounded up to this
 _STARS = re.compile(r"^### [^\n]*?(★+)", re.M)
 RULE = (
     f"words / {WORDS_PER_MINUTE} + {MINUTES_A_CELL:g} for each cell with code + "
-    f"{EXERCISE_MINUTES[1]} for each exercise of ★, {EXERCISE_MINUTES[2]} for one of ★★, "
-    f"none for ★★★ (at home) + the run time, rounded up to {STEP_MINUTES}"
+    f"{EXERCISE_MINUTES[1]} for an exercise of ★ + {EXERCISE_MINUTES[2]} for one of ★★ "
+    f"(the others for the quick, and for home) + the run time, rounded up to {STEP_MINUTES}"
 )
 
 
@@ -50,23 +51,23 @@ class Session:
 
 
 HALF_DAY = (
-    Session("Ranks", 95, ("00", "01"), "", 10, 25),
+    Session("Ranks", 100, ("00", "01"), "", 10, 20),
     Session("Data parallelism", 120, ("20", "51"), "parallelism", 10),
 )
 ONE_DAY = (
-    Session("Ranks", 95, ("00", "01"), "", 10, 15),
+    Session("Ranks", 100, ("00", "01"), "", 10, 15),
     Session("Data parallelism", 115, ("20", "51"), "parallelism", 10, 60),
     Session("What slows it down", 105, ("31", "41"), "hardware", 10, 15),
-    Session("How far it goes", 80, ("70",), "scaling", 10),
+    Session("How far it goes", 70, ("70",), "scaling", 10),
 )
 TWO_DAYS = (
-    Session("Ranks", 95, ("00", "01"), "", 10, 15),
+    Session("Ranks", 100, ("00", "01"), "", 10, 15),
     Session("Data parallelism", 115, ("20", "51"), "parallelism", 10, 60),
-    Session("Fewer bytes, larger batches", 125, ("24", "25"), "", 10, 15),
-    Session("What goes wrong", 70, ("26",), "", 10),
+    Session("Fewer bytes, larger batches", 110, ("24", "25"), "", 10, 15),
+    Session("What goes wrong", 65, ("26",), "", 10),
     Session("The machine", 105, ("30", "31"), "hardware", 10, 15),
     Session("Data on its way", 115, ("41", "42"), "io", 10, 60),
-    Session("How far it goes", 120, ("70", "72"), "scaling", 10, 15),
+    Session("How far it goes", 115, ("70", "72"), "scaling", 10, 15),
     Session("A case, and your own code", 80, ("81",), "usecases", 10),
 )
 PLANS: Mapping[str, tuple[Session, ...]] = {
@@ -107,7 +108,7 @@ def minutes(path: str | os.PathLike[str], run_s: float) -> int:
     cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
     prose = [_text(cell) for cell in cells if cell["cell_type"] == "markdown"]
     code = sum(cell["cell_type"] == "code" for cell in cells)
-    stars = [len(found) for text in prose for found in _STARS.findall(text)]
+    stars = {len(found) for text in prose for found in _STARS.findall(text)}
     total = sum(len(text.split()) for text in prose) / WORDS_PER_MINUTE
     total += MINUTES_A_CELL * code + run_s / 60
     total += sum(EXERCISE_MINUTES.get(count, 0) for count in stars)
