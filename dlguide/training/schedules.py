@@ -12,7 +12,7 @@ step T, which is the first step of what follows. All rates are per global batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dlguide.checks import require, require_known, require_positive
 from dlguide.training.schedules_collapsed import Collapsed, collapsed
@@ -141,6 +141,9 @@ def step_decay(
     Source:
         Goyal et al., arXiv:1706.02677, section 5.1: epochs 30, 60 and 80 of 90.
     """
+    then = "The length of the whole comes after them."
+    listed = isinstance(boundaries, Iterable) and not isinstance(boundaries, str)
+    require(listed, "boundaries", "be epochs, such as (30, 60, 80)", boundaries, then)
     return StepDecay(rate, tuple(boundaries), factor, epochs)
 
 

@@ -98,6 +98,10 @@ class Job:
 
     def _check_texts(self) -> None:
         """Refuse what would break out of its line of the script, and staging that is not there."""
+        for name in ("arguments", "stage"):
+            value = getattr(self, name)
+            # a text is a sequence, too: of letters
+            require(isinstance(value, tuple | list), name, "be a tuple of texts", value)
         texts = [self.program, self.container, *self.arguments, *self.stage]
         texts += [*self.environment, *self.environment.values()]
         for text in texts:

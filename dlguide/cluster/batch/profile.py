@@ -80,7 +80,10 @@ class Profile:
             fits = WORD.fullmatch(getattr(self, name))
             require(fits, name, "be one word", getattr(self, name))
         for name in ("modules", "options", "setup", "binds"):
-            for text in getattr(self, name):
+            texts = getattr(self, name)
+            # a text is a sequence, too: of letters
+            require(isinstance(texts, tuple | list), name, "be a tuple of texts", texts)
+            for text in texts:
                 fits = isinstance(text, str) and bool(text.strip()) and text.isprintable()
                 require(fits, name, "hold texts of one line", text)
         fits = PLACE.fullmatch(self.local_disk) or self.local_disk == "${TMPDIR:-/tmp}"

@@ -76,6 +76,9 @@ def build(
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 5.5.2 (prefetch last).
     """
+    listed = isinstance(augment, tuple | list)
+    then = "Write `augment=(Flip(),)` for one."
+    require(listed, "augment", "be a tuple of operations", augment, then)
     found = as_source(source, part)
     return Pipeline(
         found, batch, rank, ranks, seed, shuffle, channels, raw, tuple(augment), order, readers,

@@ -124,6 +124,8 @@ def plan(
             or ranks that are not bound shall keep cores for communication.
     """
     machine = describe() if machine is None else machine
+    then = "The number of ranks comes second: `plan(ranks=2)`."
+    require(isinstance(machine, Machine), "machine", "be a Machine or None", machine, then)
     require_count(ranks, "ranks")
     require_count(comm_cores, "comm_cores", least=0)
     usable = machine.usable_cores

@@ -112,8 +112,10 @@ class Fit:
             tuple: a Prediction for each.
 
         Raises:
-            ValueError: when one is no count.
+            ValueError: when one is no count, or they are no sequence.
         """
+        then = "Write `predict([1024])` for one."
+        require(isinstance(workers, Iterable), "workers", "be several numbers", workers, then)
         return tuple(self._at(require_count(each, "workers")) for each in workers)
 
     def falls_below(self, efficiency: float) -> int | None:
