@@ -90,6 +90,8 @@ class Ranks:
 
 def serve(folder: Path) -> None:
     """Be one rank: run what comes through the pipe, until nobody holds its other end."""
+    import mpi4py.MPI  # noqa: F401  so that MPI is not Horovod's, which would end it with itself
+
     rank = os.environ["PMI_RANK"]
     env, paths = dict(os.environ), list(sys.path)
     with (folder / f"{rank}.pipe").open() as pipe:
@@ -110,15 +112,12 @@ def serve(folder: Path) -> None:
 
 def _as_before() -> None:
     """Take back what a test may have set for the whole process."""
-    if "horovod.tensorflow" in sys.modules:
-        sys.modules["horovod.tensorflow"].shutdown()
     if "keras" in sys.modules:
         import keras
         import tensorflow as tf
 
-        keras.utils.clear_session()
+        keras.utils.clear_session()  # also its policy for dtypes
         keras.config.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")
         keras.config.set_image_data_format("channels_last")
         tf.config.run_functions_eagerly(False)
     gc.collect()

@@ -48,24 +48,32 @@ def outcomes(folder):
     return json.loads((folder / "outcome.json").read_text())
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_command_trains_on_all_ranks_and_says_what_it_wrote(ranks, dlguide, tmp_path):
-    said = dlguide("tiny", "--ranks", ranks, "--oversubscribe", "--output", tmp_path, "--seed", 3)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_all_ranks_of_a_cluster_train(ranks, shared_clusters, tmp_path):
+    running.run(tiny_usecase, shared_clusters(ranks), tmp_path, seed=3)
     first = outcomes(tmp_path)
     assert [each["ranks"] for each in first] == [ranks] * ranks
     assert len({each["digest"] for each in first}) == 1
-    for text in (f"tiny, {ranks} rank", "tiny: loss", "2.8 times", f"{ranks} ranks"):
+
+
+def test_command_trains_on_all_ranks_and_says_what_it_wrote(dlguide, tmp_path):
+    said = dlguide("tiny", "--ranks", 4, "--oversubscribe", "--output", tmp_path, "--seed", 3)
+    first = outcomes(tmp_path)
+    assert [each["ranks"] for each in first] == [4] * 4
+    assert len({each["digest"] for each in first}) == 1
+    for text in ("tiny, 4 ranks", "tiny: loss", "2.8 times", "4 ranks"):
         assert text in said
     for name in ("outcome.json", "findings.json"):
         assert str(tmp_path / name) in said
 
 
-def test_a_second_call_goes_on_from_the_first_and_a_third_finds_it_finished(tmp_path, capfd):
-    with cluster.Cluster(ranks=2, magics=False) as ranks:
-        digests = []
-        for epochs, folder in ((1, "parts"), (2, "parts"), (2, "parts"), (2, "whole")):
-            running.run(tiny_usecase, ranks, tmp_path / folder, own={"epochs": epochs})
-            digests.append(outcomes(tmp_path / folder)[0]["digest"])
+def test_a_second_call_goes_on_from_the_first_and_a_third_finds_it_finished(
+    shared_clusters, tmp_path, capfd
+):
+    digests = []
+    for epochs, folder in ((1, "parts"), (2, "parts"), (2, "parts"), (2, "whole")):
+        running.run(tiny_usecase, shared_clusters(2), tmp_path / folder, own={"epochs": epochs})
+        digests.append(outcomes(tmp_path / folder)[0]["digest"])
     said = capfd.readouterr().out
     assert said.count("Going on from") == said.count("finished training") == 1
     assert digests[0] != digests[1]
@@ -112,10 +120,9 @@ def test_command_says_what_is_wrong_before_ranks_start(words, said, dlguide, mon
 
 
 def test_other_settings_than_those_of_the_checkpoint_are_refused_with_both_values(
-    dlguide, monkeypatch, tmp_path
+    dlguide, monkeypatch, shared_clusters, tmp_path
 ):
-    with cluster.Cluster(ranks=1, magics=False) as ranks:
-        running.run(tiny_usecase, ranks, tmp_path, own={"samples": 80})
+    running.run(tiny_usecase, shared_clusters(1), tmp_path, own={"samples": 80})
     record = json.loads((tmp_path / "asked.json").read_text())
     assert record == {
         "real": None, "seed": 0, "epochs": 1, "samples": 80, "device": "cpu", "ranks": None
@@ -243,12 +250,11 @@ def picture(path, side=12):
     return pixels
 
 
-def test_kmeans_draws_a_picture_with_few_colours(tmp_path):
-    pixels = picture(tmp_path / "given.png")
-    with cluster.Cluster(ranks=2, magics=False) as ranks:
-        found = running.run(
-            kmeans, ranks, tmp_path, tmp_path / "given.png", own={"colours": 5, "iterations": 7}
-        )
+def test_kmeans_draws_a_picture_with_few_colours(shared_clusters, tmp_path):
+    given = tmp_path / "given.png"
+    pixels = picture(given)
+    own = {"colours": 5, "iterations": 7}
+    found = running.run(kmeans, shared_clusters(2), tmp_path, given, own=own)
     record = outcomes(tmp_path)
     drawn = np.asarray(Image.open(tmp_path / "quantised.png").convert("RGB"))
     assert drawn.shape == pixels.shape

@@ -313,5 +313,5 @@ def what_auto_chose(kept):
 def test_auto_takes_the_kept_table_of_the_first_rank_on_all_ranks(monkeypatch, tmp_path):
     monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
     keeping.keep(Table(2, ((0, "library"), (2000, "tree"))))
-    chosen = on_ranks(2, what_auto_chose, tmp_path, kept=str(tmp_path / "cache"))
+    chosen = on_ranks(2, what_auto_chose, tmp_path, fresh=True, kept=str(tmp_path / "cache"))
     assert chosen == [["library", "tree", "recursive_doubling", "ring"]] * 2

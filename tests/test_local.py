@@ -176,7 +176,6 @@ def test_schemes_are_what_the_papers_write(ranks, tmp_path):
 def keras_on_ranks():
     import keras
     import numpy as np
-    import tensorflow as tf
     from mpi4py import MPI
 
     from dlguide.parallel import local, meetings

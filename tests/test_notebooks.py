@@ -60,12 +60,20 @@ def test_answers_belong_to_a_lesson(path):
     assert (FOLDER / path.name).exists()
 
 
+def kept(path):
+    if is_answers(path):
+        return None
+    notebooks.KEPT.mkdir(parents=True, exist_ok=True)
+    return notebooks.KEPT / path.name
+
+
 @pytest.mark.notebook
 @pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.mark.parametrize("path", ALL)
 def test_notebook_runs_and_leaves_no_process(path, capsys):
     before = {each.pid for each in processes.leftovers()}
-    result = notebooks.execute(path, TIMEOUT_S)
+    # kept for the slides, unless it is one of the answers
+    result = notebooks.execute(path, TIMEOUT_S, output=kept(path))
     with capsys.disabled():
         print(f"\n{result}")
     if result.skipped:

@@ -431,7 +431,7 @@ def threads_used():
 
 
 def test_daal4py_bound_to_one_cpu_computes_with_one_thread_whatever_it_is_told(tmp_path):
-    assert on_ranks(1, threads_used, tmp_path) == [[1, 1, 1, 2, 2, 1]]
+    assert on_ranks(1, threads_used, tmp_path, fresh=True) == [[1, 1, 1, 2, 2, 1]]
 
 
 def test_missing_daal4py_is_told_with_the_way_to_get_it():
