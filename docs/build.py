@@ -21,6 +21,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs"
@@ -176,7 +177,7 @@ def build(folder: Path) -> list[str]:
 
     names = public_modules()
     # pdoc would do it with processes forbidden, which TensorFlow starts to know its platform.
-    loaded = {name: importlib.import_module(name) for name in names}
+    loaded = {name: load(name) for name in names}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".docs-") as place, \
             warnings.catch_warnings():  # fmt: skip
@@ -192,6 +193,7 @@ def build(folder: Path) -> list[str]:
             _write(Path(place), _address(path), written)
         for path in sorted(PAGES.rglob("*.png")):
             shutil.copy(path, Path(place) / path.relative_to(PAGES))
+        _unlink(Path(place))
         if folder.exists():
             shutil.rmtree(folder)
         os.chmod(place, 0o755)
@@ -199,10 +201,31 @@ def build(folder: Path) -> list[str]:
     return names
 
 
+def load(name: str) -> ModuleType:
+    """Import a module."""
+    return importlib.import_module(name)
+
+
 def _write(folder: Path, name: str, text: str) -> None:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    # where this clone lies is nobody's business, but some constants are paths
+    path.write_text(text.replace(str(ROOT), "…"), encoding="utf-8")
+
+
+def _unlink(folder: Path) -> None:
+    """Take links away that lead to no entry: pdoc links attributes that it does not show."""
+    texts = {path.resolve(): path.read_text(encoding="utf-8") for path in folder.rglob("*.html")}
+    ids = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in texts.items()}
+    for path, text in texts.items():
+
+        def kept(link: re.Match, path: Path = path) -> str:
+            target = (path.parent / link[1]).resolve() if link[1] else path
+            return link[0] if link[2] in ids.get(target, ()) else link[3]
+
+        changed = re.sub(r'<a href="([^"#:]*)#([^"]+)">(.*?)</a>', kept, text)
+        if changed != text:
+            path.write_text(changed, encoding="utf-8")
 
 
 def _reference(name: str) -> str:
