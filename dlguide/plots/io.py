@@ -54,6 +54,7 @@ def reading_speeds(speeds: Sequence[Any], path: str | os.PathLike | None = None)
                 yerr=[[middle - low], [high - middle]],
                 capsize=2,
                 color=BLUE if each.checked else GREY,
+                hatch="" if each.checked else "//",
                 label="checked and taken apart" if each.checked else "bytes alone",
             )
         axes.set_xticks(range(len(kinds)), kinds, rotation=20, fontsize=8)
