@@ -254,7 +254,7 @@ def _page(path: Path, modules: dict) -> str:
             where = _address(target)
         elif (name := _module_of(target)) in modules:
             where = _reference(name)
-        elif target.is_relative_to(PAGES):
+        elif target.is_relative_to(PAGES) and target.suffix == ".png":
             where = str(target.relative_to(PAGES))
         else:
             where = os.path.relpath(target, ROOT / "build" / "docs")

@@ -199,6 +199,7 @@ SPOILT = """
 import sys, types
 sys.path.insert(0, "docs")
 import build
+from pathlib import Path
 
 module = types.ModuleType("dlguide.checks", "A module.")
 module.__all__ = ["nothing_here"]  # pdoc would warn and go on
