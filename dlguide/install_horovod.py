@@ -27,6 +27,8 @@ from dlguide.folders import cache_folder
 
 WHEELHOUSE = "DLGUIDE_WHEELHOUSE"  # `make setup WHEELHOUSE=...` sets it
 
+SELF_TEST_S = 300.0  # from a slow file system TensorFlow alone may take minutes, the first time
+
 # Run on two ranks, started by the MPI that Horovod was built against.
 SELF_TEST = """
 import mpi4py.MPI
@@ -222,7 +224,7 @@ def self_test(mpi_bin: Path) -> None:
         env["UCX_TLS"] = "sm,self"  # one host: no listener outside it
     shared_memory.remove_orphans()
     build_horovod.run_step(
-        [launcher, "-n", "2", sys.executable, "-c", SELF_TEST], env=env, timeout_s=120
+        [launcher, "-n", "2", sys.executable, "-c", SELF_TEST], env=env, timeout_s=SELF_TEST_S
     )
 
 

@@ -14,9 +14,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from dlguide import build_horovod, install_horovod, make_wheelhouse, notebooks, wheelhouse
 from dlguide.checks import MissingComponentError
+from dlguide.cli import offline
+from dlguide.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = {"python": "3.11", "machine": "x86_64", "libc": "glibc 2.36"}
@@ -242,7 +245,7 @@ def test_filled_wheelhouse_is_whole_and_holds_the_course(sources, tmp_path):
         [sys.executable, "-I", "check.py", "."], cwd=folder, capture_output=True, text=True
     )
     assert (checked.returncode, checked.stderr) == (0, "")
-    assert f"WHEELHOUSE={''}" in (folder / "README.txt").read_text()
+    assert "make setup PYTHON=python3." in (folder / "README.txt").read_text()
 
 
 def test_full_wheelhouse_is_replaced_and_anything_else_is_not(sources, tmp_path):
@@ -258,6 +261,19 @@ def test_full_wheelhouse_is_replaced_and_anything_else_is_not(sources, tmp_path)
         make_wheelhouse.fill(own)
     with pytest.raises(ValueError, match="have no space"):
         make_wheelhouse.fill(tmp_path / "my stick")
+
+
+def test_command_fills_one_and_says_what_to_do_next(monkeypatch, house):
+    asked = []
+    monkeypatch.setattr(
+        make_wheelhouse, "fill", lambda folder, pytorch: asked.append((folder, pytorch)) or folder
+    )
+    done = CliRunner().invoke(app, ["wheelhouse", str(house), "--pytorch"])
+    assert done.exit_code == 0
+    assert asked == [(house, True)]
+    assert "3 files" in done.output
+    assert f"`make setup WHEELHOUSE={house}`" in done.output.replace("\n", "")
+    assert offline.wheelhouse in [each.callback for each in app.registered_commands]
 
 
 def test_package_that_cannot_be_had_leaves_the_old_wheelhouse(sources, tmp_path, monkeypatch):
