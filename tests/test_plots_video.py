@@ -28,7 +28,7 @@ def test_scores_are_drawn_frame_by_frame():
     left, right = drawn.axes
     assert [list(line.get_ydata()) for line in left.lines] == [[20, 19], [22, 21]]
     assert list(right.lines[1].get_xdata()) == [1, 2]
-    assert left.get_ylabel() == "PSNR [dB]"
+    assert left.get_ylabel() == "PSNR (dB)"
 
 
 def test_growth_has_a_line_for_each_resolution():

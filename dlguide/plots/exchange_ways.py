@@ -12,7 +12,7 @@ from dlguide.plots.figures import BLUE, GREEN, ORANGE, figure, written
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ROLES = {"worker": BLUE, "server": ORANGE}
+_ROLES = {"worker": (BLUE, ""), "server": (ORANGE, "//")}
 
 
 def exchange_ways(
@@ -47,9 +47,10 @@ def exchange_ways(
     size = {"width": 9.0, "height": 1.2 + 0.42 * len(sent)}
     drawn, (left, right) = figure(columns=2, alt=alt, **size)
     for place, (way, each) in enumerate(sent.items()):
-        for at, (role, colour) in zip((-0.2, 0.2), _ROLES.items(), strict=True):
+        for at, (role, (colour, hatch)) in zip((-0.2, 0.2), _ROLES.items(), strict=True):
             if role in each:
-                left.barh(place + at, each[role] / 1e6, 0.36, color=colour, label=role)
+                look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": role}
+                left.barh(place + at, each[role] / 1e6, 0.36, **look)
             if role in predicted[way]:
                 value = predicted[way][role] / 1e6
                 left.plot(

@@ -83,8 +83,13 @@ def frame_scores(
     """
     count = len(scores)
     require(0 < count <= len(_COLOURS), "scores", f"hold 1 to {len(_COLOURS)} predictors", count)
-    drawn, panels = figure(columns=2, height=3.0)
-    for panel, label, which in zip(panels, ("PSNR [dB]", "SSIM"), (0, 1), strict=True):
+    told = "; ".join(
+        f"{name}: {both[0][0]:.1f} to {both[0][-1]:.1f} dB, {both[1][0]:.2f} to {both[1][-1]:.2f}"
+        for name, both in scores.items()
+    )
+    alt = f"PSNR and SSIM from the first frame to the last. {told}."
+    drawn, panels = figure(columns=2, height=3.0, alt=alt)
+    for panel, label, which in zip(panels, ("PSNR (dB)", "SSIM"), (0, 1), strict=True):
         for (name, both), colour, mark in zip(scores.items(), _COLOURS, _MARKS, strict=False):
             numbers = list(both[which])
             frames = range(1, len(numbers) + 1)
@@ -115,7 +120,9 @@ def growth(
         ValueError: when there are not as many errors as sizes, or none.
     """
     require(len(errors) == len(sizes) > 0, "sizes", f"be {len(errors)}, at least 1", len(sizes))
-    drawn, (panel,) = figure(width=6.0, height=3.0)
+    told = ", ".join(f"{100 * each:.1f}" for each in errors)
+    alt = f"Mean error of each epoch in % of the range, finer and finer frames: {told}."
+    drawn, (panel,) = figure(width=6.0, height=3.0, alt=alt)
     known = sorted(set(sizes))
     for size, colour, mark in zip(
         known, (SKY, ORANGE, BLUE, GREEN, PURPLE, GREY), _MARKS, strict=False
@@ -125,7 +132,7 @@ def growth(
             epochs, [100 * errors[number - 1] for number in epochs],
             color=colour, marker=mark, markersize=5, label=f"{size} x {size} pixels",
         )  # fmt: skip
-    panel.set(xlabel="epoch", ylabel="mean error [% of the range]", title="The pair grows")
+    panel.set(xlabel="epoch", ylabel="mean error (% of the range)", title="The pair grows")
     panel.set_ylim(bottom=0)
     legend_below(panel)
     return written(drawn, path)
@@ -147,9 +154,11 @@ def shares(
         ValueError: when there is no row, or a time is not positive.
     """
     require(len(rows) > 0, "rows", "hold at least one", 0)
-    drawn, (panel,) = figure(width=7.0, height=3.2)
-    for at, (_, _, compute_s, exchange_s) in enumerate(rows):
-        whole = require_positive(compute_s + exchange_s, "rows")
+    wholes = [require_positive(compute_s + more_s, "rows") for _, _, compute_s, more_s in rows]
+    told = [f"{row[0]} {row[3] / whole:.0%}" for row, whole in zip(rows, wholes, strict=True)]
+    alt = f"Share of the exchange in a step: {', '.join(told)}."
+    drawn, (panel,) = figure(width=7.0, height=3.2, alt=alt)
+    for at, ((_, _, _, exchange_s), whole) in enumerate(zip(rows, wholes, strict=True)):
         part = 100 * exchange_s / whole
         panel.bar(at, 100 - part, color=BLUE, label="computing")
         panel.bar(at, part, bottom=100 - part, color=ORANGE, hatch="//", label="exchange")
@@ -157,7 +166,7 @@ def shares(
     panel.set_xticks(range(len(rows)))
     panel.set_xticklabels([f"{name}\n{1e-6 * nbytes:.3g} MB" for name, nbytes, *_ in rows])
     panel.set(
-        ylabel="share of a step [%]",
+        ylabel="share of a step (%)",
         ylim=(0, 112),
         title="What a step's time goes to",
     )
