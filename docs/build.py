@@ -176,7 +176,9 @@ def build(folder: Path) -> list[str]:
     import pdoc.render
 
     names = public_modules()
-    # pdoc would do it with processes forbidden, which TensorFlow starts to know its platform.
+    # Loaded before warnings are errors: those of TensorFlow are not ours. What pdoc loads itself
+    # may start processes, as TensorFlow does to know its platform.
+    os.environ["PDOC_ALLOW_EXEC"] = "1"
     loaded = {name: load(name) for name in names}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".docs-") as place, \
@@ -184,6 +186,9 @@ def build(folder: Path) -> list[str]:
         warnings.simplefilter("error")
         pdoc.render.configure(show_source=False, template_directory=THEME, search=True)
         pdoc.render.env.filters["to_markdown"] = markdown
+        pdoc.render.env.tests["in_package"] = lambda name, package: (
+            name.rpartition(".")[0] == package
+        )
         modules = {name: pdoc.doc.Module(module) for name, module in loaded.items()}
         for name, module in modules.items():
             _write(Path(place), _reference(name), pdoc.render.html_module(module, modules))

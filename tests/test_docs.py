@@ -130,7 +130,7 @@ ELSEWHERE = {
     "RanksDifferError": "test_horovod_optimizer.py",
     "TypeError: optimizer must be an optimizer of Keras 3": "test_horovod_refusals.py",
     "ValueError: op must be Average or Sum": "test_horovod_refusals.py",
-    "RankError": "test_script.py",
+    "RankError": "test_cluster_failures.py",
     "RuntimeWarning: TensorFlow has started its threads already": "test_threads.py",
     "DamageError: ... record ... at byte ...": "test_formats_damage.py",
     "images differ in size: sample ...": "test_input_pipeline.py",
