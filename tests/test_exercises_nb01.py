@@ -66,7 +66,7 @@ def take(comm, tasks, work):
 ANSWERS = {
     "01-1": (shift,),
     "01-2": (mean,),
-    "01-3": (range, "B", train_until),
+    "01-3": (range, "(b)", train_until),
     "01-4": (dot,),
     "01-5": (take,),
 }

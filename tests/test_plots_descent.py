@@ -92,6 +92,12 @@ def test_axes_are_plain_unless_asked():
     (axes,) = plots.loss_curves({"updates": CURVES}, y="test loss").axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
     assert axes.get_ylabel() == "test loss"
+    assert axes.get_title(loc="left") == "Test loss against updates"
+
+
+def test_title_of_curves_leaves_out_the_units():
+    (axes,) = plots.loss_curves({"time (s)": CURVES}, y="loss (nats)").axes
+    assert axes.get_title(loc="left") == "Loss against time"
 
 
 def test_curves_that_cannot_be_drawn_are_refused():

@@ -41,6 +41,8 @@ def test_the_words_say_how_long_and_how_busy():
 
 def test_bars_are_shares_of_the_gradients():
     axes = plots.staleness({"a": [0, 0, 2, 2, 2], "b": [1]}).axes[0]
+    hatches = {bar.get_hatch() for bar in axes.patches}
+    assert len(hatches) == 2, "bars of two names differ in more than their colour"
     heights = [bar.get_height() for bar in axes.patches]
     assert np.allclose(heights, [40, 0, 60, 0, 100])
     middles = [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]

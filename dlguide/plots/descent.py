@@ -117,7 +117,7 @@ def loss_curves(
         path: file to write; None for none.
 
     Returns:
-        Figure: panels side by side.
+        Figure: panels side by side, each titled by what it shows.
 
     Raises:
         ValueError: when there is nothing to draw, or x and y differ in length.
@@ -143,6 +143,8 @@ def loss_curves(
                 label=name,
             )
         axes.set(xlabel=label, ylabel=y)
+        title = " against ".join(text.partition(" (")[0] for text in (y, label))
+        axes.set_title(title[0].upper() + title[1:], loc="left", fontsize=10)
         axes.sharey(grid[0])
         if "x" in log:
             axes.set_xscale("log")

@@ -86,7 +86,9 @@ def staleness(values: Mapping[str, Sequence[int]], path: str | os.PathLike | Non
         counts = np.bincount(np.asarray(each, int))
         places = np.arange(len(counts)) + wide * (number - (len(values) - 1) / 2)
         colour = _COLOURS[number % len(_COLOURS)]
-        axes.bar(places, 100 * counts / len(each), wide, color=colour, label=name)
+        hatch = ("", "//", "..")[number % 3]  # bars that can be told apart without colours
+        axes.bar(places, 100 * counts / len(each), wide, color=colour, hatch=hatch, label=name)
+    axes.set_title("How stale the gradients were", loc="left", fontsize=10)
     axes.set_xlabel("staleness (updates)")
     axes.set_ylabel("percent of the gradients")
     axes.xaxis.get_major_locator().set_params(integer=True)
