@@ -184,7 +184,9 @@ def build(folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".docs-") as place, \
             warnings.catch_warnings():  # fmt: skip
         warnings.simplefilter("error")
-        pdoc.render.configure(show_source=False, template_directory=THEME, search=True)
+        pdoc.render.configure(
+            docformat="google", show_source=False, template_directory=THEME, search=True
+        )
         pdoc.render.env.filters["to_markdown"] = markdown
         pdoc.render.env.tests["in_package"] = lambda name, package: (
             name.rpartition(".")[0] == package

@@ -134,7 +134,7 @@ ELSEWHERE = {
     "RuntimeWarning: TensorFlow has started its threads already": "test_threads.py",
     "DamageError: ... record ... at byte ...": "test_formats_damage.py",
     "images differ in size: sample ...": "test_input_pipeline.py",
-    "optimizer must hand over gradients without a loss scale": "test_compression_horovod.py",
+    "without a loss scale where compression remembers errors": "test_compression_horovod.py",
 }
 
 
@@ -158,7 +158,7 @@ def test_refusals_that_are_provoked_elsewhere_are():
     for text, name in ELSEWHERE.items():
         kind, _, words = text.rpartition(": ")
         words = words.split(" must ")[-1].split("...")[1 if "..." in words else 0].strip()
-        told = (ROOT / "tests" / name).read_text()
+        told = (ROOT / "tests" / name).read_text().replace("`", "")
         assert words in told or (kind and kind in told), f"{name}: {words}"
 
 
