@@ -100,7 +100,8 @@ def primitives(
     for number, kind in enumerate(kinds):
         colour = _COLOURS[number] if number < len(_COLOURS) else GREY
         widths = [1e3 * totals[name].get(kind, (0.0, 0))[0] for name in tables]
-        axes.barh(list(tables), widths, 0.6, left=list(left.values()), color=colour, label=kind)
+        look = {"color": colour, "hatch": ("", "//", "..", "xx")[number % 4], "label": kind}
+        axes.barh(list(tables), widths, 0.6, left=list(left.values()), **look)
         for name, width in zip(tables, widths, strict=True):
             left[name] += width
     axes.invert_yaxis()
@@ -181,7 +182,7 @@ def streams(splits: Sequence[Any], path: str | os.PathLike | None = None) -> Fig
     middle = [1e3 * each.latency.median for each in splits]
     right.plot(names, middle, "o", color=ORANGE, label="median")
     right.set(title="one answer", ylabel="latency (ms)", xlabel="streams x threads")
-    right.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return written(drawn, path)
 
 
