@@ -112,6 +112,8 @@ def serve(folder: Path) -> None:
 
 def _as_before() -> None:
     """Take back what a test may have set for the whole process."""
+    if "horovod.tensorflow" in sys.modules:
+        sys.modules["horovod.tensorflow"].shutdown()  # its thread would talk to the others for ever
     if "keras" in sys.modules:
         import keras
         import tensorflow as tf
