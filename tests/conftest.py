@@ -44,8 +44,31 @@ ALONE = {
 }
 
 
+# Files that take minutes on two cores begin first, so that none of them is left for the end, when
+# the other process has nothing to do.
+LONG = (
+    "usecases_imagenet_train",
+    "horovod_fit",
+    "fit_resume",
+    "collectives",
+    "cli_usecase",
+    "usecases_chest_xray",
+    "usecases_video_training",
+    "fit_parallel",
+    "horovod_optimizer",
+    "usecases_speedup",
+    "horovod_collectives",
+    "timeline",
+    "pytorch_ddp",
+    "transparent_refusals",
+    "nets_imagenet",
+    "nets_memory",
+)
+
+
 def pytest_collection_modifyitems(items):
-    """Mark the tests of files in ALONE."""
+    """Put the long files first, and mark the tests of files in ALONE."""
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
     for item in items:
         if item.path.stem.removeprefix("test_").startswith(tuple(ALONE)):
             item.add_marker(pytest.mark.alone)
