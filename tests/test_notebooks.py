@@ -1,4 +1,8 @@
-"""Notebooks: their form, and every one of them executed with the network cut."""
+"""Notebooks: their form, and every one of them executed with the network cut.
+
+Tests dlguide.notebooks.finding, dlguide.notebooks.executing, dlguide.notebooks.shortening and
+dlguide.notebooks.__main__, which executes one.
+"""
 
 from __future__ import annotations
 
@@ -278,9 +282,8 @@ def test_what_cannot_be_shortened_is_refused(fast):
 def test_shortened_lesson_is_still_python(path):
     cells = form.load(path)["cells"]
     shorten(cells)
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            compile(form.python(form.source(cell)), path.name, "exec")
+    code = [form.python(form.source(cell)) for cell in cells if cell["cell_type"] == "code"]
+    assert all(compile(text, path.name, "exec") for text in code)
 
 
 def test_fast_tour_shortens_and_leaves_answers_out(tmp_path, capsys):
