@@ -2,9 +2,11 @@
 
 The answer runs where the notebook runs, in the same process and thread, because it works with the
 learner's own objects, a communicator among them. So nothing can be taken away from it by force: a
-timer's signal makes Python stop it between two of its own steps. A single call of C code that
-never comes back, such as `max(itertools.count())`, cannot be stopped from inside the process; if
-that call lets other threads run, they tell the learner to restart the kernel.
+thread beside it looks, and a signal makes Python stop it between two of its own steps. An answer
+that is well gets no signal: some libraries do not bear one while they compute (seen with TensorFlow
+and Horovod on ranks: a damaged heap). A single call of C code that never comes back, such as
+`max(itertools.count())`, cannot be stopped from inside the process; if that call lets other threads
+run, they tell the learner to restart the kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dlguide.exercises import exits, leftovers, memory, output
 from dlguide.exercises.frames import Stopped, importing, learners, place, within
 
 LIMIT_S = 5.0  # an answer that has had so long is taken for endless; most need less than 0.1
-FIRST_S, LOOK_S = 0.5, 0.2  # the first look comes late: most answers have ended by then
+LOOK_S = 0.2  # between two looks
 PATIENCE_S = 1.0  # for the answer to react before stronger means are taken
 SLOWEST = 5  # the clock of an answer that gets no core goes so many times slower at most
 STEP_S = 3 * LOOK_S  # on a rank, a longer time between two looks was a wait for other ranks
@@ -113,7 +115,10 @@ class Watch:
                 self.looked_s = self.begin_s
                 stack.enter_context(self._aided())
                 if self.main:
-                    stack.enter_context(_ticking(self._tick))
+                    # C code that lets no thread look still hears the timer. A rank may be this
+                    # late because it waits for the others.
+                    late_s = self.limit_s * (SLOWEST if self.rank else 1)
+                    stack.enter_context(_ticking(self._tick, late_s))
                 return _enter(function, args)
         except SystemExit as left:
             why = f"called sys.exit({'' if left.code is None else repr(left.code)[:80]})"
@@ -203,15 +208,14 @@ class Watch:
         """Help from a thread of its own where the watched one cannot look by itself."""
         begin_s, told = time.monotonic(), False
         while not self.ended.wait(LOOK_S):
-            if not self.main:
-                self._look_from_outside()
+            self._look_from_outside()
             if self.resting or self.rank:
                 begin_s = time.monotonic()
             late_s = time.monotonic() - begin_s - self.limit_s
             if late_s > PATIENCE_S:
                 self.before.end_processes()  # C code may wait for one of them
                 self._stop_recursion()
-            if late_s > 2 * PATIENCE_S and self.looked_s < begin_s + self.limit_s and not told:
+            if late_s > 2 * PATIENCE_S and self.main and not self.times and not told:
                 told = True
                 self.stream.write(
                     "Your answer does not end, and stands in a call that Python cannot stop. "
@@ -228,7 +232,7 @@ class Watch:
                 leftovers.raise_in(self.thread, Stopped)
 
     def _look_from_outside(self) -> None:
-        """Look at a thread that is not the main one, and stop it at its next step if need be."""
+        """Look from the thread beside the watched one, and have it stopped if need be."""
         frames = within(sys._current_frames().get(self.thread.ident), _enter.__code__)
         if not frames or self.resting or importing(frames):
             self.looked_s, self.waited_s = time.monotonic(), _waited_s(self.thread)
@@ -236,7 +240,10 @@ class Watch:
         self.reason = self.reason or self._why()
         if self.reason and not self.ended.is_set():
             self.place = self.place or place(frames)
-            leftovers.raise_in(self.thread, Stopped)
+            if self.main:
+                signal.pthread_kill(self.thread.ident, signal.SIGALRM)  # also ends its waiting
+            else:
+                leftovers.raise_in(self.thread, Stopped)
 
 
 def _enter(function: Callable[..., Any], args: tuple) -> Any:
@@ -245,11 +252,14 @@ def _enter(function: Callable[..., Any], args: tuple) -> Any:
 
 
 @contextmanager
-def _ticking(tick: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call a function again and again in the main thread; a timer set before goes on after it."""
+def _ticking(tick: Callable[[int, FrameType | None], None], first_s: float) -> Iterator[None]:
+    """Call a function in the main thread at the signal, from a time on again and again.
+
+    A timer set before goes on after it.
+    """
     earlier = signal.signal(signal.SIGALRM, tick)
     begin_s = time.monotonic()
-    left_s, every_s = signal.setitimer(signal.ITIMER_REAL, FIRST_S, LOOK_S)
+    left_s, every_s = signal.setitimer(signal.ITIMER_REAL, first_s, LOOK_S)
     try:
         yield
     finally:
