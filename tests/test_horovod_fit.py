@@ -168,7 +168,7 @@ def fits_on_ranks(files):
     made = {"Own": lambda **config: hvd.DistributedOptimizer(Own(**config))}
     ways = {".keras": {"custom_optimizers": [Own]}, ".h5": {"custom_objects": made}}
     files_written = [*itertools.product(kinds, [".keras"]), ("adam", ".h5"), ("own", ".h5")]
-    if ranks > 2:
+    if ranks != 2:
         del files_written[1:]  # what differs between the kinds does not depend on the ranks
     for name, suffix in files_written:
         saved = model(3)
@@ -277,6 +277,7 @@ def test_wrong_use_is_told_on_all_ranks(fitted):
             assert "The metrics of an epoch must be the same on every rank" in result["metrics"]
 
 
+@pytest.mark.parametrize("fitted", [2, 3], indirect=True)
 def test_saved_models_open_without_horovod(fitted):
     _, folder = fitted
     code = (
