@@ -191,7 +191,9 @@ def test_observations_are_the_published_ones():
 def waiting(comm, step_s, exchange_s, fault=""):
     from mpi4py import MPI
 
-    slowest = comm.allreduce(step_s, op=MPI.MAX).sum()
+    highest = np.empty_like(step_s)
+    comm.Allreduce(step_s, highest, op=MPI.MAX)
+    slowest = highest.sum()
     mean = comm.allreduce(step_s.sum()) / comm.size
     seconds = slowest + len(step_s) * exchange_s
     share = (slowest - mean) / seconds
