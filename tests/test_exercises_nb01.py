@@ -175,7 +175,7 @@ WRONG = [
     ("01-2", (on_the_root_only,), "np.mean of all", 2),
     ("01-3", ([1], "B", train_until), "Who is still there", 1),
     ("01-3", (0, "B", train_until), "Who is still there", 1),
-    ("01-3", (all, "B", train_until), "waits for nobody", 1),
+    ("01-3", (all, "B", train_until), "waits for nobody", 2),
     ("01-3", (range, "A", train_until), "it adds them up", 1),
     ("01-3", (range, "C", train_until), "has no root", 1),
     ("01-3", (range, "D", train_until), "goes into any mailbox", 1),

@@ -311,7 +311,12 @@ def test_interrupt_ends_what_runs_side_by_side(tmp_path):
         "from dlguide import notebooks\n"
         f"notebooks.execute_all([f'{tmp_path}/{{n}}/90_trial.ipynb' for n in (1, 2)], at_once=2)"
     )
-    running = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    running = subprocess.Popen(
+        [sys.executable, "-c", program],
+        start_new_session=True,
+        # A shell lets its background jobs ignore SIGINT, and whatever they start inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
     def alive():
         lines = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
