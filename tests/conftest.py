@@ -60,6 +60,7 @@ LONG = (
     "horovod_collectives",
     "timeline",
     "pytorch_ddp",
+    "transparent",
     "transparent_refusals",
     "nets_imagenet",
     "nets_memory",
