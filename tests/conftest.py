@@ -38,6 +38,7 @@ ALONE = {
     "cluster": "looks for what is left over on the machine",
     "script": "looks for what is left over on the machine",
     "commands": "looks for what is left over on the machine",
+    "exercises_watching": "looks for what is left over in its own process",
     "doctor": "looks for what is left over on the machine",
     "shared_memory": "looks at all shared memory of the machine",
     "tensorflow_server": "looks for what is left over on the machine",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -265,13 +266,15 @@ def _parts(parts: list[bytes], fails_at: int | None, path: Path, seen: list) -> 
 
 @contextmanager
 def _watched() -> Iterator[list[tuple]]:
-    """Note the order of fsync and rename, which are done all the same."""
+    """Note the order of fsync and rename of this thread, which are done all the same."""
     order: list[tuple] = []
+    own = threading.get_ident()  # others, such as a cluster's, write files of their own
     real = {name: getattr(os, name) for name in ("fsync", "rename", "replace")}
 
     def noted(name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            order.append((name, *arguments))
+            if threading.get_ident() == own:
+                order.append((name, *arguments))
             return real[name](*arguments, **options)
 
         return call
