@@ -155,6 +155,13 @@ def test_what_a_right_answer_returns_and_prints_comes_through(capsys):
     assert (shown.out, shown.err) == ("between\n", "wrong\n")
 
 
+def test_an_answer_that_is_well_gets_no_signal(monkeypatch):
+    ticks = []
+    monkeypatch.setattr(Watch, "_tick", lambda *_: ticks.append(1))
+    Watch().run(time.sleep, 1.0)
+    assert ticks == []
+
+
 def test_what_an_answer_raises_comes_through():
     with pytest.raises(ZeroDivisionError):
         Watch().run(lambda: 1 / 0)
