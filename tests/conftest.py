@@ -14,6 +14,8 @@ import on_ranks
 import pytest
 from hypothesis import settings
 
+from dlguide.exercises.frames import Stopped
+
 # How long an example takes says nothing on a busy machine; a test has its time limit.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -74,6 +76,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem.removeprefix("test_").startswith(tuple(ALONE)):
             item.add_marker(pytest.mark.alone)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Fail the test, and end not the whole run, when a watch stops what it should not."""
+    try:
+        return (yield)
+    except Stopped as stopped:
+        pytest.fail(f"stopped: {stopped}")
 
 
 @pytest.fixture(scope="session")

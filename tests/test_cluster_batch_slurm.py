@@ -36,7 +36,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire=20
 CredType=cred/munge
 SlurmctldPort={ports[0]}
 StateSaveLocation={folder}/state

@@ -1,7 +1,7 @@
 """Answers that do not end, fill the memory, flood the screen or leave: the check ends all the same.
 
-Tests dlguide.exercises.watching with frames, exits, output, memory and leftovers. The limits are
-made small here; nothing is said about how long a busy machine takes to reach them.
+Tests dlguide.exercises.watching with frames, exits, output, memory, leftovers and pulse. The
+limits are made small here; nothing is said about how long a busy machine takes to reach them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def whole():
     """All that an answer must leave as it was."""
     return {
         "threads": {each for each in threading.enumerate() if type(each) is not threading.Timer},
-        "processes": {child.pid for child in psutil.Process().children()},
         "alarm": signal.getsignal(signal.SIGALRM),
         "timer": signal.getitimer(signal.ITIMER_REAL),
         "memory": resource.getrlimit(resource.RLIMIT_DATA),
@@ -47,9 +46,14 @@ def whole():
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    before = whole()
+    before, processes = whole(), children()
     yield
     assert whole() == before
+    assert children() <= processes  # those of other files may come to their end meanwhile
+
+
+def children():
+    return {child.pid for child in psutil.Process().children()}
 
 
 def loop():
@@ -87,6 +91,11 @@ def catches_what_stops_its_loop():
 
 def sleeps():
     time.sleep(1000)
+
+
+def naps():
+    while True:
+        time.sleep(0.01)
 
 
 def waits_for_a_lock():
@@ -380,9 +389,15 @@ def test_without_a_watch_at_rest_does_nothing():
 
 def test_on_a_rank_long_calls_of_c_code_count_as_waits_for_others():
     watch = Watch(1.5, rank=True)
-    # 2 s at least in one call of C code that lets no signal through
+    # 2 s at least in one call of C code
     assert watch.run(hash_for, 2.0) > 2.0
     assert watch.had_s < 1.5
+
+
+@pytest.mark.parametrize("answer", [loop, generator, naps], ids=lambda each: each.__name__)
+def test_on_a_rank_steps_of_python_count(answer):
+    with pytest.raises(Stopped, match=r"did not end within 0\.3 s"):
+        Watch(0.3, rank=True).run(answer)
 
 
 def hash_for(seconds):

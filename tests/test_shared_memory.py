@@ -85,7 +85,7 @@ def test_the_next_start_removes_what_killed_ranks_left(tmp_path):
     assert all(path.exists() for path in shared)
     for path in shared:
         os.utime(path, (time.time() - 60,) * 2)
-    assert on_ranks(2, one, tmp_path) == [2, 2]
+    assert on_ranks(2, one, tmp_path, fresh=True) == [2, 2]
     assert not any(path.exists() for path in shared)
 
 

@@ -133,6 +133,15 @@ def test_long_output_is_not_put_on_a_slide():
     assert plain(slide.notes).count("line") == 40
 
 
+@pytest.mark.parametrize(("rows", "kind"), [(10, "table"), (11, "points")])
+def test_a_long_table_of_a_cell_is_not_put_on_a_slide(rows, kind):
+    table = f"<table>{'<tr><td>1</td></tr>' * (rows + 1)}</table>"  # and the heads of its columns
+    group = stanzas.groups(nbformat.v4.new_notebook(cells=[
+        prose("## Long\n\nSome words."), code("rows", "", {"text/html": table}), prose("Seen."),
+    ]))[0]  # fmt: skip
+    assert [slide.kind for slide in choosing.section(group)] == [kind]
+
+
 # --- the page ----------------------------------------------------------------------------------
 
 

@@ -24,12 +24,13 @@ from typing import Any
 
 from dlguide.exercises import exits, leftovers, memory, output
 from dlguide.exercises.frames import Stopped, importing, learners, place, within
+from dlguide.exercises.pulse import Pulse
 
 LIMIT_S = 5.0  # an answer that has had so long is taken for endless; most need less than 0.1
 LOOK_S = 0.2  # between two looks
 PATIENCE_S = 1.0  # for the answer to react before stronger means are taken
 SLOWEST = 5  # the clock of an answer that gets no core goes so many times slower at most
-STEP_S = 3 * LOOK_S  # on a rank, a longer time between two looks was a wait for other ranks
+STEP_S = 3 * LOOK_S  # a rank whose step takes longer than this has waited for other ranks
 _WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
@@ -87,6 +88,7 @@ class Watch:
         self.memory = memory.Limit()
         self.thread = threading.current_thread()
         self.main = self.thread is threading.main_thread()
+        self.pulse = Pulse() if rank and self.main else None
         self.ended, self.times, self.stopped_s = threading.Event(), 0, 0.0
         self.resting, self.had_s = False, 0.0
 
@@ -113,12 +115,12 @@ class Watch:
                 stack.callback(self._tidy)  # while what is left still cannot flood the screen
                 self.begin_s, self.waited_s = time.monotonic(), _waited_s(self.thread)
                 self.looked_s = self.begin_s
-                stack.enter_context(self._aided())
                 if self.main:
                     # C code that lets no thread look still hears the timer. A rank may be this
                     # late because it waits for the others.
                     late_s = self.limit_s * (SLOWEST if self.rank else 1)
                     stack.enter_context(_ticking(self._tick, late_s))
+                stack.enter_context(self._aided())  # it signals, so it ends before who listens
                 return _enter(function, args)
         except SystemExit as left:
             why = f"called sys.exit({'' if left.code is None else repr(left.code)[:80]})"
@@ -202,6 +204,8 @@ class Watch:
         finally:
             self.ended.set()
             aid.join()
+            if self.pulse:
+                self.pulse.end()
             leftovers.raise_in(self.thread, None)  # what was asked for and has not come yet
 
     def _aid(self) -> None:
@@ -237,6 +241,8 @@ class Watch:
         if not frames or self.resting or importing(frames):
             self.looked_s, self.waited_s = time.monotonic(), _waited_s(self.thread)
             return
+        if self.pulse and not self.pulse.felt() and not self.reason:
+            return  # it may wait for other ranks
         self.reason = self.reason or self._why()
         if self.reason and not self.ended.is_set():
             self.place = self.place or place(frames)

@@ -85,14 +85,17 @@ def _chosen(items: list[Item]) -> set[int]:
     worth = {
         index: 2 * bool(_question(items, index)) + bool(_finding(items, index))
         for index, cell in cells.items()
-        if cell.left.tables or _fits(cell.left.text)
+        if _fits(cell.left)
     }
     return {max(worth, key=lambda index: (worth[index], -index))} if worth else set()
 
 
-def _fits(text: str) -> bool:
-    lines, columns = outputs.size_of(text)
-    return bool(text.strip()) and lines <= PRINTED_LINES and columns <= COLUMNS
+def _fits(left: outputs.Outputs) -> bool:
+    """Whether a page holds the tables of a cell, or where it has none what it printed."""
+    if left.tables:
+        return sum(table.count("<tr") - 1 for table in left.tables) <= TABLE_ROWS
+    lines, columns = outputs.size_of(left.text)
+    return bool(left.text.strip()) and lines <= PRINTED_LINES and columns <= COLUMNS
 
 
 # --- what stands around a cell -----------------------------------------------------------------
