@@ -24,9 +24,11 @@ os.environ["DLGUIDE_CACHE"] = CACHE
 # with it, a wrong answer would raise in tests that expect a hint
 os.environ.pop("DLGUIDE_STRICT_EXERCISES", None)
 
-# Files, by the beginning of their names, that must have the machine to themselves. `make test`
-# runs the others two at a time first, and notebooks too: most of their time they wait for
-# processes to start, and what they assert must hold on a machine that does other things as well.
+# `make test` runs files whose tests compute on ranks two at a time: more would stand in each
+# other's way on two cores. Then it runs the others four at a time, since most of their time they
+# wait for processes to start, and notebooks two at a time. What all these assert must hold on a
+# machine that does other things as well. Last come the files that must have the machine to
+# themselves, here by the beginning of their names.
 ALONE = {
     "browser": "drives JupyterLab and its trainings, and looks for what is left over",
     "bench": "they are measurements",
@@ -71,11 +73,13 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items):
-    """Put the long files first, and mark the tests of files in ALONE."""
+    """Put the long files first, and mark the tests of files in ALONE and those on ranks."""
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
     for item in items:
         if item.path.stem.removeprefix("test_").startswith(tuple(ALONE)):
             item.add_marker(pytest.mark.alone)
+        elif hasattr(item.module, "on_ranks"):
+            item.add_marker(pytest.mark.ranks)
 
 
 @pytest.hookimpl(wrapper=True)

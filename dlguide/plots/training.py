@@ -181,7 +181,11 @@ def utilisation(
     for at, name in record.marks:
         for axes in panels:
             axes.axvline(at, color=ORANGE, linewidth=1)
-        panels[0].annotate(name, (at, 105), (2, 2), textcoords="offset points", color=ORANGE)
+        near = any(0 < other - at < edges[-1] / 10 for other, _ in record.marks)
+        side, shift = ("right", -2) if near else ("left", 2)  # two names in one place
+        panels[0].annotate(
+            name, (at, 105), (shift, 2), textcoords="offset points", color=ORANGE, ha=side
+        )
     panels[-1].set_xlabel("time (s)")
     for axes in drawn.axes:
         axes.set_xlim(0, record.time_s[-1])
