@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -28,22 +29,21 @@ os.environ.pop("DLGUIDE_STRICT_EXERCISES", None)
 # other's way on two cores. Then it runs the others four at a time, since most of their time they
 # wait for processes to start, and notebooks two at a time. What all these assert must hold on a
 # machine that does other things as well. Last come the files that must have the machine to
-# themselves, here by the beginning of their names.
+# themselves: these.
 ALONE = {
-    "browser": "drives JupyterLab and its trainings, and looks for what is left over",
-    "bench": "they are measurements",
-    "onednn": "measures kernels",
-    "roofline": "measures the machine",
-    "measure": "looks at clocks and at the load of the cores",
-    "overlap": "measures what is hidden behind what",
-    "throttle": "holds a pace",
-    "tun": "searches by measuring",
-    "trial": "measures programs",
+    "bench*": "they are measurements",
+    "onednn*": "measures kernels",
+    "roofline*": "measures the machine",
+    "measure*": "looks at clocks and at the load of the cores",
+    "overlap*": "measures what is hidden behind what",
+    "throttle*": "holds a pace",
+    "tun*": "searches by measuring",
+    "trial*": "measures programs",
     "cluster": "looks for what is left over on the machine",
+    "cluster_failures": "a failure must be told in time",
     "script": "looks for what is left over on the machine",
-    "commands": "looks for what is left over on the machine",
     "exercises_watching": "looks for what is left over in its own process",
-    "doctor": "looks for what is left over on the machine",
+    "doctor*": "looks for what is left over on the machine, and times lessons",
     "shared_memory": "looks at all shared memory of the machine",
     "tensorflow_server": "looks for what is left over on the machine",
 }
@@ -52,6 +52,7 @@ ALONE = {
 # Files that take minutes on two cores begin first, so that none of them is left for the end, when
 # the other process has nothing to do.
 LONG = (
+    "browser",
     "usecases_imagenet_train",
     "horovod_fit",
     "fit_resume",
@@ -76,7 +77,8 @@ def pytest_collection_modifyitems(items):
     """Put the long files first, and mark the tests of files in ALONE and those on ranks."""
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
     for item in items:
-        if item.path.stem.removeprefix("test_").startswith(tuple(ALONE)):
+        name = item.path.stem.removeprefix("test_")
+        if any(fnmatch(name, pattern) for pattern in ALONE):
             item.add_marker(pytest.mark.alone)
         elif hasattr(item.module, "on_ranks"):
             item.add_marker(pytest.mark.ranks)

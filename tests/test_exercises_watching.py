@@ -20,7 +20,7 @@ import time
 import psutil
 import pytest
 
-from dlguide.exercises import exits, frames, leftovers, memory, output, watching
+from dlguide.exercises import exits, frames, leftovers, memory, output, pulse, watching
 from dlguide.exercises.frames import Stopped
 from dlguide.exercises.watching import Watch, at_rest
 
@@ -392,6 +392,24 @@ def test_on_a_rank_long_calls_of_c_code_count_as_waits_for_others():
     # 2 s at least in one call of C code
     assert watch.run(hash_for, 2.0) > 2.0
     assert watch.had_s < 1.5
+
+
+def test_a_pulse_is_felt_between_steps_and_not_within_one_call():
+    beat, felt = pulse.Pulse(), []
+
+    def ask():
+        for _ in range(2):
+            time.sleep(0.2)
+            felt.append(beat.felt())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(1.0)  # one call
+    thread.join()
+    assert felt == [True, False]
+    assert beat.felt()
+    beat.end()
+    assert beat.question == set()
 
 
 @pytest.mark.parametrize("answer", [loop, generator, naps], ids=lambda each: each.__name__)
