@@ -32,7 +32,7 @@ run: setup      ## train the MNIST network on 1 rank and on 2; table and plot un
 test: setup     ## the whole test suite, notebooks included; what fails does not stop the rest
 	@status=0; \
 	for part in "-n 2 --dist loadfile --no-loadscope-reorder --durations 40 -m ranks" \
-		"-n 4 --dist loadfile --no-loadscope-reorder --durations 40 -m 'not ranks and not alone and not notebook'" \
+		"-n 3 --dist loadfile --no-loadscope-reorder --durations 40 -m 'not ranks and not alone and not notebook'" \
 		"-n 2 --maxschedchunk 1 --durations 100 -m notebook tests/test_notebooks.py" "--durations 20 -m alone"; do \
 		echo "pytest $$part"; eval "$(BIN)/python -m pytest $$part" || status=1; \
 	done; exit $$status

@@ -26,7 +26,7 @@ os.environ["DLGUIDE_CACHE"] = CACHE
 os.environ.pop("DLGUIDE_STRICT_EXERCISES", None)
 
 # `make test` runs files whose tests compute on ranks two at a time: more would stand in each
-# other's way on two cores. Then it runs the others four at a time, since most of their time they
+# other's way on two cores. Then it runs the others three at a time, since most of their time they
 # wait for processes to start, and notebooks two at a time. What all these assert must hold on a
 # machine that does other things as well. Last come the files that must have the machine to
 # themselves: these.
