@@ -102,7 +102,7 @@ def my_rank(wait_s=0.0):
     return MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_ranks_of_another_machine_are_waited_for_and_their_end_is_noticed():
     with Cluster(ranks=2) as cluster:
         here = allocation.machine()

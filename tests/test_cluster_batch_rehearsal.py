@@ -34,7 +34,7 @@ if not saved.exists():
 """
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_ranks_of_the_script_run_here_with_their_data(tmp_path):
     (tmp_path / "sum.py").write_text(SUM)
     (tmp_path / "data").write_text("pixels")
@@ -48,7 +48,7 @@ def test_ranks_of_the_script_run_here_with_their_data(tmp_path):
     assert failed.output == "There is no nothing to stage.\n"
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_warned_job_is_run_again_and_a_finished_one_is_not(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     job = Job("slow.py", ranks_per_node=2, requeue=True, time="0:10:00")

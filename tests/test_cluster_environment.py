@@ -14,7 +14,7 @@ WANTED = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "5"}
 PLAN = threads.plan(describe(), ranks=1)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_variables_arrive_in_every_rank_also_after_a_restart():
     def told(names):
         return [os.environ.get(name) for name in names]

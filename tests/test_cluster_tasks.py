@@ -17,7 +17,7 @@ import pytest
 
 from dlguide.cluster import Cluster, RankError, outcomes, tasks
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])

@@ -15,7 +15,7 @@ from dlguide import exercises, search
 from dlguide.exercises import nb61
 from dlguide.search import makespan
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def trials_needed(share, chance):

@@ -187,7 +187,7 @@ print("runs on:", hvd.is_initialized(), hvd.size())
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_horovod_is_not_started_again_after_tuning_itself_with_a_value_set_by_hand():
     done = subprocess.run(
         [sys.executable, "-c", TUNED], capture_output=True, text=True, timeout=100

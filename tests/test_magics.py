@@ -15,7 +15,7 @@ from nbclient.exceptions import CellExecutionError
 
 from dlguide.cluster import magics, processes
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 START = "import dlguide\ncluster = dlguide.cluster.Cluster(ranks=2)\nprint(cluster.name)"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dlguide.cluster.streaming import LONG, Lines, Streams, pipe_path, redirect
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 LOUD = """
 import os, sys
