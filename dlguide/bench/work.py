@@ -56,7 +56,10 @@ class Work:
         shape, classes = self.model.input_shape[1:], self.model.output_shape[-1]
         self.images = tf.constant(random.random((batch, *shape), np.float32))
         self.labels = tf.constant(random.integers(0, classes, batch))
-        self.steps = {"train": tf.function(self._train), "infer": tf.function(self._infer)}
+        self.steps = {
+            "train": tf.function(self._train, autograph=False),
+            "infer": tf.function(self._infer, autograph=False),
+        }
         digest = hashlib.sha256()
         for weight in self.model.get_weights():
             digest.update(np.ascontiguousarray(weight))

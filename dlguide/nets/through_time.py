@@ -33,7 +33,7 @@ def longest_chain(net: keras.Model, inputs: Any) -> int:
     """
     import tensorflow as tf
 
-    graph = tf.function(net).get_concrete_function(inputs).graph
+    graph = tf.function(net, autograph=False).get_concrete_function(inputs).graph
     depths: dict[str, int] = {}
     # operations come in the order in which they were made, each after those that it needs
     for each in graph.get_operations():

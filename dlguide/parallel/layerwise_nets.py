@@ -148,7 +148,7 @@ class KerasLayers:
         import tensorflow as tf
 
         def forward(piece: Any, last: bool) -> Any:
-            @tf.function
+            @tf.function(autograph=False)
             def traced(inputs: Any, labels: Any) -> Any:
                 outputs = piece(inputs, training=True)
                 return tf.reduce_sum(loss(labels, outputs)) if last else outputs
@@ -159,7 +159,7 @@ class KerasLayers:
             variables = piece.trainable_variables
             optimizer.build(variables)
 
-            @tf.function
+            @tf.function(autograph=False)
             def traced(gradients: list[Any]) -> None:
                 optimizer.apply(gradients, variables)
 

@@ -113,14 +113,14 @@ class Pipeline:
 
         stage, first, last = self.stage, self.first, self.last
 
-        @tf.function
+        @tf.function(autograph=False)
         def forward(inputs: Any, labels: Any) -> Any:
             if first:  # else the graph backward would also compute the gradient of the images
                 inputs = tf.stop_gradient(inputs)
             outputs = stage(inputs, training=True)
             return tf.reduce_sum(loss(labels, outputs)) if last else outputs
 
-        @tf.function
+        @tf.function(autograph=False)
         def update(gradients: list[Any], samples: Any) -> None:
             means = [gradient / tf.cast(samples, gradient.dtype) for gradient in gradients]
             self.optimizer.apply(means, stage.trainable_variables)

@@ -210,7 +210,7 @@ class Game:
             optimizer.build(net.trainable_variables)
         self._average, self._rows = self._shared(parallel)
         self._stream = tf.Variable(0, dtype=tf.int32, trainable=False)
-        self._step = tf.function(self._one_step, jit_compile=False)
+        self._step = tf.function(self._one_step, jit_compile=False, autograph=False)
 
     def play(self, steps: int) -> np.ndarray:
         """Play on from where the game stands.

@@ -161,7 +161,7 @@ def _of_keras(optimizer: Any, start: np.ndarray) -> Callable[[np.ndarray, np.nda
     variable = keras.Variable(start, dtype="float64", name="weights")
     optimizer.build([variable])
     # Eager, an update of two numbers takes five times as long.
-    apply = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+    apply = tf.function(lambda gradient: optimizer.apply([gradient], [variable]), autograph=False)
 
     def update(point: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         apply(tf.constant(gradient, tf.float64))

@@ -56,14 +56,14 @@ def train(
     optimizer = keras.optimizers.Adam(require_positive(rate, "rate"))
     optimizer.build(net.trainable_variables)
 
-    @tf.function
+    @tf.function(autograph=False)
     def learn(inputs: Any, wanted: Any) -> None:
         with tf.GradientTape() as tape:
             value = loss(wanted, net(inputs, training=True))
         gradients = tape.gradient(value, net.trainable_variables)
         optimizer.apply(gradients, net.trainable_variables)
 
-    @tf.function
+    @tf.function(autograph=False)
     def look(inputs: Any, wanted: Any) -> Any:
         return loss(wanted, net(inputs, training=False))
 

@@ -92,7 +92,7 @@ class FlatNet:
     def _compiled(self) -> tuple:
         import tensorflow as tf
 
-        @tf.function(reduce_retracing=False)
+        @tf.function(autograph=False)
         def slopes(images, labels):
             with tf.GradientTape() as tape:
                 logits = self.model(images, training=True)
@@ -100,7 +100,9 @@ class FlatNet:
                 loss = tf.reduce_mean(losses)
             return tape.gradient(loss, self._variables)
 
-        return slopes, tf.function(lambda images: self.model(images, training=False))
+        return slopes, tf.function(
+            lambda images: self.model(images, training=False), autograph=False
+        )
 
     def _set(self, weights: np.ndarray) -> None:
         parts = np.split(weights, self._edges[1:-1])

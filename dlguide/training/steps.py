@@ -101,7 +101,7 @@ def train_step(
     gradients = Gradients(model, optimizer, ranks)
 
     @traced
-    @tf.function(input_signature=gradients.signature)
+    @tf.function(input_signature=gradients.signature, autograph=False)
     def step(images: Any, labels: Any, scale: Any) -> Any:
         told, found = gradients(images, labels, scale)
         optimizer.apply(found, model.trainable_variables)
@@ -123,7 +123,7 @@ def adds_losses_of_inputs(model: keras.Model) -> bool:
 
     added = []
 
-    @tf.function(input_signature=_samples(model)[:1])
+    @tf.function(input_signature=_samples(model)[:1], autograph=False)
     def look(images: Any) -> None:
         model(images, training=True)
         added.append(len(model.losses))
@@ -159,7 +159,7 @@ def evaluator(
     require_count(top, "top")
 
     @traced
-    @tf.function(input_signature=_samples(model))
+    @tf.function(input_signature=_samples(model), autograph=False)
     def right(images: Any, labels: Any) -> Any:
         logits = model(images, training=False)
         if top > 1:

@@ -131,7 +131,7 @@ class Workers:
         reached: set[int] = set()  # known when `add` has been traced
 
         @traced
-        @tf.function(input_signature=gradients.signature)
+        @tf.function(input_signature=gradients.signature, autograph=False)
         def add(images: Any, labels: Any, scale: Any) -> Any:
             numbers, found = gradients(images, labels, scale)
             for number, gradient in enumerate(found):
@@ -141,7 +141,7 @@ class Workers:
             return numbers
 
         @traced
-        @tf.function(input_signature=[])
+        @tf.function(input_signature=[], autograph=False)
         def apply() -> None:
             found = [t.value() if n in reached else None for n, t in enumerate(sums)]
             optimizer.apply(found, variables)

@@ -234,6 +234,7 @@ class Pipeline:
             shapes = [[None, *images.shape[1:]]]
         shapes += [[None, *self.source.label_shape], [None, reader.chance[2]]]
 
+        @tf.autograph.experimental.do_not_convert
         def read(piece: Any) -> Any:
             parts = tf.numpy_function(reader.read, [piece], types)
             return tuple(tf.ensure_shape(*one) for one in zip(parts, shapes, strict=True))

@@ -217,7 +217,7 @@ def train(
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     optimizer.build(model.trainable_variables)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             logits = tf.cast(model(images, training=True), "float32")

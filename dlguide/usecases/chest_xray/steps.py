@@ -120,7 +120,7 @@ def label_step(
     gradients = LabelGradients(model, optimizer, ranks, weights)
 
     @traced
-    @tf.function(input_signature=gradients.signature)
+    @tf.function(input_signature=gradients.signature, autograph=False)
     def step(images: Any, labels: Any, scale: Any) -> Any:
         told, found = gradients(images, labels, scale)
         optimizer.apply(found, model.trainable_variables)
