@@ -106,6 +106,16 @@ def test_an_interruption_loses_only_the_training_that_ran(tmp_path, monkeypatch)
     assert [one.setting.seed for one in results] == [0, 1, 2]
 
 
+def test_without_progress_no_step_is_told(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("dlguide.measure.report_progress", lambda **numbers: told.append(numbers))
+    settings = [replace(SMALL, epochs=1)]
+    ex.run(settings, tmp_path / "silent", progress=None)
+    assert told == []
+    ex.run(settings, tmp_path / "told", progress=lambda _: None)
+    assert told
+
+
 def test_a_damaged_record_is_refused_before_anything_is_trained(trained, tmp_path, monkeypatch):
     settings, _results, folder, _told = trained
     for path in folder.iterdir():

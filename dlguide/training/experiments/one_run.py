@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 Own = Mapping[str, Any]  # name -> net or data of one's own
 
 
-def train(setting: Setting, nets: Own, data: Own, parallel: bool) -> Run | Divergence:
+def train(
+    setting: Setting, nets: Own, data: Own, parallel: bool, silent: bool = False
+) -> Run | Divergence:
     """Train as a setting says, until the end or to where the loss is no number any more.
 
     Args:
@@ -33,6 +35,7 @@ def train(setting: Setting, nets: Own, data: Own, parallel: bool) -> Run | Diver
         nets: functions that build nets of one's own.
         data: Datasets of one's own, or functions that give them.
         parallel: with all ranks, every one of which must call this, or in this process alone.
+        silent: whether it tells nothing while it trains.
 
     Returns:
         Run: of this rank; or where it diverged, which all ranks tell alike.
@@ -50,9 +53,14 @@ def train(setting: Setting, nets: Own, data: Own, parallel: bool) -> Run | Diver
             parallel=parallel,
             dropout=setting.dropout,
             dtype=setting.dtype,
+            report=_untold if silent else None,
         )
     except DivergedError as error:
         return Divergence(error.epoch, error.step)
+
+
+def _untold(**_numbers: float) -> None:
+    """Take the numbers of a step and tell nobody."""
 
 
 def load(setting: Setting, data: Own) -> Dataset:

@@ -181,7 +181,7 @@ def _run(
                 cluster.run(_work, list(alone), *share)
             for key, one in todo.items():
                 if one.ranks > 1:
-                    came = cluster.run(train, one, nets, data, True)
+                    came = cluster.run(train, one, nets, data, True, progress is None)
                     _done(key, record.result_of(one, came), share)
     return [record.read(paths[key], one) for key, one in zip(keys, settings, strict=True)]
 
@@ -211,13 +211,13 @@ def _in_process(threads: int | None, claims: Path, arguments: tuple) -> None:
 
 def _work(mine: Sequence[str], *share: Any) -> None:
     """Make trainings until all are taken; ranks that do so at once share them out."""
-    todo, _folder, claims, _progress, nets, data, _started = share
+    todo, _folder, claims, progress, nets, data, _started = share
     for key in mine:
         try:
             (claims / key).touch(exist_ok=False)
         except FileExistsError:
             continue
-        came = train(todo[key], nets, data, False)
+        came = train(todo[key], nets, data, False, progress is None)
         _done(key, record.result_of(todo[key], [came]), share)
 
 
