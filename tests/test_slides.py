@@ -133,9 +133,13 @@ def test_long_output_is_not_put_on_a_slide():
     assert plain(slide.notes).count("line") == 40
 
 
-@pytest.mark.parametrize(("rows", "kind"), [(10, "table"), (11, "points")])
-def test_a_long_table_of_a_cell_is_not_put_on_a_slide(rows, kind):
-    table = f"<table>{'<tr><td>1</td></tr>' * (rows + 1)}</table>"  # and the heads of its columns
+@pytest.mark.parametrize(
+    ("rows", "words", "kind"),
+    [(10, "1", "table"), (11, "1", "points"), (9, "x" * 190, "table"), (9, "x" * 191, "points")],
+)
+def test_a_long_table_of_a_cell_is_not_put_on_a_slide(rows, words, kind):
+    row = f"<tr><td>{words}</td></tr>"
+    table = f"<table>{row * (rows + 1)}</table>"  # and the heads of its columns
     group = stanzas.groups(nbformat.v4.new_notebook(cells=[
         prose("## Long\n\nSome words."), code("rows", "", {"text/html": table}), prose("Seen."),
     ]))[0]  # fmt: skip

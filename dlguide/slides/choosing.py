@@ -17,7 +17,7 @@ from dlguide.slides.stanzas import HEIGHT, WIDTH, Cell, Group, Slide, notes
 
 TEXT_MOST = 240  # characters of a question or a finding: three lines
 CODE_LINES, PRINTED_LINES, BOTH_LINES, COLUMNS = 14, 14, 18, 104
-TABLE_ROWS = 10
+TABLE_ROWS, TABLE_CHARACTERS = 10, 1900
 CAPTION_LINES = 3  # of what a cell printed below its figure
 TALL = 1.7  # width / height below which words stand beside a picture, not below
 POINTS = 5
@@ -93,7 +93,9 @@ def _chosen(items: list[Item]) -> set[int]:
 def _fits(left: outputs.Outputs) -> bool:
     """Whether a page holds the tables of a cell, or where it has none what it printed."""
     if left.tables:
-        return sum(table.count("<tr") - 1 for table in left.tables) <= TABLE_ROWS
+        rows = sum(table.count("<tr") - 1 for table in left.tables)
+        characters = len(re.sub(r"<[^>]*>|\s+(?=\s)", "", "".join(left.tables)))
+        return rows <= TABLE_ROWS and characters <= TABLE_CHARACTERS
     lines, columns = outputs.size_of(left.text)
     return bool(left.text.strip()) and lines <= PRINTED_LINES and columns <= COLUMNS
 
