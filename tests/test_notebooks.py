@@ -445,3 +445,19 @@ def test_load_reads_plain_json(tmp_path, good):
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps(good))
     assert form.load(path) == good
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "fast", "late"),
+    [
+        ("20_data.ipynb", 60.0, False, ""),
+        ("20_data.ipynb", 60.1, False, "(more than 60 s)"),
+        ("answers/20_data.ipynb", 60.1, False, "(more than 60 s)"),
+        ("83_x.ipynb", 90.0, False, ""),
+        ("83_x.ipynb", 90.1, False, "(more than 90 s)"),
+        ("20_data.ipynb", 61.0, True, ""),
+    ],
+)
+def test_a_slow_lesson_is_marked_and_use_cases_may_take_longer(name, seconds, fast, late):
+    said = str(notebooks.Execution(name, True, seconds, True, fast=fast))
+    assert said.partition(".ipynb")[2].strip() == late
