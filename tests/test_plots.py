@@ -6,6 +6,7 @@ Tests dlguide.plots.figures and dlguide.plots.training.
 import base64
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from test_measure import some_run
@@ -83,6 +84,13 @@ def test_utilisation_draws_each_core_under_the_ranks_on_one_clock():
     assert (first.get_ylabel(), second.get_ylabel()) == ("core 0\nbusy (%)", "core 3\nbusy (%)")
     assert texts(first) == ["go"]
     assert len({axes.get_xlim() for axes in (ranks, first, second)}) == 1
+
+
+def test_names_of_marks_that_lie_close_stand_side_by_side():
+    drawn = plots.utilisation(replace(RECORD, marks=((0.30, "idle"), (0.32, "warm"))))
+    drawn.canvas.draw()
+    idle, warm = (text.get_window_extent() for text in drawn.axes[0].texts)
+    assert idle.x1 <= warm.x0
 
 
 def test_utilisation_without_runs_has_only_cores():
