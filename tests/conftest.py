@@ -24,6 +24,8 @@ CACHE = tempfile.mkdtemp(prefix="dlguide-test-cache-")
 os.environ["DLGUIDE_CACHE"] = CACHE
 # with it, a wrong answer would raise in tests that expect a hint
 os.environ.pop("DLGUIDE_STRICT_EXERCISES", None)
+# with it, ranks write their lines piece by piece and into each other's
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # `make test` runs files whose tests compute on ranks two at a time: more would stand in each
 # other's way on two cores. Then it runs the others three at a time, since most of their time they
