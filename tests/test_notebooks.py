@@ -301,6 +301,14 @@ def test_fast_tour_shortens_and_leaves_answers_out(tmp_path, capsys):
     assert not notebooks.execute_all(names, 120)
 
 
+def test_side_by_side_the_last_lessons_begin(tmp_path, capsys):
+    first, last = write(tmp_path, "x = 1"), tmp_path / "91_last.ipynb"
+    last.write_bytes(first.read_bytes())
+    assert notebooks.execute_all([str(first), str(last)], 120, at_once=2)
+    told = capsys.readouterr().out
+    assert told.index(last.name) < told.index(first.name)
+
+
 def test_interrupt_ends_what_runs_side_by_side(tmp_path):
     name = f"side-{time.time_ns()}"
     for number in (1, 2):

@@ -64,14 +64,14 @@ def _require_free(port: int) -> None:
 @app.command()
 def notebooks(
     names: Annotated[list[str] | None, typer.Argument(help="Numbers or files; all.")] = None,
-    fast: Annotated[bool, typer.Option(help="Every lesson with less work, two at once.")] = False,
+    fast: Annotated[bool, typer.Option(help="Every lesson with less work, three at once.")] = False,
 ) -> None:
     """Execute notebooks from top to bottom, say how long each took, keep them for the slides."""
     from dlguide import notebooks
 
     begun_s = time.monotonic()
     if fast:
-        well = notebooks.execute_all(names or [], fast=True, at_once=2)
+        well = notebooks.execute_all(names or [], fast=True, at_once=3)
     else:
         well = notebooks.execute_all(names or [], output=notebooks.KEPT)
     minutes, seconds = divmod(round(time.monotonic() - begun_s), 60)

@@ -52,7 +52,7 @@ class Execution:
         if self.skipped:
             return f"skip  {'':8}  {self.name}  ({self.skipped})"
         limit_s = USE_CASE_LIMIT_S if Path(self.name).name.startswith("8") else HOUSE_LIMIT_S
-        slow = self.seconds > limit_s and not self.fast  # two of the fast tour run at once
+        slow = self.seconds > limit_s and not self.fast  # those of the fast tour run side by side
         late = f"  (more than {limit_s:.0f} s)" if slow else ""
         cut = "" if self.network_cut else "  (with network)"
         line = f"{'ok  ' if self.ok else 'FAIL'}  {self.seconds:6.1f} s  {self.name}{late}{cut}"
@@ -127,7 +127,8 @@ def execute_all(
         cut_network: leave them loopback only, where the system allows that.
         output: a folder for the executed notebooks; None keeps none.
         fast: lessons with less work, and no answers: to see that all runs, not how long it takes.
-        at_once: notebooks that run side by side (count); more than one disturb each other's times.
+        at_once: notebooks that run side by side, the last ones first (count); more than one disturb
+            each other's times.
 
     Returns:
         bool: whether every cell of all of them ran.
@@ -137,6 +138,8 @@ def execute_all(
     """
     require_count(at_once, "at_once")
     paths = [path for path in choose(names) if not (fast and is_answers(path))]
+    if at_once > 1:
+        paths.reverse()  # the course ends with the longest: begun first, none is left for the end
 
     def one(path: Path) -> Execution:
         kept = None
