@@ -5,6 +5,8 @@ TensorFlow, MPI or matplotlib only inside the functions that need them. Threads 
 before TensorFlow starts, and MPI must never start in the notebook's own kernel.
 """
 
+import atexit
+import gc
 from importlib import import_module
 from typing import Any
 
@@ -32,6 +34,10 @@ _ROOMS = (
     "tuning",
     "usecases",
 )
+
+# At its end Python looks for cycles among all objects several times: with TensorFlow loaded that
+# takes a second of a core, in every kernel, rank and program, and nobody gets anything for it.
+atexit.register(gc.freeze)
 
 
 def __getattr__(name: str) -> Any:

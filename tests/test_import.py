@@ -40,6 +40,18 @@ def test_import_takes_less_than_its_limit():
     assert min(load()[0] for _ in range(5)) < LIMIT_S
 
 
+def test_no_garbage_is_looked_for_at_the_end_of_a_process():
+    # What was registered first is called last: it sees what the package's own call has left.
+    first = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))"
+    counts = [
+        subprocess.run(
+            [sys.executable, "-c", f"{first}; {then}"], capture_output=True, text=True, timeout=60
+        )
+        for then in ("import dlguide", "pass")
+    ]
+    assert [int(done.stdout) > 1000 for done in counts] == [True, False]
+
+
 def test_import_loads_nothing_heavy():
     assert house.HEAVY.isdisjoint(load()[1])
 

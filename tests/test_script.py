@@ -16,10 +16,11 @@ from dlguide.cluster.script import run_script
 pytestmark = pytest.mark.timeout(90)
 
 SCRIPT = """
-import os, signal, sys
+import gc, os, signal, sys
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 print(f"rank {comm.rank} of {comm.size} {sys.argv[1:]}", flush=True)
+assert gc.get_threshold()[0] == 10_000, "as on all ranks"
 what = sys.argv[1]
 if comm.rank == comm.size - 1:
     if what == "raise": raise ValueError("bad batch")

@@ -30,6 +30,7 @@ def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank
+    ranks_side.collect_rarely()
     sys.path += [each for each in path if each not in sys.path]
     log = os.open(ranks_side.log_path(Path(folder), rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

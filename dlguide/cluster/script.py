@@ -26,7 +26,7 @@ from dlguide.checks import require
 from dlguide.cluster import errors, inspection, processes, shared_memory, watch
 from dlguide.cluster.environment import find_mpiexec, rank_environment
 from dlguide.cluster.errors import RankError
-from dlguide.cluster.rank import BEAT_S, guarded, log_path, start_monitor
+from dlguide.cluster.rank import BEAT_S, collect_rarely, guarded, log_path, start_monitor
 from dlguide.cluster.streaming import Streams, redirect
 from dlguide.cluster.supervise import LOOK_S, Outcomes, supervise
 from dlguide.machine import describe, threads
@@ -191,6 +191,7 @@ def rank_main(
         arguments: its command line.
     """
     rank, _ = launched()
+    collect_rarely()
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
     threads.apply(plan, rank)
     monitor = start_monitor(str(folder), rank)
