@@ -36,7 +36,8 @@ _ROOMS = (
 )
 
 # At its end Python looks for cycles among all objects several times: with TensorFlow loaded that
-# takes a second of a core, in every kernel, rank and program, and nobody gets anything for it.
+# takes a second of a core, in every kernel, rank and program. It leaves frozen objects alone: what
+# they hold goes with the process, and finalisers of cycles it does not promise to call there.
 atexit.register(gc.freeze)
 
 

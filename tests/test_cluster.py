@@ -20,7 +20,7 @@ import pytest
 from dlguide.checks import MissingComponentError
 from dlguide.cluster import Cluster, processes, shared_memory
 from dlguide.cluster.environment import find_mpiexec
-from dlguide.cluster.rank import OBJECTS
+from dlguide.cluster.rank import NEW_OBJECTS
 from dlguide.machine import describe, threads
 
 pytestmark = pytest.mark.timeout(120)
@@ -50,7 +50,7 @@ def test_run_gives_one_result_per_rank_in_rank_order(ranks):
         assert [tuple(each[2]) for each in results] == [tuple(c) for c in cluster.plan.cpus]
         some = cluster.run_on([ranks - 1], lambda: os.getpid())
         assert some == [cluster.engines[ranks - 1]["pid"]]
-        assert {each[0] for each in cluster.run(gc.get_threshold)} == {OBJECTS}
+        assert {each[0] for each in cluster.run(gc.get_threshold)} == {NEW_OBJECTS}
         name = cluster.name
     assert not ours(name)
 
