@@ -54,14 +54,14 @@ pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
 wheelhouse: setup  ## fill FOLDER with all that `make setup` needs on a machine without the internet
 	$(BIN)/dlguide wheelhouse "$(or $(FOLDER),build/wheelhouse)"
 
-lint: setup     ## ruff, stripped notebooks, house style
+lint: setup     ## ruff, layers, stripped notebooks
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
-	find notebooks -name '*.ipynb' -exec $(BIN)/python -m nbstripout --verify --keep-id {} +
-	$(BIN)/python -m pytest -q tests/test_house_style.py
+	git ls-files '*.ipynb' | xargs $(BIN)/python -m nbstripout --verify --keep-id
+	$(BIN)/python -m pytest -q tests/test_style.py
 
 clean:          ## remove what runs and tests left, keep .venv
-	rm -rf build dist slides .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
 	find dlguide tests notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs -r rm -rf
 
 distclean: clean  ## remove .venv too

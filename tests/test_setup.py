@@ -114,7 +114,7 @@ def test_build_tools_of_horovod_are_the_pinned_ones():
 
 
 def test_every_dependency_says_why_it_is_there():
-    text = (ROOT / "pyproject.toml").read_text()
+    text = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")[0]
     lines = re.findall(r'^    "([\w.-]+)[^"]*".*$', text, re.M)
     assert len(lines) == len(dependencies()) + len(extra("pytorch"))
     told = re.findall(r'^    "([\w.-]+)[^"]*",\s+# \S.*$', text, re.M)
