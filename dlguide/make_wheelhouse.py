@@ -109,7 +109,7 @@ def requirements(pytorch: bool = False) -> list[str]:
         )
     stated = tomllib.loads(project.read_text(encoding="utf-8"))
     extras = stated["project"]["optional-dependencies"]
-    needed = [*stated["project"]["dependencies"], *extras["test"]]
+    needed = [*stated["project"]["dependencies"], *extras["test"], *extras["docs"]]
     needed += extras["pytorch"] if pytorch else []
     return [*needed, *stated["build-system"]["requires"], *build_horovod.BUILD_TOOLS]
 

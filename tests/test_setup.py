@@ -45,7 +45,8 @@ def constraints(python):
 
 
 def dependencies():
-    return [Requirement(line) for line in [*PROJECT["dependencies"], *extra("test")]]
+    lines = [*PROJECT["dependencies"], *extra("test"), *extra("docs")]
+    return [Requirement(line) for line in lines]
 
 
 def extra(name):
@@ -82,7 +83,7 @@ def test_every_installed_package_is_pinned():
         name: str(pin.specifier).removeprefix("==")
         for name, pin in constraints(f"3.{sys.version_info.minor}").items()
     }
-    drawn = {normal(name) for name in _closure("dlguide", "test")}
+    drawn = {normal(name) for extra in ("test", "docs") for name in _closure("dlguide", extra)}
     if importlib.util.find_spec("torch"):
         # what PyTorch's builds for GPUs bring along is theirs to choose
         optional = {normal(name) for name in _closure("dlguide", "pytorch")}
