@@ -1,4 +1,4 @@
-"""The instructor's page: its tables are computed, its commands and links exist, its app starts."""
+"""The instructor's page: commands, links and error texts exist; its Open OnDemand app starts."""
 
 from __future__ import annotations
 
@@ -19,86 +19,37 @@ import pytest
 import typer
 import yaml
 
-from dlguide import doctor, preflight
+from dlguide import preflight
 from dlguide.cli.app import app
-from dlguide.doctor import surroundings, timetables
+from dlguide.cluster.errors import RankError, names_of
+from dlguide.doctor import surroundings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "instructor.md").read_text()
-sys.path.insert(0, str(DOCS))
-import times  # noqa: E402  it is no module of the package
-
-LESSONS = times.lessons()
+LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 
-# --- tables ------------------------------------------------------------------------------------
-
-
-def test_tables_are_those_that_the_run_times_give():
-    assert times.render(PAGE, times.load()) == PAGE, "run `.venv/bin/python docs/times.py`"
-    assert set(re.findall(r"<!-- table: ([a-z ]+) -->", PAGE)) == {
-        *("rule", "lessons"),
-        *timetables.PLANS,
-    }
-
-
-def test_run_times_have_a_row_for_every_lesson():
-    rows = times.TIMES.read_text().splitlines()
-    assert rows[0] == ",".join(times.COLUMNS)
-    assert [row.split(",")[0] for row in rows[1:]] == [path.stem for path in LESSONS]
-
-
-def test_timetables_fit_at_the_measured_run_times():
-    taken = times.load()
-    run_s = {path.stem[:2]: times.run_s(path, taken) for path in LESSONS}
-    for plan in timetables.PLANS:
-        assert timetables.fit(plan, run_s) == ("fits", [])
-
-
-def test_every_lesson_stands_in_its_table():
-    for path in LESSONS:
-        assert f"](../notebooks/{path.name})" in PAGE
-
-
-def test_run_times_are_taken_from_runs_of_the_present_text(tmp_path, monkeypatch):
-    source = LESSONS[0]
-    ran = json.loads(source.read_text())
-    second = 0
-    for cell in ran["cells"]:
-        if cell["cell_type"] == "code":
-            begin, end = f"2026-11-22T10:00:{second:02}Z", f"2026-11-22T10:00:{second + 1:02}Z"
-            cell["metadata"]["execution"] = {"iopub.execute_input": begin, "shell.reply": end}
-            second += 2
-    (tmp_path / source.name).write_text(json.dumps(ran))
-    taken = times.take(tmp_path)
-    assert set(taken) == {source.stem}
-    assert taken[source.stem].seconds == second - 1
-    file = tmp_path / "times.csv"
-    times.save(taken, file)
-    assert times.load(file) == taken
-    assert f"| {second - 1} |" in times.lessons_table(taken)
-    ran["cells"][2]["source"] = ["x = 1"]
-    (tmp_path / source.name).write_text(json.dumps(ran))
-    assert times.take(tmp_path) == {}
+def test_every_lesson_is_in_the_list():
+    assert sorted(set(re.findall(r"\]\(\.\./notebooks/(\w+\.ipynb)\)", PAGE))) == LESSONS
 
 
 # --- commands and links ------------------------------------------------------------------------
 
 
-def spoken():
-    """Find all that the page tells to type: lines of shell blocks, and words between backticks."""
+def commands():
+    """All that the page asks to type: lines of shell blocks, and words between backticks."""
     blocks = re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
     lines = [line.split("#")[0] for block in blocks for line in block.splitlines()]
     rest = re.sub(r"^```.*?^```", "", PAGE, flags=re.M | re.S)
-    lines += re.findall(r"`([^`\n]+)`", rest)
+    lines += [text.replace("\n", " ") for text in re.findall(r"`([^`]+)`", rest)]
     return [part.strip() for line in lines for part in line.split("&&")]
 
 
 def test_every_command_of_ours_exists_with_its_options():
     root = typer.main.get_command(app)
     found = set()
-    for line in spoken():
+    for line in commands():
         words = line.replace(".venv/bin/", "").replace("/opt/dlguide/", "").split()
         if not words or words[0] != "dlguide" or len(words) == 1:
             continue
@@ -111,13 +62,13 @@ def test_every_command_of_ours_exists_with_its_options():
             elif word.startswith("--"):
                 known = {name for each in command.params for name in each.opts}
                 assert word in known, f"{word} in {line}"
-    assert {"doctor", "progress", "slides", "wheelhouse", "cleanup", "lab", "batch"} <= found
+    assert {"doctor", "notebooks", "progress", "wheelhouse", "cleanup", "lab", "batch"} <= found
 
 
 def test_every_target_of_make_exists():
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
     asked = []
-    for line in spoken():
+    for line in commands():
         words = line.split()
         if words and words[0] == "make":
             asked += [
@@ -129,71 +80,117 @@ def test_every_target_of_make_exists():
     assert {"setup", "wheelhouse", "slides", "pytorch", "lab"} <= set(asked)
 
 
-def test_every_link_within_the_repository_leads_somewhere():
+def test_links_to_headings_of_the_page_lead_somewhere():
     headings = {
         re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
         for line in PAGE.splitlines()
         if line.startswith("#")
     }
-    for target in re.findall(r"\]\(([^)]+)\)", PAGE):
-        if target.startswith("https://"):
-            continue
-        path, _, anchor = target.partition("#")
-        assert (DOCS / path).exists(), target
-        if not path:
-            assert anchor in headings, target
+    assert set(re.findall(r"\]\(#([^)]+)\)", PAGE)) <= headings
 
 
-# --- symptoms ----------------------------------------------------------------------------------
+# --- error texts: each one quoted in the table is provoked -------------------------------------
 
 
-def found(check, *arguments):
-    return doctor.report([check(60, *arguments)])
+def stderr(code, folder):
+    """What Python writes when it ends with an error."""
+    done = subprocess.run(code, cwd=folder, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    return done.stderr
 
 
-def test_symptoms_of_the_doctor_read_as_the_page_says(tmp_path, monkeypatch):
-    free = shutil._ntuple_diskusage(64_000_000, 600_000, 63_400_000)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda place: free)
-        assert "63 MB free in /dev/shm" in found(surroundings.shared_memory)
-    env = {"HOME": str(tmp_path)}
-    told = found(surroundings.environment, {**env, "PMI_RANK": "0"})
-    assert "PMI_RANK: makes every process wait" in told
-    assert "unset PMI_RANK" in told
-    assert "unset KERAS_BACKEND" in found(surroundings.environment, {**env, "KERAS_BACKEND": "jax"})
-    for words in ("63 MB free in /dev/shm", "PMI_RANK: makes every process wait"):
-        assert words in PAGE
+def no_package(folder, patch):
+    return stderr([sys.executable, "-I", "-S", "-c", "import dlguide"], folder)
 
 
-def test_one_core_reads_as_the_page_says():
+def failed_rank(folder, patch):
+    return "\n".join(RankError("raised", [1], names_of([1]))._render_traceback_())
+
+
+def one_core(folder, patch):
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from dlguide.cluster import Cluster\nCluster(ranks=2)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    words = "`ranks` must be at most the 1 core this process may use, got 2"
-    assert words in done.stderr
-    assert words in PAGE
+    return stderr([sys.executable, "-c", code], folder)
 
 
-def test_setup_reads_as_the_page_says(tmp_path, monkeypatch):
-    spaced = tmp_path / "a b"
-    spaced.mkdir()
-    (line,) = preflight.missing(spaced)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    lines = [line, preflight.compiler()]
-    for words in (
-        "has a space or another sign that MPI's compiler breaks on",
-        "g++ is needed to build Horovod",
-    ):
-        assert any(words in line for line in lines)
-        assert words in PAGE
+def little_shared_memory(folder, patch):
+    free = shutil._ntuple_diskusage(64_000_000, 600_000, 63_400_000)
+    patch.setattr(shutil, "disk_usage", lambda place: free)
+    return str(surroundings.shared_memory(60))
+
+
+def no_loopback(folder, patch):
+    def down(*arguments, **options):
+        raise OSError(101, "Network is unreachable")
+
+    patch.setattr("socket.create_connection", down)
+    return str(surroundings.loopback(60))
+
+
+def damaged_data(folder, patch):
+    shutil.copytree(ROOT / "data" / "mnist", folder / "mnist")
+    path = folder / "mnist" / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(b"other" + path.read_bytes()[5:])
+    patch.setenv("DLGUIDE_DATA", str(folder))
+    return str(surroundings.data_files(60))
+
+
+def taken_port(folder, patch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        dlguide = str(Path(sys.executable).with_name("dlguide"))
+        return stderr([dlguide, "lab", "--no-browser", "--port", port], folder)
+
+
+def no_compiler(folder, patch):
+    patch.setenv("PATH", str(folder))
+    return preflight.compiler()
+
+
+def path_with_a_space(folder, patch):
+    (folder / "a b").mkdir()
+    return "\n".join(preflight.missing(folder / "a b"))
+
+
+def variable(name, value):
+    return lambda folder, patch: str(
+        surroundings.environment(60, {"HOME": str(folder), name: value})
+    )
+
+
+TEXTS = {
+    "No module named 'dlguide'": no_package,
+    "RankError: rank 1": failed_rank,
+    "must be at most the 1 core this process may use, got 2": one_core,
+    "63 MB free in /dev/shm": little_shared_memory,
+    "PMI_RANK: makes every process wait": variable("PMI_RANK", "0"),
+    "KERAS_BACKEND: jax": variable("KERAS_BACKEND", "jax"),
+    "127.0.0.1: ": no_loopback,
+    "is damaged or not the original file": damaged_data,
+    "must be free to listen on": taken_port,
+    "g++ is needed to build Horovod": no_compiler,
+    "has a space or another sign that MPI's compiler breaks on": path_with_a_space,
+}
+
+
+def test_every_error_text_of_the_table_is_provoked_below():
+    table = PAGE.partition("## When something breaks")[2]
+    rows = re.findall(r"^\| (.*?) \|", table, re.M)[1:]
+    quoted = {text for row in rows for text in re.findall(r"`([^`]+)`", row)}
+    assert quoted - {"Cluster(", "make setup"} == set(TEXTS)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_error_text_is_printed_as_the_page_quotes_it(text, tmp_path, monkeypatch):
+    assert text in TEXTS[text](tmp_path, monkeypatch)
 
 
 # --- one environment for all -------------------------------------------------------------------
 
 
-def test_kernel_in_a_folder_of_its_own_comes_first(tmp_path):
+def test_kernel_in_its_own_folder_comes_first(tmp_path):
     words = ["-m", "ipykernel", "install", "--prefix", tmp_path]
     named = ["--name", "python3", "--display-name", "dlguide"]
     subprocess.run([sys.executable, *words, *named], check=True, timeout=60, capture_output=True)
@@ -203,8 +200,8 @@ def test_kernel_in_a_folder_of_its_own_comes_first(tmp_path):
         "spec = KernelSpecManager().get_kernel_spec('python3')\n"
         "print(spec.display_name, spec.argv[0])"
     )
-    told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert told.stdout.split() == ["dlguide", sys.executable]
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["dlguide", sys.executable]
     assert f"--prefix {'/opt/dlguide/kernel'} --name python3 --display-name dlguide" in PAGE
 
 
@@ -250,7 +247,7 @@ def test_scripts_for_sites_are_clean():
     assert os.access(APP / "template" / "script.sh", os.X_OK)
 
 
-def test_app_serves_the_learners_copy_to_whoever_has_the_token(tmp_path):
+def test_app_serves_the_learners_copy_with_the_token_only(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     course = tmp_path / "course"
@@ -273,9 +270,7 @@ def test_app_serves_the_learners_copy_to_whoever_has_the_token(tmp_path):
     try:
         names = _contents(port, "secret")
         assert "00_start_here.ipynb" in names
-        assert sorted(path.name for path in (home / "dlguide").glob("*.ipynb")) == sorted(
-            path.name for path in LESSONS
-        )
+        assert sorted(path.name for path in (home / "dlguide").glob("*.ipynb")) == LESSONS
         with pytest.raises(urllib.error.HTTPError, match="403"):
             _contents(port, "wrong")
         environ = Path(f"/proc/{server.pid}/environ").read_bytes()

@@ -1,15 +1,17 @@
-"""The doctor: each line that breaks fails with the command that mends it, and nothing hangs."""
+"""The doctor: each fault fails with the command that fixes it, and nothing hangs."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 import threading
 import time
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -53,14 +55,13 @@ def test_healthy_machine_has_no_failure(healthy):
     assert [str(finding) for finding in healthy if finding.ok is False] == []
 
 
-def test_every_check_is_told_once(healthy):
-    assert {name for name, _ in checkup.CHECKS} == set(checkup.TOLD)
+def test_every_check_is_reported_once(healthy):
     names = [finding.name for finding in healthy]
     assert len(names) == len(set(names)) >= len(checkup.CHECKS)
     assert names[0] == "Python"
 
 
-def test_ranks_tell_what_they_imported(healthy):
+def test_ranks_report_what_they_imported(healthy):
     found = by_name(healthy)["Horovod, 2 ranks"].found
     for name in ("tensorflow-cpu", "keras", "horovod"):
         assert software._version(name) in found
@@ -72,10 +73,10 @@ def test_libmpi_is_one_and_belongs_to_this_environment(healthy):
     assert found.endswith("for mpi4py, Horovod, daal4py")
 
 
-def test_finding_that_fails_must_say_how_to_mend_it():
-    with pytest.raises(ValueError, match=r"`mend` must say how to mend g\+\+"):
+def test_finding_that_fails_must_name_its_fix():
+    with pytest.raises(ValueError, match=r"`fix` must name the command that fixes g\+\+"):
         Finding("g++", False, "missing")
-    assert Finding("g++", None, "missing").mend == ""
+    assert Finding("g++", None, "missing").fix == ""
 
 
 def test_report_shows_the_command_below_what_fails_only():
@@ -83,25 +84,25 @@ def test_report_shows_the_command_below_what_fails_only():
     lines = text.splitlines()
     assert lines[0].split() == ["ok", "a", "x"]
     assert lines[1].split() == ["FAIL", "b", "y"]
-    assert lines[2].strip() == "mend: make b"
+    assert lines[2].strip() == "fix: make b"
     assert lines[3] == "1 of 2 fail."
     assert doctor.report([Finding("a", True, "x")]).endswith("works.")
 
 
 def test_json_holds_all_fields():
     assert json.loads(doctor.report([Finding("a", None, "x")], as_json=True)) == [
-        {"name": "a", "ok": None, "found": "x", "mend": ""}
+        {"name": "a", "ok": None, "found": "x", "fix": ""}
     ]
 
 
-def test_check_that_breaks_is_a_failure_and_the_others_are_told():
+def test_check_that_breaks_is_a_failure_and_the_others_are_reported():
     def breaks(limit_s):
         raise OSError("the disk is on fire")
 
     findings = doctor.examine(5, [("Fire", breaks), ("Python", software.python)])
-    assert [finding.name for finding in findings] == ["Python", "Fire"]
-    assert findings[1].ok is False
-    assert findings[1].found == "OSError: the disk is on fire"
+    assert [finding.name for finding in findings] == ["Fire", "Python"]
+    assert findings[0].ok is False
+    assert findings[0].found == "OSError: the disk is on fire"
 
 
 def test_check_that_never_answers_does_not_hold_the_others():
@@ -139,7 +140,7 @@ def test_mpiexec_that_hangs_is_ended_with_all_it_started(tmp_path):
     assert time.monotonic() - begin < 15
     assert finding.ok is False
     assert finding.found == f"{launcher} did not end within 1 s"
-    assert finding.mend == "make setup"
+    assert finding.fix == "make setup"
     assert not [
         process
         for process in psutil.process_iter(["cmdline"])
@@ -147,7 +148,7 @@ def test_mpiexec_that_hangs_is_ended_with_all_it_started(tmp_path):
     ]
 
 
-def test_mpiexec_that_fails_is_told_with_its_words(tmp_path):
+def test_mpiexec_that_fails_is_reported_with_its_error(tmp_path):
     launcher = script(tmp_path / "mpiexec", "echo no such host >&2; exit 7")
     finding = ranks.mpiexec(LIMIT_S, launcher)
     assert finding.ok is False
@@ -167,7 +168,7 @@ def test_missing_mpiexec_fails_all_that_need_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     found = [ranks.mpiexec(LIMIT_S), *ranks.two_ranks(LIMIT_S)]
     assert [finding.ok for finding in found] == [False] * 3
-    assert all("no mpiexec" in finding.found and finding.mend for finding in found)
+    assert all("no mpiexec" in finding.found and finding.fix for finding in found)
 
 
 def test_ranks_that_fail_in_tensorflow_have_a_good_mpi4py(monkeypatch):
@@ -177,7 +178,7 @@ def test_ranks_that_fail_in_tensorflow_have_a_good_mpi4py(monkeypatch):
     assert mpi4py.ok is True
     assert horovod.ok is False
     assert "No module named 'tensorfow'" in horovod.found
-    assert horovod.mend == "dlguide install-horovod --force"
+    assert horovod.fix == "dlguide install-horovod --force"
 
 
 def test_second_libmpi_is_found(tmp_path):
@@ -188,7 +189,7 @@ def test_second_libmpi_is_found(tmp_path):
     finding = ranks.one_libmpi(LIMIT_S, {"mpi4py": ranks.LOADERS["mpi4py"], "Horovod": other})
     assert finding.ok is False
     assert f"Horovod: {copy}" in finding.found
-    assert finding.mend == "dlguide install-horovod --force"
+    assert finding.fix == "dlguide install-horovod --force"
 
 
 def test_component_that_does_not_load_is_named():
@@ -205,7 +206,7 @@ def test_missing_compiler_fails_without_horovod_and_is_a_note_with_it(tmp_path, 
     failure = software.compiler(LIMIT_S)
     assert failure.ok is False
     assert failure.found.startswith("g++ is needed")
-    assert failure.mend == note.mend == "sudo apt-get install g++ make"
+    assert failure.fix == note.fix == "sudo apt-get install g++ make"
 
 
 def test_compiler_that_cannot_compile_is_no_compiler(tmp_path, monkeypatch):
@@ -218,22 +219,50 @@ def test_compiler_that_cannot_compile_is_no_compiler(tmp_path, monkeypatch):
     ("installed", "ok", "found"),
     [
         ("2.21.0", True, "2.21.0"),
-        ("2.21.9", None, "2.21.9, tried with 2.21.0"),
+        ("2.21.9", None, "2.21.9, tested with 2.21.0"),
         ("2.18.1", False, "is 2.18.1, needed tensorflow-cpu==2.21.*"),
         (None, False, "is not installed"),
     ],
 )
-def test_version_is_held_against_need_and_pin(installed, ok, found, monkeypatch):
+def test_version_is_compared_with_requirement_and_pin(installed, ok, found, monkeypatch):
     monkeypatch.setattr(
         software, "_version", lambda name: installed if "tensorflow" in name else "1"
     )
     monkeypatch.setattr(software, "pins", lambda: {"tensorflow-cpu": "2.21.0"})
     finding = software._package(software.Requirement("tensorflow-cpu==2.21.*"))
     assert (finding.ok, finding.found) == (ok, found)
-    assert finding.ok is True or finding.mend
+    assert finding.ok is True or finding.fix
 
 
-def test_horovod_that_is_missing_or_older_is_told(monkeypatch):
+def test_environment_without_clone_or_conda_never_asks_an_index_for_our_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(software, "ROOT", tmp_path)
+    monkeypatch.setattr(software, "_in_conda", lambda: False)
+    assert software._setup().endswith(" -m pip install .  # in the clone of dlguide")
+    absent = {"psutil": None, "dlcourse": None}
+    monkeypatch.setattr(software, "_version", lambda name: absent.get(name, "2.21.0"))
+    monkeypatch.setattr(software, "pins", dict)
+    finding = by_name(software.packages(LIMIT_S))["Packages"]
+    assert finding.ok is False
+    assert "pip install" in finding.fix
+    assert "'psutil>=7'" in finding.fix
+    assert not re.search(r"install[^#]*'dl(guide|course)", finding.fix)
+
+
+def test_package_alone_needs_neither_jupyterlab_nor_daal4py(monkeypatch):
+    ours = {"jupyterlab": None, "dlcourse": None, "scikit-learn-intelex": None}
+    monkeypatch.setattr(software, "_version", lambda name: ours.get(name, "1"))
+    assert software.jupyter(LIMIT_S).ok is None
+    ours["dlcourse"] = "0.2"
+    assert software.jupyter(LIMIT_S).ok is False
+
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(ranks.metadata, "version", version)
+    assert set(ranks._loaders()) == {"mpi4py", "Horovod"}
+
+
+def test_horovod_that_is_missing_or_older_is_reported(monkeypatch):
     real = software._version
     for version in (None, "0.27.0"):
         monkeypatch.setattr(
@@ -241,7 +270,7 @@ def test_horovod_that_is_missing_or_older_is_told(monkeypatch):
         )
         finding = by_name(software.packages(LIMIT_S))["Horovod"]
         assert finding.ok is False
-        assert finding.mend == "dlguide install-horovod"
+        assert finding.fix == "dlguide install-horovod"
 
 
 @pytest.mark.parametrize(
@@ -260,14 +289,14 @@ def test_horovod_that_is_missing_or_older_is_told(monkeypatch):
         ({"LD_PRELOAD": "/opt/libmpi.so"}, False, "LD_PRELOAD"),
     ],
 )
-def test_stray_variable_is_told_with_unset(variables, ok, word, tmp_path):
+def test_stray_variable_is_reported_with_unset(variables, ok, word, tmp_path):
     finding = surroundings.environment(LIMIT_S, {"HOME": str(tmp_path), **variables})
     assert finding.ok is ok
     assert word in finding.found
-    assert finding.mend == ("" if ok else f"unset {word}")
+    assert finding.fix == ("" if ok else f"unset {word}")
 
 
-def test_pythonpath_with_another_keras_is_told(tmp_path):
+def test_pythonpath_with_another_keras_is_reported(tmp_path):
     variables = {"HOME": str(tmp_path), "PYTHONPATH": f"/nowhere:{tmp_path}"}
     assert surroundings.environment(LIMIT_S, variables).ok is True
     (tmp_path / "keras").mkdir()
@@ -284,10 +313,10 @@ def test_keras_settings_of_the_user_are_read(tmp_path):
         path.write_text(text)
         assert surroundings.environment(LIMIT_S, variables).ok is ok
     path.write_text("{")
-    assert surroundings.environment(LIMIT_S, variables).mend == f"rm {path}"
+    assert surroundings.environment(LIMIT_S, variables).fix == f"rm {path}"
 
 
-def test_damaged_data_file_is_named_with_its_mend(tmp_path, monkeypatch):
+def test_damaged_data_file_is_named_with_its_fix(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "data" / "mnist", tmp_path / "mnist")
     monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path))
     assert surroundings.data_files(LIMIT_S).ok is True
@@ -298,12 +327,12 @@ def test_damaged_data_file_is_named_with_its_mend(tmp_path, monkeypatch):
     finding = surroundings.data_files(LIMIT_S)
     assert finding.ok is False
     assert path.name in finding.found
-    assert finding.mend == "git checkout -- data"
+    assert finding.fix == "git checkout -- data"
     path.unlink()
     assert surroundings.data_files(LIMIT_S).ok is False
 
 
-def test_missing_data_folder_is_told(tmp_path, monkeypatch):
+def test_missing_data_folder_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path / "nowhere"))
     assert surroundings.data_files(LIMIT_S).ok is False
 
@@ -319,14 +348,14 @@ def test_leftover_process_is_found_and_its_end_too():
             finding = surroundings.leftovers(LIMIT_S)
         assert finding.ok is False
         assert f"{process.pid} of dlguide-test-doctor" in finding.found
-        assert finding.mend == "dlguide cleanup"
+        assert finding.fix == "dlguide cleanup"
     finally:
         process.kill()
         process.wait()
     assert str(process.pid) not in surroundings.leftovers(LIMIT_S).found
 
 
-def test_little_memory_fails_and_tells_what_ranks_need(monkeypatch):
+def test_little_memory_fails_with_what_ranks_need(monkeypatch):
     class Free:
         available = 10**9
 
@@ -343,7 +372,7 @@ def test_full_disk_fails(monkeypatch):
     assert surroundings.disk(LIMIT_S).ok is False
     finding = surroundings.shared_memory(LIMIT_S)
     assert finding.ok is None
-    assert "remount" in finding.mend
+    assert "remount" in finding.fix
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 10**7))
     assert surroundings.shared_memory(LIMIT_S).ok is False
 
@@ -356,7 +385,7 @@ def test_home_that_is_not_there_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
     finding = surroundings.home(LIMIT_S)
     assert finding.ok is False
-    assert "export HOME" in finding.mend
+    assert "export HOME" in finding.fix
 
 
 def test_loopback_that_is_down_fails(monkeypatch):
@@ -366,7 +395,7 @@ def test_loopback_that_is_down_fails(monkeypatch):
     monkeypatch.setattr("socket.create_connection", down)
     finding = surroundings.loopback(LIMIT_S)
     assert finding.ok is False
-    assert finding.mend == "sudo ip link set lo up"
+    assert finding.fix == "sudo ip link set lo up"
 
 
 def test_one_core_is_a_note():
@@ -375,14 +404,14 @@ def test_one_core_is_a_note():
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from dlguide.doctor import surroundings\n"
         "finding = surroundings.cores(1)\n"
-        "assert finding.ok is None and finding.mend, finding\n"
+        "assert finding.ok is None and finding.fix, finding\n"
         "assert finding.found.startswith('1 to use'), finding"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-def test_kernel_of_another_environment_is_told(tmp_path, monkeypatch):
+def test_kernel_of_another_environment_is_reported(tmp_path, monkeypatch):
     kernel = tmp_path / "kernels" / "python3"
     kernel.mkdir(parents=True)
     broken = {"argv": ["/nowhere/python", "-f", "{connection_file}"], "display_name": "Python 3"}
@@ -391,7 +420,7 @@ def test_kernel_of_another_environment_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
     finding = software.jupyter(LIMIT_S)
     assert finding.ok is False
-    assert finding.mend.endswith("-m ipykernel install --sys-prefix")
+    assert finding.fix.endswith("-m ipykernel install --sys-prefix")
 
 
 def test_libraries_that_do_the_work_are_named():
@@ -407,4 +436,4 @@ def test_libraries_that_cannot_be_loaded_are_a_note(monkeypatch):
     finding = software.libraries(60)
     assert finding.ok is None
     assert "no numpy here" in finding.found
-    assert finding.mend
+    assert finding.fix

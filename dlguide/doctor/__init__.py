@@ -1,4 +1,4 @@
-"""What works on this machine, what does not, and the command that mends it."""
+"""What works on this machine, what does not, and the command that fixes it."""
 
 from dlguide.doctor.checkup import examine
 from dlguide.doctor.finding import Finding, report

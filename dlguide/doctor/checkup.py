@@ -1,4 +1,4 @@
-"""Look at everything at once, each thing under its own time limit."""
+"""All checks, side by side, each under its own time limit."""
 
 from __future__ import annotations
 
@@ -10,57 +10,42 @@ from dlguide.checks import require_positive
 from dlguide.doctor import ranks, software, surroundings
 from dlguide.doctor.finding import Finding
 
+# Each check gets its time limit in seconds; only those that start a process need it.
 Check = Callable[[float], "Finding | list[Finding]"]
 
-# What takes long first, so that it starts first; told in the order of ORDER.
 CHECKS: tuple[tuple[str, Check], ...] = (
-    ("Two ranks", ranks.two_ranks),
-    ("Jupyter", software.jupyter),
-    ("libmpi", ranks.one_libmpi),
-    ("Libraries", software.libraries),
-    ("Data", surroundings.data_files),
-    ("mpiexec", ranks.mpiexec),
     ("Python", software.python),
     ("Packages", software.packages),
-    ("Compiler", software.compiler),
     ("Environment", surroundings.environment),
+    ("mpiexec", ranks.mpiexec),
+    ("libmpi", ranks.one_libmpi),
+    ("Two ranks", ranks.two_ranks),
+    ("Jupyter", software.jupyter),
+    ("Compiler", software.compiler),
+    ("Libraries", software.libraries),
     ("Cores", surroundings.cores),
     ("Memory", surroundings.memory),
-    ("Disk", surroundings.disk),
     ("Shared memory", surroundings.shared_memory),
-    ("Loopback", surroundings.loopback),
+    ("Disk", surroundings.disk),
     ("Home", surroundings.home),
+    ("Loopback", surroundings.loopback),
+    ("Data", surroundings.data_files),
     ("Leftovers", surroundings.leftovers),
-)
-TOLD = (
-    *("Python", "Packages", "Environment", "mpiexec", "libmpi", "Two ranks", "Jupyter", "Compiler"),
-    *(
-        "Libraries",
-        "Cores",
-        "Memory",
-        "Shared memory",
-        "Disk",
-        "Home",
-        "Loopback",
-        "Data",
-        "Leftovers",
-    ),
 )
 
 
 def examine(timeout_s: float = 60.0, checks: Iterable[tuple[str, Check]] = CHECKS) -> list[Finding]:
-    """Look at all that the course needs on this machine.
+    """Check everything that training on ranks and the lessons need on this machine.
 
-    The heavy parts run in processes of their own, side by side; TensorFlow and MPI are never
-    loaded here. A check that breaks or does not answer is a finding that fails, so that the
-    others are still told.
+    The heavy checks run in their own processes; TensorFlow and MPI are never loaded here. A check
+    that raises or does not answer in time is a finding that fails.
 
     Args:
         timeout_s: time limit of each check (s); all run side by side.
         checks: pairs of a name and a function from the limit to one or several findings.
 
     Returns:
-        list[Finding]: at least one for each check, in a fixed order.
+        list[Finding]: at least one for each check, in the order of `checks`.
 
     Raises:
         ValueError: when `timeout_s` is not a positive number.
@@ -74,22 +59,20 @@ def examine(timeout_s: float = 60.0, checks: Iterable[tuple[str, Check]] = CHECK
         thread = threading.Thread(target=_ask, args=(name, check, limit_s, answers), daemon=True)
         thread.start()
         threads.append(thread)
-    # Each kills its own processes at the limit; what is still silent after that hangs itself.
+    # Each check kills its own processes at the limit; one that is still silent then hangs itself.
     deadline = time.monotonic() + limit_s + 5.0
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     silent = f"no answer within {limit_s:g} s"
-    again = "Try again when the machine has less to do: `dlguide doctor`."
-    for name, _ in checks:
-        answers.setdefault(name, [Finding(name, False, silent, again)])
-    order = sorted(answers, key=lambda name: TOLD.index(name) if name in TOLD else len(TOLD))
-    return [finding for name in order for finding in answers[name]]
+    again = "dlguide doctor  # again, when the machine has less to do"
+    late = {name: [Finding(name, False, silent, again)] for name, _ in checks}
+    return [finding for name, _ in checks for finding in answers.get(name, late[name])]
 
 
 def _ask(name: str, check: Check, limit_s: float, answers: dict[str, list[Finding]]) -> None:
     try:
         answer = check(limit_s)
-    except Exception as error:  # whatever broke is what the doctor has to tell
+    except Exception as error:  # whatever is broken is what the doctor has to report
         text = str(error).strip().splitlines()
         found = f"{type(error).__name__}: {text[0] if text else 'without a text'}"
         answer = Finding(name, False, found, "make setup")

@@ -1,4 +1,4 @@
-"""One thing that was looked at, and how all of them are told."""
+"""One result of a check, and the report of all of them."""
 
 from __future__ import annotations
 
@@ -13,42 +13,38 @@ SIGNS = {True: "ok  ", None: "note", False: "FAIL"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One result of a check.
 
     Args:
-        name: what it is, a word or two.
+        name: what was checked, a word or two.
         ok: True when it works, False when it does not, None when it works but not at its best.
-        found: what was found: version, path, number, or the error.
-        mend: the command that mends it; never empty when `ok` is False.
+        found: version, path, number, or the error.
+        fix: the command that fixes it; never empty when `ok` is False.
     """
 
     name: str
     ok: bool | None
     found: str
-    mend: str = ""
+    fix: str = ""
 
     def __post_init__(self) -> None:
-        require(
-            self.ok is not False or bool(self.mend.strip()),
-            "mend",
-            f"say how to mend {self.name}",
-            self.mend,
-        )
+        must = f"name the command that fixes {self.name}"
+        require(self.ok is not False or bool(self.fix.strip()), "fix", must, self.fix)
 
     def __str__(self) -> str:
         line = f"{SIGNS[self.ok]}  {self.name:<20}  {self.found}"
-        return line if self.ok is True or not self.mend else f"{line}\n{'':28}mend: {self.mend}"
+        return line if self.ok is True or not self.fix else f"{line}\n{'':28}fix: {self.fix}"
 
 
 def report(findings: Iterable[Finding], as_json: bool = False) -> str:
-    """Write the findings as lines of text, with the mending command below what fails.
+    """Write the findings as lines of text, each fault with the command that fixes it.
 
     Args:
         findings: what `examine` returned.
-        as_json: write a JSON list of objects with name, ok (true, false or null), found, mend.
+        as_json: write a JSON list of objects with name, ok (true, false or null), found, fix.
 
     Returns:
-        str: one or two lines each and a last one that counts them, or JSON.
+        str: one or two lines each and a last one that counts the faults, or JSON.
     """
     findings = list(findings)
     if as_json:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import sysconfig
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -20,8 +21,8 @@ MARK = "DOCTOR "
 REINSTALL = "make setup"
 REBUILD = "dlguide install-horovod --force"
 
-# Each loads one component as its users do, and tells which libmpi came with it. Horovod's own
-# library is loaded without the Python part of TensorFlow, which takes seconds.
+# Each loads one component as its users do. Horovod's own library is loaded without the Python part
+# of TensorFlow, which takes seconds.
 LOADERS = {
     "mpi4py": """
 import mpi4py
@@ -51,23 +52,23 @@ paths = {{line.split(maxsplit=5)[-1] for line in lines if "/libmpi" in line}}
 print("{mark}" + " ".join(sorted(paths)))
 """
 
-# Rank 0 tells each step when it is done, so that the last line shows where the others broke.
+# Rank 0 prints each step when it is done: the last line shows where it broke.
 TWO_RANKS = """
 import json, time
 begin = time.perf_counter()
 from mpi4py import MPI
 rank = MPI.COMM_WORLD.Get_rank()
-def tell(**record):
+def done(**record):
     if rank == 0:
         print("DOCTOR " + json.dumps(dict(record, seconds=time.perf_counter() - begin)), flush=True)
-tell(part="mpi4py", total=MPI.COMM_WORLD.allreduce(rank + 1), ranks=MPI.COMM_WORLD.Get_size(),
+done(part="mpi4py", total=MPI.COMM_WORLD.allreduce(rank + 1), ranks=MPI.COMM_WORLD.Get_size(),
      library=MPI.Get_library_version())
 import tensorflow as tf
 import keras
 import horovod, horovod.tensorflow as hvd
 hvd.init()
 total = hvd.allreduce(tf.constant([rank + 1.0]), op=hvd.Sum, name="doctor").numpy()[0]
-tell(part="Horovod", total=float(total), ranks=hvd.size(), horovod=horovod.__version__,
+done(part="Horovod", total=float(total), ranks=hvd.size(), horovod=horovod.__version__,
      tensorflow=tf.__version__, keras=keras.__version__, backend=keras.backend.backend(),
      keras_file=keras.__file__)
 hvd.shutdown()
@@ -75,15 +76,7 @@ hvd.shutdown()
 
 
 def mpiexec(limit_s: float, launcher: Path | None = None) -> Finding:
-    """Start two processes that do nothing but say so.
-
-    Args:
-        limit_s: when they are killed (s).
-        launcher: the mpiexec; None takes the one that the cluster takes.
-
-    Returns:
-        Finding: the launcher, or why it does not work.
-    """
+    """Start two `echo` processes with the launcher, by default the one that `Cluster` takes."""
     try:
         path = launcher or find_mpiexec()
     except MissingComponentError as error:
@@ -95,15 +88,7 @@ def mpiexec(limit_s: float, launcher: Path | None = None) -> Finding:
 
 
 def two_ranks(limit_s: float, launcher: Path | None = None) -> list[Finding]:
-    """Sum a number over two ranks, with mpi4py and then with Horovod.
-
-    Args:
-        limit_s: when the ranks are killed (s).
-        launcher: the mpiexec; None takes the one that the cluster takes.
-
-    Returns:
-        list[Finding]: one for mpi4py, one for Horovod.
-    """
+    """Sum a number over two ranks, with mpi4py and then with Horovod: a finding for each."""
     names = ("mpi4py, 2 ranks", "Horovod, 2 ranks")
     try:
         path = launcher or find_mpiexec()
@@ -120,27 +105,21 @@ def two_ranks(limit_s: float, launcher: Path | None = None) -> list[Finding]:
     done = commands.run([path, "-n", "2", sys.executable, "-c", TWO_RANKS], limit_s, env)
     # Another rank's error may follow on the same line.
     records = [json.JSONDecoder().raw_decode(line)[0] for line in _marked(done.output)]
-    told = {record["part"]: record for record in records}
+    reached = {record["part"]: record for record in records}
     how = _how(done, limit_s)
     return [
-        _mpi4py(told.get("mpi4py"), how),
-        _horovod(told.get("Horovod"), how if "mpi4py" in told else "not reached"),
+        _mpi4py(reached.get("mpi4py"), how),
+        _horovod(reached.get("Horovod"), how if "mpi4py" in reached else "not reached"),
     ]
 
 
-def one_libmpi(limit_s: float, loaders: dict[str, str] = LOADERS) -> Finding:
-    """Find the libmpi that each component loads, each in a process of its own.
+def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> Finding:
+    """Find the libmpi that each component loads, each in its own process.
 
-    In one process the second would be handed the library of the first, and a mixture of two
-    would not show until somebody imports them in another order.
-
-    Args:
-        limit_s: when a process is killed (s).
-        loaders: code that loads the component, by the component's name.
-
-    Returns:
-        Finding: the path, or who loads which.
+    In one process the second would get the library of the first, and a mixture of two would not
+    show until the import order changes.
     """
+    loaders = _loaders() if loaders is None else loaders
     found: dict[str, str] = {}
     for name, load in loaders.items():
         code = LOADED.format(load=load, mark=MARK)
@@ -152,10 +131,19 @@ def one_libmpi(limit_s: float, loaders: dict[str, str] = LOADERS) -> Finding:
     stray = [name for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if os.environ.get(name)]
     if len(set(found.values())) == 1 and (path := next(iter(found.values()))).startswith("/"):
         return Finding("libmpi", True, f"{path}, for {', '.join(found)}")
-    told = "; ".join(f"{name}: {path}" for name, path in found.items())
+    which = "; ".join(f"{name}: {path}" for name, path in found.items())
     unset = f"unset {' '.join(stray)}; " if stray else ""
     rest = REBUILD if found.get("mpi4py", "").startswith("/") else REINSTALL
-    return Finding("libmpi", False, told, f"{unset}{rest}")
+    return Finding("libmpi", False, which, f"{unset}{rest}")
+
+
+def _loaders() -> dict[str, str]:
+    """All but daal4py where it is not installed: `dlguide` alone does not need it."""
+    try:
+        metadata.version("scikit-learn-intelex")
+    except metadata.PackageNotFoundError:
+        return {name: load for name, load in LOADERS.items() if name != "daal4py"}
+    return LOADERS
 
 
 def _mpi4py(record: dict | None, how: str) -> Finding:
@@ -192,7 +180,7 @@ def _environment(launcher: Path) -> dict[str, str]:
     env = commands.without_mpi()
     if launcher.name == "mpiexec.gforker":
         env.setdefault("UCX_TLS", "sm,self")  # one host: no listener outside it
-    # Also a kernel whose PATH lacks the environment finds what belongs to it.
+    # A kernel whose PATH lacks the environment must find the environment's programs.
     env["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), env.get("PATH", "")])
     return env
 

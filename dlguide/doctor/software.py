@@ -1,4 +1,4 @@
-"""Python, the packages against their pins, the compiler, Jupyter's kernel."""
+"""Python, the packages against their pins, the compiler, Jupyter's kernel, the libraries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from dlguide.doctor.finding import Finding
 
 PYTHONS = SpecifierSet(">=3.11,<3.14")
 ROOT = Path(__file__).resolve().parents[2]
+OURS = ("dlguide", "dlcourse")  # the course may be absent
 # conda-forge ships the first under the second's name, and MPICH not as a Python package.
 OTHER_NAMES = {"tensorflow-cpu": "tensorflow"}
 NOT_PYTHON_IN_CONDA = {"mpich"}
-TOLD_APART = ("tensorflow-cpu", "tensorflow", "keras")
+SHOWN_APART = ("tensorflow-cpu", "tensorflow", "keras")
 
 KERNEL = """
 import sys
@@ -34,11 +35,12 @@ finally:
     manager.shutdown_kernel(now=True)
 """
 
-
 # TensorFlow's own library without its Python part, which takes seconds.
 LIBRARIES = """
-import ctypes, pathlib, sys, sysconfig
-import mpi4py, numpy, onnxruntime
+import contextlib, ctypes, pathlib, sys, sysconfig
+import mpi4py, numpy
+with contextlib.suppress(ModuleNotFoundError):
+    import onnxruntime
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 site = pathlib.Path(sysconfig.get_path("purelib"))
@@ -53,84 +55,56 @@ for line in libraries.told(libraries.loaded()).splitlines():
 
 
 def python(limit_s: float) -> Finding:
-    """Tell which Python this is and whether the packages are made for it.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-
-    Returns:
-        Finding: version and path.
-    """
+    """Compare this Python's version with those that the packages are made for."""
     version = ".".join(map(str, sys.version_info[:3]))
     found = f"{version}, {sys.executable}"
     if version in PYTHONS:
         return Finding("Python", True, found)
-    mend = "make distclean && make setup PYTHON=python3.12"
-    return Finding("Python", False, f"{found}; 3.11, 3.12 or 3.13 is needed", mend)
+    fix = "make distclean && make setup PYTHON=python3.12"
+    return Finding("Python", False, f"{found}; 3.11, 3.12 or 3.13 is needed", fix)
 
 
 def packages(limit_s: float) -> list[Finding]:
-    """Hold what is installed against what the package asks for and against the pins.
+    """Compare what is installed with the requirements and the pins.
 
-    A version that is allowed but is not the pinned one works probably: a note.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-
-    Returns:
-        list[Finding]: TensorFlow, Keras and Horovod each, and all others in one.
+    An allowed version that is not the pinned one probably works: a note.
     """
     findings, others = [], []
-    for line in metadata.requires("dlguide") or []:
-        requirement = Requirement(line)
-        if "extra" in str(requirement.marker) or not _applies(requirement):
-            continue
+    for requirement in _requirements():
         finding = _package(requirement)
-        if requirement.name in TOLD_APART:
+        if requirement.name in SHOWN_APART:
             findings.append(finding)
         else:
-            others.append(finding)
+            others.append((finding, requirement))
     findings.append(_horovod())
-    bad = [finding for finding in others if finding.ok is False]
-    notes = [finding for finding in others if finding.ok is None]
-    if bad or notes:
-        told = "; ".join(f"{finding.name} {finding.found}" for finding in bad or notes)
-        findings.append(Finding("Packages", False if bad else None, told, _setup()))
+    bad = [pair for pair in others if pair[0].ok is False]
+    bad = bad or [pair for pair in others if pair[0].ok is None]
+    if bad:
+        listed = "; ".join(f"{finding.name} {finding.found}" for finding, _ in bad)
+        fix = _setup(*(_wanted(requirement) for _, requirement in bad))
+        findings.append(Finding("Packages", bad[0][0].ok, listed, fix))
     else:
         findings.append(Finding("Packages", True, f"{len(others)} others as pinned"))
     return findings
 
 
 def compiler(limit_s: float) -> Finding:
-    """Tell whether g++ and make could build Horovod.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-
-    Returns:
-        Finding: a failure, or only a note when Horovod is there already.
-    """
+    """Check that g++ and make could build Horovod; a note when it is built already."""
     lack = preflight.compiler() or preflight.make()
     if not lack:
         return Finding("g++", True, "compiles C++17; make is there too")
     built = _version("horovod") is not None
-    mend = "sudo apt-get install g++ make"
+    fix = "sudo apt-get install g++ make"
     note = " Horovod is built already; `dlguide install-horovod --force` would need it."
-    return Finding("g++", None if built else False, lack + (note if built else ""), mend)
+    return Finding("g++", None if built else False, lack + (note if built else ""), fix)
 
 
 def jupyter(limit_s: float) -> Finding:
-    """Start the notebooks' kernel and let it import ipyparallel.
-
-    Args:
-        limit_s: when it is killed (s).
-
-    Returns:
-        Finding: versions, or what failed.
-    """
+    """Start the notebooks' kernel and import ipyparallel in it; without the course only a note."""
     lab = _version("jupyterlab")
     if lab is None:
-        return Finding("Jupyter", False, "jupyterlab is not installed", _setup())
+        needed = False if _version("dlcourse") else None
+        return Finding("Jupyter", needed, "jupyterlab is not installed", _setup("jupyterlab"))
     code = KERNEL.format(limit_s=limit_s)
     done = commands.run([sys.executable, "-c", code], limit_s, commands.without_mpi())
     answer = re.search(r"^DOCTOR (\S+) (.*)$", done.output, re.M)
@@ -146,36 +120,49 @@ def jupyter(limit_s: float) -> Finding:
 
 
 def libraries(limit_s: float) -> Finding:
-    """Tell which BLAS, deep learning, thread and message libraries the packages load.
-
-    Args:
-        limit_s: when it is killed (s).
-
-    Returns:
-        Finding: the libraries by role; a note when they could not be loaded together.
-    """
+    """List the BLAS, deep learning, thread and message libraries that the packages load."""
     done = commands.run([sys.executable, "-c", LIBRARIES], limit_s, commands.without_mpi())
     lines = re.findall(r"^DOCTOR (.*)$", done.output, re.M)
     if lines:
         return Finding("Libraries", True, "; ".join(lines))
     how = done.tail(1) if done.status is not None else f"no answer within {limit_s:g} s"
-    return Finding("Libraries", None, f"could not be looked at: {how[:200]}", _setup())
+    return Finding("Libraries", None, f"could not be loaded together: {how[:200]}", _setup())
+
+
+def _requirements() -> list[Requirement]:
+    """What `dlguide`, and the course where it is installed, require on this machine."""
+    lines = []
+    for name in OURS:
+        if _version(name) is not None:
+            lines += metadata.requires(name) or []
+    found = [Requirement(line) for line in dict.fromkeys(lines)]
+    return [
+        each
+        for each in found
+        if each.name not in OURS and "extra" not in str(each.marker) and _applies(each)
+    ]
 
 
 def _package(requirement: Requirement) -> Finding:
     name = requirement.name
     installed = _version(name) or _version(OTHER_NAMES.get(name, name))
-    wanted = f"{name}{requirement.specifier}"
     if installed is None and name in NOT_PYTHON_IN_CONDA and _in_conda():
         return Finding(name, True, "conda's")
+    fix = _setup(_wanted(requirement))
     if installed is None:
-        return Finding(name, False, "is not installed", _setup(wanted))
+        return Finding(name, False, "is not installed", fix)
     if not requirement.specifier.contains(installed, prereleases=True):
-        return Finding(name, False, f"is {installed}, needed {wanted}", _setup(wanted))
-    pinned = pins().get(_normal(name))
-    if pinned is not None and pinned != installed:
-        return Finding(name, None, f"{installed}, tried with {pinned}", _setup(f"{name}=={pinned}"))
+        return Finding(name, False, f"is {installed}, needed {name}{requirement.specifier}", fix)
+    pinned = pins().get(_normal(name), installed)
+    if pinned != installed:
+        return Finding(name, None, f"{installed}, tested with {pinned}", fix)
     return Finding(name, True, installed)
+
+
+def _wanted(requirement: Requirement) -> str:
+    """The pinned version where there is one."""
+    pinned = pins().get(_normal(requirement.name))
+    return requirement.name + (f"=={pinned}" if pinned else str(requirement.specifier))
 
 
 def _horovod() -> Finding:
@@ -188,11 +175,7 @@ def _horovod() -> Finding:
 
 @cache
 def pins() -> dict[str, str]:
-    """Read constraints.txt of the repository; empty where the package came without it.
-
-    Returns:
-        dict[str, str]: versions by normalised package name, those for this Python only.
-    """
+    """Versions by normalised package name from the clone's constraints.txt; empty without one."""
     path = ROOT / "constraints.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
@@ -222,10 +205,16 @@ def _in_conda() -> bool:
     return (Path(sys.prefix) / "conda-meta").is_dir()
 
 
-def _setup(requirement: str = "") -> str:
-    """The command that puts packages right: conda and plain installations have no make setup."""
+def _setup(*requirements: str) -> str:
+    """The command that installs requirements here; all of the package's when none is given.
+
+    `dlguide` itself is never asked for by name: it is installed from a clone or a wheel.
+    """
     if _in_conda():
         return "conda env update -f environment.yml"
     if (ROOT / "Makefile").exists() and Path(sys.prefix).parent == ROOT:
         return "touch pyproject.toml && make setup"
-    return f"{sys.executable} -m pip install '{requirement or 'dlguide'}'"
+    if requirements:
+        words = " ".join(f"'{each}'" for each in requirements)
+        return f"{sys.executable} -m pip install {words}"
+    return f"{sys.executable} -m pip install .  # in the clone of dlguide"

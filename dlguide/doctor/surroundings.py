@@ -1,4 +1,4 @@
-"""The machine and the shell around us: cores, memory, folders, network, variables, leftovers."""
+"""The machine and the shell: cores, memory, folders, network, variables, left-over processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlguide.commands import STARTED_BY_MPI
 from dlguide.data import datasets
 from dlguide.doctor.finding import Finding
 
-RANK_BYTES = 700_000_000  # a rank with TensorFlow, the MNIST network and its data
+RANK_BYTES = 700_000_000  # a rank with TensorFlow, the MNIST net and its data
 DISK_BYTES = 1_000_000_000  # notebooks, plots, checkpoints
 SHARED_BYTES = 64_000_000  # what two ranks and their messages take of /dev/shm
 
@@ -26,15 +26,7 @@ SHADOWING = ("tensorflow", "keras", "tf_keras", "horovod", "mpi4py", "ipyparalle
 
 
 def environment(limit_s: float, variables: Mapping[str, str] | None = None) -> Finding:
-    """Look for variables and settings that change what runs without a word.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-        variables: the environment; None takes this process' own.
-
-    Returns:
-        Finding: all that is stray, in one line.
-    """
+    """Look for variables and settings that silently change what runs."""
     env = os.environ if variables is None else variables
     breaking: dict[str, str] = {}
     slowing: dict[str, str] = {}
@@ -59,16 +51,16 @@ def environment(limit_s: float, variables: Mapping[str, str] | None = None) -> F
         breaking["LD_PRELOAD"] = "puts another MPI before ours"
     stray = {**breaking, **slowing}
     if stray:
-        told = "; ".join(f"{name}: {why}" for name, why in stray.items())
+        which = "; ".join(f"{name}: {why}" for name, why in stray.items())
         ok = False if breaking else None
-        return Finding("Environment", ok, told, f"unset {' '.join(stray)}")
+        return Finding("Environment", ok, which, f"unset {' '.join(stray)}")
     return _keras_settings(env)
 
 
 def _threads(name: str, value: str, breaking: dict, slowing: dict) -> None:
     usable = len(os.sched_getaffinity(0))
     if not value.isdigit():
-        breaking[name] = f"{value!r} is no number of threads"
+        breaking[name] = f"{value!r} is not a number of threads"
     elif int(value) > usable:
         slowing[name] = f"{value} threads on {usable} cores"
 
@@ -82,20 +74,13 @@ def _keras_settings(env: Mapping[str, str]) -> Finding:
         except (OSError, ValueError, AttributeError):
             return Finding("Environment", False, f"{path} cannot be read", f"rm {path}")
         if backend != "tensorflow":
-            mend = "export KERAS_BACKEND=tensorflow"
-            return Finding("Environment", False, f"{path} chooses the backend {backend}", mend)
-    return Finding("Environment", True, "no variable that gets in the way")
+            fix = "export KERAS_BACKEND=tensorflow"
+            return Finding("Environment", False, f"{path} chooses the backend {backend}", fix)
+    return Finding("Environment", True, "no variable that interferes")
 
 
 def cores(limit_s: float) -> Finding:
-    """Count the cores this process may use, and say what limits them.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-
-    Returns:
-        Finding: a note when two ranks would share a core.
-    """
+    """Count the cores this process may use; a note when two ranks would share one."""
     here = machine.describe()
     online = os.sysconf("SC_NPROCESSORS_ONLN")
     found = f"{here.usable_cores} to use: {here.physical_cores} physical, {here.logical_cores}"
@@ -104,39 +89,25 @@ def cores(limit_s: float) -> Finding:
         found += f", CPU time for {here.quota_cores:g}"
     if here.usable_cores >= 2:
         return Finding("Cores", True, found)
-    mend = "Ask for 2 cores, or use `Cluster(ranks=2, oversubscribe=True)` and expect no speed-up."
-    return Finding("Cores", None, f"{found}; two ranks would share one", mend)
+    fix = "Ask for 2 cores, or use `Cluster(ranks=2, oversubscribe=True)`, without a speed-up."
+    return Finding("Cores", None, f"{found}; two ranks would share one", fix)
 
 
 def memory(limit_s: float) -> Finding:
-    """Tell whether two ranks and a kernel fit into the memory that is free.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-
-    Returns:
-        Finding: bytes free of bytes there.
-    """
+    """Compare the free memory with what two ranks and a kernel need."""
     total = machine.describe().memory_bytes
     free = min(psutil.virtual_memory().available, total)
     found = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
-    mend = "ps -eo rss,pid,args --sort=-rss | head  # end what you do not need"
+    fix = "ps -eo rss,pid,args --sort=-rss | head  # end what you do not need"
     if free < 2 * RANK_BYTES:
-        return Finding("Memory", False, f"{found}; two ranks need 1.4", mend)
+        return Finding("Memory", False, f"{found}; two ranks need 1.4", fix)
     if free < 4 * RANK_BYTES:
-        return Finding("Memory", None, f"{found}; more than two ranks will not fit", mend)
+        return Finding("Memory", None, f"{found}; more than two ranks will not fit", fix)
     return Finding("Memory", True, found)
 
 
 def disk(limit_s: float) -> Finding:
-    """Tell whether results can be written where we are and in the temporary folder.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-
-    Returns:
-        Finding: the place with the least room.
-    """
+    """Check that results can be written in the current and the temporary folder."""
     try:
         places = [Path.cwd(), Path(tempfile.gettempdir())]
     except OSError as error:
@@ -146,39 +117,24 @@ def disk(limit_s: float) -> Finding:
     if free < DISK_BYTES:
         return Finding("Disk", False, found, f"make clean; df -h {place}")
     if not os.access(places[0], os.W_OK):
-        return Finding("Disk", False, f"{places[0]} cannot be written", "cd to a folder of yours")
+        return Finding("Disk", False, f"{places[0]} cannot be written", "cd ~")
     return Finding("Disk", True, found)
 
 
 def shared_memory(limit_s: float, folder: Path = Path("/dev/shm")) -> Finding:
-    """Tell whether ranks can exchange messages through /dev/shm.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-        folder: where shared memory is mounted.
-
-    Returns:
-        Finding: bytes free; containers often have 64 MB.
-    """
-    mend = f"sudo mount -o remount,size=1G {folder}  # in Docker: docker run --shm-size=1g ..."
+    """Check the room in /dev/shm, through which ranks exchange messages; Docker gives 64 MB."""
+    fix = f"sudo mount -o remount,size=1G {folder}  # in Docker: docker run --shm-size=1g ..."
     if not os.access(folder, os.W_OK):
-        return Finding("Shared memory", False, f"{folder} cannot be written", mend)
+        return Finding("Shared memory", False, f"{folder} cannot be written", fix)
     free = shutil.disk_usage(folder).free
     found = f"{free / 1e6:.0f} MB free in {folder}"
     if free < SHARED_BYTES:
-        return Finding("Shared memory", False, found, mend)
-    return Finding("Shared memory", True if free >= 4 * SHARED_BYTES else None, found, mend)
+        return Finding("Shared memory", False, found, fix)
+    return Finding("Shared memory", True if free >= 4 * SHARED_BYTES else None, found, fix)
 
 
 def loopback(limit_s: float) -> Finding:
-    """Send a byte to ourselves: kernel, controller and ranks talk over 127.0.0.1.
-
-    Args:
-        limit_s: when to give up (s).
-
-    Returns:
-        Finding: whether it came back.
-    """
+    """Send a byte over 127.0.0.1, which connects kernel, controller and ranks."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -196,32 +152,18 @@ def loopback(limit_s: float) -> Finding:
 
 
 def home(limit_s: float) -> Finding:
-    """Write into the home folder: Jupyter and the cache of Horovod's wheel need it.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-
-    Returns:
-        Finding: the folder.
-    """
+    """Write into the home folder: Jupyter and the cache of Horovod's wheel need it."""
     place = Path.home()
     try:
         tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
-        mend = "mkdir -p /tmp/home && export HOME=/tmp/home"
-        return Finding("Home", False, f"{place}: {error.strerror}", mend)
+        fix = "mkdir -p /tmp/home && export HOME=/tmp/home"
+        return Finding("Home", False, f"{place}: {error.strerror}", fix)
     return Finding("Home", True, f"{place} can be written")
 
 
 def data_files(limit_s: float) -> Finding:
-    """Hold the data files against their checksums.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-
-    Returns:
-        Finding: the data set, or the file that is damaged or missing.
-    """
+    """Check the data files against their checksums."""
     try:
         data = datasets.load("mnist")
     except (datasets.DataError, RuntimeError) as error:
@@ -230,16 +172,9 @@ def data_files(limit_s: float) -> Finding:
 
 
 def leftovers(limit_s: float) -> Finding:
-    """Look for processes of clusters whose owner is gone.
-
-    Args:
-        limit_s: not needed here; every check takes one (s).
-
-    Returns:
-        Finding: their number and the first few.
-    """
+    """Look for processes of clusters whose owner is gone."""
     found = processes.leftovers()
     if not found:
-        return Finding("Leftovers", True, "no process of ours is left over")
-    told = "; ".join(f"{each.pid} of {each.cluster}" for each in found[:5])
-    return Finding("Leftovers", False, f"{len(found)} processes: {told}", "dlguide cleanup")
+        return Finding("Leftovers", True, "no process of a cluster is left over")
+    first = "; ".join(f"{each.pid} of {each.cluster}" for each in found[:5])
+    return Finding("Leftovers", False, f"{len(found)} processes: {first}", "dlguide cleanup")
