@@ -29,7 +29,7 @@ setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks;
 run: setup      ## train the MNIST network on 1 rank and on 2; table and plot under build/
 	$(BIN)/dlguide train --compare --samples 40000
 
-test: setup     ## the whole test suite, notebooks included; what fails does not stop the rest
+test: .venv/docs  ## the whole test suite, notebooks included; what fails does not stop the rest
 	@status=0; \
 	for part in "-n 2 --dist loadfile --no-loadscope-reorder --durations 40 -m ranks" \
 		"-n 3 --dist loadfile --no-loadscope-reorder --durations 40 -m 'not ranks and not alone and not notebook'" \
@@ -43,10 +43,10 @@ lab: setup      ## JupyterLab on the notebooks
 notebooks: setup  ## execute all notebooks and say how long each took
 	$(BIN)/dlguide notebooks
 
-slides: setup   ## slides of all parts under slides/, from the notebooks' last run here
-	$(BIN)/dlguide slides --execute
+slides: .venv/docs  ## slides/*.md with figures from the notebooks' last run: HTML and PDF in build/slides
+	$(BIN)/python slides/build.py
 
-docs: setup     ## pages for researchers and the API reference as HTML: build/docs
+docs: .venv/docs  ## pages for researchers and the API reference as HTML: build/docs
 	$(BIN)/python docs/build.py
 
 pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
@@ -67,10 +67,14 @@ clean:          ## remove what runs and tests left, keep .venv
 distclean: clean  ## remove .venv too
 	rm -rf .venv dlguide.egg-info
 
-.venv/packages: pyproject.toml constraints.txt $(ANEW)
+.venv/packages: pyproject.toml notebooks/pyproject.toml constraints.txt $(ANEW)
 	@if [ -n "$(ANEW)" ]; then sh .ci/make_venv "$(PYTHON)"; fi
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]' -e notebooks
 	@printf '%s' "$(CURDIR)" > $@
+
+.venv/docs: .venv/horovod
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
 
 .venv/pytorch: .venv/horovod
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[pytorch]'

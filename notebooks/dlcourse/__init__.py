@@ -1,0 +1,38 @@
+"""The course's own code: exercises that check themselves, execution of notebooks, commands.
+
+`dlcourse.check("20-1", answer)` checks an exercise and `dlcourse.solution("20-1")` shows its answer.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["NOTEBOOKS", "ROOT", "check", "solution"]
+ROOT = Path(__file__).resolve().parents[2]  # of the clone
+NOTEBOOKS = ROOT / "notebooks"
+
+
+def _require_library() -> None:
+    """Raise unless the dlguide of the same version is installed."""
+    setup = f"run `make setup` in {ROOT}"
+    if find_spec("dlguide") is None:
+        text = f"dlcourse needs dlguide, which is not installed: {setup}"
+        raise ModuleNotFoundError(text, name="dlguide")
+    import dlguide
+
+    if dlguide.__version__ != __version__:
+        raise ImportError(
+            f"dlcourse {__version__} needs dlguide {__version__}, found {dlguide.__version__}: {setup}"
+        )
+
+
+_require_library()
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("check", "solution"):
+        from dlcourse import exercises
+
+        return getattr(exercises, name)
+    raise AttributeError(f"module 'dlcourse' has no attribute {name!r}")

@@ -1,0 +1,247 @@
+"""The commands that the course adds to `dlguide`: lab, notebooks, progress, usecase."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Annotated, Any
+
+import typer
+
+from dlcourse import NOTEBOOKS
+from dlguide.checks import require, require_count, require_known
+from dlguide.cli.app import OversubscribeOption, RanksOption
+
+HIDDEN = ["__pycache__", "*.pyc", "*.pyo", ".DS_Store", "*~", "dlcourse", "*.egg-info", "pyproject.toml"]
+
+
+def lab(
+    port: Annotated[int | None, typer.Option(help="Port; default: the first free one.")] = None,
+    browser: Annotated[bool, typer.Option(help="Open the browser.")] = True,
+    folder: Annotated[Path | None, typer.Option(help="A copy of the notebooks.")] = None,
+) -> None:
+    """Open JupyterLab on the notebooks, on this machine only, with a token."""
+    from dlcourse.execution import QUIET
+
+    place = (folder or NOTEBOOKS).resolve()
+    require(place.is_dir(), "folder", "be a folder with notebooks", str(place))
+    command = [sys.executable, "-m", "jupyterlab", str(place), "--ServerApp.ip=127.0.0.1"]
+    command.append(f"--ContentsManager.hide_globs={HIDDEN}")
+    if port is not None:
+        _require_free(port)
+        command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    if not browser:
+        command.append("--no-browser")
+    if os.geteuid() == 0:
+        command.append("--allow-root")
+    with tempfile.TemporaryDirectory(prefix="dlguide-lab-") as config:
+        # without the internet there are no news and no updates to ask for
+        quiet = {"fetchNews": "false", "checkForUpdates": False}
+        settings = Path(config) / "labconfig" / "default_setting_overrides.json"
+        settings.parent.mkdir()
+        settings.write_text(json.dumps({"@jupyterlab/apputils-extension:notification": quiet}))
+        paths = [config, os.environ.get("JUPYTER_CONFIG_PATH", "")]
+        path = {"JUPYTER_CONFIG_PATH": os.pathsep.join(paths).rstrip(os.pathsep)}
+        raise typer.Exit(subprocess.run(command, env=QUIET | os.environ | path).returncode)
+
+
+def _require_free(port: int) -> None:
+    """Report a port that is taken before anything starts."""
+    require(0 < port < 65536, "port", "be a number from 1 to 65535", port)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            text = f"be free to listen on ({error.strerror})"
+            require(False, "port", text, port, "Choose another, or leave --port out.")
+
+
+def notebooks(
+    names: Annotated[list[str] | None, typer.Argument(help="Numbers or files; all.")] = None,
+    fast: Annotated[bool, typer.Option(help="Every lesson with less work, three at once.")] = False,
+) -> None:
+    """Execute notebooks from top to bottom, report how long each took, keep them for the slides."""
+    from dlcourse import execution
+
+    begun_s = time.monotonic()
+    if fast:
+        well = execution.execute_all(names or [], fast=True, at_once=3)
+    else:
+        well = execution.execute_all(names or [], output=execution.KEPT)
+    minutes, seconds = divmod(round(time.monotonic() - begun_s), 60)
+    print(f"{minutes} min {seconds} s in all{' (--fast: less work)' if fast else ''}")
+    if not well:
+        raise typer.Exit(1)
+
+
+def progress(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Files of several learners, for the instructor.")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write your own into a file for the instructor.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="With --export: your name in the table.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what you have passed, by lesson; with a folder, each learner of a course."""
+    from dlcourse.exercises import progress, record
+
+    both = folder is not None and export is not None
+    require(not both, "export", "be without a folder", str(export), "Give one of the two.")
+    require(name is None or export is not None, "name", "come with --export", name)
+    if folder is not None:
+        _course(progress.course(folder), as_json)
+        return
+    if export is not None:
+        _export(export, name or getpass.getuser())
+        return
+    rows = progress.by_lesson(record.load().exercises)
+    if as_json:
+        print(json.dumps([vars(row) for row in rows], indent=1))
+        return
+    marked = [
+        [" ".join(f"{one}*" if one in row.shown else one for one in row.passed), *map(" ".join, rest)]
+        for row in rows
+        for rest in [(row.tried, row.open)]
+    ]
+    body = [[row.lesson, *cells] for row, cells in zip(rows, marked, strict=True)]
+    print(_table(["lesson", "passed", "tried, not passed", "open"], body))
+    done = sum(len(row.passed) for row in rows)
+    there = done + sum(len(row.tried) + len(row.open) for row in rows)
+    print(f"{done} of {there} exercises passed. Kept in {record.path()}")
+    if any(row.shown for row in rows):
+        print("* after its solution was shown")
+
+
+def _export(file: Path, learner: str) -> None:
+    from dlcourse.exercises import record
+    from dlguide.folders import require_writable
+
+    require(not file.is_dir(), "export", "be a file", str(file), "Such as ada.json.")
+    require_writable(file.resolve().parent, "export")
+    record.export(file, learner)
+    print(f"Written as {learner}: {file}")
+
+
+def _course(course: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(vars(course), indent=1))
+    else:
+        learners = sorted(course.passed.items())
+        begun = [one for one in course.exercises if any(passed[one] for _, passed in learners)]
+        body = [
+            [
+                who,
+                *(f"{passed[one]}/{course.exercises[one]}" for one in begun),
+                str(sum(passed.values())),
+            ]
+            for who, passed in learners
+        ]
+        print(_table(["learner", *begun, "all"], body))
+        print(f"{len(body)} learners; lessons in which nobody has passed an exercise are left out.")
+        for text in course.damaged:
+            print(f"left out: {text}")
+    if course.damaged:
+        raise typer.Exit(1)
+
+
+def _table(headings: list[str], body: list[list[str]]) -> str:
+    """Texts in columns, two spaces apart."""
+    rows = [headings, *body]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+CASES = {
+    "video": "a GAN predicts the next frames of a traffic camera",
+    "imagenet": "a residual net with ResNet-50's schedule: warmup, decay, collapsed decay",
+    "chest_xray": "14 findings in chest X-rays by transfer learning",
+    "kmeans": "a photograph with few colours; --real is a picture",
+}
+
+
+def _find(name: str) -> Any:
+    """Load a use case."""
+    from importlib import import_module
+
+    name = name.replace("-", "_")
+    return import_module(f"dlguide.usecases.{require_known(name, CASES, 'name')}")
+
+
+def usecase(
+    name: Annotated[str, typer.Argument(help="; ".join(f"{n}: {t}" for n, t in CASES.items()))],
+    ranks: RanksOption = 2,
+    real: Annotated[
+        Path | None, typer.Option(help="The real data; else the small one that comes with it.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for results; else build/usecases/NAME.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, order and synthetic data.")] = 0,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training samples.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, gpu, or auto: gpu if any.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of the case's own, repeated.")
+    ] = None,
+    speedup: Annotated[
+        bool, typer.Option("--speedup", help="Time the step against one process; predict it.")
+    ] = False,
+    oversubscribe: OversubscribeOption = False,
+) -> None:
+    """Run a worked case on MPI ranks: train or resume, write results, compare."""
+    from dlguide.cluster import Cluster
+    from dlguide.folders import require_writable
+    from dlguide.machine import describe, threads
+    from dlguide.usecases import running
+
+    case = _find(name)
+    require_count(ranks, "ranks")
+    require_count(seed, "seed", least=0)
+    must, then = "not be given for 1 rank, which has nothing to compare", "Use `--ranks 2`."
+    require(not (speedup and ranks == 1), "speedup", must, speedup, then)
+    own = running.assigned(settings or [], case)
+    for option, value in (("epochs", epochs), ("device", device)):
+        if value is not None:
+            twice = f"be given once, by --{option} or by --set"
+            require(option not in own, option, twice, [own.get(option), value])
+            own[option] = value
+    running.check(case, name, real, own, speedup)
+    output = output or Path("build") / "usecases" / name.replace("-", "_")
+    require_writable(output, "output")
+    running.require_asked(case, output, real, seed, own)
+    machine = describe()
+    plan = threads.plan(machine, ranks, oversubscribe=oversubscribe)
+    print(machine.summary())
+    print(f"\n{name}, {plan.ranks} rank{'s'[: plan.ranks != 1]}"
+          f" x {plan.threads} thread{'s'[: plan.threads != 1]}", flush=True)  # fmt: skip
+    with Cluster(plan) as cluster:
+        result = running.run(case, cluster, output, real, seed, own, speedup, print)
+    _print_results(result)
+
+
+def _print_results(result: Any) -> None:
+    """Print summary, speed-up, findings and files."""
+    from dlguide.usecases.case import table
+
+    summary = getattr(result.outcomes[0], "summary", None)
+    if summary is not None:
+        print(f"\n{summary()}")
+    if result.speedup is not None:
+        print(f"\n{result.speedup}")
+    if result.findings:
+        columns = get_terminal_size((200, 24)).columns
+        print(f"\n{table(result.findings).fitting(columns)}")
+    print("\nWritten:")
+    for path in result.paths:
+        print(f"  {path}")

@@ -1,0 +1,316 @@
+"""Execute the notebooks, each in its own process that is ended with all that it started.
+
+Nothing in the course comes from the network, and this shows it: where the system allows it, a notebook
+runs in a network namespace that holds only the loopback interface. A lesson run with `fast` replaces texts
+in its cells by shorter work; its cells' metadata names them: `{"fast": [["epochs=12", "epochs=1"]]}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dlcourse import NOTEBOOKS, ROOT
+from dlguide import commands
+from dlguide.checks import require, require_count, require_positive
+
+KEPT = ROOT / "build" / "notebooks"  # the last run of each, from which slides take their figures
+LIMIT_S = 60.0  # of a lesson on 2 cores
+CUT, STRICT = "DLCOURSE_NETWORK_CUT", "DLCOURSE_STRICT"
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # TensorFlow's messages at each import
+HOW_TO_GET = {"torch": "make pytorch"}  # what a notebook may need that `make setup` leaves out
+
+
+def find(folder: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The notebooks, by number: the lessons, then the answers; None takes those of the clone."""
+    place = Path(folder or NOTEBOOKS)
+    return [*sorted(place.glob("*.ipynb")), *sorted(place.glob("answers/*.ipynb"))]
+
+
+def is_answers(path: Path) -> bool:
+    """Whether a notebook holds answers."""
+    return path.parent.name == "answers"
+
+
+def choose(names: Iterable[str] = (), folder: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The notebooks with these numbers, names or paths, each once; all when none is named.
+
+    Raises:
+        ValueError: when there is no such notebook; the message lists those there are.
+    """
+    known = find(folder)
+    wanted = [str(name) for name in names]
+    chosen = [] if wanted else known
+    for name in wanted:
+        found = [path for path in known if name in (path.stem, path.name, path.stem[:2])]
+        if not found and Path(name).is_file():
+            found = [Path(name)]
+        there = ", ".join(sorted({path.stem for path in known})) or "none"
+        require(bool(found), "names", f"be notebooks: {there}", name)
+        chosen += [path for path in found if path not in chosen]
+    return chosen
+
+
+def missing(path: str | os.PathLike[str]) -> str:
+    """The optional packages that a notebook needs and that are not installed, with their commands.
+
+    A notebook names them in its metadata: `{"dlguide": {"needs": ["torch"]}}`.
+
+    Raises:
+        ValueError: when the file is not a notebook, or `needs` is not a list of names.
+    """
+    try:
+        contents = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError:
+        contents = None
+    then = "It holds no JSON object."
+    require(isinstance(contents, dict), "path", "be a notebook", str(path), then)
+    needed = contents.get("metadata", {}).get("dlguide", {}).get("needs", [])
+    names = isinstance(needed, list) and all(isinstance(name, str) and name for name in needed)
+    require(names, "needs", "be a list of packages in the notebook's metadata", needed)
+    absent = [name for name in needed if not _installed(name)]
+    how = {name: HOW_TO_GET.get(name, f"pip install {name}") for name in absent}
+    return "; ".join(f"{name} is not installed: `{how[name]}`" for name in absent)
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent package is not installed
+        return False
+
+
+def shorten(cells: Iterable[MutableMapping[str, Any]]) -> int:
+    """Replace texts in cells as their metadata says; return the number of replacements.
+
+    Raises:
+        ValueError: when `fast` is not a list of pairs, or a text is not found exactly once in its cell.
+    """
+    count = 0
+    for number, cell in enumerate(cells):
+        pairs = cell.get("metadata", {}).get("fast", [])
+        require(_are_pairs(pairs), "fast", f"be pairs of texts in cell {number}", pairs)
+        source = "".join(cell["source"])
+        for whole, short in pairs:
+            once = f"be once in cell {number}, and not the same as what replaces it"
+            require(source.count(whole) == 1 and whole != short, "fast", once, whole)
+            source = source.replace(whole, short)
+            count += 1
+        if pairs:
+            cell["source"] = source
+    return count
+
+
+def _are_pairs(pairs: Any) -> bool:
+    return isinstance(pairs, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair)
+        for pair in pairs
+    )
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How one notebook went.
+
+    Args:
+        name: the file, below the folder of notebooks.
+        ok: whether every cell ran, or the notebook was skipped.
+        seconds: from the start of the process to its end (s).
+        network_cut: whether it ran without any network but loopback.
+        error: what failed.
+        skipped: why it was not executed.
+        fast: whether it had less work, so that its time is not the lesson's.
+    """
+
+    name: str
+    ok: bool
+    seconds: float
+    network_cut: bool
+    error: str = ""
+    skipped: str = ""
+    fast: bool = False
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"skip  {'':8}  {self.name}  ({self.skipped})"
+        slow = self.seconds > LIMIT_S and not self.fast
+        late = f"  (more than {LIMIT_S:.0f} s)" if slow else ""
+        cut = "" if self.network_cut else "  (with network)"
+        line = f"{'ok  ' if self.ok else 'FAIL'}  {self.seconds:6.1f} s  {self.name}{late}{cut}"
+        return line if self.ok else f"{line}\n{self.error}"
+
+
+def execute(
+    path: str | os.PathLike[str],
+    timeout_s: float = 600.0,
+    cut_network: bool = True,
+    output: str | os.PathLike[str] | None = None,
+    fast: bool = False,
+) -> Execution:
+    """Execute one notebook in its folder; the file itself stays as it is.
+
+    In answers a wrong exercise fails. A notebook that needs an optional package which is not installed is
+    skipped.
+
+    Args:
+        timeout_s: when the kernel and all that it started are killed (s).
+        cut_network: leave it loopback only, where the system allows that.
+        output: where to write the executed notebook, also when it failed; None keeps none.
+        fast: with less work, see `shorten`.
+
+    Raises:
+        ValueError: when there is no such notebook or the limit is not a time.
+    """
+    path = Path(path).resolve()
+    require(path.is_file(), "path", "be a notebook", str(path))
+    limit_s = require_positive(timeout_s, "timeout_s")
+    strict = is_answers(path)
+    name = f"answers/{path.name}" if strict else path.name
+    if lack := missing(path):
+        return Execution(name, True, 0.0, False, skipped=lack)
+    cutter = network_cutter() if cut_network else ()
+    env = QUIET | commands.without_mpi()
+    env |= {CUT: "1" if cutter else "0", STRICT: "1" if strict else "0"}
+    command = [*cutter, sys.executable, "-m", "dlcourse.execution", path]
+    if output is not None:
+        command += ["--output", Path(output).resolve()]
+    if fast:
+        command.append("--fast")
+    done = commands.run(command, limit_s, env, folder=path.parent)
+    error = "" if done.ok else done.tail(40)
+    if done.status is None:
+        error = f"did not end within {limit_s:g} s"
+    return Execution(name, done.ok, done.seconds, bool(cutter), error, fast=fast)
+
+
+def execute_all(
+    names: Iterable[str] = (),
+    timeout_s: float = 600.0,
+    cut_network: bool = True,
+    output: str | os.PathLike[str] | None = None,
+    fast: bool = False,
+    at_once: int = 1,
+) -> bool:
+    """Execute notebooks, print how each went, and return whether all of them ran.
+
+    Args:
+        names: see `choose`; the answers of a lesson are executed with it.
+        timeout_s: the limit of each (s).
+        cut_network: see `execute`.
+        output: a folder for the executed notebooks; None keeps none.
+        fast: lessons with less work, and no answers.
+        at_once: notebooks that run side by side (count); more than one disturb each other's times.
+
+    Raises:
+        ValueError: when there is no such notebook.
+    """
+    require_count(at_once, "at_once")
+    paths = [path for path in choose(names) if not (fast and is_answers(path))]
+    if at_once > 1:
+        paths.reverse()  # the longest lessons come last in the course; started first, they end early
+
+    def one(path: Path) -> Execution:
+        kept = None
+        if output is not None:
+            kept = Path(output) / ("answers" if is_answers(path) else "") / path.name
+            kept.parent.mkdir(parents=True, exist_ok=True)
+        return execute(path, timeout_s, cut_network, kept, fast)
+
+    well = True
+    with _mapping(at_once) as mapped:
+        for result in mapped(one, paths):
+            print(result, flush=True)
+            well = well and result.ok
+    return well
+
+
+@contextmanager
+def _mapping(at_once: int) -> Iterator[Callable[..., Iterable[Execution]]]:
+    """A `map` that runs this many calls side by side; an interrupt ends all that they started."""
+    if at_once == 1:
+        yield map
+        return
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        yield pool.map
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def network_cutter() -> tuple[str, ...]:
+    """The words before a command that take its network away; empty where that is not allowed."""
+    unshare = shutil.which("unshare")
+    for option in ("-n", "-rn") if unshare else ():  # as root, or through a user namespace
+        if commands.run([unshare, option, "true"], timeout_s=20).ok:
+            return (unshare, option)
+    return ()
+
+
+def _raise_loopback() -> None:
+    """Bring `lo` up in this network namespace, as `ip link set lo up` does."""
+    get_flags, set_flags, up = 0x8913, 0x8914, 0x1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, get_flags, struct.pack("16sh22x", b"lo", 0))
+        flags = struct.unpack_from("16sh", answer)[1]
+        fcntl.ioctl(any_socket, set_flags, struct.pack("16sh22x", b"lo", flags | up))
+
+
+def _run_here(path: Path, output: Path | None, fast: bool) -> str:
+    """Execute a notebook in this process; return what failed."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, DeadKernelError
+
+    notebook = nbformat.read(path, as_version=4)
+    if fast:
+        shorten(notebook.cells)
+    resources = {"metadata": {"path": str(path.parent)}}
+    # no time limit here: the process has it
+    client = NotebookClient(notebook, timeout=None, kernel_name="python3", resources=resources)
+    try:
+        client.execute()
+    except (CellExecutionError, DeadKernelError) as error:
+        return re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    finally:
+        if output is not None:
+            nbformat.write(notebook, output)
+    return ""
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser("dlcourse.execution")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--fast", action="store_true")
+    chosen = parser.parse_args()
+    if os.environ.get(CUT) == "1":
+        _raise_loopback()
+    error = _run_here(chosen.path, chosen.output, chosen.fast)
+    print(error, end="\n" if error else "")
+    return 1 if error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,356 @@
+"""An exercise is data: a model answer, cases, and a hint for each plausible wrong answer.
+
+    EXERCISES = {
+        "20-1": Exercise(
+            adapt,  # the model answer
+            cases=[(1, 60_000, 100, 0.1), (2, 101, 10, 0.1)],
+            hint="How many samples does one step of all ranks use up?",
+            mistakes={"The linear rule, for SGD.": lambda p, n, b, r: (r, *adapt(p, n, b, r)[1:])},
+            remark="On 24 ranks the last step is short, and yet has the full rate.",
+        ),
+    }
+
+The answer is called with a copy of each case and compared with the model. When it differs, the hint is
+that of the mistake that gives the same results, else the general one. An exercise with several answers is
+a list, one entry for each answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from dlcourse.exercises.compare import brief, difference, problem, same
+
+LIMIT_S = 8.0  # of an answer, in the notebook or on ranks
+MOST_OUTPUT = 100_000  # characters that an answer may print
+NO_CASES = ((),)
+
+
+class WrongAnswer(AssertionError):
+    """An answer differs from the model: its text is the hint.
+
+    Attributes:
+        closer: how it differs, shown from the second wrong answer on.
+    """
+
+    def __init__(self, text: str, closer: str = "") -> None:
+        super().__init__(text)
+        self.closer = closer
+
+
+class NotAnswered(WrongAnswer):
+    """The answer is still the `...` of the notebook."""
+
+    def __init__(self) -> None:
+        super().__init__("not answered yet")
+
+
+class TimeUp(KeyboardInterrupt):
+    """The answer took longer than it may; not an Exception, so that answers do not catch it."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One answer that is compared with a model answer, in the notebook's process or on ranks.
+
+    Args:
+        model: the model answer: a function of a case, or a value.
+        cases: the arguments of each call, or a function that returns them. With `ranks`: a function
+            ranks -> cases, each a list with the arguments of each rank.
+        mistakes: hint -> plausible wrong answer, a function or value like the model. With `ranks`: a
+            serial function (list of all ranks' arguments) -> the results that ranks with this mistake return.
+        hint: what is said when no mistake fits.
+        remark: what is said after a correct answer, a text or a function without arguments.
+        relative: largest difference from the model, relative to the model's largest element.
+        call: (answer, *case) -> what is compared; the default calls the answer. It may hand stand-ins
+            to the answer and return what they have seen. With `ranks` it is (answer, comm, *arguments) on each rank.
+        view: what of a result (with `ranks`: of the list of all ranks' results) is compared.
+        check: for the few that need their own code: (answer) -> None, or raises WrongAnswer(hint). Then
+            `mistakes` are only used by the tests.
+        ranks: run on MPI ranks, on clusters with each of these numbers of ranks and on the learner's.
+        serial: with `ranks`: (list of all ranks' arguments) -> the list of correct results, in one process.
+        limit_s: time limit of one case (s).
+    """
+
+    model: Any
+    cases: Any = NO_CASES
+    mistakes: Mapping[str, Any] = field(default_factory=dict)
+    hint: str = ""
+    remark: str | Callable[[], str] = ""
+    relative: float = 1e-6
+    call: Callable[..., Any] | None = None
+    view: Callable[[Any], Any] | None = None
+    check: Callable[..., None] | None = None
+    ranks: Sequence[int] = ()
+    serial: Callable[[list[tuple]], list] | None = None
+    limit_s: float = LIMIT_S
+
+    def judge(self, answer: Any, clusters: Callable[..., Any] | None = None) -> None:
+        """Return when the answer is correct.
+
+        Args:
+            answer: the learner's value or function.
+            clusters: (numbers of ranks) -> the clusters to run on; needed with `ranks`.
+
+        Raises:
+            NotAnswered: when it is `...`, or returns it.
+            WrongAnswer: with the hint.
+            TimeUp: when it does not end.
+        """
+        if _unanswered(answer):
+            raise NotAnswered
+        if callable(self.model) and not callable(answer):
+            raise WrongAnswer(f"Expected: a function, got {brief(answer)}. Write it with `def`.")
+        if self.check:
+            with limit(self.limit_s), short_output():
+                self.check(answer)
+        elif self.ranks:
+            for cluster in clusters(self.ranks):
+                self._judge_on(answer, cluster)
+        else:
+            self._judge_here(answer)
+
+    def _judge_here(self, answer: Any) -> None:
+        cases = [tuple(case) for case in (self.cases() if callable(self.cases) else self.cases)]
+        with limit(self.limit_s), short_output():
+            came = [self._result(answer, case) for case in cases]
+        right = [self._result(self.model, case) for case in cases]
+        self._compare(answer, cases, came, right, self._result)
+
+    def _judge_on(self, answer: Any, cluster: Any) -> None:
+        cases = [list(inputs) for inputs in self.cases(cluster.ranks)]
+        view = self.view or list
+        came = []
+        for inputs in cases:
+            cluster.run(int)  # starts the ranks again where an earlier answer has ended them
+            with limit(self.limit_s):
+                results = cluster.run(_on_rank, self.call, answer, inputs)
+            if any(_unanswered(each) for each in results):
+                raise NotAnswered
+            came.append(_try(view, results))
+        right = [view(self.serial(copy.deepcopy(inputs))) for inputs in cases]
+
+        def mistaken(serial: Callable[[list], list], inputs: list) -> Any:
+            return _try(view, serial(copy.deepcopy(inputs)))
+
+        self._compare(answer, cases, came, right, mistaken, f" on {cluster.ranks} ranks")
+
+    def _result(self, answer: Any, case: tuple) -> Any:
+        call = self.call or (_call if callable(answer) else lambda value: value)
+        came = _try(call, answer, *copy.deepcopy(case))
+        if _unanswered(came):
+            raise NotAnswered
+        return came if self.view is None or isinstance(came, Exception) else _try(self.view, came)
+
+    def _compare(
+        self, answer: Any, cases: list, came: list, right: list, result: Callable, where: str = ""
+    ) -> None:
+        good = [same(one, other, self.relative) for one, other in zip(came, right, strict=True)]
+        if all(good):
+            return
+        bad = good.index(False)
+        fits = {}
+        for hint, mistake in self.mistakes.items():
+            with np.errstate(all="ignore"):
+                made = [_try(result, mistake, case) for case in cases]
+            equal = [same(one, other, self.relative) for one, other in zip(made, came, strict=True)]
+            differs = not same(made[bad], right[bad], self.relative)
+            fits[hint] = sum(equal) if equal[bad] and differs else 0
+        hint = max(fits, key=fits.get, default="")
+        hint = hint if fits.get(hint) else self.hint
+        verb = "raised" if isinstance(came[bad], Exception) else "gave"
+        call = _words(answer, cases[bad], bool(self.ranks))
+        text = f"{call} {verb} {brief(came[bad])}{_line(came[bad])}{where}."
+        lacks = problem(came[bad], right[bad])
+        raise WrongAnswer(
+            " ".join(each for each in (text, lacks, hint) if each),
+            difference(came[bad], right[bad], self.relative),
+        )
+
+    def right_answer(self) -> Any:
+        """The answer that must be accepted."""
+        return self.model
+
+    def wrong_answers(self) -> Iterator[tuple[str, Any]]:
+        """Each hint with an answer that must get it."""
+        for hint, mistake in self.mistakes.items():
+            yield hint, (_Serial(mistake) if self.ranks and not self.check else mistake)
+
+
+@dataclass(frozen=True)
+class Letters:
+    """An answer that names a letter (or a word) for each of several questions, or for one.
+
+    Args:
+        right: question -> (letter, hint), or (letter, {wrong letter: hint}). A single question is "".
+        remark: what is said after a correct answer.
+    """
+
+    right: Mapping[str, tuple[str, str | Mapping[str, str]]]
+    remark: str = ""
+    ranks = ()
+
+    def judge(self, answer: Any, clusters: Any = None) -> None:
+        """Return when every letter is correct; otherwise raise as `Exercise.judge` does."""
+        one = list(self.right) == [""]
+        said = {"": answer} if one else answer
+        if answer is Ellipsis or answer is None:
+            raise NotAnswered
+        if not isinstance(said, Mapping):
+            raise WrongAnswer(f"Expected: a dictionary from question to letter, got {brief(answer)}.")
+        said = {question: said.get(question, ...) for question in self.right}
+        if any(letter is Ellipsis for letter in said.values()):
+            raise NotAnswered
+        said = {question: str(letter).strip(" ()").casefold() for question, letter in said.items()}
+        good = sum(said[one] == right.casefold() for one, (right, _) in self.right.items())
+        for question, (right, hints) in self.right.items():
+            if said[question] == right.casefold():
+                continue
+            known = {letter.casefold(): hint for letter, hint in _hints(right, hints, self.right).items()}
+            hint = known.get(said[question], f"Expected: one of {', '.join(sorted(known)).upper()}.")
+            about = "" if one else f"{question!r}: "
+            raise WrongAnswer(f"{about}not {answer if one else answer[question]}. {hint}",
+                              "" if one else f"{good} of {len(said)} are correct.")  # fmt: skip
+
+    def right_answer(self) -> Any:
+        """The answer that must be accepted."""
+        letters = {question: right for question, (right, _) in self.right.items()}
+        return letters.get("", letters)
+
+    def wrong_answers(self) -> Iterator[tuple[str, Any]]:
+        """Each hint with an answer that must get it."""
+        for question, (right, hints) in self.right.items():
+            for letter, hint in _hints(right, hints, self.right).items():
+                if letter != right:
+                    yield hint, letter if question == "" else {**self.right_answer(), question: letter}
+
+
+def letter(right: str, hints: Mapping[str, str], remark: str = "") -> Letters:
+    """An answer that is one letter: the right one, and {wrong letter: hint}."""
+    return Letters({"": (right, hints)}, remark)
+
+
+def _hints(right: str, hints: str | Mapping[str, str], questions: Mapping) -> Mapping[str, str]:
+    """The hint for each letter that may be said; one hint is for the letters of other questions."""
+    if isinstance(hints, str):
+        return {letter: hints for letter, _ in questions.values()} | {right: ""}
+    return {**hints, right: ""}
+
+
+@dataclass(frozen=True)
+class _Serial:
+    """A wrong answer on ranks: each computes all ranks' results serially and returns its own."""
+
+    mistake: Callable[[list], list]
+
+    def __call__(self) -> None: ...
+
+
+def _on_rank(call: Callable[..., Any] | None, answer: Any, inputs: list[tuple]) -> Any:
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    with short_output():
+        if isinstance(answer, _Serial):
+            return answer.mistake(inputs)[comm.rank]
+        return (call or _call)(answer, comm, *inputs[comm.rank])
+
+
+def _call(answer: Any, *arguments: Any) -> Any:
+    return answer(*arguments)
+
+
+def _unanswered(value: Any) -> bool:
+    parts = [value, *(value if isinstance(value, tuple | list) else ())]
+    return any(part is Ellipsis for part in parts)
+
+
+def _try(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns, or the exception that it raises, to be compared with others."""
+    try:
+        return function(*arguments)
+    except NotAnswered:
+        raise
+    except Exception as error:
+        return error
+
+
+def _words(answer: Any, case: Any, on_ranks: bool) -> str:
+    """Name the call whose result is wrong."""
+    if not callable(answer):
+        return "Your answer"
+    name = getattr(answer, "__name__", "your function")
+    name = "your function" if name == "<lambda>" else name
+    if on_ranks or len(text := ", ".join(brief(each) for each in case)) > 300:
+        return name
+    return f"{name}({text})"
+
+
+def _line(came: Any) -> str:
+    """The line of the learner's code at which an exception was raised."""
+    frames = traceback.extract_tb(getattr(came, "__traceback__", None))
+    return f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Raise TimeUp in the code within when it takes longer, in the main thread of a process without ranks."""
+    if threading.current_thread() is not threading.main_thread() or seconds <= 0:
+        yield
+        return
+    swallowed = 0
+
+    def stop(frame: FrameType | None, event: str, argument: Any) -> Any:
+        raise TimeUp
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        nonlocal swallowed
+        swallowed += 1
+        if swallowed > 1:  # a bare `except:` has caught the first: raise at each line, inside it too
+            sys.settrace(stop)
+            while frame:
+                frame.f_trace, frame = stop, frame.f_back
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.3)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class short_output(contextlib.redirect_stdout):  # noqa: N801  used like the class it extends
+    """Let through only the first characters of what is printed within."""
+
+    def __init__(self) -> None:
+        super().__init__(_Short(sys.stdout))
+
+
+class _Short:
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.left = stream, MOST_OUTPUT
+
+    def write(self, text: str) -> int:
+        if self.left > 0:
+            self.stream.write(text[: self.left])
+            self.left -= len(text)
+            if self.left <= 0:
+                self.stream.write(f"\n... cut after {MOST_OUTPUT} characters\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()

@@ -1,0 +1,187 @@
+"""What a learner has guessed, tried and passed: one small file in the user's cache, sent nowhere.
+
+    {"format": 2, "learner": "Ada",
+     "exercises": {"20-1": {"wrong": 1, "passed_unix_s": 1.8e9, "shown": false, "score": null}},
+     "guesses": {"20-speed-up": {"guess": 1.8, "unit": "times", "guessed_unix_s": 1.8e9,
+                                 "model": 1.9, "measured": 1.75}}}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from dlguide.folders import cache_folder
+
+FORMAT = 2
+LOCK_S = 2.0  # another kernel's write that takes longer is not waited for
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One exercise.
+
+    Args:
+        wrong: wrong answers so far (count).
+        passed_unix_s: time of the first correct answer (s since 1970); None for not yet.
+        shown: whether the solution was shown before that.
+        score: best result of an open task, as a share of its limit; None without one.
+    """
+
+    wrong: int = 0
+    passed_unix_s: float | None = None
+    shown: bool = False
+    score: float | None = None
+
+    def __post_init__(self) -> None:
+        counts = type(self.wrong) is int and self.wrong >= 0 and type(self.shown) is bool
+        _expect(counts and _is_number(self.passed_unix_s) and _is_number(self.score))
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A learner's guess of a quantity, beside what a model gives and what was measured (in `unit`)."""
+
+    guess: float
+    unit: str
+    guessed_unix_s: float
+    model: float | None = None
+    measured: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = (self.guess, self.guessed_unix_s, self.model, self.measured)
+        _expect(isinstance(self.unit, str) and all(map(_is_number, numbers)))
+        _expect(self.guess is not None and self.guessed_unix_s is not None)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that is kept of one learner."""
+
+    learner: str = ""
+    exercises: dict[str, Tried] = field(default_factory=dict)
+    guesses: dict[str, Guess] = field(default_factory=dict)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _expect(good: bool) -> None:
+    if not good:
+        raise ValueError("a field has the wrong type")
+
+
+def path() -> Path:
+    """The file of this user; it need not exist yet."""
+    return cache_folder() / "exercises" / "progress.json"
+
+
+def read(file: str | os.PathLike[str]) -> Record:
+    """Read a record: the learner's own, or one that `export` wrote; format 1 is converted.
+
+    Raises:
+        ValueError: when the file is damaged, of a newer format, or something else.
+        OSError: when it cannot be read.
+    """
+    try:
+        held = json.loads(Path(file).read_text(encoding="utf-8"))
+        if held["format"] not in (1, FORMAT):
+            raise ValueError(f"its format is {held['format']!r}, not 1 or {FORMAT}")
+        tried = {str(number): Tried(**each) for number, each in held["exercises"].items()}
+        guesses = {str(name): Guess(**each) for name, each in held.get("guesses", {}).items()}
+        return Record(str(held.get("learner", "")), tried, guesses)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        text = f"{file} is not a record of exercises ({type(error).__name__}: {error})"
+        raise ValueError(text) from None
+
+
+def load() -> Record:
+    """Read this user's record; a file that cannot be read is kept under another name, and named."""
+    try:
+        return read(path())
+    except FileNotFoundError:
+        return Record()
+    except ValueError as error:
+        aside = path().with_suffix(f".damaged-{time.time_ns()}")
+        with contextlib.suppress(OSError):
+            os.replace(path(), aside)
+        text = f"{error}. It was kept as {aside.name}, and a new record begins."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    except OSError as error:
+        warnings.warn(f"The record of exercises is not used: {error}", RuntimeWarning, stacklevel=2)
+    return Record()
+
+
+def wrong(number: str) -> int:
+    """Count a wrong answer; return how many there have been, 0 where no record can be kept."""
+    return _change(number, lambda tried: replace(tried, wrong=tried.wrong + 1)).wrong
+
+
+def passed(number: str) -> None:
+    """Note a correct answer; the first one counts."""
+    now_s = time.time()
+    _change(number, lambda tried: replace(tried, passed_unix_s=tried.passed_unix_s or now_s))
+
+
+def shown(number: str) -> None:
+    """Note that the solution was shown, unless the exercise was passed before."""
+    _change(number, lambda tried: tried if tried.passed_unix_s else replace(tried, shown=True))
+
+
+def export(file: str | os.PathLike[str], learner: str) -> None:
+    """Write this user's record into a file for the instructor, with the learner's name."""
+    _write(Path(file), replace(load(), learner=learner))
+
+
+def _change(number: str, change: Callable[[Tried], Tried]) -> Tried:
+    """Change one exercise's entry and return it; a record that cannot be written stops nothing."""
+    try:
+        path().parent.mkdir(parents=True, exist_ok=True)
+        with _locked():
+            record = load()
+            record.exercises[number] = change(record.exercises.get(number, Tried()))
+            _write(path(), record)
+            return record.exercises[number]
+    except OSError as error:
+        text = f"What you have solved is not kept: {error}. Set DLGUIDE_CACHE to a folder of yours."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return Tried()
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Keep other kernels of this user from writing at the same time, where the file system can."""
+    lock = filelock.FileLock(path().with_suffix(".lock"))
+    with contextlib.suppress(filelock.Timeout, NotImplementedError):
+        lock.acquire(timeout=LOCK_S)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write(file: Path, record: Record) -> None:
+    """Write a record in one piece: a reader sees the old one or the new one."""
+    held: dict[str, Any] = {"format": FORMAT, **asdict(record)}
+    held["exercises"] = dict(sorted(held["exercises"].items()))
+    handle, draft = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".draft")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(held, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(draft, file)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

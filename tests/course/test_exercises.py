@@ -1,0 +1,77 @@
+"""Every exercise: the model is accepted, `...` is no answer, each wrong answer gets its own hint."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from dlcourse import exercises
+from dlcourse.exercises.engine import NotAnswered, WrongAnswer
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+ALL = {
+    f"{number}{f' part {place}' if len(parts) > 1 else ''}": part
+    for number, parts in exercises.exercises().items()
+    for place, part in enumerate(parts)
+}
+WRONG = [
+    pytest.param(part, hint, answer, id=f"{name}-{place}")
+    for name, part in ALL.items()
+    for place, (hint, answer) in enumerate(part.wrong_answers())
+]
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    """The clusters with the numbers of ranks that an exercise names."""
+    from dlguide.cluster import Cluster
+
+    with ExitStack() as stack:
+        running = {}
+
+        def of(numbers):
+            for ranks in numbers:
+                if ranks not in running:
+                    new = Cluster(ranks=ranks, oversubscribe=True)
+                    running[ranks] = stack.enter_context(new)
+                yield running[ranks]
+
+        yield of
+
+
+@pytest.mark.parametrize("part", ALL.values(), ids=ALL)
+def test_model_answer_is_accepted(part, clusters):
+    part.judge(part.right_answer(), clusters)
+
+
+@pytest.mark.parametrize(("part", "hint", "answer"), WRONG)
+def test_wrong_answer_gets_its_own_hint(part, hint, answer, clusters):
+    with pytest.raises(WrongAnswer) as caught:
+        part.judge(answer, clusters)
+    assert not isinstance(caught.value, NotAnswered)
+    assert str(caught.value).endswith(hint)
+
+
+@pytest.mark.parametrize("part", ALL.values(), ids=ALL)
+def test_ellipsis_is_not_answered(part, clusters):
+    right = part.right_answer()
+    empty = (lambda *arguments: ...) if callable(right) else ...
+    if isinstance(right, dict):
+        empty = dict.fromkeys(right, ...)
+    with pytest.raises(NotAnswered):
+        part.judge(empty, clusters)
+
+
+@pytest.mark.parametrize("part", ALL.values(), ids=ALL)
+def test_wrong_type_is_refused_with_words(part, clusters):
+    with pytest.raises(WrongAnswer, match="Expected: a"):
+        part.judge(3.5 if callable(part.right_answer()) else object(), clusters)
+
+
+@pytest.mark.parametrize("number", exercises.exercises())
+def test_exercise_has_two_wrong_answers_and_a_remark(number):
+    parts = exercises.exercises()[number]
+    assert sum(len(list(part.wrong_answers())) for part in parts) >= 2
+    remark = parts[-1].remark
+    assert remark() if callable(remark) else remark
