@@ -217,8 +217,10 @@ class Imports:
             return {module}
         return set()
 
-    def tests(self, module: str) -> list[Path]:
-        """Test files in order of their distance from a module."""
+    def tests(self, function: str) -> list[Path]:
+        """Test files in order of their distance from a function's module."""
+        module, _, qualname = function.partition(":")
+        called = qualname.rpartition(".")[2].strip("_") or module
         parent, last = module.split(".")[-2:]
         words = {*parent.split("_"), *last.split("_")}
         ranked, others = [], []
@@ -235,10 +237,12 @@ class Imports:
             if name in (last, f"{parent}_{last}"):
                 distance = 0
             alike = len(words & set(name.split("_"))) / len(name.split("_"))
+            unnamed = called not in path.read_text()
+            key = (distance, -alike, unnamed, path.stat().st_size, path)
             if distance == 0 or module in nearest:
-                ranked.append((distance, -alike, path.stat().st_size, path))
+                ranked.append(key)
             elif name.startswith(parent):  # perhaps through a program that it starts
-                others.append((distance, -alike, path.stat().st_size, path))
+                others.append(key)
         ranked = sorted(ranked or others)
         close = [path for distance, *_, path in ranked if distance < 2]
         return (close if len(close) > FEW else [path for *_, path in ranked][:FEW])[:MANY]
@@ -314,7 +318,7 @@ def verdict(
     original = path.read_text()
     # Both sides of the comparison are written from the tree: without comments, on other lines.
     plain, changed = ast.unparse(ast.parse(original)), mutated(original, fault)
-    files = [str(one.relative_to(tree)) for one in Imports(tree).tests(module)]
+    files = [str(one.relative_to(tree)) for one in Imports(tree).tests(fault.function)]
     end = time.monotonic() + limit_s
     try:
         for file in files:
@@ -342,7 +346,8 @@ def verdict(
 
 def run(after: bool, rev: str, only: str, limit_s: float) -> None:
     column = "after" if after else "before"
-    options = ["-m", "not long"] if after else []
+    # Executing lessons would take the whole budget of a fault, so `before` leaves them out.
+    options = ["-m", "not long" if after else "not notebook"]
     useless: set[str] = set()  # tests that fail here without any fault
     with worktree(rev) as tree:
         while True:
