@@ -12,8 +12,8 @@ selects one of several equal pieces. When code moves, only `function` changes in
 
 A run works in a temporary worktree, never in the checkout. For each fault without a verdict it
 runs the test files that import the changed module, the closest first, up to the first failure. A
-test counts only if it passes without the fault. Verdicts: caught, survived, timeout, no test;
-`equivalent` is written by hand, with the reason in `note`.
+test counts only if it passes without the fault and fails with it once more. Verdicts: caught,
+survived, timeout, no test; `equivalent` is written by hand, with the reason in `note`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ BEFORE = "6387c63"
 SOURCES = ("", "notebooks")  # folders that hold packages
 PACKAGES = ("dlguide", "dlcourse")
 FEW, MANY = 4, 8  # test files: taken from further away until there are so many; at most
+ALONE_S = 600.0  # for a test that is repeated
 SEPARATE = ("test_setup", "test_house_style")  # they look at the checkout, not at behaviour
 # Not drawn from: code that is about to be removed.
 UNDRAWN = (
@@ -305,7 +306,7 @@ def _end_processes_of(tree: Path) -> None:
     """End what a run has left: every process that takes its modules from its tree."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get("PYTHONPATH", "").startswith(f"{tree}{os.pathsep}"):
+            if f"{tree}{os.pathsep}" in process.environ().get("PYTHONPATH", ""):
                 process.send_signal(signal.SIGKILL)
 
 
@@ -313,30 +314,31 @@ def verdict(
     tree: Path, fault: Fault, limit_s: float, options: list[str], useless: set[str]
 ) -> tuple[str, str]:
     """Find a test that fails with a fault and passes without it."""
-    module = fault.function.partition(":")[0]
-    path = module_path(tree, module)
+    path = module_path(tree, fault.function.partition(":")[0])
+    if path is None:
+        raise LookupError("there is no such module")
     original = path.read_text()
     # Both sides of the comparison are written from the tree: without comments, on other lines.
     plain, changed = ast.unparse(ast.parse(original)), mutated(original, fault)
     files = [str(one.relative_to(tree)) for one in Imports(tree).tests(fault.function)]
     end = time.monotonic() + limit_s
+
+    def outcome(contents: str, arguments: list[str], seconds: float) -> tuple[str, str]:
+        path.write_text(contents)
+        return pytest(tree, [*options, *arguments], seconds)
+
     try:
         for file in files:
             while time.monotonic() < end:
-                path.write_text(changed)
                 skipped = [f"--deselect={one}" for one in sorted(useless)]
-                left = end - time.monotonic()
-                found, test = pytest(tree, [*options, *skipped, file], left)
-                if found == "passed":
+                found, test = outcome(changed, [*skipped, file], end - time.monotonic())
+                if found != "failed" or test in useless:
                     break
-                path.write_text(plain)
-                again = [test] if "::" in test else ["--collect-only", file]
-                if found == "failed" and test not in useless:
-                    if pytest(tree, again, 600)[0] == "passed":
-                        return "caught", test
-                    useless.add(test)
-                elif found == "failed":
-                    break
+                alone = [test] if "::" in test else ["--collect-only", file]
+                passes = outcome(plain, alone, ALONE_S)[0] == "passed"
+                if passes and outcome(changed, alone, ALONE_S)[0] != "passed":
+                    return "caught", test
+                useless.add(test)
     finally:
         path.write_text(original)
     if time.monotonic() >= end:
@@ -348,24 +350,30 @@ def run(after: bool, rev: str, only: str, limit_s: float) -> None:
     column = "after" if after else "before"
     # Executing lessons would take the whole budget of a fault, so `before` leaves them out.
     options = ["-m", "not long" if after else "not notebook"]
-    useless: set[str] = set()  # tests that fail here without any fault
+    useless: set[str] = set()  # tests that fail here without a fault, or not each time
+    tried: set[str] = set()
     with worktree(rev) as tree:
         while True:
-            waiting = [one for one in read() if not getattr(one, column)]
-            waiting = [one for one in waiting if only in one.id and one.before != "equivalent"]
+            # Read again each time: the table may be edited meanwhile.
+            waiting = [one for one in read() if only in one.id and one.id not in tried]
+            wanted = "caught" if after else ""
+            waiting = [one for one in waiting if one.before == wanted and not getattr(one, column)]
             if not waiting:
                 return
+            fault = waiting[0]
+            tried.add(fault.id)
             try:
-                found, test = verdict(tree, waiting[0], limit_s, options, useless)
-            except (LookupError, AttributeError) as error:
-                found, test = f"not found: {error}", ""
-            faults = read()  # it may have been edited meanwhile
+                found, test = verdict(tree, fault, limit_s, options, useless)
+            except LookupError as error:
+                print(fault.id, fault.function, error, flush=True)
+                continue
+            faults = read()
             for one in faults:
-                if one.id == waiting[0].id:
+                if one.id == fault.id:
                     setattr(one, column, found)
                     setattr(one, f"test_{column}", test)
             write(faults)
-            print(waiting[0].id, waiting[0].function, found, test, flush=True)
+            print(fault.id, fault.function, found, test, flush=True)
 
 
 def check(rev: str) -> int:
