@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ RUNNING = f"{PANEL} .jp-InputPrompt"
 # JupyterLab shows a traceback as it shows warnings, but for its colours.
 RED = f'{PANEL} [data-mime-type="application/vnd.jupyter.stderr"]:has(.ansi-red-fg)'
 SHOTS = Path(__file__).resolve().parents[1] / "build" / "browser"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 
 
 @dataclass(frozen=True)

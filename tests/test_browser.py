@@ -13,6 +13,7 @@ import time
 import nbformat
 import pytest
 from lab_in_browser import (
+    CHROMIUM,
     PANEL,
     RED,
     SHOTS,
@@ -27,10 +28,9 @@ from lab_in_browser import (
 )
 
 from dlguide import notebooks
-from dlguide.slides import browser
 
 pytest.importorskip("playwright", reason="Playwright drives the browser")
-if not browser.find():
+if not CHROMIUM:
     pytest.skip("there is no Chromium: apt-get install chromium", allow_module_level=True)
 
 LESSONS = [path for path in notebooks.find() if path.parent.name != "answers"]
@@ -47,7 +47,7 @@ def running(tmp_path_factory):
     shutil.copytree(notebooks.ROOT / "notebooks", folder)
     nbformat.write(deadlock(), folder / "deadlock.ipynb")
     SHOTS.mkdir(parents=True, exist_ok=True)
-    with lab(folder, home) as server, chromium(browser.find()) as chrome:
+    with lab(folder, home) as server, chromium(CHROMIUM) as chrome:
         yield server, chrome
 
 

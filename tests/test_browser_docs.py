@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 
 import pytest
-from lab_in_browser import SHOTS, chromium
-
-from dlguide.slides import browser
+from lab_in_browser import CHROMIUM, SHOTS, chromium
 
 pytest.importorskip("playwright", reason="Playwright drives the browser")
-if not browser.find():
+if not CHROMIUM:
     pytest.skip("there is no Chromium: apt-get install chromium", allow_module_level=True)
 
 FEW = ["dlguide", "dlguide.checks", "dlguide.training", "dlguide.training.schedules"]
@@ -33,7 +31,7 @@ def site(tmp_path_factory):
 @pytest.fixture(scope="module")
 def window(site):
     outside, failed = [], []
-    with chromium(browser.find()) as running:
+    with chromium(CHROMIUM) as running:
         context = running.new_context(viewport={"width": 1280, "height": 900}, offline=True)
         page = context.new_page()
         page.on("request", lambda request: outside.append(request.url))

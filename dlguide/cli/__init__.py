@@ -19,7 +19,6 @@ from dlguide.cli import (  # noqa: F401  they add commands
     offline,
     predicting,
     run,
-    slides,
     training,
     tuning,
 )

@@ -12,13 +12,13 @@
 
   // Letters become smaller on a page whose contents need more room than it has.
   function overfull(page) {
-    const body = page.querySelector(".body");
+    const body = page.querySelector(".content");
     const high = body.scrollHeight > body.clientHeight + 1 || page.scrollHeight > page.clientHeight + 1;
     return high || body.scrollWidth > body.clientWidth + 1;
   }
 
   function shrink(page) {
-    const parts = page.querySelectorAll(".body, .body pre");
+    const parts = page.querySelectorAll(".content > *, pre, table");
     const sizes = Array.from(parts, (part) => parseFloat(getComputedStyle(part).fontSize));
     for (let share = 0.96; share > 0.6 && overfull(page); share -= 0.04) {
       parts.forEach((part, index) => { part.style.fontSize = sizes[index] * share + "px"; });
