@@ -33,8 +33,10 @@ def same(came: Any, right: Any, relative: float) -> bool:
         length = isinstance(came, tuple | list) and len(came) == len(right)
         return length and all(map(same, came, right, [relative] * len(right)))
     numbers, wanted = _numbers(came), _numbers(right)
-    if numbers is None or wanted is None:
-        return came == right
+    if wanted is None:
+        return type(came) is type(right) and bool(came == right)
+    if numbers is None:
+        return False
     if numbers.shape != wanted.shape:
         return False
     allowed = relative * (np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0) or 1.0)
@@ -50,12 +52,12 @@ def _numbers(value: Any) -> np.ndarray | None:
         array = np.asarray(value)
         kind = complex if array.dtype.kind == "c" else float
         return array.astype(kind)
-    except (TypeError, ValueError):
+    except Exception:  # a learner's object may raise anything when it is looked at
         return None
 
 
 def problem(came: Any, right: Any) -> str:
-    """What is wrong with the form of a result: its type, length or shape, or values that are not finite."""
+    """What is wrong with a result's type, length or shape, or its values that are not finite."""
     if isinstance(came, Exception):
         return ""
     if isinstance(right, Mapping):
@@ -64,11 +66,19 @@ def problem(came: Any, right: Any) -> str:
         return "" if set(came) == set(right) else f"Expected: the keys {sorted(map(str, right))}."
     if isinstance(right, tuple | list):
         if not (isinstance(came, tuple | list) or getattr(came, "ndim", 0)):
-            return f"Expected: {len(right)} values."
+            return f"Expected: a list or tuple of {len(right)} values."
         if len(came) != len(right):
             return f"Expected: {len(right)} values, not {len(came)}."
-        return next((text for pair in zip(came, right, strict=True) if (text := problem(*pair))), "")
-    if right is None or isinstance(right, str | slice | set | frozenset):
+        return next(
+            (text for pair in zip(came, right, strict=True) if (text := problem(*pair))), ""
+        )
+    if isinstance(right, set | frozenset):
+        return (
+            "" if isinstance(came, set | frozenset | tuple | list) else "Expected: a set or a list."
+        )
+    if isinstance(right, str):
+        return "" if isinstance(came, str) else "Expected: a string."
+    if right is None or isinstance(right, slice):
         return ""
     numbers, wanted = _numbers(came), _numbers(right)
     if wanted is None:
@@ -89,12 +99,19 @@ def difference(came: Any, right: Any, relative: float) -> str:
     if problem(came, right):
         return ""
     if isinstance(right, tuple | list):
-        bad = [i for i, pair in enumerate(zip(came, right, strict=True)) if not same(*pair, relative)]
+        bad = [
+            i for i, pair in enumerate(zip(came, right, strict=True)) if not same(*pair, relative)
+        ]
         first = difference(came[bad[0]], right[bad[0]], relative) if bad else ""
-        return f"{len(bad)} of {len(right)} values differ, the first at index {bad[0]}. {first}".strip()
+        text = f"{len(bad)} of {len(right)} values differ, the first at index {bad[0]}."
+        return f"{text} {first}".strip()
     if isinstance(right, Mapping):
         bad = [key for key in right if key in came and not same(came[key], right[key], relative)]
-        return f"{bad[0]!r} differs. {difference(came[bad[0]], right[bad[0]], relative)}" if bad else ""
+        return (
+            f"{bad[0]!r} differs. {difference(came[bad[0]], right[bad[0]], relative)}"
+            if bad
+            else ""
+        )
     numbers, wanted = _numbers(came), _numbers(right)
     if numbers is None or wanted is None:
         return ""

@@ -10,9 +10,9 @@
         ),
     }
 
-The answer is called with a copy of each case and compared with the model. When it differs, the hint is
-that of the mistake that gives the same results, else the general one. An exercise with several answers is
-a list, one entry for each answer.
+The answer is called with a copy of each case and compared with the model. When it differs, the hint
+is that of the mistake that gives the same results, else the general one. An exercise with several
+answers is a list, one entry for each answer.
 """
 
 from __future__ import annotations
@@ -68,18 +68,22 @@ class Exercise:
         model: the model answer: a function of a case, or a value.
         cases: the arguments of each call, or a function that returns them. With `ranks`: a function
             ranks -> cases, each a list with the arguments of each rank.
-        mistakes: hint -> plausible wrong answer, a function or value like the model. With `ranks`: a
-            serial function (list of all ranks' arguments) -> the results that ranks with this mistake return.
+        mistakes: hint -> plausible wrong answer, a function or value like the model. With `ranks`:
+            a serial function (list of all ranks' arguments) -> the results that ranks with this
+            mistake return.
         hint: what is said when no mistake fits.
         remark: what is said after a correct answer, a text or a function without arguments.
         relative: largest difference from the model, relative to the model's largest element.
-        call: (answer, *case) -> what is compared; the default calls the answer. It may hand stand-ins
-            to the answer and return what they have seen. With `ranks` it is (answer, comm, *arguments) on each rank.
+        call: (answer, *case) -> what is compared; the default calls the answer. It may hand
+            stand-ins to the answer and return what they have seen. With `ranks` it is (answer,
+            comm, *arguments) on each rank.
         view: what of a result (with `ranks`: of the list of all ranks' results) is compared.
-        check: for the few that need their own code: (answer) -> None, or raises WrongAnswer(hint). Then
-            `mistakes` are only used by the tests.
-        ranks: run on MPI ranks, on clusters with each of these numbers of ranks and on the learner's.
-        serial: with `ranks`: (list of all ranks' arguments) -> the list of correct results, in one process.
+        check: for the few that need their own code: (answer) -> None, or raises WrongAnswer(hint).
+            Then `mistakes` are only used by the tests.
+        ranks: run on MPI ranks, on clusters with each of these numbers of ranks and on the
+            learner's.
+        serial: with `ranks`: (list of all ranks' arguments) -> the list of correct results, in one
+            process.
         limit_s: time limit of one case (s).
     """
 
@@ -193,7 +197,8 @@ class Letters:
     """An answer that names a letter (or a word) for each of several questions, or for one.
 
     Args:
-        right: question -> (letter, hint), or (letter, {wrong letter: hint}). A single question is "".
+        right: question -> (letter, hint), or (letter, {wrong letter: hint}). A single question is
+            "".
         remark: what is said after a correct answer.
     """
 
@@ -208,7 +213,9 @@ class Letters:
         if answer is Ellipsis or answer is None:
             raise NotAnswered
         if not isinstance(said, Mapping):
-            raise WrongAnswer(f"Expected: a dictionary from question to letter, got {brief(answer)}.")
+            raise WrongAnswer(
+                f"Expected: a dictionary from question to letter, got {brief(answer)}."
+            )
         said = {question: said.get(question, ...) for question in self.right}
         if any(letter is Ellipsis for letter in said.values()):
             raise NotAnswered
@@ -217,8 +224,12 @@ class Letters:
         for question, (right, hints) in self.right.items():
             if said[question] == right.casefold():
                 continue
-            known = {letter.casefold(): hint for letter, hint in _hints(right, hints, self.right).items()}
-            hint = known.get(said[question], f"Expected: one of {', '.join(sorted(known)).upper()}.")
+            known = {
+                letter.casefold(): hint for letter, hint in _hints(right, hints, self.right).items()
+            }
+            hint = known.get(
+                said[question], f"Expected: any of {', '.join(sorted(known)).upper()}."
+            )
             about = "" if one else f"{question!r}: "
             raise WrongAnswer(f"{about}not {answer if one else answer[question]}. {hint}",
                               "" if one else f"{good} of {len(said)} are correct.")  # fmt: skip
@@ -233,7 +244,10 @@ class Letters:
         for question, (right, hints) in self.right.items():
             for letter, hint in _hints(right, hints, self.right).items():
                 if letter != right:
-                    yield hint, letter if question == "" else {**self.right_answer(), question: letter}
+                    yield (
+                        hint,
+                        letter if question == "" else {**self.right_answer(), question: letter},
+                    )
 
 
 def letter(right: str, hints: Mapping[str, str], remark: str = "") -> Letters:
@@ -305,19 +319,23 @@ def _line(came: Any) -> str:
 
 @contextlib.contextmanager
 def limit(seconds: float) -> Iterator[None]:
-    """Raise TimeUp in the code within when it takes longer, in the main thread of a process without ranks."""
+    """Raise TimeUp in the code within when it takes longer; only in the main thread."""
     if threading.current_thread() is not threading.main_thread() or seconds <= 0:
         yield
         return
     swallowed = 0
 
     def stop(frame: FrameType | None, event: str, argument: Any) -> Any:
-        raise TimeUp
+        if event == "line":
+            raise TimeUp
+        return stop
 
     def ring(number: int, frame: FrameType | None) -> None:
         nonlocal swallowed
         swallowed += 1
-        if swallowed > 1:  # a bare `except:` has caught the first: raise at each line, inside it too
+        if (
+            swallowed > 1
+        ):  # a bare `except:` has caught the first: raise at each line, inside it too
             sys.settrace(stop)
             while frame:
                 frame.f_trace, frame = stop, frame.f_back
@@ -333,7 +351,7 @@ def limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class short_output(contextlib.redirect_stdout):  # noqa: N801  used like the class it extends
+class short_output(contextlib.redirect_stdout):
     """Let through only the first characters of what is printed within."""
 
     def __init__(self) -> None:
