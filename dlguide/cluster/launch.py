@@ -84,7 +84,7 @@ class Cluster:
         self.environment = checked_environment(environment, plan)
         self.run_number = 0
         self.children: list[subprocess.Popen] = []
-        if in_notebook():
+        if in_notebook() and magics:
             for earlier in list(self.started):
                 earlier.stop()
         self.start()

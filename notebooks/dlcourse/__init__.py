@@ -1,6 +1,7 @@
 """The course's own code: exercises that check themselves, execution of notebooks, commands.
 
-`dlcourse.check("20-1", answer)` checks an exercise and `dlcourse.solution("20-1")` shows its answer.
+`dlcourse.check("20-1", answer)` checks an exercise and `dlcourse.solution("20-1")` shows its
+answer.
 """
 
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ def _require_library() -> None:
 
     if dlguide.__version__ != __version__:
         raise ImportError(
-            f"dlcourse {__version__} needs dlguide {__version__}, found {dlguide.__version__}: {setup}"
+            f"dlcourse needs dlguide {__version__}, found {dlguide.__version__}: {setup}"
         )
 
 

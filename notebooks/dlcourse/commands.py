@@ -20,7 +20,16 @@ from dlcourse import NOTEBOOKS
 from dlguide.checks import require, require_count, require_known
 from dlguide.cli.app import OversubscribeOption, RanksOption
 
-HIDDEN = ["__pycache__", "*.pyc", "*.pyo", ".DS_Store", "*~", "dlcourse", "*.egg-info", "pyproject.toml"]
+HIDDEN = [
+    "__pycache__",
+    "*.pyc",
+    "*.pyo",
+    ".DS_Store",
+    "*~",
+    "dlcourse",
+    "*.egg-info",
+    "pyproject.toml",
+]
 
 
 def lab(
@@ -110,7 +119,10 @@ def progress(
         print(json.dumps([vars(row) for row in rows], indent=1))
         return
     marked = [
-        [" ".join(f"{one}*" if one in row.shown else one for one in row.passed), *map(" ".join, rest)]
+        [
+            " ".join(f"{one}*" if one in row.shown else one for one in row.passed),
+            *map(" ".join, rest),
+        ]
         for row in rows
         for rest in [(row.tried, row.open)]
     ]

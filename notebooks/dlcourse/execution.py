@@ -1,8 +1,9 @@
 """Execute the notebooks, each in its own process that is ended with all that it started.
 
-Nothing in the course comes from the network, and this shows it: where the system allows it, a notebook
-runs in a network namespace that holds only the loopback interface. A lesson run with `fast` replaces texts
-in its cells by shorter work; its cells' metadata names them: `{"fast": [["epochs=12", "epochs=1"]]}`.
+Nothing in the course comes from the network, and this shows it: where the system allows it, a
+notebook runs in a network namespace that holds only the loopback interface. A lesson run with
+`fast` replaces texts in its cells by shorter work; its cells' metadata names them: `{"fast":
+[["epochs=12", "epochs=1"]]}`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def shorten(cells: Iterable[MutableMapping[str, Any]]) -> int:
     """Replace texts in cells as their metadata says; return the number of replacements.
 
     Raises:
-        ValueError: when `fast` is not a list of pairs, or a text is not found exactly once in its cell.
+        ValueError: when `fast` is not a list of pairs, or a text is not found exactly once in its
+            cell.
     """
     count = 0
     for number, cell in enumerate(cells):
@@ -165,8 +167,8 @@ def execute(
 ) -> Execution:
     """Execute one notebook in its folder; the file itself stays as it is.
 
-    In answers a wrong exercise fails. A notebook that needs an optional package which is not installed is
-    skipped.
+    In answers a wrong exercise fails. A notebook that needs an optional package which is not
+    installed is skipped.
 
     Args:
         timeout_s: when the kernel and all that it started are killed (s).
@@ -223,7 +225,7 @@ def execute_all(
     require_count(at_once, "at_once")
     paths = [path for path in choose(names) if not (fast and is_answers(path))]
     if at_once > 1:
-        paths.reverse()  # the longest lessons come last in the course; started first, they end early
+        paths.reverse()  # the longest lessons come last in the course: start them first
 
     def one(path: Path) -> Execution:
         kept = None

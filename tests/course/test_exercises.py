@@ -1,4 +1,4 @@
-"""Every exercise: the model is accepted, `...` is no answer, each wrong answer gets its own hint."""
+"""Every exercise accepts its model, and each wrong answer gets its own hint."""
 
 from __future__ import annotations
 

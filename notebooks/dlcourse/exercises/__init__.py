@@ -1,9 +1,10 @@
 """Exercises that check themselves: `dlcourse.check("20-1", answer)` in a lesson.
 
-Each lesson's exercises are data in `lesson_NN.py` (see `engine`). A wrong answer stops nothing in the
-learner's notebook: it gets a hint, and from the second time on a closer look; `dlcourse.solution("20-1")`
-prints the worked answer. What was tried and passed is kept for `dlguide progress` and sent nowhere. With
-DLCOURSE_STRICT=1, which the run of the answers sets, a wrong answer raises and nothing is kept.
+Each lesson's exercises are data in `lesson_NN.py` (see `engine`). A wrong answer stops nothing in
+the learner's notebook: it gets a hint, and from the second time on a closer look;
+`dlcourse.solution("20-1")` prints the worked answer. What was tried and passed is kept for `dlguide
+progress` and sent nowhere. With DLCOURSE_STRICT=1, which the run of the answers sets, a wrong
+answer raises and nothing is kept.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def check(number: str, *answers: Any) -> bool:
 
     Args:
         number: the exercise, such as "20-1".
-        answers: the learner's value or function; several where the exercise asks for several. For an
-            exercise on ranks the learner's cluster comes last.
+        answers: the learner's value or function; several where the exercise asks for several. For
+            an exercise on ranks the learner's cluster comes last.
 
     Returns:
         bool: whether all answers are correct.
@@ -118,7 +119,9 @@ def _find(number: str) -> tuple[str, list[Exercise | Letters]]:
     if name not in known:
         known = known or exercises()
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)[:3]
-        raise ValueError(f"`number` must be an exercise, got {number!r}. Nearest: {', '.join(near)}.")
+        raise ValueError(
+            f"`number` must be an exercise, got {number!r}. Nearest: {', '.join(near)}."
+        )
     return name, known[name]
 
 

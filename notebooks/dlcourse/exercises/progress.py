@@ -70,8 +70,8 @@ def _numbers() -> dict[str, list[str]]:
 def course(folder: str | os.PathLike[str]) -> Course:
     """Read the records of all learners in a folder.
 
-    These are files that `dlguide progress --export` wrote, or copies of the learners' own in folders
-    named after them. Two learners of one name are listed with their files.
+    These are files that `dlguide progress --export` wrote, or copies of the learners' own in
+    folders named after them. Two learners of one name are listed with their files.
 
     Raises:
         ValueError: when there is no such folder, or no record in it.
@@ -93,7 +93,9 @@ def course(folder: str | os.PathLike[str]) -> Course:
             continue
         name = held.learner or (file.parent.name if file.name == "progress.json" else file.stem)
         name = f"{name} ({file.relative_to(place)})" if name in learners else name
-        passed = [one for one, each in held.exercises.items() if each.passed_unix_s and one in every]
+        passed = [
+            one for one, each in held.exercises.items() if each.passed_unix_s and one in every
+        ]
         count = Counter(number.partition("-")[0] for number in passed)
         learners[name] = {lesson: count[lesson] for lesson in known}
     return Course(known, learners, damaged)

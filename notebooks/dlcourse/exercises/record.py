@@ -1,9 +1,9 @@
 """What a learner has guessed, tried and passed: one small file in the user's cache, sent nowhere.
 
-    {"format": 2, "learner": "Ada",
-     "exercises": {"20-1": {"wrong": 1, "passed_unix_s": 1.8e9, "shown": false, "score": null}},
-     "guesses": {"20-speed-up": {"guess": 1.8, "unit": "times", "guessed_unix_s": 1.8e9,
-                                 "model": 1.9, "measured": 1.75}}}
+{"format": 2, "learner": "Ada",
+ "exercises": {"20-1": {"wrong": 1, "passed_unix_s": 1.8e9, "shown": false, "score": null}},
+ "guesses": {"20-speed-up": {"guess": 1.8, "unit": "times", "guessed_unix_s": 1.8e9,
+                             "model": 1.9, "measured": 1.75}}}
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Guess:
-    """A learner's guess of a quantity, beside what a model gives and what was measured (in `unit`)."""
+    """A learner's guess of a quantity, a model's value and the measured one (all in `unit`)."""
 
     guess: float
     unit: str

@@ -23,7 +23,7 @@ def find(number: str, folder: Path | None = None) -> str:
             return section
     where = folder or "The notebooks' folder"
     raise MissingComponentError(
-        f"{where} has no answer to exercise {number}. The answers are in a clone of this repository."
+        f"{where} has no answer to exercise {number}: the answers are in a clone of the repository."
     )
 
 

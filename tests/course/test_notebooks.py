@@ -1,8 +1,4 @@
-"""Notebooks: their form, and every one of them executed with the network cut.
-
-Tests dlguide.notebooks.finding, dlguide.notebooks.executing, dlguide.notebooks.shortening and
-dlguide.notebooks.__main__, which executes one.
-"""
+"""Notebooks: their form, and every one of them executed with the network cut."""
 
 from __future__ import annotations
 
@@ -19,20 +15,14 @@ import notebook_form as form
 import psutil
 import pytest
 
-from dlguide import notebooks
+from dlcourse import NOTEBOOKS, execution
 from dlguide.cluster import processes
-from dlguide.notebooks import executing
-from dlguide.notebooks.shortening import shorten
 
-FOLDER = notebooks.ROOT / "notebooks"
-ALL = [pytest.param(path, id=str(path.relative_to(FOLDER))) for path in notebooks.find()]
-LESSONS = [path for path in notebooks.find() if path.parent.name != "answers"]
-ANSWERS = [path for path in notebooks.find() if path.parent.name == "answers"]
+FOLDER = NOTEBOOKS
+ALL = [pytest.param(path, id=str(path.relative_to(FOLDER))) for path in execution.find()]
+LESSONS = [path for path in execution.find() if path.parent.name != "answers"]
+ANSWERS = [path for path in execution.find() if path.parent.name == "answers"]
 TIMEOUT_S = 600.0
-
-
-def is_answers(path):
-    return path.parent.name == "answers"
 
 
 def test_the_first_lessons_are_there():
@@ -46,7 +36,7 @@ def test_numbers_are_used_once():
 
 @pytest.mark.parametrize("path", ALL)
 def test_notebook_has_the_form(path):
-    found = form.complaints(form.load(path), is_answers(path))
+    found = form.complaints(form.load(path), execution.is_answers(path))
     assert not found, "\n".join([path.name, *found])
 
 
@@ -63,20 +53,12 @@ def test_answers_belong_to_a_lesson(path):
     assert (FOLDER / path.name).exists()
 
 
-def kept(path):
-    if is_answers(path):
-        return None
-    notebooks.KEPT.mkdir(parents=True, exist_ok=True)
-    return notebooks.KEPT / path.name
-
-
-@pytest.mark.notebook
-@pytest.mark.timeout(TIMEOUT_S + 60)
-@pytest.mark.parametrize("path", ALL)
-def test_notebook_runs_and_leaves_no_process(path, capsys):
+def run(path, capsys, fast):
     before = {each.pid for each in processes.leftovers()}
-    # kept for the slides, unless it is one of the answers
-    result = notebooks.execute(path, TIMEOUT_S, output=kept(path))
+    # lessons are kept: slides take their figures from them
+    output = None if execution.is_answers(path) else execution.KEPT / path.name
+    execution.KEPT.mkdir(parents=True, exist_ok=True)
+    result = execution.execute(path, TIMEOUT_S, output=output, fast=fast)
     with capsys.disabled():
         print(f"\n{result}")
     if result.skipped:
@@ -88,6 +70,21 @@ def test_notebook_runs_and_leaves_no_process(path, capsys):
     ):
         time.sleep(0.5)
     assert not left
+
+
+@pytest.mark.notebook
+@pytest.mark.timeout(TIMEOUT_S + 60)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name)
+def test_lesson_runs_shortened(path, capsys):
+    run(path, capsys, fast=True)
+
+
+@pytest.mark.long
+@pytest.mark.notebook
+@pytest.mark.timeout(TIMEOUT_S + 60)
+@pytest.mark.parametrize("path", ALL)
+def test_notebook_runs_whole(path, capsys):
+    run(path, capsys, fast=False)
 
 
 # --- execute itself ----------------------------------------------------------------------------
@@ -104,7 +101,7 @@ def test_execute_runs_in_the_notebooks_folder_and_leaves_the_file_as_it_is(tmp_p
     path = write(tmp_path, "x = 6", "import os; print(os.getcwd(), 7 * x)")
     before = path.read_bytes()
     output = tmp_path / "out.ipynb"
-    result = notebooks.execute(path, 120, output=output)
+    result = execution.execute(path, 120, output=output)
     assert result.ok
     assert result.error == ""
     assert result.name == path.name
@@ -115,7 +112,7 @@ def test_execute_runs_in_the_notebooks_folder_and_leaves_the_file_as_it_is(tmp_p
 
 def test_cell_that_fails_is_told_and_what_ran_is_kept(tmp_path):
     path = write(tmp_path, "print('first')", "raise KeyError('second')", "print('third')")
-    result = notebooks.execute(path, 120, output=tmp_path / "out.ipynb")
+    result = execution.execute(path, 120, output=tmp_path / "out.ipynb")
     assert not result.ok
     assert "KeyError: 'second'" in result.error
     assert "\x1b" not in result.error
@@ -135,8 +132,8 @@ def test_notebook_without_its_optional_package_is_skipped_with_the_reason(tmp_pa
         patch.setattr(
             importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
         )
-        assert notebooks.execute_all([str(path)], 120)
-        result = notebooks.execute(path, 120)
+        assert execution.execute_all([str(path)], 120)
+        result = execution.execute(path, 120)
     assert (result.ok, result.skipped) == (True, "torch is not installed: `make pytorch`")
     assert capsys.readouterr().out.startswith("skip")
 
@@ -146,7 +143,7 @@ def test_what_a_notebook_needs_is_read_with_care(tmp_path):
 
     def missing(contents):
         path.write_text(contents)
-        return notebooks.missing(path)
+        return execution.missing(path)
 
     def needs(names):
         return json.dumps({"metadata": {"dlguide": {"needs": names}}})
@@ -168,14 +165,14 @@ def test_lesson_opened_without_the_package_names_the_command(tmp_path):
     lesson.cells.insert(0, hidden)
     path = tmp_path / LESSONS[0].name
     nbformat.write(lesson, path)
-    result = notebooks.execute(path, 120)
+    result = execution.execute(path, 120)
     assert not result.ok
     assert "ModuleNotFoundError" in result.error
     assert "`make lab` in the course's folder" in result.error
 
 
 def test_kernel_that_dies_is_told(tmp_path):
-    result = notebooks.execute(write(tmp_path, "import os; os._exit(1)"), 120)
+    result = execution.execute(write(tmp_path, "import os; os._exit(1)"), 120)
     assert not result.ok
     assert "died" in result.error.lower()
 
@@ -183,7 +180,7 @@ def test_kernel_that_dies_is_told(tmp_path):
 def test_notebook_that_hangs_is_ended_with_its_kernel(tmp_path):
     name = f"hang-{time.time_ns()}"
     code = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 614 # {name}'])"
-    result = notebooks.execute(write(tmp_path, code), 12)
+    result = execution.execute(write(tmp_path, code), 12)
     assert not result.ok
     assert result.error == "did not end within 12 s"
     alive = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
@@ -203,7 +200,7 @@ except OSError as error:
     print(outside, error.errno)
 """
     output = tmp_path / "out.ipynb"
-    result = notebooks.execute(write(tmp_path, code), 120, output=output)
+    result = execution.execute(write(tmp_path, code), 120, output=output)
     assert result.ok, result.error
     if not result.network_cut:
         pytest.skip("this system allows no network namespace")
@@ -211,43 +208,43 @@ except OSError as error:
 
 
 def test_run_without_the_cut_still_happens(tmp_path, monkeypatch):
-    monkeypatch.setattr(executing, "network_cutter", lambda: ())
-    result = notebooks.execute(write(tmp_path, "x = 1"), 120)
+    monkeypatch.setattr(execution, "network_cutter", lambda: ())
+    result = execution.execute(write(tmp_path, "x = 1"), 120)
     assert result.ok
     assert not result.network_cut
     assert str(result).endswith("(with network)")
 
 
 def test_answers_are_strict_and_lessons_are_not(tmp_path):
-    code = "import os; assert os.environ['DLGUIDE_STRICT_EXERCISES'] == '{}'"
+    code = "import os; assert os.environ['DLCOURSE_STRICT'] == '{}'"
     (tmp_path / "answers").mkdir()
-    assert notebooks.execute(write(tmp_path, code.format(0)), 120).ok
-    result = notebooks.execute(write(tmp_path / "answers", code.format(1)), 120)
+    assert execution.execute(write(tmp_path, code.format(0)), 120).ok
+    result = execution.execute(write(tmp_path / "answers", code.format(1)), 120)
     assert result.ok
     assert result.name == "answers/90_trial.ipynb"
 
 
 def test_missing_notebook_is_refused(tmp_path):
     with pytest.raises(ValueError, match="`path` must be a notebook"):
-        notebooks.execute(tmp_path / "none.ipynb")
+        execution.execute(tmp_path / "none.ipynb")
 
 
 def test_choose_takes_numbers_names_and_files(tmp_path):
     (tmp_path / "answers").mkdir()
     lesson, answers = write(tmp_path), write(tmp_path / "answers")
     for name in ("90", "90_trial", "90_trial.ipynb"):
-        assert notebooks.choose([name], tmp_path) == [lesson, answers]
-    assert notebooks.choose(["90", "90_trial"], tmp_path) == [lesson, answers]
-    assert notebooks.choose([], tmp_path) == [lesson, answers]
-    assert notebooks.choose([str(lesson)], tmp_path / "answers") == [lesson]
+        assert execution.choose([name], tmp_path) == [lesson, answers]
+    assert execution.choose(["90", "90_trial"], tmp_path) == [lesson, answers]
+    assert execution.choose([], tmp_path) == [lesson, answers]
+    assert execution.choose([str(lesson)], tmp_path / "answers") == [lesson]
     with pytest.raises(ValueError, match="must be notebooks: 90_trial, got '91'"):
-        notebooks.choose(["91"], tmp_path)
+        execution.choose(["91"], tmp_path)
 
 
 def test_execute_all_says_how_each_went(tmp_path, capsys):
     good, bad = write(tmp_path, "x = 1"), tmp_path / "91_bad.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1/0")]), bad)
-    assert not notebooks.execute_all([str(good), str(bad)], 120, output=tmp_path / "out")
+    assert not execution.execute_all([str(good), str(bad)], 120, output=tmp_path / "out")
     lines = capsys.readouterr().out
     assert lines.startswith("ok  ")
     assert "FAIL" in lines
@@ -258,12 +255,12 @@ def test_execute_all_says_how_each_went(tmp_path, capsys):
 # --- the fast tour ------------------------------------------------------------------------------
 
 
-def test_shorter_texts_take_the_place_of_the_whole_ones():
+def test_shorter_texts_replace_the_whole_ones():
     cells = [{"source": ["epochs = 12\n", "rate = 1"], "metadata": {"fast": [["12", "1"]]}}]
-    assert shorten(cells) == 1
+    assert execution.shorten(cells) == 1
     assert cells[0]["source"] == "epochs = 1\nrate = 1"
     untouched = [{"source": "epochs = 12", "metadata": {}}]
-    assert shorten(untouched) == 0
+    assert execution.shorten(untouched) == 0
     assert untouched[0]["source"] == "epochs = 12"
 
 
@@ -274,13 +271,13 @@ def test_shorter_texts_take_the_place_of_the_whole_ones():
 )
 def test_what_cannot_be_shortened_is_refused(fast):
     with pytest.raises(ValueError, match=r"`fast` must be .* cell 0"):
-        shorten([{"source": "epochs = 12\nrate = 1", "metadata": {"fast": fast}}])
+        execution.shorten([{"source": "epochs = 12\nrate = 1", "metadata": {"fast": fast}}])
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name)
 def test_shortened_lesson_is_still_python(path):
     cells = form.load(path)["cells"]
-    shorten(cells)
+    execution.shorten(cells)
     code = [form.python(form.source(cell)) for cell in cells if cell["cell_type"] == "code"]
     assert all(compile(text, path.name, "exec") for text in code)
 
@@ -294,16 +291,16 @@ def test_fast_tour_shortens_and_leaves_answers_out(tmp_path, capsys):
     answers = write(tmp_path / "answers", "1 / 0")
     out = tmp_path / "out"
     names = [str(path), str(answers)]
-    assert notebooks.execute_all(names, 120, output=out, fast=True, at_once=2)
+    assert execution.execute_all(names, 120, output=out, fast=True, at_once=2)
     assert nbformat.read(out / path.name, 4).cells[1].outputs[0].text == "1 seconds\n"
     assert capsys.readouterr().out.count("\n") == 1
-    assert not notebooks.execute_all(names, 120)
+    assert not execution.execute_all(names, 120)
 
 
 def test_side_by_side_the_last_lessons_begin(tmp_path, capsys):
     first, last = write(tmp_path, "x = 1"), tmp_path / "91_last.ipynb"
     last.write_bytes(first.read_bytes())
-    assert notebooks.execute_all([str(first), str(last)], 120, at_once=2)
+    assert execution.execute_all([str(first), str(last)], 120, at_once=2)
     told = capsys.readouterr().out
     assert told.index(last.name) < told.index(first.name)
 
@@ -315,8 +312,8 @@ def test_interrupt_ends_what_runs_side_by_side(tmp_path):
         code = f"import subprocess; subprocess.run(['sh', '-c', 'sleep 613 # {name}'])"
         write(tmp_path / str(number), code)
     program = (
-        "from dlguide import notebooks\n"
-        f"notebooks.execute_all([f'{tmp_path}/{{n}}/90_trial.ipynb' for n in (1, 2)], at_once=2)"
+        "from dlcourse import execution\n"
+        f"execution.execute_all([f'{tmp_path}/{{n}}/90_trial.ipynb' for n in (1, 2)], at_once=2)"
     )
     running = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -350,7 +347,7 @@ def cell(kind, text, number):
 def good():
     texts = ["# 90 Trial", "## Goals", "## Part\n![a curve](x.png)", "## Summary", "## Exercises"]
     cells = [cell("markdown", text, number) for number, text in enumerate(texts)]
-    return {"cells": [*cells, cell("code", 'exercises.check("90-1", None)', 5)]}
+    return {"cells": [*cells, cell("code", 'dlcourse.check("90-1", None)', 5)]}
 
 
 def test_good_notebook_has_no_complaint(good):
@@ -376,16 +373,9 @@ def test_bad_form_is_reported(index, change, complaint, good):
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds", "fast", "late"),
-    [
-        ("20_data.ipynb", 60.0, False, ""),
-        ("20_data.ipynb", 60.1, False, "(more than 60 s)"),
-        ("answers/20_data.ipynb", 60.1, False, "(more than 60 s)"),
-        ("83_x.ipynb", 90.0, False, ""),
-        ("83_x.ipynb", 90.1, False, "(more than 90 s)"),
-        ("20_data.ipynb", 61.0, True, ""),
-    ],
+    ("seconds", "fast", "late"),
+    [(60.0, False, ""), (60.1, False, "(more than 60 s)"), (61.0, True, "")],
 )
-def test_a_slow_lesson_is_marked_and_use_cases_may_take_longer(name, seconds, fast, late):
-    said = str(notebooks.Execution(name, True, seconds, True, fast=fast))
+def test_slow_lesson_is_marked(seconds, fast, late):
+    said = str(execution.Execution("20_x.ipynb", True, seconds, True, fast=fast))
     assert said.partition(".ipynb")[2].strip() == late

@@ -9,7 +9,7 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-CHECK = re.compile(r"""exercises\.check\(\s*["']([\w-]+)["']""")
+CHECK = re.compile(r"""dlcourse\.check\(\s*["']([\w-]+)["']""")
 
 
 def complaints(notebook: dict[str, Any], answers: bool = False) -> list[str]:

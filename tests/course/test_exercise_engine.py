@@ -1,0 +1,333 @@
+"""`dlcourse.check`: verdicts, hints, answers that raise, loop or flood; the learner's record."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from dlcourse import exercises
+from dlcourse.exercises import compare, engine, progress, record, solutions
+from dlcourse.exercises.engine import Exercise, Letters, letter
+from dlguide.checks import MissingComponentError
+
+TABLE = {
+    "99-1": Exercise(
+        np.mean,
+        cases=[([1.0, 2.0, 6.0],), ([4.0, 4.0],)],
+        hint="Add, then divide.",
+        mistakes={"Divide by the number of values.": np.sum, "Not the median.": np.median},
+        remark=lambda: f"As {1 + 1} people would.",
+    ),
+    "99-2": [letter("B", {"A": "Look again."}), Exercise(300, mistakes={"Per rank?": 150})],
+    "99-3": Letters({"first": ("A", "One hint."), "second": ("C", {"B": "Another."})}),
+    "99-4": Exercise(lambda values: values, cases=[(np.array([1.0, 2.0, 3.0]),)], hint="Copy it."),
+    "99-5": Exercise(lambda: None, limit_s=0.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def learner(monkeypatch, tmp_path):
+    """A learner who has tried nothing, and the exercises of lesson 99."""
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DLCOURSE_STRICT", raising=False)
+    entries = {number: one if isinstance(one, list) else [one] for number, one in TABLE.items()}
+    monkeypatch.setattr(exercises, "exercises", lambda lesson="": entries)
+
+
+# --- verdicts and hints ---------------------------------------------------------------------------
+
+
+def test_correct_answer_is_reported_with_its_remark_and_kept(capsys):
+    assert exercises.check("99-1", lambda values: sum(values) / len(values))
+    assert capsys.readouterr().out == "✔ Exercise 99-1 is correct. As 2 people would.\n"
+    assert record.load().exercises["99-1"].passed_unix_s == pytest.approx(time.time(), abs=60)
+
+
+@pytest.mark.parametrize(
+    ("number", "answers", "words"),
+    [
+        ("99-1", [np.sum], "sum([1.0, 2.0, 6.0]) gave 9.0. Divide by the number of values."),
+        ("99-1", [np.median], "median([1.0, 2.0, 6.0]) gave 2.0. Not the median."),
+        ("99-1", [np.max], "max([1.0, 2.0, 6.0]) gave 6.0. Add, then divide."),
+        ("99-1", [lambda v: [1, 2]], "Expected: a number, not one of shape (2,)."),
+        ("99-1", [lambda v: "3"], "Expected: a number."),
+        ("99-1", [lambda v: np.nan], "1 of 1 values are NaN or infinite."),
+        ("99-1", [lambda v: 1 / 0], "raised ZeroDivisionError: division by zero (line"),
+        ("99-1", [lambda: 3.0], "raised TypeError"),
+        ("99-1", [3.0], "Expected: a function, got 3.0. Write it with `def`."),
+        ("99-1", [np.mean, 1], "Expected: 1 answers, got 2."),
+        ("99-2", ["(a)", 300], "not (a). Look again."),
+        ("99-2", ["x", 300], "Expected: one of A, B."),
+        ("99-2", ["b", 150], "Your answer gave 150. Per rank?"),
+        ("99-3", [{"first": "C", "second": "C"}], "'first': not C. One hint."),
+        ("99-3", [{"first": "A", "second": "B"}], "'second': not B. Another."),
+        ("99-3", ["A"], "Expected: a dictionary"),
+    ],
+)
+def test_wrong_answer_gets_its_hint(number, answers, words, capsys):
+    assert not exercises.check(number, *answers)
+    out = capsys.readouterr().out
+    assert out.startswith(f"✘ Exercise {number} is not correct.")
+    assert words in out
+    assert record.load().exercises[number].wrong == 1
+
+
+@pytest.mark.parametrize("answer", [None, ..., lambda values: ...])
+def test_missing_answer_is_no_try(answer, capsys):
+    assert not exercises.check("99-1", answer)
+    assert not exercises.check("99-3", {"first": "A", "second": ...})
+    assert capsys.readouterr().out.count("not answered yet") == 2
+    assert record.load().exercises == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda v: v * 2, "3 of 3 elements differ, all by the same factor."),
+        (lambda v: v[::-1], "2 of 3 elements differ: they are the right values in another order."),
+        (lambda v: v + np.array([0, 0, 1]), "1 of 3 elements differ, the first at index (2,)."),
+        (lambda v: v[:2], ""),
+    ],
+)
+def test_second_wrong_answer_gets_a_closer_look_without_the_solution(answer, words, capsys):
+    exercises.check("99.4", answer)
+    assert "closer" not in capsys.readouterr().out
+    exercises.check("99-4", answer)
+    out = capsys.readouterr().out
+    assert (f"A closer look: {words}" in out) if words else ("closer" not in out)
+    assert 'dlcourse.solution("99-4")' in out
+
+
+def test_wrong_answer_of_the_answers_run_raises_and_nothing_is_kept(monkeypatch):
+    monkeypatch.setenv("DLCOURSE_STRICT", "1")
+    with pytest.raises(AssertionError, match="Not the median"):
+        exercises.check("99-1", np.median)
+    with pytest.raises(AssertionError, match="not answered"):
+        exercises.check("99-1", ...)
+    assert exercises.check("99-1", np.mean)
+    assert record.load().exercises == {}
+
+
+@pytest.mark.parametrize("number", ["99-9", "98-1", "99", "", 7, None])
+def test_unknown_exercise_names_the_nearest(number):
+    with pytest.raises(ValueError, match=r"`number` must be an exercise, got .* Nearest: 99-"):
+        exercises.check(number, 1)
+
+
+# --- answers that misbehave -----------------------------------------------------------------------
+
+
+class Odd:
+    """Something that cannot be compared, counted or shown."""
+
+    def __eq__(self, other):
+        raise RuntimeError("no comparison")
+
+    def __len__(self):
+        raise RuntimeError("no length")
+
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    "odd", [Odd(), [[1], [2, 3]], np.zeros((2, 0)), b"\xff", 1j, Odd, iter(())]
+)
+@pytest.mark.parametrize("number", ["99-1", "99-3", "99-4"])
+def test_odd_values_are_wrong_answers(number, odd, capsys):
+    assert not exercises.check(number, odd)
+    assert not exercises.check(number, lambda *arguments: odd)
+    assert len(capsys.readouterr().out) < 3000
+
+
+def test_changed_arguments_disturb_neither_the_model_nor_the_next_call():
+    def clears(values):
+        mean = sum(values) / len(values)
+        values.clear()
+        return mean
+
+    assert exercises.check("99-1", clears)
+    assert exercises.check("99-1", clears)
+
+
+def test_of_two_definitions_the_last_is_checked_as_python_does():
+    space = {}
+    exec("def mean(v): return sum(v)\ndef mean(v): return sum(v) / len(v)", space)
+    assert exercises.check("99-1", space["mean"])
+
+
+def forever():
+    while True:
+        pass
+
+
+def swallows_everything():
+    while True:
+        try:
+            time.sleep(10)
+        except:  # noqa: E722  as beginners write it
+            continue
+
+
+@pytest.mark.parametrize("answer", [forever, swallows_everything])
+def test_answer_that_does_not_end_is_stopped(answer, capsys):
+    handler, begun_s = signal.getsignal(signal.SIGALRM), time.monotonic()
+    assert not exercises.check("99-5", answer)
+    assert time.monotonic() - begun_s < 10
+    assert "did not end: the answer was stopped" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_every_check_has_time_to_end_within_ten_seconds():
+    assert engine.LIMIT_S < 10
+
+
+def test_flood_of_output_is_cut(capsys):
+    def floods():
+        for _ in range(100):
+            print("x" * 10_000)
+
+    assert exercises.check("99-5", floods)
+    out = capsys.readouterr().out
+    assert out.count("x") <= engine.MOST_OUTPUT < len(out) < engine.MOST_OUTPUT + 200
+    assert "cut after 100000 characters" in out
+
+
+@pytest.mark.parametrize(
+    ("came", "right", "equal"),
+    [
+        (1.0000001, 1.0, True),
+        (1.001, 1.0, False),
+        ((0.1001, 60_000), (0.1, 60_000), False),  # each element by its own size
+        ([1, 2], np.array([1.0, 2.0]), True),
+        (np.array([[1.0]]), np.array([1.0]), False),
+        ({"a": 1}, {"a": 1.0}, True),
+        ({"a": 1}, {"b": 1}, False),
+        ("B ", "b", True),
+        ({1, 2}, {2, 1}, True),
+        (None, None, True),
+        (0, None, False),
+        (np.nan, 1.0, False),
+        (np.inf, np.inf, True),
+        (slice(0, 2), slice(0, 2), True),
+    ],
+)
+def test_comparison(came, right, equal):
+    assert compare.same(came, right, 1e-6) is equal
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+def test_record_of_format_1_is_converted_and_nothing_is_lost():
+    record.path().parent.mkdir(parents=True)
+    old = {"wrong": 2, "passed_unix_s": 1.5e9, "shown": True}
+    record.path().write_text(json.dumps({"format": 1, "exercises": {"20-1": old}}))
+    record.passed("20-2")
+    held = json.loads(record.path().read_text())
+    assert held["format"] == 2
+    assert held["exercises"]["20-1"] == old | {"score": None}
+    assert held["exercises"]["20-2"]["wrong"] == 0
+    assert held["guesses"] == {}
+
+
+DAMAGED = [
+    *("", "{", "[]", '{"format": 3, "exercises": {}}', '{"format": 2}'),
+    '{"format": 2, "exercises": [1]}',
+    '{"format": 2, "exercises": {"20-1": {"wrong": "x"}}}',
+    '{"format": 2, "exercises": {"20-1": {"wrong": -1}}}',
+    '{"format": 2, "exercises": {}, "guesses": {"a": {"guess": "x"}}}',
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_damaged_or_newer_record_is_kept_under_another_name(text):
+    for _ in range(2):
+        record.path().parent.mkdir(parents=True, exist_ok=True)
+        record.path().write_text(text)
+        with pytest.warns(RuntimeWarning, match="was kept as progress.damaged-"):
+            record.passed("20-1")
+        assert record.load().exercises["20-1"].passed_unix_s
+    kept = list(record.path().parent.glob("*.damaged-*"))
+    assert [file.read_text() for file in kept] == [text, text]
+
+
+def test_record_that_cannot_be_written_stops_nothing(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="not kept"):
+        assert exercises.check("99-1", np.mean)
+
+
+def test_kernels_that_write_at_once_lose_nothing():
+    writers = [
+        threading.Thread(target=lambda name=name: [record.wrong(name) for _ in range(10)])
+        for name in ("20-1", "20-2", "20-3")
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert {name: tried.wrong for name, tried in record.load().exercises.items()} == {
+        "20-1": 10,
+        "20-2": 10,
+        "20-3": 10,
+    }
+
+
+def test_progress_by_lesson_and_of_a_course(tmp_path):
+    record.wrong("99-1")
+    record.shown("99-2")
+    record.passed("99-2")
+    (row,) = progress.by_lesson(record.load().exercises)
+    assert (row.lesson, row.passed, row.shown, row.tried) == ("99", ("2",), ("2",), ("1",))
+    assert row.open == ("3", "4", "5")
+    folder = tmp_path / "course"
+    for name in ("ada", "bob"):
+        (folder / name).mkdir(parents=True)
+        record.export(folder / f"{name}.json", "Ada")
+    (folder / "eve" / "x").mkdir(parents=True)
+    (folder / "eve" / "progress.json").write_text("{}")
+    course = progress.course(folder)
+    assert course.exercises == {"99": 5}
+    assert course.passed == {"Ada": {"99": 1}, "Ada (bob.json)": {"99": 1}}
+    assert len(course.damaged) == 1
+    with pytest.raises(ValueError, match="must hold records of learners"):
+        progress.course(tmp_path)
+
+
+# --- solutions ------------------------------------------------------------------------------------
+
+
+def test_solution_is_shown_after_a_try(capsys, monkeypatch):
+    exercises.solution("99-1")
+    assert "Try exercise 99-1 first" in capsys.readouterr().out
+    exercises.check("99-1", np.sum)
+    monkeypatch.setattr(solutions, "find", lambda number: f"## {number} Mean")
+    exercises.solution("99-1")
+    assert "## 99-1 Mean" in capsys.readouterr().out
+    assert record.load().exercises["99-1"].shown
+
+
+def test_solution_is_the_section_of_the_answers(tmp_path):
+    assert "def adapt" in solutions.find("20-1")
+    assert "20-2" not in solutions.find("20-1")
+    with pytest.raises(MissingComponentError, match="are in a clone"):
+        solutions.find("20-1", tmp_path)
+
+
+def test_nothing_is_warned_of_in_an_ordinary_course(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exercises.check("99-1", np.sum)
+        exercises.check("99-1", np.mean)
+    assert "✔" in capsys.readouterr().out
