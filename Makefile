@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab notebooks slides docs pytorch wheelhouse lint clean distclean FORCE
+.PHONY: help setup run test test-all lab notebooks slides docs pytorch wheelhouse lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -21,21 +21,42 @@ endif
 ANEW := $(shell [ "$$(cat .venv/packages 2>/dev/null)" = "$(CURDIR)" ] \
 	&& $(BIN)/python -c "" 2>/dev/null || echo FORCE)
 
+# How the tests are run; the markers are explained in pyproject.toml.
+pytest = status=0; for part in $(1); do \
+	echo "pytest $$part"; eval "$(BIN)/python -m pytest $$part" || status=1; \
+	done; exit $$status
+SLOWEST := --durations 40
+FILES := $(SLOWEST) --dist loadfile
+LESSONS := $(SLOWEST) -n 2 --maxschedchunk 1 tests/course/test_notebooks.py
+BROWSER := *test_browser*
+
+long_lessons := $(LESSONS) -m 'notebook and long'
+long_ranks := $(FILES) -n 2 -m 'ranks and long and not alone'
+long_soak := $(SLOWEST) --ignore-glob '$(BROWSER)' -m 'long and not notebook and (alone or not ranks)'
+long_browser := $(SLOWEST) -m long $(wildcard tests/$(BROWSER) tests/course/$(BROWSER))
+ifneq ($(filter-out lessons ranks soak browser,$(PART)),)
+$(error PART must be lessons, ranks, soak or browser, got $(PART))
+endif
+
 help:           ## list these commands
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 setup: .venv/horovod  ## make .venv: pinned packages, Horovod, a sum on 2 ranks; WHEELHOUSE=FOLDER takes all from there
 
 run: setup      ## train the MNIST network on 1 rank and on 2; table and plot under build/
 	$(BIN)/dlguide train --compare --samples 40000
 
-test: .venv/docs  ## the whole test suite, notebooks included; what fails does not stop the rest
-	@status=0; \
-	for part in "-n 2 --dist loadfile --no-loadscope-reorder --durations 40 -m ranks" \
-		"-n 3 --dist loadfile --no-loadscope-reorder --durations 40 -m 'not ranks and not alone and not notebook'" \
-		"-n 2 --maxschedchunk 1 --durations 100 -m notebook tests/test_notebooks.py" "--durations 20 -m alone"; do \
-		echo "pytest $$part"; eval "$(BIN)/python -m pytest $$part" || status=1; \
-	done; exit $$status
+# Each part is one pytest run: its files start processes in their own way, and the decks' tests read
+# the notebooks that the second part leaves in build/notebooks.
+test: .venv/docs  ## all tests but the long ones; what fails does not stop the rest
+	@$(call pytest,"$(FILES) -n 2 -m 'ranks and not alone and not long'" \
+		"$(LESSONS) -m 'notebook and not long'" \
+		"$(FILES) -n 3 -m 'not ranks and not alone and not notebook and not long'" \
+		"$(SLOWEST) -m 'alone and not long'")
+
+test-all: .venv/docs  ## the long tests: PART=lessons|ranks|soak|browser, at most 60 min each, or all
+	@$(call pytest,$(if $(PART),"$(long_$(PART))", \
+		"$(long_lessons)" "$(long_ranks)" "$(long_soak)" "$(long_browser)"))
 
 lab: setup      ## JupyterLab on the notebooks
 	$(BIN)/dlguide lab

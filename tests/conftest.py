@@ -1,13 +1,13 @@
-"""Settings of the whole suite: nothing that a user has stored decides what the tests see."""
+"""Settings of the whole suite: explicit markers, listed skips, no setting of the user's own."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from contextlib import ExitStack
-from fnmatch import fnmatch
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 
 import cloudpickle
@@ -15,9 +15,9 @@ import on_ranks
 import pytest
 from hypothesis import settings
 
-from dlguide.exercises.frames import Stopped
+from dlguide.cluster import Cluster
 
-# How long an example takes says nothing on a busy machine; a test has its time limit.
+# Whether an example is slow depends on what else the machine does; every test has a time limit.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 CACHE = tempfile.mkdtemp(prefix="dlguide-test-cache-")
@@ -27,84 +27,95 @@ os.environ.pop("DLGUIDE_STRICT_EXERCISES", None)
 # with it, ranks write their lines piece by piece and into each other's
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# `make test` runs files whose tests compute on ranks two at a time: more would stand in each
-# other's way on two cores. Then it runs the others three at a time, since most of their time they
-# wait for processes to start, and notebooks two at a time. What all these assert must hold on a
-# machine that does other things as well. Last come the files that must have the machine to
-# themselves: these.
-ALONE = {
-    "bench*": "they are measurements",
-    "onednn*": "measures kernels",
-    "roofline*": "measures the machine",
-    "measure*": "looks at clocks and at the load of the cores",
-    "overlap*": "measures what is hidden behind what",
-    "throttle*": "holds a pace",
-    "tun*": "searches by measuring",
-    "trial*": "measures programs",
-    "cluster": "looks for what is left over on the machine",
-    "cluster_failures": "a failure must be told in time",
-    "script": "looks for what is left over on the machine",
-    "exercises_watching": "looks for what is left over in its own process",
-    "doctor*": "looks for what is left over on the machine, and times lessons",
-    "shared_memory": "looks at all shared memory of the machine",
-    "tensorflow_server": "looks for what is left over on the machine",
+# A test that starts ranks needs one of these markers, because `make test` decides by them how many
+# tests run at a time on two cores.
+STARTS_RANKS = ("ranks", "alone", "notebook")
+
+# Why a test may be skipped: a pattern of its reason, and why that is right. Any other skip fails.
+ALLOWED_SKIPS = {
+    r"there is no Chromium: apt-get install chromium": "needs the system's package; CI has it",
+    r"PyTorch is an optional part: `make pytorch`": "an optional dependency; CI has it",
+    r"torch is not installed: `make pytorch`": "an optional dependency; CI has it",
+    r"no Slurm here .*": "needs the system's package; CI has it",
+    r"a Slurm for the tests can be started by root only": "its daemons need root; CI has it",
+    r"this system allows no network namespace": "decided by the administrator of a container",
+    r"this TensorFlow has no oneDNN": "TensorFlow is built without it on other processors",
+    r"this system does not tell what is in its page cache": "not every kernel answers",
+    r"a file system in memory keeps all": "a temporary folder may be on such a file system",
+    r"the file system refuses such names itself: .*": "then no such name can reach the library",
+    r"no notebook has a run in .*": "the deck's tests read the runs that `make test` leaves",
 }
 
 
-# Files that take minutes on two cores begin first, so that none of them is left for the end, when
-# the other process has nothing to do.
-LONG = (
-    "browser",
-    "usecases_imagenet_train",
-    "horovod_fit",
-    "fit_resume",
-    "collectives",
-    "cli_usecase",
-    "usecases_chest_xray",
-    "usecases_video_training",
-    "fit_parallel",
-    "horovod_optimizer",
-    "usecases_speedup",
-    "horovod_collectives",
-    "timeline",
-    "pytorch_ddp",
-    "transparent",
-    "transparent_refusals",
-    "nets_imagenet",
-    "nets_memory",
-)
+CURRENT = pytest.StashKey[pytest.Item | None]()
 
 
-def pytest_collection_modifyitems(items):
-    """Put the long files first, and mark the tests of files in ALONE and those on ranks."""
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
-    for item in items:
-        name = item.path.stem.removeprefix("test_")
-        if any(fnmatch(name, pattern) for pattern in ALONE):
-            item.add_marker(pytest.mark.alone)
-        elif hasattr(item.module, "on_ranks"):
-            item.add_marker(pytest.mark.ranks)
+def pytest_configure(config):
+    """Let no test start ranks without saying so."""
+    config.stash[CURRENT] = None
+    start = Cluster.start
+
+    @wraps(start)
+    def checked_start(cluster):
+        item = config.stash[CURRENT]
+        if item is not None and not any(map(item.get_closest_marker, STARTS_RANKS)):
+            pytest.fail(
+                f"{item.nodeid} starts a Cluster and has none of the markers "
+                f"{', '.join(STARTS_RANKS)}: add `pytestmark = pytest.mark.ranks` to its file."
+            )
+        return start(cluster)
+
+    Cluster.start = checked_start
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """Fail the test, and end not the whole run, when a watch stops what it should not."""
+def pytest_runtest_protocol(item):
+    """Remember which test runs."""
+    item.config.stash[CURRENT] = item
     try:
         return (yield)
-    except Stopped as stopped:
-        pytest.fail(f"stopped: {stopped}")
+    finally:
+        item.config.stash[CURRENT] = None
+
+
+def skips(config):
+    """(test, reason, why the reason is allowed or None) for every skipped test."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    for report in reporter.stats.get("skipped", []) if reporter else []:
+        if hasattr(report, "wasxfail"):
+            continue
+        *_, reason = report.longrepr if isinstance(report.longrepr, tuple) else (report.longrepr,)
+        reason = str(reason).removeprefix("Skipped: ")
+        matches = (why for text, why in ALLOWED_SKIPS.items() if re.fullmatch(text, reason))
+        yield report.nodeid, reason, next(matches, None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    """Fail where a test was skipped for a reason that is not listed."""
+    unlisted = any(why is None for *_, why in skips(session.config))
+    if unlisted and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Print every skipped test with its reason."""
+    found = sorted({each[:2]: each for each in skips(config)}.values(), key=lambda each: each[:2])
+    if found:
+        terminalreporter.section("skipped tests")
+    for test, reason, why in found:
+        allowed = f"allowed: {why}" if why else "NOT LISTED in ALLOWED_SKIPS of tests/conftest.py"
+        terminalreporter.line(f"{test}: {reason} ({allowed})", red=not why)
 
 
 @pytest.fixture(scope="session")
 def shared_clusters():
     """Clusters that many files use, by their number of ranks, each started at its first use."""
-    from dlguide.cluster import Cluster
-
     with ExitStack() as stack:
         yield cache(lambda ranks: stack.enter_context(Cluster(ranks=ranks, oversubscribe=True)))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[2, 3])
 def cluster_ranks(request):
     """Number of ranks of `cluster`; a file that wants others has its own."""
     return request.param

@@ -12,11 +12,14 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from lanes import long
 from on_ranks import on_ranks
 
 from dlguide.checks import MissingComponentError
 from dlguide.machine import accelerators
 from dlguide.machine.accelerators import Place, Seen
+
+pytestmark = pytest.mark.ranks
 
 
 def gpus_of(everyone, device="auto"):
@@ -166,7 +169,7 @@ def chosen():
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, *long(1)])
 def test_all_ranks_choose_alike(ranks, tmp_path):
     found = on_ranks(ranks, chosen, tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert all(one == found[0] for one in found)

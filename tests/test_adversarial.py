@@ -7,10 +7,13 @@ import math
 
 import numpy as np
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide.data.mixtures import Ring
 from dlguide.training import adversarial
+
+pytestmark = pytest.mark.ranks
 
 RATE = 0.01
 
@@ -182,7 +185,7 @@ def alone(tmp_path_factory):
     return on_ranks(1, plays, tmp_path_factory.mktemp("alone"), batch=12, parallel=False)[0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_play_the_game_of_one_process_with_the_global_batch(ranks, alone, tmp_path):
     found = on_ranks(ranks, plays, tmp_path, batch=12, parallel=True)
     for net in (0, 1):

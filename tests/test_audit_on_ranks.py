@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
+
+pytestmark = pytest.mark.ranks
 
 EXPECTED = {
     "sound": [],
@@ -187,7 +190,7 @@ def loops_by_hand(mistakes, place):
     return result
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_mistakes_planted_into_a_loop_by_hand_are_found_and_no_other(ranks, tmp_path):
     mistakes = [*BY_HAND] if ranks > 1 else ["sound"]
     everyone = on_ranks(ranks, loops_by_hand, tmp_path, 30, mistakes=mistakes, place=str(tmp_path))

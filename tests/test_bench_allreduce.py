@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 
 import pytest
+from lanes import RANKS
 
 from dlguide import plots
 from dlguide.bench import allreduce as bench
 from dlguide.cli.bench_allreduce import allreduce_command
 from dlguide.collectives import NAMES, keeping
 
+pytestmark = pytest.mark.ranks
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+
+@pytest.mark.parametrize("ranks", RANKS)
 def test_every_algorithm_is_measured_at_every_size_and_the_ring_sends_its_formula(ranks):
     found = bench.allreduce(ranks, [24, 4800], repeats=2, horovod=False, oversubscribe=True)
     assert {(point.name, point.nbytes) for point in found.points} == {

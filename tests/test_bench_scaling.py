@@ -11,12 +11,15 @@ import json
 
 import numpy as np
 import pytest
+from lanes import long
 from on_ranks import on_ranks
 from typer.testing import CliRunner
 
 from dlguide.bench import scaling
 from dlguide.cli.app import app
 from dlguide.cli.bench_scaling import scaling_command
+
+pytestmark = pytest.mark.ranks
 
 assert scaling_command  # importing it adds the command
 
@@ -47,7 +50,7 @@ def patient_messages():
     return [source, came.tolist(), perf_counter() - start, process_time() - busy]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, *long(1)])
 def test_patient_ranks_get_every_message_and_do_not_compute_meanwhile(ranks, tmp_path):
     for rank, (source, came, seconds, busy) in enumerate(
         on_ranks(ranks, patient_messages, tmp_path)
@@ -99,6 +102,7 @@ def test_synchronous_rows_have_the_mode_s_batches_and_fit_together(mode, counts,
         assert text in done.output
 
 
+@pytest.mark.alone
 def test_asynchronous_workers_count_every_update_and_their_staleness():
     found = scaling.measure("weak", (1, 2), "asynchronous", batch=16, steps=6, rounds=1)
     one, two = found.rows

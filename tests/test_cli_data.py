@@ -19,6 +19,8 @@ from test_unpacking import FILES, pack
 from dlguide import cli
 from dlguide.data import formats, transfer
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture
 def dlguide(monkeypatch, capsys, tmp_path):

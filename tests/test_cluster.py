@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from lanes import RANKS
 
 from dlguide.checks import MissingComponentError
 from dlguide.cluster import Cluster, processes, shared_memory
@@ -23,7 +24,7 @@ from dlguide.cluster.environment import find_mpiexec
 from dlguide.cluster.rank import NEW_OBJECTS
 from dlguide.machine import describe, threads
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 
 def ours(name):
@@ -41,7 +42,7 @@ def who_am_i(offset):
     return comm.rank + offset, everyone, sorted(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_run_gives_one_result_per_rank_in_rank_order(ranks):
     with Cluster(ranks=ranks, oversubscribe=True) as cluster:
         results = cluster.run(who_am_i, offset=10)
@@ -164,6 +165,7 @@ def test_a_killed_owner_leaves_nothing_after_15_s():
     assert not any(path.exists() for path in shared)
 
 
+@pytest.mark.alone
 def test_cleanup_ends_ours_and_only_ours():
     bystander = subprocess.Popen(["sleep", "60"])
     with Cluster(ranks=1) as living:

@@ -16,6 +16,8 @@ from dlguide.checks import MissingComponentError
 from dlguide.cluster import Cluster, RankError, allocation
 from dlguide.cluster.allocation import Allocation
 
+pytestmark = pytest.mark.ranks
+
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)"}
 
 

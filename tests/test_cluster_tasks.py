@@ -14,13 +14,14 @@ import time
 import cloudpickle
 import numpy as np
 import pytest
+from lanes import long
 
 from dlguide.cluster import Cluster, RankError, outcomes, tasks
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[2, 3, *long(1)])
 def cluster(request):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with Cluster(ranks=request.param, oversubscribe=True) as cluster:

@@ -13,10 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from lanes import RANKS, long
 from on_ranks import on_ranks
 
 from dlguide.parallel import codecs, compression
 from dlguide.parallel.compressors import Compressor
+
+pytestmark = pytest.mark.ranks
 
 FINITE = st.floats(-1e6, 1e6, allow_subnormal=False)
 CODECS = [codecs.TopK(0.3), codecs.Threshold(0.5), codecs.OneBit(), codecs.BFloat16()]
@@ -210,7 +213,7 @@ def numpy_on_ranks():
     return wrong
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [*RANKS, *long(5)])
 def test_means_bytes_and_errors_on_numpy(ranks, tmp_path):
     assert on_ranks(ranks, numpy_on_ranks, tmp_path, 60) == [[]] * ranks
 

@@ -6,9 +6,12 @@ Tests dlguide.parallel.horovod_gradients and dlguide.parallel.tensorflow_codecs.
 from __future__ import annotations
 
 import pytest
+from lanes import long
 from on_ranks import on_ranks
 
 from dlguide.parallel import compression
+
+pytestmark = pytest.mark.ranks
 
 
 def horovod_on_ranks(names):
@@ -183,7 +186,7 @@ def fit_on_ranks():
             for r, n in zip(runs, np.array(predicted).tolist(), strict=True)]  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2, *long(1)])
 def test_a_run_of_fit_tells_compression_and_bytes(ranks, tmp_path):
     results = on_ranks(ranks, fit_on_ranks, tmp_path, 90)
     assert all(result == results[0] for result in results)

@@ -9,6 +9,8 @@ from on_ranks import on_ranks
 from dlguide import diagrams
 from dlguide.diagrams.collectives import Message, contributions, steps
 
+pytestmark = pytest.mark.ranks
+
 NAMES = ("tree", "ring", "recursive_doubling", "halving_doubling", "hierarchical")
 
 

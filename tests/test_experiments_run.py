@@ -17,6 +17,8 @@ from dlguide.training import experiments as ex
 from dlguide.training import fit, optimizers
 from dlguide.training.experiments import one_run, running
 
+pytestmark = pytest.mark.ranks
+
 SMALL = ex.Setting(name="small", samples=200, test_samples=100, epochs=2, batch=20)
 
 

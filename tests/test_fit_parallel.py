@@ -1,7 +1,10 @@
 """Training on 1, 2, 3 and 4 ranks: equal to one process, equal on all ranks, failing together."""
 
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
+
+pytestmark = pytest.mark.ranks
 
 
 def trainings(saves_in):
@@ -132,7 +135,7 @@ def trainings(saves_in):
     return result
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
 def results(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
     return on_ranks(request.param, trainings, folder, 240, saves_in=str(folder))

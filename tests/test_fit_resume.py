@@ -3,7 +3,10 @@
 import re
 
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
+
+pytestmark = pytest.mark.ranks
 
 
 def resumed(saves_in):
@@ -159,7 +162,7 @@ def resumed(saves_in):
     return result
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
 def results(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(f"resume{request.param}")
     return on_ranks(request.param, resumed, folder, 200, saves_in=str(folder))

@@ -8,9 +8,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide.parallel import fusion
+
+pytestmark = pytest.mark.ranks
 
 SIZES = st.lists(st.integers(0, 200), max_size=30)
 
@@ -136,7 +139,7 @@ def check_on_ranks():
     return {"counts": counts, "rows": rows, "equal": equal, "texts": [differs, odd, wrong]}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_fused_sums_are_numpys_on_ranks(tmp_path, ranks):
     told = on_ranks(ranks, check_on_ranks, tmp_path, 60)
     assert all(each == told[0] for each in told)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
+from lanes import RANKS
 from on_ranks import mpiexec, on_ranks
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 def collectives_on_ranks():
@@ -234,7 +235,7 @@ def collectives_on_ranks():
     return {"wrong": wrong, "errors": errors}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=RANKS)
 def collected(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("collectives")
     return on_ranks(request.param, collectives_on_ranks, folder, timeout_s=400)

@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 def fits_on_ranks(files):
@@ -206,7 +207,7 @@ def fits_on_ranks(files):
     return done
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=RANKS)
 def fitted(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fitted")
     results = on_ranks(request.param, fits_on_ranks, folder, timeout_s=500, files=str(folder))

@@ -6,10 +6,13 @@ Tests dlguide.parallel.host_copies and dlguide.diagrams.host_copies.
 from __future__ import annotations
 
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide import diagrams
 from dlguide.parallel import host_copies
+
+pytestmark = pytest.mark.ranks
 
 
 def staged_rings():
@@ -46,7 +49,7 @@ def staged_rings():
     return [case for case, right in found.items() if not all(right)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_copies_change_no_sum_and_are_counted(ranks, tmp_path):
     assert on_ranks(ranks, staged_rings, tmp_path) == [[]] * ranks
 

@@ -1,7 +1,10 @@
 """Grids of data x pipeline and data x tensor equal the whole net with the global batch."""
 
 import pytest
+from lanes import long
 from on_ranks import on_ranks
+
+pytestmark = pytest.mark.ranks
 
 
 def trained_in_grids(layouts):
@@ -56,8 +59,10 @@ def trained_in_grids(layouts):
 @pytest.mark.parametrize(
     ("ranks", "layouts"),
     [
-        (1, [("pipeline", 1), ("tensor", 1)]),
-        (2, [("pipeline", 1), ("pipeline", 2), ("tensor", 1), ("tensor", 2)]),
+        *long(
+            (1, [("pipeline", 1), ("tensor", 1)]),
+            (2, [("pipeline", 1), ("pipeline", 2), ("tensor", 1), ("tensor", 2)]),
+        ),
         (3, [("pipeline", 1), ("pipeline", 3), ("tensor", 1), ("tensor", 3)]),
         (4, [("pipeline", 2), ("tensor", 2), ("tensor", 4)]),
     ],

@@ -19,6 +19,8 @@ from dlguide.data import input_pipeline as ip
 from dlguide.training import fit
 from dlguide.training.loop import Steps, train_epoch
 
+pytestmark = pytest.mark.ranks
+
 TRAIN, TEST = 41, 203
 
 

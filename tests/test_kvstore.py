@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lanes import RANKS, long
 from on_ranks import on_ranks
 
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.parallel import kvstore, trials
 from dlguide.training.flat_net import FlatNet
+
+pytestmark = pytest.mark.ranks
 
 
 def ways_of_training():
@@ -91,7 +94,7 @@ def ways_of_training():
     return wrong
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_every_way_does_equal_work_and_sends_what_its_formula_says(ranks, tmp_path):
     assert on_ranks(ranks, ways_of_training, tmp_path) == [[]] * ranks
 
@@ -128,7 +131,7 @@ def ways_side_by_side():
     return [list(found) == list(ways), alike, roles, refused]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
 def test_ways_side_by_side_take_the_ranks_that_they_need(ranks, tmp_path):
     found = on_ranks(ranks, ways_side_by_side, tmp_path)
     for rank, (order, alike, roles, refused) in enumerate(found):

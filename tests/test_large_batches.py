@@ -12,6 +12,8 @@ import pytest
 from dlguide.cluster import Cluster
 from dlguide.training import experiments
 
+pytestmark = pytest.mark.ranks
+
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "25_large_batches.ipynb"
 SEEDS = range(10, 15)
 

@@ -6,6 +6,8 @@ Tests dlguide.parallel.layerwise and dlguide.parallel.layerwise_nets with Tensor
 import pytest
 from on_ranks import on_ranks
 
+pytestmark = pytest.mark.ranks
+
 
 def keras_cases():
     import os

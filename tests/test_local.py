@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lanes import RANKS, long
 from on_ranks import on_ranks
 
 from dlguide.parallel import local
+
+pytestmark = pytest.mark.ranks
 
 
 def schemes_on_ranks():
@@ -158,7 +161,7 @@ def schemes_on_ranks():
     return [wrong, texts]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [*RANKS, *long(5)])
 def test_schemes_are_what_the_papers_write(ranks, tmp_path):
     results = on_ranks(ranks, schemes_on_ranks, tmp_path, 60)
     assert [wrong for wrong, _texts in results] == [[]] * ranks
@@ -250,7 +253,7 @@ def keras_on_ranks():
     return [wrong, text]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, *long(1)])
 def test_keras_meets_every_so_many_steps(ranks, tmp_path):
     results = on_ranks(ranks, keras_on_ranks, tmp_path, 120)
     assert [wrong for wrong, _text in results] == [[]] * ranks

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide import measure
@@ -63,11 +64,13 @@ def test_timing_keeps_every_repeat_and_warmup_apart():
     assert len(timing.warmup_s) == 3
 
 
+@pytest.mark.alone
 def test_timing_measures_the_time_a_function_takes():
     timing = measure.timing(lambda: time.sleep(0.02), repeats=3)
     assert 0.02 <= timing.low <= timing.median <= timing.high < 0.2
 
 
+@pytest.mark.alone
 def test_slow_first_call_goes_to_the_warmup():
     pauses = iter([0.1, 0.0, 0.0, 0.0])
     timing = measure.timing(lambda: time.sleep(next(pauses)), repeats=3, warmup=1)
@@ -120,7 +123,8 @@ def timing_with_one_slow_rank():
     return timing.as_dict()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", RANKS)
 def test_slowest_rank_counts_on_all_ranks(ranks, tmp_path):
     timings = on_ranks(ranks, timing_with_one_slow_rank, tmp_path)
     assert all(timing == timings[0] for timing in timings)
@@ -211,6 +215,7 @@ def test_progress_does_nothing_where_nobody_watches(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.alone
 def test_utilisation_sees_a_busy_core_and_keeps_the_marks():
     with measure.utilisation(interval_s=0.1) as recorder:
         recorder.mark("work")

@@ -8,6 +8,8 @@ from on_ranks import on_ranks
 
 from dlguide import nets
 
+pytestmark = pytest.mark.ranks
+
 IMAGES = np.random.default_rng(1).random((6, 28, 28, 1))
 
 

@@ -13,6 +13,8 @@ from on_ranks import on_ranks
 from dlguide import nets
 from dlguide.nets import cifar, described, families, generative, seeded, sequences, volumes
 
+pytestmark = pytest.mark.ranks
+
 # sizes with which a net is built and trained in a moment
 SMALL = {
     "resnet20": {"image": 8},

@@ -9,6 +9,8 @@ from on_ranks import on_ranks
 from dlguide import nets
 from dlguide.nets import blocks, building, imagenet, mnist
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture(scope="module")
 def keras():

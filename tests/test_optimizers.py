@@ -17,6 +17,8 @@ from on_ranks import on_ranks
 
 from dlguide.training import optimizers, schedules
 
+pytestmark = pytest.mark.ranks
+
 STEPS = 8
 SHAPES = {"kernel": (4, 3), "bias": (3,), "filters": (3, 3, 2, 2), "gates/bias": (2, 3)}
 RATES = schedules.warmup("gradual", 2.0, 3, start=0.1).then(schedules.polynomial(2.0, 5)).at(1)

@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide.checks import MissingComponentError
@@ -23,6 +24,8 @@ from dlguide.parallel import (
     pytorch_net,
     pytorch_weights,
 )
+
+pytestmark = pytest.mark.ranks
 
 needs_pytorch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
@@ -206,7 +209,7 @@ def everything(samples, global_batch):
 
 
 @needs_pytorch
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_every_way_is_the_serial_training(tmp_path, ranks):
     arguments = {"samples": SAMPLES, "global_batch": GLOBAL_BATCH}
     everyone = on_ranks(ranks, everything, tmp_path, env=ONE_THREAD, **arguments)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide.parallel import replicas
+
+pytestmark = pytest.mark.ranks
 
 
 def steps_on_ranks(samples):
@@ -50,7 +53,7 @@ def steps_on_ranks(samples):
     }
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_rank_0_makes_the_step_of_one_process_and_holds_what_memory_says(ranks, tmp_path):
     samples = 13  # not divided evenly
     random = np.random.default_rng(3)

@@ -11,6 +11,8 @@ from on_ranks import on_ranks
 
 from dlguide.scaling.simulate import Workers, asynchronous, synchronous
 
+pytestmark = pytest.mark.ranks
+
 SLEEP_S, SLOW = 0.06, 3
 
 

@@ -9,11 +9,12 @@ import sys
 import time
 
 import pytest
+from command_line import dlguide, left_by
 
-from dlguide.cluster import processes, watch
+from dlguide.cluster import watch
 from dlguide.cluster.script import run_script
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(90)]
 
 SCRIPT = """
 import gc, os, signal, sys
@@ -52,13 +53,6 @@ def script(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     return path
-
-
-def dlguide(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "dlguide.cli", *map(str, words)],
-        capture_output=True, text=True, timeout=80, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
 
 
 def test_success_is_exit_status_0_on_1_to_4_ranks(script):
@@ -107,7 +101,7 @@ def test_a_failing_rank_is_never_exit_status_0(script, what, said):
     done = dlguide("run", script, what)
     assert done.returncode != 0
     assert said in done.stderr
-    assert not processes.leftovers()
+    assert not left_by(done.pid)
 
 
 def test_what_cannot_start_is_said_in_one_line(tmp_path):
@@ -125,13 +119,12 @@ def test_an_interrupted_or_killed_launcher_leaves_no_rank(script):
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         assert launcher.stdout.readline() in ("[0] up\n", "[1] up\n")
-        mine = f"{launcher.pid}:"
-        assert [each for each in processes.living() if each.owner.startswith(mine)]
+        assert left_by(launcher.pid)
         os.kill(launcher.pid, number)
         assert launcher.wait(timeout=20) != 0
         deadline = time.monotonic() + 15
         while time.monotonic() < deadline:
-            left = [each for each in processes.living() if each.owner.startswith(mine)]
+            left = left_by(launcher.pid)
             if not left:
                 break
             time.sleep(0.1)

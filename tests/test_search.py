@@ -22,7 +22,7 @@ from dlguide.cluster import RankError
 from dlguide.search import spaces
 from dlguide.search.progress import Progress
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 SPACE = {
     "rate": search.LogUniform(1e-3, 10.0),
     "share": search.Uniform(-1.0, 3.0),

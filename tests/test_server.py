@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lanes import long
 from on_ranks import on_ranks
 
 from dlguide.parallel.server import Setting
 from dlguide.parallel.waiting import Waiting
+
+pytestmark = pytest.mark.ranks
+
+# Four ranks are the fewest with two servers.
+SERVERS = [2, 3, 4, *long(5)]
 
 
 def synchronous_training():
@@ -58,7 +64,7 @@ def synchronous_training():
     return [name for name, right in found.items() if not all(right)]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", SERVERS)
 def test_synchronous_server_equals_serial_descent_on_the_weighted_mean(tmp_path, ranks):
     assert on_ranks(ranks, synchronous_training, tmp_path, 60) == [[]] * ranks
 
@@ -95,7 +101,7 @@ def asynchronous_training(mode, bound, slow):
     }
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", SERVERS)
 @pytest.mark.parametrize("mode", ["asynchronous", "bounded"])
 def test_no_update_is_lost_however_late_it_is(tmp_path, ranks, mode):
     found = on_ranks(ranks, asynchronous_training, tmp_path, 60, mode=mode, bound=1, slow=ranks > 2)
@@ -221,7 +227,7 @@ def workers_that_come_and_go():
     }
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
 def test_workers_leave_and_join_while_the_others_go_on(tmp_path, ranks):
     found = on_ranks(ranks, workers_that_come_and_go, tmp_path, 60)
     for each in found:
@@ -254,7 +260,7 @@ def one_sided_training():
     ]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
 def test_one_sided_server_counts_and_keeps_every_update(tmp_path, ranks):
     assert on_ranks(ranks, one_sided_training, tmp_path, 60) == [[True] * 3] * ranks
 

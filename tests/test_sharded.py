@@ -4,9 +4,12 @@ import os
 
 import numpy as np
 import pytest
+from lanes import RANKS, long
 from on_ranks import on_ranks
 
 from dlguide.parallel import sharded
+
+pytestmark = pytest.mark.ranks
 
 SHAPES, STEPS, SAMPLES = [(5, 3), (3,), (3, 7), (1,)], 6, 12
 
@@ -74,7 +77,7 @@ def right():
     }
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [*RANKS, *long(5)])
 def test_sharded_steps_equal_those_of_keras(tmp_path, ranks, right):
     arguments = {"shapes": SHAPES, "steps": STEPS, "samples": SAMPLES}
     everyone = on_ranks(ranks, sharded_steps, tmp_path, **arguments)
@@ -115,7 +118,7 @@ def alone_and_together():
     return apart
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
 def test_sharded_run_equals_the_serial_one_in_float64(tmp_path, ranks):
     assert max(map(max, on_ranks(ranks, alone_and_together, tmp_path))) <= 1e-12
 

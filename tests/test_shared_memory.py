@@ -18,7 +18,7 @@ from on_ranks import SCRIPTS, on_ranks
 
 from dlguide.cluster import shared_memory
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(90)]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from lanes import RANKS
 from on_ranks import mpiexec, on_ranks
 
 from dlguide.checks import MissingComponentError
@@ -27,6 +28,8 @@ from dlguide.data.formats import DamageError
 from dlguide.data.transfer import copying, listing, staging
 from dlguide.data.transfer.errors import TransferError
 from dlguide.data.transfer.locking import locked
+
+pytestmark = pytest.mark.ranks
 
 KINDS = (*formats.KINDS, "plain", "sums")
 
@@ -462,7 +465,7 @@ def stage_on_ranks(source, disks):
     return [with_nodes(1), with_nodes(2)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_of_imitated_nodes_all_get_the_copy_or_the_same_error(ranks, tmp_path):
     source = make("plain", tmp_path / "source")
     results, disks = tmp_path / "results", tmp_path / "disks"

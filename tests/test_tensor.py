@@ -1,7 +1,10 @@
 """Layers and nets cut across ranks equal the whole ones, and send what the formulas say."""
 
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
+
+pytestmark = pytest.mark.ranks
 
 
 def cut_against_whole():
@@ -134,7 +137,7 @@ def cut_against_whole():
     return [wrong, found]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_cut_layers_and_nets_equal_whole_ones(tmp_path, ranks):
     # one launch for both: starting TensorFlow takes longer than all the rest
     both = on_ranks(ranks, cut_against_whole, tmp_path)

@@ -10,13 +10,16 @@ import pytest
 
 from dlguide.parallel import tensorflow_server
 
+pytestmark = pytest.mark.ranks
+
 
 def roles():
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if "dlguide.parallel.tensorflow_role" in (process.info["cmdline"] or []):
-            found.append(process.pid)
-    return found
+    """Those that this process has started and not ended."""
+    return [
+        process.pid
+        for process in psutil.Process().children(recursive=True)
+        if "dlguide.parallel.tensorflow_role" in process.cmdline()
+    ]
 
 
 def test_every_step_is_an_update_and_the_net_learns():

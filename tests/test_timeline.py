@@ -19,6 +19,8 @@ from dlguide.measure import timeline as timelines
 from dlguide.measure.timeline import read, total_s
 from dlguide.measure.trace import COPY_IN, COPY_OUT, EXCHANGE, NEGOTIATION, WAITING, phase_of
 
+pytestmark = pytest.mark.ranks
+
 ZERO = 1_700_000_000.0
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lanes import RANKS
 
 from dlguide.data import datasets
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 SCRIPTS = Path(__file__).parent / "transparent_scripts"
 NOISY = ("convnet", "own_step")  # dropout, whose masks are other ones on ranks
@@ -124,7 +125,7 @@ def exact(serial_runs):
         return dict(kept)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_weights_and_histories_are_those_of_one_process(ranks, exact, tmp_path):
     # dlguide.horovod.transparent.step weighs gradients, dlguide.horovod.transparent.summing adds
     # up metrics, dlguide.horovod.transparent.normalization forms the statistics of whole batches,

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import dlguide, left_by
 
-from dlguide.cluster import inspection, processes
+from dlguide.cluster import inspection
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
 
 SCRIPTS = Path(__file__).parent / "transparent_scripts"
 
 
 def run(script, *words, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "dlguide.cli", "run", *map(str, words), str(script)],
-        cwd=cwd, capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    return dlguide("run", *words, script, timeout_s=180, cwd=cwd)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +141,7 @@ def test_a_script_that_does_not_train_or_ends_itself_is_an_error(text, said, tmp
     done = run(script, "--transparent", "-n", 2)
     assert done.returncode != 0
     assert said in done.stderr
-    assert not processes.leftovers()
+    assert not left_by(done.pid)
 
 
 def test_a_stop_that_one_rank_decides_stops_all():

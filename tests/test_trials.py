@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide.parallel import trials
+
+pytestmark = pytest.mark.ranks
 
 
 def trainings():
@@ -77,7 +80,7 @@ def trainings():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_trainings_on_ranks(ranks, tmp_path):
     came = on_ranks(ranks, trainings, tmp_path, env={"OPENBLAS_NUM_THREADS": "1"})
     for told in came:

@@ -49,6 +49,7 @@ def tuned():
     return found, output.getvalue()
 
 
+@pytest.mark.alone
 def test_every_candidate_is_measured_but_those_that_do_not_divide_the_batch(tuned):
     found, output = tuned
     assert {row.candidate for row in found.rows} == {threads.default(describe()), BOUND, FREE}
@@ -60,6 +61,7 @@ def test_every_candidate_is_measured_but_those_that_do_not_divide_the_batch(tune
     assert found.plan == found.best.plan(describe())
 
 
+@pytest.mark.alone
 def test_progress_is_a_line_per_candidate_where_there_is_no_terminal_and_then_the_table(tuned):
     found, output = tuned
     for row in found.rows:
@@ -69,6 +71,7 @@ def test_progress_is_a_line_per_candidate_where_there_is_no_terminal_and_then_th
     assert "\x1b" not in output
 
 
+@pytest.mark.alone
 def test_the_outcome_is_kept_for_the_cluster(tuned):
     found, _ = tuned
     here = describe()
@@ -82,6 +85,7 @@ def test_the_outcome_is_kept_for_the_cluster(tuned):
     os.remove(found.stored)  # other tests must not find it
 
 
+@pytest.mark.alone
 def test_the_outcome_is_plain_numbers(tuned):
     found, _ = tuned
     assert json.loads(json.dumps(found.as_dict()))["work"]["net"] == "mlp"
@@ -96,6 +100,7 @@ def cpu_s(pids):
     return [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
 
 
+@pytest.mark.alone
 def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits():
     here = describe()
     default = threads.default(here)
@@ -141,6 +146,7 @@ def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits
     assert not folder.exists()
 
 
+@pytest.mark.ranks
 def test_ranks_that_cannot_train_say_why():
     # 30 images a rank are too few pixels for the net: it fails while it is built
     work = Work("resnet50", 2, "random", image=1)
@@ -150,6 +156,7 @@ def test_ranks_that_cannot_train_say_why():
             crew.measure(Candidate(1, 1, 1), 0.1)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("number", "after"), [(signal.SIGINT, "ranks started for 0"), (signal.SIGKILL, "rung 1")]
 )

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide import published
@@ -18,6 +19,8 @@ from dlguide.usecases.chest_xray.findings import by_chance
 from dlguide.usecases.chest_xray.outcome import interval
 from dlguide.usecases.chest_xray.setting import STARTS, Setting
 from dlguide.usecases.chest_xray.training import STAGES
+
+pytestmark = pytest.mark.ranks
 
 SMALL = {"epochs": 2, "pretrain_epochs": 2, "archive": 24, "batch": 12, "dtype": "float64"}
 
@@ -49,7 +52,7 @@ def trained(real, **asked):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_train_as_one_process_with_the_global_batch(ranks, packed, alone, tmp_path):
     each = on_ranks(ranks, trained, tmp_path, real=str(packed), **SMALL | {"batch": 12 // ranks})
     serial, _ = alone

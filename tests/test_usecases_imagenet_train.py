@@ -15,6 +15,8 @@ from dlguide.data import synthetic
 from dlguide.data.layouts import imagenet as layout
 from dlguide.usecases import imagenet
 
+pytestmark = pytest.mark.ranks
+
 
 def smallest(workers):
     """Settings of a road of six steps an epoch."""
@@ -60,7 +62,15 @@ def alone(workers, tmp_path_factory):
     return on_ranks(1, road, folder, 200, settings=smallest(workers), saves_in=str(folder))[0]
 
 
-@pytest.mark.parametrize(("workers", "ranks"), [(4, 2), (4, 4), (3, 3)], indirect=["workers"])
+@pytest.mark.parametrize(
+    ("workers", "ranks"),
+    [
+        (3, 3),
+        pytest.param(4, 2, marks=pytest.mark.long),
+        pytest.param(4, 4, marks=pytest.mark.long),
+    ],
+    indirect=["workers"],
+)
 def test_any_ranks_go_the_road_of_one_process(workers, ranks, alone, tmp_path):
     found = on_ranks(ranks, road, tmp_path, 200, settings=smallest(workers), saves_in=str(tmp_path))
     assert len({tuple(each["digests"]) for each in found}) == 1

@@ -7,11 +7,14 @@ import sys
 
 import numpy as np
 import pytest
+from lanes import RANKS, long
 from on_ranks import on_ranks
 from sklearn.cluster import KMeans
 
 from dlguide.usecases import kmeans, photographs
 from dlguide.usecases.kmeans import assigning, daal, fitting, quantising, seeding, working
+
+pytestmark = pytest.mark.ranks
 
 CLUSTERS, STEPS = 16, 12
 OFFSETS = [[away] * 4 for away in (1e4, 1e7, 1e8, 1e9)] + [[0.0, -1e9, 1e9, 5.0]]
@@ -73,7 +76,7 @@ def trained(where, steps, clusters):
     return out
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=RANKS)
 def on_all(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("kmeans")
     pixels, first = data()
@@ -305,7 +308,7 @@ TEXTS = {
 FINE_ALONE = {"columns", "other clusters", "initial differs", "unequal shares", "few pixels"}
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [3, *long(1)])
 def test_wrong_input_is_told_to_all_ranks_alike_and_nobody_waits(ranks, tmp_path):
     (tmp_path / "text.jpg").write_text("no photograph at all\n" * 100)
     (tmp_path / "folder.png").mkdir()

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide.bench import parts
@@ -18,6 +19,8 @@ from dlguide.cluster import Cluster
 from dlguide.measure import Timing
 from dlguide.scaling.step import Step as Predicted
 from dlguide.usecases import case, speedup
+
+pytestmark = pytest.mark.ranks
 
 
 def lines_apart(faults):
@@ -90,7 +93,7 @@ def lines_apart(faults):
     return [apart(fault) for fault in faults]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_a_step_on_ranks_is_the_mean_over_all_samples_and_every_part_has_its_turns(ranks, tmp_path):
     together = [np.random.default_rng(seed) for seed in range(ranks)]
     drawn = [(random.random((4, 2)), random.random(4)) for random in together]

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from lanes import long
 from on_ranks import on_ranks
 
 from dlguide.data import synthetic
@@ -15,6 +16,8 @@ from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
 from dlguide.training.ranks import Alone
 from dlguide.usecases.video import game, resuming, settings, stepping, training
+
+pytestmark = pytest.mark.ranks
 
 TINY = {"size": 16, "filters": 3, "blocks": 1, "judges": 2, "spacing": 3, "batch": 5, "epochs": 2}
 TINY |= {"dtype": "float64", "adversarial": 0.1}
@@ -59,7 +62,7 @@ def alone(real, tmp_path_factory):
     return found, last_weights(folder / "saved")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
 def test_ranks_train_what_one_process_trains(ranks, real, alone, tmp_path):
     saved = tmp_path / "saved"
     found = on_ranks(ranks, played, tmp_path, real=real, saves=str(saved), own=TINY, stop=False)

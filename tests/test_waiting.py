@@ -7,6 +7,8 @@ from on_ranks import on_ranks
 
 from dlguide.cluster import watch
 
+pytestmark = pytest.mark.ranks
+
 
 def calls_seen():
     """Let one thread wait in many forms of a call and another one look."""

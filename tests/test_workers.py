@@ -11,6 +11,8 @@ from dlguide.training import fit
 from dlguide.training.ranks import Alone
 from dlguide.training.workers import Workers, own_state
 
+pytestmark = pytest.mark.ranks
+
 # (ranks, workers) by the workers there are in all
 WAYS = {2: [(2, 1), (1, 2)], 3: [(3, 1), (1, 3)], 4: [(4, 1), (2, 2), (1, 4)]}
 

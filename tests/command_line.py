@@ -1,0 +1,31 @@
+"""Run `dlguide` as a user does, and find what it leaves behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from dlguide.cluster import processes
+
+
+def dlguide(*words: object, timeout_s: float = 80, cwd: Path | None = None) -> SimpleNamespace:
+    """Run one command to its end; return its pid, returncode, stdout and stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dlguide.cli", *map(str, words)],
+        cwd=cwd, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+    return SimpleNamespace(
+        pid=process.pid, returncode=process.returncode, stdout=stdout, stderr=stderr
+    )
+
+
+def left_by(pid: int) -> list[processes.ClusterProcess]:
+    """Living processes of the clusters that the process with this pid has started."""
+    return [each for each in processes.living() if each.owner.startswith(f"{pid}:")]

@@ -1,0 +1,76 @@
+"""What tests/conftest.py promises: ranks only with a marker, no skip without a listed reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+LISTED = "this system allows no network namespace"
+
+
+def run(folder, source, *words):
+    """Run pytest with the suite's conftest on one file; return its exit status and output."""
+    (folder / "test_tiny.py").write_text(f"import pytest\n{source}")
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "--rootdir", folder]
+    done = subprocess.run(
+        [*map(str, command), "-c", str(TESTS.parent / "pyproject.toml"), *words, "test_tiny.py"],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(TESTS)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+STARTS = """
+from dlguide.cluster import Cluster
+
+def test_starts():
+    Cluster(ranks=1)
+"""
+
+
+def test_ranks_without_a_marker_fail_before_they_start(tmp_path):
+    status, output = run(tmp_path, STARTS)
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert "test_starts starts a Cluster and has none of the markers ranks, alone" in output
+
+
+ALLOWED = f"""
+def test_a(): pytest.skip("{LISTED}")
+
+@pytest.mark.xfail
+def test_b(): assert False
+"""
+UNLISTED = """
+def test_a(): pytest.skip("no time")
+
+@pytest.mark.skip("later")
+def test_b(): pass
+
+@pytest.fixture
+def server(): pytest.skip("no server")
+
+def test_c(server): pass
+"""
+MODULE = "pytest.importorskip('no_such_package')"
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")], ids=["one process", "xdist"])
+@pytest.mark.parametrize(
+    ("source", "status", "printed"),
+    [
+        (ALLOWED, 0, [f"::test_a: {LISTED} (allowed: ", "1 passed, 1 skipped, 1 xfailed"]),
+        (UNLISTED, 1, [f"{each} (NOT LISTED" for each in ("no time", "later", "no server")]),
+        (MODULE, 1, ["could not import 'no_such_package'", "(NOT LISTED"]),
+    ],
+    ids=["allowed", "unlisted", "module"],
+)
+def test_a_skip_is_printed_and_fails_unless_listed(source, status, printed, words, tmp_path):
+    found, output = run(tmp_path, f"{source}\n\ndef test_passes(): pass\n", *words)
+    assert found == status, output
+    for each in printed:
+        assert each in output
