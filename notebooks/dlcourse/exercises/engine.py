@@ -197,8 +197,8 @@ class Letters:
     """An answer that names a letter (or a word) for each of several questions, or for one.
 
     Args:
-        right: question -> (letter, hint), or (letter, {wrong letter: hint}). A single question is
-            "".
+        right: question -> (letter, hint), or (letter, {wrong letter: hint}), where the letter "" is
+            any other. A single question is "".
         remark: what is said after a correct answer.
     """
 
@@ -227,9 +227,8 @@ class Letters:
             known = {
                 letter.casefold(): hint for letter, hint in _hints(right, hints, self.right).items()
             }
-            hint = known.get(
-                said[question], f"Expected: any of {', '.join(sorted(known)).upper()}."
-            )
+            other = known.get("", f"Expected: any of {', '.join(sorted(known)).upper()}.")
+            hint = known.get(said[question], other)
             about = "" if one else f"{question!r}: "
             raise WrongAnswer(f"{about}not {answer if one else answer[question]}. {hint}",
                               "" if one else f"{good} of {len(said)} are correct.")  # fmt: skip
