@@ -108,8 +108,10 @@ def requirements(pytorch: bool = False) -> list[str]:
             "A wheelhouse is filled from a clone of the repository: `make wheelhouse` there."
         )
     stated = tomllib.loads(project.read_text(encoding="utf-8"))
+    course = tomllib.loads((ROOT / "notebooks" / "pyproject.toml").read_text(encoding="utf-8"))
     extras = stated["project"]["optional-dependencies"]
-    needed = [*stated["project"]["dependencies"], *extras["test"], *extras["docs"]]
+    needed = [*stated["project"]["dependencies"], *course["project"]["dependencies"]]
+    needed += [*extras["test"], *extras["docs"]]
     needed += extras["pytorch"] if pytorch else []
     return [*needed, *stated["build-system"]["requires"], *build_horovod.BUILD_TOOLS]
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dlguide import build_horovod, install_horovod, make_wheelhouse, notebooks, wheelhouse
+from dlcourse import execution
+from dlguide import build_horovod, install_horovod, make_wheelhouse, wheelhouse
 from dlguide.checks import MissingComponentError
 from dlguide.cli import offline
 from dlguide.cli.app import app
@@ -296,7 +297,7 @@ def test_too_little_room_is_told_before_the_download(sources, tmp_path, monkeypa
 def test_requirements_are_the_projects_and_the_tools_that_build_horovod(monkeypatch, tmp_path):
     needed = make_wheelhouse.requirements()
     names = {line.split("=")[0].split(">")[0].split("<")[0].strip() for line in needed}
-    assert {"keras", "pytest", "setuptools", "cmake", "wheel"} <= names
+    assert {"keras", "jupyterlab", "pytest", "setuptools", "cmake", "wheel"} <= names
     assert not any(line.startswith("torch") for line in needed)
     assert any(line.startswith("torch") for line in make_wheelhouse.requirements(pytorch=True))
     monkeypatch.setattr(make_wheelhouse, "ROOT", tmp_path)
@@ -338,23 +339,27 @@ def clone(tmp_path):
     (folder / "dlguide" / "install_horovod.py").write_text(noting)
     (folder / "constraints.txt").write_text("tiny==1.0\n")
     backend = 'requires = ["builder"]\nbuild-backend = "builder"'
-    (folder / "pyproject.toml").write_text(
-        f'[build-system]\n{backend}\n[project]\nname = "small"\nversion = "1"\n'
-    )
+    (folder / "notebooks").mkdir()
+    for place, name in ((folder, "small"), (folder / "notebooks", "course")):
+        (place / "pyproject.toml").write_text(
+            f'[build-system]\n{backend}\n[project]\nname = "{name}"\nversion = "1"\n'
+        )
     return folder
 
 
 BUILDER = """
-import base64, hashlib, zipfile
+import base64, hashlib, tomllib, zipfile
 def build_editable(folder, config=None, metadata=None):
-    name = "small-1-py3-none-any.whl"
+    with open("pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]["name"]
+    name = f"{project}-1-py3-none-any.whl"
     with zipfile.ZipFile(f"{folder}/{name}", "w") as archive:
-        archive.writestr("small-1.dist-info/METADATA",
-            "Metadata-Version: 2.1\\nName: small\\nVersion: 1\\nRequires-Dist: tiny\\n"
+        archive.writestr(f"{project}-1.dist-info/METADATA",
+            f"Metadata-Version: 2.1\\nName: {project}\\nVersion: 1\\nRequires-Dist: tiny\\n"
             "Provides-Extra: test\\n")
-        archive.writestr("small-1.dist-info/WHEEL",
+        archive.writestr(f"{project}-1.dist-info/WHEEL",
             "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
-        archive.writestr("small-1.dist-info/RECORD", "")
+        archive.writestr(f"{project}-1.dist-info/RECORD", "")
     return name
 """
 
@@ -374,7 +379,7 @@ def builder(folder: Path) -> Path:
 
 def setup(clone: Path, folder: Path, *words: str):
     kept = {key: text for key, text in os.environ.items() if not key.startswith(("MAKE", "PIP_"))}
-    command = [*notebooks.network_cutter(), shutil.which("make"), "setup", f"WHEELHOUSE={folder}"]
+    command = [*execution.network_cutter(), shutil.which("make"), "setup", f"WHEELHOUSE={folder}"]
     return subprocess.run(
         [*command, f"PYTHON={sys.executable}", *words],
         cwd=clone, env=kept, capture_output=True, text=True, timeout=200,
