@@ -12,6 +12,7 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+from lanes import long
 
 from dlguide.training import checkpoint, checkpoint_file
 from dlguide.training.checkpoint import CheckpointError, Within
@@ -253,9 +254,10 @@ SAVER = textwrap.dedent("""
 """)
 
 
-def test_kill_at_any_moment_leaves_a_usable_checkpoint(tmp_path):
+@pytest.mark.parametrize("kills", [2, *long(10)])
+def test_kill_at_any_moment_leaves_a_usable_checkpoint(kills, tmp_path):
     draw, unfinished = random.Random(0), 0
-    for attempt in range(10):
+    for attempt in range(kills):
         folder = tmp_path / str(attempt)
         saver = subprocess.Popen(
             [sys.executable, "-c", SAVER, str(folder), os.path.dirname(__file__)],
@@ -276,7 +278,8 @@ def test_kill_at_any_moment_leaves_a_usable_checkpoint(tmp_path):
         # The next save is not disturbed by what the killed one left.
         checkpoint.save(folder, *net(), found.step + 5, 1)
         assert not (folder / "checkpoint.partial").exists()
-    assert unfinished > 0, "no save was hit: make the arrays larger"
+    if kills == 10:
+        assert unfinished > 0, "no save was hit: make the arrays larger"
 
 
 def test_folder_that_cannot_be_written_is_said_before_training(tmp_path):

@@ -17,6 +17,7 @@ import struct
 
 import google_crc32c
 import pytest
+from lanes import long
 
 from dlguide.data import formats
 from dlguide.data.formats import damage, reading
@@ -28,7 +29,7 @@ SAMPLES = [
     formats.Sample(NUMBER.randbytes(nbytes), (nbytes % 10,), f"photo-{nbytes}")
     for nbytes in (300, 0, 9000, 41, 2000, 2000, 700, 5000)
 ]
-FLIPS = CUTS = 100
+TURNS = [20, *long(100)]
 
 
 @pytest.fixture(params=formats.KINDS)
@@ -97,39 +98,43 @@ def flip(file, bit):
     file.write_bytes(contents)
 
 
-def any_byte(files):
+def any_byte(files, draw):
     """A file, and a place in it, each byte of all files as likely as any other."""
     sizes = [file.stat().st_size for file in files]
-    (file,) = NUMBER.choices(files, sizes)
-    return file, NUMBER.randrange(8 * file.stat().st_size)
+    (file,) = draw.choices(files, sizes)
+    return file, draw.randrange(8 * file.stat().st_size)
 
 
+@pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("kind", formats.KINDS)
-def test_every_flipped_bit_is_reported_with_its_file_and_no_wrong_sample_is_read(kind, tmp_path):
-    path = written(tmp_path, kind)
+def test_every_flipped_bit_is_reported_with_its_file_and_no_wrong_sample_is_read(
+    kind, turns, tmp_path
+):
+    path, draw = written(tmp_path, kind), random.Random(5)
     data, all_files = files_of(path, "data"), files_of(path)
     others = [file for file in all_files if file not in data]
-    for turn in range(FLIPS + 40):
-        file, bit = any_byte(data if turn < FLIPS else others)
+    for turn in range(turns + turns // 2):
+        file, bit = any_byte(data if turn < turns else others, draw)
         whole = file.read_bytes()
         flip(file, bit)
         report = assert_reported(path, file)
-        if turn < FLIPS and kind in ("tfrecord", "recordio"):
+        if turn < turns and kind in ("tfrecord", "recordio"):
             assert_place(path, report, bit // 8)
         file.write_bytes(whole)
     assert reads_right_or_says_so(path) == []
 
 
+@pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("kind", formats.KINDS)
-def test_wide_damage_is_reported_and_no_wrong_sample_is_read(kind, tmp_path):
-    path = written(tmp_path, kind)
+def test_wide_damage_is_reported_and_no_wrong_sample_is_read(kind, turns, tmp_path):
+    path, draw = written(tmp_path, kind), random.Random(5)
     data = files_of(path, "data")
-    for turn in range(80):
-        file, bit = any_byte(data)
+    for turn in range(turns):
+        file, bit = any_byte(data, draw)
         whole = file.read_bytes()
         start = bit // 8
         spoilt = bytearray(whole)
-        part = spoilt[start : start + NUMBER.randrange(1, 5000)]
+        part = spoilt[start : start + draw.randrange(1, 5000)]
         spoilt[start : start + len(part)] = (bytes(len(part)), part[::-1], b"\xff" * len(part))[
             turn % 3
         ]
@@ -207,19 +212,20 @@ def assert_place(path, report, byte):
     assert report.damages[0].record is None  # the beginning, or the index at the end
 
 
+@pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("kind", formats.KINDS)
-def test_every_cut_is_reported_with_its_file_and_no_wrong_sample_is_read(kind, tmp_path):
-    path = written(tmp_path, kind)
+def test_every_cut_is_reported_with_its_file_and_no_wrong_sample_is_read(kind, turns, tmp_path):
+    path, draw = written(tmp_path, kind), random.Random(5)
     data, all_files = files_of(path, "data"), files_of(path)
-    for turn in range(CUTS + 20):
-        file = NUMBER.choice(data if turn < CUTS else all_files)
+    for turn in range(turns + turns // 5):
+        file = draw.choice(data if turn < turns else all_files)
         whole = file.read_bytes()
         if not whole:
             continue
-        left = NUMBER.choice([0, len(whole) - 1, len(whole) // 2, NUMBER.randrange(len(whole))])
+        left = draw.choice([0, len(whole) - 1, len(whole) // 2, draw.randrange(len(whole))])
         file.write_bytes(whole[:left])
         report = assert_reported(path, file)
-        if turn < CUTS and kind in ("tfrecord", "recordio"):
+        if turn < turns and kind in ("tfrecord", "recordio"):
             assert str(left) in report.damages[0].what
         file.write_bytes(whole)
     assert reads_right_or_says_so(path) == []
@@ -414,11 +420,18 @@ def plain_file(tmp_path, kind):
     return bare, ends
 
 
-def test_a_plain_tfrecord_cut_at_any_byte_gives_whole_records_and_then_an_error(tmp_path):
+def cuts(whole, step, boundaries):
+    """Lengths near both ends of a file, and those at which a record ends."""
+    return [*range(0, 500, step), *range(len(whole) - 500, len(whole), step), *boundaries]
+
+
+# A header has 12 bytes: a step of 7 cuts each of those that it meets in two places.
+@pytest.mark.parametrize("step", [7, *long(1)])
+def test_a_plain_tfrecord_cut_at_any_byte_gives_whole_records_and_then_an_error(step, tmp_path):
     bare, ends = plain_file(tmp_path, "tfrecord")
     whole = bare.read_bytes()
     boundaries = {0, *(end + 4 for end in ends)}
-    for left in [*range(500), *range(len(whole) - 500, len(whole)), *(b for b in boundaries)]:
+    for left in cuts(whole, step, boundaries):
         bare.write_bytes(whole[:left])
         report = formats.verify_plain(bare)
         assert report.ok == (left in boundaries), left
@@ -431,11 +444,12 @@ def test_a_plain_tfrecord_cut_at_any_byte_gives_whole_records_and_then_an_error(
         assert report.count == len([end for end in ends if end + 4 <= left])
 
 
-def test_a_plain_recordio_cut_at_any_byte_is_noticed(tmp_path):
+@pytest.mark.parametrize("step", [7, *long(1)])
+def test_a_plain_recordio_cut_at_any_byte_is_noticed(step, tmp_path):
     bare, ends = plain_file(tmp_path, "recordio")
     whole = bare.read_bytes()
     assert formats.verify_plain(bare, "recordio").ok
-    for left in [*range(500), *range(len(whole) - 500, len(whole)), *ends]:
+    for left in cuts(whole, step, ends):
         bare.write_bytes(whole[:left])
         report = formats.verify_plain(bare, "recordio")
         assert not report.ok, left
@@ -443,12 +457,13 @@ def test_a_plain_recordio_cut_at_any_byte_is_noticed(tmp_path):
         assert report.count == len([end for end in ends if end <= left])
 
 
+@pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("kind", ["tfrecord", "recordio"])
-def test_every_flipped_bit_in_a_plain_file_is_noticed(kind, tmp_path):
+def test_every_flipped_bit_in_a_plain_file_is_noticed(kind, turns, tmp_path):
     bare, _ = plain_file(tmp_path, kind)
-    whole = bare.read_bytes()
-    for _ in range(100):
-        bit = NUMBER.randrange(8 * len(whole))
+    whole, draw = bare.read_bytes(), random.Random(5)
+    for _ in range(turns):
+        bit = draw.randrange(8 * len(whole))
         bare.write_bytes(whole)
         flip(bare, bit)
         (found,) = formats.verify_plain(bare, kind).damages

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from lanes import long
 
 from dlguide.data import formats
 
@@ -22,8 +23,6 @@ print("ready", flush=True)
 for number in range(10**6):
     formats.convert(source, f"{folder}/{number}", kind)
 """
-# Six kills a format: by turns at any moment of the first 0.4 s, and within a conversion.
-KILLS = 6
 NUMBER = random.Random(11)
 SAMPLES = [formats.Sample(NUMBER.randbytes(3000), (n % 3,), f"k{n}") for n in range(200)]
 
@@ -56,8 +55,12 @@ def stop_within_a_conversion(process, folder):
 
 
 @pytest.mark.parametrize("kind", formats.KINDS)
-def test_a_killed_conversion_leaves_no_half_data_set_under_the_final_name(kind, source, tmp_path):
-    for turn in range(KILLS):
+@pytest.mark.parametrize("kills", [2, *long(6)])
+def test_a_killed_conversion_leaves_no_half_data_set_under_the_final_name(
+    kind, kills, source, tmp_path
+):
+    # by turns at any moment of the first 0.4 s, and within a conversion
+    for turn in range(kills):
         folder = tmp_path / str(turn)
         folder.mkdir()
         process = subprocess.Popen(
