@@ -183,7 +183,7 @@ CASES = {
 }
 
 
-def _find(name: str) -> Any:
+def find_case(name: str) -> Any:
     """Load a use case."""
     from importlib import import_module
 
@@ -217,7 +217,7 @@ def usecase(
     from dlguide.machine import describe, threads
     from dlguide.usecases import running
 
-    case = _find(name)
+    case = find_case(name)
     require_count(ranks, "ranks")
     require_count(seed, "seed", least=0)
     must, then = "not be given for 1 rank, which has nothing to compare", "Use `--ranks 2`."

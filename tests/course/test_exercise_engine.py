@@ -63,7 +63,7 @@ def test_correct_answer_is_reported_with_its_remark_and_kept(capsys):
         ("99-1", [3.0], "Expected: a function, got 3.0. Write it with `def`."),
         ("99-1", [np.mean, 1], "Expected: 1 answers, got 2."),
         ("99-2", ["(a)", 300], "not (a). Look again."),
-        ("99-2", ["x", 300], "Expected: one of A, B."),
+        ("99-2", ["x", 300], "Expected: any of A, B."),
         ("99-2", ["b", 150], "Your answer gave 150. Per rank?"),
         ("99-3", [{"first": "C", "second": "C"}], "'first': not C. One hint."),
         ("99-3", [{"first": "A", "second": "B"}], "'second': not B. Another."),

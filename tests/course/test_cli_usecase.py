@@ -1,8 +1,4 @@
-"""The command for use cases: one road for all, from a bad folder to a second call.
-
-Tests dlguide.cli.usecase, dlguide.usecases.running and dlguide.usecases.kmeans.case, the first
-two with the case in tiny_usecase.
-"""
+"""The command for use cases: from a bad folder to a second call."""
 
 from __future__ import annotations
 
@@ -17,26 +13,30 @@ import time
 import numpy as np
 import pytest
 import tiny_usecase
+from lanes import long
 from PIL import Image
 
+from dlcourse import commands
 from dlguide import cluster
-from dlguide.cli import usecase
 from dlguide.cluster import processes
 from dlguide.training import checkpoint as checkpoints
 from dlguide.usecases import kmeans, running
+
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture
 def dlguide(monkeypatch, capfd):
     """Give a function that runs the command with the tiny case and returns what it says."""
-    monkeypatch.setattr(usecase, "find", lambda name: tiny_usecase)
+    monkeypatch.setattr(commands, "find_case", lambda name: tiny_usecase)
 
     def run(*words):
+        import typer
         from typer.testing import CliRunner
 
-        from dlguide.cli.app import app
-
-        done = CliRunner().invoke(app, ["usecase", *map(str, words)])
+        app = typer.Typer()
+        app.command()(commands.usecase)
+        done = CliRunner().invoke(app, [*map(str, words)])
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         return done.output + capfd.readouterr().out
@@ -48,7 +48,7 @@ def outcomes(folder):
     return json.loads((folder / "outcome.json").read_text())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, *long(1)])
 def test_all_ranks_of_a_cluster_train(ranks, shared_clusters, tmp_path):
     running.run(tiny_usecase, shared_clusters(ranks), tmp_path, seed=3)
     first = outcomes(tmp_path)
@@ -157,7 +157,7 @@ def test_a_longer_training_and_an_empty_checkpoint_are_no_other_settings(tmp_pat
 
 
 def test_settings_are_of_the_kind_that_the_case_takes():
-    chest = usecase.find("chest_xray")
+    chest = commands.find_case("chest_xray")
     words = ["weights=5", "net=7", "image=64", "compare=true", "archive=300", "rate=null"]
     assert running.assigned(words, chest) == {
         "weights": "5", "net": "7", "image": 64, "compare": True, "archive": 300, "rate": None
@@ -172,8 +172,8 @@ def test_settings_are_of_the_kind_that_the_case_takes():
     ):
         with pytest.raises(ValueError, match=re.escape(said)):
             running.check(chest, "chest_xray", None, own, False)
-    for name in usecase.CASES:
-        case = usecase.find(name)
+    for name in commands.CASES:
+        case = commands.find_case(name)
         assert all(running.kinds(case).values()), name
         running.check(case, name, None, running.options(case), False)
 
@@ -191,13 +191,13 @@ def test_a_case_without_epochs_or_step_says_so_and_lists_its_settings():
 
 def test_unknown_case_is_told_the_nearest_name():
     with pytest.raises(ValueError, match=r"chest_xray, imagenet, .* Did you mean chest_xray\?"):
-        usecase.find("chest-xrays")
-    assert usecase.find("kmeans") is kmeans
+        commands.find_case("chest-xrays")
+    assert commands.find_case("kmeans") is kmeans
 
 
-@pytest.mark.parametrize("name", usecase.CASES)
+@pytest.mark.parametrize("name", commands.CASES)
 def test_every_case_has_what_the_command_calls(name):
-    case = usecase.find(name)
+    case = commands.find_case(name)
     assert callable(case.train)
     assert callable(case.write)
     known = running.options(case)
@@ -209,9 +209,9 @@ def test_every_case_has_what_the_command_calls(name):
 
 COMMAND = """
 import sys, tiny_usecase
+from dlcourse import commands
 from dlguide import cli
-from dlguide.cli import usecase
-usecase.find = lambda name: tiny_usecase
+commands.find_case = lambda name: tiny_usecase
 sys.argv = ["dlguide", "usecase", "tiny", "--epochs", "100000", "--output", sys.argv[1]]
 cli.main()
 """
