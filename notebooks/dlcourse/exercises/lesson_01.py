@@ -6,81 +6,31 @@ import time
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise
+from dlcourse.exercises.engine import Exercise, letter
 
-LARGE = 2**17  # elements; larger than what MPI sends before the receiver is there
+RANDOM = np.random.default_rng(1)
+LARGE = 2**17  # elements: more than MPI sends before the receiver is there
+COUNTS = ((4, 4, 4, 4), (7, 2, 3, 5), (5, 9, 0, 2))  # elements of each rank
+LOSSES = 1 / (1 + np.arange(12.0)) + RANDOM.uniform(0, 0.3, (16, 12))
+VECTORS = [tuple(RANDOM.normal(size=(2, length))) for length in (16, 17, 1)]
 TASKS = 6  # per rank
 
 
 def shift(comm, array):
-    received = np.empty_like(array)
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    comm.Sendrecv(array, dest=right, recvbuf=received, source=left)
-    return received
+    return comm.sendrecv(array, (comm.rank + 1) % comm.size, source=(comm.rank - 1) % comm.size)
 
 
-def arrays(ranks):
-    return [
-        [(np.full(length, 10.0 * rank) + np.arange(length) % 7,) for rank in range(ranks)]
-        for length in (3, LARGE)
-    ]
-
-
-def moved(inputs, by=-1):
-    return [inputs[(rank + by) % len(inputs)][0] for rank in range(len(inputs))]
-
-
-def mean(comm, part):
-    total, count = comm.allreduce(part.sum()), comm.allreduce(len(part))
-    return total / count
-
-
-def parts(ranks):
-    counts = ((4, 4, 4, 4), (7, 2, 3, 5), (5, 9, 0, 2))
-    return [[(100.0 * r + np.arange(count[r % 4]),) for r in range(ranks)] for count in counts]
-
-
-def of_all(function):
-    """The same number on every rank, from the list of their parts."""
-    return lambda inputs: [function([part for (part,) in inputs])] * len(inputs)
-
-
-def same_decision(comm, losses, enough):
-    for steps, own in enumerate(losses, 1):
+def train_until(comm, losses, enough):
+    for step, own in enumerate(losses, 1):
         loss = comm.allreduce(own) / comm.size
         if loss < enough:
-            break
-    return steps, loss
-
-
-def losses(ranks):
-    random = np.random.default_rng(1)
-    rows = [1 / (1 + np.arange(12.0)) + random.uniform(0, 0.3, (ranks, 12)) for _ in range(3)]
-    return [[(own, enough) for own in each] for each, enough in zip(rows, (0.5, 0.2, 0.0), strict=True)]
-
-
-def decided(inputs, mean=lambda rows: rows.mean(axis=0)):
-    means = mean(np.array([row for row, _ in inputs]))
-    small = np.flatnonzero(means < inputs[0][1])
-    steps = int(small[0]) + 1 if len(small) else len(means)
-    return [(steps, means[steps - 1])] * len(inputs)
+            return step, loss
+    return len(losses), loss
 
 
 def dot(comm, x, y):
-    pieces = [np.array_split(each, comm.size) if comm.rank == 0 else None for each in (x, y)]
-    own_x, own_y = (comm.scatter(each) for each in pieces)
-    return comm.allreduce(own_x @ own_y)
-
-
-def vectors(ranks):
-    random = np.random.default_rng(2)
-    pairs = [tuple(random.normal(size=(2, length))) for length in (4 * ranks, 4 * ranks + 1, 1)]
-    return [[pair, *[(None, None)] * (ranks - 1)] for pair in pairs]
-
-
-def own_parts(inputs):
-    pieces = (np.array_split(each, len(inputs)) for each in inputs[0])
-    return [float(x @ y) for x, y in zip(*pieces, strict=True)]
+    x, y = (comm.bcast(each)[comm.rank :: comm.size] for each in (x, y))
+    return comm.allreduce(x @ y)
 
 
 def take(comm, tasks, work):
@@ -97,59 +47,154 @@ def take(comm, tasks, work):
         counter.Flush(0)
         if ticket[0] >= tasks:
             break
-        work(int(ticket[0]))
         done.append(int(ticket[0]))
+        work(done[-1])
     counter.Unlock_all()
-    comm.Barrier()
     counter.Free()
     return done
 
 
 def call_take(answer, comm, tasks):
-    return answer(comm, tasks, lambda task: time.sleep(0.2 if comm.rank == 0 else 0.002))
+    """What `take` returns, on ranks of which rank 0 is slow."""
+    worked, nap_s = [], 0.002 if comm.rank else 0.2
+    taken = answer(comm, tasks, lambda task: worked.append(task) or time.sleep(nap_s))
+    assert taken is ... or [*taken] == worked, "return the numbers that `work` was called with"
+    return taken
 
 
-def dealt(lists):
-    """All tasks that were done, and whether the slow rank 0 did fewer than its share."""
-    return sorted(task for each in lists for task in each), len(lists[0]) < TASKS
+def moved(by):
+    return lambda inputs: [inputs[(rank + by) % len(inputs)][0] for rank in range(len(inputs))]
 
 
-def in_order(inputs, most=0, first=0):
-    """Tasks 0 to `most` more than there are: the first on rank 0, the others on the last rank."""
-    every = range(first, inputs[0][0] + most)
-    return [[0] if first == 0 else [], *[[] for _ in inputs[2:]], [task for task in every if task]]
+def equal(function):
+    """The same result on all ranks, from the list of each argument's values on the ranks."""
+    return lambda inputs: [function(*zip(*inputs, strict=True))] * len(inputs)
+
+
+def stopped(by):
+    """Steps and mean loss when all ranks stop at the first step with `by`(losses) below enough."""
+
+    def steps(losses, enough):
+        last = [*np.flatnonzero(by(np.array(losses)) < enough[0]), 11][0]
+        return last + 1, np.mean(losses, axis=0)[last]
+
+    return equal(steps)
+
+
+def own_parts(inputs):
+    pieces = [np.array_split(each, len(inputs)) for each in inputs[0]]
+    return [x @ y for x, y in zip(*pieces, strict=True)]
+
+
+def drawn(tasks, slow=0):
+    """Rank 0 did the first `slow` of tasks(their number), the last rank all others."""
+    return lambda inputs: [
+        *(tasks(inputs[0][0])[:slow], *[()] * (len(inputs) - 2), tasks(inputs[0][0])[slow:])
+    ]
 
 
 EXERCISES = {
     "01-1": Exercise(
         shift,
-        ranks=(2, 3),
-        cases=arrays,
-        serial=moved,
+        ranks=(4,),
+        cases=lambda p: [[(np.arange(n) + 10.0 * r,) for r in range(p)] for n in (3, LARGE)],
+        serial=moved(-1),
         hint="Each rank must end with the array of its left neighbour, on a ring.",
         mistakes={
-            "That is the array of the right neighbour.": lambda inputs: moved(inputs, 1),
-            "Each rank has kept its array.": lambda inputs: moved(inputs, 0),
-            "All ranks have the array of rank 0.": lambda inputs: [inputs[0][0]] * len(inputs),
+            "That is the array of the right neighbour.": moved(1),
+            "Each rank has kept its array.": moved(0),
         },
         remark="Small and large arrays, and no rank waited indefinitely.",
     ),
     "01-2": Exercise(
-        mean,
-        ranks=(2, 3),
-        cases=parts,
-        serial=of_all(lambda each: np.concatenate(each).mean()),
+        lambda comm, part: comm.allreduce(part.sum()) / comm.allreduce(len(part)),
+        ranks=(4,),
+        cases=lambda p: [[(100.0 * r + np.arange(n[r % 4]),) for r in range(p)] for n in COUNTS],
+        serial=equal(lambda parts: np.concatenate(parts).mean()),
         relative=1e-9,
-        hint="Add up sums and counts over the ranks, and divide at the end.",
+        hint="Add up the sums and the counts of all ranks, and divide at the end.",
         mistakes={
-            "Which rank's mean should count more? A mean of means weighs them equally.": (
-                of_all(lambda each: np.mean([part.mean() for part in each]))
+            "Which rank's mean should count more? This is a mean of means.": (
+                equal(lambda parts: np.mean([np.sum(part) / max(1, len(part)) for part in parts]))
             ),
-            "That is the mean of this rank's part only.": lambda each: [part.mean() for (part,) in each],
-            "That is the sum: divide by the number of all elements.": (
-                of_all(lambda each: np.concatenate(each).sum())
+            "Divide by the number of all elements.": equal(
+                lambda parts: np.concatenate(parts).sum()
             ),
         },
         remark="A mean of means is the mean only when all parts have the same size.",
+    ),
+    "01-3": [
+        Exercise(
+            {0, 2, 3},
+            hint="Whose own loss is small enough first? It leaves. Who is still there?",
+            mistakes={
+                "Rank 1 has left the loop. Who is still there?": [1],
+                "All of them? A rank that has left the loop waits for no other.": [0, 1, 2, 3],
+            },
+        ),
+        letter(
+            "B",
+            {
+                "A": "Different values are what an allreduce is for: it adds them up.",
+                "C": "An allreduce has no root, all ranks are alike in it.",
+                "D": "One number per rank fits into any buffer. And which rank would receive it?",
+            },
+        ),
+        Exercise(
+            train_until,
+            ranks=(4,),
+            cases=lambda p: [[(own, enough) for own in LOSSES[:p]] for enough in (0.5, 0.3, 0.0)],
+            serial=stopped(lambda rows: rows.mean(axis=0)),
+            hint="All ranks must decide by the same number, the mean loss.",
+            mistakes={
+                "Stop as soon as the mean loss is below `enough`.": stopped(np.ones_like),
+                "The mean decides, not the smallest.": stopped(lambda rows: rows.min(axis=0)),
+            },
+            remark="A decision that changes what ranks do next must be the same on all of them.",
+        ),
+    ],
+    "01-4": Exercise(
+        dot,
+        ranks=(4,),
+        cases=lambda p: [[pair, *[(None, None)] * (p - 1)] for pair in VECTORS],
+        serial=equal(lambda x, y: x[0] @ y[0]),
+        relative=1e-9,
+        hint="Scatter parts of both vectors, multiply, and add up on all ranks.",
+        mistakes={
+            "`np.array_split` cuts into parts that need not be equal.": (
+                equal(lambda x, y: x[0][: len(x[0]) // 4 * 4] @ y[0][: len(x[0]) // 4 * 4])
+            ),
+            "Only the root has the sum. Which collective gives it to all ranks?": (
+                lambda inputs: [np.dot(*inputs[0]), *[None] * (len(inputs) - 1)]
+            ),
+            "As many times too much as there are ranks: each part on one rank only.": (
+                equal(lambda x, y: len(x) * x[0] @ y[0])
+            ),
+            "Each rank has its part of the sum: the parts must still be added up.": own_parts,
+        },
+        remark="Scatter, compute, reduce: the pattern of most parallel programs.",
+    ),
+    "01-5": Exercise(
+        take,
+        ranks=(4,),
+        cases=lambda p: [[(TASKS * p,)] * p],
+        call=call_take,
+        view=lambda taken: (sorted(n for each in taken for n in each), len(taken[0]) < TASKS),
+        serial=drawn(range),
+        hint="Every task once. Does the counter start at 0?",
+        mistakes={
+            "Read and increment in one operation, `Fetch_and_op`.": drawn(
+                lambda n: [*range(n)] * 4
+            ),
+            "A rank that draws `tasks` or more stops without doing it.": drawn(
+                lambda n: range(n + 1)
+            ),
+            "Some were never done: draw until it is too large.": drawn(lambda n: range(n // TASKS)),
+            "The slow rank 0 should do the fewest. `Lock_all` once, then `Fetch_and_op` and "
+            "`Flush`: with a `Lock` for each ticket the others wait for rank 0.": drawn(
+                range, TASKS
+            ),
+        },
+        remark="Rank 0 was slow and did fewer tasks, without a message about it.",
     ),
 }
