@@ -27,10 +27,10 @@ pytest = status=0; for part in $(1); do \
 	done; exit $$status
 SLOWEST := --durations 40
 FILES := $(SLOWEST) --dist loadfile
-LESSONS := $(SLOWEST) -n 2 --maxschedchunk 1 tests/course/test_notebooks.py
+LESSONS := $(SLOWEST) --maxschedchunk 1 tests/course/test_notebooks.py
 BROWSER := *test_browser*
 
-long_lessons := $(LESSONS) -m 'notebook and long'
+long_lessons := $(LESSONS) -n 2 -m 'notebook and long'
 long_ranks := $(FILES) -n 2 -m 'ranks and long and not alone'
 long_soak := $(SLOWEST) --ignore-glob '$(BROWSER)' -m 'long and not notebook and (alone or not ranks)'
 long_browser := $(SLOWEST) -m long $(wildcard tests/$(BROWSER) tests/course/$(BROWSER))
@@ -50,7 +50,7 @@ run: setup      ## train the MNIST network on 1 rank and on 2; table and plot un
 # the notebooks that the second part leaves in build/notebooks.
 test: .venv/docs  ## all tests but the long ones; what fails does not stop the rest
 	@$(call pytest,"$(FILES) -n 2 -m 'ranks and not alone and not long'" \
-		"$(LESSONS) -m 'notebook and not long'" \
+		"$(LESSONS) -n 3 -m 'notebook and not long'" \
 		"$(FILES) -n 3 -m 'not ranks and not alone and not notebook and not long'" \
 		"$(SLOWEST) -m 'alone and not long'")
 

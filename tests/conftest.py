@@ -14,6 +14,7 @@ import cloudpickle
 import on_ranks
 import pytest
 from hypothesis import settings
+from lanes import long
 
 from dlguide.cluster import Cluster
 
@@ -115,7 +116,7 @@ def shared_clusters():
         yield cache(lambda ranks: stack.enter_context(Cluster(ranks=ranks, oversubscribe=True)))
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, 3, *long(1)])
 def cluster_ranks(request):
     """Number of ranks of `cluster`; a file that wants others has its own."""
     return request.param
