@@ -1,0 +1,163 @@
+"""Exercises of lesson 23: bubbles, orders, named dimensions, pruning, a mixture of experts."""
+
+from functools import partial
+from math import ceil, floor
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, letter
+
+
+def microbatches(stages, share, up=ceil, step=1, least=1):
+    exact = (stages - 1) * (step - share) / share
+    return max(least, up(exact - 1e-9 * (up is ceil)))
+
+
+def order(stage, stages, microbatches, ahead=None):
+    ahead = min(stages - 1 - stage if ahead is None else ahead, microbatches)
+    work = [("F", number) for number in range(ahead)]
+    for number in range(ahead, microbatches):
+        work += [("F", number), ("B", number - ahead)]
+    return work + [("B", number) for number in range(microbatches - ahead, microbatches)]
+
+
+def play(answer, _, stages, microbatches):
+    """What is wrong with the orders of all stages, played together; "" when nothing is."""
+    rows = [answer(stage, stages, microbatches) for stage in range(stages)]
+    if any(row is ... for row in rows):
+        return ...
+    rows, ends, free = [[(kind, int(m)) for kind, m in row] for row in rows], {}, [0] * stages
+    if any(sorted(row) != sorted(order(0, 1, microbatches)) for row in rows):
+        return "an incomplete order"
+    if any(row.index(("B", m)) < row.index(("F", m)) for row in rows for m in range(microbatches)):
+        return "an impossible order"
+    held = [np.cumsum([1 if kind == "F" else -1 for kind, _ in row]).max() for row in rows]
+    if any(most > stages - stage for stage, most in enumerate(held)):
+        return f"{max(held)} microbatches held by a stage"
+    while any(rows):
+        before = len(ends)
+        for stage, row in enumerate(rows):
+            kind, m = row[0] if row else ("", 0)
+            near = (stage - 1, "F", m) if kind == "F" else (stage + 1, "B", m)
+            if row and (near in ends or not 0 <= near[0] < stages):
+                free[stage] = max(free[stage], ends.get(near, 0)) + (1 if kind == "F" else 2)
+                ends[stage, *row.pop(0)] = free[stage]
+        if len(ends) == before:
+            return "a deadlock"
+    return "a longer time than GPipe's" if max(free) > 3 * (microbatches + stages - 1) else ""
+
+
+def local(x, w, mesh, layout):
+    summed, both = x.keys() & w.keys(), {**x, **w}
+    shape = {name: both[name] // mesh.get(layout.get(name), 1) for name in both.keys() - summed}
+    return shape, {layout[name] for name in summed & layout.keys()}
+
+
+def prune(weights, share, size=np.abs, stored=8):
+    pruned, gone = weights.copy(), round(share * weights.size)
+    pruned.flat[np.argsort(size(weights), axis=None)[:gone]] = 0
+    return pruned, stored * (weights.size - gone)
+
+
+def mixture(comm, tokens, choice, expert):
+    moved = comm.alltoall([tokens[choice == rank] for rank in range(comm.size)])
+    out = np.empty_like(tokens)
+    for rank, rows in enumerate(comm.alltoall([expert(rows) for rows in moved])):
+        out[choice == rank] = rows
+    return out
+
+
+def tokens(ranks):
+    """Rank 0 sends all its tokens to the last expert; the others' choices are not sorted."""
+    rows = [np.random.default_rng(rank).normal(size=(4 + rank, 3)) for rank in range(ranks)]
+    choice = [np.full(4, ranks - 1), *(np.arange(4 + r)[::-1] % ranks for r in range(1, ranks))]
+    work = [lambda x, rank=rank: np.tanh(x * (rank + 1)) + 10 * rank for rank in range(ranks)]
+    return [list(zip(rows, choice, work, strict=True))]
+
+
+def experts(inputs, of=lambda chosen, rank, ranks: chosen, sort=False):
+    """Each token by the expert that `of` names, in one process."""
+    done = []
+    for rank, (rows, choice, _) in enumerate(inputs):
+        numbers = [of(chosen, rank, len(inputs)) for chosen in choice]
+        out = [inputs[number][2](row) for number, row in zip(numbers, rows, strict=True)]
+        done.append(np.array(out)[np.argsort(choice, kind="stable") if sort else slice(None)])
+    return done
+
+
+LAYOUTS = [{}, {"hidden": "columns"}, {"batch": "rows"}, {"batch": "rows", "input": "columns"}]
+X, W, MESH = {"batch": 64, "input": 800}, {"input": 800, "hidden": 128}, {"rows": 4, "columns": 2}
+
+EXERCISES = {
+    "23-1": Exercise(
+        microbatches, cases=[(2, 0.3), (2, 1 / 9), (4, 0.1), (8, 0.25), (64, 0.05), (1, 0.01)],
+        hint="Solve (p - 1) / (m + p - 1) <= share for m, and round up.",
+        mistakes={
+            "One stage never waits, but it needs one microbatch.": partial(microbatches, least=0),
+            "The bubble is a share of the whole step, m + p - 1, not of m.":
+                lambda p, share: max(1, ceil((p - 1) / share - 1e-9)),
+            "Rounded up: one microbatch fewer gives a larger bubble than allowed.":
+                partial(microbatches, up=floor),
+        },
+        remark="64 stages with 5 % of bubble need 1197 microbatches: a large batch (lesson 25)."),
+    "23-2": Exercise(
+        order, call=play,
+        cases=[("each stage", *case) for case in ((1, 3), (2, 4), (3, 2), (4, 8), (4, 5))],
+        hint="Let p - 1 - s go ahead, then take turns: one forward, one backward.",
+        mistakes={
+            "Each microbatch goes forward once and backward once.": lambda *a: order(*a)[:-1],
+            "A backward comes before the forward of its microbatch.": lambda *a: order(*a)[::-1],
+            "Let p - 1 - s go ahead, then take turns: one forward, one backward.":
+                lambda s, p, m: order(s, p, m, ahead=m),
+            "A stage waits indefinitely for what another one sends too late.": lambda s, p, m:
+                [(kind, m - 1 - n if s == p - 1 else n) for kind, n in order(s, p, m)],
+            "It holds few, but waits too long: more must go ahead on the first stages.":
+                lambda s, p, m: order(s, p, m, ahead=0),
+        },
+        remark="The bubble of GPipe, but p - s microbatches held instead of m."),
+    "23-3": [
+        Exercise(
+            local, cases=[(X, W, MESH, layout) for layout in LAYOUTS],
+            hint="What both tensors share is summed away; the others are divided by their side.",
+            mistakes={
+                "What both tensors share is summed away; the others are divided by their side.":
+                    lambda x, w, mesh, layout: ({**x, **w}, local(x, w, mesh, layout)[1]),
+                "A sum over a name that is cut is only a part of the sum on each rank.":
+                    lambda *a: (local(*a)[0], set()),
+                "Only where the sum runs over a name that is cut must the ranks add up.":
+                    lambda *a: (local(*a)[0], set(a[3].values())),
+            }),
+        letter(
+            "C",
+            {"A": "Each rank has its own part of `batch`: look at your function's shape.",
+             "B": "Only gradients could hide there, and they come later. Is there a message?",
+             "D": "Which names do the weights have? Is one of them cut?"},
+            "Data, column and row parallelism are one rule: it only matters which name is cut."),
+    ],
+    "23-4": Exercise(
+        prune, call=lambda answer, weights, share: (answer(weights, share), weights),
+        cases=[(np.random.default_rng(23).normal(size=shape).astype("float32"), share)
+               for shape, share in (((40, 25), 0.9), ((40, 25), 0.2), ((7, 8), 0.5), ((10,), 0.0))],
+        hint="How many is that share? The others stay as they are.",
+        mistakes={
+            "Work on a copy.": lambda w, s: (np.copyto(w, prune(w, s)[0]) or w, prune(w, s)[1]),
+            "How many is that share? The others stay as they are.": lambda w, s: prune(w, 1 - s),
+            "The smallest by absolute value go: -3 is large.": partial(prune, size=np.array),
+            "4 bytes for a float32 and 4 for its place, for each weight left.":
+                partial(prune, stored=4),
+        },
+        remark="Below half removed it takes more memory than before, and it costs further epochs."),
+    "23-5": Exercise(
+        mixture, ranks=(2, 3), cases=tokens, serial=experts,
+        hint="Are the rows in the order of the tokens? What comes back is sorted by experts.",
+        mistakes={
+            "Are the rows in the order of the tokens? What comes back is sorted by experts.":
+                partial(experts, sort=True),
+            "Each rank used its own expert for all its tokens: nothing was sent.":
+                partial(experts, of=lambda chosen, rank, ranks: rank),
+            "No expert has worked on them.": lambda inputs: [rows for rows, *_ in inputs],
+            "Which rank's expert has which token seen? `choice` holds ranks.":
+                partial(experts, of=lambda chosen, rank, ranks: (chosen + 1) % ranks),
+        },
+        remark="Two alltoalls per layer, for any number of experts: a token uses few weights."),
+}  # fmt: skip
