@@ -126,13 +126,11 @@ def _find(number: str) -> tuple[str, list[Exercise | Letters]]:
 
 
 def _clusters(numbers: Sequence[int], own: Any) -> Iterator[Any]:
-    """The learner's cluster, and helpers with the other numbers of ranks that an exercise names."""
+    """The learner's cluster, then helpers with the other numbers of ranks of an exercise."""
     from dlguide.cluster import Cluster
 
-    for ranks in sorted({*numbers, own.ranks}):
-        if ranks == own.ranks:
-            yield own
-            continue
+    yield own
+    for ranks in sorted({*numbers} - {own.ranks}):
         if ranks not in _helpers:
             _helpers[ranks] = Cluster(ranks=ranks, oversubscribe=True, magics=False)
         yield _helpers[ranks]
