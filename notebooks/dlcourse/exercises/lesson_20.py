@@ -102,7 +102,7 @@ EXERCISES = {
         Letters({
             "weights": ("A", {"": "Section 4 has three curves. Which shows a missing broadcast?"}),
             "mine": ("B", {"": "Every rank goes through all of `order`: in how many steps?"}),
-            "step": ("C", {"": "A sum of two gradients, not their mean: which direction, how far?"}),
+            "step": ("C", {"": "A sum of two gradients, not a mean: which direction, how far?"}),
         }),
         Exercise(
             corrected, ranks=(2, 3), cases=regression, serial=serial,

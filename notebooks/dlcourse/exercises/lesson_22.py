@@ -106,7 +106,7 @@ EXERCISES = {
             "That is the number to wait for. How many are left out?":
                 lambda times: times.shape[1] - best(times),
         },
-        remark=f"For the last case {best(TIMES[-1])} of 20. Teng and Wood (2018) do so in training."),
+        remark=f"{best(TIMES[-1])} of 20 in the last case. See Teng and Wood (2018)."),
     "22-4": Exercise(
         serve, ranks=(2, 3), cases=tasks, serial=descent,
         call=lambda answer, comm, weights, *rest: (answer(comm, weights, *rest), weights),
