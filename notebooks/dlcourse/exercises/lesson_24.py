@@ -1,0 +1,155 @@
+"""Exercises of lesson 24: bytes of top-k, error feedback, break-even, fusion, local SGD."""
+
+import math
+from functools import partial
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, letter
+
+CNN = [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (1024, 128), (128,), (128, 10), (10,)]
+RANDOM, MB = np.random.default_rng(24), 4 * 25_557_032 / 1e6  # of the gradient of ResNet-50
+
+
+def nbytes(shapes, fraction, each=8, least=1, small=256, limit=4):
+    sizes = [math.prod(shape) for shape in shapes]
+    sent = [each * max(least, round(fraction * size)) for size in sizes]
+    whole = [size < small or one >= limit * size for size, one in zip(sizes, sent, strict=True)]
+    return sum(np.where(whole, 4 * np.array(sizes), sent))
+
+
+def step(gradient, error, k, key=np.abs, feed=1, keep=1):
+    total = gradient + feed * error
+    sent = np.zeros_like(total)
+    places = np.argsort(key(total), axis=None)[total.size - k :]
+    sent.flat[places] = total.flat[places]
+    return sent, gradient + keep * error - sent
+
+
+def break_even(n, m, ranks, coding_s, twice=2, gathered=None, least=0):
+    ring = twice * (ranks - 1) / ranks * n if twice else n
+    return max(least, ring - (ranks - 1 if gathered is None else gathered) * m) / coding_s
+
+
+def fuse(sizes, threshold, late=0):
+    messages = []
+    for size in sizes:
+        if messages and messages[-1] + size * (not late) <= threshold:
+            messages[-1] += size
+        else:
+            messages.append(size)
+    return messages
+
+
+def train(comm, weights, gradient, rate, steps, every):
+    weights, drifts = weights.copy(), []
+    for number in range(1, steps + 1):
+        weights -= rate * gradient(weights, number - 1)
+        if number % every == 0 or number == steps:
+            own, weights = weights, comm.allreduce(weights) / comm.size
+            drifts.append(np.abs(own - weights).max())
+    return weights, len(drifts) * weights.nbytes, drifts
+
+
+def walks(ranks):
+    pull = [lambda w, i, r=rank: (w - r) * (1 + 0.5 * r) + 0.1 * i for rank in range(ranks)]
+    plans, weights = ((4, 9), (6, 2), (6, 1), (7, 3)), np.arange(12.0).reshape(3, 4)
+    return [[(weights, each, 0.25, *plan) for each in pull] for plan in plans]
+
+
+def local_sgd(inputs, share=1, only=99, size=np.abs, each=8, last=True, again=0, touched=0):
+    """All ranks in one process; only ranks below `only` take the mean, or `share` of it."""
+    start, _, rate, steps, every = inputs[0]
+    all_weights, drifts = np.array([start] * len(inputs)), []
+    for number in range(1, steps + 1):
+        moves = [one[1](w, number - 1) for one, w in zip(inputs, all_weights, strict=True)]
+        all_weights = all_weights - rate * np.array(moves)
+        if number % every == 0 or (last and number == steps):
+            mean = all_weights.sum(axis=0) / (len(inputs) if share else 1)
+            drifts.append(size(all_weights - mean).reshape(len(inputs), -1).max(axis=1))
+            all_weights[:only] = mean
+    sent, drifts = each * start.size * len(drifts), drifts + [0 * moves[0][0]] * again
+    ranks = enumerate(all_weights)
+    return [((w, sent, [one[rank] for one in drifts]), start + touched) for rank, w in ranks]
+
+
+EXERCISES = {
+    "24-1": Exercise(
+        nbytes,
+        cases=[([(1024, 128)], 0.01), ([(20, 20)], 0.001), ([(128,)], 0.01), ([(300, 10)], 0.75),
+               (CNN, 0.01), (CNN, 0.1)],
+        hint="Sum over arrays: 8 bytes per value sent, 4 per value of an array that is sent whole.",
+        mistakes={
+            "The places travel as well: 4 bytes each.": partial(nbytes, each=4),
+            "At least one value is sent, with its place.": partial(nbytes, least=0),
+            "Arrays of fewer than 256 values are sent whole.": partial(nbytes, small=0),
+            "A message larger than its array: then it is sent whole.": partial(nbytes, limit=99),
+        },
+        remark="1 % of the values is 2.1 % of the bytes: places cost as much, biases go whole."),
+    "24-2": Exercise(
+        step, call=lambda answer, *case: (answer(*case), case),
+        cases=[(*RANDOM.normal(size=(2, *shape)), k)
+               for shape, k in (((12,), 3), ((40,), 1), ((6, 5), 7), ((4,), 4))],
+        hint="Choose the largest of gradient + error, and keep all the rest of it.",
+        mistakes={
+            "Add the error to the gradient first, then choose.": partial(step, feed=0),
+            "The largest by absolute value: -3 is large.": partial(step, key=np.array),
+            "The old error is lost: it belongs to what was to be sent.": partial(step, keep=0),
+            "All that was not sent stays: gradient + old error - sent.":
+                lambda g, e, k: (step(g, e, k)[0], g + e),
+            "Work on a copy: the caller still needs them.":
+                lambda g, e, k: step(np.add(g, e, out=g), 0 * e, k),
+        },
+        remark="Sent + kept = given, at every step: nothing is lost, it is only late."),
+    "24-3": [
+        Exercise(
+            break_even,
+            cases=[(MB, MB / 50, p, 0.1) for p in (2, 8, 16, 64, 99, 101, 256)],
+            hint="ring bytes / speed = gathered bytes / speed + coding. Solve for the speed.",
+            mistakes={
+                "The others' messages exceed the ring: no speed helps. Return 0.":
+                    partial(break_even, least=-math.inf),
+                "A rank sends 2 (p - 1)/p n in a ring, (p - 1) m for gathered messages.":
+                    partial(break_even, twice=0, gathered=1),
+                "What is gathered grows with the ranks: each message goes to all others.":
+                    partial(break_even, gathered=1),
+                "A ring sends nearly twice the gradient: 2 (p - 1)/p n.":
+                    partial(break_even, twice=0),
+            }),
+        letter(
+            "B",
+            {"A": "The seconds of coding are the same in your formula, whatever the ranks.",
+             "C": "Accuracy is not in the formula: it compares two times.",
+             "D": "What one link can carry does not depend on how many there are."},
+            "From 100 ranks on, 1 % top-k pays on no link; what is summed (fp16) still may."),
+    ],
+    "24-4": Exercise(
+        fuse,
+        cases=[([10, 10, 10], 25), ([10, 10, 10, 10], 20), ([30, 1, 1], 20), ([1, 30, 1], 20),
+               ([5, 15], 20), ([3, 4, 5], 0), ([], 20), (RANDOM.integers(1, 99, 40).tolist(), 128)],
+        hint="Fill a message in order; begin the next when one more array would be too much.",
+        mistakes={
+            "Some bytes are lost, or sent twice: the last ones?": lambda s, t: fuse(s, t)[:-1],
+            "A threshold of 0 switches fusion off.": lambda s, t: fuse(s, t or math.inf),
+            "A message of several arrays is larger than the threshold.": partial(fuse, late=1),
+            "Equal to the threshold still fits.": lambda s, t: fuse(s, t - 1),
+            "An array above the threshold goes alone and in its place.": lambda sizes, most:
+                fuse(sorted(sizes, key=lambda size: size <= most), most),
+        },
+        remark="Fewer messages than arrays: the bytes are the same, the latencies are not."),
+    "24-5": Exercise(
+        train, ranks=(2, 3), cases=walks, serial=local_sgd,
+        call=lambda answer, comm, weights, *rest: (answer(comm, weights, *rest), weights),
+        hint="Each rank takes steps with its own gradient; at a meeting all take the mean.",
+        mistakes={
+            "A sum was taken as the mean: divide it by the ranks.": partial(local_sgd, share=0),
+            "Only rank 0 has the mean: all must have it.": partial(local_sgd, only=1),
+            "The drift is measured before the mean is taken, in absolute values.":
+                partial(local_sgd, size=np.array),
+            "The bytes of the whole array, once per meeting.": partial(local_sgd, each=1),
+            "Meet every `every` steps, and once at the end.": partial(local_sgd, last=False),
+            "Do not meet twice at the end.": partial(local_sgd, again=1),
+            "Work on a copy of the weights.": partial(local_sgd, touched=1),
+        },
+        remark="1 / H of the bytes; the price is the drift: ranks follow their own samples."),
+}  # fmt: skip
