@@ -174,8 +174,9 @@ def clone(tmp_path):
     folder = tmp_path / "clone"
     (folder / "dlguide").mkdir(parents=True)
     shutil.copytree(ROOT / ".ci", folder / ".ci")
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, folder)
+    (folder / "notebooks").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "notebooks/pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
     for name in ("preflight.py", "install_horovod.py", "build_horovod.py"):
         shutil.copy(ROOT / "dlguide" / name, folder / "dlguide")
     return folder
@@ -318,7 +319,7 @@ def test_help_lists_every_command(clone):
     done = make(clone)
     assert done.returncode == 0
     targets = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split()
-    told = re.findall(r"^  make (\w+) +\S", done.stdout, re.M)
+    told = re.findall(r"^  make ([\w-]+) +\S", done.stdout, re.M)
     assert set(told) == set(targets) - {"FORCE"}
 
 
