@@ -66,6 +66,16 @@ def collectives_on_ranks():
     slices = tf.IndexedSlices(tf.constant([[1.0 + rank]]), tf.constant([rank]), tf.constant([9, 1]))
     dense = tf.convert_to_tensor(hvd.allreduce(slices, "s"))
     expect("sparse", dense[:ranks, 0], [(1 + r) / ranks for r in range(ranks)])
+    # An odd value on each rank: divided rows must not be rounded before equal indices are added.
+    whole = tf.IndexedSlices(tf.constant([[3, 1]]), tf.constant([0]), tf.constant([1, 2]))
+    expect("sparse integers", tf.convert_to_tensor(hvd.allreduce(whole, "si")), [[3, 1]])
+    for given in (None, "sparse group"):
+        (mean,) = hvd.grouped_allreduce([whole], op=hvd.Average, name=given)
+        expect(f"grouped sparse integers {given}", tf.convert_to_tensor(mean), [[3, 1]])
+    total = hvd.allreduce(whole, "sis", op=hvd.Sum)
+    expect("sum of sparse integers", tf.convert_to_tensor(total), [[3 * ranks, ranks]])
+    if total.dtype != tf.int32:
+        wrong["dtype of a sum of sparse integers"] = str(total.dtype)
 
     group = [value(rank), np.float32(value(rank)), np.arange(3) + rank, value(rank)[0]]
     for given in (None, "group"):

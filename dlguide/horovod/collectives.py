@@ -52,7 +52,8 @@ def allreduce(
         device_sparse: the device for `tf.IndexedSlices`.
 
     Returns:
-        tf.Tensor | tf.IndexedSlices: the result, with the shape and dtype of `value`.
+        tf.Tensor | tf.IndexedSlices: the result, with the shape and dtype of `value`; an average
+        of integer `tf.IndexedSlices` has floating-point rows.
 
     Raises:
         ValueError: when both `average` and `op` are given.

@@ -119,7 +119,8 @@ def allgather_slices(
         process_set: the ranks that take part.
 
     Returns:
-        list[tf.IndexedSlices]: the rows and indices of all ranks; rows with equal indices add up.
+        list[tf.IndexedSlices]: the rows and indices of all ranks; rows with equal indices add up,
+        so the rows of an average of integers are floats, as in Horovod itself.
     """
     ranks = len(members(process_set))
     rows = [part.values / ranks if op == Average else part.values for part in slices]
@@ -127,7 +128,7 @@ def allgather_slices(
     indices = [part.indices for part in slices]
     indices = grouped_allgather(indices, name and f"{name}.indices", process_set=process_set)
     return [
-        tf.IndexedSlices(tf.cast(row, part.values.dtype), index, part.dense_shape)
+        tf.IndexedSlices(row, index, part.dense_shape)
         for row, index, part in zip(rows, indices, slices, strict=True)
     ]
 
