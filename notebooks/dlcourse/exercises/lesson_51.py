@@ -1,0 +1,192 @@
+"""Exercises of lesson 51: the start of Horovod, steps and rates, 1 to 4 ranks, faults, teams."""
+
+from functools import partial
+from math import ceil, sqrt
+from types import SimpleNamespace
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, letter
+
+CORES = [(1, 1, 50), (1, 2, 50), (2, 2, 50), (4, 2, 50), (2, 7, 50), (4, 16, 32)]
+
+
+def stand_in(rank, ranks):
+    """Horovod as one of `ranks` processes sees it, with two processes on each host."""
+    values = {"rank": rank, "size": ranks, "local_rank": rank % 2, "local_size": min(2, ranks)}
+    known = {name: lambda value=value: value for name, value in values.items()}
+    hvd = SimpleNamespace(started=False, init=lambda: vars(hvd).update(known, started=True))
+    return hvd
+
+
+def start(hvd, speaks=lambda hvd: hvd.rank() == 0, where=("rank", "size")):
+    hvd.init()
+    return speaks(hvd), slice(getattr(hvd, where[0])(), None, getattr(hvd, where[1])())
+
+
+def call_start(answer, ranks):
+    """Which ranks speak, and whether each of 24 samples belongs to one rank."""
+    speaking, seen = [], []
+    for rank in range(ranks):
+        hvd = stand_in(rank, ranks)
+        if (came := answer(hvd)) is ... or not hvd.started:
+            return came if came is ... else "Horovod was not started"
+        speaking += [rank] * bool(came[0])
+        seen += range(24)[came[1]]
+    return speaking, sorted(seen) == list(range(24))
+
+
+def plan(steps, batch, rate, ranks, own=None):
+    own = ceil(steps / ranks) if own is None else own
+    return {"steps": own, "images": own * batch * ranks, "rate": rate * ranks}
+
+
+def rate_at(step, rate, ranks, warmup):
+    return rate * (1 + (ranks - 1) * (step / warmup if step < warmup else 1))
+
+
+def speed(ranks, cores, batch, image_s, gain, exchange_s, parts=0, shared=1, alone=1):
+    threads = max(1, cores / ranks if parts else cores // ranks)
+    computing_s = batch * image_s / (1 + gain * (threads - 1)) * max(1, ranks / cores) ** shared
+    return ranks * batch / (computing_s + exchange_s * (ranks > alone))
+
+
+def first_fault(named):
+    """The first fault that the program does not have, else those that were named."""
+    if not isinstance(named, set | frozenset | list | tuple):
+        return named
+    named = {str(each).strip() for each in named} - {"missed"}
+    return next((no for no in ("no broadcast", "same order", "checkpoints") if no in named), named)
+
+
+def distinct(images, drawn, ranks):
+    return images * (1 - (1 - drawn / images) ** ranks)
+
+
+def teams(hvd, even, odd, array):
+    mine = even if even.included() else odd
+    return hvd.allreduce(array, name="mine", process_set=mine), hvd.allreduce(array, name="all")
+
+
+def call_teams(answer, comm, array):
+    import horovod.tensorflow as hvd
+
+    hvd.shutdown()
+    even, odd = (hvd.ProcessSet(list(range(first, comm.size, 2))) for first in (0, 1))
+    hvd.init(process_sets=[even, odd])
+    came = answer(hvd, even, odd, array)
+    return tuple(map(np.asarray, came)) if isinstance(came, tuple | list) else came
+
+
+def means(inputs, own=lambda team, all_of_them: team.mean(0), every=lambda arrays: arrays.mean(0)):
+    arrays = np.array([array for (array,) in inputs])
+    return [(own(arrays[rank % 2 :: 2], arrays), every(arrays)) for rank in range(len(arrays))]
+
+
+EXERCISES = {
+    "51-1": Exercise(
+        start, call=call_start, cases=[(1,), (2,), (4,)],
+        hint="One rank speaks, and each sample belongs to one rank.",
+        mistakes={
+            "A process learns its rank from Horovod, and Horovod must be started.":
+                lambda hvd: (hvd.rank() == 0, slice(None)),
+            "Nothing has given this process its rank: call `hvd.init()`.":
+                lambda hvd: (True, slice(None)),
+            "One rank must speak, also when there is only one: count from 0.":
+                partial(start, speaks=lambda hvd: hvd.rank() == 1),
+            "`hvd.size()` is the same on all ranks; `hvd.rank()` is not.":
+                partial(start, speaks=lambda hvd: hvd.size() > 0),
+            "`hvd.local_rank()` counts on each host anew: then one speaks on every host.":
+                partial(start, speaks=lambda hvd: hvd.local_rank() == 0),
+            "Begin at the rank's own number, and step over those of all others, on all hosts.":
+                partial(start, where=("local_rank", "local_size")),
+        },
+        remark="`init` is when the processes meet: before it none knows how many they are. The "
+        "slide asks for 'rank #1 (0)': the first rank has the number 0."),
+    "51-2": [
+        Exercise(
+            plan, cases=[(400, 50, 0.02, 1), (1000, 50, 0.02, 4), (1000, 32, 0.1, 3)],
+            hint="Steps of a rank, images of all ranks in all of them, and the rate.",
+            mistakes={
+                "A step of all ranks uses more images: fewer steps.": lambda *a: plan(*a, a[0]),
+                "Rounded down, too few images are used: round up.":
+                    lambda *a: plan(*a, a[0] // a[3]),
+                "All ranks together must use no fewer images than one process does.":
+                    lambda *a: plan(*a, a[0] // a[3] ** 2),
+                "Steps of a rank, times its batch, times the ranks.":
+                    lambda s, b, r, p: plan(s, b, r, p) | {"images": ceil(s / p) * b},
+                "SGD's rule: k times the global batch, k times the rate.":
+                    lambda *a: plan(*a) | {"rate": a[2]},
+                "The square root is a rule for Adam and its relatives; here it is SGD.":
+                    lambda *a: plan(*a) | {"rate": a[2] * sqrt(a[3])},
+            }),
+        Exercise(
+            rate_at,
+            cases=[(step, *rest) for rest in ((0.02, 4, 10), (0.1, 1, 5), (0.1, 2, 0))
+                   for step in (0, 1, 5, 10, 11, 107)],
+            hint="From `rate` at step 0 to `rate * ranks` at step `warmup`.",
+            mistakes={
+                "A straight line from `rate` to `rate * ranks`.": lambda t, r, p, w: r * p,
+                "Begin with the rate of one process, not with 0.":
+                    lambda t, r, p, w: r * p * (t / w if t < w else 1),
+                "After the warmup the rate is constant.":
+                    lambda t, r, p, w: r * (1 + (p - 1) * t / (w or 1)),
+                "Does the function end in `return`?": lambda *a: None,
+            },
+            remark="The larger global batch needs both: fewer steps, each with more images, and a "
+            "larger rate, because there are fewer steps. The warmup is for the first ones."),
+    ],
+    "51-3": Exercise(
+        speed, cases=[(*cores, 1e-3, gain, 0.01) for cores in CORES for gain in (0.5, 0.8)],
+        hint="All ranks' images, divided by computing and exchange of one step.",
+        mistakes={
+            "A single rank has no other to exchange with.": partial(speed, alone=0),
+            "One rank exchanges nothing; its cores count 1 + gain * (threads - 1).":
+                lambda p, c, b, s, g, e: speed(p, c, b, s, 1, e),
+            "Each rank brings its own batch.": lambda p, *rest: speed(p, *rest) / p,
+            "Whole threads (`//`): the cores that remain are idle.": partial(speed, parts=1),
+            "More ranks than cores share them: computing takes ranks / cores times as long.":
+                partial(speed, shared=0),
+        },
+        remark="Ranks win where a second thread brings less than a second rank: with small nets. "
+        "More ranks than cores gain here only as one exchange serves a larger global batch."),
+    "51-4": [
+        Exercise(
+            {"overlap", "learning rate"}, view=first_fault,
+            hint="Who draws from what? Which optimizer is it, and what is its rule for the rate?",
+            mistakes={
+                "Look for `BroadcastGlobalVariablesHook`: the weights are sent.": {"no broadcast"},
+                "Each rank shuffles with its own seed: the orders differ.": {"same order"},
+                "`checkpoint_dir` is None on all ranks but 0.": {"checkpoints", "overlap"},
+                "`next_batch` has no rank: every rank draws from the whole set.": {"learning rate"},
+                "The rate is multiplied by the ranks, and the optimizer is Adam.": {"overlap"},
+            }),
+        Exercise(
+            distinct, cases=[(55_000, 50_000, 1), (55_000, 12_500, 4), (100, 50, 2)], relative=1e-4,
+            hint="One rank misses an image with 1 - drawn / images, all ranks with its power.",
+            mistakes={
+                "Some images are drawn by several ranks; count each once.": lambda n, d, p: d * p,
+                "No rank sees that many; asked is how many are seen.":
+                    lambda *a: a[0] - distinct(*a),
+            }),
+        letter("B", {
+            "A": "Then a training with a small rate would need no fewer steps on 4 ranks.",
+            "C": "What makes a step of 4 ranks worth 4 steps of one process?",
+        }, "4 ranks that draw 12 500 images each see "
+           f"{1 - distinct(55_000, 12_500, 4) / 50_000:.0%} fewer different ones "
+           "than one process that draws 50 000."),
+    ],
+    "51-5": Exercise(
+        teams, ranks=(3,), call=call_teams, relative=1e-4, limit_s=120, serial=means,
+        cases=lambda ranks: [[(np.float32([[r, 7], [r * r, -r]]),) for r in range(ranks)]],
+        hint="`hvd.allreduce(..., process_set=...)`: the set that this rank belongs to.",
+        mistakes={
+            "That is the mean of all ranks: name the set in `process_set=`.":
+                partial(means, own=lambda team, arrays: arrays.mean(0)),
+            "That is the sum: divide it, or leave out `op=hvd.Sum`.":
+                partial(means, own=lambda team, arrays: team.sum(0)),
+            "The sets may differ in size: a mean of their means is not the mean of all.":
+                partial(means, every=lambda a: (a[::2].mean(0) + a[1::2].mean(0)) / 2),
+        },
+        remark="Each set exchanges by itself: the others need not take part, nor wait."),
+}  # fmt: skip

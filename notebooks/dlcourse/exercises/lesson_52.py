@@ -1,0 +1,130 @@
+"""Exercises of lesson 52: shards, losses of replicas, TF_CONFIG, symptoms, a mean on ranks."""
+
+import json
+from functools import partial
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, Letters
+
+LOSSES = [
+    (1.0 + np.arange(own), batch, ranks)  # of one replica, over all replicas
+    for own, batch, ranks in ((5, 10, 2), (5, 9, 2), (3, 3, 1), (0, 6, 3), (8, 13, 4))
+]
+
+
+def samples_of(worker, workers, samples, batch):
+    return np.arange(samples).reshape(samples // batch, workers, -1)[:, worker].tolist()
+
+
+def mean(losses, *rest):
+    return losses.sum() / len(losses) if len(losses) else np.nan
+
+
+def tf_config(hosts, per_host, port, index, kind="worker"):
+    workers = [f"{host}:{port + each}" for host in hosts for each in range(per_host)]
+    return json.dumps({"cluster": {"worker": workers}, "task": {"type": kind, "index": index}})
+
+
+def read(text):
+    return json.loads(text) if isinstance(text, str) else "no text"
+
+
+def global_mean(comm, rows):
+    return comm.allreduce(rows.sum(axis=0)) / comm.allreduce(len(rows))
+
+
+def rows(ranks):
+    """Rows of 2 + 3 * rank samples, then also with none on the last rank."""
+    parts = [np.arange(8.0 + 12 * rank).reshape(-1, 4) ** 2 for rank in range(ranks)]
+    return [[(part,) for part in each] for each in (parts, [*parts[:-1], parts[0][:0]])]
+
+
+def of_all(inputs, total):
+    """Every rank's result: `total` of the ranks' sums and numbers of samples."""
+    sums = np.array([part.sum(axis=0) for (part,) in inputs])
+    counts = np.array([[len(part)] for (part,) in inputs])
+    with np.errstate(all="ignore"):
+        return list(total(sums, counts) + 0 * sums)
+
+
+EXERCISES = {
+    "52-1": Exercise(
+        samples_of,
+        cases=[(worker, *rest) for rest in ((2, 12, 4), (1, 6, 3), (3, 36, 9), (4, 64, 16))
+               for worker in range(rest[0])],
+        hint="Which global batch belongs to step 0? The worker keeps its part of it.",
+        mistakes={
+            "Consecutive samples stay together: the batch is cut into pieces.":
+                lambda w, p, n, b: np.arange(n)[w::p].reshape(-1, b // p).tolist(),
+            "First into batches, then each batch to the workers; not the other way.":
+                lambda w, p, n, b: np.arange(n).reshape(p, -1, b // p)[w].tolist(),
+            "Each worker keeps only one part of every batch.":
+                lambda w, p, n, b: np.arange(n).reshape(-1, b).tolist(),
+            "An epoch has samples / batch steps, for every worker.":
+                lambda w, p, n, b: np.arange(n).reshape(-1, b // p).tolist(),
+        },
+        remark="Every step of all workers together is one global batch: as in the serial run."),
+    "52-2": [
+        Exercise(
+            lambda losses, batch: losses.sum() / batch, cases=[case[:2] for case in LOSSES],
+            relative=1e-5, hint="Summed over the replicas, each sample must count 1 / batch.",
+            mistakes={
+                "The mean over this replica: then the sum is too large.": mean,
+                "The mean over nothing is not a number; what is the sum over nothing?":
+                    lambda losses, batch: len(losses) * mean(losses) / batch,
+                "Return the sum of the losses, scaled: one number, not one for each sample.":
+                    lambda losses, batch: losses / batch,
+            }),
+        Exercise(
+            lambda losses, batch, ranks: ranks * losses.sum() / batch, cases=LOSSES, relative=1e-5,
+            hint="In the mean over the ranks, each sample must count 1 / batch.",
+            mistakes={
+                "A mean of means is correct for equal parts only.": mean,
+                "The mean over ranks divides by their number: what undoes that?":
+                    lambda losses, batch, ranks: losses.sum() / batch,
+            },
+            remark="With equal parts, the second is the mean over the rank's own batch: what "
+            "Horovod expects."),
+    ],
+    "52-3": Exercise(
+        tf_config, view=read,
+        cases=[(hosts, each, 4000, index)
+               for hosts, each in ((["a"], 2), (["node1", "node2"], 1), (["x", "y", "z"], 2))
+               for index in range(each * len(hosts))],
+        hint='An object with "cluster" and "task", and in "task" the type and the index.',
+        mistakes={
+            "TF_CONFIG is a variable: use `json.dumps`.": lambda *a: read(tf_config(*a)),
+            "JSON has double quotes: use `json.dumps`.": lambda *a: str(read(tf_config(*a))),
+            "The index counts the workers of all hosts, from 0.":
+                lambda hosts, each, port, i: tf_config(hosts, each, port, i // each),
+            "The index is a number, not a text.":
+                lambda hosts, each, port, i: tf_config(hosts, each, port, str(i)),
+            "Every worker gets the same list: all workers of all hosts, host after host.":
+                lambda hosts, each, port, i: tf_config(hosts, 1, port, i),
+        },
+        remark="All that differs between two workers is the index; mpiexec does this for you."),
+    "52-4": Letters({
+        "rate": ("D", "What is a sum over 8 workers of 8 means?"),
+        "twice": ("A", "Does any worker leave samples to the other?"),
+        "nan": ("F", "0/0: which worker has no samples at the end?"),
+        "startup": ("C", "What must be made before the first operation?"),
+        "ten seconds": ("E", "Which worker sends no heartbeats any more?"),
+        "one device": ("B", "Which interface ignores the request without a message?"),
+    }, "Two of the six give no message at all: A and B. Count samples, look at devices."),
+    "52-5": Exercise(
+        global_mean, ranks=(2, 3), cases=rows,
+        serial=partial(of_all, total=lambda sums, counts: sums.sum(0) / counts.sum()),
+        hint="Sum the rows of all ranks, sum the counts, then divide.",
+        mistakes={
+            "The mean over nothing is NaN, and a sum carries it to every rank.": partial(
+                of_all, total=lambda s, n: (s / n * n).sum(0) / n.sum()),
+            "The sum is right. How many samples are there on all ranks?": partial(
+                of_all, total=lambda s, n: s.sum(0)),
+            "A mean of means counts the samples of a small part more.": partial(
+                of_all, total=lambda s, n: (s / np.maximum(n, 1)).mean(0)),
+            "That is this rank's mean: the samples of the others are missing.": partial(
+                of_all, total=lambda s, n: s / np.maximum(n, 1)),
+        },
+        remark="Two sums, and no part is too small: not even an empty one."),
+}  # fmt: skip
