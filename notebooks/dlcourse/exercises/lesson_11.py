@@ -1,0 +1,204 @@
+"""Exercises of lesson 11: costs of a layer, receptive fields, efficiency, backward pass, ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, letter
+
+RANDOM = np.random.default_rng(4)
+VGG16 = [(k, 2 if k == 2 else 1) for k in (3, 3, 2, 3, 3, 2, *(3, 3, 3, 2) * 3)]
+NETS = ((93e9, 553e6), (45e9, 178e6))  # VGG-16, ResNet-101: flops per image, bytes of the gradient
+
+
+def layer(side, channels, filters, kernel, stride, padding):
+    out = (side + 2 * padding - kernel) // stride + 1
+    work = out**2 * kernel**2 * channels * filters
+    return out, (kernel**2 * channels + 1) * filters, work
+
+
+def field(layers, early=1):
+    """Each layer adds k - 1 steps of all strides before it; early=0 counts its own stride too."""
+    strides = [stride for _, stride in layers]
+    return 1 + sum(
+        (k - 1) * int(np.prod(strides[: i + 1 - early])) for i, (k, _) in enumerate(layers)
+    )
+
+
+def efficiency_of(flops, nbytes, batch, ranks, flops_per_s, bytes_per_s):
+    work_s = batch * flops / flops_per_s
+    return work_s / (work_s + 2 * (ranks - 1) / ranks * nbytes / bytes_per_s)
+
+
+def backward(images, kernels, above):
+    of_kernels, of_images, k = np.zeros_like(kernels), np.zeros_like(images), len(kernels)
+    for y, x in np.ndindex(above.shape[1:3]):
+        window = slice(None), slice(y, y + k), slice(x, x + k)
+        of_kernels += np.tensordot(images[window], above[:, y, x], axes=(0, 0))
+        of_images[window] += np.einsum("bf,ijcf->bijc", above[:, y, x], kernels)
+    return of_kernels, of_images
+
+
+def convolution(batch, height, width, k, channels, filters):
+    shapes = (batch, height, width, channels), (k, k, channels, filters)
+    above = batch, height - k + 1, width - k + 1, filters
+    return tuple(RANDOM.normal(size=shape) for shape in (*shapes, above))
+
+
+def strip(comm, rows, kernel):
+    half, strips = len(kernel) // 2, comm.allgather(rows)
+    above = np.concatenate([np.zeros_like(rows), *strips[: comm.rank]])[-half:]
+    below = np.concatenate([*strips[comm.rank + 1 :], np.zeros_like(rows)])[:half]
+    return convolved(np.concatenate([above, rows, below]), kernel)[half:-half]
+
+
+def convolved(image, kernel, outside="constant"):
+    """The convolution of an image; zeros around it, or above and below what `outside` pads."""
+    half = len(kernel) // 2
+    wide = np.pad(np.pad(image, ((half, half), (0, 0)), outside), ((0, 0), (half, half)))
+    windows = np.lib.stride_tricks.sliding_window_view(wide, kernel.shape)
+    return np.einsum("yxij,ij->yx", windows, kernel)
+
+
+def whole(inputs, outside="constant", turn=1):
+    strips, (kernel, *_) = zip(*inputs, strict=True)
+    image = convolved(np.concatenate(strips), kernel[::turn, ::turn], outside)
+    return np.split(image, np.cumsum([len(rows) for rows in strips])[:-1])
+
+
+def swapped(inputs):
+    """The convolution when each rank sends its first rows down and its last rows up."""
+    half, strips = len(inputs[0][1]) // 2, [rows for rows, _ in inputs]
+    halos = [np.zeros_like(strips[0][:half])]
+    tops, ends = [each[:half] for each in strips], [each[-half:] for each in strips]
+    wide = zip(halos + tops[:-1], strips, ends[1:] + halos, strict=True)
+    return [convolved(np.concatenate(each), inputs[0][1])[half:-half] for each in wide]
+
+
+def strips(ranks):
+    for k in (3, 5):
+        kernel = RANDOM.normal(size=(k, k))
+        yield [(RANDOM.normal(size=(k // 2 + 1 + 2 * r % 3, 6)), kernel) for r in range(ranks)]
+
+
+EXERCISES = {
+    "11-1": Exercise(
+        layer,
+        cases=[
+            *((28, 1, 32, 5, 1, 0), (12, 32, 64, 5, 1, 0), (224, 64, 64, 3, 1, 1)),
+            *((224, 3, 64, 11, 4, 2), (224, 3, 64, 7, 2, 3)),
+        ],
+        hint="Side, weights, multiply-adds, in this order. A window that does not fit is left out.",
+        mistakes={
+            "Padding is on both edges.": lambda n, c, f, k, s, p: layer(n - p, c, f, k, s, p),
+            "A window that does not fit any more is left out.": (
+                lambda n, c, f, k, s, p: layer(n + s - 1, c, f, k, s, p)
+            ),
+            "Each filter has k x k weights for every channel, and one bias. Places do not count.": (
+                lambda *a: (layer(*a)[0], layer(*a)[1] - a[2], layer(*a)[2])
+            ),
+            "At every place of the output, each weight but the biases is used once.": (
+                lambda *a: (*layer(*a)[:2], layer(*a)[0] ** 2 * layer(*a)[1])
+            ),
+        },
+        remark="ResNet-50 begins with 9,472 weights and 118,013,952 multiply-adds.",
+    ),
+    "11-2": [
+        Exercise(
+            field,
+            cases=[
+                *(([(5, 1)],), ([(3, 1), (3, 1)],), ([(5, 1), (2, 2), (5, 1), (2, 2)],)),
+                *(([(7, 2), (3, 2)],), (VGG16,)),
+            ],
+            hint="Begin with 1 pixel; each layer adds k - 1 steps of all strides before it.",
+            mistakes={
+                "A layer's own stride spreads those after it, not itself.": lambda a: field(a, 0),
+                "Behind a stride a step is several pixels: what multiplies the strides?": (
+                    lambda layers: 1 + sum(k - 1 for k, _ in layers)
+                ),
+                "Begin with 1 pixel; a layer adds k - 1 steps, not k.": (
+                    lambda layers: sum(k for k, _ in layers)
+                ),
+            },
+        ),
+        letter(
+            "B",
+            {
+                "A": "Compute both fields: `field([(3, 1), (3, 1)])` and `field([(5, 1)])`.",
+                "C": "With padding both keep the side of the image, and so all of its places.",
+                "D": "Between the two layers is one more map, which training must keep.",
+            },
+            remark="Two 3 x 3 layers see 5 pixels with 18 C weights per filter, a 5 x 5 has 25 C "
+            "and a ReLU less. Before its dense layers VGG-16 sees 212 of 224 pixels.",
+        ),
+    ],
+    "11-3": Exercise(
+        efficiency_of,
+        cases=[
+            (*net, batch, ranks, 6e12, 25e9 / 8)
+            for net in NETS
+            for batch, ranks in ((64, 1), (64, 2), (64, 128), (256, 128))
+        ],
+        relative=1e-9,
+        hint="Seconds of work over seconds of a step.",
+        mistakes={
+            "Seconds of work over seconds of a step, not its complement.": (
+                lambda *a: 1 - efficiency_of(*a)
+            ),
+            "One rank exchanges nothing: its efficiency is 1.": (
+                lambda f, n, b, p, s, w: b * f / s / (b * f / s + 2 * n / w)
+            ),
+            "The work is that of the whole batch, not of one image.": (
+                lambda f, n, b, p, s, w: efficiency_of(f, n, 1, p, s, w)
+            ),
+            "The gradient goes over a link nearly twice: 2 (p - 1) / p times.": (
+                lambda f, n, b, p, s, w: efficiency_of(f, n / 2, b, p, s, w)
+            ),
+        },
+        remark="VGG-16 needs 1.5 times the batch of ResNet-101. But activations need memory, and "
+        "a larger global batch is another training (lesson 25).",
+    ),
+    "11-4": Exercise(
+        backward,
+        cases=[convolution(1, 4, 5, 1, 1, 1), convolution(2, 6, 7, 3, 2, 4)],
+        hint="What does each weight and each pixel get from `above`?",
+        mistakes={
+            "The gradient of an array has its shape, and the kernels' one comes first.": (
+                lambda *given: backward(*given)[::-1]
+            ),
+            "Sum over all images; a mean is another gradient: the loss is not divided here.": (
+                lambda i, k, a: (backward(i, k, a)[0] / len(i), backward(i, k, a)[1])
+            ),
+            "A weight meets a pixel at every place: multiply by `above` there, add up.": (
+                lambda i, k, a: (
+                    backward(i[:, : len(k), : len(k)], k, a[:, :1, :1])[0],
+                    backward(i, k, a)[1],
+                )
+            ),
+            "A pixel gets `above` times the weight that touched it, from every place.": (
+                lambda i, k, a: (backward(i, k, a)[0], backward(i, k[::-1, ::-1], a)[1])
+            ),
+        },
+        remark="Both are convolutions: so training costs about three times as much as inference.",
+    ),
+    "11-5": Exercise(
+        strip,
+        ranks=(2, 3),
+        cases=strips,
+        serial=whole,
+        relative=1e-9,
+        hint="Exchange the halo with the neighbours, and put zeros around the whole image.",
+        mistakes={
+            "Every rank works as if there were zeros behind the seam: exchange the halo.": (
+                lambda inputs: [convolved(*each) for each in inputs]
+            ),
+            "Do not flip the kernel.": lambda inputs: whole(inputs, turn=-1),
+            "The first and the last rank have zeros outside, not each other's rows.": (
+                lambda inputs: whole(inputs, "wrap")
+            ),
+            "Which rows go up, which go down? Your last rows are the next rank's halo.": swapped,
+        },
+        remark="A halo for each layer, or one of ten times the rows once, with work done twice: "
+        "fewer messages against more arithmetic. Lesson 23 splits nets in other ways.",
+    ),
+}
