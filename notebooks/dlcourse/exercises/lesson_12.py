@@ -1,0 +1,230 @@
+"""Exercises of lesson 12: codes, the best judge, other losses, labels, games on ranks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, letter
+
+RANDOM = np.random.default_rng(12)
+BINS = np.array([[0.2, 0.8, 0, 0], [0, 0.5, 0.5, 0], [0.5, 0.5, 0, 0], [0, 0, 0, 1.0]])
+CODES = ((2, 4), (32, 4), (32, 1), (128, 2), (0, 4), (195, 4), (196, 4))  # numbers, bytes of each
+SHAPES = (((5, 4), 3), ((12, 100), 10), ((6, 28, 28, 1), 10), ((4, 3, 2, 3), 2))
+
+
+def images(image_nbytes, code, number_nbytes, weights, never=None):
+    saved = image_nbytes - code * number_nbytes
+    return 4 * weights // saved + 1 if saved > 0 else never
+
+
+def judge_best(p, q):
+    best = np.array([a / (a + b) if a + b else 0.5 for a, b in zip(p, q, strict=True)])
+    value = sum(a * math.log(d) for a, d in zip(p, best, strict=True) if a)
+    return best, value + sum(b * math.log(1 - d) for b, d in zip(q, best, strict=True) if b)
+
+
+def plain(p, q):
+    """`judge_best` without care for bins that one of the two does not visit."""
+    best = p / (p + q)
+    return best, (p * np.log(best)).sum() + (q * np.log(1 - best)).sum()
+
+
+def wasserstein(real, fake, critic=1, generator=-1):
+    import tensorflow as tf
+
+    made = tf.reduce_mean(fake)
+    return critic * (made - tf.reduce_mean(real)), generator * made
+
+
+def call_wasserstein(answer, real, fake):
+    """Both losses, and whether a TensorFlow graph can compute them."""
+    import tensorflow as tf
+
+    losses = answer(real, fake)
+    try:
+        tf.function(answer)(tf.constant(real), tf.constant(fake))
+    except (AttributeError, NotImplementedError, TypeError):
+        return losses, "no TensorFlow graph"
+    return losses, "a TensorFlow graph"
+
+
+def conditioned(samples, labels, classes):
+    hot = np.zeros((*samples.shape[:-1], classes))
+    for row, label in enumerate(labels):
+        hot[row, ..., label] = 1
+    return np.concatenate([samples, hot], axis=-1)
+
+
+def cornered(samples, labels, classes):
+    """The label at the first pixel only."""
+    came = conditioned(samples, labels, classes)
+    came.reshape(len(came), -1, came.shape[-1])[:, 1:, samples.shape[-1] :] = 0
+    return came
+
+
+def play(comm, judge, generator, rate, steps, batch, of_judge, of_generator):
+    for rows, codes in steps:
+        judge = judge - rate / batch * comm.allreduce(of_judge(judge, generator, rows, codes))
+        slope = comm.allreduce(of_generator(judge, generator, codes))
+        generator = generator - rate / batch * slope
+    return judge, generator
+
+
+def of_judge(d, g, rows, z):
+    made = g[0] + g[1] * z
+    real, fake = -1 / (1 + np.exp(d[0] + d[1] * rows)), 1 / (1 + np.exp(-d[0] - d[1] * made))
+    return np.array([real.sum() + fake.sum(), real @ rows + fake @ made])
+
+
+def of_generator(d, g, z):
+    slope = -d[1] / (1 + np.exp(d[0] + d[1] * (g[0] + g[1] * z)))
+    return np.array([slope.sum(), slope @ z])
+
+
+def games(ranks):
+    first = np.array([0.3, -0.2]), np.array([0.5, 1.0]), 0.1
+    steps = RANDOM.normal([[2.0], [0.0]], 1.0, (ranks, 6, 2, 4))
+    yield [(*first, list(each), 4 * ranks, of_judge, of_generator) for each in steps]
+
+
+def game(inputs, own=(False, False), count=None, late=True):
+    """Both nets of each rank; `own`: the gradients that are not summed over the ranks."""
+    nets, step = [each[:2] for each in inputs], inputs[0][2] / (count or inputs[0][4])
+
+    def moved(nets, slopes, which):
+        slopes = slopes if own[which] else [sum(slopes)] * len(slopes)
+        return [net - step * slope for net, slope in zip(nets, slopes, strict=True)]
+
+    for mine in zip(*(each[3] for each in inputs), strict=True):
+        judges, generators = zip(*nets, strict=True)
+        slopes = list(map(lambda d, g, rows: of_judge(d, g, *rows), judges, generators, mine))
+        new = moved(judges, slopes, 0)
+        slopes = map(of_generator, new if late else judges, generators, [z for _, z in mine])
+        nets = list(zip(new, moved(generators, list(slopes), 1), strict=True))
+    return nets
+
+
+def agreed(results):
+    """The nets of rank 0 when all ranks have the same; otherwise which of them differ."""
+    for name, nets in zip(("judges", "generators"), zip(*results, strict=True), strict=True):
+        if any(not np.array_equal(net, nets[0]) for net in nets):
+            return f"other {name} on other ranks"
+    return results[0]
+
+
+EXERCISES = {
+    "12-1": Exercise(
+        images,
+        cases=[(784, n, size, (n + 1) * 256 + 257 * 784) for n, size in CODES],
+        hint="Compare the bytes saved by each image with the bytes spent once.",
+        mistakes={
+            "Does the code of an image cost nothing?": lambda i, c, n, w: -(-4 * w // i),
+            "A code is no image: the decoder must be sent, once.": lambda *a: 1,
+            "A weight of the decoder takes 4 bytes.": lambda i, c, n, w: w // (i - c * n) + 1,
+            "Fewer bytes, not equally many.": lambda i, c, n, w: -(-4 * w // (i - c * n)),
+            "Images are whole.": lambda i, c, n, w: 4 * w / (i - c * n),
+            "A code as large as the image saves nothing: then return None.": (
+                lambda *a: images(*a, never=math.inf)
+            ),
+        },
+        remark="With 32 numbers it pays from 1281 images on: a decoder is a book of codes.",
+    ),
+    "12-2": [
+        Exercise(
+            judge_best,
+            cases=[RANDOM.dirichlet(np.ones(4), 2), (BINS[0], BINS[0]), BINS[:2], BINS[2:]],
+            relative=1e-9,
+            hint="Mean of log D over the true ones, plus mean of log(1 - D) over the made ones.",
+            mistakes={
+                "D asks: of all that land in this bin, what share is true?": (
+                    lambda p, q: (judge_best(q, p)[0], judge_best(p, q)[1])
+                ),
+                "0 / 0: no sample is ever there. Return 0.5.": plain,
+                "0 log 0 counts 0: sum only over the bins that the distribution visits.": (
+                    lambda p, q: (judge_best(p, q)[0], plain(p, q)[1])
+                ),
+                "The judge wants the value to be large: it is never above 0.": (
+                    lambda p, q: (judge_best(p, q)[0], -judge_best(p, q)[1])
+                ),
+                "Mean of log D over the true ones, plus that of log(1 - D) over the made ones.": (
+                    lambda p, q: (judge_best(p, q)[0], np.nansum(p * np.log(judge_best(p, q)[0])))
+                ),
+            },
+        ),
+        letter(
+            "B",
+            {
+                "A": "What does your function return for it? It is a finite number.",
+                "C": "That is the case p = q. Here the judge is right about every sample.",
+                "D": "It never does, in no game, and yet it learns where the two overlap.",
+            },
+            remark="From -1.386 (-log 4, when they are equal) to 0 (wholly apart). There it is 0 "
+            "at any distance, and so gives no direction.",
+        ),
+    ],
+    "12-3": Exercise(
+        wasserstein,
+        call=call_wasserstein,
+        cases=[
+            (RANDOM.normal(size=(n, 1)), RANDOM.normal(at, 1, (n, 1)))
+            for n, at in ((50, 0), (8, 3))
+        ],
+        relative=1e-5,
+        limit_s=60,
+        hint="No logarithm and no sigmoid: means of the scores as they are.",
+        mistakes={
+            "A loss is what decreases: true samples must score high.": lambda *a: wasserstein(
+                *a, -1
+            ),
+            "The generator wants its samples to score high; true ones do not concern it.": (
+                lambda *a: wasserstein(*a, 1, 1)
+            ),
+            "One number for the batch: take the mean over it.": lambda real, fake: (
+                fake - real,
+                -fake,
+            ),
+            "The values are right, but NumPy cannot follow into a graph: use `tf.reduce_mean`.": (
+                lambda real, fake: (np.mean(fake) - np.mean(real), -np.mean(fake))
+            ),
+        },
+        remark="Its slope is 1 at any distance; only the clipped weights keep it from growing.",
+    ),
+    "12-4": Exercise(
+        conditioned,
+        cases=[(RANDOM.normal(size=s), RANDOM.integers(0, n, s[0]), n) for s, n in SHAPES],
+        hint="1 at the sample's own label and 0 elsewhere.",
+        mistakes={
+            "Append a vector to a vector, and to an image one map for each class.": (
+                lambda x, y, n: conditioned(x, 0 * y, 1)
+            ),
+            "The sample comes first and stays as it is.": (
+                lambda x, y, n: np.roll(conditioned(x, y, n), n, axis=-1)
+            ),
+            "1 at the sample's own label and 0 elsewhere, at every pixel.": cornered,
+        },
+        remark="Both nets need the label: a judge without it cannot ask for a kind.",
+    ),
+    "12-5": Exercise(
+        play,
+        ranks=(2, 3),
+        cases=games,
+        view=agreed,
+        serial=game,
+        relative=1e-9,
+        hint="In each step the judge first, then the generator; each with the sum over all ranks.",
+        mistakes={
+            "Is the judge's gradient summed over the ranks?": lambda a: game(a, own=(True, False)),
+            "Is the generator's gradient summed over the ranks?": lambda a: game(
+                a, own=(False, True)
+            ),
+            "The steps are too long: divide by the global batch.": lambda a: game(a, count=4),
+            "The steps are too long: divide the sums.": lambda a: game(a, count=1),
+            "The generator asks the judge after its step, not before.": lambda a: game(
+                a, late=False
+            ),
+        },
+        remark="Two nets, two sums in a step: the generator needs the judge of all ranks.",
+    ),
+}
