@@ -56,6 +56,16 @@ def test_run_gives_one_result_per_rank_in_rank_order(ranks):
     assert not ours(name)
 
 
+@pytest.mark.parametrize("ranks", [[0, 0], [], [-1], [9]])
+def test_ranks_that_cannot_take_part_are_refused_before_anything_runs(cluster, ranks):
+    pids = [each["pid"] for each in cluster.engines]
+    with pytest.raises(ValueError, match=r"`ranks` must be some of 0 to .* each once, got"):
+        cluster.run_on(ranks, os.getpid)
+    with pytest.raises(ValueError, match="each once"):
+        cluster.map(str, [1], ranks=ranks)
+    assert cluster.run(os.getpid) == pids
+
+
 def test_what_ranks_print_appears_behind_their_rank(capsys):
     with Cluster(ranks=2) as cluster:
         cluster.run(who_am_i, 0)

@@ -49,6 +49,8 @@ def test_px_runs_cells_on_the_ranks_under_watch():
         assert run("print(here)") == "5\n"
         with pytest.raises(CellExecutionError, match="targets` must be ranks from 0 to 1"):
             run("%%px --targets 2\n1")
+        with pytest.raises(CellExecutionError, match="each once, as in 0,1, got '0,0'"):
+            run("%%px --targets 0,0\n1")
         with pytest.raises(CellExecutionError, match=r"rank 1 has not joined|rank 1 has returned"):
             run("%%px\nif rank == 0:\n    MPI.COMM_WORLD.barrier()")
         assert "[0] again\n" in run("%%px\nprint('again')")

@@ -184,7 +184,7 @@ class Cluster:
         """Call a function on some of the ranks, as `run` does on all of them.
 
         Args:
-            ranks: the ranks that take part (indices).
+            ranks: the ranks that take part (indices), each once.
             function: a function that can be pickled.
             args: its positional arguments.
             kwargs: its keyword arguments.
@@ -194,6 +194,7 @@ class Cluster:
 
         Raises:
             RankError: as in `run`.
+            ValueError: when there is no rank, one twice, or one that does not exist.
         """
         with self._ready(FunctionRun, ranks) as run:
             return run.results(function, args, kwargs)
@@ -223,11 +224,12 @@ class Cluster:
             RankError: when a rank died; its `outcomes` are of the tasks that had ended.
         """
         packed = payload(function, items)
-        with self._ready(TaskRun, checked_ranks(ranks, self.ranks)) as run:
+        with self._ready(TaskRun, ranks) as run:
             return run.share(packed, len(items), tell, beforehand)
 
     @contextmanager
-    def _ready(self, kind: type, ranks: Sequence[int]) -> Iterator[Any]:
+    def _ready(self, kind: type, ranks: Sequence[int] | None) -> Iterator[Any]:
+        ranks = checked_ranks(ranks, self.ranks)
         if self.client is None or not allocation.alive(self.engines):
             self.restart()
         self.run_number += 1

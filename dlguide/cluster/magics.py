@@ -69,6 +69,7 @@ def options(line: str, ranks: int) -> tuple[list[int], bool]:
     if given.targets == "all":
         return list(range(ranks)), given.local
     words = given.targets.split(",")
-    good = all(word.strip().isdigit() and int(word) < ranks for word in words)
-    require(good, "targets", f"be ranks from 0 to {ranks - 1}, such as 0,1", given.targets)
-    return [int(word) for word in words], given.local
+    chosen = [int(word) for word in words if word.strip().isdigit()]
+    good = len(set(chosen)) == len(words) and max(chosen) < ranks
+    require(good, "targets", f"be ranks from 0 to {ranks - 1}, each once, as in 0,1", given.targets)
+    return chosen, given.local

@@ -119,19 +119,8 @@ def payload(function: Callable[..., Any], items: Sequence[Any], name: str = "fun
 
 
 def checked_ranks(ranks: Sequence[int] | None, everyone: int) -> tuple[int, ...]:
-    """Return the ranks that shall share tasks, each once.
-
-    Args:
-        ranks: those asked for; None for all.
-        everyone: ranks of the cluster (count).
-
-    Returns:
-        tuple: the ranks (indices).
-
-    Raises:
-        ValueError: when there is none, one twice, or one that does not exist.
-    """
-    asked = tuple(range(everyone)) if ranks is None else tuple(ranks)
+    """Return the ranks asked for, None for all; refuse none, one twice, one that does not exist."""
+    asked = tuple(range(everyone) if ranks is None else ranks)
     there = set(asked) <= set(range(everyone)) and len(set(asked)) == len(asked)
     require(bool(asked) and there, "ranks", f"be some of 0 to {everyone - 1}, each once", asked)
     return asked
