@@ -3,7 +3,8 @@
 `mutations.csv` lists the faults. Each one names a function (`module:Class.method`; nothing after
 the colon means the whole module) and replaces a piece of its syntax tree: `old` and `new` are
 Python source, an expression or statements; an empty `new` deletes the statement. `nth` (from 0)
-selects one of several equal pieces. When code moves, only `function` changes in the table.
+selects one of several equal pieces. `tests` names test files that imports do not lead to. When
+code moves, only `function` and `tests` change in the table.
 
     python tools/mutations.py check               # is every fault still at its place?
     python tools/mutations.py run --after         # which tests of `make test` catch them now?
@@ -78,6 +79,7 @@ class Fault:
     old: str
     new: str
     nth: str = ""
+    tests: str = ""
     before: str = ""
     test_before: str = ""
     after: str = ""
@@ -320,7 +322,9 @@ def verdict(
     original = path.read_text()
     # Both sides of the comparison are written from the tree: without comments, on other lines.
     plain, changed = ast.unparse(ast.parse(original)), mutated(original, fault)
-    files = [str(one.relative_to(tree)) for one in Imports(tree).tests(fault.function)]
+    files = [one for one in fault.tests.split() if (tree / one).is_file()]
+    files += [str(one.relative_to(tree)) for one in Imports(tree).tests(fault.function)]
+    files = list(dict.fromkeys(files))
     end = time.monotonic() + limit_s
 
     def outcome(contents: str, arguments: list[str], seconds: float) -> tuple[str, str]:
