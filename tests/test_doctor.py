@@ -22,6 +22,8 @@ from dlguide.cluster import processes
 from dlguide.doctor import checkup, ranks, software, surroundings
 from dlguide.doctor.finding import Finding
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
 
