@@ -20,8 +20,12 @@ TABLE = [{"framework": "A", "modes": "sync async"}, {"framework": "B", "modes": 
 STATEMENTS = ("A sync,B sync", "A async sync,B sync", "B async,A sync x,A sync async", "B sync x")
 
 
-def traces(trees, way, meant="", taken=""):
-    return len({KEYS[taken if way == meant else way](tree) for tree in trees})
+def traces(trees, way):
+    return len({KEYS[way](tree) for tree in trees})
+
+
+def as_if(given, taken):
+    return lambda trees, way: traces(trees, taken if way == given else way)
 
 
 def contradicted(rows, statements, differs=lambda cell, said: set(cell) != set(said)):
@@ -29,7 +33,7 @@ def contradicted(rows, statements, differs=lambda cell, said: set(cell) != set(s
     return [s for s in statements if differs(table[s[0]][s[1]].split(), s[2].split())]
 
 
-def times_as_fast(row, unit):
+def ratio(row, unit):
     return (8 if unit == "steps/s" else 1) * row["gpus_8"] / row["gpus_1"]
 
 
@@ -59,21 +63,14 @@ EXERCISES = {
         hint="Count the different keys: only a call with a new key makes a trace.",
         mistakes={
             "A call whose key was there before needs no new trace.": lambda trees, way: len(trees),
-            "A Python number is part of the key: a new number, a new trace.":
-                lambda *a: traces(*a, "numbers", "tensors"),
-            "A tensor's value is not part of the key; how tensors are nested is.":
-                lambda *a: traces(*a, "tensors", "any list"),
-            "Sentences of the same length can have different trees.":
-                lambda *a: traces(*a, "tensors", "lists"),
-            "The words are tensors here: other words, the same trace.":
-                lambda *a: traces(*a, "tensors", "numbers"),
-            "An array's shape is part of the key, its values are not.":
-                lambda *a: traces(*a, "lists", "numbers"),
-            "The signature says (None, 3): what could be new about a call?":
-                lambda *a: traces(*a, "any list", "lists"),
+            "A Python number is in the key: new number, new trace.": as_if("numbers", "tensors"),
+            "A tensor's value is not in the key; the nesting is.": as_if("tensors", "any list"),
+            "Sentences of one length can have different trees.": as_if("tensors", "lists"),
+            "The words are tensors: other words, the same trace.": as_if("tensors", "numbers"),
+            "An array's shape is part of the key, its values are not.": as_if("lists", "numbers"),
+            "The signature says (None, 3): what is new about a call?": as_if("any list", "lists"),
         },
-        remark="Count the keys, not the calls. What you pass as a tensor is data; the rest is "
-        "program."),
+        remark="Count the keys, not the calls. A tensor is data; the rest is program."),
     "50-2": [
         Exercise(
             contradicted,
@@ -90,26 +87,22 @@ EXERCISES = {
                 "In the order of the statements.": lambda *a: contradicted(*a)[::-1],
             }),
         Letters({
-            "TensorFlow":
-                ("512", {"": "8 GPUs cannot be spread over 64 nodes: so each node has 8."}),
+            "TensorFlow": ("512", {"": "8 GPUs cannot be spread over 64 nodes: each node has 8."}),
             "Caffe": ("256", EACH_4), "Torch": ("256", EACH_4),
             "MXNet": ("256", {"": "The footnote says P2.16xlarge: 16 GPUs in each of 16 nodes."}),
-            "Microsoft Cognitive Toolkit":
-                ("8", {"": "Section 2.2 has 8 nodes with one GPU each."}),
+            "Microsoft Cognitive Toolkit": ("8", {"": "Section 2.2: 8 nodes with one GPU each."}),
             "PyTorch": ("unknown", {"": "8/8 allows 8 and 64, and there is no footnote."}),
         }, "One column, two units, and a number that cannot be read any more."),
     ],
     "50-3": Exercise(
-        times_as_fast,
+        ratio,
         cases=[({"gpus_1": one, "gpus_8": eight}, unit) for unit in ("img/s", "steps/s")
                for one, eight in ((168.334, 843.348), (4.865, 4.227), (10.0, 80.0))],
         hint="The images per second of 8 GPUs, divided by those of one.",
         mistakes={
-            "A step on 8 GPUs processes eight batches.": lambda row, _: times_as_fast(row, "img/s"),
-            "That is the efficiency, the share of 8. How many times as fast is it?":
-                lambda *a: times_as_fast(*a) / 8,
-            "Upside down: a speed-up above 1 means that 8 GPUs do more.":
-                lambda *a: 1 / times_as_fast(*a),
+            "A step on 8 GPUs processes eight batches.": lambda row, _: ratio(row, "img/s"),
+            "That is the efficiency. How many times as fast is it?": lambda *a: ratio(*a) / 8,
+            "Upside down: a speed-up above 1 means that 8 GPUs do more.": lambda *a: 1 / ratio(*a),
         },
         remark="Under the printed unit 8 GPUs train the Transformer more slowly than one; in "
         "steps/s they are 7.0 (Paddle) and 3.9 (TensorFlow) times as fast. Ask for the unit."),

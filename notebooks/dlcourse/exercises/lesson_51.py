@@ -24,6 +24,10 @@ def start(hvd, speaks=lambda hvd: hvd.rank() == 0, where=("rank", "size")):
     return speaks(hvd), slice(getattr(hvd, where[0])(), None, getattr(hvd, where[1])())
 
 
+def late(hvd):
+    return hvd.rank() == 0, slice(None)
+
+
 def call_start(answer, ranks):
     """Which ranks speak, and whether each of 24 samples belongs to one rank."""
     speaking, seen = [], []
@@ -88,10 +92,8 @@ EXERCISES = {
         start, call=call_start, cases=[(1,), (2,), (4,)],
         hint="One rank speaks, and each sample belongs to one rank.",
         mistakes={
-            "A process learns its rank from Horovod, and Horovod must be started.":
-                lambda hvd: (hvd.rank() == 0, slice(None)),
-            "Nothing has given this process its rank: call `hvd.init()`.":
-                lambda hvd: (True, slice(None)),
+            "Horovod gives a process its rank, and must be started first.": late,
+            "This process has no rank yet: call `hvd.init()`.": lambda hvd: (True, slice(None)),
             "One rank must speak, also when there is only one: count from 0.":
                 partial(start, speaks=lambda hvd: hvd.rank() == 1),
             "`hvd.size()` is the same on all ranks; `hvd.rank()` is not.":
@@ -101,22 +103,18 @@ EXERCISES = {
             "Begin at the rank's own number, and step over those of all others, on all hosts.":
                 partial(start, where=("local_rank", "local_size")),
         },
-        remark="`init` is when the processes meet: before it none knows how many they are. The "
-        "slide asks for 'rank #1 (0)': the first rank has the number 0."),
+        remark="In `init` the processes meet: before it none has a rank. The first rank is 0."),
     "51-2": [
         Exercise(
             plan, cases=[(400, 50, 0.02, 1), (1000, 50, 0.02, 4), (1000, 32, 0.1, 3)],
             hint="Steps of a rank, images of all ranks in all of them, and the rate.",
             mistakes={
                 "A step of all ranks uses more images: fewer steps.": lambda *a: plan(*a, a[0]),
-                "Rounded down, too few images are used: round up.":
-                    lambda *a: plan(*a, a[0] // a[3]),
-                "All ranks together must use no fewer images than one process does.":
-                    lambda *a: plan(*a, a[0] // a[3] ** 2),
+                "Rounded down, too few images are used.": lambda *a: plan(*a, a[0] // a[3]),
+                "All ranks must use no fewer images than one.": lambda *a: plan(*a, a[0] // 9),
                 "Steps of a rank, times its batch, times the ranks.":
                     lambda s, b, r, p: plan(s, b, r, p) | {"images": ceil(s / p) * b},
-                "SGD's rule: k times the global batch, k times the rate.":
-                    lambda *a: plan(*a) | {"rate": a[2]},
+                "SGD: k times the batch, k times the rate.": lambda *a: plan(*a) | {"rate": a[2]},
                 "The square root is a rule for Adam and its relatives; here it is SGD.":
                     lambda *a: plan(*a) | {"rate": a[2] * sqrt(a[3])},
             }),
@@ -129,12 +127,10 @@ EXERCISES = {
                 "A straight line from `rate` to `rate * ranks`.": lambda t, r, p, w: r * p,
                 "Begin with the rate of one process, not with 0.":
                     lambda t, r, p, w: r * p * (t / w if t < w else 1),
-                "After the warmup the rate is constant.":
-                    lambda t, r, p, w: r * (1 + (p - 1) * t / (w or 1)),
+                "Then the rate is constant.": lambda t, r, p, w: r * (1 + (p - 1) * t / (w or 1)),
                 "Does the function end in `return`?": lambda *a: None,
             },
-            remark="The larger global batch needs both: fewer steps, each with more images, and a "
-            "larger rate, because there are fewer steps. The warmup is for the first ones."),
+            remark="A larger global batch needs fewer steps, and these a larger rate."),
     ],
     "51-3": Exercise(
         speed, cases=[(*cores, 1e-3, gain, 0.01) for cores in CORES for gain in (0.5, 0.8)],
@@ -166,8 +162,7 @@ EXERCISES = {
             hint="One rank misses an image with 1 - drawn / images, all ranks with its power.",
             mistakes={
                 "Some images are drawn by several ranks; count each once.": lambda n, d, p: d * p,
-                "No rank sees that many; asked is how many are seen.":
-                    lambda *a: a[0] - distinct(*a),
+                "That many no rank sees: how many are seen?": lambda *a: a[0] - distinct(*a),
             }),
         letter("B", {
             "A": "Then a training with a small rate would need no fewer steps on 4 ranks.",

@@ -83,8 +83,7 @@ EXERCISES = {
                 lambda nbytes, cap: [each for each in buckets_of(nbytes, cap) if each >= cap],
             "No bucket is empty.":
                 lambda n, cap: buckets_of(n, cap) + [0] * (buckets_of(n, cap)[-1] >= cap),
-            "In the order of sending: what is ready first is sent first.":
-                lambda *a: buckets_of(*a)[::-1],
+            "In the order of sending: ready first, sent first.": lambda *a: buckets_of(*a)[::-1],
         },
         remark=f"With a cap of 200000 bytes, {sum(MNIST_CNN[:4]) / sum(MNIST_CNN):.0%} of all bytes"
         " of this lesson's net are in the first message: nothing smaller can begin before it."),
@@ -97,15 +96,13 @@ EXERCISES = {
                 lambda kernel, *sizes: kernel.T,
             "Height and width have changed places.": partial(for_pytorch, axes=(3, 2, 1, 0)),
         },
-        remark="With 1 x 1 pixels a transpose is enough: a test with that case alone would prove "
-        "little."),
+        remark="With 1 x 1 pixels a transpose is enough: that case alone would prove little."),
     "53-3": Exercise(
         corrected, ranks=(2, 3), call=call_corrected, cases=parts, serial=of_all,
         hint="Add up your rows; multiply by the ranks, divide by the samples of *all* ranks.",
         mistakes={
             "All ranks must call `average` equally often, here once.": partial(of_all, once=False),
-            "That is the mean of the ranks' means: a rank with few samples weighs too much.":
-                mean_of_means,
+            "The mean of the ranks' means: a rank with few samples weighs too much.": mean_of_means,
             "`average` divides by the number of ranks: your part must be that much larger.":
                 lambda inputs: of_all(inputs, divide=len(inputs)),
         },

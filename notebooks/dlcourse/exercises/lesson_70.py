@@ -1,0 +1,182 @@
+"""Exercises of lesson 70: laws, turning points, waiting, observations, a forecast."""
+
+from functools import partial
+from math import log2, sqrt
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, Letters, NotAnswered, WrongAnswer
+
+SERIES = (  # published ones, of which up to 8 workers are given
+    *("guide: MXNet ps-lite, batch 64", "guide: Horovod + PyTorch"),
+    *("thesis: Horovod + TensorFlow, batch 64", "thesis: Horovod + PyTorch, batch 128"),
+    "Amazon EC2 distributed: InceptionV3, synthetic, batch 64",
+    "Amazon EC2 distributed: ResNet-152, synthetic, batch 32",
+)
+EXCHANGE_S = 0.02
+HIGH, LOW, SHAPE = (
+    "The steps grow: a straight line keeps the last efficiency for ever.",
+    "The steps grow too fast: they gain the same with each doubling of 1, 2, 4, 8.",
+    "Which parts of a step grow with the workers? One coefficient may do.",
+)
+
+
+def speed_ups(speed_up, workers, share):
+    job = 1 + share
+    return job / (1 / speed_up + share), job / (1 / speed_up + share / workers), job / share
+
+
+def instead(place, function):
+    """One of the three speed-ups is that of a function of the same arguments."""
+    return lambda *a: tuple(function(*a) if i == place else s for i, s in enumerate(speed_ups(*a)))
+
+
+def crossover(workers, latency_s, bytes_per_s, down=2, whole=False):
+    tree, ring = down * log2(workers), 2 * (workers - 1)
+    sent = ring if whole else ring / workers
+    return latency_s * bytes_per_s * (ring - tree) / (tree - sent)
+
+
+def interval_s(between_s, workers, checkpoint_s):
+    return sqrt(2 * checkpoint_s * between_s / workers)
+
+
+def waiting(comm, step_s, exchange_s):
+    everyone = np.array(comm.allgather(step_s))
+    slowest = everyone.max(axis=0).sum()
+    seconds = slowest + len(step_s) * exchange_s
+    return seconds, (slowest - everyone.sum() / comm.size) / seconds
+
+
+def steps(ranks):
+    random = np.random.default_rng(70)
+    return [[(each, EXCHANGE_S) for each in random.uniform(0.1, 0.2, (ranks, 12))]]
+
+
+def waited(inputs, way="step by step", exchanges=12, share=lambda wait, all_s, ranks: wait / all_s):
+    """All ranks' seconds and share, from what counts as the computing of all steps."""
+    every, ranks = np.array([own for own, _ in inputs]), len(inputs)
+    step_s, rank_s, mean_s = every.max(axis=0).sum(), every.sum(axis=1).max(), every.sum() / ranks
+    computing_s = {"step by step": step_s, "one rank": rank_s, "mean": mean_s}[way]
+    all_s = computing_s + exchanges * EXCHANGE_S
+    return [(all_s, share(computing_s - mean_s, all_s, ranks))] * ranks
+
+
+def forecast(points, workers, shape=np.log2):
+    counts = np.array(list(points), float)
+    step_s = counts / np.array(list(points.values()))
+    table = np.stack([np.ones(len(counts)), shape(counts)], axis=1) / step_s[:, None]
+    a, b = np.linalg.lstsq(table, np.ones(len(counts)), rcond=None)[0]
+    return float(workers / (a + max(b, 0.0) * shape(float(workers))))
+
+
+def check_forecast(answer):
+    """Two laws, then published series of which the answer sees the numbers of workers up to 8."""
+    from dlguide.scaling import predict
+
+    def predicted(points, workers):
+        came = answer({count: speed for count, speed in points.items() if count <= 8}, workers)
+        if came is ...:
+            raise NotAnswered
+        if not (isinstance(came, int | float | np.number) and np.isfinite(came)):
+            raise WrongAnswer("Expected: a finite number of images/s.")
+        return came
+
+    few = {count: 100.0 * count / (1 + 0.1 * log2(count)) for count in (1, 2, 4, 8, 64)}
+    line, came = predicted({count: 100.0 * count for count in few}, 32), predicted(few, 64)
+    if abs(line / 3200 - 1) > 0.06:
+        more = " Is that the throughput of all workers together?" if line <= 120 else ""
+        raise WrongAnswer(f"No loss at all is 3200 images/s on 32, not {line:.5g}.{more}")
+    if abs(came / few[64] - 1) > 0.12:
+        text = f"If each doubling adds a tenth to a step: {few[64]:.0f} images/s on 64, not"
+        raise WrongAnswer(f"{text} {came:.5g}. {HIGH if came > few[64] else LOW}")
+    series = predict.published_series()
+    asked = [(series[name], count) for name in SERIES for count in series[name] if count > 8]
+    away = np.abs([predicted(points, count) / points[count] - 1 for points, count in asked])
+    median, within = np.median(away), np.mean(away <= 0.1)
+    text = f"Published series: median error {median:.1%}, {within:.0%} within 10 %."
+    if median > 0.04 or within < 0.8:
+        raise WrongAnswer(f"{text} {SHAPE}")
+    print(text)
+
+
+EXERCISES = {
+    "70-1": Exercise(
+        speed_ups, cases=[(29.4, 32, 0.013), (7.0, 8, 0.1), (500.0, 1000, 0.002)], relative=1e-3,
+        hint="Time of the whole job on one worker, over its time on all.",
+        mistakes={
+            "One worker evaluates, too.": instead(0, lambda s, p, share: 1 / (1 / s + share)),
+            "Only the training is so much faster; the evaluation takes as long as before.":
+                instead(0, lambda s, p, share: s),
+            "The evaluation is divided by the workers.": instead(1, lambda s, p, share: s),
+            "The training takes 1 / `speed_up`.": instead(1, lambda s, p, share: p),
+            "If training took no time, what is left?": instead(2, lambda s, p, share: p),
+            "One worker trains and evaluates.": instead(2, lambda s, p, share: 1 / share),
+        },
+        remark="An evaluation of one hundredth allows 101 times, however many workers you rent."),
+    "70-2": [
+        Exercise(
+            crossover, relative=1e-3,
+            cases=[(4, 1e-6, 1e10), (2, 2e-6, 5e9), (64, 1.5e-6, 12.5e9), (1024, 50e-6, 1.25e9)],
+            hint="Set the two formulas equal and solve for the bytes.",
+            mistakes={
+                "A tree goes down, too: 2 log2 p messages in turn.": partial(crossover, down=1),
+                "A ring's messages are a p-th of the array.": partial(crossover, whole=True),
+                "Bytes, not bits.": lambda *a: 8 * crossover(*a),
+                "Put your bytes into both formulas: ring and tree must take equally long.":
+                    lambda p, latency_s, bytes_per_s: latency_s * bytes_per_s * (p - 1),
+            }),
+        Exercise(
+            interval_s, relative=0.05,
+            cases=[(1e8, 1000, 30.0), (1e8, 10_000, 5.0), (3e7, 100, 60.0), (2e6, 1, 10.0)],
+            hint="Write down the share that is lost, and set its derivative to zero.",
+            mistakes={
+                "Any of them stops all: how often does some worker fail?":
+                    lambda between_s, p, c: interval_s(between_s, 1, c),
+                "More workers fail more often, so the interval becomes shorter.":
+                    lambda between_s, p, c: p * interval_s(between_s, p, c),
+                "A failure comes half-way between two checkpoints, on average.":
+                    lambda *a: interval_s(*a) / sqrt(2),
+                "That is the square: seconds times seconds.": lambda *a: interval_s(*a) ** 2,
+            },
+            remark="For two workers a ring never loses. A hundred times the workers: a tenth "
+            "of the interval, ten times the share that is lost."),
+    ],
+    "70-3": Exercise(
+        waiting, ranks=(2, 3), cases=steps, serial=waited,
+        hint="In each step all wait for its slowest rank; then comes one exchange.",
+        mistakes={
+            "One rank's times are not enough. `comm.allreduce(x, op=MPI.MAX)` gives them to all.":
+                lambda inputs: [(own.sum() + 12 * EXCHANGE_S, 0.0) for own, _ in inputs],
+            "The slowest rank of a step need not be that of the next: compare step by step.":
+                partial(waited, way="one rank"),
+            "Every step has its exchange.": partial(waited, exchanges=1),
+            "No rank waits for the mean.": partial(waited, way="mean"),
+            "That is in seconds. Which part of the time is it?":
+                partial(waited, share=lambda wait, all_s, ranks: wait),
+            "In the exchange no rank waits for a slower one: all take part in it.": partial(
+                waited, share=lambda wait, all_s, ranks: (wait + 12 * EXCHANGE_S) / all_s),
+            "Divide by the time of all ranks, not by that of one.":
+                partial(waited, share=lambda wait, all_s, ranks: wait * ranks / all_s),
+            "Of all ranks' seconds: what is neither computing nor exchange.": partial(
+                waited, share=lambda wait, all_s, ranks: 1 - wait / all_s),
+        },
+        remark="The slowest rank alone would need less: in other steps another one was late."),
+    "70-4": Letters({
+        "MXNet at 64": ("B", "All workers send through the same few places. What is full there?"),
+        "AlexNet on 4": ("D", "The global batch remains 128. What has each GPU left to compute?"),
+        "two of four": ("F", "A whole node does better than half of one. Who has the other half?"),
+        "29.4 or 22.5": ("A", "The training itself is 29.4 times as fast. What else takes time?"),
+        "1.00 at 8 GPUs": ("E", "Read the column's name: times as fast as what?"),
+        "none is slow": ("C", "No worker is slow on average. And the last one of each step?"),
+    }, "Four of the six are no property of the training: server, neighbours, baseline, others."),
+    "70-5": Exercise(
+        forecast, check=check_forecast,
+        mistakes={
+            "Is that the throughput of all workers together?": lambda *a: forecast(*a) / a[1],
+            HIGH: lambda points, workers: points[1] * workers,
+            LOW: partial(forecast, shape=lambda counts: counts - 1),
+            SHAPE: lambda *a: 0.95 * forecast(*a),
+        },
+        remark="No small number of workers shows what comes with a large one."),
+}  # fmt: skip
