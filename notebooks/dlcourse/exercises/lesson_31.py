@@ -1,0 +1,174 @@
+"""Exercises of lesson 31: threads per core, communication cores, KMP_AFFINITY, binding ranks."""
+
+import os
+import threading
+from contextlib import suppress
+from itertools import product
+
+from dlcourse.exercises.engine import Exercise, Letters
+
+NODES = [(2, 4, 2, 6), (2, 4, 2, 16), (1, 4, 2, 5), (2, 24, 2, 22), (4, 3, 4, 48)]
+ORDERS = {"compact,1": (2, 0, 1), "compact": (0, 1, 2), "scatter": (2, 1, 0)}  # slowest level first
+NUMBERINGS = (
+    (48, 2, lambda cpu: cpu // 24),
+    (48, 2, lambda cpu: cpu % 2),
+    (12, 1, lambda cpu: cpu // 3),
+)
+CAUSES = {
+    "four are slower": ("E", "How many threads has each core, if no rank knows of the others?"),
+    "half is idle": ("C", "At which number does each of them begin?"),
+    "no effect": ("F", "Which libraries read that variable, and which do not?"),
+    "both sockets": ("A", "The 1 in `compact,1,0` moves the innermost level outwards: which one?"),
+    "one image": ("B", "The same threads are paid for by 256 images. What do they share for one?"),
+    "a core given away": ("D", "k / (c - k): what is it for 1 of 2, and for 2 of 24?"),
+}
+
+
+def crowding(ranks, cores, told):
+    threads = ranks * (cores if told is None else told)
+    return threads, threads / cores
+
+
+def communication_cpus(socket_of, each):
+    own = [[cpu for cpu in socket_of if socket_of[cpu] == s] for s in sorted({*socket_of.values()})]
+    return ",".join(str(cpu) for cpus in own for cpu in cpus[-each:])
+
+
+def sockets_of(answer, socket_of, each):
+    """What is wrong with a list of CPUs, of which many are correct."""
+    text = answer(socket_of, each)
+    if not isinstance(text, str):
+        return text
+    cpus, sockets = [int(part) for part in text.split(",")], sorted({*socket_of.values()})
+    faults = {
+        "another number of CPUs": len(cpus) != each * len(sockets),
+        "CPUs that do not exist": not {*cpus} <= {*socket_of},
+        "one CPU twice": len({*cpus}) < len(cpus),
+        "CPUs of another socket": [socket_of.get(cpu) for cpu in cpus]
+        != [socket for socket in sockets for _ in range(each)],
+    }
+    return next((fault for fault, found in faults.items() if found), "CPUs of the own socket")
+
+
+def landing(kind, sockets, cores, siblings, threads):
+    places = product(range(sockets), range(cores), range(siblings))
+    places = sorted(places, key=lambda place: [place[level] for level in ORDERS[kind]])
+    return [(t * sockets + s) * cores + c for s, c, t in places[:threads]]
+
+
+def confused(kind, other):
+    return lambda given, *node: landing(other if given == kind else given, *node)
+
+
+def share(rank, ranks, cpus):
+    return cpus[rank::ranks] or [cpus[rank % len(cpus)]]
+
+
+def pin(comm, cpus):
+    bind(dict.fromkeys(masks(), share(comm.rank, comm.size, cpus)))
+
+
+def masks():
+    found = {}
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):
+            found[thread] = sorted(os.sched_getaffinity(thread))
+    return found
+
+
+def bind(masks):
+    for thread, cpus in masks.items():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, cpus)
+
+
+def bound(answer, comm, cpus):
+    """The mask of the calling thread, and whether all others have it; then all are restored."""
+    gate, before = threading.Event(), masks()
+    threading.Thread(target=gate.wait).start()  # at least one other thread
+    bind(dict.fromkeys(masks(), cpus))
+    try:
+        came, after = answer(comm, [*cpus]), masks()
+    finally:
+        bind(before)
+        gate.set()
+    own = after.pop(threading.get_native_id())
+    return came if came is ... else (own, all(cpus == own for cpus in after.values()))
+
+
+def serial(inputs, own=share, others=True):
+    return [(own(rank, len(inputs), cpus), others) for rank, (cpus,) in enumerate(inputs)]
+
+
+EXERCISES = {
+    "31-1": Exercise(
+        crowding,
+        [(1, 2, None), (2, 2, 1), (2, 2, None), (4, 2, 2), (4, 4, 2), (2, 48, 22), (2, 48, None)],
+        {
+            "Threads of one rank, times the ranks.": lambda p, c, t: (t or c, (t or c) / c),
+            "A rank that is told nothing knows of no other: it takes every core that it "
+            "sees.": lambda p, c, t: crowding(p, c, t) if t else (c, 1.0),
+            "All threads, divided by the cores they share.": lambda p, c, t: (
+                crowding(p, c, t)[0],
+                crowding(p, c, t)[0] / p,
+            ),
+        },
+        hint="Two numbers: the threads of all ranks, and these divided by the cores.",
+        remark="The 2019 workshop's 4 ranks x 2 threads on 2 cores were 4 threads per core. And 2 "
+        "ranks that are told nothing already make 2 per core, on every machine.",
+    ),
+    "31-2": Exercise(
+        communication_cpus,
+        [({cpu: socket(cpu) for cpu in range(n)}, each) for n, each, socket in NUMBERINGS],
+        {
+            "Numbers with commas between them, nothing else.": lambda *case: "cpu 0",
+            "`each` CPUs for each process, and one process for each "
+            "socket.": lambda socket_of, each: ",".join(map(str, range(each))),
+            "Take the CPUs from `socket_of`.": lambda *case: "22,23,46,48",
+            "Each CPU once.": lambda *case: "0,0,24,24",
+            "On which sockets are the CPUs of each process?": lambda *case: "39,38,43,42",
+        },
+        hint='Return a text such as "39,38,43,42".',
+        remark="The list of 2019 fails for both numberings. Run `lscpu -e` before you copy one.",
+        call=sockets_of,
+    ),
+    "31-3": Exercise(
+        landing,
+        [(kind, *node) for kind in ORDERS for node in NODES],
+        {
+            "Core after core of socket 0, then 1; then the second hardware threads.": confused(
+                "compact,1", "compact"
+            ),
+            "Fill a core with all its hardware threads before you take the next one.": confused(
+                "compact", "compact,1"
+            ),
+            "As far apart as possible: sockets in turn; second hardware threads come "
+            "last.": confused("scatter", "compact,1"),
+        },
+        hint="`compact,1` goes core after core, second hardware threads last; `compact` fills a "
+        "core first; `scatter` takes the sockets in turn, second hardware threads last.",
+        remark="So `compact,1,0` with 22 threads fills the cores of one socket, a thread on each.",
+    ),
+    "31-4": Exercise(
+        pin,
+        lambda ranks: [[(sorted(os.sched_getaffinity(0)),)] * ranks],
+        {
+            "`os.sched_setaffinity(0, ...)` binds the calling thread only. Go through all the "
+            "numbers in `/proc/self/task`.": lambda i: serial(i, others=False),
+            "Nothing is bound: which CPUs of the list are this rank's?": lambda i: serial(
+                i, lambda r, p, cpus: cpus
+            ),
+            "All ranks are on one core: start at `comm.rank`.": lambda i: serial(
+                i, lambda r, p, cpus: cpus[:1]
+            ),
+        },
+        hint="Which CPUs of the list are this rank's? Start at `comm.rank`, continue in steps of "
+        "`comm.size`; with more ranks than CPUs begin again at the first.",
+        remark="TensorFlow, MPI and Python start many threads: a mask that only the first one has "
+        "binds nothing that computes.",
+        call=bound,
+        ranks=(2, 3),
+        serial=serial,
+    ),
+    "31-5": Letters(CAUSES, "None of the six raises an error: let every run print its masks."),
+}

@@ -1,0 +1,208 @@
+"""Exercises of lesson 41: speed of a pipeline, buffers, causes, a `tf.data` pipeline, steps."""
+
+from itertools import chain, islice
+from math import ceil, inf
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, Letters, NotAnswered
+
+BATCH = 4  # of 41-5
+STAGES = [(4e-3, 2e-3, 1e-3, 1, False, 4), (4e-3, 2e-3, 1e-3, 1, True, 4)]
+STAGES += [(1e-3, 6e-3, 2e-3, 3, True, 16), (1e-3, 6e-3, 2e-3, 3, False, 16)]
+STAGES += [(1e-3, 4e-3, 4e-3, 2, True, 2), (1e-3, 4e-3, 4e-3, 2, True, 1)]
+BUFFERS = [(0, 10, 1, 4), (7, 10, 5, 4), (40, 10, 16, 8), (2, 3, 100, 8), (500, 1000, 1000, 100)]
+BUFFERS += [(999, 100, 50, 52)]
+SIZES = (101, 2, 10), (64, 4, 8), (30, 3, 7), (12, 1, 5), (200, 1, 10)  # samples, ranks, batch
+CAUSES = {
+    "same crops": ("B", "What did the cache keep: the picture, or one random crop of it?"),
+    "never seen": ("A", "Two ranks share one list only if both have the same list."),
+    "last step": ("E", "51 and 50 samples in batches of 10: how many steps has each rank?"),
+    "prefetch": ("F", "Prefetch gives work to another thread. Which core does it run on?"),
+    "memory": ("C", "Count bytes: a decoded picture against its JPEG."),
+    "two epochs": ("D", "What is in the buffer when the first epoch has been read to its end?"),
+}
+
+
+def speed(read_s, decode_s, train_s, threads, prefetch, cores):
+    stages = read_s, decode_s / threads, train_s
+    return 1 / (max(*stages, (decode_s + train_s) / cores) if prefetch else sum(stages))
+
+
+def mixed(sample, per_class, buffer, batch):
+    return max(0, sample - buffer + 1), min(batch, ceil((batch + buffer - 1) / per_class))
+
+
+def pipeline(rank, ranks, samples, batch, seed, epoch):
+    import tensorflow as tf
+
+    numbers = tf.data.Dataset.range(samples).shuffle(samples, seed=1000 * seed + epoch)
+    return numbers.batch(batch * ranks).map(lambda part: part[rank::ranks])
+
+
+def sizes():
+    import tensorflow  # noqa: F401  before the clock of the answer starts
+
+    return [({"samples": n, "ranks": ranks, "batch": batch},) for n, ranks, batch in SIZES]
+
+
+def epoch(answer, case):
+    """What is wrong with the batches of all ranks in an epoch, or with the order of several."""
+    samples, ranks, batch = case.values()
+
+    def batches(rank=0, seed=3, epoch=0):
+        came = answer(rank, ranks, samples, batch, seed, epoch)
+        if came is ...:
+            raise NotAnswered
+        return [np.asarray(one).tolist() for one in islice(came.as_numpy_iterator(), 1001)]
+
+    every = [batches(rank) for rank in range(ranks)]
+    taken = [*chain(*chain(*every))]
+    faults = {
+        "an epoch without end": any(len(mine) > 1000 for mine in every),
+        "batches that are too large": any(len(one) > batch for mine in every for one in mine),
+        "samples twice": len({*taken}) < len(taken),
+        "samples never": len(taken) < samples,
+        "unequal steps": len({len(mine) for mine in every}) > 1,
+    }
+    if samples == 200:
+        faults |= {
+            "another order the second time": batches() != every[0],
+            "an order that is hardly mixed": max(chain(*every[0][:2])) <= 100,
+            "the same order in another epoch": batches(epoch=1) == every[0],
+            "the same order for another seed": batches(seed=4) == every[0],
+        }
+    return next((fault for fault, found in faults.items() if found), "every sample once")
+
+
+class Batches(list):
+    """In place of a dataset, for mistakes."""
+
+    as_numpy_iterator = list.__iter__
+
+
+def pieces(numbers, size):
+    return [numbers[begin : begin + size] for begin in range(0, len(numbers), size)]
+
+
+def common(order, rank, ranks, batch):
+    return [part[rank::ranks] for part in pieces(order, batch * ranks)]
+
+
+def mistaken(cut=common, seeds=lambda rank, ranks, seed, epoch: (seed, epoch), mixed=True):
+    def answer(rank, ranks, samples, batch, seed, epoch):
+        random = np.random.default_rng(seeds(rank, ranks, seed, epoch))
+        order = random.permutation(samples) if mixed else np.arange(samples)
+        return Batches(cut(order, rank, ranks, batch))
+
+    return answer
+
+
+def equal_steps(comm, mine, batch):
+    from mpi4py import MPI
+
+    steps = comm.allreduce(ceil(len(mine) / batch), op=MPI.MAX)
+    return [mine[step * batch : (step + 1) * batch] for step in range(steps)]
+
+
+def unequal(ranks):
+    """Samples of each rank; in the second case rank 0 has none."""
+    counts = [7 + 6 * rank for rank in range(ranks)], [9 * rank for rank in range(ranks)]
+    return [
+        [([*range(100 * r, 100 * r + n)], BATCH) for r, n in enumerate(each)] for each in counts
+    ]
+
+
+def serial(inputs, steps=lambda mine, counts: max(counts), size=BATCH):
+    counts = [ceil(len(mine) / BATCH) for mine, _ in inputs]
+    wanted = [steps(count, counts) for count in counts]
+    found = [pieces(mine, size)[:n] for (mine, _), n in zip(inputs, wanted, strict=True)]
+    return [each + [[]] * (n - len(each)) for each, n in zip(found, wanted, strict=True)]
+
+
+def steps(results):
+    """Of each rank the number of steps, its samples, and whether the batches are small enough."""
+    return [(len(e), sorted(chain(*e)), all(len(one) <= BATCH for one in e)) for e in results]
+
+
+EXERCISES = {
+    "41-1": Exercise(
+        speed,
+        STAGES,
+        {
+            "Without prefetch add the seconds of all stages, one after the other; then 1 / "
+            "seconds.": lambda *case: speed(*case[:4], True, case[5]),
+            "With prefetch the stages run at the same time: the slowest alone "
+            "counts.": lambda *case: speed(*case[:4], False, case[5]),
+            "Decode and train must share the cores: they cannot compute more than "
+            "that.": lambda *case: speed(*case[:5], inf),
+        },
+        hint="Find the seconds per sample of the whole pipeline; then 1 / seconds.",
+        remark="Prefetch brings at most a factor of 2 for two stages, and nothing on full cores.",
+    ),
+    "41-2": Exercise(
+        mixed,
+        BUFFERS,
+        {
+            "Never below 0.": lambda i, c, b, n: (i - b + 1, mixed(i, c, b, n)[1]),
+            "At place k the buffer has taken in the samples 0 to k + buffer - "
+            "1.": lambda i, c, b, n: (max(0, i - b), mixed(i, c, b, n)[1]),
+            "When the last sample of the batch is drawn: which samples have been taken "
+            "in?": lambda i, c, b, n: (mixed(i, c, b, n)[0], ceil(b / c)),
+            "A batch cannot contain more classes than samples.": lambda i, c, b, n: (
+                mixed(i, c, b, n)[0],
+                ceil((n + b - 1) / c),
+            ),
+        },
+        hint="Two numbers, the place and the classes: which samples has the buffer taken in?",
+        remark="ImageNet has about 1300 images per class: with a buffer of 1000 the first batch "
+        "of 256 has a single class. Shuffle once when you write, or shuffle the indices.",
+    ),
+    "41-3": Letters(CAUSES, "Four of the six raise no error: count samples, bytes and steps."),
+    "41-4": Exercise(
+        pipeline,
+        sizes,
+        {
+            "Return a `tf.data.Dataset` of batches.": lambda *case: [[1, 2]],
+            "An epoch ends: no `repeat`.": mistaken(lambda *case: common(*case) * 1001),
+            "A rank's batch has at most `batch` samples.": (
+                mistaken(lambda order, rank, ranks, batch: pieces(order, batch * ranks))
+            ),
+            "Do all ranks cut the same order? A shuffle needs the same seed everywhere.": mistaken(
+                seeds=lambda rank, ranks, *seeds: (rank, *seeds)
+            ),
+            "Is a rest dropped?": mistaken(lambda *case: common(*case)[:-1]),
+            "Cut global batches of `batch * ranks` first; then each rank takes its part of "
+            "each.": mistaken(lambda order, rank, ranks, b: pieces(order[rank::ranks], b)),
+            "A run that continues from a checkpoint must find the order it had: seed the "
+            "shuffle.": mistaken(seeds=lambda rank, ranks, *seeds: seeds if ranks > 1 else None),
+            "Shuffle with a buffer that contains all samples.": mistaken(mixed=False),
+            "The seed must depend on the epoch.": mistaken(seeds=lambda *case: case[2]),
+            "The seed must depend on the run's seed.": mistaken(seeds=lambda *case: case[3]),
+        },
+        hint="All ranks cut one order, shuffled with one seed, into global batches.",
+        remark="A rank with nothing in the last step still takes it: the others wait for it.",
+        call=epoch,
+    ),
+    "41-5": Exercise(
+        equal_steps,
+        unequal,
+        {
+            "Ask the others: `comm.allreduce(mine, op=MPI.MAX)` gives the largest "
+            "count.": lambda inputs: serial(inputs, lambda own, counts: own),
+            "Do not cut to the shortest rank: pad the others with empty batches.": lambda inputs: (
+                serial(inputs, lambda own, counts: min(counts))
+            ),
+            "No more steps than the longest rank needs: the largest count, not the "
+            "sum.": lambda inputs: serial(inputs, lambda own, counts: sum(counts)),
+            "A batch has at most `batch` samples: the last one is shorter.": lambda inputs: serial(
+                inputs, size=BATCH + 1
+            ),
+        },
+        hint="Return a list of batches, each a list of samples, as many on all ranks.",
+        remark="One allreduce per epoch is enough, and no rank waits for another in a step.",
+        view=steps,
+        ranks=(2, 3),
+        serial=serial,
+    ),
+}

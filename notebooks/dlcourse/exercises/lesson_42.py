@@ -1,0 +1,151 @@
+"""Exercises of lesson 42: opens, stripes, what limits, samples from peers."""
+
+import pickle
+from functools import partial
+from math import ceil
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, Letters
+
+FLOATS = 500  # in a row of 42-4, so that rows are large compared with their numbers
+TO_ALL = ("Allgather", "Allgatherv", "Bcast", "allgather", "bcast")
+FILES = [(1_280_000, 40.0, 20_000.0, 0.05), (1_281_167, 40.0, 20_000.0, 0.5)]
+FILES += [(112_120, 60.0, 15_000.0, 0.125), (60_000, 30.0, 20_000.0, 1.0)]
+CAUSES = {
+    "A": ("metadata", "More nodes change nothing, and the targets are idle. What is left?"),
+    "B": ("requests", "33 MB/s of 500 MB/s: not the bytes. What else does a target count?"),
+    "C": ("latency", "No server is busy. Two requests at a time help. So what is waited for?"),
+    "D": ("client link", "More nodes help, more requests do not: what belongs to a node?"),
+    "E": ("bandwidth", "Large requests in order, and more targets help at once."),
+}
+
+
+def samples_per_file(samples, epoch_s, opens_per_s, share):
+    return ceil(samples / (share * opens_per_s * epoch_s))
+
+
+def place_of(offset, stripe, count, first, targets):
+    number = offset // stripe
+    return (first + number % count) % targets, number // count * stripe + offset % stripe
+
+
+def stripes():
+    random, cases = np.random.default_rng(42), [(0, 4, 2, 1, 5), (5, 4, 1, 0, 5), (9, 4, 2, 3, 8)]
+    for targets in random.integers(2, 9, 12).tolist():
+        count, first = random.integers(1, targets + 1), random.integers(targets)
+        cases.append((int(random.integers(5000)), 64, int(count), int(first), targets))
+    return cases
+
+
+def fetch(comm, kept, wanted):
+    owners = [np.flatnonzero(wanted % comm.size == rank) for rank in range(comm.size)]
+    requests = comm.alltoall([wanted[places] // comm.size for places in owners])
+    rows = np.empty((len(wanted), kept.shape[1]))
+    rows[np.concatenate(owners)] = np.concatenate(comm.alltoall([kept[each] for each in requests]))
+    return rows
+
+
+class Watched:
+    """A communicator that notes when more than `most` bytes are sent to all ranks."""
+
+    def __init__(self, comm, most):
+        self.comm, self.most, self.noted = comm, most, False
+
+    def __getattr__(self, name):
+        method = getattr(self.comm, name)
+        return partial(self.to_all, method) if name in TO_ALL else method
+
+    def to_all(self, method, value, *rest, **named):
+        array = value[0] if isinstance(value, list) and value else value  # or [array, count, type]
+        nbytes = array.nbytes if hasattr(array, "nbytes") else len(pickle.dumps(value))
+        self.noted |= nbytes > self.most
+        return method(value, *rest, **named)
+
+
+def watched(answer, comm, kept, wanted):
+    """The rows, and whether a rank has sent its whole part to all."""
+    comm = Watched(comm, kept.nbytes / 2)
+    rows = answer(comm, kept, wanted)
+    return rows if len(wanted) or np.size(rows) else kept[:0], comm.noted
+
+
+def epochs(ranks):
+    """An epoch in random order; rank 0 wants what the last rank keeps, and the others nothing."""
+    data = np.random.default_rng(43).normal(size=(12 * ranks + 1, FLOATS))
+    order = np.random.default_rng(44).permutation(len(data))
+    kept = [data[rank::ranks] for rank in range(ranks)]
+    last = [np.arange(ranks - 1, len(data), ranks), *[order[:0]] * (ranks - 1)]
+    return [[(k, order[r::ranks]) for r, k in enumerate(kept)], [*zip(kept, last, strict=True)]]
+
+
+def rows(inputs, owner=lambda s, p: s % p, row=lambda s, p: s // p, wish=lambda w, p: w, noted=0):
+    found, p = [], len(inputs)
+    for _, wanted in inputs:
+        parts = [(inputs[owner(s, p)][0], row(s, p)) for s in wish(wanted, p)]
+        samples = [part[at % len(part)] for part, at in parts]
+        found.append((np.array(samples).reshape(-1, FLOATS), noted))
+    return found
+
+
+EXERCISES = {
+    "42-1": Exercise(
+        samples_per_file,
+        FILES,
+        {
+            "How many files may be opened in the seconds of an epoch, not in one "
+            "second?": lambda n, epoch_s, *rest: samples_per_file(n, 1, *rest),
+            "A whole number, rounded up: files that are too small are too "
+            "many.": lambda n, epoch_s, opens, share: n // (share * opens * epoch_s),
+            "Here one file per image is allowed. A file holds at least one sample.": lambda *case: (
+                samples_per_file(*case) - (samples_per_file(*case) == 1)
+            ),
+            "Only `share` of the opens are yours.": lambda *case: samples_per_file(*case[:3], 1),
+        },
+        hint="Samples divided by the files that you may open in an epoch, a whole number.",
+        remark="In the guide's run 32 images per file leave 95 % of the opens to others.",
+    ),
+    "42-2": Exercise(
+        place_of,
+        stripes,
+        {
+            "There is no such target. After the last one comes target 0.": lambda o, s, c, f, t: (
+                f + o // s % c,
+                place_of(o, s, c, f, t)[1],
+            ),
+            "That uses all targets. This file is spread over `count` of "
+            "them.": lambda o, s, c, f, t: ((f + o // s) % t, place_of(o, s, c, f, t)[1]),
+            "That is the byte in the file. The target does not hold the other "
+            "stripes.": lambda o, *rest: (place_of(o, *rest)[0], o),
+            "Which stripes of the file are before it on the same target?": lambda o, s, *rest: (
+                place_of(o, s, *rest)[0],
+                o % s,
+            ),
+        },
+        hint="The stripes take turns over `count` targets: which one has the byte's stripe?",
+        remark="So any node computes which target to ask: reading needs no metadata server.",
+    ),
+    "42-3": Letters(CAUSES, "Change one thing and see what stays the same: that names the limit."),
+    "42-4": Exercise(
+        fetch,
+        epochs,
+        {
+            "One row for each wanted sample.": lambda i: rows(i, wish=lambda wanted, p: wanted[1:]),
+            "All are there, in another order: bring them into the order of `wanted`.": lambda i: (
+                rows(i, wish=lambda w, p: w[np.argsort(w % p, kind="stable")])
+            ),
+            "Some come from a rank that does not keep them. Sample s is on rank s % "
+            "ranks.": lambda i: rows(i, owner=lambda s, p: (s + 1) % p),
+            "The owner is right. Sample s is the row s // ranks of those it keeps.": lambda i: rows(
+                i, row=lambda s, p: s
+            ),
+            "Then each node needs room for all. Send each owner the list of what you want from "
+            "it.": lambda i: rows(i, noted=1),
+        },
+        hint="A row for each wanted sample: sample s is the row s // ranks of rank s % ranks.",
+        remark="Every sample came once, from its owner, and none from the file system.",
+        call=watched,
+        ranks=(2, 3),
+        serial=rows,
+    ),
+}
