@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 import pytest
-from lanes import RANKS
+from lanes import long
 from on_ranks import on_ranks
 
 from dlguide.checks import MissingComponentError
@@ -209,7 +209,7 @@ def everything(samples, global_batch):
 
 
 @needs_pytorch
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [2, *long(1, 3, 4)])
 def test_every_way_is_the_serial_training(tmp_path, ranks):
     arguments = {"samples": SAMPLES, "global_batch": GLOBAL_BATCH}
     everyone = on_ranks(ranks, everything, tmp_path, env=ONE_THREAD, **arguments)
