@@ -1,0 +1,196 @@
+"""Exercises of lesson 81: iterations, rates, causes, gains, moving averages."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+
+from dlcourse.exercises.engine import Exercise, Letters
+
+RANDOM = np.random.default_rng(81)
+SHAPES = ((446, 8040, 7638, 4.8, 0.1, 5e-5), (30, 360, 306, 0.2, 0.004, 1e-4))
+LINES = [RANDOM.uniform(0.74, 0.80, seeds) for seeds in (5, 3, 8)]
+
+
+def iterations(images, workers, batch, epochs, warmup, leaves):
+    epoch = images / (workers * batch)
+    up = int(warmup * epoch)
+    return up, round(epochs * epoch) - up, round(leaves * epoch), round((epochs - leaves) * epoch)
+
+
+def whole_epochs(images, workers, batch, epochs, warmup, leaves):
+    epoch = ceil(images / (workers * batch))
+    return iterations(epoch, 1, 1, epochs, warmup, leaves)
+
+
+def course(step, warmup, whole, left, top, start, decay):
+    if step < warmup:
+        return start + (top - start) * step / warmup, decay, True
+    if step < left:
+        return top * (whole - step) / (whole - warmup), decay, True
+    end = top * (whole - left) / (whole - warmup)
+    return end * ((whole - step) / (whole - left)) ** 2, 2 * decay, False
+
+
+def other_rate(rate):
+    """`course` with another rate, from (right rate, *arguments)."""
+    return lambda *at: (rate(course(*at)[0], *at), *course(*at)[1:])
+
+
+def gain(line, collapsed, freedom=1, seeds=None):
+    apart = 100 * (np.array(collapsed) - np.array(line))
+    return apart.mean(), apart.std(ddof=freedom) / (seeds or len(apart)) ** 0.5
+
+
+def unpaired(line, collapsed):
+    spread = np.var(line, ddof=1) + np.var(collapsed, ddof=1)
+    return gain(line, collapsed)[0], 100 * (spread / len(line)) ** 0.5
+
+
+def errors():
+    pair = LINES[-1], LINES[-1] + 0.02 + 0.008 * np.random.default_rng(8).normal(size=8)
+    return (
+        f"Taken in pairs the error of 8 seeds is {gain(*pair)[1]:.2f} points, otherwise "
+        f"{unpaired(*pair)[1]:.2f}: the common beginning makes the difference easier to see."
+    )
+
+
+def averages(comm, batches, momentum):
+    return comm.allreduce(moved(batches, momentum)) / comm.size
+
+
+def moved(batches, momentum):
+    """Moving mean and variance of one worker."""
+    kept = np.array([np.zeros(batches[0].shape[1]), np.ones(batches[0].shape[1])])
+    for batch in batches:
+        kept = momentum * kept + (1 - momentum) * np.array([batch.mean(axis=0), batch.var(axis=0)])
+    return kept
+
+
+def workers(function=np.mean, turn=False):
+    """Serially the same averages on all ranks: of all workers' moving averages."""
+    return lambda inputs: (
+        [function([moved(own, 1 - m if turn else m) for own, m in inputs], axis=0)] * len(inputs)
+    )
+
+
+def together(inputs):
+    steps = [np.concatenate(each) for each in zip(*(own for own, _ in inputs), strict=True)]
+    return [moved(steps, inputs[0][1])] * len(inputs)
+
+
+EXERCISES = {
+    "81-1": Exercise(
+        iterations,
+        cases=[
+            *((1_280_683, 896, 16, 90, 5, 85.5), (960, 2, 16, 12, 1, 10.2)),
+            (50_000, 8, 100, 30, 2, 28.3),
+        ],
+        hint="Warmup, decay, snapshot, last part: epochs times images over the global batch.",
+        mistakes={
+            "Divide by the global batch: that of all workers together.": (
+                lambda n, w, b, *rest: iterations(n, 1, b, *rest)
+            ),
+            "An epoch may be no whole number of updates: divide first, round last.": whole_epochs,
+            "The decay begins where the warmup ends: subtract the warmup's updates.": (
+                lambda *a: (iterations(*a)[0], sum(iterations(*a)[:2]), *iterations(*a)[2:])
+            ),
+            "The warmup is rounded down.": lambda *a: (
+                ceil(a[4] * a[0] / (a[1] * a[2])),
+                *iterations(*a)[1:],
+            ),
+            "The last part begins at a fraction of an epoch and lasts to the end.": (
+                lambda *a: (*iterations(*a)[:2], *iterations(*a[:5], int(a[5]))[2:])
+            ),
+        },
+        remark="The first ones are the guide's 446 and 7594; and the file that its part 2 loads "
+        "has the name of iteration 7638.",
+    ),
+    "81-2": Exercise(
+        course,
+        cases=[
+            (step, up, whole, left, *rest)
+            for up, whole, left, *rest in SHAPES
+            for step in (0, up // 2, up, (up + left) // 2, left - 1, left, (left + whole) // 2)
+        ],
+        relative=1e-9,
+        hint="A straight line up, a straight line to 0 at `whole`; from `left` on a square.",
+        mistakes={
+            "In a straight line from the first rate; at the warmup's end the highest.": (
+                other_rate(lambda r, s, up, n, left, top, *_: top * s / up if s < up else r)
+            ),
+            "In a straight line to 0 at `whole`, from the warmup's end on.": other_rate(
+                lambda r, s, up, n, left, top, *_: top * (n - s) / n if up <= s < left else r
+            ),
+            "The last part begins with the rate that the line has there; the square follows.": (
+                other_rate(
+                    lambda r, s, up, n, left, top, *_: (
+                        r if s < left else top * ((n - s) / (n - left)) ** 2
+                    )
+                )
+            ),
+            "The weight decay doubles where the last part begins.": (
+                lambda *at: (course(*at)[0], at[-1], course(*at)[2])
+            ),
+            "The weight decay is not doubled before the last part.": (
+                lambda *at: (course(*at)[0], 2 * at[-1], course(*at)[2])
+            ),
+            "Plain images belong to the last part, and only to it.": (
+                lambda *at: (*course(*at)[:2], True)
+            ),
+        },
+        remark="The line arrives at 4.8 x 402 / 7594 = 0.254: the solver of part 2 has this value.",
+    ),
+    "81-3": Letters(
+        {
+            "94.5 epochs": ("D", "What had part 1 done already when part 2 left it?"),
+            "too slow": ("F", "How many of what, per second? The bytes are not many."),
+            "three times": ("A", "Compare an image's size in the guide with a published one."),
+            "one process": ("B", "What else computes on these cores? On which socket are they?"),
+            "test above training": ("E", "Which images are counted while training, and when?"),
+            "smaller batches": ("C", "What does a worker see of the others' images?"),
+        },
+        remark="Five of the six are no faults of the net: read what was counted before you fix it.",
+    ),
+    "81-4": Exercise(
+        gain,
+        cases=[(each, each + RANDOM.normal(0.02, 0.008, len(each))) for each in LINES],
+        relative=1e-9,
+        hint="The deviation of the differences, divided by the square root of their number.",
+        mistakes={
+            "Collapsed minus line, please.": lambda a, b: gain(b, a),
+            "In percentage points, please.": lambda a, b: np.divide(gain(a, b), 100),
+            "Both endings begin from one checkpoint: take the differences seed by seed.": unpaired,
+            "The mean was estimated from the same values: divide by one seed less (ddof=1).": (
+                lambda a, b: gain(a, b, 0)
+            ),
+            "That is the deviation of one seed; the mean of several varies less.": (
+                lambda a, b: gain(a, b, seeds=1)
+            ),
+        },
+        remark=errors,
+    ),
+    "81-5": Exercise(
+        averages,
+        ranks=(2, 3),
+        cases=lambda ranks: [
+            [([*RANDOM.normal(3 * r + 1, 1 + r, (6, 16, 2))], 0.95) for r in range(ranks)]
+        ],
+        serial=workers(),
+        relative=1e-9,
+        hint="Begin with mean 0 and variance 1, with the variance of each batch (divided by 16).",
+        mistakes={
+            "At the end of the epoch the ranks take the mean of their averages.": (
+                lambda inputs: [moved(*each) for each in inputs]
+            ),
+            "0.95 is what a step keeps of the average, not the share of the batch.": workers(
+                turn=True
+            ),
+            "No rank sees the others' batches: each has its own mean and variance.": together,
+            "A mean over ranks, not a sum.": workers(np.sum),
+        },
+        remark="The variance of all images together is larger than what each worker saw: the "
+        "workers had different images here, and none could see it.",
+    ),
+}
