@@ -1,0 +1,181 @@
+"""Exercises of lesson 82: the busiest process, first batches, fair claims, causes, nodes first."""
+
+from functools import partial
+
+import numpy as np
+
+from dlcourse.exercises.compare import brief, same
+from dlcourse.exercises.engine import Exercise, Letters, NotAnswered, WrongAnswer
+from dlguide import published
+
+WAYS = ("allreduce", "dist_sync", "dist_device_sync", "dist_async")
+
+
+def busiest(way, gpus, each, servers, nbytes, ring=1, joins=True, worker=1, part=1):
+    if way == "allreduce":
+        return 2 * (gpus - ring) / gpus * nbytes
+    return max(worker * nbytes, gpus / (each if joins else 1) * nbytes / servers**part)
+
+
+def without_first(images_per_s, images, batches, first_s, time=1, taken=1):
+    return (batches - taken) * images / (batches * images / images_per_s - time * first_s)
+
+
+def rate(framework, workers, **more):
+    fits = {"framework": framework, "workers": workers, **more}.items()
+    (row,) = (row for row in published.load("throughput") if fits <= row.items())
+    return row["images_per_s"]
+
+
+RUNS = [
+    (row["framework"], row["workers"], row["first_s"]) for row in published.load("first_batches")
+]
+FIRSTS = [(rate(name, p, batch_per_worker=128), 128 * p, 200, first_s) for name, p, first_s in RUNS]
+TORCH, HOROVOD = map(without_first, *zip(*FIRSTS[2:], strict=True))  # on 32 GPUs
+UPS = [FIRSTS[i][0] / rate(RUNS[i][0], 1) for i in (2, 3)]
+MXNET, AHEAD = partial(rate, "MXNet ps-lite"), rate("Horovod + PyTorch", 4)
+FAIR = {  # claim: letter, number, what to say of another, {what to say of a number: this number}
+    "8.9 % ahead": ("A", AHEAD / MXNET(4, data="synthetic"), "Read the column `data` of both rows.",
+        {"That is the claim itself. Which data did each read?": AHEAD / MXNET(4, data="ImageNet")}),
+    "7 % ahead": ("B", HOROVOD / TORCH, "What else than training is in both means?",
+        {"Those means contain the first batch.": UPS[1] / UPS[0],
+         "Turn it round: Horovod over PyTorch.": TORCH / HOROVOD}),
+    "28x": ("E", MXNET(32) / MXNET(1) / 32, "Recompute it: one GPU, real images, measured alike.",
+        {"The text says so; what does the table give?": 0.875}),
+    "60.6x": ("C", 4 * 60.6, "What is 1.0 in that table?",
+        {"That is the efficiency over a node. Times one GPU is asked for.": 60.6 / 64,
+         "That counts in nodes of four GPUs.": 60.6}),
+    "29.4x": ("D", 148.27 / 6.60, "It is about a whole training. What does the clock say?",
+        {"That is the throughput. How many hours did each take?": UPS[1]}),
+}  # fmt: skip
+ANSWERS = {claim: (letter, number) for claim, (letter, number, *_) in FAIR.items()}
+UNFAIR = {why: {**ANSWERS, claim: ("F", n)} for claim, (_, n, why, _) in FAIR.items()} | {
+    hint: {**ANSWERS, claim: (letter, trap)}
+    for claim, (letter, _, _, traps) in FAIR.items()
+    for hint, trap in traps.items()
+}
+
+
+def check_claims(answers):
+    if not isinstance(answers, dict) or set(answers) != set(FAIR):
+        raise WrongAnswer(f"Expected: a dictionary with the claims {', '.join(FAIR)}.")
+    for claim, (letter, number, why, traps) in FAIR.items():
+        said = answers[claim]
+        if said is ... or (isinstance(said, tuple | list) and any(part is ... for part in said)):
+            raise NotAnswered
+        trap = next((hint for hint, one in traps.items() if same(said, (letter, one), 2e-3)), "")
+        if trap or not same(said, (letter, number), 5e-3):
+            raise WrongAnswer(f"{claim!r}: not {brief(said)}. {trap or why}")
+
+
+def nodes_first(comm, gradient, nodes):
+    total, lowest = gradient.copy(), [nodes.index(node) for node in nodes]
+    above = lowest[comm.rank] if lowest[comm.rank] != comm.rank else 0
+    below = [rank for rank, low in enumerate(lowest) if low == comm.rank != rank]
+    below += sorted({*lowest} - {0}) if comm.rank == 0 else []
+    for rank in below:
+        total += comm.recv(source=rank)
+    if comm.rank:
+        comm.send(total, above)
+        total = comm.recv(source=above)
+    for rank in below:
+        comm.send(total, rank)
+    return total
+
+
+class Watched:
+    """A communicator for messages between two ranks, which notes those to another node."""
+
+    def __init__(self, comm, nodes):
+        self.comm, self.nodes, self.crossed = comm, nodes, []
+
+    def __getattr__(self, name):
+        if name not in ("send", "recv", "Send", "Recv", "Get_rank", "Get_size", "rank", "size"):
+            raise AttributeError(f"Only send, recv, Send and Recv are allowed here, not {name}.")
+        return partial(self.noted, name) if name in ("send", "Send") else getattr(self.comm, name)
+
+    def noted(self, name, data, dest, *args, **named):
+        self.crossed += [dest] if self.nodes[dest] != self.nodes[self.comm.rank] else []
+        getattr(self.comm, name)(data, dest, *args, **named)
+
+
+def call_nodes_first(answer, comm, gradient, nodes):
+    """The sum, the gradient, and whether messages leave or reach a node past its lowest rank."""
+    watched, lowest = Watched(comm, nodes), [nodes.index(node) for node in nodes]
+    came = answer(watched, gradient, [*nodes])
+    past = any(dest != lowest[dest] for dest in watched.crossed)
+    return came, gradient, bool(watched.crossed) and comm.rank != lowest[comm.rank], past
+
+
+def summed(inputs, of=lambda total, own, node, lowest: total, touched=0, speaks=False, past=False):
+    """`of`: what a rank returns, from the sum, its gradient, its node's; is it the lowest?"""
+    gradients, nodes = np.array([own for own, _ in inputs]), inputs[0][1]
+    results = []
+    for rank, own in enumerate(gradients):
+        node = gradients[np.equal(nodes, nodes[rank])].sum(axis=0)
+        result = of(gradients.sum(axis=0), own, node, nodes.index(nodes[rank]) == rank)
+        results.append((result, own + touched, speaks, past))
+    return results
+
+
+EXERCISES = {
+    "82-1": Exercise(
+        busiest,
+        cases=[(way, *case, 1e8) for way in WAYS
+               for case in ((2, 2, 1), (8, 4, 2), (8, 1, 2), (8, 2, 16), (64, 4, 16))],
+        hint="A server answers every process, with the part of the weights that it holds.",
+        mistakes={
+            "A rank of the ring sends 2 (p - 1) messages of n / p bytes.": partial(busiest, ring=0),
+            "A process's GPUs add up first, `device` or not.": partial(busiest, joins=False),
+            "Is that one server, or all of them?": partial(busiest, part=0),
+            "The busiest may be no server: what does a worker send?": partial(busiest, worker=0),
+            "A server answers every process, with the part of the weights that it holds.":
+                lambda way, p, *rest: busiest(way, p if way == "allreduce" else 1, *rest),
+        },
+        remark="64 GPUs, 16 nodes with a server each: 102e6 bytes per step; in a ring 201e6."),
+    "82-2": Exercise(
+        without_first, cases=FIRSTS,
+        hint="How long did all batches take together? And all but one?",
+        mistakes={
+            "The first batch's images must go with its time.": partial(without_first, taken=0),
+            "The first batch's time must go with its images.": partial(without_first, time=0),
+            "That is the first batch. The others are asked for.":
+                lambda images_per_s, images, batches, first_s: images / first_s,
+            "How long did all batches take together? And all but one?":
+                lambda images_per_s, *rest: images_per_s,
+        },
+        remark=f"32 GPUs: PyTorch {TORCH:.0f} images/s, Horovod {HOROVOD:.0f}: no longer faster."),
+    "82-3": Exercise(
+        ANSWERS, check=check_claims, mistakes=UNFAIR,
+        remark="One of five was fair. Ask of a ratio: over what, of what, on what, since when?"),
+    "82-4": Letters({
+        "2 GPUs less efficient than 4": ("C", "Which other programs were on the node?"),
+        "88 % on 32, 61 % on 64": ("A", "It was well until then: what ends all at once?"),
+        "22.7x with 32 images, 26.7x with 128":
+            ("E", "What does a step cost that does not depend on its images?"),
+        "8 GPUs: 1.00 exactly": ("F", "Nothing is without loss: where is it hidden?"),
+        "0.273 of 0.581 s a batch": ("B", "The column is called Data."),
+        "first batch 21.9 s, 9.95 s": ("D", "Data 12.0 s and 1.1 s: what begins there?"),
+    }, remark="Four of the six have nothing to do with the exchange of gradients."),
+    "82-5": Exercise(
+        nodes_first, ranks=(3, 4), call=call_nodes_first, serial=summed,
+        view=lambda ranks: ([one[:2] for one in ranks], np.any([one[2:] for one in ranks], axis=0)),
+        cases=lambda p: [[(np.sin(np.arange(6) + rank), [*nodes]) for rank in range(p)]
+                         for nodes in ((np.arange(p) + 1) // 2, np.arange(p) % 2)],
+        hint="Does every gradient count once, and does the sum come back to all ranks?",
+        mistakes={
+            "Return it on every rank, also on those that only hand theirs over.": partial(
+                summed, of=lambda total, own, node, lowest: total if lowest else None),
+            "Work on a copy: `gradient.copy()`.": partial(summed, touched=1),
+            "Hand it to your node's lowest rank, which sends for all.":
+                partial(summed, speaks=True),
+            "Send it to that node's lowest rank, which hands it on.": partial(summed, past=True),
+            "That is the mean. The sum is asked for.": lambda inputs: summed(
+                inputs, of=lambda total, own, node, lowest: total / len(inputs)),
+            "What the others have has not come here.": partial(
+                summed, of=lambda total, own, node, lowest: total if lowest else own),
+            "The other nodes' part is missing: the lowest ranks must add up, too.":
+                partial(summed, of=lambda total, own, node, lowest: node),
+        },
+        remark="NCCL inside, MPI between nodes: of 4 GPUs per node one sends on the network."),
+}  # fmt: skip
