@@ -105,11 +105,9 @@ EXERCISES = {
         hint="Fewer elements than ranks give empty parts; p - 1 steps add, p - 1 steps hand on. "
         "Which part does a rank send in step s?",
         mistakes={
-            "Write it with messages between neighbours: `comm.Sendrecv`.":
-                partial(summed, collective=True),
+            "Send between neighbours, with `comm.Sendrecv`.": partial(summed, collective=True),
             "A ring sends one part per step, not the whole array.": partial(summed, more=True),
-            "Nothing came back: return the array with the sum.":
-                partial(summed, of=lambda *_: None),
+            "Nothing came back: return the array of sums.": partial(summed, of=lambda *_: None),
             "Every rank still has its own values. Return the array with the sum.":
                 partial(summed, of=lambda total, own, rank: own),
             "Only one part has its sum: p - 1 further steps must hand the sums on.": partial(

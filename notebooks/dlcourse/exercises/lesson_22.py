@@ -84,8 +84,7 @@ EXERCISES = {
             staleness, cases=[(order,) for order in ORDERS],
             hint="The updates between sending the weights and using the gradient, in order.",
             mistakes={
-                "A worker's own last update is in the weights that it got back.":
-                    partial(staleness, own=0),
+                "A worker got its own last update with the weights.": partial(staleness, own=0),
                 "A worker's first gradient: its weights had seen no update at all.":
                     partial(staleness, first=1),
             }),
@@ -115,8 +114,7 @@ EXERCISES = {
             "Workers have different numbers of samples: weight each gradient by its own.":
                 partial(descent, weigh=False),
             "The weights did not change: which rank makes the update?": partial(descent, rate=0),
-            "The server is correct, a worker is not: does the last answer arrive?":
-                partial(descent, late=True),
+            "Only the server is correct: does the last answer arrive?": partial(descent, late=True),
             "Return the weights on every rank, also on the server.": partial(descent, back=False),
             "Do not change the given array: work on a copy.": partial(descent, untouched=False),
         },

@@ -143,8 +143,7 @@ EXERCISES = {
             "Work on a copy.": lambda w, s: (np.copyto(w, prune(w, s)[0]) or w, prune(w, s)[1]),
             "How many is that share? The others stay as they are.": lambda w, s: prune(w, 1 - s),
             "The smallest by absolute value go: -3 is large.": partial(prune, size=np.array),
-            "4 bytes for a float32 and 4 for its place, for each weight left.":
-                partial(prune, stored=4),
+            "4 bytes per float32 and 4 for its place, for each one left.": partial(prune, stored=4),
         },
         remark="Below half removed it takes more memory than before, and it costs further epochs."),
     "23-5": Exercise(

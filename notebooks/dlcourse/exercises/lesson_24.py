@@ -113,8 +113,7 @@ EXERCISES = {
                     partial(break_even, twice=0, gathered=1),
                 "What is gathered grows with the ranks: each message goes to all others.":
                     partial(break_even, gathered=1),
-                "A ring sends nearly twice the gradient: 2 (p - 1)/p n.":
-                    partial(break_even, twice=0),
+                "A ring sends nearly twice as much: 2 (p - 1)/p n.": partial(break_even, twice=0),
             }),
         letter(
             "B",

@@ -110,12 +110,9 @@ EXERCISES = {
                for rate, last in ((0.1, 0.1), (0.2, 0.1), (0.8, 0.2), (0.08, 0.8))],
         hint="v <- m (new rate / old rate) v - new rate x gradient; w <- w + v.",
         mistakes={
-            "The steps in the velocity were made with the old rate: correct them.":
-                partial(step, power=0),
-            "Upside down: after a rise of the rate the old steps are too short.":
-                partial(step, power=-1),
-            "Correct the old velocity only: the gradient has the new rate already.":
-                partial(step, both=2),
+            "The velocity's steps had the old rate: correct them.": partial(step, power=0),
+            "Upside down: after a rise the old steps are too short.": partial(step, power=-1),
+            "Correct only the velocity: the gradient has the new rate.": partial(step, both=2),
             "w <- w + v.": partial(step, sign=-1),
         },
         remark="The weights of u <- m u + g, w <- w - rate u, which needs no correction."),
@@ -152,8 +149,7 @@ EXERCISES = {
                 partial(recipe, weigh=False),
             "The sum of all ranks' gradients must be divided by all their samples.":
                 partial(recipe, weigh=False, total=True),
-            "With the rate in the velocity a change of the rate must be corrected.":
-                partial(recipe, inside=True),
+            "With the rate inside, correct a change of the rate.": partial(recipe, inside=True),
         },
         remark="One process with the global batch, rate and warmup has the same weights."),
 }  # fmt: skip
