@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -306,10 +307,19 @@ def test_disk_that_fills_up_while_saving_leaves_the_earlier_ones(tmp_path, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CheckpointError, match=rf"10\.dlguide .*: No space left .* {path.name} is"):
         checkpoint.save(tmp_path, *net(2), 10, 2)
-    assert checkpoint.latest(tmp_path) == path
+    assert list(tmp_path.iterdir()) == [path], "what was written takes no space"
     assert checkpoint.read(path)[0].step == 5
+
+
+def test_processes_that_write_into_one_folder_do_not_disturb_each_other(tmp_path):
+    # Each thread opens files of its own, as a process does.
+    steps = range(60)
+    with ThreadPoolExecutor(4) as writers:
+        saved = writers.map(lambda step: checkpoint.save(tmp_path, *net(), step, 1, keep=99), steps)
+        assert {checkpoint.read(path)[0].step for path in saved} == set(steps)
+    assert checkpoint_file.finished(tmp_path) == sorted(tmp_path.iterdir())
 
 
 def test_size_told_beforehand_is_that_of_the_file(tmp_path):

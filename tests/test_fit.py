@@ -172,6 +172,26 @@ def test_finished_checkpoint_is_announced_before_anything_else(mnist, tmp_path, 
     assert again.test_accuracy == before.test_accuracy[-1:]
 
 
+def test_two_trainings_with_one_checkpoint_folder_are_refused(mnist, tmp_path):
+    ways = {"net": "mlp", "data": mnist, "batch": 25, "checkpoint": tmp_path}
+    found = []
+
+    def report(**_):
+        if not found:
+            with pytest.raises(checkpoint.CheckpointError) as refused:
+                fit(**ways)
+            found.append(str(refused.value))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(**ways, report=report)
+    (text,) = found
+    assert text.startswith(f"Process {os.getpid()} on ")
+    assert f"trains with the checkpoints in {tmp_path}. Wait until" in text
+    fit(**ways)  # an interrupted training keeps nobody out
+    assert [path.suffix for path in tmp_path.iterdir()] == [".dlguide"]
+
+
 def test_checkpoint_of_another_training_is_refused(mnist, tmp_path):
     fit("mlp", mnist, batch=25, checkpoint=tmp_path)
     before = checkpoint.latest(tmp_path).read_bytes()

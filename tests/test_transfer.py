@@ -385,7 +385,7 @@ def test_one_process_at_a_time_downloads_a_file(server, tmp_path):
 
     with (
         locked(tmp_path / "file.lock", wait=False),
-        pytest.raises(TransferError, match=r"Another process is at work on file in"),
+        pytest.raises(TransferError, match=rf"Process {os.getpid()} on .* is at work on file in"),
     ):
         transfer.fetch_file(server.url, tmp_path / "file")
     assert server.asked == []

@@ -67,7 +67,7 @@ def save(
 
     Raises:
         ValueError: when a weight is not finite, so that it never takes the place of a good one.
-        OSError: when the file cannot be written; the earlier ones are still there.
+        CheckpointError: when the file cannot be written; the earlier ones are still there.
     """
     require_count(step, "step", least=0)
     require_count(epoch, "epoch", least=0)

@@ -7,12 +7,16 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dlguide.data.transfer.errors import NoLocksError
+from dlguide.data.transfer.locking import locked
 
 # Raised whenever a file of an earlier dlguide would be read wrongly; 1 knew no `within`.
 VERSION = 2
@@ -22,6 +26,7 @@ _FIRST_LINE = re.compile(re.escape(_MAGIC) + rb"(\d{1,4}) ([0-9a-f]{64})")
 _NAME = re.compile(r"checkpoint-(\d{9})(-within)?\.dlguide")
 # One name for all unfinished files, so that a killed save leaves one and not one more each time.
 _UNFINISHED = "checkpoint.partial"
+_WRITING = "checkpoint.lock"  # held by the process that writes the unfinished file
 
 
 class CheckpointError(RuntimeError):
@@ -70,6 +75,7 @@ def write(
 
     The bytes go to a temporary file, to the disk (fsync), and only then, by a rename, to their
     name; the file begins with the version of its form and the SHA-256 of all that follows.
+    Processes that write into one folder do so one after the other.
 
     Args:
         folder: where to write; it exists.
@@ -83,7 +89,7 @@ def write(
         Path: the file.
 
     Raises:
-        OSError: when the file cannot be written; the earlier ones are still there.
+        CheckpointError: when the file cannot be written; the earlier ones are still there.
     """
     header = {
         "step": step,
@@ -101,14 +107,33 @@ def write(
         digest.update(part)
     ending = "" if within is None else "-within"
     path, unfinished = folder / f"checkpoint-{step:09d}{ending}.dlguide", folder / _UNFINISHED
-    with open(unfinished, "wb") as file:
-        file.write(_MAGIC + f"{VERSION} {digest.hexdigest()}\n".encode())
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
-    _sync_folder(folder)  # the rename itself must reach the disk before an older one goes
+    try:
+        with ExitStack() as held:
+            with suppress(NoLocksError):
+                held.enter_context(locked(folder / _WRITING, wait=True))
+            try:
+                with open(unfinished, "wb") as file:
+                    file.write(_MAGIC + f"{VERSION} {digest.hexdigest()}\n".encode())
+                    file.writelines(parts)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(unfinished, path)
+            except OSError:
+                unfinished.unlink(missing_ok=True)  # the space that it takes
+                raise
+        _sync_folder(folder)  # the rename itself must reach the disk before an older one goes
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written: {error.strerror}. {_after_a_failed_write(folder)}"
+        ) from error
     return path
+
+
+def _after_a_failed_write(folder: Path) -> str:
+    files = finished(folder)
+    if not files:
+        return "Nothing was saved before. Free some space or use another folder."
+    return f"{files[-1].name} is whole: solve that, then make the same call to go on from there."
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -123,7 +124,8 @@ def fit(
 
     Raises:
         ValueError: when an argument is not what it must be; on all ranks, before any work.
-        CheckpointError: when the checkpoint there is damaged or another training's.
+        CheckpointError: when the checkpoint there is damaged or another training's, when another
+            process trains with that folder, or when a checkpoint cannot be written.
         DivergedError: on all ranks, when a loss or a weight is nan or infinite; the text has step,
             ranks, learning rate and the last good checkpoint.
         MissingComponentError: when the data or the device is not there.
@@ -139,77 +141,80 @@ def fit(
     )  # fmt: skip
     clock = Clock()
     report = measure.report_progress if report is None else report
-    with clock.phase("setup"):
-        ranks = connect(parallel, recording=timeline is not None)
-        saver = Saver(asked, ranks)
-        with ranks.together(asked.names()):
-            asked.check()
-            saver.announce()
-            data = settings.load_data(data, samples, batch, ranks.ranks, workers)
-            place = settings.require_device(device)
-            import tensorflow as tf
+    with ExitStack() as stack:
+        with clock.phase("setup"):
+            ranks = connect(parallel, recording=timeline is not None)
+            saver = stack.enter_context(closing(Saver(asked, ranks)))
+            with ranks.together(asked.names()):
+                asked.check()
+                saver.announce()
+                data = settings.load_data(data, samples, batch, ranks.ranks, workers)
+                place = settings.require_device(device)
+                import tensorflow as tf
 
+                with tf.device(place):
+                    model = nets.build(net, seed, dropout, dtype) if isinstance(net, str) else net()
+                plain_from = schedule.at if isinstance(schedule, Collapsed) else None
+                feed = feed_of(data, batch, seed, shuffle, ranks, model, workers, plain_from)
+                with tf.device(place):
+                    rule = rates.make_optimizer(
+                        optimizer, ranks.ranks * workers, learning_rate, rate_scaling, dtype,
+                        schedule, len(feed.steps(0)),
+                    )  # fmt: skip
+                saver.require_whole(rule)
             with tf.device(place):
-                model = nets.build(net, seed, dropout, dtype) if isinstance(net, str) else net()
-            plain_from = schedule.at if isinstance(schedule, Collapsed) else None
-            feed = feed_of(data, batch, seed, shuffle, ranks, model, workers, plain_from)
-            with tf.device(place):
-                rule = rates.make_optimizer(
-                    optimizer, ranks.ranks * workers, learning_rate, rate_scaling, dtype,
-                    schedule, len(feed.steps(0)),
-                )  # fmt: skip
-            saver.require_whole(rule)
-        with tf.device(place):
-            compressor = named(compression)
-            sent_before = compressor.sent
-            rule = ranks.distribute(rule, compressor)
-            rule.build(model.trainable_variables)
-            ranks.broadcast(model.weights)
-            start = saver.resume(model, rule)
-            players = Workers(model, rule, ranks, workers)
-            begun = saver.give_back(players)
-            watch = Watch(model, rule, ranks, start.done, saver.last_good, players.not_finite)
-            accuracy = evaluator(model, data if test is None else test, ranks) if evaluate else None
-            # Keras holds it in float32; by way of its text 0.002 stays 0.002.
-            rate = float(str(np.float32(rule.learning_rate)))
-            if schedule is not None:
-                rate = float(rates.rates_of(schedule).at(len(feed.steps(0))).rates().max())
+                compressor = named(compression)
+                sent_before = compressor.sent
+                rule = ranks.distribute(rule, compressor)
+                rule.build(model.trainable_variables)
+                ranks.broadcast(model.weights)
+                start = saver.resume(model, rule)
+                players = Workers(model, rule, ranks, workers)
+                begun = saver.give_back(players)
+                watch = Watch(model, rule, ranks, start.done, saver.last_good, players.not_finite)
+                accuracy = (
+                    evaluator(model, data if test is None else test, ranks) if evaluate else None
+                )
+                # Keras holds it in float32; by way of its text 0.002 stays 0.002.
+                rate = float(str(np.float32(rule.learning_rate)))
+                if schedule is not None:
+                    rate = float(rates.rates_of(schedule).at(len(feed.steps(0))).rates().max())
 
-    measured, loss, train_accuracy, test_accuracy = Steps(), [], [], []
-    with tf.device(place), ranks.recording(asked.timeline):
-        for epoch in range(start.epoch, epochs):
-            parts = feed.steps(epoch)
-            at, sums = (start.step, begun) if epoch == start.epoch else (0, (0.0, 0.0))
-            batches = feed.batches(epoch, at)
-            if at == 0:
-                players.begin_epoch(seed, epoch * len(parts))
-            tell = partial(report, epoch=epoch + 1, epochs=epochs)
-            after = partial(watch.after, epoch=epoch + 1)
-            for until in saver.stops(at, len(parts)):
-                with clock.phase("train"):
-                    sums = train_epoch(
-                        players.step, batches, parts, measured, tell, at, until, sums, after
-                    )
-                    feed.check()
-                    if until == len(parts):
-                        summed = ranks.total(sums)
-                        players.end_epoch()  # batch normalisation saw each worker's own images
-                    watch.settle()
-                if until < len(parts):
+        measured, loss, train_accuracy, test_accuracy = Steps(), [], [], []
+        with tf.device(place), ranks.recording(asked.timeline):
+            for epoch in range(start.epoch, epochs):
+                parts = feed.steps(epoch)
+                at, sums = (start.step, begun) if epoch == start.epoch else (0, (0.0, 0.0))
+                batches = feed.batches(epoch, at)
+                if at == 0:
+                    players.begin_epoch(seed, epoch * len(parts))
+                tell = partial(report, epoch=epoch + 1, epochs=epochs)
+                after = partial(watch.after, epoch=epoch + 1)
+                for until in saver.stops(at, len(parts)):
+                    with clock.phase("train"):
+                        sums = train_epoch(
+                            players.step, batches, parts, measured, tell, at, until, sums, after
+                        )
+                        feed.check()
+                        if until == len(parts):
+                            summed = ranks.total(sums)
+                            players.end_epoch()  # batch normalisation saw each worker's own images
+                        watch.settle()
+                    if until < len(parts):
+                        with clock.phase("checkpoint"):
+                            saver.save_within(epoch, until, len(measured.step_s), sums)
+                    at = until
+                loss.append(summed[0] / feed.samples)
+                train_accuracy.append(summed[1] / feed.samples)
+                if evaluate:
+                    with clock.phase("evaluate"):
+                        test_accuracy.append(accuracy())
+                if checkpoint is not None:
                     with clock.phase("checkpoint"):
-                        saver.save_within(epoch, until, len(measured.step_s), sums)
-                at = until
-            loss.append(summed[0] / feed.samples)
-            train_accuracy.append(summed[1] / feed.samples)
-            if evaluate:
+                        saver.save(epoch + 1, len(measured.step_s))
+            if evaluate and not test_accuracy:  # a finished checkpoint was found
                 with clock.phase("evaluate"):
                     test_accuracy.append(accuracy())
-            if checkpoint is not None:
-                with clock.phase("checkpoint"):
-                    saver.save(epoch + 1, len(measured.step_s))
-        if evaluate and not test_accuracy:  # a finished checkpoint was found
-            with clock.phase("evaluate"):
-                test_accuracy.append(accuracy())
     return Run(
         rank=ranks.rank,
         ranks=ranks.ranks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.checks import require
+from dlguide.data.transfer.errors import HeldError, NoLocksError
+from dlguide.data.transfer.locking import locked
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import checkpoint_file
 from dlguide.training.checkpoint import CheckpointError, Within
@@ -50,6 +53,11 @@ class Saver:
         self._asked, self._ranks, self._folder = asked, ranks, asked.checkpoint
         self._before = 0  # steps of the runs before this one
         self._states = b""  # what each worker had of its own, of all ranks
+        self._held = ExitStack()  # the folder, for this training alone
+
+    def close(self) -> None:
+        """Let other trainings use the folder."""
+        self._held.close()
 
     def announce(self) -> None:
         """Tell on rank 0 what will be gone on from, before anything else.
@@ -111,7 +119,8 @@ class Saver:
             Start: where to go on.
 
         Raises:
-            CheckpointError: when it is damaged or another training's; nothing has changed then.
+            CheckpointError: when it is damaged or another training's, or another process trains
+                with this folder; nothing has changed then.
             ValueError: when the folder cannot be written to.
         """
         self._model, self._rule = model, rule
@@ -124,6 +133,7 @@ class Saver:
                 if self._asked.save_every is not None:
                     nbytes, files = nbytes + self._nbytes_within(model), 4
                 checkpoints.require_writable(self._folder, nbytes, files)
+                self._hold()
                 path = checkpoints.latest(self._folder)
                 if path is not None:
                     layout = self._layout()
@@ -135,6 +145,22 @@ class Saver:
             self._ranks.broadcast([*model.weights, *rule.variables])
         self._states = self._ranks.gather_bytes(b"".join(states))[0] if step else b""
         return Start(epoch, step, self._before)
+
+    def _hold(self) -> None:
+        """Keep other trainings out of the folder until `close`, or until this process ends."""
+        folder = Path(self._folder)
+        try:
+            self._held.enter_context(locked(folder / "training.lock", wait=False))
+        except HeldError as error:
+            raise CheckpointError(
+                f"{error.owner} trains with the checkpoints in {folder}. Wait until it has ended, "
+                "or use another folder."
+            ) from error
+        except NoLocksError:
+            print(
+                f"The file system of {folder} has no locks: let no other training use this folder.",
+                flush=True,
+            )
 
     def give_back(self, players: Workers) -> tuple[float, float]:
         """Give this rank's workers what they had of their own, where that was within an epoch.

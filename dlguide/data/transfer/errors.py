@@ -7,3 +7,15 @@ from dlguide.data.idx import DataError
 
 class TransferError(DataError):
     """A data set could not be brought to its place; the text says why and what to do."""
+
+
+class HeldError(TransferError):
+    """Another process holds a lock; `owner` says which one."""
+
+    def __init__(self, message: str, owner: str) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+class NoLocksError(TransferError):
+    """The file system knows no locks."""

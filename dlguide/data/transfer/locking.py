@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dlguide.data.transfer.errors import TransferError
+from dlguide.data.transfer.errors import HeldError, NoLocksError
 
 _LOOK_S = 0.05
 _UNKNOWN = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -30,24 +31,38 @@ def locked(path: Path, wait: bool) -> Iterator[None]:
         None: the lock is held.
 
     Raises:
-        TransferError: when another process holds it and `wait` is False, or when the file
-            system knows no locks.
+        HeldError: when another process holds it and `wait` is False.
+        NoLocksError: when the file system knows no locks.
         OSError: when the file cannot be made.
     """
     descriptor = _hold(path)
     while descriptor is None:
         if not wait:
-            raise TransferError(
-                f"Another process is at work on {path.name.removesuffix('.lock')} in "
-                f"{path.parent}. Wait for it, or end it."
+            owner = _owner(path)
+            raise HeldError(
+                f"{owner} is at work on {path.name.removesuffix('.lock')} in "
+                f"{path.parent}. Wait for it, or end it.",
+                owner,
             )
         time.sleep(_LOOK_S)
         descriptor = _hold(path)
     try:
+        with suppress(OSError):  # a full disk
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
         os.unlink(path)  # while it is held: whoever opened it before finds another file there
         os.close(descriptor)
+
+
+def _owner(path: Path) -> str:
+    """Name the process that holds the lock file, as far as it has said so."""
+    try:
+        owner = path.read_text(errors="replace")
+    except OSError:
+        owner = ""
+    return f"Process {owner}" if owner else "Another process"
 
 
 def _hold(path: Path) -> int | None:
@@ -65,7 +80,7 @@ def _hold(path: Path) -> int | None:
         os.close(descriptor)
         if error.errno not in _UNKNOWN:
             raise
-        raise TransferError(
+        raise NoLocksError(
             f"The file system of {path.parent} knows no locks ({error.strerror}). Choose a folder "
             "on a local disk."
         ) from error
