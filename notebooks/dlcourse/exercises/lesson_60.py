@@ -189,7 +189,7 @@ EXERCISES = {
         "8 threads are no faster than 2": ("A", "How many CPUs may this rank use? A thread each."),
         "2 ranks have 4 busy threads on 2 cores": ("F", "Which cores does each of the two see?"),
         "16 colours have become thousands": ("B", "Which kind of file keeps every pixel?"),
-        "`objectiveFunction` is not the inertia": ("E", "Of the centres before the last step?"),
+        "`objectiveFunction` is not the inertia": ("E", "Before or after the last step?"),
         "one rank raises an error, the others wait": ("C", "Where do ranks meet? All of them?"),
     }, "Half of these six raise no error at all: count threads, recompute the number, look at the "
        "file."),
