@@ -101,74 +101,47 @@ def serial(inputs, own=share, others=True):
 
 
 EXERCISES = {
-    "31-1": Exercise(
-        crowding,
-        [(1, 2, None), (2, 2, 1), (2, 2, None), (4, 2, 2), (4, 4, 2), (2, 48, 22), (2, 48, None)],
-        {
-            "Threads of one rank, times the ranks.": lambda p, c, t: (t or c, (t or c) / c),
-            "A rank that is told nothing knows of no other: it takes every core that it "
-            "sees.": lambda p, c, t: crowding(p, c, t) if t else (c, 1.0),
-            "All threads, divided by the cores they share.": lambda p, c, t: (
-                crowding(p, c, t)[0],
-                crowding(p, c, t)[0] / p,
-            ),
-        },
-        hint="Two numbers: the threads of all ranks, and these divided by the cores.",
-        remark="The 2019 workshop's 4 ranks x 2 threads on 2 cores were 4 threads per core. And 2 "
-        "ranks that are told nothing already make 2 per core, on every machine.",
-    ),
-    "31-2": Exercise(
-        communication_cpus,
-        [({cpu: socket(cpu) for cpu in range(n)}, each) for n, each, socket in NUMBERINGS],
-        {
-            "Numbers with commas between them, nothing else.": lambda *case: "cpu 0",
-            "`each` CPUs for each process, and one process for each "
-            "socket.": lambda socket_of, each: ",".join(map(str, range(each))),
-            "Take the CPUs from `socket_of`.": lambda *case: "22,23,46,48",
-            "Each CPU once.": lambda *case: "0,0,24,24",
-            "On which sockets are the CPUs of each process?": lambda *case: "39,38,43,42",
-        },
-        hint='Return a text such as "39,38,43,42".',
+    "31-1": Exercise(crowding,
+        [(1, 2, None), (2, 2, 1), (2, 2, None), (4, 2, 2), (4, 4, 2), (2, 48, 22), (2, 48, None)], {
+        "Threads of one rank, times the ranks.": lambda p, c, t: (t or c, (t or c) / c),
+        "A rank that is told nothing knows of no other: it takes every core that it sees.":
+            lambda p, c, t: crowding(p, c, t) if t else (c, 1.0),
+        "All threads, divided by the cores they share.":
+            lambda p, c, t: (crowding(p, c, t)[0], crowding(p, c, t)[0] / p),
+    }, hint="Two numbers: the threads of all ranks, and these divided by the cores.",
+        remark="The 2019 workshop's 4 ranks x 2 threads on 2 cores were 4 threads per core. And "
+        "2 ranks that are told nothing already make 2 per core, on every machine."),
+    "31-2": Exercise(communication_cpus,
+        [({cpu: socket(cpu) for cpu in range(n)}, each) for n, each, socket in NUMBERINGS], {
+        "Numbers with commas between them, nothing else.": lambda *case: "cpu 0",
+        "`each` CPUs for each process, and one process for each socket.":
+            lambda socket_of, each: ",".join(map(str, range(each))),
+        "Take the CPUs from `socket_of`.": lambda *case: "22,23,46,48",
+        "Each CPU once.": lambda *case: "0,0,24,24",
+        "On which sockets are the CPUs of each process?": lambda *case: "39,38,43,42",
+    }, hint='Return a text such as "39,38,43,42".',
         remark="The list of 2019 fails for both numberings. Run `lscpu -e` before you copy one.",
-        call=sockets_of,
-    ),
-    "31-3": Exercise(
-        landing,
-        [(kind, *node) for kind in ORDERS for node in NODES],
-        {
-            "Core after core of socket 0, then 1; then the second hardware threads.": confused(
-                "compact,1", "compact"
-            ),
-            "Fill a core with all its hardware threads before you take the next one.": confused(
-                "compact", "compact,1"
-            ),
-            "As far apart as possible: sockets in turn; second hardware threads come "
-            "last.": confused("scatter", "compact,1"),
-        },
-        hint="`compact,1` goes core after core, second hardware threads last; `compact` fills a "
+        call=sockets_of),
+    "31-3": Exercise(landing, [(kind, *node) for kind in ORDERS for node in NODES], {
+        "Core after core of socket 0, then 1; then the second hardware threads.":
+            confused("compact,1", "compact"),
+        "Fill a core with all its hardware threads before you take the next one.":
+            confused("compact", "compact,1"),
+        "As far apart as possible: sockets in turn; second hardware threads come last.":
+            confused("scatter", "compact,1"),
+    }, hint="`compact,1` goes core after core, second hardware threads last; `compact` fills a "
         "core first; `scatter` takes the sockets in turn, second hardware threads last.",
-        remark="So `compact,1,0` with 22 threads fills the cores of one socket, a thread on each.",
-    ),
-    "31-4": Exercise(
-        pin,
-        lambda ranks: [[(sorted(os.sched_getaffinity(0)),)] * ranks],
-        {
-            "`os.sched_setaffinity(0, ...)` binds the calling thread only. Go through all the "
-            "numbers in `/proc/self/task`.": lambda i: serial(i, others=False),
-            "Nothing is bound: which CPUs of the list are this rank's?": lambda i: serial(
-                i, lambda r, p, cpus: cpus
-            ),
-            "All ranks are on one core: start at `comm.rank`.": lambda i: serial(
-                i, lambda r, p, cpus: cpus[:1]
-            ),
-        },
-        hint="Which CPUs of the list are this rank's? Start at `comm.rank`, continue in steps of "
+        remark="So `compact,1,0` with 22 threads fills the cores of one socket, a thread on each."),
+    "31-4": Exercise(pin, lambda ranks: [[(sorted(os.sched_getaffinity(0)),)] * ranks], {
+        "`os.sched_setaffinity(0, ...)` binds the calling thread only. Go through all the numbers "
+        "in `/proc/self/task`.": lambda i: serial(i, others=False),
+        "Nothing is bound: which CPUs of the list are this rank's?":
+            lambda i: serial(i, lambda r, p, cpus: cpus),
+        "All ranks are on one core: start at `comm.rank`.":
+            lambda i: serial(i, lambda r, p, cpus: cpus[:1]),
+    }, hint="Which CPUs of the list are this rank's? Start at `comm.rank`, continue in steps of "
         "`comm.size`; with more ranks than CPUs begin again at the first.",
-        remark="TensorFlow, MPI and Python start many threads: a mask that only the first one has "
-        "binds nothing that computes.",
-        call=bound,
-        ranks=(2, 3),
-        serial=serial,
-    ),
+        remark="TensorFlow, MPI and Python start many threads: a mask that only the first one "
+        "has binds nothing that computes.", call=bound, ranks=(2, 3), serial=serial),
     "31-5": Letters(CAUSES, "None of the six raises an error: let every run print its masks."),
-}
+}  # fmt: skip

@@ -64,66 +64,40 @@ def speed_up(share, ratio, extra):
 
 
 EXERCISES = {
-    "32-1": Exercise(
-        lambda fraction_bits: 2 ** (fraction_bits + 1),
-        [(10,), (23,), (7,)],
-        {
-            "The next integer is a power of two. Is it exact, too?": lambda f: 2 ** (f + 1) - 1,
-            "There the distance is 1, so the next integers are still exact.": lambda f: 2**f,
-        },
-        hint="Between 1 and 2 the distance is 2^-bits. Where has it grown to 1, where to 2?",
-        remark="bf16 counts to 256 only: never keep counters or sums in it.",
-        relative=0,
-    ),
-    "32-2": Exercise(
-        loss_scale,
-        [(gradients, LARGEST) for gradients in GRADIENTS],
-        {
-            "One gradient overflows, and the step is lost. Negative ones are large, "
-            "too.": lambda *case: loss_scale(*case, np.max),
-            "One gradient overflows: the largest decides, not the mean.": lambda *case: loss_scale(
-                *case, lambda g: np.abs(g).mean()
-            ),
-            "A power of two changes the exponent only, so it rounds nothing.": lambda g, largest: (
-                largest / np.abs(g).max()
-            ),
-            "Twice as much would still fit. What limits it is the largest "
-            "gradient.": lambda *case: loss_scale(*case) / 2,
-        },
-        hint="The largest power of two with which no gradient exceeds the largest value.",
-        remark="Keras searches for it: doubled after 2000 good steps, halved after an overflow.",
-    ),
-    "32-3": Exercise(
-        to_bytes,
-        [(values,) for values in VALUES],
-        {
-            "Use `astype('uint8')`.": signed,
-            "0.0 must be exact (padding is 0): one byte represents it, so the range contains "
-            "0.": without_zero,
-            "255 steps must cover the values and 0, and no more.": lambda values: to_bytes(
-                values, low=-np.abs(values).max()
-            ),
-            "Did a value leave 0 to 255 and come in again at the other end? Clip "
-            "first.": lambda values: to_bytes(values, shift=1),
-            "`astype` cuts off the fraction. Round to the nearest before.": lambda values: to_bytes(
-                values, np.trunc
-            ),
-        },
-        hint="Return three values: an array of uint8, the scale and the zero point.",
-        remark="This is what QuantizeLinear does in the file that onnxruntime made.",
-        call=quality,
-    ),
-    "32-4": Exercise(
-        speed_up,
-        [(1.0, 4, 0.0), (0.9, 4, 0.0), (0.9, 4, 0.05), (0.3, 4, 0.4)],
-        {
-            "If all of it is products and nothing is converted, it is `ratio` times as "
-            "fast.": lambda *case: 1 / speed_up(*case),
-            "The rest takes as long as before.": lambda share, ratio, extra: ratio,
-            "The conversions take time.": lambda share, ratio, extra: speed_up(share, ratio, 0),
-        },
-        hint="New time: the rest as before, the products divided by the ratio, the conversions.",
-        remark="The last case is slower: 30 % products, 40 % conversions, as in small networks.",
-    ),
+    "32-1": Exercise(lambda fraction_bits: 2 ** (fraction_bits + 1), [(10,), (23,), (7,)], {
+        "The next integer is a power of two. Is it exact, too?": lambda f: 2 ** (f + 1) - 1,
+        "There the distance is 1, so the next integers are still exact.": lambda f: 2**f,
+    }, hint="Between 1 and 2 the distance is 2^-bits. Where has it grown to 1, where to 2?",
+        remark="bf16 counts to 256 only: never keep counters or sums in it.", relative=0),
+    "32-2": Exercise(loss_scale, [(gradients, LARGEST) for gradients in GRADIENTS], {
+        "One gradient overflows, and the step is lost. Negative ones are large, too.":
+            lambda *case: loss_scale(*case, np.max),
+        "One gradient overflows: the largest decides, not the mean.":
+            lambda *case: loss_scale(*case, lambda g: np.abs(g).mean()),
+        "A power of two changes the exponent only, so it rounds nothing.":
+            lambda g, largest: largest / np.abs(g).max(),
+        "Twice as much would still fit. What limits it is the largest gradient.":
+            lambda *case: loss_scale(*case) / 2,
+    }, hint="The largest power of two with which no gradient exceeds the largest value.",
+        remark="Keras searches for it: doubled after 2000 good steps, halved after an overflow."),
+    "32-3": Exercise(to_bytes, [(values,) for values in VALUES], {
+        "Use `astype('uint8')`.": signed,
+        "0.0 must be exact (padding is 0): one byte represents it, so the range contains 0.":
+            without_zero,
+        "255 steps must cover the values and 0, and no more.":
+            lambda values: to_bytes(values, low=-np.abs(values).max()),
+        "Did a value leave 0 to 255 and come in again at the other end? Clip first.":
+            lambda values: to_bytes(values, shift=1),
+        "`astype` cuts off the fraction. Round to the nearest before.":
+            lambda values: to_bytes(values, np.trunc),
+    }, hint="Return three values: an array of uint8, the scale and the zero point.",
+        remark="This is what QuantizeLinear does in the file that onnxruntime made.", call=quality),
+    "32-4": Exercise(speed_up, [(1.0, 4, 0.0), (0.9, 4, 0.0), (0.9, 4, 0.05), (0.3, 4, 0.4)], {
+        "If all of it is products and nothing is converted, it is `ratio` times as fast.":
+            lambda *case: 1 / speed_up(*case),
+        "The rest takes as long as before.": lambda share, ratio, extra: ratio,
+        "The conversions take time.": lambda share, ratio, extra: speed_up(share, ratio, 0),
+    }, hint="New time: the rest as before, the products divided by the ratio, the conversions.",
+        remark="The last case is slower: 30 % products, 40 % conversions, as in small networks."),
     "32-5": Letters(CAUSES, "None of the six stops a program: narrow formats fail silently."),
-}
+}  # fmt: skip

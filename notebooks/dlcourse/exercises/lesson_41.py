@@ -126,83 +126,55 @@ def steps(results):
 
 
 EXERCISES = {
-    "41-1": Exercise(
-        speed,
-        STAGES,
-        {
-            "Without prefetch add the seconds of all stages, one after the other; then 1 / "
-            "seconds.": lambda *case: speed(*case[:4], True, case[5]),
-            "With prefetch the stages run at the same time: the slowest alone "
-            "counts.": lambda *case: speed(*case[:4], False, case[5]),
-            "Decode and train must share the cores: they cannot compute more than "
-            "that.": lambda *case: speed(*case[:5], inf),
-        },
-        hint="Find the seconds per sample of the whole pipeline; then 1 / seconds.",
-        remark="Prefetch brings at most a factor of 2 for two stages, and nothing on full cores.",
-    ),
-    "41-2": Exercise(
-        mixed,
-        BUFFERS,
-        {
-            "Never below 0.": lambda i, c, b, n: (i - b + 1, mixed(i, c, b, n)[1]),
-            "At place k the buffer has taken in the samples 0 to k + buffer - "
-            "1.": lambda i, c, b, n: (max(0, i - b), mixed(i, c, b, n)[1]),
-            "When the last sample of the batch is drawn: which samples have been taken "
-            "in?": lambda i, c, b, n: (mixed(i, c, b, n)[0], ceil(b / c)),
-            "A batch cannot contain more classes than samples.": lambda i, c, b, n: (
-                mixed(i, c, b, n)[0],
-                ceil((n + b - 1) / c),
-            ),
-        },
-        hint="Two numbers, the place and the classes: which samples has the buffer taken in?",
+    "41-1": Exercise(speed, STAGES, {
+        "Without prefetch add the seconds of all stages, one after the other; then 1 / seconds.":
+            lambda *case: speed(*case[:4], True, case[5]),
+        "With prefetch the stages run at the same time: the slowest alone counts.":
+            lambda *case: speed(*case[:4], False, case[5]),
+        "Decode and train must share the cores: they cannot compute more than that.":
+            lambda *case: speed(*case[:5], inf),
+    }, hint="Find the seconds per sample of the whole pipeline; then 1 / seconds.",
+        remark="Prefetch brings at most a factor of 2 for two stages, and nothing on full cores."),
+    "41-2": Exercise(mixed, BUFFERS, {
+        "Never below 0.": lambda i, c, b, n: (i - b + 1, mixed(i, c, b, n)[1]),
+        "At place k the buffer has taken in the samples 0 to k + buffer - 1.":
+            lambda i, c, b, n: (max(0, i - b), mixed(i, c, b, n)[1]),
+        "When the last sample of the batch is drawn: which samples have been taken in?":
+            lambda i, c, b, n: (mixed(i, c, b, n)[0], ceil(b / c)),
+        "A batch cannot contain more classes than samples.":
+            lambda i, c, b, n: (mixed(i, c, b, n)[0], ceil((n + b - 1) / c)),
+    }, hint="Two numbers, the place and the classes: which samples has the buffer taken in?",
         remark="ImageNet has about 1300 images per class: with a buffer of 1000 the first batch "
-        "of 256 has a single class. Shuffle once when you write, or shuffle the indices.",
-    ),
+        "of 256 has a single class. Shuffle once when you write, or shuffle the indices."),
     "41-3": Letters(CAUSES, "Four of the six raise no error: count samples, bytes and steps."),
-    "41-4": Exercise(
-        pipeline,
-        sizes,
-        {
-            "Return a `tf.data.Dataset` of batches.": lambda *case: [[1, 2]],
-            "An epoch ends: no `repeat`.": mistaken(lambda *case: common(*case) * 1001),
-            "A rank's batch has at most `batch` samples.": (
-                mistaken(lambda order, rank, ranks, batch: pieces(order, batch * ranks))
-            ),
-            "Do all ranks cut the same order? A shuffle needs the same seed everywhere.": mistaken(
-                seeds=lambda rank, ranks, *seeds: (rank, *seeds)
-            ),
-            "Is a rest dropped?": mistaken(lambda *case: common(*case)[:-1]),
-            "Cut global batches of `batch * ranks` first; then each rank takes its part of "
-            "each.": mistaken(lambda order, rank, ranks, b: pieces(order[rank::ranks], b)),
-            "A run that continues from a checkpoint must find the order it had: seed the "
-            "shuffle.": mistaken(seeds=lambda rank, ranks, *seeds: seeds if ranks > 1 else None),
-            "Shuffle with a buffer that contains all samples.": mistaken(mixed=False),
-            "The seed must depend on the epoch.": mistaken(seeds=lambda *case: case[2]),
-            "The seed must depend on the run's seed.": mistaken(seeds=lambda *case: case[3]),
-        },
-        hint="All ranks cut one order, shuffled with one seed, into global batches.",
+    "41-4": Exercise(pipeline, sizes, {
+        "Return a `tf.data.Dataset` of batches.": lambda *case: [[1, 2]],
+        "An epoch ends: no `repeat`.": mistaken(lambda *case: common(*case) * 1001),
+        "A rank's batch has at most `batch` samples.":
+            mistaken(lambda order, rank, ranks, batch: pieces(order, batch * ranks)),
+        "Do all ranks cut the same order? A shuffle needs the same seed everywhere.":
+            mistaken(seeds=lambda rank, ranks, *seeds: (rank, *seeds)),
+        "Is a rest dropped?": mistaken(lambda *case: common(*case)[:-1]),
+        "Cut global batches of `batch * ranks` first; then each rank takes its part of each.":
+            mistaken(lambda order, rank, ranks, b: pieces(order[rank::ranks], b)),
+        "A run that continues from a checkpoint must find the order it had: seed the shuffle.":
+            mistaken(seeds=lambda rank, ranks, *seeds: seeds if ranks > 1 else None),
+        "Shuffle with a buffer that contains all samples.": mistaken(mixed=False),
+        "The seed must depend on the epoch.": mistaken(seeds=lambda *case: case[2]),
+        "The seed must depend on the run's seed.": mistaken(seeds=lambda *case: case[3]),
+    }, hint="All ranks cut one order, shuffled with one seed, into global batches.",
         remark="A rank with nothing in the last step still takes it: the others wait for it.",
-        call=epoch,
-    ),
-    "41-5": Exercise(
-        equal_steps,
-        unequal,
-        {
-            "Ask the others: `comm.allreduce(mine, op=MPI.MAX)` gives the largest "
-            "count.": lambda inputs: serial(inputs, lambda own, counts: own),
-            "Do not cut to the shortest rank: pad the others with empty batches.": lambda inputs: (
-                serial(inputs, lambda own, counts: min(counts))
-            ),
-            "No more steps than the longest rank needs: the largest count, not the "
-            "sum.": lambda inputs: serial(inputs, lambda own, counts: sum(counts)),
-            "A batch has at most `batch` samples: the last one is shorter.": lambda inputs: serial(
-                inputs, size=BATCH + 1
-            ),
-        },
-        hint="Return a list of batches, each a list of samples, as many on all ranks.",
+        call=epoch),
+    "41-5": Exercise(equal_steps, unequal, {
+        "Ask the others: `comm.allreduce(mine, op=MPI.MAX)` gives the largest count.":
+            lambda inputs: serial(inputs, lambda own, counts: own),
+        "Do not cut to the shortest rank: pad the others with empty batches.":
+            lambda inputs: serial(inputs, lambda own, counts: min(counts)),
+        "No more steps than the longest rank needs: the largest count, not the sum.":
+            lambda inputs: serial(inputs, lambda own, counts: sum(counts)),
+        "A batch has at most `batch` samples: the last one is shorter.":
+            lambda inputs: serial(inputs, size=BATCH + 1),
+    }, hint="Return a list of batches, each a list of samples, as many on all ranks.",
         remark="One allreduce per epoch is enough, and no rank waits for another in a step.",
-        view=steps,
-        ranks=(2, 3),
-        serial=serial,
-    ),
-}
+        view=steps, ranks=(2, 3), serial=serial),
+}  # fmt: skip

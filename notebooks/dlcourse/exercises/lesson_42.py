@@ -89,63 +89,39 @@ def rows(inputs, owner=lambda s, p: s % p, row=lambda s, p: s // p, wish=lambda 
 
 
 EXERCISES = {
-    "42-1": Exercise(
-        samples_per_file,
-        FILES,
-        {
-            "How many files may be opened in the seconds of an epoch, not in one "
-            "second?": lambda n, epoch_s, *rest: samples_per_file(n, 1, *rest),
-            "A whole number, rounded up: files that are too small are too "
-            "many.": lambda n, epoch_s, opens, share: n // (share * opens * epoch_s),
-            "Here one file per image is allowed. A file holds at least one sample.": lambda *case: (
-                samples_per_file(*case) - (samples_per_file(*case) == 1)
-            ),
-            "Only `share` of the opens are yours.": lambda *case: samples_per_file(*case[:3], 1),
-        },
-        hint="Samples divided by the files that you may open in an epoch, a whole number.",
-        remark="In the guide's run 32 images per file leave 95 % of the opens to others.",
-    ),
-    "42-2": Exercise(
-        place_of,
-        stripes,
-        {
-            "There is no such target. After the last one comes target 0.": lambda o, s, c, f, t: (
-                f + o // s % c,
-                place_of(o, s, c, f, t)[1],
-            ),
-            "That uses all targets. This file is spread over `count` of "
-            "them.": lambda o, s, c, f, t: ((f + o // s) % t, place_of(o, s, c, f, t)[1]),
-            "That is the byte in the file. The target does not hold the other "
-            "stripes.": lambda o, *rest: (place_of(o, *rest)[0], o),
-            "Which stripes of the file are before it on the same target?": lambda o, s, *rest: (
-                place_of(o, s, *rest)[0],
-                o % s,
-            ),
-        },
-        hint="The stripes take turns over `count` targets: which one has the byte's stripe?",
-        remark="So any node computes which target to ask: reading needs no metadata server.",
-    ),
+    "42-1": Exercise(samples_per_file, FILES, {
+        "How many files may be opened in the seconds of an epoch, not in one second?":
+            lambda n, epoch_s, *rest: samples_per_file(n, 1, *rest),
+        "A whole number, rounded up: files that are too small are too many.":
+            lambda n, epoch_s, opens, share: n // (share * opens * epoch_s),
+        "Here one file per image is allowed. A file holds at least one sample.":
+            lambda *case: samples_per_file(*case) - (samples_per_file(*case) == 1),
+        "Only `share` of the opens are yours.": lambda *case: samples_per_file(*case[:3], 1),
+    }, hint="Samples divided by the files that you may open in an epoch, a whole number.",
+        remark="In the guide's run 32 images per file leave 95 % of the opens to others."),
+    "42-2": Exercise(place_of, stripes, {
+        "There is no such target. After the last one comes target 0.":
+            lambda o, s, c, f, t: (f + o // s % c, place_of(o, s, c, f, t)[1]),
+        "That uses all targets. This file is spread over `count` of them.":
+            lambda o, s, c, f, t: ((f + o // s) % t, place_of(o, s, c, f, t)[1]),
+        "That is the byte in the file. The target does not hold the other stripes.":
+            lambda o, *rest: (place_of(o, *rest)[0], o),
+        "Which stripes of the file are before it on the same target?":
+            lambda o, s, *rest: (place_of(o, s, *rest)[0], o % s),
+    }, hint="The stripes take turns over `count` targets: which one has the byte's stripe?",
+        remark="So any node computes which target to ask: reading needs no metadata server."),
     "42-3": Letters(CAUSES, "Change one thing and see what stays the same: that names the limit."),
-    "42-4": Exercise(
-        fetch,
-        epochs,
-        {
-            "One row for each wanted sample.": lambda i: rows(i, wish=lambda wanted, p: wanted[1:]),
-            "All are there, in another order: bring them into the order of `wanted`.": lambda i: (
-                rows(i, wish=lambda w, p: w[np.argsort(w % p, kind="stable")])
-            ),
-            "Some come from a rank that does not keep them. Sample s is on rank s % "
-            "ranks.": lambda i: rows(i, owner=lambda s, p: (s + 1) % p),
-            "The owner is right. Sample s is the row s // ranks of those it keeps.": lambda i: rows(
-                i, row=lambda s, p: s
-            ),
-            "Then each node needs room for all. Send each owner the list of what you want from "
-            "it.": lambda i: rows(i, noted=1),
-        },
-        hint="A row for each wanted sample: sample s is the row s // ranks of rank s % ranks.",
+    "42-4": Exercise(fetch, epochs, {
+        "One row for each wanted sample.": lambda i: rows(i, wish=lambda wanted, p: wanted[1:]),
+        "All are there, in another order: bring them into the order of `wanted`.":
+            lambda i: rows(i, wish=lambda w, p: w[np.argsort(w % p, kind="stable")]),
+        "Some come from a rank that does not keep them. Sample s is on rank s % ranks.":
+            lambda i: rows(i, owner=lambda s, p: (s + 1) % p),
+        "The owner is right. Sample s is the row s // ranks of those it keeps.":
+            lambda i: rows(i, row=lambda s, p: s),
+        "Then each node needs room for all. Send each owner the list of what you want from it.":
+            lambda i: rows(i, noted=1),
+    }, hint="A row for each wanted sample: sample s is the row s // ranks of rank s % ranks.",
         remark="Every sample came once, from its owner, and none from the file system.",
-        call=watched,
-        ranks=(2, 3),
-        serial=rows,
-    ),
-}
+        call=watched, ranks=(2, 3), serial=rows),
+}  # fmt: skip

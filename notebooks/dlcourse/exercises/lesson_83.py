@@ -78,79 +78,50 @@ def of_each(inputs):
 
 
 EXERCISES = {
-    "83-1": Exercise(
-        area,
-        [tuple(map(np.asarray, case)) for case in SCORED],
-        {
-            "A tie is a guess: it counts half.": lambda *case: area(*case, 0),
-            "A tie is not won: it counts half.": lambda *case: area(*case, 1),
-            "This is how often the 0 is above: the other way round.": lambda labels, scores: area(
-                labels, -scores
-            ),
-            "This is accuracy at one threshold. The area has no "
-            "threshold.": lambda labels, scores: np.mean((scores > 0.5) == labels),
-        },
-        hint="Count all pairs of a 1 and a 0: in how many has the 1 the larger score?",
-        remark="It depends neither on how rare a finding is, nor on where you draw the line.",
-    ),
-    "83-2": Exercise(
-        luck,
-        [(1, 1), (2, 2), (8, 14), (10, 14), (14, 14), (0, 5)],
-        {
-            "This is exactly so many. A reader is impressed by more, too.": lambda k, of: (
-                comb(of, k) / 2**of
-            ),
-            "At least so many: is `better` itself among those that you sum?": lambda k, of: luck(
-                k + 1, of
-            ),
-            "This is the probability of fewer than `better`.": lambda k, of: 1 - luck(k, of),
-            "This is the share of findings, not how likely it is to occur by "
-            "chance.": lambda k, of: k / of,
-        },
-        hint="Each finding is a coin: math.comb(of, k) of the 2**of throws have k heads.",
+    "83-1": Exercise(area, [tuple(map(np.asarray, case)) for case in SCORED], {
+        "A tie is a guess: it counts half.": lambda *case: area(*case, 0),
+        "A tie is not won: it counts half.": lambda *case: area(*case, 1),
+        "This is how often the 0 is above: the other way round.":
+            lambda labels, scores: area(labels, -scores),
+        "This is accuracy at one threshold. The area has no threshold.":
+            lambda labels, scores: np.mean((scores > 0.5) == labels),
+    }, hint="Count all pairs of a 1 and a 0: in how many has the 1 the larger score?",
+        remark="It depends neither on how rare a finding is, nor on where you draw the line."),
+    "83-2": Exercise(luck, [(1, 1), (2, 2), (8, 14), (10, 14), (14, 14), (0, 5)], {
+        "This is exactly so many. A reader is impressed by more, too.":
+            lambda k, of: comb(of, k) / 2**of,
+        "At least so many: is `better` itself among those that you sum?":
+            lambda k, of: luck(k + 1, of),
+        "This is the probability of fewer than `better`.": lambda k, of: 1 - luck(k, of),
+        "This is the share of findings, not how likely it is to occur by chance.":
+            lambda k, of: k / of,
+    }, hint="Each finding is a coin: math.comb(of, k) of the 2**of throws have k heads.",
         remark=f"10 or more of 14 fall to one of two equal nets with a probability of "
-        f"{luck(10, 14):.3f}, and to either of them with {2 * luck(10, 14):.3f}.",
-    ),
-    "83-3": Exercise(
-        plan,
-        RATES,
-        {
-            "Not the last one: look at the rate at which it was training.": lambda *case: plan(
-                *case, lambda good, last: last
-            ),
-            "Count epochs from 1.": lambda *case: plan(*case, counted=0),
-            "Is half of the largest still enough?": lambda *case: plan(*case, share=0.501),
-            "A warmup rises: with a smaller batch it begins where it ends.": lambda *case: (
-                plan(*case)[0],
-                case[0][plan(*case)[0] - 1],
-                plan(*case)[2],
-            ),
-            "This is the schedule's first rate; take the one stored in the "
-            "checkpoint.": lambda *case: (plan(*case)[0], case[0][0], plan(*case)[2]),
-            "A larger batch takes fewer, longer steps: it is the other way "
-            "round.": lambda rates, before, now: plan(rates, now, before),
-            "The global batch has changed, so the rate changes in "
-            "proportion.": lambda rates, before, now: plan(rates, 1, 1),
-        },
-        hint="The latest epoch whose rate is at least half of the largest; the rate at which that "
+        f"{luck(10, 14):.3f}, and to either of them with {2 * luck(10, 14):.3f}."),
+    "83-3": Exercise(plan, RATES, {
+        "Not the last one: look at the rate at which it was training.":
+            lambda *case: plan(*case, lambda good, last: last),
+        "Count epochs from 1.": lambda *case: plan(*case, counted=0),
+        "Is half of the largest still enough?": lambda *case: plan(*case, share=0.501),
+        "A warmup rises: with a smaller batch it begins where it ends.":
+            lambda *case: (plan(*case)[0], case[0][plan(*case)[0] - 1], plan(*case)[2]),
+        "This is the schedule's first rate; take the one stored in the checkpoint.":
+            lambda *case: (plan(*case)[0], case[0][0], plan(*case)[2]),
+        "A larger batch takes fewer, longer steps: it is the other way round.":
+            lambda rates, before, now: plan(rates, now, before),
+        "The global batch has changed, so the rate changes in proportion.":
+            lambda rates, before, now: plan(rates, 1, 1),
+    }, hint="The latest epoch whose rate is at least half of the largest; the rate at which that "
         "checkpoint was training; in proportion to the global batch (linear rule, lesson 25).",
-        remark="Where both batches are equal there is nothing to warm up to: the rate continues.",
-    ),
-    "83-4": Letters(
-        CAUSES, "None of the six is a fault of the net: all lie in the comparison, or in the data."
-    ),
-    "83-5": Exercise(
-        area_on_ranks,
-        parts,
-        {
-            "A tie counts half, here as in 83-1.": lambda inputs: of_all(inputs, 0),
-            "This is the mean of the ranks' areas: pairs across ranks are "
-            "missing.": lambda inputs: [np.mean(of_each(inputs))] * len(inputs),
-            "This is the area of the rank's own radiographs.": of_each,
-        },
-        hint="Gather labels and scores of all ranks first: `comm.allgather`.",
+        remark="Where both batches are equal there is nothing to warm up to: the rate continues."),
+    "83-4": Letters(CAUSES,
+        "None of the six is a fault of the net: all lie in the comparison, or in the data."),
+    "83-5": Exercise(area_on_ranks, parts, {
+        "A tie counts half, here as in 83-1.": lambda inputs: of_all(inputs, 0),
+        "This is the mean of the ranks' areas: pairs across ranks are missing.":
+            lambda inputs: [np.mean(of_each(inputs))] * len(inputs),
+        "This is the area of the rank's own radiographs.": of_each,
+    }, hint="Gather labels and scores of all ranks first: `comm.allgather`.",
         remark="A mean of areas is not the area of all: pairs across ranks are missing in it.",
-        ranks=(2, 3),
-        serial=of_all,
-    ),
-}
+        ranks=(2, 3), serial=of_all),
+}  # fmt: skip
