@@ -111,7 +111,7 @@ EXERCISES = {
             mistakes={
                 "A step of all ranks uses more images: fewer steps.": lambda *a: plan(*a, a[0]),
                 "Rounded down, too few images are used.": lambda *a: plan(*a, a[0] // a[3]),
-                "All ranks must use no fewer images than one.": lambda *a: plan(*a, a[0] // 9),
+                "Use no fewer images than one process.": lambda *a: plan(*a, a[0] // a[3] ** 2),
                 "Steps of a rank, times its batch, times the ranks.":
                     lambda s, b, r, p: plan(s, b, r, p) | {"images": ceil(s / p) * b},
                 "SGD: k times the batch, k times the rate.": lambda *a: plan(*a) | {"rate": a[2]},
