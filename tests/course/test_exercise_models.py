@@ -1,0 +1,133 @@
+"""Model answers of exercises agree with the library, with published tables and with simulations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dlcourse.exercises import lesson_31, lesson_33, lesson_40, lesson_41, lesson_42
+from dlguide.data import formats
+from dlguide.machine import imagine, layouts
+from dlguide.machine.threads import kmp
+from dlguide.published import load
+from dlguide.scaling import demand, reading
+from dlguide.scaling.storage import Clients, Lustre, epoch
+from dlguide.training.stage_line import Stage, seconds_per_sample
+
+LAYOUTS = {"NCHW": "abcd", "NHWC": "acdb", "nChw16c": "aBcd16b"}
+
+
+@pytest.mark.parametrize("node", [(2, 4, 2), (1, 4, 2), (4, 3, 4)])
+@pytest.mark.parametrize("kind", ["compact,1", "compact", "scatter"])
+def test_landing_of_threads_is_that_of_the_library(kind, node):
+    machine = imagine(*node)
+    parsed = kmp.parse(f"granularity=fine,{kind}")
+    placed = [cpu for (cpu,) in kmp.place(parsed, machine.cores, machine.logical_cores)]
+    assert lesson_31.landing(kind, *node, len(placed)) == placed
+
+
+@pytest.mark.parametrize(("layout", "tag"), LAYOUTS.items())
+def test_addresses_are_those_of_the_library(layout, tag):
+    shape = (2, 32, 3, 5)
+    came = [lesson_33.address(layout, shape, *index) for index in np.ndindex(shape)]
+    assert came == layouts.addresses(shape, tag).ravel().tolist()
+
+
+def test_honest_ratios_are_those_of_the_published_tables():
+    ms = {row["engine"]: row["ms_forward_backward"] for row in load("caffe_time_engines")}
+    caffe2 = {r["omp_threads"]: r for r in load("caffe2_threads") if r["batch"] == 256}
+    engines = {n: r["mkl_images_per_s"] / r["eigen_images_per_s"] for n, r in caffe2.items()}
+    plain, fast = (r["images_per_s"] for r in load("throughput") if r["table"] == "tf_bench")
+    gpus = {
+        row["workers"]: row["images_per_s"]
+        for row in load("throughput")
+        if row["framework"] == "Horovod 0.15.2 + PyTorch 1.0.0" and row["batch_per_worker"] == 128
+    }
+    hours = {
+        row["workers"]: row["wall_clock_hours"]
+        for row in load("accuracy")
+        if (row["experiment"], row["framework"])
+        in ((5, "PyTorch 1.0.0"), (6, "Horovod 0.15.2 + PyTorch 1.0.0"))
+        and row["wall_clock_hours"]
+    }
+    fair = {claim: ratio for claim, (_, ratio) in lesson_33.FAIR.items()}
+    assert fair["72x"] == pytest.approx(ms["CAFFE"] / ms["MKL2017"])
+    assert (fair["26x"], fair["5x"]) == pytest.approx((engines[1], fast / plain))
+    assert fair["29.4x"] == pytest.approx(hours[1] / hours[32])
+    usual = [ratio for _, ratio in lesson_33.RATIOS.values()]
+    for ratio in (ms["CAFFE"] / ms["MKLDNN"], engines[44], gpus[32] / gpus[1]):
+        assert pytest.approx(ratio) in usual
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "recordio"])
+def test_sizes_are_those_of_files_that_were_written(kind, tmp_path):
+    with formats.create(tmp_path / "a", kind) as writer:
+        for nbytes in (100, 0, 5000):
+            writer.append(formats.Sample(bytes(nbytes)))
+    with formats.open(tmp_path / "a") as dataset:
+        (data,) = dataset.data
+        assert data.nbytes == lesson_40.file_nbytes(kind, dataset.index["nbytes"].tolist())
+
+
+def test_demand_of_the_guide_s_run_is_that_of_the_library():
+    needed = demand.of(demand.GUIDE)
+    opens, nbytes_per_s, part = lesson_40.limit(*lesson_40.TRAININGS[0])
+    assert (opens, nbytes_per_s) == pytest.approx((needed.opens_per_s, needed.bytes_per_s))
+    assert part == "opens"
+
+
+@pytest.mark.parametrize(("prefetch", "cores"), [(True, 9), (True, 2), (False, 9)])
+def test_speed_of_a_pipeline_is_that_of_the_library(prefetch, cores):
+    walls = (("read", 3e-3, 0.0), ("decode", 2e-3, 4e-3), ("train", 2.5e-3, 2.5e-3))
+    line = [Stage(*one, worker * prefetch) for worker, one in enumerate(walls)]
+    came = lesson_41.speed(3e-3, 4e-3, 2.5e-3, 2, prefetch, cores)
+    assert came == pytest.approx(1 / seconds_per_sample(line, cores))
+
+
+@pytest.mark.parametrize(("per_class", "buffer", "batch"), [(10, 5, 4), (3, 10, 6), (2, 1, 3)])
+def test_mixing_of_a_buffer_is_that_of_a_simulated_one(per_class, buffer, batch):
+    samples, random, classes = 60, np.random.default_rng(0), set()
+    earliest = np.full(samples, samples)
+    for _ in range(4000):
+        held, came = list(range(buffer)), []
+        for following in range(buffer, samples + buffer):
+            came.append(held.pop(random.integers(len(held))))
+            held += [following] * (following < samples)
+        np.minimum.at(earliest, came, np.arange(samples))
+        classes.add(len({number // per_class for number in came[:batch]}))
+    predicted = [lesson_41.mixed(i, per_class, buffer, batch) for i in range(20)]
+    assert [place for place, _ in predicted] == earliest[:20].tolist()
+    assert {most for _, most in predicted} == {max(classes)}
+
+
+@pytest.mark.parametrize("stripes", [(4, 3, 2, 5), (1, 1, 0, 3), (3, 4, 3, 4)])
+def test_place_of_a_byte_is_where_writing_byte_after_byte_puts_it(stripes):
+    stripe, count, first, targets = stripes
+    filled = [0] * targets
+    for offset in range(60):
+        target = (first + offset // stripe % count) % targets
+        assert lesson_42.place_of(offset, *stripes) == (target, filled[target])
+        filled[target] += 1
+
+
+def limit(read, count, in_flight=16, **more):
+    lustre = {"metadata_servers": 1, "opens_per_s": 20e3, "targets": 100, "bytes_per_s": 500e6}
+    lustre |= {"requests_per_s": 1000, "latency_s": 1e-3} | more
+    found = epoch(Lustre(**lustre), read, Clients(count, 1.25e9, in_flight))
+    return found.limit, round(found.least_s, 1)
+
+
+def test_storage_model_gives_the_times_and_limits_of_exercise_42_3():
+    size = 1_280_000, 32_812.5
+    small, in_order = reading.one_file_each(*size), reading.packed(*size, 1024, 10)
+    single = reading.packed(*size, 1, 448)
+    at_random = reading.packed(*size, 1, 448, access="random")
+    a, b, c, d, e = (lesson_42.CAUSES[letter][0] for letter in "ABCDE")
+    assert limit(small, 448) == limit(small, 224) == (a, 64.0)
+    assert limit(at_random, 448) == (b, 1280.0)
+    assert limit(small, 2, in_flight=1) == (c, 1280.0)
+    assert limit(small, 2, in_flight=2) == (c, 640.0)
+    assert limit(in_order, 10) == limit(in_order, 10, 32) == (d, 3.4)
+    assert limit(in_order, 20) == (d, 1.7)
+    assert limit(single, 448) == (e, 84.0)
+    assert limit(single, 448, stripe_count=100) == (e, 0.8)
