@@ -1,6 +1,6 @@
 """Deep learning at scale: what the notebooks and your own code import.
 
-Importing `dlguide` loads nothing heavy: a room is opened when its name is first used, and
+Importing `dlguide` loads nothing heavy: a subpackage is imported when its name is first used, and
 TensorFlow, MPI or matplotlib only inside the functions that need them. Threads must be planned
 before TensorFlow starts, and MPI must never start in the notebook's own kernel.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_ROOMS = (
+_SUBPACKAGES = (
     "bench",
     "checks",
     "cluster",
@@ -20,7 +20,6 @@ _ROOMS = (
     "data",
     "diagrams",
     "doctor",
-    "exercises",
     "horovod",
     "machine",
     "measure",
@@ -42,10 +41,10 @@ atexit.register(gc.freeze)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _SUBPACKAGES or name == "exercises":  # the last only says where they are now
         return import_module(f"dlguide.{name}")
-    raise AttributeError(f"dlguide has no room {name!r}; it has {', '.join(_ROOMS)}")
+    raise AttributeError(f"dlguide has no {name!r}; it has {', '.join(_SUBPACKAGES)}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*_ROOMS, "__version__"])
+    return sorted([*_SUBPACKAGES, "__version__"])

@@ -24,7 +24,7 @@ settings.load_profile("any machine")
 CACHE = tempfile.mkdtemp(prefix="dlguide-test-cache-")
 os.environ["DLGUIDE_CACHE"] = CACHE
 # with it, a wrong answer would raise in tests that expect a hint
-os.environ.pop("DLGUIDE_STRICT_EXERCISES", None)
+os.environ.pop("DLCOURSE_STRICT", None)
 # with it, ranks write their lines piece by piece and into each other's
 os.environ.pop("PYTHONUNBUFFERED", None)
 

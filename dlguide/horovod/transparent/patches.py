@@ -42,6 +42,7 @@ def install(session: Session) -> None:
     _share_evaluate(session, counts)
     _share_functions(session, counts)
     _share_results(session, counts)
+    _weigh_means(session)
     _share_decisions(session)
     _watch_optimizers(session)
 
@@ -196,6 +197,24 @@ def _share_results(session: Session, counts: dict[str, Counts]) -> None:
         return found
 
     base.Trainer._get_metrics_result_or_logs = results
+
+
+def _weigh_means(session: Session) -> None:
+    """Count a scalar that a mean takes from a part of a batch by its samples.
+
+    Keras counts such a mean (the loss of one of several outputs, what a metric's function gives
+    for a whole batch) once per batch, however many samples that has.
+    """
+    plain = keras.metrics.Mean.update_state
+
+    @functools.wraps(plain)
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        scalar = getattr(values, "shape", ()) == ()
+        if session.weight is not None and sample_weight is None and scalar:
+            sample_weight = session.weight / session.ranks
+        return plain(self, values, sample_weight)
+
+    keras.metrics.Mean.update_state = update_state
 
 
 def _share_decisions(session: Session) -> None:
