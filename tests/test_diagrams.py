@@ -1,17 +1,14 @@
-"""Diagrams draw a box for every rank and say in words what they show.
-
-Tests dlguide.diagrams.ranks, dlguide.diagrams.shapes, dlguide.diagrams.affinity and
-dlguide.diagrams.pipeline.
-"""
+"""Diagrams draw what they are given and say in words what they show."""
 
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from dlguide import diagrams
+from dlguide.diagrams import difference
 from dlguide.machine import imagine, threads
-
-ENGINES = [{"rank": rank, "pid": 100 + rank, "cpus": [rank]} for rank in range(3)]
 
 
 def texts(axes):
@@ -20,6 +17,9 @@ def texts(axes):
 
 def words(figure):
     return figure._repr_html_().split('alt="')[1].split('"')[0]
+
+
+ENGINES = [{"rank": rank, "pid": 100 + rank, "cpus": [rank]} for rank in range(3)]
 
 
 def test_processes_has_the_kernel_and_every_rank_with_its_process_and_cores():
@@ -74,8 +74,6 @@ def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match=r"`panels` must hold at least one course"):
         diagrams.timelines({})
 
-
-# --- who runs where ----------------------------------------------------------------------------
 
 GUIDE = {"OMP_NUM_THREADS": 22, "MLSL_NUM_SERVERS": 2, "MLSL_SERVER_AFFINITY": "39,38,43,42"}
 
@@ -148,3 +146,130 @@ def test_pipeline_draws_a_box_for_every_cell_and_says_the_order():
     assert "measured: stage 0: f0; stage 1: f0 b0." in words(figure)
     with pytest.raises(ValueError, match="`panels` must have cells in every schedule, got 'none'"):
         diagrams.pipeline({"none": []})
+
+
+# --- sequences ------------------------------------------------------------------------------------
+
+
+def test_every_shape_has_a_box_for_each_input_state_and_output():
+    figure = diagrams.sequences()
+    # inputs + states + outputs, as the names of the shapes say
+    assert [len(axes.patches) for axes in figure.axes] == [1 + 1 + 1, 1 + 3 + 3, 3 + 3 + 1, 9, 8]
+    for axes, name in zip(
+        figure.axes,
+        ("one to one", "one to many", "many to one", "many to many", "many to many"),
+        strict=True,
+    ):
+        assert texts(axes)[0].startswith(name)
+    assert "many to one: 3 in, 1 out, such as past years, the next one" in words(figure)
+
+
+@pytest.mark.parametrize("steps", [2, 5, 8])
+def test_states_come_one_after_the_other_and_attention_in_one_round(steps):
+    chain, together = diagrams.dependencies(steps).axes
+    rounds = [[int(one) for one in texts(axes) if one.isdigit()] for axes in (chain, together)]
+    assert rounds == [list(range(1, steps + 1)), [1] * steps]
+    # an arrow from each input and each state before; and one for each pair of a step and an earlier
+    arrows = [sum(hasattr(one, "arrow_patch") and one.arrow_patch is not None for one in axes.texts)
+              for axes in (chain, together)]  # fmt: skip
+    assert arrows == [steps + steps - 1, steps * (steps + 1) // 2]
+
+
+def test_a_single_step_waits_for_nothing():
+    with pytest.raises(ValueError, match="`steps` must be a whole number of at least 2, got 1"):
+        diagrams.dependencies(1)
+
+
+# --- storage --------------------------------------------------------------------------------------
+
+
+def test_every_node_and_target_has_its_box():
+    figure = diagrams.file_system(nodes=3, targets=5)
+    said = texts(figure.axes[0])
+    assert [f"node {number}" in said for number in range(4)] == [True] * 3 + [False]
+    assert [f"OST {number}\nbytes" in said for number in range(6)] == [True] * 5 + [False]
+    assert "3 nodes above, one metadata server and 5 object storage targets" in words(figure)
+
+
+def test_stripe_lies_on_target_of_its_number_modulo_the_count():
+    figure = diagrams.striping({"wide": [(7, 3), (2, 2)], "narrow": [(3, 1)]}, targets=4)
+    said = words(figure)
+    # file a begins at OST 0, file b at OST 1
+    assert (
+        "wide: OST 0 has a0 a3 a6, OST 1 has a1 a4 b0, OST 2 has a2 a5 b1, OST 3 has nothing"
+        in said
+    )
+    assert "narrow: OST 0 has a0 a1 a2, OST 1 has nothing" in said
+    assert [len(axes.patches) for axes in figure.axes] == [9, 3]
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ([(4, 5)], "`stripe count` must be at most the 4 targets, got 5"),
+        ([(0, 1)], "`stripes` must be a whole number of at least 1, got 0"),
+        ([], "`panels` must have 1 to 26 files in each, got 0"),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(files, text):
+    with pytest.raises(ValueError, match=text):
+        diagrams.striping({"one": files})
+
+
+def test_no_targets_are_refused():
+    with pytest.raises(ValueError, match="`targets` must be a whole number of at least 2, got 1"):
+        diagrams.file_system(targets=1)
+
+
+# --- two programs ---------------------------------------------------------------------------------
+
+
+TEXTS = st.lists(st.sampled_from("abcd"), max_size=12).map("\n".join)
+
+
+def side(found, marks):
+    return [text for mark, text in found.lines if mark in marks]
+
+
+@given(TEXTS, TEXTS)
+def test_lines_rebuild_both_texts(before, after):
+    assume(before.splitlines() != after.splitlines())
+    found = difference(before, after, around=100)
+    assert side(found, " -") == before.splitlines()
+    assert side(found, " +") == after.splitlines()
+
+
+@given(TEXTS, TEXTS)
+def test_fewer_lines_around_change_no_mark(before, after):
+    whole, short = (difference(before, after, around=count) for count in (100, 0))
+    for mark in "-+":
+        assert side(whole, mark) == side(short, mark)
+    assert side(short, " ") == []
+
+
+def test_lines_around_a_change_are_kept_and_the_rest_is_cut():
+    before = "\n".join("123456789")
+    found = difference(before, before.replace("5", "five"), around=2)
+    assert str(found).splitlines() == ["…", "  3", "  4", "- 5", "+ five", "  6", "  7", "…"]
+
+
+def test_equal_texts_show_one_cut():
+    assert difference("a\nb", "a\nb").lines == (("…", ""),)
+    assert difference("", "").lines == ()
+
+
+def test_count_leaves_out_empty_lines_and_comments():
+    found = difference("a", "a\n\n# said\nb\n    # said\n  c")
+    assert (found.count("+"), found.count("-")) == (2, 0)
+
+
+def test_html_escapes_the_text_and_shows_the_marks():
+    shown = difference("a < b", "a <b>")._repr_html_()
+    assert "- a &lt; b" in shown
+    assert "+ a &lt;b&gt;" in shown
+    assert "<b>" not in shown
+
+
+def test_negative_count_is_refused():
+    with pytest.raises(ValueError, match="`around` must be"):
+        difference("a", "b", around=-1)
