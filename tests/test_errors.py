@@ -26,6 +26,17 @@ def test_the_first_fault_leads_and_its_consequences_follow():
     assert error._render_traceback_()[0] == "RankError: rank 1 raised ValueError: bad batch"
 
 
+def test_a_rank_that_took_fewer_steps_is_named():
+    gone = {
+        "phase": "raised",
+        "error": "UnknownError: Horovod has been shut down.",
+        "traceback": "",
+    }
+    text = str(errors.failed({0: gone, 1: {"phase": "returned"}, 2: gone}))
+    assert "rank 1 had returned while ranks 0, 2 still exchanged gradients" in text
+    assert "had returned" not in str(errors.failed({0: gone, 1: gone}))
+
+
 def test_of_several_dead_ranks_the_launcher_tells_who_was_first(tmp_path):
     (tmp_path / errors.LAUNCHER_LOG).write_text(
         "[0]0:Return code = 0, signaled with Interrupt\n"

@@ -26,6 +26,33 @@ def broadcast_after_the_first_update(passes):
     return np.asarray(weight).tolist()
 
 
+def fits_with_unequal_batches(batches):
+    import keras
+    import numpy as np
+    from horovod_cases import error_of
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    net.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    rows = batches[hvd.rank()]
+    first = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    ways = {"batch_size": 1, "verbose": 0, "callbacks": [first]}
+    refused = error_of(lambda: net.fit(np.ones((rows, 2)), np.ones(rows), **ways))
+    equal = error_of(lambda: net.fit(np.ones((rows, 2)), np.ones(rows), steps_per_epoch=8, **ways))
+    return [refused, equal]
+
+
+def test_unequal_numbers_of_batches_are_refused_with_ranks_and_numbers(tmp_path):
+    (refused, equal), other = on_ranks(2, fits_with_unequal_batches, tmp_path, batches=[10, 8])
+    assert [refused, equal] == other
+    assert refused.startswith("RanksDifferError: The batches per epoch must be as many on every")
+    assert "got rank 0: 10, rank 1: 8." in refused
+    assert "`steps_per_epoch=8`" in refused
+    assert equal == "no error"
+
+
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_broadcast_after_the_first_update_is_in_time(tmp_path, passes):
     mean = (1.0 + 2.0) / 2

@@ -11,6 +11,7 @@ from typing import Any
 from dlguide.cluster.rank import log_path
 
 LAUNCHER_LOG = "cluster.log"
+SHUT_DOWN = "Horovod has been shut down"  # what a rank gets to hear when another one has gone
 ENDING = re.compile(r"^\[\d+\](\d+):Return code = (\d+(?:, signaled with \w+)?)", re.MULTILINE)
 
 
@@ -127,10 +128,16 @@ def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
         RankError: of kind "raised" or "exited".
     """
     bad = {rank: outcome for rank, outcome in outcomes.items() if outcome["phase"] != "returned"}
-    order = sorted(bad, key=lambda rank: ("Horovod has been shut down" in bad[rank]["error"], rank))
+    order = sorted(bad, key=lambda rank: (SHUT_DOWN in bad[rank]["error"], rank))
     first = bad[order[0]]
     verb = "left early with" if first["phase"] == "exited" else "raised"
     same = [rank for rank in order if bad[rank]["error"] == first["error"]]
     message = f"{names_of(same)} {verb} {first['error']}"
+    returned = sorted(set(outcomes) - set(bad))
+    if returned and SHUT_DOWN in first["error"]:
+        message += (
+            f"\n{names_of(returned)} had returned while {names_of(same)} still exchanged gradients. "
+            "Every rank must take as many steps: compare the ranks' numbers of batches."
+        )
     detail = "\n".join(f"--- rank {rank} ---\n{bad[rank]['traceback']}" for rank in order)
     return RankError(first["phase"], order, message, detail)

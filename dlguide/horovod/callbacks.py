@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from dlguide.checks import require
-from dlguide.horovod.collectives import allreduce
-from dlguide.horovod.guard import CHANGED_ASIDE, agree, check_weights
+from dlguide.horovod.collectives import allgather, allreduce
+from dlguide.horovod.guard import CHANGED_ASIDE, RanksDifferError, agree, check_weights
 from dlguide.horovod.guard import check_every as checked_every
 from dlguide.horovod.loss_scale import exchanges
 from dlguide.horovod.native import Average, Min, communicates, global_process_set, native
@@ -36,8 +36,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Start all ranks from one rank's weights and optimizer state, and watch that they stay equal.
 
     The broadcast comes before the first batch, or after it when the model is built by it. Seeds
-    of random layers stay each rank's own. After the second batch, then every so many, and at the
-    end of each epoch the ranks' trainable weights are compared.
+    of random layers stay each rank's own. Before the first batch the ranks' numbers of batches are
+    compared; after the second one, then every so many, and at the end of each epoch their trainable
+    weights.
 
     Args:
         root_rank: the rank whose values count.
@@ -77,6 +78,22 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """
         self._local.add(variable_key(var))
 
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Refuse ranks with different numbers of batches: the others would wait indefinitely."""
+        if not communicates(global_process_set):
+            return
+        steps = (self.params or {}).get("steps")
+        own = [-1 if steps is None else steps, int(self._in_process_set())]
+        batches, apart = allgather(np.array([own]), "broadcast.steps").numpy().T
+        if apart.any() or batches.min() < 0 or batches.min() == batches.max():
+            return
+        counts = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(batches))
+        raise RanksDifferError(
+            "The batches per epoch must be as many on every rank, because each of them exchanges "
+            f"gradients; got {counts}. Cut the data into equal parts, or give `fit` "
+            f"`steps_per_epoch={batches.min()}` on every rank."
+        )
+
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         """Broadcast before the first batch when all ranks have built their model."""
         if self.broadcast_done or self.batches:
@@ -110,10 +127,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             broadcast_variables(state, self.root_rank)
         self.broadcast_done = True
 
+    def _exchanges(self) -> list:
+        return exchanges(self.model.optimizer) if self.model.optimizer is not None else []
+
+    def _in_process_set(self) -> bool:
+        return any(each.reduction.process_set.process_set_id for each in self._exchanges())
+
     def _compare(self) -> None:
-        found = exchanges(self.model.optimizer) if self.model.optimizer is not None else []
-        if any(each.reduction.process_set.process_set_id for each in found):
+        if self._in_process_set():
             return  # ranks of several process sets are not meant to be equal
+        found = self._exchanges()
         own = {key for each in found for key in each.local}
         variables = [
             variable
