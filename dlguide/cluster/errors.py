@@ -136,7 +136,7 @@ def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
     returned = sorted(set(outcomes) - set(bad))
     if returned and SHUT_DOWN in first["error"]:
         message += (
-            f"\n{names_of(returned)} had returned while {names_of(same)} still exchanged gradients. "
+            f"\n{names_of(returned)} had returned while {names_of(same)} still exchanged. "
             "Every rank must take as many steps: compare the ranks' numbers of batches."
         )
     detail = "\n".join(f"--- rank {rank} ---\n{bad[rank]['traceback']}" for rank in order)
