@@ -96,7 +96,7 @@ def problem(came: Any, right: Any) -> str:
 
 def difference(came: Any, right: Any, relative: float) -> str:
     """How values differ from the model's, not by how much; empty where there is nothing to say."""
-    if problem(came, right):
+    if isinstance(came, Exception) or problem(came, right):
         return ""
     if isinstance(right, tuple | list):
         bad = [

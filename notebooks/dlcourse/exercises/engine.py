@@ -176,7 +176,8 @@ class Exercise:
         verb = "raised" if isinstance(came[bad], Exception) else "gave"
         call = _words(answer, cases[bad], bool(self.ranks))
         text = f"{call} {verb} {brief(came[bad])}{_line(came[bad])}{where}."
-        lacks = problem(came[bad], right[bad])
+        words = self.view and isinstance(came[bad], str)  # a view may say what is wrong
+        lacks = "" if words else problem(came[bad], right[bad])
         raise WrongAnswer(
             " ".join(each for each in (text, lacks, hint) if each),
             difference(came[bad], right[bad], self.relative),

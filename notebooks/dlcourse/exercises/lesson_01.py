@@ -181,13 +181,10 @@ EXERCISES = {
         call=call_take,
         view=lambda taken: (sorted(n for each in taken for n in each), len(taken[0]) < TASKS),
         serial=drawn(range),
-        hint="Every task once. Does the counter start at 0?",
+        hint="Every ticket once: read and increment the counter in one operation, `Fetch_and_op`.",
         mistakes={
-            "Read and increment in one operation, `Fetch_and_op`.": drawn(
-                lambda n: [*range(n)] * 4
-            ),
-            "A rank that draws `tasks` or more stops without doing it.": drawn(
-                lambda n: range(n + 1)
+            "A rank that draws `tasks` or more stops without doing it.": (
+                drawn(lambda n: range(n + n // TASKS))
             ),
             "Some were never done: draw until it is too large.": drawn(lambda n: range(n // TASKS)),
             "The slow rank 0 should do the fewest. `Lock_all` once, then `Fetch_and_op` and "

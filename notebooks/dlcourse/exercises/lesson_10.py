@@ -22,18 +22,6 @@ def adam(weights, gradient, mean, square, step, rate, inside=0.0):
     return weights - rate * mean / (1 - 0.9**step) / root, mean, square
 
 
-def call_adam(answer, *given):
-    """What `adam` returns, and whether the arrays that it was given are as before."""
-    before = [np.copy(each) for each in given]
-    return answer(*given), all(map(np.array_equal, given, before))
-
-
-def of_corrected(*given):
-    """Adam with memories that are corrected when they are stored."""
-    weights, mean, square = adam(*given)
-    return weights, mean / (1 - 0.9 ** given[4]), square / (1 - 0.999 ** given[4])
-
-
 def smallest_batch(variance, length, share, samples):
     allowed = (share * length) ** 2
     return math.ceil(variance * samples / (allowed * (samples - 1) + variance) - 1e-9)
@@ -61,7 +49,11 @@ def shared(results):
     """The results of all ranks when each child was judged once and the ranks did equal work."""
     judged = np.array([each for _, each in results])
     fair = np.ptp(judged.sum(axis=1)) <= 1 and (judged.sum(axis=0) == 1).all()
-    return [came for came, _ in results] if fair else "children not judged once, or unequal work"
+    if not fair:
+        return "children judged twice or never, or unequal work"
+    if any(nbytes != 8 * judged.shape[1] for (_, nbytes), _ in results):
+        return "a number of bytes that is not that of all losses"
+    return [came for came, _ in results]
 
 
 def judged(sign=1, order=lambda n, p: np.arange(n), nbytes=8, shares=True):
@@ -98,7 +90,7 @@ EXERCISES = {
     ),
     "10-2": Exercise(
         adam,
-        call=call_adam,
+        call=lambda answer, *given: (old := repr(given), answer(*given), old == repr(given))[1:],
         cases=[
             (np.ones(3), RANDOM.normal(size=3), np.zeros(3), np.zeros(3), 1, 0.01),
             *((np.ones(1), np.array([g]), np.zeros(1), np.zeros(1), 1, 0.01) for g in (1e-6, 1e3)),
@@ -110,10 +102,10 @@ EXERCISES = {
             "Make new arrays: `mean = b1 * mean + ...`, not `mean *= b1`.": (
                 lambda *given: [adam(*given), given[2].fill(7)][0]
             ),
-            "The stored memories stay uncorrected.": of_corrected,
-            "Divide mean by 1 - b1^step and square by 1 - b2^step.": lambda *a: adam(
-                *a[:4], 10**6, a[5]
+            "The stored memories stay uncorrected.": lambda *a: (
+                *(adam(*a)[0], adam(*a)[1] / (1 - 0.9 ** a[4]), adam(*a)[2] / (1 - 0.999 ** a[4])),
             ),
+            "Divide by 1 - b1^step and 1 - b2^step.": lambda *a: adam(*a[:4], 10**6, a[5]),
             "Epsilon is added outside the root.": lambda *a: adam(*a, 1e-8),
         },
         remark="The first step is as long as the rate, 0.01 for a gradient of 1000 and of 0.001. "
@@ -124,21 +116,15 @@ EXERCISES = {
             "A": ("rate too small", "It falls straight and has not arrived. What is so slow?"),
             "B": ("rate too large", "Each step ends higher than before. Section 2 has its limit."),
             "C": ("over-fitting", "Training falls on, the test loss rises. Section 5 has both."),
-            "D": (
-                "too few updates",
-                "Training is high too. With a small batch this rate was fine.",
-            ),
-            "E": (
-                "noise",
-                "It goes up and down around the bottom; a smaller rate ends that.",
-            ),
+            "D": ("too few updates", "Training is high too. With a small batch the rate was fine."),
+            "E": ("noise", "It goes up and down near the bottom; a smaller rate ends that."),
         },
         remark="Two losses, training and test, over the epochs: most of what one needs to see.",
     ),
     "10-4": Exercise(
         smallest_batch,
         cases=[
-            *((100.0, 1.0, 1 / 3, 60_000), (100.0, 1.0, 1 / 30, 60_000), (13.2, 1.0, 0.5, 2_000)),
+            *((100.0, 1.0, 1 / 30, 60_000), (100.0, 1.0, 1 / 3, 60_000), (13.2, 1.0, 0.5, 2_000)),
             *((5.0, 2.0, 0.3, 500), (1.0, 4.0, 0.9, 100)),
         ],
         hint="Solve variance (N - B) / (B (N - 1)) = (share length)^2 for the batch B.",
@@ -150,10 +136,12 @@ EXERCISES = {
                 lambda v, g, s, n: math.ceil(v / (s * g) ** 2 - 1e-9)
             ),
             "Its noise is too large: is the length of the noise the root of its variance?": (
-                lambda v, g, s, n: math.ceil(v * n / (s * g * (n - 1) + v))
+                lambda v, g, s, n: min(n, math.ceil(v / (s * g)))
             ),
             "Its noise is a little too large: round up.": lambda *a: smallest_batch(*a) - 1,
-            "A whole number, rounded up.": lambda v, g, s, n: smallest_batch(v, g, s, n) - 0.5,
+            "A whole number, rounded up.": (
+                lambda v, g, s, n: v * n / ((s * g) ** 2 * (n - 1) + v)
+            ),
         },
         remark="A tenth of the noise took 41 times the batch, not 100 times: drawn without "
         "replacement, all samples together have no noise.",
@@ -171,14 +159,12 @@ EXERCISES = {
         relative=1e-9,
         hint="The mean of the best of all children, and the bytes of all losses.",
         mistakes={
-            "Which rank judges which? For example children[comm.rank :: comm.size].": (
-                judged(shares=False)
-            ),
+            "Which rank judges which? children[comm.rank :: comm.size].": judged(shares=False),
             "The smallest losses are the best.": judged(-1),
             "Does loss i still belong to child i?": (
                 judged(order=lambda n, p: np.concatenate([np.arange(r, n, p) for r in range(p)]))
             ),
-            "8 bytes for each of the losses of all ranks, and no child is sent.": judged(nbytes=48),
+            "8 bytes for each loss of all ranks, and no child is sent.": judged(nbytes=1),
         },
         remark="8 bytes per child, however many weights there are: the gradient of ResNet-50 has "
         "102 million bytes.",

@@ -88,7 +88,7 @@ EXERCISES = {
             *((28, 1, 32, 5, 1, 0), (12, 32, 64, 5, 1, 0), (224, 64, 64, 3, 1, 1)),
             *((224, 3, 64, 11, 4, 2), (224, 3, 64, 7, 2, 3)),
         ],
-        hint="Side, weights, multiply-adds, in this order. A window that does not fit is left out.",
+        hint="At every place of the output, each weight but the biases is used once.",
         mistakes={
             "Padding is on both edges.": lambda n, c, f, k, s, p: layer(n - p, c, f, k, s, p),
             "A window that does not fit any more is left out.": (
@@ -97,7 +97,7 @@ EXERCISES = {
             "Each filter has k x k weights for every channel, and one bias. Places do not count.": (
                 lambda *a: (layer(*a)[0], layer(*a)[1] - a[2], layer(*a)[2])
             ),
-            "At every place of the output, each weight but the biases is used once.": (
+            "The work of a bias is no multiply-add.": (
                 lambda *a: (*layer(*a)[:2], layer(*a)[0] ** 2 * layer(*a)[1])
             ),
         },
@@ -170,10 +170,7 @@ EXERCISES = {
                 lambda i, k, a: (backward(i, k, a)[0] / len(i), backward(i, k, a)[1])
             ),
             "A weight meets a pixel at every place: multiply by `above` there, add up.": (
-                lambda i, k, a: (
-                    backward(i[:, : len(k), : len(k)], k, a[:, :1, :1])[0],
-                    backward(i, k, a)[1],
-                )
+                lambda i, k, a: (0 * k, backward(i, k, a)[1])
             ),
             "A pixel gets `above` times the weight that touched it, from every place.": (
                 lambda i, k, a: (backward(i, k, a)[0], backward(i, k[::-1, ::-1], a)[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -89,21 +90,15 @@ def games(ranks):
     yield [(*first, list(each), 4 * ranks, of_judge, of_generator) for each in steps]
 
 
-def game(inputs, own=(False, False), count=None, late=True):
-    """Both nets of each rank; `own`: the gradients that are not summed over the ranks."""
-    nets, step = [each[:2] for each in inputs], inputs[0][2] / (count or inputs[0][4])
-
-    def moved(nets, slopes, which):
-        slopes = slopes if own[which] else [sum(slopes)] * len(slopes)
-        return [net - step * slope for net, slope in zip(nets, slopes, strict=True)]
-
-    for mine in zip(*(each[3] for each in inputs), strict=True):
-        judges, generators = zip(*nets, strict=True)
-        slopes = list(map(lambda d, g, rows: of_judge(d, g, *rows), judges, generators, mine))
-        new = moved(judges, slopes, 0)
-        slopes = map(of_generator, new if late else judges, generators, [z for _, z in mine])
-        nets = list(zip(new, moved(generators, list(slopes), 1), strict=True))
-    return nets
+def game(inputs, count=None, late=True, apart=(0, 0)):
+    """Both nets, trained in one process on the rows of all ranks; `apart` makes ranks differ."""
+    judge, generator, rate, _, batch, *_ = inputs[0]
+    for steps in zip(*(each[3] for each in inputs), strict=True):
+        rows, codes = np.concatenate(steps, axis=1)
+        before, step = judge, rate / (count or batch)
+        judge = judge - step * of_judge(judge, generator, rows, codes)
+        generator = generator - step * of_generator(judge if late else before, generator, codes)
+    return [(judge + apart[0] * r, generator + apart[1] * r) for r in range(len(inputs))]
 
 
 def agreed(results):
@@ -123,11 +118,10 @@ EXERCISES = {
             "Does the code of an image cost nothing?": lambda i, c, n, w: -(-4 * w // i),
             "A code is no image: the decoder must be sent, once.": lambda *a: 1,
             "A weight of the decoder takes 4 bytes.": lambda i, c, n, w: w // (i - c * n) + 1,
+            "One image too few: round up.": lambda i, c, n, w: 4 * w // (i - c * n),
             "Fewer bytes, not equally many.": lambda i, c, n, w: -(-4 * w // (i - c * n)),
             "Images are whole.": lambda i, c, n, w: 4 * w / (i - c * n),
-            "A code as large as the image saves nothing: then return None.": (
-                lambda *a: images(*a, never=math.inf)
-            ),
+            "A code as large as the image never pays: None.": partial(images, never=math.inf),
         },
         remark="With 32 numbers it pays from 1281 images on: a decoder is a book of codes.",
     ),
@@ -175,16 +169,11 @@ EXERCISES = {
         limit_s=60,
         hint="No logarithm and no sigmoid: means of the scores as they are.",
         mistakes={
-            "A loss is what decreases: true samples must score high.": lambda *a: wasserstein(
-                *a, -1
+            "A loss is what decreases: true samples must score high.": partial(
+                wasserstein, critic=-1
             ),
-            "The generator wants its samples to score high; true ones do not concern it.": (
-                lambda *a: wasserstein(*a, 1, 1)
-            ),
-            "One number for the batch: take the mean over it.": lambda real, fake: (
-                fake - real,
-                -fake,
-            ),
+            "The generator wants its own to score high.": partial(wasserstein, generator=1),
+            "One number for the batch: take the mean over it.": lambda r, f: (f - r, -f),
             "The values are right, but NumPy cannot follow into a graph: use `tf.reduce_mean`.": (
                 lambda real, fake: (np.mean(fake) - np.mean(real), -np.mean(fake))
             ),
@@ -194,11 +183,8 @@ EXERCISES = {
     "12-4": Exercise(
         conditioned,
         cases=[(RANDOM.normal(size=s), RANDOM.integers(0, n, s[0]), n) for s, n in SHAPES],
-        hint="1 at the sample's own label and 0 elsewhere.",
+        hint="Append a vector to a vector, and to an image one constant map for each class.",
         mistakes={
-            "Append a vector to a vector, and to an image one map for each class.": (
-                lambda x, y, n: conditioned(x, 0 * y, 1)
-            ),
             "The sample comes first and stays as it is.": (
                 lambda x, y, n: np.roll(conditioned(x, y, n), n, axis=-1)
             ),
@@ -215,15 +201,11 @@ EXERCISES = {
         relative=1e-9,
         hint="In each step the judge first, then the generator; each with the sum over all ranks.",
         mistakes={
-            "Is the judge's gradient summed over the ranks?": lambda a: game(a, own=(True, False)),
-            "Is the generator's gradient summed over the ranks?": lambda a: game(
-                a, own=(False, True)
-            ),
-            "The steps are too long: divide by the global batch.": lambda a: game(a, count=4),
-            "The steps are too long: divide the sums.": lambda a: game(a, count=1),
-            "The generator asks the judge after its step, not before.": lambda a: game(
-                a, late=False
-            ),
+            "Is the judge's gradient summed over ranks?": partial(game, apart=(1, 0)),
+            "Is the generator's gradient summed over ranks?": partial(game, apart=(0, 1)),
+            "The steps are too long: divide by the global batch.": partial(game, count=4),
+            "The steps are too long: divide the sums.": partial(game, count=1),
+            "The generator asks the judge after its step, not before.": partial(game, late=False),
         },
         remark="Two nets, two sums in a step: the generator needs the judge of all ranks.",
     ),

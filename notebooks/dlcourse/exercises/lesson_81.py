@@ -11,17 +11,13 @@ from dlcourse.exercises.engine import Exercise, Letters
 RANDOM = np.random.default_rng(81)
 SHAPES = ((446, 8040, 7638, 4.8, 0.1, 5e-5), (30, 360, 306, 0.2, 0.004, 1e-4))
 LINES = [RANDOM.uniform(0.74, 0.80, seeds) for seeds in (5, 3, 8)]
+GAINS = [(line, line + RANDOM.normal(0.02, 0.008, len(line))) for line in LINES]
 
 
 def iterations(images, workers, batch, epochs, warmup, leaves):
     epoch = images / (workers * batch)
     up = int(warmup * epoch)
     return up, round(epochs * epoch) - up, round(leaves * epoch), round((epochs - leaves) * epoch)
-
-
-def whole_epochs(images, workers, batch, epochs, warmup, leaves):
-    epoch = ceil(images / (workers * batch))
-    return iterations(epoch, 1, 1, epochs, warmup, leaves)
 
 
 def course(step, warmup, whole, left, top, start, decay):
@@ -46,14 +42,6 @@ def gain(line, collapsed, freedom=1, seeds=None):
 def unpaired(line, collapsed):
     spread = np.var(line, ddof=1) + np.var(collapsed, ddof=1)
     return gain(line, collapsed)[0], 100 * (spread / len(line)) ** 0.5
-
-
-def errors():
-    pair = LINES[-1], LINES[-1] + 0.02 + 0.008 * np.random.default_rng(8).normal(size=8)
-    return (
-        f"Taken in pairs the error of 8 seeds is {gain(*pair)[1]:.2f} points, otherwise "
-        f"{unpaired(*pair)[1]:.2f}: the common beginning makes the difference easier to see."
-    )
 
 
 def averages(comm, batches, momentum):
@@ -92,13 +80,14 @@ EXERCISES = {
             "Divide by the global batch: that of all workers together.": (
                 lambda n, w, b, *rest: iterations(n, 1, b, *rest)
             ),
-            "An epoch may be no whole number of updates: divide first, round last.": whole_epochs,
+            "An epoch may be no whole number of updates: divide first, round last.": (
+                lambda n, w, b, *rest: iterations(ceil(n / (w * b)), 1, 1, *rest)
+            ),
             "The decay begins where the warmup ends: subtract the warmup's updates.": (
                 lambda *a: (iterations(*a)[0], sum(iterations(*a)[:2]), *iterations(*a)[2:])
             ),
-            "The warmup is rounded down.": lambda *a: (
-                ceil(a[4] * a[0] / (a[1] * a[2])),
-                *iterations(*a)[1:],
+            "The warmup is rounded down.": (
+                lambda *a: (iterations(*a)[0] + 1, iterations(*a)[1] - 1, *iterations(*a)[2:])
             ),
             "The last part begins at a fraction of an epoch and lasts to the end.": (
                 lambda *a: (*iterations(*a)[:2], *iterations(*a[:5], int(a[5]))[2:])
@@ -155,7 +144,7 @@ EXERCISES = {
     ),
     "81-4": Exercise(
         gain,
-        cases=[(each, each + RANDOM.normal(0.02, 0.008, len(each))) for each in LINES],
+        cases=GAINS,
         relative=1e-9,
         hint="The deviation of the differences, divided by the square root of their number.",
         mistakes={
@@ -169,14 +158,13 @@ EXERCISES = {
                 lambda a, b: gain(a, b, seeds=1)
             ),
         },
-        remark=errors,
+        remark=f"Taken in pairs the error of the last case is {gain(*GAINS[-1])[1]:.2f} points, "
+        f"otherwise {unpaired(*GAINS[-1])[1]:.2f}: the common beginning helps to see the gain.",
     ),
     "81-5": Exercise(
         averages,
         ranks=(2, 3),
-        cases=lambda ranks: [
-            [([*RANDOM.normal(3 * r + 1, 1 + r, (6, 16, 2))], 0.95) for r in range(ranks)]
-        ],
+        cases=lambda p: [[([*RANDOM.normal(3 * r, 1 + r, (6, 16, 2))], 0.95) for r in range(p)]],
         serial=workers(),
         relative=1e-9,
         hint="Begin with mean 0 and variance 1, with the variance of each batch (divided by 16).",
