@@ -106,6 +106,7 @@ EXERCISES = {
         }),
         Exercise(
             corrected, ranks=(2, 3), cases=regression, serial=serial,
+            view=lambda ranks: ((equal := not np.ptp(ranks, axis=0).any()), equal * ranks[0]),
             hint="Is the first step right? Start at `first_weights(0)`, keep the order of `order`.",
             mistakes={
                 "All ranks must start from the weights of rank 0.": partial(serial, apart=0.1),

@@ -90,7 +90,7 @@ EXERCISES = {
     }, remark="A result without its rival, its sizes and its machine says little."),
     "21-3": Exercise(
         crossing, cases=list(itertools.product((2, 4, 8, 64, 1024), (1e-6, 2e-5), (1e-10, 8e-10))),
-        hint="Set both times equal and solve for n: extra messages against bytes saved.",
+        hint="Set both times equal and solve for n; on 2 ranks both send n bytes: never equal.",
         mistakes={
             "On 2 ranks both send n bytes, the ring in two messages: the times are never equal.":
                 partial(crossing, two=0),

@@ -8,8 +8,8 @@ import numpy as np
 from dlcourse.exercises.engine import Exercise, letter
 
 
-def microbatches(stages, share, up=ceil, step=1, least=1):
-    exact = (stages - 1) * (step - share) / share
+def microbatches(stages, share, up=ceil, least=1):
+    exact = (stages - 1) * (1 - share) / share
     return max(least, up(exact - 1e-9 * (up is ceil)))
 
 
@@ -135,7 +135,8 @@ EXERCISES = {
             "Data, column and row parallelism are one rule: it only matters which name is cut."),
     ],
     "23-4": Exercise(
-        prune, call=lambda answer, weights, share: (answer(weights, share), weights),
+        prune, call=lambda answer, w, s: (w.copy(), answer(w, s), w), view=lambda came:
+            (came[1], bool((came[0] != came[2]).any())),
         cases=[(np.random.default_rng(23).normal(size=shape).astype("float32"), share)
                for shape, share in (((40, 25), 0.9), ((40, 25), 0.2), ((7, 8), 0.5), ((10,), 0.0))],
         hint="How many is that share? The others stay as they are.",

@@ -57,7 +57,7 @@ def walks(ranks):
     return [[(weights, each, 0.25, *plan) for each in pull] for plan in plans]
 
 
-def local_sgd(inputs, share=1, only=99, size=np.abs, each=8, last=True, again=0, touched=0):
+def local_sgd(inputs, share=1, only=99, size=np.abs, each=8, last=True, again=0, touched=False):
     """All ranks in one process; only ranks below `only` take the mean, or `share` of it."""
     start, _, rate, steps, every = inputs[0]
     all_weights, drifts = np.array([start] * len(inputs)), []
@@ -70,7 +70,7 @@ def local_sgd(inputs, share=1, only=99, size=np.abs, each=8, last=True, again=0,
             all_weights[:only] = mean
     sent, drifts = each * start.size * len(drifts), drifts + [0 * moves[0][0]] * again
     ranks = enumerate(all_weights)
-    return [((w, sent, [one[rank] for one in drifts]), start + touched) for rank, w in ranks]
+    return [((w, sent, [one[rank] for one in drifts]), touched) for rank, w in ranks]
 
 
 EXERCISES = {
@@ -138,7 +138,8 @@ EXERCISES = {
         remark="Fewer messages than arrays: the bytes are the same, the latencies are not."),
     "24-5": Exercise(
         train, ranks=(2, 3), cases=walks, serial=local_sgd,
-        call=lambda answer, comm, weights, *rest: (answer(comm, weights, *rest), weights),
+        call=lambda answer, comm, w, *rest:
+            (old := w.copy(), answer(comm, w, *rest), bool((old != w).any()))[1:],
         hint="Each rank takes steps with its own gradient; at a meeting all take the mean.",
         mistakes={
             "A sum was taken as the mean: divide it by the ranks.": partial(local_sgd, share=0),
@@ -148,7 +149,7 @@ EXERCISES = {
             "The bytes of the whole array, once per meeting.": partial(local_sgd, each=1),
             "Meet every `every` steps, and once at the end.": partial(local_sgd, last=False),
             "Do not meet twice at the end.": partial(local_sgd, again=1),
-            "Work on a copy of the weights.": partial(local_sgd, touched=1),
+            "Work on a copy of the weights.": partial(local_sgd, touched=True),
         },
         remark="1 / H of the bytes; the price is the drift: ranks follow their own samples."),
 }  # fmt: skip

@@ -126,15 +126,12 @@ EXERCISES = {
         remark="1.4 for 24 GPUs is a misprint of 1.2. And 32 workers with 32 images need 0.4: the "
         "printed 32 x 0.05 is the rate for batches of 128."),
     "26-3": Letters({
-        "A": ("same order",
-              {"": "4 ranks should need a quarter of the steps. Which samples has each?"}),
+        "A": ("same order", {"": "4 ranks need a quarter of the steps. Which samples has each?"}),
         "B": ("no broadcast", {"": "A distance that never changes: was it ever 0?"}),
-        "C": ("batch normalisation",
-              {"": "A model has more than trained weights: what else is saved?"}),
+        "C": ("batch normalisation", {"": "What else than trained weights is saved with a model?"}),
         "D": ("collectives", {"": "A mean over all ranks is a call: which ranks make it?"}),
         "E": ("checkpoints", {"": "How many ranks write that file, and when?"}),
-        "F": ("learning rate",
-              {"": "The steps are right, but there are fewer: what must each make up for?"}),
+        "F": ("learning rate", {"": "The steps are fewer: what must each of them make up for?"}),
     }, remark="Only F can be seen in the loss of one rank, and only next to that of one process."),
     "26-4": Exercise(
         detect,

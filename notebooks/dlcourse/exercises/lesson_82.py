@@ -100,21 +100,23 @@ class Watched:
 
 
 def call_nodes_first(answer, comm, gradient, nodes):
-    """The sum, the gradient, and whether messages leave or reach a node past its lowest rank."""
+    """The sum, and the fault: 2 sends to another node, 1 sends past its lowest rank, 3 in place."""
     watched, lowest = Watched(comm, nodes), [nodes.index(node) for node in nodes]
-    came = answer(watched, gradient, [*nodes])
+    before, came = gradient.copy(), answer(watched, gradient, nodes[:])
+    if watched.crossed and comm.rank != lowest[comm.rank]:
+        return came, 2
     past = any(dest != lowest[dest] for dest in watched.crossed)
-    return came, gradient, bool(watched.crossed) and comm.rank != lowest[comm.rank], past
+    return came, 1 if past else 3 * (not np.array_equal(before, gradient))
 
 
-def summed(inputs, of=lambda total, own, node, lowest: total, touched=0, speaks=False, past=False):
+def summed(inputs, of=lambda total, own, node, lowest: total, fault=0):
     """`of`: what a rank returns, from the sum, its gradient, its node's; is it the lowest?"""
     gradients, nodes = np.array([own for own, _ in inputs]), inputs[0][1]
     results = []
     for rank, own in enumerate(gradients):
         node = gradients[np.equal(nodes, nodes[rank])].sum(axis=0)
         result = of(gradients.sum(axis=0), own, node, nodes.index(nodes[rank]) == rank)
-        results.append((result, own + touched, speaks, past))
+        results.append((result, fault))
     return results
 
 
@@ -159,17 +161,16 @@ EXERCISES = {
     }, remark="Four of the six have nothing to do with the exchange of gradients."),
     "82-5": Exercise(
         nodes_first, ranks=(3, 4), call=call_nodes_first, serial=summed,
-        view=lambda ranks: ([one[:2] for one in ranks], np.any([one[2:] for one in ranks], axis=0)),
-        cases=lambda p: [[(np.sin(np.arange(6) + rank), [*nodes]) for rank in range(p)]
+        view=lambda ranks: ([came for came, _ in ranks], max(fault for _, fault in ranks)),
+        cases=lambda p: [[(np.sin(np.arange(6) + rank), nodes.tolist()) for rank in range(p)]
                          for nodes in ((np.arange(p) + 1) // 2, np.arange(p) % 2)],
         hint="Does every gradient count once, and does the sum come back to all ranks?",
         mistakes={
             "Return it on every rank, also on those that only hand theirs over.": partial(
                 summed, of=lambda total, own, node, lowest: total if lowest else None),
-            "Work on a copy: `gradient.copy()`.": partial(summed, touched=1),
-            "Hand it to your node's lowest rank, which sends for all.":
-                partial(summed, speaks=True),
-            "Send it to that node's lowest rank, which hands it on.": partial(summed, past=True),
+            "Work on a copy: `gradient.copy()`.": partial(summed, fault=3),
+            "Hand it to your node's lowest rank, which sends for all.": partial(summed, fault=2),
+            "Send it to that node's lowest rank, which hands it on.": partial(summed, fault=1),
             "That is the mean. The sum is asked for.": lambda inputs: summed(
                 inputs, of=lambda total, own, node, lowest: total / len(inputs)),
             "What the others have has not come here.": partial(
