@@ -96,8 +96,8 @@ def refused(answer, contents):
     return came if number is None or came is ... else "no error"
 
 
-def save(path, parts, sync=True, tidy=True, swallow=False, folder=None):
-    unfinished = (folder or path.parent) / f"{path.parent.name}.unfinished"
+def save(path, parts, sync=True, tidy=True, swallow=False, beside=True, folder=None):
+    unfinished = (folder or path.parent) / f"{path.parent.name}.unfinished" if beside else path
     try:
         with open(unfinished, "wb") as file:
             file.writelines(parts)
@@ -110,17 +110,6 @@ def save(path, parts, sync=True, tidy=True, swallow=False, folder=None):
             unfinished.unlink()
         if not swallow:
             raise
-
-
-def in_place(path, parts, restore=False):
-    before = path.read_bytes() if path.exists() else None
-    try:
-        with open(path, "wb") as file:
-            file.writelines(parts)
-    except InterruptedError:
-        if restore:
-            path.unlink() if before is None else path.write_bytes(before)
-        raise
 
 
 def saved(answer, case):
@@ -216,11 +205,12 @@ EXERCISES = {
         {
         "Do not swallow the error of `parts`.":
             lambda path, parts: save(path, parts, swallow=True),
-        "Write under another name, and rename at the end.": in_place,
+        "Write under another name, and rename at the end.":
+            lambda path, parts: save(path, parts, tidy=False, beside=False),
         "Remove the unfinished file when an error comes, then raise it again.":
             lambda path, parts: save(path, parts, tidy=False),
         "While the parts are written the final name must not show them.":
-            lambda path, parts: in_place(path, parts, restore=True),
+            lambda path, parts: save(path, parts, beside=False),
         "One rename to the final name: use `os.replace`.":
             lambda path, parts: path.write_bytes(b"".join(parts)),
         "A rename is one step only within a file system: write into the same folder.":
