@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+import dlguide.horovod
 import dlguide.horovod.callbacks as callbacks
 import dlguide.horovod.exchange as exchange
 import dlguide.horovod.grouped as grouped
@@ -134,6 +135,14 @@ def test_without_init_everything_says_so():
         with pytest.raises(RuntimeError, match=r"Call `hvd\.init\(\)`"):
             call()
     assert callable(runtime.init)
+
+
+def test_what_horovod_has_and_this_has_not_names_what_to_use():
+    with pytest.raises(AttributeError, match=r"no `elastic`\. Use .*fit\(checkpoint="):
+        dlguide.horovod.elastic  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no `SyncBatchNormalization`\. .*--transparent`"):
+        dlguide.horovod.SyncBatchNormalization  # noqa: B018
+    assert not hasattr(dlguide.horovod, "nothing")
 
 
 def test_names_stay_apart_when_tensorflow_cannot_take_them():

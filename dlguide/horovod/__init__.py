@@ -10,6 +10,8 @@ the same names, arguments and meaning, on Horovod's own engine.
     model.fit(shard, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 """
 
+from typing import NoReturn
+
 from dlguide.horovod import callbacks
 from dlguide.horovod.collectives import allgather, allreduce, alltoall, broadcast, reducescatter
 from dlguide.horovod.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter
@@ -32,6 +34,20 @@ from dlguide.horovod.runtime import init, restart, shutdown
 from dlguide.horovod.saving import load_model
 from dlguide.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
 from dlguide.horovod.variables import broadcast_global_variables, broadcast_variables
+
+# What Horovod has for Keras 2, and what to use here.
+_ABSENT = {
+    "SyncBatchNormalization": "Ranks form the statistics of whole batches in `dlguide run "
+    "--transparent`; elsewhere use `keras.layers.GroupNormalization`, which needs no other rank.",
+    "elastic": "Use `dlguide.training.fit(checkpoint=...)`: after a failure the same call goes on "
+    "from the last checkpoint, from an epoch's end also on another number of ranks.",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    then = f" {_ABSENT[name]}" if name in _ABSENT else ""
+    raise AttributeError(f"`dlguide.horovod` has no `{name}`.{then}", name=name)
+
 
 is_initialized = native.is_initialized
 start_timeline = native.start_timeline

@@ -16,12 +16,19 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from dlguide.checks import require_count
+from dlguide.checks import require, require_count
 from dlguide.horovod.collectives import allgather, broadcast
-from dlguide.horovod.native import ProcessSet, communicates, global_process_set, members
+from dlguide.horovod.native import (
+    ProcessSet,
+    communicates,
+    global_process_set,
+    members,
+    native,
+)
 
 CHECK_EVERY = 100  # updates; the switch is DLGUIDE_HVD_CHECK_EVERY, 0 turns the guard off
 ROUNDING = 1000  # differences up to this many units in the last place may be rounding
@@ -118,6 +125,26 @@ def check_weights(
         gathered = _gather_fingerprints(variables, process_set)
         if not bool(_equal_rows(gathered)):
             _raise(explain(gathered.numpy(), variables, cause, process_set))
+
+
+def refuse_synchronized_layers() -> None:
+    """Make `BatchNormalization(synchronized=True)` raise on ranks, which Keras does not reach."""
+    kind = keras.layers.BatchNormalization
+    plain = kind._moments
+    if getattr(plain, "refuses_ranks", False):
+        return
+
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        ranks = native.size() if native.is_initialized() else 1
+        must = f"be False in the layer {self.name!r} on {ranks} ranks, because Keras synchronizes "
+        must += "replicas within a process only: each rank would use statistics of its own"
+        then = "Use `keras.layers.GroupNormalization`, or `dlguide run --transparent`, which forms "
+        then += "the statistics of the whole batch."
+        require(not self.synchronized or ranks == 1, "synchronized", must, True, then)
+        return plain(self, inputs, mask)
+
+    moments.refuses_ranks = True
+    kind._moments = moments
 
 
 class Watch:

@@ -12,11 +12,13 @@ from keras.src.saving import object_registration
 from dlguide.checks import require, require_count
 from dlguide.horovod.exchange import Exchange, Passes, Sums
 from dlguide.horovod.guard import check_every as checked_every
+from dlguide.horovod.guard import refuse_synchronized_layers
 from dlguide.horovod.loss_scale import agree_on_finite, exchanges
 from dlguide.horovod.native import Average, Compression, ProcessSet, Sum, global_process_set
 from dlguide.horovod.reduction import reduction
 
 agree_on_finite()
+refuse_synchronized_layers()
 
 
 def DistributedOptimizer(
