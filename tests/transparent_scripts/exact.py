@@ -47,6 +47,21 @@ model = compiled(net(keras.layers.BatchNormalization()), keras.optimizers.SGD(0.
 history = model.fit(x, y, 10, 3, verbose=0, validation_data=(x, y))
 keep("batch normalization", model, history)
 
+
+# Keras weighs the losses of several outputs, and what a metric gives for a whole batch, by batches.
+def error(labels, outputs):
+    return keras.ops.mean(keras.ops.abs(labels - outputs))
+
+
+row = keras.Input((6,))
+outputs = [keras.layers.Dense(1, name="a")(row), keras.layers.Dense(2, name="b")(row)]
+model = keras.Model(row, outputs)
+model.compile("sgd", ["mse", "mae"], metrics=[[error], ["mse"]])
+targets = [x[:, :1], x[:, 1:3] ** 2]
+few = x[:33], [each[:33] for each in targets]
+history = model.fit(x, targets, 10, 2, verbose=0, validation_data=few)
+keep("two outputs", model, history, told=model.evaluate(x, targets, batch_size=32, verbose=0))
+
 steps = np.where(np.arange(5) < 1 + np.arange(101)[:, None] % 5, 1.0, 0.0)[..., None]
 row = keras.Input((5, 6))
 norm = keras.layers.BatchNormalization(center=False)
