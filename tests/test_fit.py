@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
+import keras
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from dlguide.training.feeding import gathered
 from dlguide.training.loop import Steps, reseed_dropout, train_epoch
 from dlguide.training.ranks import Alone, connect
 from dlguide.training.rates import scaled_rate
+from dlguide.training.settings import name_of
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +203,25 @@ def test_checkpoint_of_another_training_is_refused(mnist, tmp_path):
     assert checkpoint.latest(tmp_path).read_bytes() == before
 
 
+def test_partials_and_lambdas_are_named_by_what_they_do():
+    sgd = keras.optimizers.SGD
+    names = [name_of(partial(sgd, 0.1, momentum=momentum)) for momentum in (0.5, 0.9)]
+    assert names == ["SGD(0.1, momentum=0.5)", "SGD(0.1, momentum=0.9)"]
+    assert name_of(partial(partial, sgd)) == "partial(SGD)"
+    two, same, three = lambda: sgd(0.2), lambda: sgd(0.2), lambda: sgd(0.3)
+    assert name_of(two) == name_of(same) != name_of(three)
+    assert "0x" not in name_of(partial(sgd, object(), Step(np.arange(3), 3)))
+
+
+def test_checkpoint_of_another_momentum_is_refused(mnist, tmp_path):
+    ways = {"net": "mlp", "data": mnist, "batch": 25, "checkpoint": tmp_path}
+    sgd = keras.optimizers.SGD
+    run = fit(**ways, optimizer=partial(sgd, 0.1, momentum=0.9))
+    assert run.optimizer == "SGD(0.1, momentum=0.9)"
+    with pytest.raises(checkpoint.CheckpointError, match=r"its optimizer is .*0\.9.* is .*0\.5"):
+        fit(**ways, epochs=2, optimizer=partial(sgd, 0.1, momentum=0.5))
+
+
 def test_numbers_of_numpy_are_numbers(mnist, tmp_path):
     ways = {"learning_rate": np.float32(0.01), "seed": np.int64(1), "batch": np.int32(25)}
     fit("mlp", mnist, checkpoint=tmp_path, **ways)
@@ -209,7 +231,6 @@ def test_numbers_of_numpy_are_numbers(mnist, tmp_path):
 
 
 def test_own_net_data_and_optimizer(mnist):
-    import keras
 
     def small():
         layers = [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,14 +173,22 @@ def _by(shape: tuple[int, ...]) -> str:
 def name_of(value: Any) -> Any:
     """Name what has a name; give numbers of NumPy as Python's, anything else back.
 
+    A partial is named with what it was given and a lambda with a checksum of its code, so that
+    another momentum or another net is another training.
+
     Args:
         value: an argument of `fit`.
 
     Returns:
         object: JSON-able.
     """
+    if isinstance(value, partial):
+        given = [str(name_of(each)) for each in value.args]
+        given += [f"{name}={name_of(each)}" for name, each in value.keywords.items()]
+        return f"{name_of(value.func)}({', '.join(given)})"
     if callable(value):
-        return getattr(value, "__qualname__", type(value).__name__)
+        name = getattr(value, "__qualname__", type(value).__name__)
+        return f"{name} {_checksum(value.__code__):08x}" if name.endswith("<lambda>") else name
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Pipeline):
@@ -188,8 +199,17 @@ def name_of(value: Any) -> Any:
         return value.config()
     if isinstance(value, Dataset | Compressor):
         return value.name
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = (f"{one.name}={name_of(getattr(value, one.name))}" for one in fields(value))
+        return f"{type(value).__name__}({', '.join(inside)})"
     plain = value is None or isinstance(value, str | int | float)
     return value if plain else type(value).__name__
+
+
+def _checksum(code: CodeType) -> int:
+    """Of what the code does, not of where it stands."""
+    inner = [_checksum(each) if isinstance(each, CodeType) else each for each in code.co_consts]
+    return zlib.crc32(repr((code.co_code, code.co_names, inner)).encode())
 
 
 def load_data(
