@@ -231,7 +231,6 @@ def test_numbers_of_numpy_are_numbers(mnist, tmp_path):
 
 
 def test_own_net_data_and_optimizer(mnist):
-
     def small():
         layers = [keras.Input((28, 28, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
         return keras.Sequential(layers)

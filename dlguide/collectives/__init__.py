@@ -23,7 +23,7 @@ from dlguide.collectives.algorithms import (
 )
 from dlguide.collectives.buffers import OPERATIONS, agree, flatten, parts
 from dlguide.collectives.choosing import LIBRARY, NAMES, Table, library_arguments, library_can
-from dlguide.collectives.keeping import USUAL, table_of
+from dlguide.collectives.keeping import table_of
 from dlguide.collectives.pieces import (
     allgather_ring,
     alltoall,
@@ -41,7 +41,6 @@ __all__ = [
     "ALGORITHMS",
     "LIBRARY",
     "NAMES",
-    "USUAL",
     "Table",
     "agree",
     "allgather_ring",
@@ -83,7 +82,7 @@ def allreduce(
         op: "sum", "prod", "min" or "max".
         algorithm: "auto", "library", or one of `ALGORITHMS`.
         table: what "auto" looks up; None takes the one that `dlguide bench allreduce` measured and
-            kept for this machine and number of ranks, or else `USUAL`.
+            kept for this machine and number of ranks; without one the library's own is taken.
         check: compare shape, dtype and arguments of all ranks first, which costs one allreduce
             of 16 bytes; without it a mistake hangs or gives garbage, as in MPI.
 

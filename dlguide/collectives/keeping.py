@@ -19,10 +19,6 @@ from dlguide.folders import cache_folder
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
-# Without a table of this machine's own: what was fastest on ranks that share memory under MPICH 5.
-# Its own allreduce falls behind where an array no longer fits into the caches.
-USUAL = Table(ranks=2, steps=((0, LIBRARY), (3 << 19, "ring")))
-
 
 def path(ranks: int) -> Path:
     """Name the file of this machine's table.
@@ -59,7 +55,7 @@ def keep(table: Table) -> Path:
 
 
 def load(ranks: int) -> Table:
-    """Read this machine's table; without one, `USUAL`.
+    """Read this machine's table; without one, the MPI library's allreduce for all sizes.
 
     Args:
         ranks: number of ranks (count).
@@ -67,18 +63,19 @@ def load(ranks: int) -> Table:
     Returns:
         Table: for `allreduce`. A damaged file is told by a warning and not used.
     """
+    unmeasured = Table(ranks, ((0, LIBRARY),))
     try:
         return Table.from_dict(json.loads(path(ranks).read_text()))
     except FileNotFoundError:
-        return USUAL
+        return unmeasured
     except (ValueError, KeyError, TypeError, OSError) as error:
         warnings.warn(
-            f"{path(ranks)} is not a table of allreduces ({error}), so the usual one is taken. "
+            f"{path(ranks)} is not a table of allreduces ({error}), so MPI's allreduce is taken. "
             "Delete it, or measure again with `dlguide bench allreduce`.",
             RuntimeWarning,
             stacklevel=2,
         )
-        return USUAL
+        return unmeasured
 
 
 def table_of(comm: Comm) -> Table:
