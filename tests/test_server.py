@@ -253,16 +253,21 @@ def one_sided_training():
     weights, updates = windows.train(comm, np.ones(5), step, 10, server)
     total = sum(np.arange(5.0) * (w + 1) + s for w in range(comm.size - 1) for s in range(10))
     one = windows.train(comm, np.zeros(3, "f4"), lambda w, *_: 1 - w / 2, 1, 0)
+    # What a worker reads holds at least its own updates, and of each update all or nothing.
+    seen = []
+    windows.train(comm, np.zeros(1), lambda w, *_: (seen.append(w[0]), np.ones(1))[1], 50, server)
+    read = all(own <= value == int(value) for own, value in enumerate(seen))
     return [
         bool(np.array_equal(weights, 1 + total)),
         updates == 10 * (comm.size - 1),
         one[1] == comm.size - 1,
+        read and len(seen) == 50 * (comm.rank != server),
     ]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, *long(4)])
 def test_one_sided_server_counts_and_keeps_every_update(tmp_path, ranks):
-    assert on_ranks(ranks, one_sided_training, tmp_path, 60) == [[True] * 3] * ranks
+    assert on_ranks(ranks, one_sided_training, tmp_path, 60) == [[True] * 4] * ranks
 
 
 def ranks_that_differ():

@@ -1,8 +1,8 @@
 """A parameter server by one-sided communication: the server's process does nothing at all.
 
 The weights lie in a window, memory of one rank that the others may read and change by MPI itself.
-A worker adds its update with `Accumulate` and reads with `Get`. It is the asynchronous server
-with fewer lines, and the programming model of PGAS languages: who writes needs no partner.
+A worker adds its update with `Accumulate` and reads with `Get_accumulate`. It is the asynchronous
+server with fewer lines, and the programming model of PGAS languages: who writes needs no partner.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def train(
 ) -> tuple[np.ndarray, int]:
     """Train asynchronously on weights in one rank's window; collective.
 
-    Elements are added one by one, each of them exactly once, but a `Get` may meet a half-written
-    update of another worker: asynchronous SGD lives with that too.
+    Elements are added one by one, each of them exactly once. Reading is an accumulate too, of
+    nothing (`NO_OP`): MPI makes those of one element atomic, while a plain `Get` beside another
+    rank's `Accumulate` is undefined. The elements may be from before and after another worker's
+    update: asynchronous SGD lives with that.
 
     Args:
         comm: the ranks; all but the server are workers.
@@ -52,28 +54,33 @@ def train(
     require_count(steps, "steps")
     agree(comm, weights, steps=steps, server=server)
     here = comm.rank == server
-    # the weights, and behind them the number of updates
-    window = MPI.Win.Allocate((weights.nbytes + 8) * here, 1, comm=comm)
+    # the number of updates, and behind it the weights: each is aligned
+    counter, behind = np.int64, 8
+    window = MPI.Win.Allocate((behind + weights.nbytes) * here, 1, comm=comm)
     if here:
+        window.Lock(server, MPI.LOCK_EXCLUSIVE)
         memory = np.frombuffer(window.tomemory(), np.uint8)
-        memory[: weights.nbytes] = weights.view(np.uint8)
-        memory[weights.nbytes :] = 0
+        memory[:behind] = 0
+        memory[behind:] = weights.view(np.uint8)
+        window.Unlock(server)
     comm.Barrier()
-    current, one = weights.copy(), np.ones(1, np.int64)
+    current, one = weights.copy(), np.ones(1, counter)
     if not here:
         for number in range(steps):
             change = np.ascontiguousarray(step(current, comm.rank, number), weights.dtype)
             window.Lock(server, MPI.LOCK_SHARED)
-            window.Accumulate(change, server, (0, weights.size), MPI.SUM)
-            window.Accumulate(one, server, (weights.nbytes, 1), MPI.SUM)
+            window.Accumulate(change, server, (behind, weights.size), MPI.SUM)
+            window.Accumulate(one, server, (0, 1), MPI.SUM)
             window.Flush(server)
-            window.Get(current, server, (0, weights.size))
+            window.Get_accumulate(change, current, server, (behind, weights.size), MPI.NO_OP)
             window.Unlock(server)
     comm.Barrier()
-    updates = np.zeros(1, np.int64)
+    updates = np.zeros(1, counter)
     if here:
-        current.view(np.uint8)[:] = memory[: weights.nbytes]
-        updates.view(np.uint8)[:] = memory[weights.nbytes :]
+        window.Lock(server, MPI.LOCK_EXCLUSIVE)
+        updates.view(np.uint8)[:] = memory[:behind]
+        current.view(np.uint8)[:] = memory[behind:]
+        window.Unlock(server)
     comm.Bcast(current, server)
     comm.Bcast(updates, server)
     window.Free()
