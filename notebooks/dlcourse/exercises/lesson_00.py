@@ -1,7 +1,5 @@
 """Exercises of lesson 00: cores, ranks, memories, observations, shares."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

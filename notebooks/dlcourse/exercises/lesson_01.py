@@ -1,7 +1,5 @@
 """Exercises of lesson 01: messages, collectives, a deadlock, one-sided access."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -14,10 +12,6 @@ COUNTS = ((4, 4, 4, 4), (7, 2, 3, 5), (5, 9, 0, 2))  # elements of each rank
 LOSSES = 1 / (1 + np.arange(12.0)) + RANDOM.uniform(0, 0.3, (16, 12))
 VECTORS = [tuple(RANDOM.normal(size=(2, length))) for length in (16, 17, 1)]
 TASKS = 6  # per rank
-
-
-def shift(comm, array):
-    return comm.sendrecv(array, (comm.rank + 1) % comm.size, source=(comm.rank - 1) % comm.size)
 
 
 def train_until(comm, losses, enough):
@@ -95,7 +89,9 @@ def drawn(tasks, slow=0):
 
 EXERCISES = {
     "01-1": Exercise(
-        shift,
+        lambda comm, a: comm.sendrecv(
+            a, (comm.rank + 1) % comm.size, source=(comm.rank - 1) % comm.size
+        ),
         ranks=(4,),
         cases=lambda p: [[(np.arange(n) + 10.0 * r,) for r in range(p)] for n in (3, LARGE)],
         serial=moved(-1),
@@ -111,15 +107,12 @@ EXERCISES = {
         ranks=(4,),
         cases=lambda p: [[(100.0 * r + np.arange(n[r % 4]),) for r in range(p)] for n in COUNTS],
         serial=equal(lambda parts: np.concatenate(parts).mean()),
-        relative=1e-9,
         hint="Add up the sums and the counts of all ranks, and divide at the end.",
         mistakes={
             "Which rank's mean should count more? This is a mean of means.": (
                 equal(lambda parts: np.mean([np.sum(part) / max(1, len(part)) for part in parts]))
             ),
-            "Divide by the number of all elements.": equal(
-                lambda parts: np.concatenate(parts).sum()
-            ),
+            "Divide by the number of all.": equal(lambda parts: np.concatenate(parts).sum()),
         },
         remark="A mean of means is the mean only when all parts have the same size.",
     ),
@@ -158,7 +151,6 @@ EXERCISES = {
         ranks=(4,),
         cases=lambda p: [[pair, *[(None, None)] * (p - 1)] for pair in VECTORS],
         serial=equal(lambda x, y: x[0] @ y[0]),
-        relative=1e-9,
         hint="Scatter parts of both vectors, multiply, and add up on all ranks.",
         mistakes={
             "`np.array_split` cuts into parts that need not be equal.": (
@@ -188,9 +180,7 @@ EXERCISES = {
             ),
             "Some were never done: draw until it is too large.": drawn(lambda n: range(n // TASKS)),
             "The slow rank 0 should do the fewest. `Lock_all` once, then `Fetch_and_op` and "
-            "`Flush`: with a `Lock` for each ticket the others wait for rank 0.": drawn(
-                range, TASKS
-            ),
+            "`Flush`: a `Lock` for each ticket waits for rank 0.": drawn(range, TASKS),
         },
         remark="Rank 0 was slow and did fewer tasks, without a message about it.",
     ),

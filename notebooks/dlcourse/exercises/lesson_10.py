@@ -1,7 +1,5 @@
 """Exercises of lesson 10: rates, Adam, curves explained, noise, evolution."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -75,7 +73,6 @@ EXERCISES = {
             *((np.diag([1.0, 5.0]), 0.0), (np.diag([5.0, 1.0, 2.0]), 0.0)),
             *((TURN @ np.diag([1.0, 25.0]) @ TURN.T, 0.0), (np.diag([1.0, 5.0]), 0.9)),
         ],
-        relative=1e-9,
         hint="The limit is 2 (1 + m) / L, with the largest curvature L of all directions.",
         mistakes={
             "The steepest direction decides: the largest curvature, not the sum.": (
@@ -96,7 +93,6 @@ EXERCISES = {
             *((np.ones(1), np.array([g]), np.zeros(1), np.zeros(1), 1, 0.01) for g in (1e-6, 1e3)),
             (np.ones(3), *RANDOM.normal(size=(2, 3)), np.full(3, 0.02), 5, 0.01),
         ],
-        relative=1e-7,
         hint="Divide mean by 1 - b1^step and square by 1 - b2^step; the root; epsilon outside it.",
         mistakes={
             "Make new arrays: `mean = b1 * mean + ...`, not `mean *= b1`.": (
@@ -156,7 +152,6 @@ EXERCISES = {
         call=call_generation,
         view=shared,
         serial=judged(),
-        relative=1e-9,
         hint="The mean of the best of all children, and the bytes of all losses.",
         mistakes={
             "Which rank judges which? children[comm.rank :: comm.size].": judged(shares=False),

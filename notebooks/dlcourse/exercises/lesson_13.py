@@ -1,7 +1,5 @@
 """Exercises of lesson 13: parameters, clipping, causes, attention, a policy."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -97,7 +95,6 @@ EXERCISES = {
             *(([np.array([3.0, 4.0])], 1.0), ([np.array([0.3, -0.4])], 1.0), (LONG, 5.0)),
             *(([np.array([0.0, 3.0]), np.array([[4.0]])], 4.5), ([np.zeros(3)], 1.0)),
         ],
-        relative=1e-5,
         hint="Multiply all arrays by limit / norm, with one norm over all values of all arrays.",
         mistakes={
             "What is not longer than the limit stays as it is.": lambda *a: clip(*a, np.inf),
@@ -129,7 +126,6 @@ EXERCISES = {
             (*scale * RANDOM.normal(size=(2, steps, width)), RANDOM.normal(size=(steps, to)))
             for steps, width, to, scale in ((4, 3, 3, 1), (6, 16, 2, 1), (5, 4, 4, 300))
         ],
-        relative=1e-9,
         hint="softmax over each row of queries @ keys.T / sqrt(width), later steps hidden.",
         mistakes={
             "Subtract the largest score of each row before `exp`: exp(800) is infinite.": (
@@ -153,7 +149,6 @@ EXERCISES = {
                 (RANDOM.normal(size=(2, 3)), *RANDOM.integers(0, 2, (2, n)), RANDOM.normal(size=n))
                 for n in (1, 7, 50)
             ],
-            relative=1e-9,
             hint="For each play add to the row of its light, then divide by the number of plays.",
             mistakes={
                 "The server subtracts the gradient: it must be that of a loss, not of a gain.": (

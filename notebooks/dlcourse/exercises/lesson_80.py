@@ -1,7 +1,5 @@
 """Exercises of lesson 80: PSNR, copies through one GPU, one message, causes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dlcourse.exercises.engine import Exercise, Letters
@@ -125,7 +123,6 @@ EXERCISES = {
         call=call_exchange,
         view=one_sum,
         serial=means(),
-        relative=1e-9,
         hint="Multiply by this rank's clips before the sum.",
         mistakes={
             "Put all arrays of both lists into one flat array, sum that, and split it.": means(

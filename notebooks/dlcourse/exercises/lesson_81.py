@@ -1,7 +1,5 @@
 """Exercises of lesson 81: iterations, rates, causes, gains, moving averages."""
 
-from __future__ import annotations
-
 from math import ceil
 
 import numpy as np
@@ -103,7 +101,6 @@ EXERCISES = {
             for up, whole, left, *rest in SHAPES
             for step in (0, up // 2, up, (up + left) // 2, left - 1, left, (left + whole) // 2)
         ],
-        relative=1e-9,
         hint="A straight line up, a straight line to 0 at `whole`; from `left` on a square.",
         mistakes={
             "In a straight line from the first rate; at the warmup's end the highest.": (
@@ -145,7 +142,6 @@ EXERCISES = {
     "81-4": Exercise(
         gain,
         cases=GAINS,
-        relative=1e-9,
         hint="The deviation of the differences, divided by the square root of their number.",
         mistakes={
             "Collapsed minus line, please.": lambda a, b: gain(b, a),
@@ -166,7 +162,6 @@ EXERCISES = {
         ranks=(2, 3),
         cases=lambda p: [[([*RANDOM.normal(3 * r, 1 + r, (6, 16, 2))], 0.95) for r in range(p)]],
         serial=workers(),
-        relative=1e-9,
         hint="Begin with mean 0 and variance 1, with the variance of each batch (divided by 16).",
         mistakes={
             "At the end of the epoch the ranks take the mean of their averages.": (
