@@ -124,6 +124,16 @@ def test_missing_pytorch_is_told_with_the_command(monkeypatch):
 
 
 @needs_pytorch
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_are_moved_not_scrambled(channels):
+    images = np.random.default_rng(1).normal(size=(2, 4, 5, channels)).astype("f4")
+    pixels, _ = pytorch_net.tensors(images, np.arange(2))
+    assert np.array_equal(pixels.numpy(), images.transpose(0, 3, 1, 2))
+    assert pixels.is_contiguous()
+    assert np.shares_memory(pixels.numpy(), images) == (channels == 1)
+
+
+@needs_pytorch
 def test_net_is_that_of_numpy_and_of_keras(tmp_path):
     arrays = weights(dtype="float32")
     random = np.random.default_rng(1)

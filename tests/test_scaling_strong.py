@@ -56,6 +56,11 @@ def test_without_exchange_it_is_amdahls_law():
     assert found.most_speedup(80) == pytest.approx(1 / serial, rel=0.01)
 
 
+def test_most_workers_count_too():
+    perfect = strong.StrongFit(0.0, 0.01, 0.0, "ring", (), ())
+    assert perfect.most_speedup(64) == perfect.best_workers(64) == strong.MOST_WORKERS
+
+
 def test_saturation_is_where_the_derivative_says():
     # t = B c / p + s (p - 1): least at p = sqrt(B c / s) = 16
     found = strong.fit(times(0.0, 0.02, 0.01, "server"))

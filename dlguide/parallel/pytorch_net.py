@@ -123,16 +123,15 @@ def tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
     copied but the labels, which PyTorch wants as 64-bit integers.
 
     Args:
-        images: shape (batch, 28, 28, 1).
+        images: shape (batch, height, width, channels).
         labels: shape (batch,).
 
     Returns:
-        tuple: images of shape (batch, 1, 28, 28), and labels.
+        tuple: images of shape (batch, channels, height, width), and labels.
     """
     import torch
 
-    batch, height, width, channels = images.shape
-    pixels = torch.from_numpy(images.reshape(batch, channels, height, width))
+    pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(images, 3, 1)))
     return pixels, torch.from_numpy(labels.astype(np.int64))
 
 

@@ -119,7 +119,7 @@ class StrongFit:
         Returns:
             float: the speed-up, of Amdahl's kind: fixed and exchange are not divided.
         """
-        return max(self.speedup(batch, p) for p in range(1, MOST_WORKERS))
+        return max(self.speedup(batch, p) for p in range(1, MOST_WORKERS + 1))
 
 
 def fit(points: Iterable[tuple[int, int, float]], shape: str | None = None) -> StrongFit:
