@@ -98,6 +98,7 @@ def test_a_roof_survives_json_and_reads_well():
     assert "median 95%" in str(ROOF)
 
 
+@pytest.mark.alone
 def test_measure_here_finds_what_the_processor_has_and_loads_nothing_into_the_caller():
     code = (
         "import json, sys\n"

@@ -315,7 +315,7 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
     command = [sys.executable, "-m", "dlguide.cli", "tune", "--output", str(tmp_path)]
     done = subprocess.run([*command, "--budget", "0"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.strip() == (
+    assert done.stderr.splitlines()[0] == (
         "dlguide: ValueError: `budget_s` must be a positive number, got 0.0."
     )
 
