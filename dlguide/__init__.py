@@ -5,8 +5,6 @@ TensorFlow, MPI or matplotlib only inside the functions that need them. Threads 
 before TensorFlow starts, and MPI must never start in the notebook's own kernel.
 """
 
-import atexit
-import gc
 from importlib import import_module
 from typing import Any
 
@@ -17,9 +15,11 @@ _SUBPACKAGES = (
     "checks",
     "cluster",
     "collectives",
+    "commands",
     "data",
     "diagrams",
     "doctor",
+    "folders",
     "horovod",
     "machine",
     "measure",
@@ -33,11 +33,6 @@ _SUBPACKAGES = (
     "tuning",
     "usecases",
 )
-
-# At its end Python looks for cycles among all objects several times: with TensorFlow loaded that
-# takes a second of a core, in every kernel, rank and program. It leaves frozen objects alone: what
-# they hold goes with the process, and finalisers of cycles it does not promise to call there.
-atexit.register(gc.freeze)
 
 
 def __getattr__(name: str) -> Any:

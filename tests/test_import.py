@@ -44,16 +44,36 @@ def test_import_takes_less_than_its_limit():
     assert min(load()[0] for _ in range(5)) < LIMIT_S
 
 
-def test_no_garbage_is_looked_for_at_the_end_of_a_process():
-    # What was registered first is called last: it sees what the package's own call has left.
-    first = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))"
-    counts = [
-        subprocess.run(
-            [sys.executable, "-c", f"{first}; {then}"], capture_output=True, text=True, timeout=60
-        )
-        for then in ("import dlguide", "pass")
+STATE = """
+import atexit, gc, os, signal, sys, threading
+def state():
+    return [
+        dict(os.environ), os.getcwd(), list(sys.path), sys.excepthook, gc.get_threshold(),
+        gc.get_freeze_count(), atexit._ncallbacks(), threading.active_count(), os.umask(0o22),
+        [signal.getsignal(each) for each in signal.valid_signals()], sys.getswitchinterval(),
     ]
-    assert [int(done.stdout) > 1000 for done in counts] == [True, False]
+before = state()
+import dlguide
+assert state() == before, (before, state())
+atexit.register(lambda: print(gc.get_freeze_count()))
+for name in {opened}:
+    getattr(dlguide, name)
+"""
+
+
+def test_import_changes_nothing_in_the_process():
+    code = STATE.format(opened=["cluster", "training", "machine"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_commands_and_folders_are_opened_by_name():
+    done = subprocess.run(
+        [sys.executable, "-c", "import dlguide; dlguide.commands.run; dlguide.folders"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_import_loads_nothing_heavy():

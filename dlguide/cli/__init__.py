@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from importlib.metadata import entry_points
@@ -53,6 +55,7 @@ def add_commands() -> dict[str, str]:
 
 def main() -> None:
     """Run the command line; expected errors are reported without a traceback."""
+    atexit.register(gc.freeze)  # else Python looks for garbage for a second at the end
     left_out = add_commands()
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     known = {command.name for command in app.registered_commands}

@@ -7,6 +7,7 @@ thread four times a second and writes what it sees into the cluster's folder.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
@@ -152,9 +153,11 @@ def collect_rarely() -> None:
     """Let this process look for garbage less often than Python does by itself.
 
     Loading TensorFlow makes so many objects that Python 3.11 looks for garbage 900 times, although
-    hardly any of them can go: that is half a second of a core.
+    hardly any of them can go: that is half a second of a core. At its end Python looks several
+    times more, which takes a second; it leaves frozen objects alone.
     """
     gc.set_threshold(NEW_OBJECTS)
+    atexit.register(gc.freeze)
 
 
 def log_path(folder: Path, rank: int) -> Path:
