@@ -134,10 +134,12 @@ def fit(
         Goyal et al., arXiv:1706.02677 (synchronous SGD, scaling of the rate).
     """
     asked = Settings(
-        net, data, epochs, batch, optimizer, learning_rate, rate_scaling, seed, samples, dropout,
-        dtype, shuffle, device, evaluate, None if checkpoint is None else os.fspath(checkpoint),
-        compression, None if timeline is None else os.fspath(timeline), test, schedule, workers,
-        save_every,
+        net=net, data=data, epochs=epochs, batch=batch, optimizer=optimizer,
+        learning_rate=learning_rate, rate_scaling=rate_scaling, seed=seed, samples=samples,
+        dropout=dropout, dtype=dtype, shuffle=shuffle, device=device, evaluate=evaluate,
+        checkpoint=None if checkpoint is None else os.fspath(checkpoint), compression=compression,
+        timeline=None if timeline is None else os.fspath(timeline), test=test, schedule=schedule,
+        workers=workers, save_every=save_every,
     )  # fmt: skip
     clock = Clock()
     report = measure.report_progress if report is None else report

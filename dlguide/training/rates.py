@@ -31,7 +31,8 @@ def scaled_rate(
     For SGD the rule is linear: p ranks make 1/p of the steps, each with a p times smaller
     variance, so p times the rate walks as far. Adam divides a step by the size of the gradients
     itself; its rule is the square root, and multiplied by p it becomes unstable early (a mistake
-    seen in many first Horovod scripts).
+    seen in many first Horovod scripts). Only the rate is scaled here: the whole rule of the source
+    also changes 1 - beta_1 and 1 - beta_2 (times p) and epsilon (divided by the square root of p).
 
     Args:
         optimizer: one of `OPTIMIZERS`.

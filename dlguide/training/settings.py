@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DEVICES = ("cpu", "gpu")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The arguments of `fit`, which tells what each one means."""
 
