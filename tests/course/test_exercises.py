@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
 from dlcourse import exercises
-from dlcourse.exercises.engine import NotAnswered, WrongAnswer
+from dlcourse.exercises.engine import NotAnswered, TimeUp, WrongAnswer
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 ALL = {
@@ -75,3 +77,25 @@ def test_exercise_has_two_wrong_answers_and_a_remark(number):
     assert sum(len(list(part.wrong_answers())) for part in parts) >= 2
     remark = parts[-1].remark
     assert remark() if callable(remark) else remark
+
+
+def test_on_ranks_the_first_wrong_rank_is_named(clusters):
+    def first_right(comm, array):
+        left = comm.sendrecv(array, (comm.rank + 1) % comm.size)
+        return left if comm.rank == 0 else array
+
+    with pytest.raises(WrongAnswer, match=r"^first_right gave \[.*\] on rank 1 of 2\."):
+        replace(ALL["01-1"], ranks=(2,)).judge(first_right, clusters)
+
+
+def test_endless_answer_on_ranks_is_stopped_and_the_ranks_work_again(clusters):
+    def forever(comm, part):
+        while True:
+            pass
+
+    endless = replace(ALL["01-2"], limit_s=1.0)
+    begun_s = time.monotonic()
+    with pytest.raises(TimeUp):
+        endless.judge(forever, clusters)
+    assert time.monotonic() - begun_s < 10
+    assert endless.judge(endless.model, clusters) is None

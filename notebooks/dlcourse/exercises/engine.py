@@ -138,8 +138,11 @@ class Exercise:
         came = []
         for inputs in cases:
             cluster.run(int)  # starts the ranks again where an earlier answer has ended them
-            with limit(self.limit_s):
-                results = cluster.run(_on_rank, self.call, answer, inputs)
+            try:
+                with limit(self.limit_s, again_s=0):  # once: then the cluster frees its ranks
+                    results = cluster.run(_on_rank, self.call, answer, inputs)
+            except KeyboardInterrupt as interrupt:
+                raise (TimeUp if isinstance(interrupt.__context__, TimeUp) else interrupt) from None
             if any(_unanswered(each) for each in results):
                 raise NotAnswered
             came.append(_try(view, results))
@@ -158,7 +161,7 @@ class Exercise:
         return came if self.view is None or isinstance(came, Exception) else _try(self.view, came)
 
     def _compare(
-        self, answer: Any, cases: list, came: list, right: list, result: Callable, where: str = ""
+        self, answer: Any, cases: list, came: list, right: list, run: Callable, where: str = ""
     ) -> None:
         good = [same(one, other, self.relative) for one, other in zip(came, right, strict=True)]
         if all(good):
@@ -167,20 +170,25 @@ class Exercise:
         fits = {}
         for hint, mistake in self.mistakes.items():
             with np.errstate(all="ignore"):
-                made = [_try(result, mistake, case) for case in cases]
+                made = [_try(run, mistake, case) for case in cases]
             equal = [same(one, other, self.relative) for one, other in zip(made, came, strict=True)]
             differs = not same(made[bad], right[bad], self.relative)
             fits[hint] = sum(equal) if equal[bad] and differs else 0
         hint = max(fits, key=fits.get, default="")
         hint = hint if fits.get(hint) else self.hint
-        verb = "raised" if isinstance(came[bad], Exception) else "gave"
+        result, wanted = came[bad], right[bad]
+        if self.ranks and not self.view:
+            pairs = enumerate(zip(result, wanted, strict=True))
+            rank = next(rank for rank, pair in pairs if not same(*pair, self.relative))
+            result, wanted, where = result[rank], wanted[rank], f" on rank {rank} of {len(wanted)}"
+        verb = "raised" if isinstance(result, Exception) else "gave"
         call = _words(answer, cases[bad], bool(self.ranks))
-        text = f"{call} {verb} {brief(came[bad])}{_line(came[bad])}{where}."
-        words = self.view and isinstance(came[bad], str)  # a view may say what is wrong
-        lacks = "" if words else problem(came[bad], right[bad])
+        text = f"{call} {verb} {brief(result)}{_line(result)}{where}."
+        words = self.view and isinstance(result, str)  # a view may say what is wrong
+        lacks = "" if words else problem(result, wanted)
         raise WrongAnswer(
             " ".join(each for each in (text, lacks, hint) if each),
-            difference(came[bad], right[bad], self.relative),
+            difference(result, wanted, self.relative),
         )
 
     def right_answer(self) -> Any:
@@ -318,8 +326,11 @@ def _line(came: Any) -> str:
 
 
 @contextlib.contextmanager
-def limit(seconds: float) -> Iterator[None]:
-    """Raise TimeUp in the code within when it takes longer; only in the main thread."""
+def limit(seconds: float, again_s: float = 0.3) -> Iterator[None]:
+    """Raise TimeUp in the code within when it takes longer; only in the main thread.
+
+    It is raised again every `again_s` for code that catches it; 0 for once.
+    """
     if threading.current_thread() is not threading.main_thread() or seconds <= 0:
         yield
         return
@@ -342,7 +353,7 @@ def limit(seconds: float) -> Iterator[None]:
         raise TimeUp
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.3)
+    signal.setitimer(signal.ITIMER_REAL, seconds, again_s)
     try:
         yield
     finally:
