@@ -16,11 +16,13 @@ import shutil
 import struct
 
 import google_crc32c
+import h5py
+import numpy as np
 import pytest
 from lanes import long
 
 from dlguide.data import formats
-from dlguide.data.formats import damage, reading
+from dlguide.data.formats import damage, reading, writing
 from dlguide.data.formats.framing import FRAMINGS
 from dlguide.data.idx import DataError
 
@@ -405,6 +407,60 @@ def test_an_index_that_points_outside_is_refused_before_anything_is_allocated(ki
     rows[3] = row
     with_index(path, rows)
     assert reads_right_or_says_so(path)
+
+
+def resigned(path, roles=("data", "structure")):
+    """Renew all checksums and lengths, as somebody would who means to deceive."""
+    names = {name.name: name for role in roles for name in files_of(path, role)}
+    writing.write_structure(path, names["data.h5"], [(0, names["data.h5"].stat().st_size)])
+    facts = {
+        name: {
+            "nbytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()
+        }
+        for name, file in names.items()
+    }  # fmt: skip
+    forged(path, files=lambda files: [{**one, **facts.get(one["name"], {})} for one in files])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("way", ["pipe", "external link", "soft link", "virtual", "external bytes"])
+def test_an_array_of_another_file_is_refused_and_that_file_never_opened(way, tmp_path):
+    path = written(tmp_path, "hdf5")
+    (data,) = files_of(path, "data")
+    shutil.copy(data, tmp_path / "other.h5")
+    with h5py.File(data, "r+") as file:
+        size = file["records"].size
+        if way == "soft link":
+            file["elsewhere"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "records")
+        del file["records"]
+        file["filling"] = np.ones(size, "u1")  # the file stays as long as its index says
+        if way == "pipe":
+            os.mkfifo(tmp_path / "pipe")
+            file["records"] = h5py.ExternalLink(str(tmp_path / "pipe"), "records")
+        elif way == "external link":
+            file["records"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "records")
+        elif way == "soft link":
+            file["records"] = h5py.SoftLink("/elsewhere")
+        elif way == "virtual":
+            layout = h5py.VirtualLayout(shape=(size,), dtype="u1")
+            layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "records", shape=(size,))
+            file.create_virtual_dataset("records", layout)
+        else:
+            parts = [(str(tmp_path / "other.h5"), 0, size)]
+            file.create_dataset("records", (size,), "u1", external=parts)
+    resigned(path)
+    with pytest.raises(formats.DamageError, match="'records' does not fit the index"):
+        formats.open(path)
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path):
+    path = written(tmp_path, "folder")
+    label = next(each for each in path.iterdir() if each.is_dir())
+    label.rename(tmp_path / "elsewhere")
+    label.symlink_to(tmp_path / "elsewhere")
+    with formats.open(path) as dataset, pytest.raises(formats.DamageError, match="is a link"):
+        list(dataset)
+    assert "is a link" in str(formats.verify(path))
 
 
 # --- files without a manifest ------------------------------------------------------------------

@@ -78,6 +78,7 @@ class FolderDataset(Dataset):
             raise DamageError(Damage(str(folder), "its manifest names no list of files"))
         self._path, self._list_nbytes = folder / lists[0].name, lists[0].nbytes
         self._descriptor, _ = open_file(self._path, self._list_nbytes)
+        self._own = {folder}  # folders that are no links
         self.opens += 1
         self.nbytes += int(self.index["nbytes"].sum())
         try:
@@ -118,6 +119,12 @@ class FolderDataset(Dataset):
     def stored(self, number: int) -> bytes:
         """Read the file of a sample."""
         path = self.folder / self.facts(number)["name"]
+        if path.parent not in self._own:
+            between = [path.parent, *path.parent.parents]
+            between = between[: between.index(self.folder)]
+            if any(each.is_symlink() for each in between):
+                raise DamageError(Damage(str(path), "its folder is a link", number))
+            self._own.add(path.parent)
         try:
             descriptor, nbytes = open_file(path, int(self.index[number]["nbytes"]))
         except DamageError as error:

@@ -103,12 +103,17 @@ class Hdf5Dataset(Dataset):
         try:
             # Locks would fail on file systems without them, and nobody writes here.
             self._file = h5py.File(path, "r", locking=False)
-            self._records = self._file[RECORDS]
-            sound = self._records.dtype == np.uint8 and self._records.ndim == 1
+            # A link is not followed: it may lead to another file, or to a pipe that never answers.
+            sound = isinstance(self._file.get(RECORDS, getlink=True), h5py.HardLink)
+            if sound:
+                self._records = self._file[RECORDS]
+                sound = self._records.dtype == np.uint8 and self._records.ndim == 1
+                sound &= not self._records.is_virtual and self._records.external is None
         except (OSError, KeyError, RuntimeError) as error:
             raise DamageError(Damage(str(path), f"HDF5 cannot open it: {error}")) from error
         ends = self.index["offset"] + self.index["nbytes"]
         if not sound or int(ends.max(initial=0)) != self._records.size:
+            self._file.close()
             raise DamageError(Damage(str(path), f"its array {RECORDS!r} does not fit the index"))
 
     def stored(self, number: int) -> bytes:
