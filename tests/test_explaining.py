@@ -172,6 +172,10 @@ def test_policies_deal_threads_to_places():
         ("corse", r"have a kind of place here, .* got 'corse' at column 1\. Did you mean cores\?"),
         ("cores(x)", r"have a count in brackets here, .* got '\(x\)' at column 6"),
         ("{0,1},{x}", r"have a CPU here, .* got 'x' at column 8"),
+        ("{0:4}:-1", r"have a place here, .* got '\{0:4\}:-1' at column 1"),
+        ("{0:4}:2:0", r"have a count of at least 1 and a stride that is not 0, got '\{0:4\}:2:0'"),
+        ("{0:4}:0", r"have a count of at least 1 and a stride that is not 0"),
+        ("{0:4:0}", r"have a count of at least 1 and a stride that is not 0, got '0:4:0'"),
         ("{0:4}:3:4,5", r"have a place here, .* got '5' at column 11"),
         ("{2:2}:3:-2", r"stay at CPUs of at least 0"),
     ],
@@ -252,7 +256,10 @@ def test_threads_without_binding_are_said_to_move():
     for words in ({"affinity": "none"}, {}):
         read = threads.explain(machine=imagine(2, 4), OMP_NUM_THREADS=3, **words)
         assert read.processes[0].threads == (tuple(range(8)),) * 3
-        assert any("not bound" in finding for finding in read.findings)
+        assert any("The threads are not bound" in finding for finding in read.findings)
+    some = {"OMP_PLACES": "{0},{1},{2},{3},{4:2}", "OMP_NUM_THREADS": 5, "OMP_PROC_BIND": "close"}
+    read = threads.explain(machine=imagine(2, 4), **some)
+    assert any("1 of 5 threads are not bound to cores" in finding for finding in read.findings)
 
 
 def test_other_bindings_are_understood():

@@ -39,12 +39,14 @@ def of_processes(machine: Machine, processes: Sequence[Placed]) -> list[str]:
         + (f" and {servers} cores that communicate" if servers else "")
         + f" are {threads + servers}, {many} the {cores} cores there are."
     ]
-    bound = all(
-        len({core_of[cpu] for cpu in cpus}) == 1 for each in processes for cpus in each.threads
+    loose = sum(
+        len({core_of[cpu] for cpu in cpus}) > 1 for each in processes for cpus in each.threads
     )
-    if not bound:
+    bound = not loose
+    if loose:
+        which = "The threads" if loose == threads else f"{loose} of {threads} threads"
         said.append(
-            "The threads are not bound to cores: the kernel moves them, and with them what they "
+            f"{which} are not bound to cores: the kernel moves them, and with them what they "
             "have in the caches."
         )
     users = Counter(core_of[cpus[0]] for each in processes for cpus in each.threads if bound)

@@ -16,6 +16,7 @@ from dlguide.machine.threads.reading import (
     whole,
 )
 
+COUNTED = "have a count of at least 1 and a stride that is not 0"
 ABSTRACT = ("cores", "numa_domains", "sockets", "threads")
 POLICIES = ("close", "false", "master", "primary", "spread", "true")
 
@@ -76,14 +77,15 @@ def places(
     found: list[tuple[int, ...]] = []
     listed = 0
     for piece in value.split(","):
-        parts = re.fullmatch(r"(\{[^{}]*\})(?::(\d{1,4}))?(?::(-?\d{1,6}))?", piece.said)
+        parts = re.fullmatch(r"(\{[^{}]*\})(?::(\d{1,4})(?::(-?\d{1,6}))?)?", piece.said)
         must = "have a place here, such as {0,1}, {0:4} or {0:4}:3:4"
         piece.require(parts, "OMP_PLACES", must)
         cpus = _braces(piece.part(1, len(parts[1]) - 1))
-        stride = int(parts[3] or len(cpus))
-        listed += int(parts[2] or 1) * len(cpus)
+        count, stride = int(parts[2] or 1), int(parts[3] or len(cpus))
+        piece.require(count and stride, "OMP_PLACES", COUNTED)
+        listed += count * len(cpus)
         piece.require(listed <= MAX_LIST, "OMP_PLACES", f"list at most {MAX_LIST} CPUs")
-        for number in range(int(parts[2] or 1)):
+        for number in range(count):
             moved = tuple(cpu + number * stride for cpu in cpus)
             piece.require(min(moved) >= 0, "OMP_PLACES", "stay at CPUs of at least 0")
             require_there(piece, "OMP_PLACES", moved, there)
@@ -117,6 +119,7 @@ def _braces(inside: Word) -> tuple[int, ...]:
         must = "have a CPU here, such as 3, 0:4 (four from 0 on) or 0:4:2"
         piece.require(parts, "OMP_PLACES", must)
         first, number, stride = int(parts[1]), int(parts[2] or 1), int(parts[3] or 1)
+        piece.require(number and stride, "OMP_PLACES", COUNTED)
         cpus += [first + step * stride for step in range(number)]
     inside.require(cpus, "OMP_PLACES", "have at least one CPU in a place")
     return tuple(cpus)
