@@ -215,11 +215,15 @@ def collectives_on_ranks():
                 wrong[f"{clash} {given}"] = told
     expect("after clashes", hvd.allreduce(1.0, "clashes", op=hvd.Sum), ranks)
 
+    foreign = hvd.ProcessSet([0])
+    foreign.process_set_id = 77
     errors = {
         "splits": error_of(lambda: hvd.alltoall(np.zeros(ranks), splits=np.ones(ranks))),
         "scatter": error_of(lambda: hvd.reducescatter(np.zeros(ranks), op=hvd.Min)),
         "grouped": error_of(lambda: hvd.grouped_reducescatter([np.zeros(ranks)], op=hvd.Max)),
         "root": error_of(lambda: hvd.broadcast([1.0], ranks)),
+        "foreign set": error_of(lambda: hvd.allreduce([1.0], process_set=foreign)),
+        "foreign set, named": error_of(lambda: hvd.allgather([1.0], "f", process_set=foreign)),
         "global": error_of(lambda: hvd.broadcast_global_variables(0)),
         "arrays": error_of(lambda: hvd.broadcast_variables(model.get_weights(), 0)),
         "shapes": error_of(
@@ -265,6 +269,8 @@ def test_wrong_arguments_are_told_before_ranks_wait(collected):
         assert "`splits` must be integers, got 'float64'" in errors["splits"]
         assert "`op` must be Average or Sum, got 'Min'" in errors["scatter"]
         assert "`op` must be Average or Sum, got 'Max'" in errors["grouped"]
+        assert errors["foreign set"].startswith("ValueError"), errors["foreign set"]
+        assert errors["foreign set, named"].startswith("ValueError")
         assert "hvd.init()" in errors["not initialised"]
         if last:
             assert "must be known to Horovod" in errors["removed"]

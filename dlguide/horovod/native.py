@@ -78,6 +78,7 @@ def check_ready(process_set: ProcessSet) -> None:
     Raises:
         RuntimeError: when `hvd.init()` was not called, or the set is unknown: Horovod would take
             all ranks instead.
+        ValueError: when Horovod knows no set of that number.
     """
     if not native.is_initialized():
         raise RuntimeError("Horovod must be initialised first. Call `hvd.init()`.")
@@ -86,6 +87,8 @@ def check_ready(process_set: ProcessSet) -> None:
             f"The process set of ranks {process_set.ranks} must be known to Horovod. Pass it to "
             "`hvd.init(process_sets=[...])` or `hvd.add_process_set(...)` on every rank."
         )
+    if process_set.process_set_id:
+        process_set.size()  # raises for a set that was removed or never added
 
 
 def communicates(process_set: ProcessSet) -> bool:
