@@ -8,6 +8,7 @@ import time
 import cloudpickle
 import failures
 import pytest
+from lanes import long
 
 from dlguide.cluster import Cluster, RankError, processes
 
@@ -33,7 +34,9 @@ WORDS = {
 }
 # Loading TensorFlow on three ranks of two cores takes long, and shows no more than on two.
 CASES = [
-    pytest.param(ranks, fail, id=f"{fail.__name__}-{ranks}")
+    pytest.param(
+        ranks, fail, id=f"{fail.__name__}-{ranks}", marks=[pytest.mark.long] * (ranks == 3)
+    )
     for ranks in (2, 3)
     for fail in failures.KINDS
     if ranks == 2 or "horovod" not in fail.__name__
@@ -99,7 +102,7 @@ def many_small_messages():
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("cluster", [2, 3], indirect=True)
+@pytest.mark.parametrize("cluster", [2, *long(3)], indirect=True)
 def test_a_slow_rank_is_no_deadlock(cluster):
     assert cluster.run(slow_rank) == [cluster.ranks] * cluster.ranks
     assert cluster.run(many_small_messages) == ["done"] * cluster.ranks
