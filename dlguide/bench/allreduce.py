@@ -16,7 +16,7 @@ from dlguide import commands
 from dlguide.checks import require, require_count, require_known
 from dlguide.cluster import shared_memory
 from dlguide.cluster.environment import find_mpiexec
-from dlguide.collectives import ALGORITHMS, LIBRARY, NAMES, Table
+from dlguide.collectives import LIBRARY, NAMES, Table
 from dlguide.machine import describe, threads
 
 SIZES = (*(8 * 8**power for power in range(7)), 4 << 20, 8 << 20, 16 << 20, 64 << 20)
@@ -168,7 +168,7 @@ def allreduce(
     }
     with tempfile.TemporaryDirectory(prefix="dlguide-bench-") as folder:
         target = Path(folder) / "measured.json"
-        rank = [sys.executable, "-m", "mpi4py", "-m", "dlguide.bench.allreduce_rank"]
+        rank = [sys.executable, "-P", "-m", "mpi4py", "-m", "dlguide.bench.allreduce_rank"]
         command = [find_mpiexec(), "-n", ranks, *rank, json.dumps(order), target]
         shared_memory.remove_orphans()
         done = commands.run(command, timeout_s, surroundings)
@@ -230,15 +230,3 @@ def library_algorithms(
         points += measured(f"{kind} {name}", {**besides, switch: name}).points
     points += measured("automatic again", {}).points
     return Comparison(ranks, first.library, points)
-
-
-def ours(name: str) -> bool:
-    """Tell whether an algorithm is one of `dlguide.collectives`.
-
-    Args:
-        name: as in `Point.name`.
-
-    Returns:
-        bool: True for those that can be read there.
-    """
-    return name in ALGORITHMS

@@ -120,7 +120,8 @@ def ratio(a: Timing, b: Timing) -> Ratio:
     """Say how many times as long `a` took as `b`.
 
     The median is median(a) / median(b); the range goes from low(a) / high(b) to
-    high(a) / low(b), so two measurements differ for certain only when it leaves out 1.
+    high(a) / low(b). Treat two measurements as different only when it leaves out 1; quartiles of a
+    few repeats are no confidence interval, so that this is a rule of caution and not a proof.
 
     Args:
         a: the time above the line.
