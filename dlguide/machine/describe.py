@@ -64,7 +64,7 @@ class Machine:
         """Physical cores worth giving a thread to: no more than the quota pays for."""
         if self.quota_cores is None:
             return self.physical_cores
-        return max(1, min(self.physical_cores, math.ceil(self.quota_cores)))
+        return max(1, min(self.physical_cores, math.floor(self.quota_cores)))
 
     def as_dict(self) -> dict[str, Any]:
         """Give the machine as plain lists, numbers and texts, ready for JSON."""
