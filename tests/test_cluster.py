@@ -56,6 +56,34 @@ def test_run_gives_one_result_per_rank_in_rank_order(ranks):
     assert not ours(name)
 
 
+SHADOWED = """
+def where():
+    import numpy, beside
+    return numpy.__file__, beside.VALUE
+if __name__ == "__main__":
+    from dlguide.cluster import Cluster
+    sys = __import__("sys")
+    sys.path.append("")  # as in a notebook's kernel
+    with Cluster(ranks=2) as cluster:
+        print(cluster.run(where))
+"""
+SCRIPT = "import numpy, beside; print(numpy.__file__, beside.VALUE)"
+
+
+def test_a_file_of_the_working_directory_shadows_no_module(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise ImportError('the wrong numpy')")
+    (tmp_path / "beside.py").write_text("VALUE = 'own module'")
+    (tmp_path / "program.py").write_text(SHADOWED)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = "import dlguide.cli; dlguide.cli.main()"
+    for words in (["program.py"], ["-c", run, "run", "-n", "2", "script.py"]):
+        command = [sys.executable, "-I", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("own module") == 2
+        assert done.stdout.count("site-packages") == 2
+
+
 @pytest.mark.parametrize("ranks", [[0, 0], [], [-1], [9]])
 def test_ranks_that_cannot_take_part_are_refused_before_anything_runs(cluster, ranks):
     pids = [each["pid"] for each in cluster.engines]

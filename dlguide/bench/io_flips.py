@@ -82,7 +82,7 @@ def trials(name: str, folder: str | os.PathLike, flips: int = 100, seed: int = 0
     before = {place // 8: _byte(Path(folder), place // 8) for place in places}
     found: Counter = Counter({outcome: 0 for outcome in OUTCOMES})
     while places:
-        command = [sys.executable, "-m", __name__, name, folder, json.dumps(places)]
+        command = [sys.executable, "-P", "-m", __name__, name, folder, json.dumps(places)]
         try:
             done = commands.run(command, LIMIT_S * (1 + len(places)))
         finally:  # wherever it was ended, before or after it changed a bit back

@@ -28,7 +28,7 @@ class Process:
         """
         self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115  closed by `close`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dlguide.bench.work"],
+            [sys.executable, "-P", "-m", "dlguide.bench.work"],
             env={**os.environ, **(env or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -111,7 +111,7 @@ class Cluster:
         atexit.register(self.stop)
 
     def _start(self, launcher: list[str]) -> None:
-        module = [sys.executable, "-m"]
+        module = [sys.executable, "-P", "-m"]  # no module of the working directory comes first
         env = rank_environment(self.plan, self.name, self.folder, self.environment)
         env = self.allocation.environment(env) | {"IPYTHONDIR": str(self.folder)}
         env["IPP_ENABLE_CURVE"] = "1"
@@ -133,6 +133,9 @@ class Cluster:
         self._wait_for(lambda: len(self.client.ids) == self.ranks, f"{self.ranks} ranks")
         from dlguide.cluster import engine as engine_side
 
+        # ipyparallel puts the working directory first; behind all others it shadows no module.
+        last = "import sys; sys.path[:] = [*filter(None, sys.path), '']"
+        self.client[:].execute(last, silent=True, block=False)
         facts = (str(self.folder), asdict(self.plan), sys.path)
         made = self.client[:].apply_async(engine_side.prepare, *facts)
         self._wait_for(made.ready, f"{self.ranks} ranks")

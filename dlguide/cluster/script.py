@@ -75,7 +75,7 @@ def run_script(
     env = {**rank_environment(plan, name, folder), "PYTHONUNBUFFERED": "1"}
     if seed is not None:
         env["PYTHONHASHSEED"] = str(seed)  # the order of sets decides the order of files
-    module = [sys.executable, "-m"]
+    module = [sys.executable, "-P", "-m"]  # no module of the working directory comes first
     subprocess.Popen(
         [*module, "dlguide.cluster.watchdog", str(os.getpid()), name, str(folder)],
         env=env, stdin=subprocess.DEVNULL, start_new_session=True,
@@ -199,7 +199,7 @@ def rank_main(
     while not (folder / GO).exists():
         time.sleep(LOOK_S)
     sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
+    sys.path.insert(0, str(Path(script).resolve().parent))
 
     def call() -> None:
         session = None

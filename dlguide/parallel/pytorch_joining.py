@@ -199,7 +199,7 @@ def _process(order: dict[str, Any], door: socket.socket) -> Iterator[subprocess.
         if not name.startswith(("PMI", "MPI", "OMPI", "HYDRA"))
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlguide.parallel.pytorch_role", json.dumps(order)],
+        [sys.executable, "-P", "-m", "dlguide.parallel.pytorch_role", json.dumps(order)],
         env={**clean, "OMP_NUM_THREADS": "1"}, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         pass_fds=(door.fileno(),),

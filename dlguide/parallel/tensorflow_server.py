@@ -122,7 +122,7 @@ def _process(order: dict[str, Any]) -> Any:
     """Start one process and end it after the block."""
     with tempfile.TemporaryFile("w+b") as errors, tempfile.TemporaryFile("w+b") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dlguide.parallel.tensorflow_role", json.dumps(order)],
+            [sys.executable, "-P", "-m", "dlguide.parallel.tensorflow_role", json.dumps(order)],
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.PIPE, stdout=out, stderr=errors,
         )  # fmt: skip

@@ -119,7 +119,7 @@ class Lab:
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
         with open(f"{self._folder}/said", "wb") as said:
             self._loader = subprocess.Popen(
-                [sys.executable, "-m", "dlguide.parallel.tensorflow_strategies_role"],
+                [sys.executable, "-P", "-m", "dlguide.parallel.tensorflow_strategies_role"],
                 env={**os.environ, **environment},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
             )  # fmt: skip

@@ -175,7 +175,14 @@ def _ask(part: str, job: dict[str, Any], budget_s: float) -> tuple[dict[str, Any
     }
     for limiter in ("ONEDNN_MAX_CPU_ISA", "TF_ENABLE_ONEDNN_OPTS", "ONEDNN_VERBOSE"):
         env.pop(limiter, None)
-    program = [sys.executable, "-m", "dlguide.machine.roofline.kernels", part, json.dumps(job)]
+    program = [
+        sys.executable,
+        "-P",
+        "-m",
+        "dlguide.machine.roofline.kernels",
+        part,
+        json.dumps(job),
+    ]
     done = commands.run(program, _LOADING_S + 4 * budget_s, env)
     for line in reversed(done.output.splitlines()):
         if line.startswith("ROOF "):
