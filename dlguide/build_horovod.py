@@ -60,36 +60,14 @@ def build(mpicc: Path, folder: Path) -> Path:
 
 
 def fetch_tools(scratch: Path) -> Path:
-    """Install the build tools into a folder of their own.
-
-    Args:
-        scratch: a folder that is empty.
-
-    Returns:
-        Path: the folder to put on PYTHONPATH.
-
-    Raises:
-        RuntimeError: when pip cannot get them.
-    """
+    """Install the build tools into a folder of their own."""
     tools = scratch / "tools"
     run_step([*PIP, "install", "-q", "--target", tools, *BUILD_TOOLS])
     return tools
 
 
 def fetch_source(scratch: Path, mpicc: Path, tools: Path) -> Path:
-    """Get Horovod's source archive, as it was published.
-
-    Args:
-        scratch: where it goes.
-        mpicc: the MPI compiler, which its own checks ask for.
-        tools: the folder that `fetch_tools` returned.
-
-    Returns:
-        Path: the archive.
-
-    Raises:
-        RuntimeError: when pip cannot get it, or its checksum is another.
-    """
+    """Get Horovod's source archive, as it was published."""
     source = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
     wanted = ["-d", scratch, f"horovod=={HOROVOD_VERSION}"]
     run_step([*PIP, "download", "-q", *source, *wanted], _build_environment(mpicc, tools))
@@ -141,28 +119,12 @@ def _build_environment(mpicc: Path, tools: Path) -> dict[str, str]:
 
 
 def in_this_environment(path: Path) -> bool:
-    """Tell whether a path lies in this Python's environment.
-
-    Args:
-        path: a file or folder.
-
-    Returns:
-        bool: whether `sys.prefix` is one of its parents.
-    """
+    """Tell whether a path lies in this Python's environment."""
     return Path(sys.prefix).absolute() in path.absolute().parents
 
 
 def run_step(command: list, env: dict[str, str] | None = None, timeout_s: float = 1800) -> None:
-    """Run a step quietly.
-
-    Args:
-        command: the program and its arguments.
-        env: its environment; None hands on ours.
-        timeout_s: when it is killed (s).
-
-    Raises:
-        RuntimeError: when it fails or does not end; the text ends with the last lines it printed.
-    """
+    """Run a step quietly."""
     try:
         done = commands.run(command, timeout_s, env)
     except OSError as error:

@@ -15,16 +15,6 @@ class MissingComponentError(RuntimeError):
 def require(condition: bool, name: str, must: str, got: Any, then: str = "") -> None:
     """Raise a ValueError in the house's form unless `condition` holds.
 
-    Args:
-        condition: what must hold.
-        name: the argument it is about.
-        must: the rest of the sentence "`name` must ...".
-        got: the value that came.
-        then: the next step, a sentence; empty when the first one says it all.
-
-    Raises:
-        ValueError: when `condition` is false.
-
     >>> require(False, "ranks", "be at least 1", 0)
     Traceback (most recent call last):
     ValueError: `ranks` must be at least 1, got 0.
@@ -34,37 +24,14 @@ def require(condition: bool, name: str, must: str, got: Any, then: str = "") -> 
 
 
 def require_count(value: Any, name: str, least: int = 1) -> int:
-    """Return `value` as an int, or say that it must be a whole number of at least `least`.
-
-    Args:
-        value: what the caller passed.
-        name: the argument it is about.
-        least: the smallest count that makes sense.
-
-    Returns:
-        int: the value.
-
-    Raises:
-        ValueError: when it is not a whole number or is below `least`.
-    """
+    """Return `value` as an int, or say that it must be a whole number of at least `least`."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     require(whole and value >= least, name, f"be a whole number of at least {least}", value)
     return int(value)
 
 
 def require_positive(value: Any, name: str) -> float:
-    """Return `value` as a float, or say that it must be a finite positive number.
-
-    Args:
-        value: what the caller passed.
-        name: the argument it is about.
-
-    Returns:
-        float: the value.
-
-    Raises:
-        ValueError: when it is not a number, not finite or not above 0.
-    """
+    """Return `value` as a float, or say that it must be a finite positive number."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     require(number and 0 < value < float("inf"), name, "be a positive number", value)
     return float(value)
@@ -72,17 +39,6 @@ def require_positive(value: Any, name: str) -> float:
 
 def require_known(value: Any, known: Iterable[str], name: str) -> str:
     """Return `value` when it is one of the `known` names, or list them.
-
-    Args:
-        value: what the caller passed.
-        known: the names there are.
-        name: the argument it is about.
-
-    Returns:
-        str: the value.
-
-    Raises:
-        ValueError: when it is none of them; the nearest name is offered.
 
     >>> require_known("mnist_cn", ["mnist_cnn", "mlp"], "net")
     Traceback (most recent call last):

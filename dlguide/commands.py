@@ -35,14 +35,7 @@ class Done:
         return self.status == 0
 
     def tail(self, lines: int = 25) -> str:
-        """Return the last lines that it printed.
-
-        Args:
-            lines: how many at most (count).
-
-        Returns:
-            str: the lines, empty ones left out.
-        """
+        """Return the last lines that it printed."""
         return "\n".join([line for line in self.output.splitlines() if line.strip()][-lines:])
 
 
@@ -96,12 +89,6 @@ def without_mpi(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment without the variables by which MPI tells a process its rank.
 
     With them an MPI program that is started on its own waits for a launcher that is not there.
-
-    Args:
-        env: the variables; None takes this process' own.
-
-    Returns:
-        dict: a copy without them.
     """
     env = os.environ if env is None else env
     return {name: value for name, value in env.items() if not name.startswith(STARTED_BY_MPI)}

@@ -16,15 +16,6 @@ def data_folder(folder: str | os.PathLike | None = None) -> Path:
     The first of these that is given: the argument, the environment variable DLGUIDE_DATA, the
     `data` folder of the repository beside the package. One that is given but does not exist is
     an error; the next one is not tried in its place.
-
-    Args:
-        folder: the folder, or None to look for it.
-
-    Returns:
-        Path: the folder, which exists.
-
-    Raises:
-        MissingComponentError: when the folder does not exist.
     """
     beside = Path(__file__).resolve().parents[1] / "data"
     found = Path(folder or os.environ.get("DLGUIDE_DATA") or beside).expanduser()
@@ -40,9 +31,6 @@ def cache_folder() -> Path:
     """Name the folder of what is kept between runs: built wheels, what was tuned and measured.
 
     The environment variable DLGUIDE_CACHE, or else `dlguide` in the user's own cache.
-
-    Returns:
-        Path: the folder, which need not exist yet.
     """
     named = os.environ.get("DLGUIDE_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -46,19 +46,6 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
     It ends with an allreduce on two ranks. A wheel of the cache that is damaged or fails there,
     because a home folder is shared between unlike machines, is built again; so is one of a
     wheelhouse, from the source that lies in it too.
-
-    Args:
-        mpicc: the MPI compiler to build against; None takes the one beside this Python.
-        force: build again even when the cache holds a wheel.
-
-    Returns:
-        Path: the wheel that was installed.
-
-    Raises:
-        ValueError: when `mpicc` cannot be run.
-        MissingComponentError: when g++, make, TensorFlow, mpicc or a folder to write to is missing.
-        RuntimeError: when the build or the self-test on two ranks fails; the text ends with the
-            last lines of the log.
     """
     mpicc_path = find_mpicc(mpicc)
     _check_tensorflow()
@@ -74,18 +61,7 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
 
 
 def finished_wheel(mpicc: Path) -> Path:
-    """Return the wheel that fits this environment, from the cache, or built into it.
-
-    Args:
-        mpicc: the MPI compiler that it is built against.
-
-    Returns:
-        Path: the wheel, in a folder whose name tells what it was built for.
-
-    Raises:
-        MissingComponentError: when it must be built and a tool or a folder to write to is missing.
-        RuntimeError: when the build fails.
-    """
+    """Return the wheel that fits this environment, from the cache, or built into it."""
     folder = wheels_folder() / cache_key(mpicc)
     cached = _cached_wheel(folder)
     if cached is None:
@@ -124,18 +100,7 @@ def _cached_wheel(folder: Path) -> Path | None:
 
 
 def find_mpicc(mpicc: str | None = None) -> Path:
-    """Find the MPI compiler, by default the one that came with this Python's mpich wheel.
-
-    Args:
-        mpicc: a name on the PATH or a path; None takes the one beside this Python.
-
-    Returns:
-        Path: the absolute path of a program that can be run.
-
-    Raises:
-        ValueError: when the one given cannot be run.
-        MissingComponentError: when there is none beside this Python.
-    """
+    """Find the MPI compiler, by default the one that came with this Python's mpich wheel."""
     beside = Path(sysconfig.get_path("scripts")) / "mpicc"
     path = Path(shutil.which(mpicc) or mpicc).absolute() if mpicc else beside
     require(
@@ -151,11 +116,7 @@ def find_mpicc(mpicc: str | None = None) -> Path:
 
 
 def check_tools() -> None:
-    """Say what is missing before anything is downloaded.
-
-    Raises:
-        MissingComponentError: when g++ or make is missing, or the cache cannot be written.
-    """
+    """Say what is missing before anything is downloaded."""
     if lack := preflight.compiler() or preflight.make():
         raise MissingComponentError(lack)
     try:
@@ -190,12 +151,6 @@ def cache_key(mpicc: Path) -> str:
 
     The environment's own folder is part of it only for an MPI of the site, whose path is built
     in; the mpich wheel is found relative to Horovod's own file.
-
-    Args:
-        mpicc: the MPI compiler.
-
-    Returns:
-        str: the name of the cache's folder.
     """
     tensorflow = _installed_version("tensorflow-cpu") or _installed_version("tensorflow")
     if build_horovod.in_this_environment(mpicc):
@@ -209,14 +164,7 @@ def cache_key(mpicc: Path) -> str:
 
 
 def self_test(mpi_bin: Path) -> None:
-    """Sum a number over two ranks with the Horovod just installed.
-
-    Args:
-        mpi_bin: the folder of the MPI's programs.
-
-    Raises:
-        RuntimeError: when the ranks fail, hang or find another sum.
-    """
+    """Sum a number over two ranks with the Horovod just installed."""
     env = {**commands.without_mpi(), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     launcher = mpi_bin / "mpiexec"
     if (mpi_bin / "mpiexec.gforker").exists():
@@ -229,14 +177,7 @@ def self_test(mpi_bin: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Install Horovod from the command line; a failure is told without a traceback.
-
-    Args:
-        arguments: what follows the command's name; None takes it from the command line.
-
-    Returns:
-        int: the exit status.
-    """
+    """Install Horovod from the command line; a failure is told without a traceback."""
     parser = argparse.ArgumentParser("dlguide.install_horovod")
     parser.add_argument("--mpicc", help="the site's MPI compiler; default: this environment's")
     parser.add_argument("--force", action="store_true", help="build again, whatever the cache has")

@@ -46,18 +46,6 @@ def fill(folder: str | os.PathLike[str], pytorch: bool = False) -> Path:
 
     Horovod's wheel comes from the cache or is built. Everything is gathered beside the folder and
     put in its place when it is whole.
-
-    Args:
-        folder: where it shall be.
-        pytorch: take PyTorch too, which notebook 53 alone needs.
-
-    Returns:
-        Path: the folder.
-
-    Raises:
-        ValueError: when the folder holds something else, or there is no room.
-        MissingComponentError: when this is no clone that `make setup` has set up.
-        RuntimeError: when a package cannot be had; the text ends with pip's last lines.
     """
     folder = Path(folder).expanduser().absolute()
     _require_replaceable(folder)
@@ -91,17 +79,7 @@ def _require_replaceable(folder: Path) -> None:
 
 
 def requirements(pytorch: bool = False) -> list[str]:
-    """List what setting up asks pip for, with the tools that build Horovod and this package.
-
-    Args:
-        pytorch: also what `make pytorch` asks for.
-
-    Returns:
-        list[str]: requirements as pip reads them.
-
-    Raises:
-        MissingComponentError: when the package was installed without its repository.
-    """
+    """List what setting up asks pip for, with the tools that build Horovod and this package."""
     project = ROOT / "pyproject.toml"
     if not (project.is_file() and (ROOT / "constraints.txt").is_file()):
         raise MissingComponentError(

@@ -21,15 +21,7 @@ CPP17 = "#include <optional>\nint main() { return std::optional<int>{0}.value();
 
 
 def missing(folder: Path = Path("."), builds: bool = True) -> list[str]:
-    """List what setting up in a folder still needs, one readable line each.
-
-    Args:
-        folder: where the environment is to be made.
-        builds: whether Horovod must be built; not where a wheelhouse has its finished wheel.
-
-    Returns:
-        list[str]: what is missing and how to get it; empty when all is there.
-    """
+    """List what setting up in a folder still needs, one readable line each."""
     found = [
         _system(),
         _venv(),
@@ -43,11 +35,7 @@ def missing(folder: Path = Path("."), builds: bool = True) -> list[str]:
 
 
 def compiler() -> str:
-    """Say what is wrong with g++, which builds Horovod: an empty line when it compiles C++17.
-
-    Returns:
-        str: what is missing and how to get it, or nothing.
-    """
+    """Say what is wrong with g++, which builds Horovod: an empty line when it compiles C++17."""
     mend = "Run `sudo apt-get install g++` (or your system's way)."
     if shutil.which("g++") is None:
         return f"g++ is needed to build Horovod and is not on the PATH. {mend}"

@@ -24,11 +24,7 @@ SHOWN = 5  # damaged files that are named, before the others are counted
 
 
 def here() -> dict[str, str]:
-    """Describe the machine that a wheelhouse must fit.
-
-    Returns:
-        dict: `python` such as "3.11", `machine` such as "x86_64", `libc` such as "glibc 2.36".
-    """
+    """Describe the machine that a wheelhouse must fit."""
     return {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "machine": platform.machine(),
@@ -42,14 +38,6 @@ def complaints(
     """List what keeps a wheelhouse from being used here, one readable line each.
 
     Every file is read and held against its SHA-256.
-
-    Args:
-        folder: the wheelhouse.
-        pins: the clone's constraints.txt; None where only the files are looked at.
-        machine: what it must fit, as `here` describes it; None takes this machine.
-
-    Returns:
-        list[str]: what is wrong and what to do; empty when all is well.
     """
     place = str(folder)
     if re.search(r"\s", place):
@@ -141,14 +129,7 @@ def _machine(manifest: Mapping[str, Any], machine: Mapping[str, str]) -> list[st
 
 
 def glibc_needed(files: Mapping[str, Any]) -> tuple[int, ...]:
-    """Find the C library that the wheels were made for.
-
-    Args:
-        files: their names.
-
-    Returns:
-        tuple: the version that the most demanding of them needs, such as (2, 28).
-    """
+    """Find the C library that the wheels were made for."""
     return max((_glibc_of(name) for name in files), default=(0,))
 
 
@@ -163,14 +144,7 @@ def _version(libc: str) -> tuple[int, ...]:
 
 
 def parse_pins(text: str) -> dict[str, str]:
-    """Read the lines `package==version` of a constraints file.
-
-    Args:
-        text: its contents.
-
-    Returns:
-        dict: the version of each package, markers left out.
-    """
+    """Read the lines `package==version` of a constraints file."""
     lines = (line.split("#")[0].split(";")[0].strip() for line in text.splitlines())
     pairs = (line.split("==") for line in lines if line.count("==") == 1)
     return {_normal(name): version.strip() for name, version in pairs}
@@ -220,14 +194,7 @@ def _files(folder: Path, files: Mapping[str, Any]) -> list[str]:
 
 
 def sha256(path: Path) -> str:
-    """Compute a file's checksum, piece by piece.
-
-    Args:
-        path: the file.
-
-    Returns:
-        str: 64 hexadecimal digits.
-    """
+    """Compute a file's checksum, piece by piece."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -236,14 +203,7 @@ def sha256(path: Path) -> str:
 
 
 def horovod_wheels(folder: Path) -> list[Path]:
-    """List the finished wheels of Horovod in a wheelhouse.
-
-    Args:
-        folder: the wheelhouse.
-
-    Returns:
-        list[Path]: files whose parent's name tells what they were built for.
-    """
+    """List the finished wheels of Horovod in a wheelhouse."""
     return sorted((folder / HOROVOD).glob("*/horovod-*.whl"))
 
 
@@ -251,26 +211,13 @@ def needs_compiler(folder: Path) -> bool:
     """Tell whether Horovod must be built here although a wheelhouse is used.
 
     A finished wheel works with the C library it was built with or a later one.
-
-    Args:
-        folder: the wheelhouse.
-
-    Returns:
-        bool: whether g++ is needed.
     """
     built = read(folder)["libc"]
     return not horovod_wheels(folder) or _version(built) > _version(here()["libc"])
 
 
 def main(arguments: list[str]) -> int:
-    """Look at a wheelhouse from the command line.
-
-    Args:
-        arguments: the folder, and the clone's constraints.txt if it shall be held to that.
-
-    Returns:
-        int: the exit status, 0 when it can be used and 3 when it can with a compiler only.
-    """
+    """Look at a wheelhouse from the command line."""
     if not 1 <= len(arguments) <= 2:
         print("usage: python3 dlguide/wheelhouse.py FOLDER [CONSTRAINTS]", file=sys.stderr)
         return 2

@@ -45,14 +45,7 @@ _SWITCHES = {
 
 @dataclass(frozen=True)
 class Point:
-    """One algorithm at one size.
-
-    Args:
-        name: of the algorithm.
-        nbytes: size of the array on every rank (bytes).
-        seconds: samples, each the slowest rank's time for one allreduce (s).
-        sent: bytes that the rank that sends most has sent; None when it does not tell.
-    """
+    """One algorithm at one size."""
 
     name: str
     nbytes: int
@@ -68,12 +61,6 @@ class Point:
         """Speed at which each link would carry the least traffic that an allreduce needs.
 
         2 (p - 1)/p n / t: it can be held against the speed of a link whatever p is.
-
-        Args:
-            ranks: number of ranks p (count).
-
-        Returns:
-            float: bytes/s; 0 for one rank.
 
         Source:
             NVIDIA, nccl-tests, PERFORMANCE.md: "bus bandwidth".
@@ -193,19 +180,6 @@ def library_algorithms(
 
     A library reads the switch when it starts, so each algorithm needs fresh ranks; the
     automatic choice is measured first and last, which shows how far the runs can be compared.
-
-    Args:
-        ranks: number of ranks (count).
-        sizes: sizes of the array on every rank (bytes).
-        repeats: samples of each (count).
-        oversubscribe: allow more ranks than cores.
-
-    Returns:
-        Comparison: the points' names are the library's own, "automatic" and "automatic again".
-
-    Raises:
-        ValueError: when an argument does not hold.
-        RuntimeError: when the library is none of those whose switch is known, or ranks fail.
 
     Source:
         MPICH's README.envvar (MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM); Intel MPI reference,

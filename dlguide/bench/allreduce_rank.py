@@ -21,14 +21,7 @@ HOROVOD = "horovod"
 
 
 def counting(comm: Any) -> Any:
-    """Give a communicator that counts the bytes which this rank sends through it.
-
-    Args:
-        comm: an mpi4py communicator.
-
-    Returns:
-        Intracomm: the same ranks; `.sent` is the sum so far (bytes).
-    """
+    """Give a communicator that counts the bytes which this rank sends through it."""
     from mpi4py import MPI
 
     class Counting(MPI.Intracomm):
@@ -50,16 +43,7 @@ def counting(comm: Any) -> Any:
 
 
 def bytes_sent(comm: Any, sizes: list[int], names: list[str]) -> dict[str, dict[int, list[int]]]:
-    """Count what each rank sends in one allreduce; collective.
-
-    Args:
-        comm: the ranks.
-        sizes: sizes of the float32 array (bytes).
-        names: algorithms of ours; MPI's own does not tell.
-
-    Returns:
-        dict: by name and size a list, one number of bytes per rank.
-    """
+    """Count what each rank sends in one allreduce; collective."""
     found: dict[str, dict[int, list[int]]] = {}
     for name in names:
         for nbytes in sizes:
@@ -72,16 +56,7 @@ def bytes_sent(comm: Any, sizes: list[int], names: list[str]) -> dict[str, dict[
 
 
 def measure_horovod(comm: Any, sizes: list[int], repeats: int) -> dict[int, list[float]]:
-    """Time Horovod's allreduce of one float32 tensor as a TensorFlow operation; collective.
-
-    Args:
-        comm: the ranks, all of MPI's world.
-        sizes: sizes of the tensor (bytes).
-        repeats: samples of each (count).
-
-    Returns:
-        dict: by size the samples, of the slowest rank (seconds for one allreduce).
-    """
+    """Time Horovod's allreduce of one float32 tensor as a TensorFlow operation; collective."""
     import tensorflow as tf
     from mpi4py import MPI
 
@@ -110,12 +85,7 @@ def measure_horovod(comm: Any, sizes: list[int], repeats: int) -> dict[int, list
 
 
 def main(order: dict[str, Any], target: Path) -> None:
-    """Measure as ordered; rank 0 writes the result.
-
-    Args:
-        order: plan (a thread plan as a dictionary), sizes, names, repeats, horovod.
-        target: file for the result.
-    """
+    """Measure as ordered; rank 0 writes the result."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD

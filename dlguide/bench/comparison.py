@@ -31,14 +31,7 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """One way to run one mode.
-
-    Args:
-        mode: "train" or "infer".
-        onednn: whether it was switched on.
-        batch: images per step (count).
-        timing: the time of every step, those after a pause apart.
-    """
+    """One way to run one mode."""
 
     mode: str
     onednn: bool

@@ -86,14 +86,7 @@ def write(
 
 
 def require_equal(paths: Mapping[str, Path]) -> None:
-    """Refuse to compare data sets that do not hold the same samples.
-
-    Args:
-        paths: data sets by kind.
-
-    Raises:
-        RuntimeError: when they differ; the text names kind and sample.
-    """
+    """Refuse to compare data sets that do not hold the same samples."""
     with ExitStack() as stack:
         sets = {kind: stack.enter_context(formats.open(path)) for kind, path in paths.items()}
         counts = {kind: len(each) for kind, each in sets.items()}
@@ -184,11 +177,7 @@ def compare(
 
 
 def remove(paths: Mapping[str, Path]) -> None:
-    """Delete data sets that `write` made.
-
-    Args:
-        paths: data sets by kind.
-    """
+    """Delete data sets that `write` made."""
     for path in paths.values():
         shutil.rmtree(path)
 

@@ -58,23 +58,7 @@ def write(folder: str | os.PathLike, samples: int = 20, nbytes: int = 2000) -> d
 
 
 def trials(name: str, folder: str | os.PathLike, flips: int = 100, seed: int = 0) -> Counter:
-    """Flip single bits of a reader's files, one after the other, and count what happens.
-
-    Args:
-        name: of the reader, as `write` gives it; or "verify KIND" for `formats.verify` on the
-            folder of "checked KIND".
-        folder: its files; they are as before afterwards.
-        flips: trials (count).
-        seed: of the places.
-
-    Returns:
-        Counter: how often each of `OUTCOMES` came: an error; other samples without an error; the
-        right samples (the bit was not used); the process ended or did not answer.
-
-    Raises:
-        ValueError: when there is no such reader.
-        RuntimeError: when it does not even read the undamaged files.
-    """
+    """Flip single bits of a reader's files, one after the other, and count what happens."""
     require_known(name, _READERS, "name")
     require_count(flips, "flips")
     bits = sum(path.stat().st_size for path in page_cache.files_of(folder)) * 8

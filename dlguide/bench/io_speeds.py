@@ -16,22 +16,7 @@ PLAIN = "plain read"
 
 @dataclass(frozen=True)
 class Speed:
-    """One format read in one way.
-
-    Args:
-        kind: of the format; `PLAIN` for reading the bytes of the TFRecord without any format.
-        access: "sequential" or "random".
-        cold: whether the files were put out of the page cache before each pass.
-        checked: whether every sample was held against its checksum and taken apart; False for
-            the bytes alone.
-        samples: that a pass read (count).
-        nbytes: of their data (bytes).
-        disk_nbytes: what the files take on the disk, in whole blocks of it (bytes).
-        opens: files that a pass opened (count).
-        kept: largest share of the pages of (at most 100 of) the files that was in memory before
-            a cold pass; None where that could not be looked at, or the pass was warm.
-        timing: time of each pass, opening included (s).
-    """
+    """One format read in one way."""
 
     kind: str
     access: str

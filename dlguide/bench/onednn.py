@@ -113,18 +113,7 @@ def compare(
 def require_equal_work(
     digests: Sequence[str], firsts: Mapping[str, Sequence[Sequence[float]]]
 ) -> float:
-    """Refuse to compare processes that do not compute the same.
-
-    Args:
-        digests: of the weights of each process.
-        firsts: for each mode what each process computed in its first step: two numbers.
-
-    Returns:
-        float: the largest relative difference.
-
-    Raises:
-        RuntimeError: when weights or numbers differ, or a number is not finite.
-    """
+    """Refuse to compare processes that do not compute the same."""
     if len(set(digests)) > 1:
         raise RuntimeError(f"The processes hold different weights: {', '.join(digests)}.")
     largest = 0.0

@@ -14,14 +14,7 @@ DROP = Path("/proc/sys/vm/drop_caches")
 
 
 def files_of(folder: str | os.PathLike) -> list[Path]:
-    """List all files in a folder and below.
-
-    Args:
-        folder: where to look.
-
-    Returns:
-        list: their paths, sorted.
-    """
+    """List all files in a folder and below."""
     return sorted(path for path in Path(folder).rglob("*") if path.is_file())
 
 
@@ -30,11 +23,6 @@ def forget(paths: Iterable[str | os.PathLike], written: bool = True) -> None:
 
     Needs no root. The names, owners and places of files (directory entries and inodes) stay in
     memory: see `forget_names`. What another process has mapped may stay too; `share_kept` looks.
-
-    Args:
-        paths: the files.
-        written: whether something may have been written to them that is not yet on the disk; it
-            is brought there first, because the cache keeps it otherwise.
 
     Source:
         posix_fadvise(2), POSIX_FADV_DONTNEED.
@@ -50,9 +38,6 @@ def forget_names() -> str | None:
 
     All programs of the machine feel it: they read these things from the disk again.
 
-    Returns:
-        str: why it could not be done; None when it was.
-
     Source:
         Linux, Documentation/admin-guide/sysctl/vm.rst, drop_caches = 2.
     """
@@ -66,12 +51,6 @@ def forget_names() -> str | None:
 
 def share_kept(paths: Iterable[str | os.PathLike]) -> float | None:
     """Tell which share of the pages of files is in memory.
-
-    Args:
-        paths: the files, owned by this user (for others the kernel does not tell).
-
-    Returns:
-        float: 0.0 for cold, 1.0 for warm; None where it cannot be found out.
 
     Source:
         mincore(2).

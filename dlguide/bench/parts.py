@@ -88,16 +88,7 @@ class Step:
 
 
 def classifier(model: Any, optimizer: Any, ranks: Alone) -> Worker:
-    """Make the worker of a net that gives logits, as `training.fit` trains it.
-
-    Args:
-        model: gives logits of shape (samples, classes); its dropout would make ranks differ.
-        optimizer: of this rank; do not use it by itself any more.
-        ranks: what `Step.build` was called with.
-
-    Returns:
-        Worker: `step(images, labels)`.
-    """
+    """Make the worker of a net that gives logits, as `training.fit` trains it."""
     import tensorflow as tf
 
     rule = ranks.distribute(optimizer)
@@ -119,24 +110,7 @@ def measured(
     seed: int = 0,
     seconds: float = float("inf"),
 ) -> dict[str, Any]:
-    """Measure on all ranks, in rounds, so that a disturbance hits all parts alike; collective.
-
-    Args:
-        step: what to take apart.
-        alone_batch: samples of the step of one rank by itself, at most those of all (count).
-        steps: of each part and round that count; one more goes before them (count).
-        rounds: how often each part has its turn (count).
-        seed: of the samples.
-        seconds: begin no further round when so much time has passed; there are always
-            `LEAST_ROUNDS`, where `rounds` allows it (s).
-
-    Returns:
-        dict: for each of `PARTS` the times on this rank (s), `alone` on rank 0 only; `nbytes`
-            that are exchanged in a step; `work`: what `equal_work` gave.
-
-    Raises:
-        RuntimeError: on all ranks, when they do not do equal work.
-    """
+    """Measure on all ranks, in rounds, so that a disturbance hits all parts alike; collective."""
     from mpi4py import MPI
 
     comm = patient(MPI.COMM_WORLD)
@@ -177,19 +151,7 @@ def measured(
 def by_itself(
     step: Step, samples: int, steps: int, rounds: int, seed: int = 0, seconds: float = float("inf")
 ) -> list[float]:
-    """Measure a worker by itself, with the threads that this process has.
-
-    Args:
-        step: what to time.
-        samples: of a step (count).
-        steps: that count in each round; one more goes before them (count).
-        rounds: how many (count).
-        seed: of the samples.
-        seconds: as in `measured` (s).
-
-    Returns:
-        list: times of the steps (s).
-    """
+    """Measure a worker by itself, with the threads that this process has."""
     import tensorflow as tf
 
     worker = step.build(Alone())
@@ -235,20 +197,6 @@ def equal_work(
     Each rank takes its slice, the process the whole; both must lead to the same weights, all ranks
     to the same bits. Batch normalisation forbids it: each rank normalises over its slice. A net
     that fails and has a "gamma", as Keras names it, must pass where all ranks hold equal samples.
-
-    Args:
-        step: what gives the samples.
-        own: a worker by itself, untrained.
-        shared: the same among all ranks, untrained.
-        ranks: the ranks.
-        seed: of the samples.
-
-    Returns:
-        tuple: distance of the two results over the length of the update, the largest of all ranks
-            (ratio); the same with equal samples, None where that was not needed.
-
-    Raises:
-        RuntimeError: on all ranks, when first weights, results or the ranks' weights differ.
     """
     whole, mine = _shares(step, ranks, seed)
     difference = _apart(step, (own, shared), (whole, mine), ranks)

@@ -17,12 +17,6 @@ def patient(comm: Comm) -> Any:
     A rank that waits for MPI computes all the time, which takes a core, or half of one, from
     another rank. On a node with a core for each rank that does not matter; where a server shares
     a core with a worker it does. A message is found up to 0.2 ms later.
-
-    Args:
-        comm: an mpi4py communicator.
-
-    Returns:
-        Intracomm: the same ranks; `Recv` and `Barrier` sleep in between.
     """
     from mpi4py import MPI
 

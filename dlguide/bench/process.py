@@ -21,11 +21,7 @@ class Process:
     """
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        """Start the process; TensorFlow starts in it with the first request.
-
-        Args:
-            env: variables to set beside ours.
-        """
+        """Start the process; TensorFlow starts in it with the first request."""
         self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115  closed by `close`
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "dlguide.bench.work"],
@@ -37,15 +33,7 @@ class Process:
         self._read = b""
 
     def ask(self, do: str, **arguments: Any) -> None:
-        """Send a request and go on.
-
-        Args:
-            do: a method of `bench.work.Work`.
-            arguments: what it takes.
-
-        Raises:
-            RuntimeError: when the process has ended.
-        """
+        """Send a request and go on."""
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
@@ -53,17 +41,7 @@ class Process:
             raise RuntimeError(self._ended()) from error
 
     def answer(self, timeout_s: float) -> Any:
-        """Wait for the answer to the oldest request.
-
-        Args:
-            timeout_s: how long at most (s).
-
-        Returns:
-            Any: what the method returned, after its way through JSON.
-
-        Raises:
-            RuntimeError: when the method failed, the process ended, or the time is over.
-        """
+        """Wait for the answer to the oldest request."""
         limit = monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)

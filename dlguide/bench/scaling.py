@@ -77,15 +77,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Scaled:
-    """What was measured, one row for each number of ranks.
-
-    Args:
-        mode: one of `MODES`.
-        update: one of `UPDATES`.
-        net: name of the net.
-        rows: of rising ranks.
-        assumptions: what the predictions rest on, sentences.
-    """
+    """What was measured, one row for each number of ranks."""
 
     mode: str
     update: str
@@ -236,14 +228,7 @@ def _synchronous(
 
 
 def from_parts(found: Sequence[dict[str, list[float]]]) -> step.Step:
-    """Predict the synchronous step of ranks whose parts were measured.
-
-    Args:
-        found: for each rank what `scaling_rank.synchronous` measured; "step" is not looked at.
-
-    Returns:
-        Step: computing (mean over ranks), waiting for the slowest, exchange.
-    """
+    """Predict the synchronous step of ranks whose parts were measured."""
     together = np.array([rank["together"] for rank in found])
     compute_s = float(np.median(together, axis=1).mean())
     slowest_s = float(np.median(together.max(axis=0)))

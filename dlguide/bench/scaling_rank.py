@@ -37,16 +37,7 @@ def synchronous(
 
 
 def step_of(net: str, batch: int, seed: int = 0) -> parts.Step:
-    """Give a named net's step with random images and plain SGD.
-
-    Args:
-        net: one of `nets.classifier_names()`.
-        batch: images of a worker and step (count).
-        seed: of the weights.
-
-    Returns:
-        Step: for `parts.measured`.
-    """
+    """Give a named net's step with random images and plain SGD."""
     return parts.Step(net, batch, partial(_worker, net, seed), partial(_images, net))
 
 

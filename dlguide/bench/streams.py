@@ -25,16 +25,7 @@ LATE = 0.95  # the quantile that is quoted for the slow answers
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One way to divide the cores.
-
-    Args:
-        streams: processes at the same time (count).
-        threads: of each (count).
-        batch: images of one answer (count).
-        latency: of every answer of every stream, the first of each turn apart.
-        images_per_s: of all streams together, in each turn.
-        answer: two numbers of the first answer, equal in all splits.
-    """
+    """One way to divide the cores."""
 
     streams: int
     threads: int

@@ -23,30 +23,14 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Allocation:
-    """The machines on which a cluster starts its ranks.
-
-    Args:
-        job: id of the Slurm job; "" for this machine alone, without a batch system.
-        nodes: number of machines (count).
-        tasks_per_node: ranks on each that the job has asked for (count); 0 where nobody has.
-    """
+    """The machines on which a cluster starts its ranks."""
 
     job: str = ""
     nodes: int = 1
     tasks_per_node: int = 0
 
     def ranks_per_node(self, ranks: int | None) -> int | None:
-        """Share ranks out among the nodes.
-
-        Args:
-            ranks: ranks in all (count); None for what the job has asked for.
-
-        Returns:
-            int | None: ranks of a node; None where nobody has said a number.
-
-        Raises:
-            ValueError: when not all nodes would get as many.
-        """
+        """Share ranks out among the nodes."""
         if ranks is None:
             return self.tasks_per_node or None
         if not self.job:
@@ -61,17 +45,7 @@ class Allocation:
         return Path.cwd() if self.nodes > 1 else None
 
     def launcher(self, per_node: int) -> list[str]:
-        """Give the words that start a program on all ranks, but for their number.
-
-        Args:
-            per_node: ranks on each node (count).
-
-        Returns:
-            list[str]: mpiexec and its options.
-
-        Raises:
-            MissingComponentError: when there is none.
-        """
+        """Give the words that start a program on all ranks, but for their number."""
         if self.nodes == 1:
             return [str(find_mpiexec())]
         # only Hydra reaches other nodes, by srun; gforker forks on this one
@@ -82,23 +56,12 @@ class Allocation:
         return [str(found), "-ppn", str(per_node)]
 
     def listening(self) -> list[str]:
-        """Give the controller's options: where it listens and how ranks reach it.
-
-        Returns:
-            list[str]: options; on one node loopback only.
-        """
+        """Give the controller's options: where it listens and how ranks reach it."""
         address = LOOPBACK if self.nodes == 1 else reachable_address()
         return [f"--ip={address}", f"--location={address}"]
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Let the ranks talk over the network where there are several nodes.
-
-        Args:
-            env: the environment of the cluster's processes.
-
-        Returns:
-            dict: a copy.
-        """
+        """Let the ranks talk over the network where there are several nodes."""
         own = dict(env)
         if self.nodes > 1 and "UCX_TLS" not in os.environ:
             own.pop("UCX_TLS", None)  # shared memory alone would end at the node's border
@@ -140,14 +103,7 @@ def find(inside: str | None) -> Allocation:
 
 
 def reachable_address() -> str:
-    """Find an address of this node that other nodes can reach; DLGUIDE_ADDRESS may name it.
-
-    Returns:
-        str: an IPv4 address.
-
-    Raises:
-        RuntimeError: when this node knows itself by loopback only.
-    """
+    """Find an address of this node that other nodes can reach; DLGUIDE_ADDRESS may name it."""
     named = os.environ.get("DLGUIDE_ADDRESS")
     if named:
         return named
@@ -168,34 +124,16 @@ def reachable_address() -> str:
 
 
 def machine() -> str:
-    """Name the machine on which this process runs, for as long as it is up.
-
-    Returns:
-        str: the same for all processes that share clock and process ids.
-    """
+    """Name the machine on which this process runs, for as long as it is up."""
     return _BOOT.read_text().strip()
 
 
 def local_pids(engines: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Pick the ranks that run on this machine, whose processes can be looked at.
-
-    Args:
-        engines: what the ranks said of themselves when they were made ready.
-
-    Returns:
-        dict: process id by rank.
-    """
+    """Pick the ranks that run on this machine, whose processes can be looked at."""
     here = machine()
     return {each["rank"]: each["pid"] for each in engines if each["machine"] == here}
 
 
 def alive(engines: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether the ranks' processes are there, as far as this machine sees them.
-
-    Args:
-        engines: as in `local_pids`.
-
-    Returns:
-        bool: False when one has ended, or there are none.
-    """
+    """Tell whether the ranks' processes are there, as far as this machine sees them."""
     return all(identity(pid) for pid in local_pids(engines).values())

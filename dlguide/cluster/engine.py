@@ -17,14 +17,6 @@ def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any
     """Make an engine ready: its cores and threads, its modules, its log, its monitor.
 
     Called once in every engine, before anything has loaded TensorFlow.
-
-    Args:
-        folder: the cluster's folder.
-        plan: the thread plan as a dict.
-        path: where the launcher finds its modules; the rank finds them there too.
-
-    Returns:
-        dict: rank, ranks, pid, machine, cpus (the mask the system really gave) and threads.
     """
     import IPython
     from mpi4py import MPI
@@ -79,14 +71,7 @@ def run(run_number: int, payload: bytes) -> bytes:
 
 
 def run_cell(code: str) -> None:
-    """Run a cell's text in this engine's own namespace, as `%%px` does.
-
-    Args:
-        code: the cell.
-
-    Raises:
-        BaseException: what the cell raised.
-    """
+    """Run a cell's text in this engine's own namespace, as `%%px` does."""
     import IPython
 
     shell = IPython.get_ipython()

@@ -20,17 +20,7 @@ OWN = (processes.MARK, processes.OWNER, processes.FOLDER, "IPYTHONDIR", "IPP_ENA
 def rank_environment(
     plan: threads.ThreadPlan, name: str, folder: Path, more: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment in which the processes of a cluster run.
-
-    Args:
-        plan: the thread plan, whose threads all ranks get.
-        name: the cluster's id, by which its processes are known.
-        folder: the cluster's folder.
-        more: variables that win over the defaults here; None for none.
-
-    Returns:
-        dict: this process's variables and those of the cluster.
-    """
+    """Return the environment in which the processes of a cluster run."""
     return {
         **os.environ,
         **plan.environment(0),
@@ -48,19 +38,7 @@ def rank_environment(
 
 
 def checked_environment(environment: Any, plan: threads.ThreadPlan) -> dict[str, str]:
-    """Return the variables that a user wants for the ranks, or say what is wrong with them.
-
-    Args:
-        environment: names and values; None for none.
-        plan: the thread plan, which sets variables of its own.
-
-    Returns:
-        dict: a copy.
-
-    Raises:
-        ValueError: when it is no mapping of texts to texts, a name is none, or it is one that the
-            thread plan or the cluster itself sets.
-    """
+    """Return the variables that a user wants for the ranks, or say what is wrong with them."""
     given = {} if environment is None else environment
     then = 'Write `environment={"HOROVOD_CYCLE_TIME": "5"}`.'
     require(isinstance(given, Mapping), "environment", "be a dict of texts", environment, then)
@@ -84,12 +62,6 @@ def find_mpiexec() -> Path:
     `mpiexec.gforker` forks the ranks and, unlike Hydra, opens no port to the outside. Where
     mpi4py and Horovod were built against a site's own MPI, the environment variable
     DLGUIDE_MPIEXEC names that one's launcher.
-
-    Returns:
-        Path: the launcher.
-
-    Raises:
-        MissingComponentError: when there is none.
     """
     folder = Path(sysconfig.get_path("scripts"))
     named = os.environ.get("DLGUIDE_MPIEXEC")

@@ -42,12 +42,6 @@ class RankError(RuntimeError):
 def names_of(ranks: Sequence[int]) -> str:
     """Write "rank 1" or "ranks 0, 2".
 
-    Args:
-        ranks: the ranks.
-
-    Returns:
-        str: their names.
-
     >>> names_of([0, 2])
     'ranks 0, 2'
     """
@@ -59,14 +53,6 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
 
     When one rank dies the launcher ends the others with SIGINT, so that several may be gone by
     the time one looks; its own log tells who was first.
-
-    Args:
-        ranks: the ranks whose process is gone.
-        folder: the cluster's folder.
-        wait_s: how long to wait for the launcher's word (s).
-
-    Returns:
-        RankError: of kind "died".
     """
     deadline = time.monotonic() + wait_s
     while not (endings := read_endings(folder)) and time.monotonic() < deadline:
@@ -88,14 +74,7 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
 
 
 def read_endings(folder: Path) -> dict[int, str]:
-    """Read from the launcher's log how ranks ended that did not end by themselves with status 0.
-
-    Args:
-        folder: the cluster's folder.
-
-    Returns:
-        dict: for each such rank the launcher's words.
-    """
+    """Read from the launcher's log how ranks ended that did not end by themselves with status 0."""
     try:
         text = (folder / LAUNCHER_LOG).read_text(errors="replace")
     except FileNotFoundError:
@@ -104,14 +83,7 @@ def read_endings(folder: Path) -> dict[int, str]:
 
 
 def frozen(ranks: Sequence[int]) -> RankError:
-    """Describe ranks that are stopped or give no sign of life.
-
-    Args:
-        ranks: these ranks.
-
-    Returns:
-        RankError: of kind "frozen".
-    """
+    """Describe ranks that are stopped or give no sign of life."""
     message = f"{names_of(ranks)} stands still: stopped (SIGSTOP) or without a sign of life."
     return RankError("frozen", ranks, message)
 
@@ -120,12 +92,6 @@ def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
     """Describe ranks that raised or left with sys.exit, with their tracebacks.
 
     Ranks whose exception only says that another rank has gone come last.
-
-    Args:
-        outcomes: for each rank that answered its outcome, see `dlguide.cluster.rank.guarded`.
-
-    Returns:
-        RankError: of kind "raised" or "exited".
     """
     bad = {rank: outcome for rank, outcome in outcomes.items() if outcome["phase"] != "returned"}
     order = sorted(bad, key=lambda rank: (SHUT_DOWN in bad[rank]["error"], rank))

@@ -20,14 +20,7 @@ _OPEN_MPI_ONLY = set(launch_words.OPEN_MPI) - set(launch_words.HYDRA)
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch line explained; `print` shows it.
-
-    Args:
-        launcher: which launcher it is.
-        words: its words in order.
-        job: what it asks for.
-        findings: what is worth knowing about the whole, in sentences.
-    """
+    """A launch line explained; `print` shows it."""
 
     launcher: str
     words: tuple[Explained, ...]

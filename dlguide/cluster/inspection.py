@@ -36,18 +36,7 @@ RANK_VARIABLE = re.compile(
 
 
 def forbidden(script: str) -> list[str]:
-    """Return the reasons in a script's text why it cannot be made parallel.
-
-    Args:
-        script: path of the script.
-
-    Returns:
-        list[str]: "line 3: imports mpi4py ...", in the order of the lines; empty when the text
-        shows none.
-
-    Raises:
-        ValueError: when it is no Python.
-    """
+    """Return the reasons in a script's text why it cannot be made parallel."""
     try:
         tree = ast.parse(Path(script).read_bytes())
     except (SyntaxError, ValueError) as error:

@@ -36,14 +36,7 @@ class Job:
 
 
 def all_lines(job: Job) -> dict[str, str]:
-    """Write the job for every launcher.
-
-    Args:
-        job: what is asked for.
-
-    Returns:
-        dict: a command by the name of its launcher.
-    """
+    """Write the job for every launcher."""
     return {
         "MPICH": mpich(job),
         "Open MPI 5": open_mpi(job),
@@ -53,27 +46,13 @@ def all_lines(job: Job) -> dict[str, str]:
 
 
 def mpich(job: Job) -> str:
-    """Write the job for MPICH's mpiexec (Hydra).
-
-    Args:
-        job: what is asked for.
-
-    Returns:
-        str: the command.
-    """
+    """Write the job for MPICH's mpiexec (Hydra)."""
     bind = f"core:{job.cpus}" if job.cpus not in ("", "1") else "core"
     return _joined([*_hydra(job), "-bind-to", bind], job)
 
 
 def intel_mpi(job: Job) -> str:
-    """Write the job for Intel MPI's mpiexec, which binds each rank to a domain of CPUs.
-
-    Args:
-        job: what is asked for.
-
-    Returns:
-        str: the command.
-    """
+    """Write the job for Intel MPI's mpiexec, which binds each rank to a domain of CPUs."""
     domain = f"{job.cpus}:compact" if job.cpus else "auto"
     return _joined([*_hydra(job), "-genv", "I_MPI_PIN_DOMAIN", domain], job)
 
@@ -88,14 +67,7 @@ def _hydra(job: Job) -> list[str]:
 
 
 def open_mpi(job: Job) -> str:
-    """Write the job for Open MPI's mpirun, version 5.
-
-    Args:
-        job: what is asked for.
-
-    Returns:
-        str: the command.
-    """
+    """Write the job for Open MPI's mpirun, version 5."""
     cores = f":PE={job.cpus}" if job.cpus else ""
     place = f"ppr:{job.per_node}:node{cores}" if job.per_node else f"slot{cores}"
     words = ["mpirun", *_given("-n", job.ranks), "--map-by", place, "--bind-to", "core"]
@@ -114,14 +86,7 @@ def _slots(job: Job) -> str:
 
 
 def srun(job: Job) -> str:
-    """Write the job for Slurm.
-
-    Args:
-        job: what is asked for.
-
-    Returns:
-        str: the command.
-    """
+    """Write the job for Slurm."""
     words = ["srun", *_given("--nodes", job.nodes, "="), *_given("--ntasks", job.ranks, "=")]
     words += [*_given("--ntasks-per-node", job.per_node, "=")]
     words += [*_given("--cpus-per-task", job.cpus, "="), "--cpu-bind=cores"]

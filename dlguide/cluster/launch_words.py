@@ -10,16 +10,7 @@ WORKS, DEAD, HARMFUL = "works", "dead", "harmful"
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a launcher.
-
-    Args:
-        did: what it asks for.
-        sets: the part of the job it sets; "" for none. `Job` has the parts.
-        values: how many words follow it (count).
-        state: "works", "dead" or "harmful".
-        note: why it is dead or harmful, or what to know; "" for nothing.
-        value: what it sets where no word follows.
-    """
+    """One option of a launcher."""
 
     did: str
     sets: str = ""

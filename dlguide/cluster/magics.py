@@ -11,12 +11,7 @@ from dlguide.checks import require
 
 
 def register(cluster: Callable[[], Any]) -> None:
-    """Give this notebook the magics `%px` and `%%px` for a cluster.
-
-    Args:
-        cluster: returns the Cluster whose ranks the cells run on, None when it is gone: the
-            magics must not keep it alive.
-    """
+    """Give this notebook the magics `%px` and `%%px` for a cluster."""
     import IPython
 
     def px(line: str, cell: str | None = None) -> None:
@@ -50,13 +45,6 @@ def _run_cell(cluster: Any, line: str, cell: str | None) -> None:
 
 def options(line: str, ranks: int) -> tuple[list[int], bool]:
     """Read the options of a `%%px` line.
-
-    Args:
-        line: what stands behind `%%px`.
-        ranks: number of ranks (count).
-
-    Returns:
-        tuple: the ranks that take part, and whether the cell runs in the kernel as well.
 
     >>> options("--targets 0,2", 3)
     ([0, 2], False)

@@ -38,12 +38,6 @@ class Outcome:
 def in_one_line(error: BaseException) -> str:
     """Give type and message of an exception, without the notes that were added to it.
 
-    Args:
-        error: the exception.
-
-    Returns:
-        str: one line, such as "KeyError: 'one'".
-
     >>> in_one_line(ValueError("first\\nsecond"))
     'ValueError: first second'
     """
@@ -53,14 +47,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def packed(outcome: Outcome) -> bytes:
-    """Pickle an outcome, or one that says that its value cannot be sent.
-
-    Args:
-        outcome: how the task ended.
-
-    Returns:
-        bytes: what `unpacked` reads.
-    """
+    """Pickle an outcome, or one that says that its value cannot be sent."""
     import cloudpickle
 
     try:
@@ -72,14 +59,7 @@ def packed(outcome: Outcome) -> bytes:
 
 
 def unpacked(data: bytes) -> Outcome:
-    """Read what `packed` has made, or an outcome that says that its value cannot be read.
-
-    Args:
-        data: of one outcome.
-
-    Returns:
-        Outcome: of the task.
-    """
+    """Read what `packed` has made, or an outcome that says that its value cannot be read."""
     import cloudpickle
 
     outcome, value = cloudpickle.loads(data)

@@ -10,21 +10,7 @@ from dlguide.machine.threads import remembered
 def planned(
     ranks: int | None = None, oversubscribe: bool = False, tuned: bool | None = None
 ) -> tuple[threads.ThreadPlan, str]:
-    """Choose a thread plan for this machine.
-
-    Args:
-        ranks: number of ranks; None for 2, or with tuned=True for as many as were fastest (count).
-        oversubscribe: allow more ranks than cores.
-        tuned: None to use what `dlguide tune` found, where it has measured that number of ranks;
-            True to insist on it; False not to look.
-
-    Returns:
-        tuple: the plan, and where it comes from; "" for the plain one.
-
-    Raises:
-        ValueError: when there are more ranks than cores and `oversubscribe` is False, or
-            tuned=True and nothing was found.
-    """
+    """Choose a thread plan for this machine."""
     require(tuned in (True, False, None), "tuned", "be True, False or None", tuned)
     machine = describe()
     if ranks is not None or not tuned:

@@ -73,11 +73,7 @@ def living() -> Iterator[ClusterProcess]:
 
 
 def leftovers() -> list[ClusterProcess]:
-    """List the processes whose owner is gone; a watchdog at its work does not count.
-
-    Returns:
-        list[ClusterProcess]: what `cleanup` would end.
-    """
+    """List the processes whose owner is gone; a watchdog at its work does not count."""
     return [each for each in living() if not _owner_lives(each)]
 
 
@@ -88,18 +84,7 @@ def _owner_lives(process: ClusterProcess) -> bool:
 
 
 def end(cluster: str, timeout_s: float = 5.0) -> list[int]:
-    """End every process of one cluster and remove the shared memory that it leaves.
-
-    Args:
-        cluster: the cluster's id.
-        timeout_s: how long to wait until the last one is gone (s).
-
-    Returns:
-        list[int]: the pids that were ended; the calling process is never among them.
-
-    Raises:
-        TimeoutError: when some are still there after `timeout_s`.
-    """
+    """End every process of one cluster and remove the shared memory that it leaves."""
     deadline = time.monotonic() + timeout_s
     ended: set[int] = set()
     shared: set[Path] = set()
@@ -123,11 +108,7 @@ def end(cluster: str, timeout_s: float = 5.0) -> list[int]:
 
 
 def cleanup() -> list[ClusterProcess]:
-    """End all leftovers of this user's clusters and remove their folders.
-
-    Returns:
-        list[ClusterProcess]: what was ended.
-    """
+    """End all leftovers of this user's clusters and remove their folders."""
     found = leftovers()
     for cluster in {each.cluster for each in found}:
         end(cluster)
@@ -138,11 +119,7 @@ def cleanup() -> list[ClusterProcess]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a cluster's folder and the shared memory that its ranks wrote down there.
-
-    Args:
-        folder: the folder; one whose name is not a cluster's is left alone.
-    """
+    """Remove a cluster's folder and the shared memory that its ranks wrote down there."""
     if not folder.name.startswith(PREFIX):
         return  # the name came from an environment variable: remove nothing that is not ours
     for note in folder.glob("shared-memory-*"):

@@ -59,12 +59,7 @@ class Monitor(threading.Thread):
         return 0
 
     def enter(self, phase: str, run_number: int) -> None:
-        """Change the phase and write it down at once.
-
-        Args:
-            phase: "running", or how the run ended for this rank.
-            run_number: which run of the cluster this is.
-        """
+        """Change the phase and write it down at once."""
         self.run_number, self.phase = run_number, phase
         self.since, self.spent_before_s = time.monotonic(), time.thread_time()
         self.write()
@@ -135,15 +130,7 @@ def _place(frame: FrameType | None) -> str:
 
 
 def start_monitor(folder: str, rank: int) -> Monitor:
-    """Start the monitor of this rank.
-
-    Args:
-        folder: the cluster's folder.
-        rank: this process's rank (index).
-
-    Returns:
-        Monitor: running.
-    """
+    """Start the monitor of this rank."""
     monitor = Monitor(Path(folder), rank)
     monitor.start()
     return monitor
@@ -161,30 +148,12 @@ def collect_rarely() -> None:
 
 
 def log_path(folder: Path, rank: int) -> Path:
-    """Return the file that takes what native libraries print in a rank.
-
-    Args:
-        folder: the cluster's folder.
-        rank: the rank (index).
-
-    Returns:
-        Path: it need not exist yet.
-    """
+    """Return the file that takes what native libraries print in a rank."""
     return folder / f"native-rank{rank}.log"
 
 
 def guarded(monitor: Monitor, run_number: int, call: Callable[[], Any]) -> dict[str, Any]:
-    """Call a function so that whatever happens in it becomes a value that can be sent.
-
-    Args:
-        monitor: this rank's monitor.
-        run_number: which run of the cluster this is.
-        call: the function, without arguments.
-
-    Returns:
-        dict: {"phase": "returned", "value": ...}, or "raised" or "exited" with "error" (one
-        line) and "traceback".
-    """
+    """Call a function so that whatever happens in it becomes a value that can be sent."""
     monitor.thread = threading.get_ident()
     monitor.enter("running", run_number)
     try:

@@ -15,15 +15,7 @@ from dlguide.cluster.supervise import GRACE_S, LOOK_S, Outcomes, supervise
 
 
 class FunctionRun:
-    """A function on its way through the ranks of a cluster.
-
-    Args:
-        client: the ipyparallel client of the cluster.
-        engines: what each engine said of itself when it was made ready, in rank order.
-        folder: the cluster's folder.
-        ranks: the ranks that take part.
-        number: the how-manieth run of the cluster this is.
-    """
+    """A function on its way through the ranks of a cluster."""
 
     def __init__(
         self,
@@ -44,19 +36,7 @@ class FunctionRun:
     def results(
         self, function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """Send the function, wait, and return one result per rank.
-
-        Args:
-            function: what to call.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-
-        Returns:
-            list: the results in the order of `ranks`.
-
-        Raises:
-            RankError: when the run failed.
-        """
+        """Send the function, wait, and return one result per rank."""
         import cloudpickle
 
         from dlguide.cluster import engine

@@ -44,27 +44,7 @@ def run_script(
     oversubscribe: bool = False,
     seed: int | None = None,
 ) -> dict[str, Any] | None:
-    """Run a Python script on MPI ranks of this machine and wait for its end.
-
-    Args:
-        script: path of the script.
-        arguments: its command line.
-        ranks: number of ranks (count).
-        oversubscribe: allow more ranks than cores.
-        seed: when given, the script is one for a single process, and is made parallel by
-            `dlguide.horovod.transparent` with this seed on all ranks.
-
-    Returns:
-        dict | None: what was changed in the run of such a script, see
-        `dlguide.horovod.transparent.report`; None for a script with ranks of its own.
-
-    Raises:
-        ValueError: when there is no such script, there are more ranks than cores, or the text of
-            a script that is to be made parallel forbids it.
-        RankError: when a rank raised, left with a status other than 0, died, stands still or
-            waits for ever; all ranks have been stopped then. Of kind "refused" when it cannot
-            be made parallel.
-    """
+    """Run a Python script on MPI ranks of this machine and wait for its end."""
     require(Path(script).is_file(), "script", "be a file that exists", script)
     if seed is not None:
         _refuse(script, inspection.forbidden(script))
@@ -181,15 +161,7 @@ def rank_main(
     script: str,
     arguments: list[str],
 ) -> None:
-    """Run the script as one rank and write down how it ended.
-
-    Args:
-        folder: the folder of this run.
-        plan: the thread plan.
-        seed: of a script for one process that is to be made parallel; None for others.
-        script: path of the script.
-        arguments: its command line.
-    """
+    """Run the script as one rank and write down how it ended."""
     rank, _ = launched()
     collect_rarely()
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])

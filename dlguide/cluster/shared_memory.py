@@ -19,14 +19,7 @@ SETTLED_S = 10.0  # ranks that are just starting may not have opened theirs yet
 
 
 def opened_by(pid: int) -> set[Path]:
-    """Find the shared memory of MPI that a process has open.
-
-    Args:
-        pid: a process id.
-
-    Returns:
-        set[Path]: files in /dev/shm; empty when the process is gone.
-    """
+    """Find the shared memory of MPI that a process has open."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
@@ -38,9 +31,6 @@ def remove_orphans() -> list[Path]:
     """Remove the shared memory of MPI that this user owns and no process has open.
 
     To be called before ranks are started.
-
-    Returns:
-        list[Path]: what was removed.
     """
     settled = time.time() - SETTLED_S
     found = [path for path in FOLDER.glob(f"{NAME}*") if _is_ours(path, settled)]

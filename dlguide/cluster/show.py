@@ -14,12 +14,7 @@ LINE_S = 5.0  # in a file or a pipe, where no line can be drawn over another
 
 
 class Display:
-    """The output of one run: whole lines behind their rank, pictures, one line of progress.
-
-    Args:
-        folder: the cluster's folder, where ranks write `progress-rank<rank>.json`.
-        calls: for each rank its ipyparallel AsyncResult, empty when ranks print for themselves.
-    """
+    """The output of one run: whole lines behind their rank, pictures, one line of progress."""
 
     def __init__(self, folder: Path, calls: Mapping[int, Any]) -> None:
         self.folder = folder
@@ -93,12 +88,6 @@ class Display:
 
 def progress_text(numbers: Mapping[str, Any]) -> str:
     """Write one line of progress.
-
-    Args:
-        numbers: epoch, epochs, step, steps, images_per_s, loss, whichever are known.
-
-    Returns:
-        str: the line.
 
     >>> progress_text({"epoch": 1, "epochs": 2, "step": 5, "steps": 10, "images_per_s": 1234.5})
     'epoch 1 of 2 [##########..........] step 5 of 10, 1234 images/s'

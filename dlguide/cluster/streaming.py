@@ -28,11 +28,7 @@ _END = re.compile(rb"(\r*\n|\r+(?!\Z|[\r\n]))")
 
 
 class Lines:
-    """Whole lines out of the pieces of one stream.
-
-    Args:
-        prefix: what stands in front of every line; empty passes everything on as it comes.
-    """
+    """Whole lines out of the pieces of one stream."""
 
     def __init__(self, prefix: bytes = b"") -> None:
         self.prefix = prefix
@@ -41,12 +37,6 @@ class Lines:
 
     def add(self, piece: bytes) -> bytes:
         """Take in a piece and return the lines that are complete by it.
-
-        Args:
-            piece: bytes as they came.
-
-        Returns:
-            bytes: whole lines, each with the prefix; empty when there are none yet.
 
         >>> lines = Lines(b"[1] ")
         >>> lines.add(b"epo"), lines.add(b"ch 1\\r\\nepoch")
@@ -68,23 +58,13 @@ class Lines:
         return b"".join(shown)
 
     def rest(self) -> bytes:
-        """Return what is no whole line, as a line, and forget it.
-
-        Returns:
-            bytes: empty when there is nothing.
-        """
+        """Return what is no whole line, as a line, and forget it."""
         rest, self.kept = self.kept.rstrip(b"\r"), b""
         return self.prefix + rest + b"\n" if rest else b""
 
 
 class Streams:
-    """The pipes of a run's ranks and the thread that reads them.
-
-    Args:
-        folder: the folder of this run.
-        ranks: number of ranks (count).
-        plain: streams that are passed on without a prefix, as (rank, 1 or 2).
-    """
+    """The pipes of a run's ranks and the thread that reads them."""
 
     def __init__(self, folder: Path, ranks: int, plain: Collection[tuple[int, int]] = ()) -> None:
         self.selector = selectors.DefaultSelector()
@@ -162,27 +142,12 @@ class Streams:
 
 
 def pipe_path(folder: Path, rank: int, number: int) -> Path:
-    """Return the pipe that one stream of a rank goes through.
-
-    Args:
-        folder: the folder of the run.
-        rank: the rank (index).
-        number: 1 for the standard output, 2 for the standard error.
-
-    Returns:
-        Path: its place.
-    """
+    """Return the pipe that one stream of a rank goes through."""
     return folder / f"{NAMES[number]}-rank{rank}"
 
 
 def redirect(folder: Path, rank: int, silent: Collection[int] = ()) -> None:
-    """Send this process's standard output and error into its pipes.
-
-    Args:
-        folder: the folder of the run.
-        rank: this process's rank (index).
-        silent: streams (1 or 2) that are thrown away instead.
-    """
+    """Send this process's standard output and error into its pipes."""
     for number in NAMES:
         place = os.devnull if number in silent else pipe_path(folder, rank, number)
         pipe = os.open(place, os.O_WRONLY)

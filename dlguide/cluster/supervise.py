@@ -28,21 +28,7 @@ def supervise(
     collect: Callable[[Outcomes], None],
     show: Callable[[], None],
 ) -> tuple[Outcomes, RankError | None]:
-    """Wait until all ranks have answered, or one thing is wrong beyond repair.
-
-    Args:
-        folder: the cluster's folder.
-        everyone: number of ranks of the MPI world (count).
-        ranks: the ranks that take part.
-        run_number: which run of the cluster this is.
-        pids: the processes of the ranks.
-        collect: adds the answers that have come in to the dict it is given.
-        show: shows what the ranks have printed.
-
-    Returns:
-        tuple: the outcome of each rank that answered (see `dlguide.cluster.rank.guarded`), and
-        the error that ended the wait; None when all ranks returned.
-    """
+    """Wait until all ranks have answered, or one thing is wrong beyond repair."""
     stalls = watch.Stalls()
     stalls.read(log_path(folder, 0), float("-inf"))  # what earlier runs were warned of is past
     outcomes: Outcomes = {}

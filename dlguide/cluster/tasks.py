@@ -37,21 +37,7 @@ class TaskRun(FunctionRun):
         tell: Callable[[Outcome], None] | None,
         beforehand: bool,
     ) -> list[Outcome]:
-        """Call the function once for each item, and wait for all.
-
-        Args:
-            tasks: function and items, as `payload` packs them.
-            count: how many items there are.
-            tell: told each outcome as soon as it is there; None for nobody.
-            beforehand: whether to deal the items out at once, in blocks, and not as ranks get free.
-
-        Returns:
-            list: the outcomes in the order of the items.
-
-        Raises:
-            RankError: when a rank died, stands still or waits for ever; its `outcomes` are those
-                of the tasks that had ended. A KeyboardInterrupt has them too.
-        """
+        """Call the function once for each item, and wait for all."""
         self.tell = tell
         self.ended: dict[int, Outcome] = {}
         self.place = self.folder / f"tasks-{self.number}"
@@ -90,19 +76,7 @@ class TaskRun(FunctionRun):
 
 
 def payload(function: Callable[..., Any], items: Sequence[Any], name: str = "function") -> bytes:
-    """Pickle a function and its items, or say that they cannot be sent.
-
-    Args:
-        function: called with one item.
-        items: what the tasks are about.
-        name: what the caller calls the function.
-
-    Returns:
-        bytes: a cloudpickle of both.
-
-    Raises:
-        ValueError: when the function cannot be called or one of both cannot be pickled.
-    """
+    """Pickle a function and its items, or say that they cannot be sent."""
     import cloudpickle
 
     require(callable(function), name, "be a function", function)
@@ -129,13 +103,6 @@ def checked_ranks(ranks: Sequence[int] | None, everyone: int) -> tuple[int, ...]
 def blocks(tasks: int, ranks: int) -> list[range]:
     """Cut tasks into blocks as equal as they can be, one for each rank.
 
-    Args:
-        tasks: how many there are (count).
-        ranks: how many share them (count).
-
-    Returns:
-        list: for each rank its tasks; the first ones have one more where it does not divide.
-
     >>> blocks(5, 2)
     [range(0, 3), range(3, 5)]
     """
@@ -150,17 +117,7 @@ def work(
     ranks: Sequence[int],
     parts: Sequence[range] | None,
 ) -> int:
-    """Do tasks on this rank until none is left; runs in the engine.
-
-    Args:
-        place: the folder of claims and outcomes.
-        tasks: what `payload` made.
-        ranks: the ranks that take part.
-        parts: for each of them its tasks; None to claim one after the other.
-
-    Returns:
-        int: how many tasks this rank has done (count).
-    """
+    """Do tasks on this rank until none is left; runs in the engine."""
     import cloudpickle
     from mpi4py import MPI
 
@@ -195,17 +152,7 @@ def claims(folder: Path, tasks: int) -> Iterator[int]:
 
 
 def do(function: Callable[[Any], Any], item: Any, number: int, rank: int) -> Outcome:
-    """Do one task so that whatever happens in it becomes an outcome.
-
-    Args:
-        function: what to call.
-        item: its argument.
-        number: which task this is.
-        rank: this rank.
-
-    Returns:
-        Outcome: of this task.
-    """
+    """Do one task so that whatever happens in it becomes an outcome."""
     start_s = time.monotonic()
     try:
         value = function(item)

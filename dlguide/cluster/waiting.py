@@ -30,12 +30,6 @@ def blocking_call(frame: FrameType) -> str:
 
     Lower-case calls, which send Python objects, get the name of their upper-case twins. A name
     such as `wait` counts only when the object it is called on comes from mpi4py.
-
-    Args:
-        frame: the innermost Python frame of a thread.
-
-    Returns:
-        str: for instance "Allreduce"; "" when the frame is in no MPI call that can block.
     """
     names = _called(frame.f_code, frame.f_lasti)
     name = names[-1].capitalize() if names else ""

@@ -39,12 +39,7 @@ class Stalls:
         self.offset = 0
 
     def read(self, path: Path, now_s: float) -> None:
-        """Take in what has been added to rank 0's log since the last look.
-
-        Args:
-            path: the log of native libraries of rank 0.
-            now_s: the time on the monotonic clock (s).
-        """
+        """Take in what has been added to rank 0's log since the last look."""
         try:
             with path.open("rb") as log:
                 log.seek(self.offset)
@@ -59,14 +54,7 @@ class Stalls:
             self.seen_s = now_s
 
     def current(self, now_s: float) -> dict[int, tuple[str, ...]]:
-        """Return missing ranks and tensors; empty when the warning was not repeated.
-
-        Args:
-            now_s: the time on the monotonic clock (s).
-
-        Returns:
-            dict: for each missing rank the tensors it has not submitted.
-        """
+        """Return missing ranks and tensors; empty when the warning was not repeated."""
         fresh = now_s - self.seen_s < 2.5 * STALL_WARNING_S
         return self.missing if fresh else {}
 
@@ -76,17 +64,7 @@ def deadlock(
     missing: Mapping[int, Sequence[str]],
     now_s: float,
 ) -> RankError | None:
-    """Decide from the ranks' states and Horovod's warnings whether they wait for ever.
-
-    Args:
-        states: for each rank what its monitor wrote, see `dlguide.cluster.rank.Monitor`; a rank
-            that takes no part has the phase "absent".
-        missing: for each rank that Horovod misses, the tensors it has not submitted.
-        now_s: the time on the monotonic clock (s).
-
-    Returns:
-        RankError | None: of kind "deadlock", or None while somebody can still move.
-    """
+    """Decide from the ranks' states and Horovod's warnings whether they wait for ever."""
     still = {rank: now_s - state["since"] for rank, state in states.items()}
     ended = {rank for rank, state in states.items() if state["phase"] != "running"}
     # The first sum of Python objects holds the interpreter, so its rank's monitor falls silent.
@@ -152,16 +130,7 @@ def _verdict(
 
 
 def read_states(folder: Path, ranks: Sequence[int], run_number: int) -> dict[int, dict[str, Any]]:
-    """Read what each rank's monitor wrote; a rank not yet in this run is still on its way.
-
-    Args:
-        folder: the cluster's folder.
-        ranks: the ranks to read.
-        run_number: the run that is being watched.
-
-    Returns:
-        dict: for each rank its state; empty for one that has not begun.
-    """
+    """Read what each rank's monitor wrote; a rank not yet in this run is still on its way."""
     states = {}
     for rank in ranks:
         try:
@@ -199,12 +168,6 @@ class Processes:
 
         The kernel wakes the caller at the first death, before the launcher can have ended the
         other ranks because of it: so the first one seen is the culprit.
-
-        Args:
-            timeout_s: how long to wait when none has died since the last look (s).
-
-        Returns:
-            list[int]: all that are gone by now, in order.
         """
         for handle, _ in self.poll.poll(timeout_s * 1000):
             self.poll.unregister(handle)
@@ -217,10 +180,6 @@ class Processes:
         The first import of TensorFlow from a slow disk holds the interpreter for a minute, and
         the rank's monitor with it; but the kernel counts the pages that it reads. After a pause
         of the whole machine (a laptop that slept) silence says nothing about a rank either.
-
-        Args:
-            states: for each rank what its monitor wrote; "beat" is renewed.
-            now_s: the time on the monotonic clock (s).
         """
         paused = now_s - self.looked_s > PAUSE_S
         self.looked_s = now_s
@@ -235,13 +194,6 @@ class Processes:
         """Return the ranks that are stopped, or of which nothing has been heard for too long.
 
         A rank that has done its part is silent while it waits in MPI_Finalize for the others.
-
-        Args:
-            states: for each rank what its monitor wrote.
-            now_s: the time on the monotonic clock (s).
-
-        Returns:
-            list[int]: the ranks.
         """
         late = []
         for rank, pid in self.pids.items():

@@ -16,13 +16,7 @@ from dlguide.cluster import processes
 
 
 def watch(owner_pid: int, cluster: str, folder: Path) -> None:
-    """Wait until the owner has ended, then end the cluster's processes.
-
-    Args:
-        owner_pid: the process that started the cluster.
-        cluster: the cluster's id.
-        folder: the cluster's folder, removed at the end.
-    """
+    """Wait until the owner has ended, then end the cluster's processes."""
     try:
         owner = os.pidfd_open(owner_pid)
     except ProcessLookupError:

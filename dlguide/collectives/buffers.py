@@ -18,17 +18,7 @@ TAG = 7741
 
 
 def operation(op: str) -> np.ufunc:
-    """Find the function that joins two arrays.
-
-    Args:
-        op: "sum", "prod", "min" or "max".
-
-    Returns:
-        numpy.ufunc: elementwise, takes `out=`.
-
-    Raises:
-        ValueError: when there is no such operation.
-    """
+    """Find the function that joins two arrays."""
     return OPERATIONS[require_known(op, OPERATIONS, "op")]
 
 
@@ -54,14 +44,7 @@ def parts(array: np.ndarray, ranks: int) -> list[np.ndarray]:
 
 
 def flatten(array: np.ndarray) -> np.ndarray:
-    """Give a flat view of a contiguous array.
-
-    Args:
-        array: contiguous, of any shape.
-
-    Returns:
-        numpy.ndarray: of one dimension, on the same memory.
-    """
+    """Give a flat view of a contiguous array."""
     return array.reshape(-1)
 
 
@@ -69,12 +52,6 @@ def message(array: np.ndarray) -> list[Any]:
     """Describe memory to MPI as bytes, so that every dtype can travel.
 
     MPI knows no float16 and no bfloat16; for moving data it need not.
-
-    Args:
-        array: flat and contiguous.
-
-    Returns:
-        list: the buffer specification for mpi4py's upper-case calls.
     """
     from mpi4py import MPI
 
@@ -134,12 +111,6 @@ def hash_of(text: str) -> int:
     """Give a number that is equal for equal texts in all processes.
 
     Python's own `hash` of a text differs from process to process.
-
-    Args:
-        text: any text.
-
-    Returns:
-        int: 0 to 2**32 - 1.
     """
     import zlib
 

@@ -56,18 +56,7 @@ class Table:
 
     @classmethod
     def from_measured(cls, ranks: int, seconds: Mapping[int, Mapping[str, float]]) -> Table:
-        """Make the table from measured times; a border lies between two sizes that differ.
-
-        Args:
-            ranks: for which it was measured (count).
-            seconds: for each size (bytes) the time of each algorithm (s).
-
-        Returns:
-            Table: the fastest ones; the library's own where nothing is 10 % faster.
-
-        Raises:
-            ValueError: when nothing was measured.
-        """
+        """Make the table from measured times; a border lies between two sizes that differ."""
         require(bool(seconds), "seconds", "hold at least one size", {})
         steps: list[tuple[int, str]] = []
         before = 0
@@ -83,17 +72,7 @@ class Table:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Table:
-        """Build the table again from `dataclasses.asdict`, also after a way through JSON.
-
-        Args:
-            plain: the dictionary.
-
-        Returns:
-            Table: equal to the one it came from.
-
-        Raises:
-            ValueError: when it names an algorithm that does not exist or is not in order.
-        """
+        """Build the table again from `dataclasses.asdict`, also after a way through JSON."""
         steps = tuple((int(start), str(name)) for start, name in plain["steps"])
         known = all(name in NAMES for _, name in steps)
         ordered = list(steps) == sorted(steps) and bool(steps) and steps[0][0] == 0
@@ -122,28 +101,14 @@ def run(name: str, array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray
 
 @cache
 def library_arguments(op: str) -> tuple[Any, Any]:
-    """Give what MPI's own allreduce in place is called with.
-
-    Args:
-        op: "sum", "prod", "min" or "max".
-
-    Returns:
-        tuple: MPI.IN_PLACE and the MPI operation.
-    """
+    """Give what MPI's own allreduce in place is called with."""
     from mpi4py import MPI
 
     return MPI.IN_PLACE, getattr(MPI, op.upper())
 
 
 def library_can(dtype: np.dtype) -> bool:
-    """Tell whether MPI can add numbers of a dtype: it knows no float16 and no bfloat16.
-
-    Args:
-        dtype: of the array.
-
-    Returns:
-        bool: whether "library" may be used.
-    """
+    """Tell whether MPI can add numbers of a dtype: it knows no float16 and no bfloat16."""
     return dtype.char in _ABLE
 
 
@@ -192,14 +157,7 @@ def measure(
 
 
 def medians(samples: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[int, dict[str, float]]:
-    """Take the median of the samples of `measure`.
-
-    Args:
-        samples: for each size and name the samples (s).
-
-    Returns:
-        dict: for each size and name the median (s).
-    """
+    """Take the median of the samples of `measure`."""
     return {
         nbytes: {name: statistics.median(each) for name, each in times.items()}
         for nbytes, times in samples.items()

@@ -16,18 +16,6 @@ def levels(comm: Comm, ranks_per_node: int | None = None) -> tuple[Comm, Comm]:
 
     Making communicators costs far more than a sum, so they are kept with `comm` and freed
     with it.
-
-    Args:
-        comm: the ranks.
-        ranks_per_node: consecutive ranks that count as one node; None for those that share
-            memory.
-
-    Returns:
-        tuple: the communicator of this rank's node, whose rank 0 is the leader, and that of the
-        ranks with the same place in their nodes, among the leaders for a leader.
-
-    Raises:
-        ValueError: when `ranks_per_node` is below 1.
     """
     if ranks_per_node is not None:
         require_count(ranks_per_node, "ranks_per_node")

@@ -21,26 +21,12 @@ if TYPE_CHECKING:
 
 
 def path(ranks: int) -> Path:
-    """Name the file of this machine's table.
-
-    Args:
-        ranks: number of ranks (count).
-
-    Returns:
-        Path: in the cache folder; the file need not exist.
-    """
+    """Name the file of this machine's table."""
     return cache_folder() / f"allreduce-{platform.node()}-{ranks}.json"
 
 
 def keep(table: Table) -> Path:
-    """Write a table for this machine, by a temporary file and a rename.
-
-    Args:
-        table: as measured here.
-
-    Returns:
-        Path: the file.
-    """
+    """Write a table for this machine, by a temporary file and a rename."""
     target = path(table.ranks)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".json")
@@ -82,12 +68,6 @@ def table_of(comm: Comm) -> Table:
     """Give all ranks of a communicator the table of its first one; collective at the first call.
 
     Ranks that looked into different files could choose different algorithms, and hang.
-
-    Args:
-        comm: the ranks.
-
-    Returns:
-        Table: the same on all ranks, kept with the communicator.
     """
     kept = comm.Get_attr(_key())
     if kept is None:

@@ -204,18 +204,7 @@ def alltoall(array: np.ndarray, comm: Comm) -> np.ndarray:
 
 
 def segments(flat: np.ndarray, segment_bytes: int) -> list[np.ndarray]:
-    """Cut a flat array into segments of at most so many bytes, at least one element each.
-
-    Args:
-        flat: of one dimension.
-        segment_bytes: size of a segment (bytes).
-
-    Returns:
-        list: views, in order.
-
-    Raises:
-        ValueError: when `segment_bytes` is below 1.
-    """
+    """Cut a flat array into segments of at most so many bytes, at least one element each."""
     length = max(1, require_count(segment_bytes, "segment_bytes") // flat.itemsize)
     return [flat[start : start + length] for start in range(0, flat.size, length)]
 

@@ -18,19 +18,6 @@ class DataError(RuntimeError):
 def read_idx(path: Path, checksum: str, shape: tuple[int, ...], then: str = "") -> np.ndarray:
     """Read an array of bytes from a packed IDX file that is known by its checksum.
 
-    Args:
-        path: the file, packed with gzip.
-        checksum: its SHA-256, in hexadecimal.
-        shape: shape of the array in it.
-        then: how to get an undamaged copy, a sentence.
-
-    Returns:
-        np.ndarray: uint8, read-only.
-
-    Raises:
-        DataError: when the file is missing, not the one with this checksum, or holds no bytes
-            of this shape.
-
     Source:
         LeCun, Cortes, Burges: The MNIST database of handwritten digits (1998), file format.
     """

@@ -22,11 +22,6 @@ class Ring:
     It is the usual touchstone of a GAN: one that always gives the same few answers has modes
     that it never visits, and the eye sees which.
 
-    Args:
-        modes: number of places m (count).
-        radius: of the ring.
-        deviation: standard deviation of the points around their place, along each axis.
-
     Source:
         Metz et al. 2016 (arXiv:1611.02163), section 3.1.
 
@@ -51,29 +46,13 @@ class Ring:
         return self.radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
     def places(self, seed: Any, samples: int) -> Any:
-        """Draw which place each point belongs to, inside a TensorFlow graph or outside.
-
-        Args:
-            seed: two whole numbers; the same seed gives the same points on every rank.
-            samples: number of points (count).
-
-        Returns:
-            tf.Tensor: int32 of shape (samples,).
-        """
+        """Draw which place each point belongs to, inside a TensorFlow graph or outside."""
         import tensorflow as tf
 
         return tf.random.stateless_uniform((samples,), seed, 0, self.modes, tf.int32)
 
     def draw(self, seed: Any, samples: int) -> Any:
-        """Draw points, inside a TensorFlow graph or outside.
-
-        Args:
-            seed: two whole numbers; the same seed gives the same points on every rank.
-            samples: number of points (count).
-
-        Returns:
-            tf.Tensor: float32 of shape (samples, 2).
-        """
+        """Draw points, inside a TensorFlow graph or outside."""
         import tensorflow as tf
 
         centres = tf.gather(tf.constant(self.centres, tf.float32), self.places(seed, samples))
@@ -82,14 +61,7 @@ class Ring:
         return centres + self.deviation * apart
 
     def density(self, points: ArrayLike) -> np.ndarray:
-        """Tell the probability density at points.
-
-        Args:
-            points: shape (..., 2).
-
-        Returns:
-            np.ndarray: densities, of shape (...).
-        """
+        """Tell the probability density at points."""
         square = ((np.asarray(points, float)[..., None, :] - self.centres) ** 2).sum(-1)
         normal = np.exp(-square / (2 * self.deviation**2)) / (2 * np.pi * self.deviation**2)
         return normal.mean(-1)
@@ -100,15 +72,6 @@ class Ring:
         A point is good when it lies within 3 deviations of a place; of the true ones
         1 - exp(-9/2), or 98.9 %, are. A place is visited when a fifth of its fair share of all
         points are good points near it.
-
-        Args:
-            points: shape (samples, 2).
-
-        Returns:
-            tuple: number of places visited, and the share of good points (0 to 1).
-
-        Raises:
-            ValueError: when these are no points of the plane.
         """
         points = np.asarray(points, float)
         flat = points.ndim == 2 and points.shape[1:] == (2,) and len(points) > 0

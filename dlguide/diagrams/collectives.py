@@ -43,20 +43,7 @@ Step = tuple[Message, ...]
 
 
 def steps(name: str, ranks: int = 4, ranks_per_node: int = 2) -> tuple[Step, ...]:
-    """List the messages of an allreduce, step by step.
-
-    Args:
-        name: "tree", "ring", "recursive_doubling", "halving_doubling" or "hierarchical", as in
-            `dlguide.collectives`.
-        ranks: number of ranks p (count); a power of two for the two that double.
-        ranks_per_node: consecutive ranks of a node (count), for "hierarchical".
-
-    Returns:
-        tuple: for each step its messages.
-
-    Raises:
-        ValueError: when the name is unknown or the number of ranks does not fit.
-    """
+    """List the messages of an allreduce, step by step."""
     ways: dict[str, Callable[[], list[Step]]] = {
         "tree": partial(_tree, range(ranks), ranks),
         "ring": partial(_ring, range(ranks), ranks),
@@ -78,18 +65,7 @@ def steps(name: str, ranks: int = 4, ranks_per_node: int = 2) -> tuple[Step, ...
 def contributions(
     schedule: Sequence[Step], ranks: int
 ) -> tuple[tuple[tuple[frozenset[int], ...], ...], ...]:
-    """Play the steps: whose numbers are in each part of each rank, at first and after each step.
-
-    Args:
-        schedule: the steps.
-        ranks: number of ranks, and of parts (count).
-
-    Returns:
-        tuple: for each time, rank and part the ranks whose numbers have been added up there.
-
-    Raises:
-        ValueError: when a step would add a rank's numbers twice.
-    """
+    """Play the steps: whose numbers are in each part of each rank, at first and after each step."""
     now = [[frozenset({rank})] * ranks for rank in range(ranks)]
     course = [tuple(map(tuple, now))]
     for step in schedule:

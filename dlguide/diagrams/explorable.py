@@ -225,12 +225,6 @@ def explore(
 def notebooks(names: str) -> list[tuple[str, str]]:
     """Make links of notebooks' names, for a table in a notebook beside them.
 
-    Args:
-        names: names without ending, with blanks between them.
-
-    Returns:
-        list: (text, address) for each.
-
     >>> notebooks("21_collectives")
     [('21 collectives', '21_collectives.ipynb')]
     """

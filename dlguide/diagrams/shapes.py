@@ -13,13 +13,7 @@ PAPER = "#f2f2f2"
 
 
 def bare(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
-    """Make a panel without axes.
-
-    Args:
-        axes: the panel.
-        x: its limits from left to right.
-        y: its limits from bottom to top.
-    """
+    """Make a panel without axes."""
     axes.set_axis_off()
     axes.set_xlim(*x)
     axes.set_ylim(*y)
@@ -35,18 +29,7 @@ def box(
     height: float,
     dashed: bool = False,
 ) -> None:
-    """Draw a box with words in it.
-
-    Args:
-        axes: the panel.
-        x: its middle.
-        y: its middle.
-        text: the words.
-        colour: what it is filled with.
-        width: in the panel's units.
-        height: in the panel's units.
-        dashed: draw it as something that does not happen.
-    """
+    """Draw a box with words in it."""
     from matplotlib.patches import Rectangle
 
     style = {"edgecolor": plots.GREY, "linestyle": "--" if dashed else "-"}
@@ -59,13 +42,6 @@ def box(
 def arrow(
     axes: Axes, start: tuple[float, float], end: tuple[float, float], both: bool = False
 ) -> None:
-    """Draw an arrow.
-
-    Args:
-        axes: the panel.
-        start: where it begins (x, y).
-        end: where its head is (x, y).
-        both: give it two heads.
-    """
+    """Draw an arrow."""
     style = {"arrowstyle": "<->" if both else "->", "color": plots.BLUE, "shrinkA": 0}
     axes.annotate("", end, start, arrowprops={**style, "shrinkB": 0, "linewidth": 1.1})

@@ -71,11 +71,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Leave a variable as it is on each rank.
-
-        Args:
-            var: a Keras or TensorFlow variable.
-        """
+        """Leave a variable as it is on each rank."""
         self._local.add(variable_key(var))
 
     def on_train_begin(self, logs: dict | None = None) -> None:

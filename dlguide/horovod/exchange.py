@@ -36,11 +36,7 @@ class Sums:
         self.buffers: list[tf.Variable | None] = []
 
     def add(self, grads: Sequence[Any]) -> None:
-        """Add the gradients of one pass; the first call makes the buffers.
-
-        Args:
-            grads: dense gradients; None where a variable has none.
-        """
+        """Add the gradients of one pass; the first call makes the buffers."""
         if self.counter is None:
             with tf.init_scope():
                 self.counter = tf.Variable(0, trainable=False)
@@ -54,11 +50,7 @@ class Sums:
         self.counter.assign_add(1)
 
     def take(self) -> list[Any]:
-        """Return the sums and start again from zero.
-
-        Returns:
-            list: one tensor a variable; None where there is no gradient.
-        """
+        """Return the sums and start again from zero."""
         sums = [None if buffer is None else buffer.read_value() for buffer in self.buffers]
         for buffer in self.buffers:
             if buffer is not None:
@@ -82,27 +74,13 @@ class Exchange:
         self.weigh: Callable[[list[Any]], list[Any]] | None = None
 
     def fresh(self) -> Exchange:
-        """Return an exchange with these settings for another optimizer.
-
-        Returns:
-            Exchange: without sums and local variables.
-        """
+        """Return an exchange with these settings for another optimizer."""
         exchange = Exchange(self.reduction, self.passes, self.check_every)
         exchange.weigh = self.weigh
         return exchange
 
     def step(self, optimizer: Any, apply: Apply, grads: list[Any], variables: list[Any]) -> Any:
-        """Combine the gradients of all ranks and apply them, or put them aside for later.
-
-        Args:
-            optimizer: the optimizer, built or not.
-            apply: its own `apply`.
-            grads: this rank's gradients.
-            variables: what they are the gradients of.
-
-        Returns:
-            what `apply` returns; None when gradients were put aside.
-        """
+        """Combine the gradients of all ranks and apply them, or put them aside for later."""
         if self.weigh is not None:
             grads = self.weigh(grads)
         if communicates(self.reduction.process_set):

@@ -110,18 +110,7 @@ def _by_dtype(tensors: dict[int, tf.Tensor]) -> dict[str, list[int]]:
 def allgather_slices(
     slices: Sequence[tf.IndexedSlices], name: str | None, op: int, process_set: ProcessSet
 ) -> list[tf.IndexedSlices]:
-    """Add up sparse tensors by putting the ranks' rows one after another.
-
-    Args:
-        slices: this rank's sparse tensors.
-        name: what the ranks match the call by.
-        op: Average or Sum.
-        process_set: the ranks that take part.
-
-    Returns:
-        list[tf.IndexedSlices]: the rows and indices of all ranks; rows with equal indices add up,
-        so the rows of an average of integers are floats, as in Horovod itself.
-    """
+    """Add up sparse tensors by putting the ranks' rows one after another."""
     ranks = len(members(process_set))
     rows = [part.values / ranks if op == Average else part.values for part in slices]
     rows = grouped_allgather(rows, name and f"{name}.rows", process_set=process_set)

@@ -48,17 +48,7 @@ class RanksDifferError(RuntimeError):
 
 
 def check_every(value: int | None) -> int:
-    """Return how many updates pass between two checks.
-
-    Args:
-        value: a count, 0 for never; None takes DLGUIDE_HVD_CHECK_EVERY, or 100.
-
-    Returns:
-        int: updates between checks.
-
-    Raises:
-        ValueError: when it is not a count.
-    """
+    """Return how many updates pass between two checks."""
     if value is None:
         text = os.environ.get("DLGUIDE_HVD_CHECK_EVERY", "")
         value = int(text) if text.isdecimal() else CHECK_EVERY
@@ -164,17 +154,6 @@ class Watch:
 
         The weights are looked at before the second update, not the first: many scripts broadcast
         after one step, when all variables exist.
-
-        Args:
-            grads: gradients that wait for the check to pass.
-            variables: the variables that must be equal.
-
-        Returns:
-            list: the gradients, unchanged.
-
-        Raises:
-            RanksDifferError: when weights differ; inside `tf.function` it comes as a TensorFlow
-                error with the same text.
         """
         if not self.every or not variables:
             return grads

@@ -19,14 +19,7 @@ from dlguide.horovod.native import Min, communicates
 
 
 def exchanges(optimizer: Any) -> list[Any]:
-    """Return how an optimizer, or those it hands its gradients to, exchange them.
-
-    Args:
-        optimizer: a Keras optimizer.
-
-    Returns:
-        list: one `Exchange` for each distributed optimizer; empty when there is none.
-    """
+    """Return how an optimizer, or those it hands its gradients to, exchange them."""
     own = vars(optimizer).get("_exchange")
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
     return ([own] if own else []) + [

@@ -51,14 +51,6 @@ class Reduction:
 
         The gradients of one dtype go in one group, under a name made of the kind and the shapes,
         so that it is the same on every rank whatever its layers are called.
-
-        Args:
-            grads: one gradient a variable: a tensor, `tf.IndexedSlices` or None.
-            variables: what they are the gradients of.
-            local: keys of the variables whose gradients stay on their rank.
-
-        Returns:
-            list: the combined gradients, in the order of `grads`; None stays None.
         """
         grads = [
             tf.convert_to_tensor(grad)
@@ -135,14 +127,7 @@ class Reduction:
 
 
 def variable_key(variable: Any) -> Hashable:
-    """Return what tells a variable from all others, for Keras' and TensorFlow's variables.
-
-    Args:
-        variable: a `keras.Variable`, `tf.Variable` or tensor.
-
-    Returns:
-        Hashable: equal for a Keras variable and the TensorFlow variable in it.
-    """
+    """Return what tells a variable from all others, for Keras' and TensorFlow's variables."""
     variable = variable.value if isinstance(variable, keras.Variable) else variable
     return variable.ref()
 
@@ -158,24 +143,7 @@ def reduction(
     key: Callable[[Any], Hashable] = variable_key,
     **settings: Any,
 ) -> Reduction:
-    """Check the arguments that optimizer and tape have in common.
-
-    Args:
-        kind: what the operators are called when `name` is None.
-        name: prefix of the operators' names.
-        groups: None, a count, or lists of variables.
-        num_groups: the old form of `groups`.
-        gradient_predivide_factor: splits the division by the ranks before and after the sum.
-        op: the reduction.
-        key: tells variables apart.
-        settings: the other fields of `Reduction`.
-
-    Returns:
-        Reduction: the checked settings.
-
-    Raises:
-        ValueError: when an argument is out of range, in the house's form.
-    """
+    """Check the arguments that optimizer and tape have in common."""
     factor = require_positive(gradient_predivide_factor, "gradient_predivide_factor")
     must = "be 1 unless `op` is Average"
     require(factor == 1.0 or op == Average, "gradient_predivide_factor", must, factor)
@@ -207,11 +175,7 @@ def reduction(
 
 
 def refuse_xla() -> None:
-    """Raise when the code that is being traced is to be compiled by XLA.
-
-    Raises:
-        RuntimeError: inside `tf.function(jit_compile=True)` and a model compiled that way.
-    """
+    """Raise when the code that is being traced is to be compiled by XLA."""
     if tf.executing_eagerly():
         return
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):

@@ -90,21 +90,13 @@ def restart() -> None:
 
 
 def restart_problem() -> str:
-    """Say why Horovod cannot be stopped and started again in this process.
-
-    Returns:
-        str: the reason and the next step; empty when it can.
-    """
+    """Say why Horovod cannot be stopped and started again in this process."""
     owns = native.is_initialized() and native.mpi_enabled() and _Mpi.owner == "horovod"
     return (_OWNER.format("has started") if owns else "") or _ended() or _fatal()
 
 
 def records_on_call() -> bool:
-    """Tell whether `hvd.start_timeline` can be called.
-
-    Returns:
-        bool: True when Horovod runs and was started with HOROVOD_TIMELINE=DYNAMIC.
-    """
+    """Tell whether `hvd.start_timeline` can be called."""
     return native.is_initialized() and _Horovod.records_on_call
 
 

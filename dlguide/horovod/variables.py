@@ -86,14 +86,7 @@ def broadcast_global_variables(root_rank: int, model: keras.Model | None = None)
 
 
 def model_state(model: keras.Model) -> list[keras.Variable]:
-    """Return the weights of a model and the variables of its optimizer.
-
-    Args:
-        model: a built model, compiled or not.
-
-    Returns:
-        list[keras.Variable]: weights first; without seeds of random layers and metrics.
-    """
+    """Return the weights of a model and the variables of its optimizer."""
     optimizer = getattr(model, "optimizer", None)
     return [*model.weights, *(optimizer.variables if optimizer is not None else [])]
 

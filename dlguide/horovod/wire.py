@@ -38,14 +38,7 @@ MOVED = REDUCED | {tf.uint16, tf.int16, tf.bool}
 
 
 def node_name(name: str) -> str:
-    """Return a name that TensorFlow accepts for an operator, different for different names.
-
-    Args:
-        name: what the user called the collective.
-
-    Returns:
-        str: the name itself where it fits, else a cleaned one with a checksum.
-    """
+    """Return a name that TensorFlow accepts for an operator, different for different names."""
     clean = re.sub(r"[^A-Za-z0-9_.]", "_", name)
     if clean != name or not re.match(r"[A-Za-z0-9.]", clean):
         clean = f"t{clean}_{zlib.crc32(name.encode()):08x}"
@@ -93,32 +86,14 @@ def run(
 
 
 def as_tensor(value: Any) -> Any:
-    """Return a value as a TensorFlow tensor, `tf.IndexedSlices` as they are.
-
-    Args:
-        value: a tensor, array, number, `keras.Variable` or `tf.Variable`.
-
-    Returns:
-        tf.Tensor | tf.IndexedSlices: the value.
-    """
+    """Return a value as a TensorFlow tensor, `tf.IndexedSlices` as they are."""
     if isinstance(value, tf.IndexedSlices):
         return value
     return tf.convert_to_tensor(value.value if isinstance(value, keras.Variable) else value)
 
 
 def carried(tensor: tf.Tensor, dtypes: set) -> tf.Tensor:
-    """Return a tensor in a dtype that Horovod carries and that holds all its values.
-
-    Args:
-        tensor: any tensor of numbers.
-        dtypes: what the operator takes.
-
-    Returns:
-        tf.Tensor: the tensor, or a cast of it.
-
-    Raises:
-        TypeError: for complex numbers and strings.
-    """
+    """Return a tensor in a dtype that Horovod carries and that holds all its values."""
     if tensor.dtype in dtypes:
         return tensor
     if tensor.dtype.is_floating:
@@ -129,15 +104,7 @@ def carried(tensor: tf.Tensor, dtypes: set) -> tf.Tensor:
 
 
 def check_adasum(op: int, process_set: ProcessSet) -> None:
-    """Refuse Adasum where Horovod cannot form it.
-
-    Args:
-        op: the reduction that was asked for.
-        process_set: the ranks that take part.
-
-    Raises:
-        NotImplementedError: for Adasum on a part of the ranks, or on 3, 5, 6, 7, ... of them.
-    """
+    """Refuse Adasum where Horovod cannot form it."""
     if op != Adasum:
         return
     if process_set.process_set_id != 0:
@@ -147,28 +114,12 @@ def check_adasum(op: int, process_set: ProcessSet) -> None:
 
 
 def check_scatter(op: int) -> None:
-    """Refuse reductions whose result Horovod cannot scatter.
-
-    Args:
-        op: the reduction that was asked for.
-
-    Raises:
-        ValueError: for all but Average and Sum.
-    """
+    """Refuse reductions whose result Horovod cannot scatter."""
     require(op in (Average, Sum), "op", "be Average or Sum", NAMES.get(op, op))
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> None:
-    """Refuse a root that no rank has, before the ranks start to wait for it.
-
-    Args:
-        root_rank: the rank that is to send.
-        process_set: the ranks that take part.
-
-    Raises:
-        RuntimeError: when Horovod is not initialised.
-        ValueError: when the rank is not in the set.
-    """
+    """Refuse a root that no rank has, before the ranks start to wait for it."""
     check_ready(process_set)
     ranks = members(process_set)
     require(root_rank in ranks, "root_rank", f"be one of the ranks {list(ranks)}", root_rank)

@@ -25,13 +25,7 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank sees of its node.
-
-    Args:
-        host: the node.
-        gpus: who they are, in the order in which TensorFlow numbers them: two ranks of a node
-            that see the same GPU give it the same name.
-    """
+    """What one rank sees of its node."""
 
     host: str
     gpus: tuple[str, ...]
@@ -39,13 +33,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank computes.
-
-    Args:
-        device: "cpu" or "gpu", as `training.fit` takes it.
-        gpu: the GPU among those that this rank sees (index); None on the CPU.
-        why: a sentence on how it came to that.
-    """
+    """Where a rank computes."""
 
     device: str
     gpu: int | None
@@ -57,13 +45,6 @@ def seen(environment: Mapping[str, str] | None = None, program: str = "nvidia-sm
 
     A batch system may show every rank of a node another GPU, and each of them as number 0: so
     the driver is asked for names that no other GPU has.
-
-    Args:
-        environment: variables to look at; this process's own when left out.
-        program: the driver's tool.
-
-    Returns:
-        Seen: host and GPUs.
     """
     import tensorflow as tf
 
@@ -184,13 +165,6 @@ def take(place: Place, config: Any = None) -> None:
     """Let TensorFlow see only this rank's GPU, or none, and use its memory as it needs it.
 
     Must come before TensorFlow's first operation; later it is too late, unless nothing changes.
-
-    Args:
-        place: from `assign`.
-        config: what answers as `tf.config` does; TensorFlow's own when left out.
-
-    Raises:
-        RuntimeError: when TensorFlow has already started with other devices.
     """
     if config is None:
         import tensorflow as tf
@@ -215,14 +189,6 @@ def copy_seconds(nbytes: int, device: str = "GPU:0", repeats: int = 5) -> tuple[
     """Time copies of an array from the host to a device and back: staging, measured.
 
     TensorFlow copies through memory that it has pinned where it can.
-
-    Args:
-        nbytes: size of the array (bytes).
-        device: TensorFlow's name of it.
-        repeats: copies each way after a warm-up (count).
-
-    Returns:
-        tuple: median time to the device, and back (s).
     """
     from time import perf_counter
 

@@ -28,13 +28,6 @@ def bind(known: Mapping[int, Sequence[int]], others: Sequence[int]) -> None:
     """Set the affinity of every thread of this process.
 
     Goes on until no thread has been started meanwhile: a new one inherits its parent's.
-
-    Args:
-        known: logical CPUs by thread id.
-        others: logical CPUs of the threads that are not in `known`.
-
-    Raises:
-        OSError: when this process may use none of the CPUs.
     """
     done: set[int] = set()
     while left := set(_threads()) - done:
@@ -46,12 +39,6 @@ def bind(known: Mapping[int, Sequence[int]], others: Sequence[int]) -> None:
 
 def spans(cpus: Iterable[int]) -> str:
     """Write logical CPUs as the kernel does.
-
-    Args:
-        cpus: logical CPUs, in any order.
-
-    Returns:
-        str: spans and single ones, separated by commas.
 
     >>> spans([8, 0, 1, 2, 3])
     '0-3,8'

@@ -73,46 +73,19 @@ class Machine:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Machine:
-        """Build the machine again from what `as_dict` gave.
-
-        Args:
-            plain: the dictionary, also after a way through JSON.
-
-        Returns:
-            Machine: equal to the one it came from.
-
-        Raises:
-            MachineFileError: when a key is missing, unknown or holds nonsense; a ValueError that
-                names the key.
-        """
+        """Build the machine again from what `as_dict` gave."""
         plain = record.check(plain)
         lists = {key: tuple(plain[key]) for key in ("simd", "gpus")}
         cores = tuple(Core(**core) for core in plain["cores"])
         return cls(**{**plain, **lists, "cores": cores, "caches": dict(plain["caches"])})
 
     def to_file(self, path: str | os.PathLike) -> None:
-        """Write the machine to a file, so that threads can be planned for it elsewhere.
-
-        Args:
-            path: the file; JSON.
-        """
+        """Write the machine to a file, so that threads can be planned for it elsewhere."""
         Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> Machine:
-        """Read a machine that `to_file` wrote, perhaps on another machine or by hand.
-
-        Args:
-            path: the file.
-
-        Returns:
-            Machine: equal to the one that was written.
-
-        Raises:
-            MachineFileError: when the file is no JSON or no machine; a ValueError that says what
-                was expected, what came, and the line and column or the key.
-            OSError: when there is no such file.
-        """
+        """Read a machine that `to_file` wrote, perhaps on another machine or by hand."""
         return cls.from_dict(record.read(path))
 
     def has(self, extension: str) -> bool:

@@ -14,14 +14,7 @@ from dlguide.checks import require_known
 
 @dataclass(frozen=True)
 class Extension:
-    """A family of instructions that matters for neural nets.
-
-    Args:
-        name: how `Machine.has` asks for it.
-        title: how people write it.
-        flags: its names in /proc/cpuinfo; one of them is enough.
-        multiplies: what it does, in words.
-    """
+    """A family of instructions that matters for neural nets."""
 
     name: str
     title: str
@@ -29,14 +22,7 @@ class Extension:
     multiplies: str
 
     def found(self, simd: Iterable[str]) -> tuple[str, ...]:
-        """Tell by which flags a processor has it.
-
-        Args:
-            simd: flags of the processor, as `Machine.simd` holds them.
-
-        Returns:
-            tuple: those of its flags that are there; empty when the processor lacks it.
-        """
+        """Tell by which flags a processor has it."""
         there = set(simd)
         return tuple(flag for flag in self.flags if flag in there)
 
@@ -92,16 +78,6 @@ FLAGS = (
 def has(simd: Iterable[str], name: str) -> bool:
     """Tell whether a processor has an extension.
 
-    Args:
-        simd: flags of the processor, as `Machine.simd` holds them.
-        name: one of avx2, fma, avx512, vnni, dot, bf16, fp16, amx, neon, sve.
-
-    Returns:
-        bool: whether at least one of its flags is there.
-
-    Raises:
-        ValueError: when there is no such extension; the message lists those there are.
-
     >>> has(("avx2", "fma", "avx_vnni"), "vnni")
     True
     """
@@ -110,12 +86,6 @@ def has(simd: Iterable[str], name: str) -> bool:
 
 def told(simd: Iterable[str]) -> str:
     """Say line by line which extensions a processor has, by which flags, and what they do.
-
-    Args:
-        simd: flags of the processor, as `Machine.simd` holds them.
-
-    Returns:
-        str: one line for each extension that is there, and one that names the others.
 
     >>> print(told(("avx2", "fma")))
     AVX2 (avx2): 8 float32 in a register of 256 bits

@@ -22,26 +22,13 @@ def read(path: Path) -> str:
 
 
 def integer(path: Path) -> int | None:
-    """Read a file that holds one whole number.
-
-    Args:
-        path: the file.
-
-    Returns:
-        int: the number; None when there is none.
-    """
+    """Read a file that holds one whole number."""
     text = read(path)
     return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
 def cpu_list(text: str) -> list[int]:
     """Read a list of logical CPUs as the kernel writes it.
-
-    Args:
-        text: the list, such as "0-3,8"; empty for none.
-
-    Returns:
-        list: the logical CPUs.
 
     >>> cpu_list("0-3,8")
     [0, 1, 2, 3, 8]

@@ -20,13 +20,6 @@ def name(tag: str, weights: bool = False) -> str:
     output O, input I, height, width of a convolution's weights. A capital letter in a tag with a
     number is a dimension cut into blocks, the number and its letter the block, innermost last.
 
-    Args:
-        tag: oneDNN's tag.
-        weights: whether it is a tensor of weights.
-
-    Returns:
-        str: the name; the tag itself where it has not exactly these four dimensions.
-
     >>> name("acdb"), name("abcd"), name("aBcd16b")
     ('NHWC', 'NCHW', 'nChw16c')
     >>> name("cdba", weights=True), name("ABcd16b16a", weights=True)
@@ -81,18 +74,7 @@ def addresses(shape: Sequence[int], tag: str) -> np.ndarray:
 
 
 def arrange(array: np.ndarray, tag: str) -> np.ndarray:
-    """Copy a tensor into memory in another layout.
-
-    Args:
-        array: the tensor with its dimensions in the order a, b, c, ...
-        tag: the layout, as in `addresses`.
-
-    Returns:
-        ndarray: the memory, one dimension; unused places of the last blocks are 0.
-
-    Raises:
-        ValueError: when the tag is not one for as many dimensions.
-    """
+    """Copy a tensor into memory in another layout."""
     import numpy as np
 
     places = addresses(array.shape, tag)

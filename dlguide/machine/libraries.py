@@ -46,14 +46,7 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Library:
-    """A library that is loaded.
-
-    Args:
-        role: "BLAS", "deep learning", "threads" or "messages".
-        name: what people call it.
-        vendor: who makes it.
-        path: its file.
-    """
+    """A library that is loaded."""
 
     role: str
     name: str
@@ -68,13 +61,6 @@ def loaded(
 
     Leaves out what is built into another library: TensorFlow holds a oneDNN of its own, which
     has no file.
-
-    Args:
-        proc_root: where the kernel's view of processes is mounted.
-        process: number of the process, or "self" for this one.
-
-    Returns:
-        tuple: by role, then by name; a library of several files once, with its first file.
     """
     maps = read(Path(proc_root) / str(process) / "maps")
     paths = dict.fromkeys(re.findall(r"\s(/\S.*?)(?: \(deleted\))?$", maps, re.MULTILINE))
@@ -90,15 +76,7 @@ def loaded(
 
 
 def told(libraries: tuple[Library, ...]) -> str:
-    """Say which libraries are loaded, one line a role.
-
-    Args:
-        libraries: what `loaded` gave.
-
-    Returns:
-        str: lines of text; roles without a library are named as such, one that is loaded twice
-        from different files is counted.
-    """
+    """Say which libraries are loaded, one line a role."""
     lines = []
     for role in ROLES:
         names = [f"{each.name} ({each.vendor})" for each in libraries if each.role == role]

@@ -33,13 +33,6 @@ def quota_cores(sysfs: Path, proc: Path) -> float | None:
     """Find the CPU time this process may use, in cores; None when unlimited.
 
     The least of quota / period of its control group and those around it.
-
-    Args:
-        sysfs: where the kernel's view of the hardware is mounted.
-        proc: where its view of processes is mounted.
-
-    Returns:
-        float: CPU seconds per second, or None.
     """
     limits = []
     for folder in _control_groups(sysfs, proc, "cpu"):
@@ -51,15 +44,7 @@ def quota_cores(sysfs: Path, proc: Path) -> float | None:
 
 
 def memory_bytes(sysfs: Path, proc: Path) -> int:
-    """Find the memory this process may use: the machine's, or less by its control groups.
-
-    Args:
-        sysfs: where the kernel's view of the hardware is mounted.
-        proc: where its view of processes is mounted.
-
-    Returns:
-        int: size (bytes); 0 when it is not known.
-    """
+    """Find the memory this process may use: the machine's, or less by its control groups."""
     total = re.search(r"^MemTotal:\s+(\d+) kB", read(proc / "meminfo"), re.MULTILINE)
     sizes = [int(total[1]) * 1024] if total else []
     for folder in _control_groups(sysfs, proc, "memory"):

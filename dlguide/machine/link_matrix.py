@@ -42,14 +42,7 @@ GPU7  SYS  SYS  SYS  NV1  NV2  NV1  NV2   X
 
 
 def of_this_node(program: str = "nvidia-smi") -> str | None:
-    """Ask the driver of this node's GPUs for their matrix.
-
-    Args:
-        program: the driver's tool.
-
-    Returns:
-        str: what it printed; None where there is no such program, no GPU, or no answer in time.
-    """
+    """Ask the driver of this node's GPUs for their matrix."""
     path = shutil.which(program)
     done = commands.run([path, "topo", "-m"], timeout_s=20) if path else None
     return done.output if done is not None and done.ok and "GPU0" in done.output else None
@@ -81,32 +74,12 @@ def read(text: str, link_bytes_per_s: float) -> dict[tuple[int, int], float]:
 
 
 def gpus(text: str) -> tuple[int, ...]:
-    """List the GPUs of a matrix, linked or not.
-
-    Args:
-        text: what `nvidia-smi topo -m` printed.
-
-    Returns:
-        tuple: their numbers, in ascending order.
-
-    Raises:
-        ValueError: when there are no rows of GPUs.
-    """
+    """List the GPUs of a matrix, linked or not."""
     return tuple(sorted(_rows(text)))
 
 
 def ways(text: str) -> dict[tuple[int, int], str]:
-    """Say what each pair without NVLink goes through.
-
-    Args:
-        text: what `nvidia-smi topo -m` printed.
-
-    Returns:
-        dict: a key of `THROUGH` by pair of GPUs, each pair once.
-
-    Raises:
-        ValueError: when there are no rows of GPUs.
-    """
+    """Say what each pair without NVLink goes through."""
     return {
         (one, other): cell
         for (one, other), cell in _cells(text).items()
@@ -118,17 +91,6 @@ def through_host(
     links: Links, host_bytes_per_s: float, everyone: Sequence[int] | None = None
 ) -> dict[tuple[int, int], float]:
     """Add the way through the host for every pair that has no link.
-
-    Args:
-        links: bytes per second by pair of devices, each pair once.
-        host_bytes_per_s: between two devices by way of the host (bytes/s).
-        everyone: all devices, where some have no link at all; None for those that have one.
-
-    Returns:
-        dict: a speed for every pair.
-
-    Raises:
-        ValueError: when the speed is not positive.
 
     >>> through_host({(0, 1): 50e9, (1, 2): 50e9}, 12e9)[0, 2]
     12000000000.0

@@ -27,39 +27,19 @@ _MOST = 16
 
 @dataclass(frozen=True)
 class Ring:
-    """A way through all devices and back.
-
-    Args:
-        order: the devices; the last one is linked to the first.
-        bytes_per_s: of its slowest link, in the sense of the graph (both directions or one).
-    """
+    """A way through all devices and back."""
 
     order: tuple[int, ...]
     bytes_per_s: float
 
 
 def devices(links: Links) -> tuple[int, ...]:
-    """List the devices of a graph of links.
-
-    Args:
-        links: bytes per second by pair of devices.
-
-    Returns:
-        tuple: devices in ascending order.
-    """
+    """List the devices of a graph of links."""
     return tuple(sorted({device for pair in links for device in pair}))
 
 
 def bandwidth(links: Links, one: int, other: int) -> float:
     """Give the bandwidth between two devices.
-
-    Args:
-        links: bytes per second by pair of devices, each pair once, in any order.
-        one: a device.
-        other: another one.
-
-    Returns:
-        float: bytes per second of the direct link; 0.0 when there is none.
 
     >>> bandwidth(DGX_1, 3, 0) / 1e9
     50.0
@@ -71,15 +51,6 @@ def best_ring(links: Links) -> Ring | None:
     """Find a ring through all devices whose slowest link is as fast as possible.
 
     Tries the links' speeds from the fastest on: is there a ring of links at least as fast?
-
-    Args:
-        links: bytes per second by pair of devices, each pair once.
-
-    Returns:
-        Ring: the first one in the order of the numbers; None when no ring goes through all.
-
-    Raises:
-        ValueError: when there are fewer than 3 or more than 16 devices (the search tries all).
     """
     everyone = devices(links)
     few = 3 <= len(everyone) <= _MOST
@@ -97,16 +68,6 @@ def rings(links: Links, width: float) -> tuple[Ring, ...]:
 
     So several rings can carry their share of the data side by side. Takes the best one first,
     which need not give the most rings.
-
-    Args:
-        links: bytes per second by pair of devices, each pair once.
-        width: what one ring takes of each of its links (bytes/s).
-
-    Returns:
-        tuple: the rings, each of this width.
-
-    Raises:
-        ValueError: when `width` is not positive.
     """
     require(width > 0, "width", "be positive", width)
     left, found = dict(links), []

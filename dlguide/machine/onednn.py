@@ -36,13 +36,7 @@ _FIELDS = 9  # engine, primitive, implementation, propagation, tensors, attribut
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a primitive.
-
-    Args:
-        role: "src", "wei", "bia", "dst", or "diff_..." in a backward pass.
-        dtype: such as "f32".
-        tag: order of its dimensions in memory, as oneDNN writes it: "acdb", "aBcd16b".
-    """
+    """One tensor of a primitive."""
 
     role: str
     dtype: str
@@ -56,18 +50,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Primitive:
-    """One executed operation.
-
-    Args:
-        kind: such as "convolution", "reorder", "matmul".
-        implementation: the kernel, such as "brg_conv_fwd:avx512_core"; may be empty.
-        propagation: "forward_training", "backward_data", ...; "undef" where it has none.
-        tensors: what it reads and writes.
-        post_ops: operations fused behind it, such as "eltwise_relu".
-        problem: sizes, in oneDNN's words.
-        seconds: how long it took (s).
-        part: the part of the program that it belongs to; empty before the first.
-    """
+    """One executed operation."""
 
     kind: str
     implementation: str
@@ -91,16 +74,7 @@ class Primitive:
 
 @dataclass(frozen=True)
 class Log:
-    """A whole log.
-
-    Args:
-        version: oneDNN's version, empty when the log does not say.
-        isa: the instructions it may use, in its words; empty when the log does not say.
-        threads: its threads (count); 0 when the log does not say.
-        primitives: what was executed, in this order.
-        damaged: lines of the log that could not be read, such as cut ones.
-        others: all lines that are not of the log: the program's own.
-    """
+    """A whole log."""
 
     version: str
     isa: str
@@ -120,30 +94,13 @@ class Log:
         return sum(each.seconds for each in self.primitives)
 
     def part(self, name: str) -> Log:
-        """Keep what one part of the program executed.
-
-        Args:
-            name: one of `parts`.
-
-        Returns:
-            Log: the same log with these primitives only.
-
-        Raises:
-            ValueError: when no primitive belongs to such a part.
-        """
+        """Keep what one part of the program executed."""
         require_known(name, self.parts, "name")
         kept = tuple(each for each in self.primitives if each.part == name)
         return replace(self, primitives=kept)
 
     def count(self, kind: str) -> int:
-        """Count the primitives of one kind.
-
-        Args:
-            kind: such as "reorder".
-
-        Returns:
-            int: how many there are (count).
-        """
+        """Count the primitives of one kind."""
         return sum(each.kind == kind for each in self.primitives)
 
 
@@ -176,12 +133,6 @@ def parse(text: str) -> Log:
     A line that begins as the log's but is cut or has no time is not guessed at: it goes to
     `damaged`. Creation lines and oneDNN's graph interface are left out: their time is not that
     of a primitive.
-
-    Args:
-        text: what the program printed.
-
-    Returns:
-        Log: records of what was executed.
     """
     found: list[Primitive] = []
     damaged: list[str] = []
@@ -237,17 +188,6 @@ def listen(program: str, timeout_s: float = 120.0, env: Mapping[str, str] | None
     """Run a Python program in a process of its own with oneDNN's verbose log switched on.
 
     A process of its own, because oneDNN reads the variable once, when it is first used.
-
-    Args:
-        program: the source text.
-        timeout_s: when it is killed (s).
-        env: variables to set beside ours, such as TF_ENABLE_ONEDNN_OPTS.
-
-    Returns:
-        Log: what oneDNN did; without primitives where it was not used.
-
-    Raises:
-        RuntimeError: when the program fails or does not end in time; with its last lines.
     """
     require(isinstance(program, str) and bool(program.strip()), "program", "be a text", program)
     wanted = {**os.environ, "ONEDNN_VERBOSE": "profile_exec", **(env or {})}

@@ -16,14 +16,7 @@ from dlguide.checks import require
 
 @dataclass(frozen=True)
 class Clock:
-    """What the cells hold at the end of one clock; None where a cell has nothing to do.
-
-    Args:
-        number: the clock, from 0.
-        inputs: the number that each cell multiplied with its weight, by row and column.
-        sums: what it handed down, by row and column.
-        results: what has left at the bottom so far, by row of the inputs and column.
-    """
+    """What the cells hold at the end of one clock; None where a cell has nothing to do."""
 
     number: int
     inputs: tuple[tuple[int | None, ...], ...]
@@ -42,16 +35,6 @@ def clocks(inputs: np.ndarray, weights: np.ndarray) -> tuple[Clock, ...]:
     Row m of the inputs enters one clock after row m - 1, its k-th number k clocks later; so
     cell (k, n) works on row m in clock m + k + n. With M rows and an array of K x N cells the
     last result leaves after M + K + N - 2 clocks.
-
-    Args:
-        inputs: M x K whole numbers.
-        weights: K x N whole numbers, one a cell.
-
-    Returns:
-        tuple: one Clock after the other; the last one holds inputs @ weights.
-
-    Raises:
-        ValueError: when the shapes do not fit.
     """
     left, kept = np.asarray(inputs), np.asarray(weights)
     fits = left.ndim == kept.ndim == 2 and left.shape[1] == kept.shape[0]

@@ -39,14 +39,7 @@ class Core:
 
 
 def cpuinfo(proc: Path) -> dict[int, dict[str, str]]:
-    """Read what the kernel says of each logical CPU.
-
-    Args:
-        proc: where its view of processes is mounted.
-
-    Returns:
-        dict: keys and values of /proc/cpuinfo by logical CPU.
-    """
+    """Read what the kernel says of each logical CPU."""
     blocks = [
         {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
         for lines in (block.splitlines() for block in read(proc / "cpuinfo").split("\n\n"))
@@ -57,14 +50,7 @@ def cpuinfo(proc: Path) -> dict[int, dict[str, str]]:
 
 
 def processor_name(block: dict[str, str]) -> str:
-    """Find the model of the processor in what the kernel says of one logical CPU.
-
-    Args:
-        block: keys and values of /proc/cpuinfo.
-
-    Returns:
-        str: the model; Arm's numbers where their name is not known; empty when nothing is said.
-    """
+    """Find the model of the processor in what the kernel says of one logical CPU."""
     maker, part = block.get("CPU implementer", ""), block.get("CPU part", "")
     arm = f"Arm processor, maker {maker}, part {part}" if part else ""
     said = block.get("model name") or block.get("cpu")
@@ -72,16 +58,7 @@ def processor_name(block: dict[str, str]) -> str:
 
 
 def cores(sysfs: Path, info: dict[int, dict[str, str]], allowed: Iterable[int]) -> tuple[Core, ...]:
-    """Find the physical core, socket and NUMA node of logical CPUs.
-
-    Args:
-        sysfs: where the kernel's view of the hardware is mounted.
-        info: what `cpuinfo` gave, for what /sys does not say.
-        allowed: the logical CPUs, in ascending order.
-
-    Returns:
-        tuple: one Core for each; a physical core has the same number in every process.
-    """
+    """Find the physical core, socket and NUMA node of logical CPUs."""
     allowed = tuple(allowed)
     folder = sysfs / "devices/system/cpu"
     # numbered over all online CPUs, so that a core has one number in every process
@@ -117,15 +94,7 @@ def _place(folder: Path, info: dict[str, str], cpu: int) -> tuple[int, int, int]
 
 
 def caches(sysfs: Path, cpu: int) -> dict[str, int]:
-    """Find the caches of one logical CPU.
-
-    Args:
-        sysfs: where the kernel's view of the hardware is mounted.
-        cpu: the logical CPU.
-
-    Returns:
-        dict: size (bytes) by kind, such as {"L1d": 32768}; the last one is the farthest.
-    """
+    """Find the caches of one logical CPU."""
     return {kind: size for kind, size, _ in _caches(sysfs, cpu)}
 
 
@@ -133,13 +102,6 @@ def last_level_cache_bytes(sysfs: Path, cpus: Iterable[int]) -> int:
     """Add up the last-level caches that logical CPUs can use; shared ones count once.
 
     What is measured as memory must be much larger than this.
-
-    Args:
-        sysfs: where the kernel's view of the hardware is mounted.
-        cpus: the logical CPUs.
-
-    Returns:
-        int: size (bytes); 0 when the kernel does not say.
     """
     found: dict[tuple[str, str], int] = {}
     for cpu in cpus:
@@ -155,14 +117,6 @@ def clock_hz(sysfs: Path, proc: Path, cpu: int) -> float | None:
 
     The highest one that the kernel may set; where it sets none (virtual machines), the one in
     /proc/cpuinfo. The processor itself may run faster or slower than either says.
-
-    Args:
-        sysfs: where the kernel's view of the hardware is mounted.
-        proc: where its view of processes is mounted.
-        cpu: the logical CPU.
-
-    Returns:
-        float: cycles per second; None when nothing is said.
     """
     highest = integer(sysfs / f"devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
     if highest:

@@ -16,17 +16,6 @@ def by_phase(record: Utilisation, runs: Sequence[Run]) -> dict[str, float]:
 
     A sample belongs to the phase of the first rank at its middle, and counts as long as it
     lasted; what lies outside of all phases is idle.
-
-    Args:
-        record: what `measure.utilisation` sampled around the trainings.
-        runs: Runs of the first rank, one for each training, of this machine.
-
-    Returns:
-        dict: percent of the cores' time, by phase in the order in which they came; "idle" last,
-            where there was such a time.
-
-    Raises:
-        ValueError: when nothing was sampled.
     """
     require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
     spans = sorted(

@@ -105,17 +105,7 @@ class Run:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Run:
-        """Read a Run back from what `as_dict` wrote, also after a journey through JSON.
-
-        Args:
-            record: names and values of the fields.
-
-        Returns:
-            Run: equal to the one that was written.
-
-        Raises:
-            ValueError: when a field is unknown or missing.
-        """
+        """Read a Run back from what `as_dict` wrote, also after a journey through JSON."""
         known = [one.name for one in fields(cls)]
         for name in record:
             require_known(name, known, "record")

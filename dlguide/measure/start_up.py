@@ -15,15 +15,7 @@ from dlguide.checks import require, require_count, require_positive
 
 @dataclass(frozen=True)
 class StartUp:
-    """So many batches: the time of the first, and the mean of the others.
-
-    Args:
-        images: of a batch, over all workers (count).
-        batches: that were timed (count).
-        first_s: time of the first (s).
-        others_s: mean time of the others (s).
-        rounding_s: how far `others_s` may be off because the mean was printed rounded (s).
-    """
+    """So many batches: the time of the first, and the mean of the others."""
 
     images: int
     batches: int
@@ -48,25 +40,11 @@ class StartUp:
         return self.after(self.batches)
 
     def after(self, batches: int) -> float:
-        """Give the mean throughput over the first batches.
-
-        Args:
-            batches: how many, the slow one among them (count).
-
-        Returns:
-            float: images per second.
-        """
+        """Give the mean throughput over the first batches."""
         return self.images * require_count(batches, "batches") / self.seconds(batches)
 
     def seconds(self, batches: int) -> float:
-        """Give the time of the first batches.
-
-        Args:
-            batches: how many (count).
-
-        Returns:
-            float: the first and the others (s).
-        """
+        """Give the time of the first batches."""
         return self.first_s + (batches - 1) * self.others_s
 
 
@@ -77,19 +55,6 @@ def from_mean(
 
         mean = images / images_per_s
         others = (batches * mean - first) / (batches - 1)
-
-    Args:
-        images_per_s: the mean over all batches.
-        images: of a batch, over all workers (count).
-        batches: that the mean is over (count), at least 2.
-        first_s: time of the first batch (s).
-        rounding_s: how far the mean time may be off, half a unit of its last digit (s).
-
-    Returns:
-        StartUp: with the rounding carried over to the mean of the others.
-
-    Raises:
-        ValueError: when the first batch alone takes as long as all are said to take.
 
     >>> round(from_mean(5696.80, 32 * 128, 200, 21.925).images_per_s)
     6688
@@ -105,18 +70,7 @@ def from_mean(
 
 
 def from_steps(step_s: Sequence[float], images: int) -> StartUp:
-    """Take the first batch out of the times of all, such as a `Run`'s `step_s`.
-
-    Args:
-        step_s: time of each step, in order (s), at least 2.
-        images: of a step, over all workers (count).
-
-    Returns:
-        StartUp: exact, since every time is known.
-
-    Raises:
-        ValueError: when there are fewer than 2 steps.
-    """
+    """Take the first batch out of the times of all, such as a `Run`'s `step_s`."""
     require(len(step_s) > 1, "step_s", "hold at least 2 steps", len(step_s))
     others = sum(step_s[1:]) / (len(step_s) - 1)
     return StartUp(require_count(images, "images"), len(step_s), float(step_s[0]), float(others))
@@ -125,14 +79,7 @@ def from_steps(step_s: Sequence[float], images: int) -> StartUp:
 def overtakes(late: StartUp, early: StartUp) -> float:
     """Find after how many batches the one with the longer start has caught up.
 
-        late.first + (n - 1) late.others = early.first + (n - 1) early.others
-
-    Args:
-        late: the one that starts later.
-        early: the other; its further batches take longer.
-
-    Returns:
-        float: n (batches); infinity when it never does, 1.0 when it is never behind.
+    late.first + (n - 1) late.others = early.first + (n - 1) early.others
     """
     behind, gain = late.first_s - early.first_s, early.others_s - late.others_s
     if behind <= 0:

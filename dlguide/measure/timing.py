@@ -54,14 +54,7 @@ class Timing:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Timing:
-        """Read back what `as_dict` wrote, also after a journey through JSON.
-
-        Args:
-            record: names and values of the fields.
-
-        Returns:
-            Timing: equal to the one that was written.
-        """
+        """Read back what `as_dict` wrote, also after a journey through JSON."""
         return cls(tuple(record["seconds"]), tuple(record["warmup_s"]))
 
 

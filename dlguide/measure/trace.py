@@ -96,18 +96,7 @@ class Operation:
 
 
 def parsed(text: str, path: str) -> tuple[list[dict[str, Any]], bool]:
-    """Take the records out of a file's text, as far as they are whole.
-
-    Args:
-        text: what the file holds.
-        path: its name, for errors.
-
-    Returns:
-        tuple: the records, and whether the list ended as it should.
-
-    Raises:
-        ValueError: when it is not a list of such records, or not one of them is whole.
-    """
+    """Take the records out of a file's text, as far as they are whole."""
     then = "Horovod writes it on rank 0, and closes it when the recording ends."
     require(text.lstrip().startswith("["), "path", "be a Horovod timeline", path, then)
     decoder = json.JSONDecoder()
@@ -133,12 +122,6 @@ def paired(
     """Join begins and ends.
 
     The operations of a message begin one right after the other, before any of its activities.
-
-    Args:
-        records: of a file, in its order.
-
-    Returns:
-        tuple: operations in the order of their ends, events likewise, begins of cycles (s).
     """
     names = {
         record["pid"]: record["args"]["name"]
@@ -185,12 +168,6 @@ def paired(
 def phase_of(activity: str) -> str:
     """Say what an activity of Horovod is.
 
-    Args:
-        activity: its word for it.
-
-    Returns:
-        str: one of `PHASES`.
-
     >>> phase_of("MEMCPY_IN_FUSION_BUFFER"), phase_of("MPI_ALLREDUCE")
     ('copy in', 'exchange')
     """
@@ -198,14 +175,7 @@ def phase_of(activity: str) -> str:
 
 
 def messages_of(operations: Sequence[Operation]) -> Iterator[Message]:
-    """Put together what was fused.
-
-    Args:
-        operations: of single tensors.
-
-    Yields:
-        Message: in their order.
-    """
+    """Put together what was fused."""
     ordered = sorted(operations, key=lambda one: (one.message, one.start_s))
     for _, group in groupby(ordered, key=lambda one: one.message):
         parts = list(group)

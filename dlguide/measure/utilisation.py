@@ -35,14 +35,7 @@ class Utilisation:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Utilisation:
-        """Read back what `as_dict` wrote, also after a journey through JSON.
-
-        Args:
-            record: names and values of the fields.
-
-        Returns:
-            Utilisation: equal to the one that was written.
-        """
+        """Read back what `as_dict` wrote, also after a journey through JSON."""
         return cls(
             record["started_unix_s"],
             tuple(record["cpus"]),

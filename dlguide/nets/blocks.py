@@ -21,11 +21,7 @@ _INCEPTION = {
 
 
 class Layers:
-    """Makes Keras layers of one dtype policy, with kernels that `draw` fills later.
-
-    Args:
-        dtype: dtype policy of every layer.
-    """
+    """Makes Keras layers of one dtype policy, with kernels that `draw` fills later."""
 
     def __init__(self, dtype: str):
         self.dtype = dtype
@@ -39,34 +35,12 @@ class Layers:
         return getattr(keras.layers, kind)(*args, dtype=self.dtype, **options)(x)
 
     def convolve(self, x: Any, filters: int, kernel: int, name: str, **options: Any) -> Any:
-        """Apply a convolution with bias and ReLU.
-
-        Args:
-            x: images (batch, height, width, channels).
-            filters: number of output channels.
-            kernel: height and width of the kernel (pixels).
-            name: name of the layer.
-            options: further arguments of Conv2D.
-
-        Returns:
-            images (batch, height, width, filters).
-        """
+        """Apply a convolution with bias and ReLU."""
         options.setdefault("padding", "same")
         return self("Conv2D", x, filters, kernel, activation="relu", name=name, **options)
 
     def normalised(self, x: Any, filters: int, kernel: int, strides: int, name: str) -> Any:
-        """Apply a convolution without bias, then batch normalisation.
-
-        Args:
-            x: images (batch, height, width, channels).
-            filters: number of output channels.
-            kernel: height and width of the kernel (pixels).
-            strides: step of the kernel (pixels).
-            name: start of the layers' names.
-
-        Returns:
-            images (batch, height / strides, width / strides, filters).
-        """
+        """Apply a convolution without bias, then batch normalisation."""
         if strides > 1 and kernel > 1:
             # Padding "same" would pad one side only; the papers pad both.
             x = self("ZeroPadding2D", x, kernel // 2, name=f"{name}_pad")
@@ -79,16 +53,6 @@ class Layers:
 
 def resnet(make: Layers, x: Any, blocks: Sequence[int], stride_in_3x3: bool) -> Any:
     """Apply the body of a residual net of bottleneck blocks.
-
-    Args:
-        make: maker of the layers.
-        x: images (batch, height, width, 3).
-        blocks: number of blocks in each of the four stages.
-        stride_in_3x3: whether a stage's first block has its stride in the 3 x 3 convolution
-            (version 1.5) instead of the first 1 x 1 one (the paper).
-
-    Returns:
-        features (batch, height / 32, width / 32, 2048).
 
     Source:
         He et al. 2015 (arXiv:1512.03385), Table 1.
@@ -119,13 +83,6 @@ def resnet(make: Layers, x: Any, blocks: Sequence[int], stride_in_3x3: bool) -> 
 def alexnet(make: Layers, x: Any) -> Any:
     """Apply the convolutions of AlexNet in the version without groups.
 
-    Args:
-        make: maker of the layers.
-        x: images (batch, height, width, 3).
-
-    Returns:
-        features (batch, 6, 6, 256) for images of 224 x 224.
-
     Source:
         Krizhevsky 2014 (arXiv:1404.5997), footnote 1; torchvision.models.alexnet.
     """
@@ -142,13 +99,6 @@ def alexnet(make: Layers, x: Any) -> Any:
 
 def googlenet(make: Layers, x: Any) -> Any:
     """Apply the body of GoogLeNet without auxiliary heads and response normalisation.
-
-    Args:
-        make: maker of the layers.
-        x: images (batch, height, width, 3).
-
-    Returns:
-        features (batch, height / 32, width / 32, 1024).
 
     Source:
         Szegedy et al. 2014 (arXiv:1409.4842), Table 1.

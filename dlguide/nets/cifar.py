@@ -45,15 +45,6 @@ def assemble(name: str, make: Seeded, sizes: Mapping[str, Size], dropout: float)
     every second pixel and puts zeros into the new channels. It has no parameters, which is how
     the paper's nets for CIFAR-10 are made; the projections of option B would add 2 784.
 
-    Args:
-        name: a key of `NETS`.
-        make: maker of the layers.
-        sizes: image, classes.
-        dropout: share of the features dropped before the last layer; the paper has none.
-
-    Returns:
-        keras.Model: logits (batch, classes) for images (batch, image, image, 3).
-
     Source:
         He et al. 2015 (arXiv:1512.03385), sections 3.3 and 4.2, Table 6.
     """

@@ -143,12 +143,7 @@ class Cost:
         return self.training_flops / self.gradient_bytes if self.trainable else float("inf")
 
     def by_kind(self) -> tuple[LayerCost, ...]:
-        """Sum the layers of each kind.
-
-        Returns:
-            tuple: one LayerCost a kind, that with the most flops first; its `name` tells how many
-                layers it sums, its `output_shape` is empty.
-        """
+        """Sum the layers of each kind."""
         kinds: dict[str, list[LayerCost]] = {}
         for layer in self.layers:
             kinds.setdefault(layer.kind, []).append(layer)

@@ -135,17 +135,7 @@ class _Walk:
 
 
 def graph_of(model: Any) -> Any:
-    """Return the functional graph of a model.
-
-    Args:
-        model: a functional or sequential Keras model.
-
-    Returns:
-        the functional model itself, or that inside a sequential one.
-
-    Raises:
-        ValueError: when there is no graph to count.
-    """
+    """Return the functional graph of a model."""
     graph = getattr(model, "_functional", model)
     require(
         hasattr(graph, "_nodes_by_depth"),
@@ -158,31 +148,13 @@ def graph_of(model: Any) -> Any:
 
 
 def nodes_of(graph: Any) -> list[Any]:
-    """List the calls of a functional model, each after those it depends on.
-
-    Args:
-        graph: what `graph_of` returned.
-
-    Returns:
-        list: Keras' nodes; each has `operation`, `input_tensors` and `output_tensors`.
-    """
+    """List the calls of a functional model, each after those it depends on."""
     depths = sorted(graph._nodes_by_depth, reverse=True)
     return [node for depth in depths for node in graph._nodes_by_depth[depth]]
 
 
 def shape_of(tensor: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of one image of a symbolic tensor.
-
-    Args:
-        tensor: a KerasTensor with the batch first.
-        name: the layer it belongs to, for the message.
-
-    Returns:
-        tuple: the shape without the batch.
-
-    Raises:
-        ValueError: when a dimension is open.
-    """
+    """Return the shape of one image of a symbolic tensor."""
     shape = tuple(tensor.shape[1:])
     then = "Give keras.Input the size of the images."
     require(None not in shape, "model", f"have fixed shapes at layer {name}", shape, then)
@@ -190,14 +162,7 @@ def shape_of(tensor: Any, name: str) -> tuple[int, ...]:
 
 
 def itemsize(dtype: Any) -> int:
-    """Tell how many bytes a number of a dtype takes.
-
-    Args:
-        dtype: name of a Keras dtype, such as "bfloat16".
-
-    Returns:
-        int: bytes of one number.
-    """
+    """Tell how many bytes a number of a dtype takes."""
     if str(dtype) in ("bfloat16", "bool"):
         return 2 if str(dtype) == "bfloat16" else 1
     import numpy as np

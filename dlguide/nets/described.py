@@ -30,18 +30,7 @@ class Described:
     dropout: float | None = None
 
     def resolve(self, name: str, given: Mapping[str, Any]) -> dict[str, Size]:
-        """Complete the sizes that a caller gave by the net's own, and check them.
-
-        Args:
-            name: the name of the net, for the message.
-            given: sizes that the caller chose, by name; None stands for the net's own.
-
-        Returns:
-            dict: a value for every size of the net.
-
-        Raises:
-            ValueError: when the net has no such size, or a value is out of range.
-        """
+        """Complete the sizes that a caller gave by the net's own, and check them."""
         chosen = dict(self.sizes)
         for size, value in given.items():
             if value is None:
@@ -57,12 +46,5 @@ class Described:
         return chosen
 
     def sample(self, sizes: Mapping[str, Size]) -> tuple[int, ...]:
-        """Give the shape of one sample that the net takes.
-
-        Args:
-            sizes: what `resolve` returned.
-
-        Returns:
-            tuple: the shape, without the batch.
-        """
+        """Give the shape of one sample that the net takes."""
         return tuple(one if isinstance(one, int) else int(sizes[one]) for one in self.inputs)

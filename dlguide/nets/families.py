@@ -26,22 +26,7 @@ def assemble(
     dropout_seed: int,
     given: Mapping[str, Any],
 ) -> keras.Model:
-    """Put a net of this course together, with its initial weights.
-
-    Args:
-        name: a key of `NETS`.
-        seed: seed of the initial weights.
-        dropout: share that is dropped, where the net has dropout.
-        dtype: dtype policy of the layers.
-        dropout_seed: seed of dropout and noise.
-        given: sizes that the caller chose, None for the net's own.
-
-    Returns:
-        keras.Model: as the room of the net says.
-
-    Raises:
-        ValueError: when the net has no such size, or a value is out of range.
-    """
+    """Put a net of this course together, with its initial weights."""
     room, net = _ROOM_OF[name], NETS[name]
     sizes = net.resolve(name, given)
     halved = name != "conv_autoencoder" or sizes["image"] % 4 == 0

@@ -62,18 +62,6 @@ def assemble(name: str, make: Seeded, sizes: Mapping[str, Size], dropout: float)
     normalisation everywhere but at the generator's output and the discriminator's input, ReLU
     in the generator and LeakyReLU of slope 0.2 in the discriminator.
 
-    Args:
-        name: a key of `NETS`.
-        make: maker of the layers.
-        sizes: those of the net.
-        dropout: 0, these nets have none.
-
-    Returns:
-        keras.Model: not compiled.
-
-    Raises:
-        ValueError: when the image of a "conv_autoencoder" cannot be halved twice.
-
     Source:
         Vincent et al., ICML 2008 (denoising autoencoders); Radford et al. 2015
         (arXiv:1511.06434), sections 3 and 4, Figure 1.

@@ -63,20 +63,7 @@ _IN_KERAS = {
 def assemble(
     name: str, image: int, classes: int, dropout: float, dtype: str, dropout_seed: int
 ) -> keras.Model:
-    """Put a net of this module together; `draw` then gives it its initial weights.
-
-    Args:
-        name: a key of `ARCHITECTURES`.
-        image: height and width of the images (pixels).
-        classes: number of logits.
-        dropout: share of the units dropped before the last layer.
-        dtype: dtype policy of the layers.
-        dropout_seed: seed of the dropout.
-
-    Returns:
-        keras.Model: logits of shape (batch, classes) for images of shape
-            (batch, image, image, 3).
-    """
+    """Put a net of this module together; `draw` then gives it its initial weights."""
     import keras
 
     with _global_state_of_keras_kept(dtype):
@@ -126,10 +113,6 @@ def draw(model: keras.Model, seed: int) -> None:
     Each kernel has a seed of its own, drawn from `seed`. Kernels before the last layer come from
     He's normal distribution, for layers that ReLU follows; those of the last layer from Glorot's
     uniform distribution.
-
-    Args:
-        model: a net that `assemble` made.
-        seed: seed of the weights.
     """
     import keras
     import numpy as np

@@ -54,31 +54,14 @@ class Call:
 
 
 def record(model: Any) -> list[Call]:
-    """List the calls of a net's layers that take part in the backward pass, in order.
-
-    Args:
-        model: a functional or sequential Keras model with fixed shapes.
-
-    Returns:
-        list: one Call each.
-
-    Raises:
-        ValueError: when the model has no graph or an open shape.
-    """
+    """List the calls of a net's layers that take part in the backward pass, in order."""
     recorder = _Recorder()
     recorder.enter(model, None)
     return recorder.calls
 
 
 def kept(calls: list[Call]) -> Kept:
-    """Collect what all calls keep; an array that several need is there once.
-
-    Args:
-        calls: what `record` returned.
-
-    Returns:
-        dict: bytes for one image, by the number of the array and the dtype it is kept in.
-    """
+    """Collect what all calls keep; an array that several need is there once."""
     arrays: Kept = {}
     for call in calls:
         arrays.update(call.keeps)
@@ -86,14 +69,7 @@ def kept(calls: list[Call]) -> Kept:
 
 
 def backward_peak(calls: list[Call]) -> int:
-    """Follow the gradients backward and find the fullest moment.
-
-    Args:
-        calls: what `record` returned.
-
-    Returns:
-        int: most bytes for one image that are alive at once.
-    """
+    """Follow the gradients backward and find the fullest moment."""
     needed_until: dict[tuple[int, str], int] = {}
     for number, call in enumerate(calls):
         for key in call.keeps:

@@ -51,17 +51,7 @@ class Memory:
         return self.fixed + self.activations + self.working
 
     def largest_batch(self, nbytes: int) -> int:
-        """Tell how large a batch fits into a memory.
-
-        Args:
-            nbytes: memory that the net may use (bytes).
-
-        Returns:
-            int: number of images, 0 when not even one fits.
-
-        Raises:
-            ValueError: when `nbytes` is no whole number, or the activations are not known.
-        """
+        """Tell how large a batch fits into a memory."""
         require_count(nbytes, "nbytes", least=0)
         growing = self.activations + self.working
         then = "Give `nets.memory` a net instead of a number of parameters."

@@ -13,18 +13,7 @@ _FILTERS, _KERNEL, _HIDDEN = (32, 64), 5, {"mlp": 64, "mnist_cnn": 128, "mnist_c
 
 
 def assemble(name: str, seed: int, dropout: float, dtype: str, dropout_seed: int) -> keras.Model:
-    """Put a net of this module together from arguments that were checked.
-
-    Args:
-        name: a key of `DROPOUT`.
-        seed: seed of the initial weights.
-        dropout: share of the units dropped before the last layer.
-        dtype: dtype policy of the layers.
-        dropout_seed: seed of the dropout.
-
-    Returns:
-        keras.Model: logits of shape (batch, 10) for images of shape (batch, 28, 28, 1).
-    """
+    """Put a net of this module together from arguments that were checked."""
     import keras
     import numpy as np
 

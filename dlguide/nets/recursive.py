@@ -24,16 +24,7 @@ Tree = Any  # a whole number, or a pair of trees
 
 
 def weights(words: int = 50, width: int = 8, seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw the weights of the net.
-
-    Args:
-        words: size of the vocabulary (count).
-        width: length of a vector (count).
-        seed: of the random numbers.
-
-    Returns:
-        dict: `words` (words, width), `left` and `right` (width, width), `bias` (width), float32.
-    """
+    """Draw the weights of the net."""
     random = np.random.default_rng(seed)
     shapes = {"words": (words, width), "left": (width, width), "right": (width, width)}
     drawn = {name: random.normal(0, width**-0.5, shape) for name, shape in shapes.items()}
@@ -42,17 +33,7 @@ def weights(words: int = 50, width: int = 8, seed: int = 0) -> dict[str, np.ndar
 
 
 def sentences(count: int = 40, longest: int = 8, words: int = 50, seed: int = 0) -> list[Tree]:
-    """Draw sentences of 2 to `longest` words, each with a random tree.
-
-    Args:
-        count: number of sentences.
-        longest: most words of a sentence (count), at least 2.
-        words: size of the vocabulary (count).
-        seed: of the random numbers.
-
-    Returns:
-        list: nested pairs of whole numbers.
-    """
+    """Draw sentences of 2 to `longest` words, each with a random tree."""
     require_count(count, "count")
     require_count(longest, "longest", least=2)
     random = np.random.default_rng(seed)
@@ -69,12 +50,6 @@ def sentences(count: int = 40, longest: int = 8, words: int = 50, seed: int = 0)
 def length(tree: Tree) -> int:
     """Count the words of a sentence.
 
-    Args:
-        tree: the sentence.
-
-    Returns:
-        int: its words.
-
     >>> length((1, (2, 1)))
     3
     """
@@ -84,12 +59,6 @@ def length(tree: Tree) -> int:
 def shape(tree: Tree) -> Tree:
     """Forget the words and keep the tree.
 
-    Args:
-        tree: the sentence.
-
-    Returns:
-        Tree: the same with 0 for every word.
-
     >>> shape((1, (2, 1)))
     (0, (0, 0))
     """
@@ -97,15 +66,7 @@ def shape(tree: Tree) -> Tree:
 
 
 def mapped(function: Callable[[int], Any], tree: Tree) -> Tree:
-    """Put `function(word)` in the place of each word.
-
-    Args:
-        function: called with a word.
-        tree: the sentence.
-
-    Returns:
-        Tree: the same tree with what came.
-    """
+    """Put `function(word)` in the place of each word."""
     if isinstance(tree, tuple):
         return mapped(function, tree[0]), mapped(function, tree[1])
     return function(tree)
@@ -113,13 +74,6 @@ def mapped(function: Callable[[int], Any], tree: Tree) -> Tree:
 
 def listed(tree: Tree) -> np.ndarray:
     """Write a tree as a list of nodes, children before parents.
-
-    Args:
-        tree: the sentence.
-
-    Returns:
-        ndarray: (nodes, 3), int32: the word, or -1 for a pair; the rows of its two halves, 0 for
-        a word. The last row is the whole sentence; n words make 2 n - 1 rows.
 
     >>> listed((7, 5)).tolist()
     [[7, 0, 0], [5, 0, 0], [-1, 0, 1]]
@@ -141,17 +95,7 @@ def score(
     tanh: Callable[[Any], Any] = np.tanh,
     total: Callable[[Any], Any] = np.sum,
 ) -> Any:
-    """Fold a sentence by recursion: the program runs over the data.
-
-    Args:
-        tree: the sentence; its words index the embedding.
-        net: the weights, NumPy arrays or tensors.
-        tanh: the function for the arrays in use, such as `tf.tanh`.
-        total: the sum for the arrays in use, such as `tf.reduce_sum`.
-
-    Returns:
-        Any: the sum of the top vector, a number or a tensor.
-    """
+    """Fold a sentence by recursion: the program runs over the data."""
     return total(_vector(tree, net, tanh))
 
 
@@ -165,15 +109,7 @@ def _vector(tree: Tree, net: Mapping[str, Any], tanh: Callable[[Any], Any]) -> A
 
 
 def score_listed(nodes: Any, net: Mapping[str, Any]) -> Any:
-    """Fold a listed sentence by a loop inside TensorFlow's graph, the same graph for all.
-
-    Args:
-        nodes: rows as `listed` gives them, a tensor or placeholder of shape (nodes, 3).
-        net: the weights, as tensors.
-
-    Returns:
-        Tensor: the sum of the last node's vector.
-    """
+    """Fold a listed sentence by a loop inside TensorFlow's graph, the same graph for all."""
     import tensorflow as tf
 
     count, width = tf.shape(nodes)[0], net["words"].shape[1]
@@ -199,15 +135,7 @@ def score_listed(nodes: Any, net: Mapping[str, Any]) -> Any:
 
 
 def scores_by_session(trees: Sequence[Tree], net: Mapping[str, np.ndarray]) -> list[float]:
-    """Score sentences as a program of TensorFlow 1 did: define the graph, then run it.
-
-    Args:
-        trees: the sentences.
-        net: the weights.
-
-    Returns:
-        list: a score for each.
-    """
+    """Score sentences as a program of TensorFlow 1 did: define the graph, then run it."""
     import tensorflow as tf
 
     with tf.Graph().as_default():
@@ -222,13 +150,6 @@ def gradient(trees: Sequence[Tree], net: Mapping[str, np.ndarray]) -> dict[str, 
 
     For a pair with vector h and gradient g: d = g (1 - h^2), and A, B and c get the outer
     products of the halves with d, and d itself; the halves go on with d @ A^T and d @ B^T.
-
-    Args:
-        trees: the sentences.
-        net: the weights.
-
-    Returns:
-        dict: for each weight its gradient, float64.
     """
     net = {name: np.asarray(array, "float64") for name, array in net.items()}
     found = {name: np.zeros_like(array) for name, array in net.items()}

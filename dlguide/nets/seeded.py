@@ -20,14 +20,6 @@ class Seeded(Layers):
 
     The seeds follow from the net's name, `seed` and the order of the layers. So two nets of one
     seed, such as the two of a GAN, do not start alike, and no global state is read or changed.
-
-    Args:
-        name: name of the net.
-        seed: seed of the initial weights.
-        dtype: dtype policy of every layer.
-        dropout_seed: seed of dropout and noise.
-        start: class of Keras' initializers for kernels.
-        options: arguments of that class, besides its seed.
     """
 
     def __init__(
@@ -45,15 +37,7 @@ class Seeded(Layers):
         self.dropout_seeds = _numbers(name, dropout_seed)
 
     def initial(self, start: str | None = None, **options: Any) -> keras.Initializer:
-        """Make an initializer with a seed of its own.
-
-        Args:
-            start: class of Keras' initializers; None takes that of this maker, with its options.
-            options: arguments of that class, besides its seed.
-
-        Returns:
-            keras.Initializer: new.
-        """
+        """Make an initializer with a seed of its own."""
         import keras
 
         if start is None:
@@ -71,17 +55,7 @@ class Seeded(Layers):
         return super().__call__(kind, x, *args, **options)
 
     def attend(self, x: Any, heads: int, causal: bool, name: str) -> Any:
-        """Apply multi-head attention of a sequence to itself.
-
-        Args:
-            x: sequence (batch, length, width).
-            heads: number of heads, each of width / heads.
-            causal: whether a position sees only itself and those before it.
-            name: name of the layer.
-
-        Returns:
-            sequence (batch, length, width).
-        """
+        """Apply multi-head attention of a sequence to itself."""
         import keras
 
         layer = keras.layers.MultiHeadAttention(
@@ -104,16 +78,7 @@ class Seeded(Layers):
         return "float32" if self.dtype.startswith("mixed") else self.dtype
 
     def results(self, x: Any, outputs: int, **options: Any) -> Any:
-        """Apply the last dense layer, which gives `wide` numbers in mixed precision too.
-
-        Args:
-            x: features (batch, ..., width).
-            outputs: number of results.
-            options: further arguments of Dense.
-
-        Returns:
-            logits or predictions (batch, ..., outputs).
-        """
+        """Apply the last dense layer, which gives `wide` numbers in mixed precision too."""
         import keras
 
         start = self.initial("GlorotUniform") if self.start != "RandomNormal" else self.initial()

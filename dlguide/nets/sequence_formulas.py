@@ -34,13 +34,6 @@ class Parts(NamedTuple):
         A product of F multiply-adds has two gradients of F each: of its one factor and of its
         other. That of weights is needed when they are trained; that of the layer's input when
         weights before it are trained; those of what is computed inside in both cases.
-
-        Args:
-            trainable: whether the layer's weights are trained.
-            trained_before: whether weights before the layer are trained.
-
-        Returns:
-            int: multiply-adds of the forward and backward pass.
         """
         inside = trainable or trained_before
         return (
@@ -56,13 +49,6 @@ def recurrent_parts(layer: Any, inputs: list[Shape]) -> Parts:
     With f features, u units, g gates and L steps
 
         multiply_adds = L g u (f + u)
-
-    Args:
-        layer: a SimpleRNN, LSTM or GRU of Keras.
-        inputs: shapes of one sample at its inputs; only the first is used.
-
-    Returns:
-        Parts: L g u f of the inputs, L g u u of the state.
     """
     steps, features = inputs[0]
     gates = _CELLS[type(layer).__name__][0]
@@ -78,16 +64,6 @@ def attention_parts(layer: Any, inputs: list[Shape]) -> Parts:
         multiply_adds = (2 L + 2 S) d h k + 2 h L S k
 
     A causal mask changes nothing: the products that it hides are computed, and then hidden.
-
-    Args:
-        layer: a MultiHeadAttention of Keras over one axis.
-        inputs: shapes of one sample: queries, values and, where they differ, keys.
-
-    Returns:
-        Parts: the three projections of the inputs, that of the result, scores and mean.
-
-    Raises:
-        ValueError: when it attends over more than one axis.
     """
     flat = all(len(shape) == 2 for shape in inputs)
     then = "Count this layer by hand."
@@ -111,16 +87,7 @@ def _width_of_result(layer: Any, queries: Shape) -> int:
 
 
 def recurrent(layer: Any, inputs: list[Shape], output: Shape) -> tuple[int, int]:
-    """Give the multiply-adds and the other flops of a recurrent layer.
-
-    Args:
-        layer: a SimpleRNN, LSTM or GRU of Keras.
-        inputs: shapes of one sample at its inputs.
-        output: shape of one sample at its output.
-
-    Returns:
-        tuple: multiply-adds, other flops.
-    """
+    """Give the multiply-adds and the other flops of a recurrent layer."""
     gates, others = _CELLS[type(layer).__name__]
     biases = gates * (2 if getattr(layer, "reset_after", False) else 1) if layer.use_bias else 0
     each = others + biases
@@ -132,14 +99,6 @@ def attention(layer: Any, inputs: list[Shape], output: Shape) -> tuple[int, int]
 
     The others are the biases, one division of each query or score, and softmax with 3 for each
     score.
-
-    Args:
-        layer: a MultiHeadAttention of Keras.
-        inputs: shapes of one sample at its inputs.
-        output: shape of one sample at its output.
-
-    Returns:
-        tuple: multiply-adds, other flops.
     """
     queries, values = inputs[0], inputs[1]
     heads, width, value_width = layer.num_heads, layer.key_dim, layer.value_dim or layer.key_dim
@@ -153,17 +112,6 @@ def einsum(layer: Any, inputs: list[Shape], output: Shape) -> tuple[int, int]:
     """Give the multiply-adds and the other flops of an EinsumDense layer.
 
     One multiply-add for each combination of all its indices but that of the batch.
-
-    Args:
-        layer: an EinsumDense of Keras.
-        inputs: shapes of one sample at its inputs.
-        output: shape of one sample at its output.
-
-    Returns:
-        tuple: multiply-adds, other flops.
-
-    Raises:
-        ValueError: when its equation has an ellipsis.
     """
     equation = layer.equation
     must = f"have an equation without ellipsis at layer {layer.name}"

@@ -19,13 +19,6 @@ def recurrent(node: Any, dtype: str) -> int:
 
     This is what the graph keeps in which every step is written out; a loop keeps the same in
     lists.
-
-    Args:
-        node: a call of a SimpleRNN, LSTM or GRU.
-        dtype: in which the layer computes.
-
-    Returns:
-        int: bytes for one sample.
     """
     layer, kind = node.operation, type(node.operation).__name__
     steps = node.input_tensors[0].shape[1]
@@ -41,13 +34,6 @@ def attention(node: Any, dtype: str) -> int:
 
     The weights after softmax are one number for each head and pair of positions: they grow with
     the square of the length, and all else with the length.
-
-    Args:
-        node: a call of a MultiHeadAttention.
-        dtype: in which the layer computes.
-
-    Returns:
-        int: bytes for one sample.
     """
     layer = node.operation
     shapes = [tensor.shape for tensor in node.input_tensors]

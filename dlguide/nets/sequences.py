@@ -57,20 +57,6 @@ def assemble(name: str, make: Seeded, sizes: Mapping[str, Size], dropout: float)
     has its reset gate after the recurrent product (Keras' reset_after), which gives it a second
     bias; Cho et al. have it before.
 
-    Args:
-        name: a key of `NETS`.
-        make: maker of the layers.
-        sizes: those of the net.
-        dropout: share that is dropped: before the last layer, or for a transformer after the
-            embedding, after each attention and after each pair of dense layers.
-
-    Returns:
-        keras.Model: (batch, outputs) for (batch, length, features), or (batch, length,
-            vocabulary) for (batch, length).
-
-    Raises:
-        ValueError: when the width cannot be shared by the heads.
-
     Source:
         Hochreiter and Schmidhuber, Neural Computation 9 (1997), 1735-1780; Cho et al. 2014
         (arXiv:1406.1078); Vaswani et al. 2017 (arXiv:1706.03762), section 3; Xiong et al. 2020

@@ -20,16 +20,6 @@ def longest_chain(net: keras.Model, inputs: Any) -> int:
     The longest way through TensorFlow's graph of one call, each product counted as 1. All others
     could be computed beside them, with enough processors. Additions and functions of single
     numbers are left out.
-
-    Args:
-        net: a Keras model; recurrent layers with `unroll=True`, since a loop hides its steps.
-        inputs: a tensor that it takes.
-
-    Returns:
-        int: products on the longest way (count).
-
-    Raises:
-        ValueError: when the graph has a loop or a call, whose inside is not seen.
     """
     import tensorflow as tf
 
@@ -54,15 +44,6 @@ def memory_rate(bias: float, inputs: ArrayLike, units: int = 32, seed: int = 0) 
         rate = sigmoid(bias)
 
     The recurrent kernel is a tenth of Keras' own, so that the memory alone is looked at.
-
-    Args:
-        bias: of the forget gates.
-        inputs: small numbers (steps, features).
-        units: of the LSTM (count).
-        seed: of the kernels.
-
-    Returns:
-        float: geometric mean of the factors of a step.
 
     Source:
         Gers, Schmidhuber and Cummins, Neural Computation 12 (2000), 2451-2471: forget gates.

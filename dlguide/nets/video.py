@@ -22,15 +22,6 @@ _DTYPES = ("float32", "float64")
 def resolutions(size: int) -> tuple[int, ...]:
     """List the resolutions of a pair, each twice the one before.
 
-    Args:
-        size: height and width of a frame (pixels): 8, 16, 32 and so on.
-
-    Returns:
-        tuple: heights (pixels), from coarse to fine.
-
-    Raises:
-        ValueError: when `size` is none of these.
-
     >>> resolutions(32)
     (8, 16, 32)
     """
@@ -61,22 +52,6 @@ def generator(
     part has residual blocks of 2-D convolutions, or of 3-D ones along time too (`volume`); the
     finer ones halve their map, have their blocks there, and put the edges back from the full map.
     The last layer of each part begins with zeros: an untrained generator returns the guess.
-
-    Args:
-        size: height and width of a frame (pixels), see `resolutions`.
-        filters: of the 2-D blocks (count); the 3-D ones have a third of it.
-        blocks: residual blocks of each part (count).
-        frames: seen, and predicted (count).
-        volume: whether the coarsest part has 3-D convolutions; if not, it has 2-D ones.
-        seed: seed of the first weights, at least 0.
-        dtype: "float32" or "float64".
-
-    Returns:
-        keras.Model: [past, guess], each (batch, frames, size, size, 3) around 0, to a list of
-            predictions, one for each resolution.
-
-    Raises:
-        ValueError: when a number is out of range.
 
     Source:
         Mathieu, Couprie and LeCun 2015 (arXiv:1511.05440), section 2.2, for the resolutions;
@@ -115,20 +90,6 @@ def discriminator(
     3-D convolutions halve time, height and width until 4 pixels are left; what moves as nothing
     can move is seen by them, and not by a net that looks at frames. Each place gives a logit.
 
-    Args:
-        size: height and width of a frame (pixels), see `resolutions`.
-        filters: of the first layer, doubled in the next ones (count).
-        frames: of a clip, past and future (count).
-        seed: seed of the first weights, at least 0.
-        dtype: "float32" or "float64".
-
-    Returns:
-        keras.Model: a list of clips (batch, frames, s, s, 3), one for each resolution s, to a
-            list of logits (batch, places), above 0 for a true clip.
-
-    Raises:
-        ValueError: when a number is out of range.
-
     Source:
         Mathieu et al. 2015 (arXiv:1511.05440), section 3.2; Isola et al. 2016
         (arXiv:1611.07004), section 3.2.2, for a logit at each place.
@@ -154,18 +115,7 @@ def discriminator(
 
 
 def until(model: keras.Model, stage: int) -> keras.Model:
-    """Take the coarse parts of a generator or discriminator; the weights are shared.
-
-    Args:
-        model: what `generator` or `discriminator` gave.
-        stage: resolutions to keep (count).
-
-    Returns:
-        keras.Model: with the first `stage` outputs, and only the weights that they need.
-
-    Raises:
-        ValueError: when the model has fewer resolutions.
-    """
+    """Take the coarse parts of a generator or discriminator; the weights are shared."""
     import keras
 
     most = len(model.outputs)

@@ -51,15 +51,6 @@ def assemble(name: str, make: Seeded, sizes: Mapping[str, Size], dropout: float)
       convolutions and two dense layers, for 16 frames of 112 x 112 x 3. Where 7 pixels are
       halved 4 remain, as their framework rounds. Dropout is left to the caller.
 
-    Args:
-        name: a key of `NETS`.
-        make: maker of the layers.
-        sizes: frames, image, channels, filters of the first layer, hidden units, classes.
-        dropout: share of the units dropped after each hidden layer.
-
-    Returns:
-        keras.Model: logits (batch, classes) for clips (batch, frames, image, image, channels).
-
     Source:
         Tran et al. 2015 (arXiv:1412.0767), section 3.1.
     """

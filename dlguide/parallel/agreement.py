@@ -13,15 +13,7 @@ if TYPE_CHECKING:
 
 
 def alike(comm: Comm, **values: Any) -> None:
-    """Check that arguments are the same on all ranks; collective.
-
-    Args:
-        comm: the ranks; all must call.
-        values: the arguments by name, compared by their `repr`.
-
-    Raises:
-        ValueError: on all ranks alike, with the ranks that differ.
-    """
+    """Check that arguments are the same on all ranks; collective."""
     everyone = comm.allgather({name: repr(value) for name, value in values.items()})
     for name in values:
         kinds = _by_text([one[name] for one in everyone])
@@ -35,16 +27,6 @@ def together(comm: Comm) -> Iterator[None]:
     """Let all ranks fail when one does, with the same text; collective.
 
     Put what may refuse its arguments into a `with` block. Nothing in the block may communicate.
-
-    Args:
-        comm: the ranks; all must enter the block.
-
-    Yields:
-        None: the block runs.
-
-    Raises:
-        ValueError: on all ranks alike, naming the ranks whose block raised an exception; its type
-            is named where it is no ValueError.
     """
     error = None
     try:

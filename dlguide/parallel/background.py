@@ -22,11 +22,7 @@ _STOP = -1
 
 
 def require_threads() -> None:
-    """Check that several threads may be inside MPI at a time.
-
-    Raises:
-        ValueError: when MPI was started with less than MPI_THREAD_MULTIPLE.
-    """
+    """Check that several threads may be inside MPI at a time."""
     from mpi4py import MPI
 
     level = MPI.Query_thread()
@@ -53,14 +49,6 @@ class Background:
 
     The thread speaks over its own copy of the communicator, so that its messages are never
     mixed up with others. While it has nothing to do it sleeps.
-
-    Args:
-        comm: the ranks; all must make this at the same time.
-        pieces: arrays to sum, the same memory in every round; flat, alike on all ranks.
-        layers: for each piece its layer, which is also its urgency: 0 first.
-        urgent: let rank 0 choose the most urgent piece; otherwise pieces go in the order in
-            which they are handed in, which must then be the same on all ranks.
-        now: the clock of `intervals`.
     """
 
     def __init__(
@@ -85,11 +73,7 @@ class Background:
         self._thread.start()
 
     def hand_in(self, piece: int) -> None:
-        """Let a piece be summed as soon as it is its turn; returns at once.
-
-        Args:
-            piece: which one; must not be touched before `wait_for` its layer.
-        """
+        """Let a piece be summed as soon as it is its turn; returns at once."""
         with self._changed:
             layer = self.layers[piece]
             self._open[layer] += 1
@@ -99,26 +83,14 @@ class Background:
             self._changed.notify_all()
 
     def wait_for(self, layer: int) -> None:
-        """Wait until no piece of a layer is on its way.
-
-        Args:
-            layer: which one.
-
-        Raises:
-            RuntimeError: when the thread has failed.
-        """
+        """Wait until no piece of a layer is on its way."""
         with self._changed:
             self._changed.wait_for(lambda: not self._open[layer] or self.error is not None)
         if self.error is not None:
             raise RuntimeError(f"The exchange of gradients failed: {self.error}") from self.error
 
     def close(self, wait: bool = True) -> None:
-        """End the thread when all pieces have been summed; every rank must call.
-
-        Args:
-            wait: wait for that and free the copy of the communicator; without it a rank that
-                has failed can leave.
-        """
+        """End the thread when all pieces have been summed; every rank must call."""
         with self._changed:
             again, self._closing = self._closing, True
             self._changed.notify_all()

@@ -16,13 +16,6 @@ def clock_offset(comm: Comm, exchanges: int = 20) -> float:
     shortest exchange tells best. On one node all clocks are the same, and so a few microseconds
     remain.
 
-    Args:
-        comm: the ranks.
-        exchanges: questions of each rank (count).
-
-    Returns:
-        float: what to add to `perf_counter()` here to get that of rank 0 (s).
-
     Source:
         Cristian, Distributed Computing 3 (1989), 146-158.
     """

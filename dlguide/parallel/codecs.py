@@ -20,39 +20,15 @@ class Codec(ABC):
 
     @abstractmethod
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Give the size of a message.
-
-        Args:
-            shape: of the array.
-            itemsize: size of one of its numbers (bytes).
-
-        Returns:
-            int: bytes.
-        """
+        """Give the size of a message."""
 
     @abstractmethod
     def encode(self, array: np.ndarray) -> np.ndarray:
-        """Write an array as a message.
-
-        Args:
-            array: float32 or float64, of any shape, contiguous.
-
-        Returns:
-            numpy.ndarray: bytes, as many as `payload` says.
-        """
+        """Write an array as a message."""
 
     @abstractmethod
     def decode(self, message: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Read a message.
-
-        Args:
-            message: what `encode` wrote.
-            shape: of the array.
-            dtype: of the array.
-
-        Returns:
-            numpy.ndarray: the array as it came through.
-        """
+        """Read a message."""
 
 
 @dataclass(frozen=True)
@@ -203,26 +179,12 @@ class BFloat16(Codec):
 
 
 def columns(shape: tuple[int, ...]) -> int:
-    """Give the number of columns of an array seen as a matrix, one for each output of a layer.
-
-    Args:
-        shape: of the array.
-
-    Returns:
-        int: the last dimension; 1 for arrays of one dimension and scalars.
-    """
+    """Give the number of columns of an array seen as a matrix, one for each output of a layer."""
     return shape[-1] if len(shape) > 1 else 1
 
 
 def largest(flat: np.ndarray, count: int) -> np.ndarray:
     """Find the places of the largest numbers, those with lower places first among equals.
-
-    Args:
-        flat: of one dimension; what is not a number counts as infinite.
-        count: how many, 1 to the size (count).
-
-    Returns:
-        numpy.ndarray: places, rising.
 
     >>> largest(np.array([1.0, -2.0, 2.0, 2.0]), 2)
     array([1, 2])
@@ -236,12 +198,5 @@ def largest(flat: np.ndarray, count: int) -> np.ndarray:
 
 
 def joined(*arrays: np.ndarray) -> np.ndarray:
-    """Join arrays to one message.
-
-    Args:
-        arrays: contiguous, of any dtype.
-
-    Returns:
-        numpy.ndarray: their bytes, one array after the other.
-    """
+    """Join arrays to one message."""
     return np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])

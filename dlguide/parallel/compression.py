@@ -21,51 +21,22 @@ from dlguide.parallel.power_sgd import PowerSGD
 
 
 def none() -> Compressor:
-    """Send arrays as they are, and count.
-
-    Returns:
-        Compressor: new.
-    """
+    """Send arrays as they are, and count."""
     return Compressor("none")
 
 
 def fp16(small: int = SMALL) -> Compressor:
-    """Send 16-bit numbers with 5 bits of exponent, added up in 16 bits: 2 bytes each.
-
-    Args:
-        small: arrays with fewer numbers are sent as they are (count).
-
-    Returns:
-        Compressor: new.
-    """
+    """Send 16-bit numbers with 5 bits of exponent, added up in 16 bits: 2 bytes each."""
     return Float16("fp16", small)
 
 
 def bf16(small: int = SMALL) -> Compressor:
-    """Send 16-bit numbers with the 8 bits of exponent of float32: 2 bytes each.
-
-    Args:
-        small: arrays with fewer numbers are sent as they are (count).
-
-    Returns:
-        Compressor: new.
-    """
+    """Send 16-bit numbers with the 8 bits of exponent of float32: 2 bytes each."""
     return Gathered("bf16", BFloat16(), small, remember=False)
 
 
 def top_k(fraction: float = 0.01, error_feedback: bool = True, small: int = SMALL) -> Compressor:
     """Send the largest numbers and their places: k (4 + 4) bytes in float32.
-
-    Args:
-        fraction: k / n, above 0 and at most 1.
-        error_feedback: remember what was not sent; without it most of the gradient is lost.
-        small: arrays with fewer numbers are sent as they are (count).
-
-    Returns:
-        Compressor: new.
-
-    Raises:
-        ValueError: when the fraction is out of range.
 
     >>> top_k(0.01).nbytes((1024, 128), ranks=2)
     10488
@@ -80,30 +51,12 @@ def threshold(
 
     The threshold is in the units of the gradient: one far above its numbers sends nothing for a
     long time, one far below them sends too little each step.
-
-    Args:
-        threshold: above 0; MXNet's usual one is 0.5.
-        error_feedback: remember what was not sent.
-        small: arrays with fewer numbers are sent as they are (count).
-
-    Returns:
-        Compressor: new.
-
-    Raises:
-        ValueError: when the threshold is not positive.
     """
     return Gathered(f"threshold({threshold:g})", Threshold(threshold), small, error_feedback)
 
 
 def one_bit(error_feedback: bool = True, small: int = SMALL) -> Compressor:
     """Send the sign of each number and two means a column, as CNTK does: n / 8 bytes and these.
-
-    Args:
-        error_feedback: remember what was not sent; without it training goes astray.
-        small: arrays with fewer numbers are sent as they are (count).
-
-    Returns:
-        Compressor: new.
 
     >>> one_bit().nbytes((1024, 128), ranks=2)
     17408
@@ -115,18 +68,6 @@ def power_sgd(
     rank: int = 4, error_feedback: bool = True, seed: int = 0, small: int = SMALL
 ) -> Compressor:
     """Send matrices as the product of two thin ones: r (rows + columns) numbers.
-
-    Args:
-        rank: r, columns of each thin matrix (count).
-        error_feedback: remember what was not sent.
-        seed: of the first guess, the same on all ranks.
-        small: arrays with fewer numbers are sent as they are (count).
-
-    Returns:
-        Compressor: new.
-
-    Raises:
-        ValueError: when the rank is below 1.
 
     >>> power_sgd(4).nbytes((1024, 128), ranks=2)
     18432

@@ -51,15 +51,7 @@ class Compressor:
         return [] if self._kept is None else self._kept.variables
 
     def compresses(self, shape: Sequence[int], dtype: Any = "float32") -> bool:
-        """Say whether an array is sent compressed.
-
-        Args:
-            shape: of the array.
-            dtype: of the array.
-
-        Returns:
-            bool: False where it is small or would not become smaller.
-        """
+        """Say whether an array is sent compressed."""
         size, name = math.prod(shape), np.dtype(dtype).name
         if name not in DTYPES or size < max(1, self.small):
             return False
@@ -67,28 +59,11 @@ class Compressor:
         return self.payload(tuple(shape), itemsize) < size * itemsize
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Give the bytes of an array that is sent compressed.
-
-        Args:
-            shape: of the array.
-            itemsize: size of one of its numbers (bytes).
-
-        Returns:
-            int: bytes.
-        """
+        """Give the bytes of an array that is sent compressed."""
         return math.prod(shape) * itemsize
 
     def nbytes(self, shape: Sequence[int], ranks: int, dtype: Any = "float32") -> int:
-        """Predict what one rank hands to the collectives in one exchange of one array.
-
-        Args:
-            shape: of the array.
-            ranks: number of ranks (count).
-            dtype: of the array.
-
-        Returns:
-            int: bytes; 0 on one rank.
-        """
+        """Predict what one rank hands to the collectives in one exchange of one array."""
         if require_count(ranks, "ranks") == 1:
             return 0
         itemsize = np.dtype(dtype).itemsize
@@ -97,15 +72,7 @@ class Compressor:
         return math.prod(shape) * itemsize
 
     def step_nbytes(self, arrays: Iterable[Any], ranks: int) -> int:
-        """Predict what one rank hands over in one step.
-
-        Args:
-            arrays: gradients or `model.trainable_variables`: what has `shape` and `dtype`.
-            ranks: number of ranks (count).
-
-        Returns:
-            int: bytes.
-        """
+        """Predict what one rank hands over in one step."""
         return sum(self.nbytes(a.shape, ranks, np.dtype(str(a.dtype))) for a in arrays)
 
     def traffic(self, shape: Sequence[int], ranks: int, dtype: Any = "float32") -> float:
@@ -115,14 +82,6 @@ class Compressor:
 
         What is gathered grows with the ranks: a message must be more than p / 2 times smaller
         than the array to win.
-
-        Args:
-            shape: of the array.
-            ranks: number of ranks p (count).
-            dtype: of the array.
-
-        Returns:
-            float: bytes.
         """
         n = self.nbytes(shape, ranks, dtype)
         gathered = self.gathers and self.compresses(shape, dtype)
@@ -135,18 +94,6 @@ class Compressor:
 
         Every rank must call, for the same keys in the same order. All get the same, bit by bit.
         One rank compresses too, but sends nothing.
-
-        Args:
-            array: this rank's, float32 or float64, of any shape.
-            comm: the ranks.
-            key: whose error to go on from, when there are several arrays a step.
-            check: compare shape, dtype and compression of all ranks first.
-
-        Returns:
-            numpy.ndarray: a new array.
-
-        Raises:
-            ValueError: on all ranks alike, when they differ or the dtype is another.
         """
         if check:
             collectives.agree(comm, array, compression=self.name, small=self.small, key=str(key))
@@ -170,17 +117,8 @@ class Compressor:
     def reduce_gradients(
         self, grads: list[Any], variables: list[Any], name: str, op: int, process_set: Any
     ) -> list[Any]:
-        """Combine gradients by Horovod; `DistributedOptimizer` and `DistributedGradientTape` call.
-
-        Args:
-            grads: TensorFlow's tensors and `tf.IndexedSlices`.
-            variables: what they are the gradients of.
-            name: what the ranks match the call by.
-            op: Average or Sum.
-            process_set: the ranks that take part.
-
-        Returns:
-            list: the combined gradients.
+        """Combine gradients by Horovod; `DistributedOptimizer` and `DistributedGradientTape`
+        call.
         """
         from dlguide.parallel import horovod_gradients as horovod
 

@@ -28,13 +28,7 @@ HOROVOD_THRESHOLD_NBYTES = 128 * 2**20
 
 @dataclass(frozen=True)
 class Measured:
-    """The exchange of all tensors with one threshold.
-
-    Args:
-        threshold_nbytes: size of the buffer (bytes); 0 for one message per tensor.
-        messages: number of messages (count).
-        timing: of the whole exchange, copies included; that of the slowest rank.
-    """
+    """The exchange of all tensors with one threshold."""
 
     threshold_nbytes: int
     messages: int
@@ -56,17 +50,6 @@ def fused(
     On CPUs nothing is rounded up: a message has the sum of its tensors' bytes. On GPUs with
     batched copies each tensor is rounded up to 16 bytes. Leaves out the time: only what is ready
     in the same cycle (HOROVOD_CYCLE_TIME) can be fused, and all tensors are taken to be.
-
-    Args:
-        nbytes: size of each tensor, in the order of readiness (bytes).
-        threshold_nbytes: HOROVOD_FUSION_THRESHOLD; 0 switches fusion off (bytes).
-        dtypes: of each tensor; None when all are alike.
-
-    Returns:
-        list: for each message the places of its tensors in `nbytes`.
-
-    Raises:
-        ValueError: when a size is not a whole number, or there are not as many dtypes as tensors.
 
     Source:
         Horovod 0.28.1, docs/tensor-fusion.rst and horovod/common/controller.cc (FuseResponses).

@@ -30,16 +30,7 @@ class Kept:
         return 0 if self._sent is None else int(self._sent.numpy())
 
     def of(self, kind: str, variable: Any, first: Callable[[], Any]) -> Any:
-        """Give what is kept for a variable of the model.
-
-        Args:
-            kind: what it is: "error" or "start".
-            variable: of Keras or TensorFlow.
-            first: makes its first value.
-
-        Returns:
-            tf.Variable: the same at every call.
-        """
+        """Give what is kept for a variable of the model."""
         import tensorflow as tf
 
         from dlguide.horovod.reduction import variable_key
@@ -52,11 +43,7 @@ class Kept:
         return self._of[key][1]
 
     def count(self, tensors: Sequence[Any]) -> None:
-        """Count what is about to be sent.
-
-        Args:
-            tensors: as they are handed to Horovod.
-        """
+        """Count what is about to be sent."""
         import tensorflow as tf
 
         if self._sent is None:
@@ -75,22 +62,8 @@ def reduce_gradients(
     op: int,
     process_set: Any,
 ) -> list[Any]:
-    """Combine gradients over the ranks; called by all of them, eagerly or while a graph is traced.
-
-    Args:
-        compressor: what to send.
-        kept: what this rank remembers.
-        grads: tensors and `tf.IndexedSlices`; these go as they are.
-        variables: what they are the gradients of.
-        name: what the ranks match the call by.
-        op: Average or Sum.
-        process_set: the ranks that take part.
-
-    Returns:
-        list: the combined gradients, in the order of `grads`.
-
-    Raises:
-        ValueError: for another `op`.
+    """Combine gradients over the ranks; called by all of them, eagerly or while a graph is
+    traced.
     """
     import tensorflow as tf
 

@@ -131,21 +131,6 @@ def ring_seconds(
 
         pinned     t = direct_s + 2 * 2 (p - 1)/p n / bus
         pageable   t = direct_s + 2 * 2 (p - 1)/p n (1 / bus + 1 / memory)
-
-    Args:
-        nbytes: size n of the array (bytes).
-        ranks: number of ranks p (count).
-        direct_s: time without copies (s).
-        bus_bytes_per_s: between the GPU and the host (bytes/s).
-        way: a key of `WAYS`.
-        memory_bytes_per_s: of a copy within the host's memory (bytes/s); None for the bus' speed,
-            as where memory plays the bus.
-
-    Returns:
-        float: time until every rank holds the sum (s).
-
-    Raises:
-        ValueError: when a number is out of range or the way is unknown.
     """
     copies = WAYS[require_known(way, WAYS, "way")]
     require_count(ranks, "ranks")

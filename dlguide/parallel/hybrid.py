@@ -45,18 +45,7 @@ class Grid:
 
 
 def grid(comm: Comm, model: int) -> Grid:
-    """Lay the ranks out in a grid; every rank must call.
-
-    Args:
-        comm: all ranks.
-        model: number of ranks that share one copy of the net (count); it divides the ranks.
-
-    Returns:
-        Grid: this rank's place and its two communicators.
-
-    Raises:
-        ValueError: on all ranks alike, when the ranks cannot be laid out so.
-    """
+    """Lay the ranks out in a grid; every rank must call."""
     alike(comm, model=model)
     with together(comm):
         require_count(model, "model")
@@ -71,37 +60,18 @@ class Hybrid:
 
     Each copy gets its part of the batch; gradients are summed over the copies and divided by the
     global batch, so a step is that of the whole net with the global batch.
-
-    Args:
-        grid: the layout of the ranks.
-        inner: the `Pipeline` or `SplitNet` of this rank's copy.
     """
 
     def __init__(self, grid: Grid, inner: Pipeline | SplitNet) -> None:
         self.grid, self.inner = grid, inner
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> Any:
-        """Train on one global batch; every rank must call, with the whole batch.
-
-        Args:
-            images: the global batch.
-            labels: one for each image.
-
-        Returns:
-            What the inner step returns: a pipeline's `Step`, or the mean loss.
-
-        Raises:
-            ValueError: when there are fewer images than copies, or as the pipeline does.
-        """
+        """Train on one global batch; every rank must call, with the whole batch."""
         mine = share(len(images), self.grid.data, self.grid.copy, "images")
         return self.inner.step(images[mine], labels[mine], samples=len(images))
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Collect the weights of this rank's copy; every rank must call.
-
-        Returns:
-            dict: each weight by its name.
-        """
+        """Collect the weights of this rank's copy; every rank must call."""
         return self.inner.weights()
 
 
@@ -139,20 +109,6 @@ def pipeline(
 def tensor(
     model: keras.Model, comm: Comm, parts: int, rate: float, momentum: float = 0.0
 ) -> Hybrid:
-    """Make a grid of data x tensor; every rank must call.
-
-    Args:
-        model: a sequential net as `SplitNet` takes it, equal on all ranks.
-        comm: all ranks.
-        parts: ranks that share the weights of a copy (count); it divides the ranks.
-        rate: learning rate of SGD.
-        momentum: momentum of SGD.
-
-    Returns:
-        Hybrid: to train with.
-
-    Raises:
-        ValueError: on all ranks alike, as `grid` and `SplitNet` do.
-    """
+    """Make a grid of data x tensor; every rank must call."""
     made = grid(comm, parts)
     return Hybrid(made, SplitNet(model, made.model_comm, rate, momentum, made.data_comm))

@@ -39,21 +39,7 @@ Gradient = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank did in a training.
-
-    Args:
-        way: one of `WAYS`.
-        rank: rank of the communicator (index).
-        role: "worker" or "server".
-        samples: of each step of a worker, in their order; () for a server.
-        step_s: from the begin of each step of a worker to the begin of the next (s); one fewer
-            than steps.
-        sent: bytes that this rank sent; it receives as many, but for some heads of messages.
-        waited_s: of the time in `step_s`, what a worker spent between having a gradient and
-            having new weights (s).
-        seconds: of the whole training (s).
-        staleness: for each gradient that a server used, updates since its weights were sent.
-    """
+    """What one rank did in a training."""
 
     way: str
     rank: int
@@ -73,15 +59,6 @@ def mode_of(name: str) -> tuple[str, str]:
     servers: "device" moves that addition from the host to the devices, and changes no byte on
     the network.
 
-    Args:
-        name: a key of `KVSTORES`.
-
-    Returns:
-        tuple: "synchronous" or "asynchronous"; "host" or "device", where they add up.
-
-    Raises:
-        ValueError: when it is none; the nearest name is offered.
-
     Source:
         Apache MXNet, src/kvstore/kvstore_dist.h, PushImpl; its documentation of KVStore.
     """
@@ -90,13 +67,6 @@ def mode_of(name: str) -> tuple[str, str]:
 
 def as_mxnet_reads(name: str) -> str:
     """Say what MXNet makes of any text: it only looks for a few pieces in it.
-
-    Args:
-        name: what was typed.
-
-    Returns:
-        str: the name in `KVSTORES` that it acts as; "local", "device" or "nccl" where no servers
-            are meant.
 
     Source:
         Apache MXNet, src/kvstore/kvstore.cc, KVStore::Create.
@@ -225,20 +195,6 @@ def side_by_side(
 
     Each way takes as many of the first ranks as it needs; the others sleep meanwhile, so that
     none of them takes a core from those that train.
-
-    Args:
-        comm: the ranks, enough for workers and servers; all call.
-        choices: the ways, by what to call them.
-        weights: as for `train`.
-        gradient: as for `train`.
-        dealt: as for `train`.
-        servers: number of servers (count).
-
-    Returns:
-        dict: by name what `train` returned on this rank; None where it slept.
-
-    Raises:
-        ValueError: on all ranks alike, when there are too few of them or a name is unknown.
     """
     from mpi4py import MPI
 

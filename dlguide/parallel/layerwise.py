@@ -77,16 +77,6 @@ class Layerwise:
 
     Left out: batch normalisation sees the rank's own samples, dropout draws for each rank alone.
 
-    Args:
-        net: the layers, such as `KerasLayers` or `SleepingLayers`.
-        comm: the ranks.
-        schedule: "end", "layerwise", "overlapped" or "priority".
-        slice_bytes: largest message of a layer, but for the number of samples in its last one;
-            None sends a layer whole. "end" sends one message whatever it is (bytes).
-
-    Raises:
-        ValueError: on all ranks alike, when nets or arguments differ, or MPI allows no threads.
-
     Source:
         Awan et al., S-Caffe, PPoPP (2017): gradients of a layer travel while the next is computed.
     """
@@ -128,19 +118,7 @@ class Layerwise:
             self._thread = Background(comm, self._pieces, layers, urgent, self._now)
 
     def step(self, images: Any, labels: Any) -> float:
-        """Train on one batch; every rank must call.
-
-        Args:
-            images: this rank's samples.
-            labels: one for each of them.
-
-        Returns:
-            float: mean loss over this rank's samples, before the step.
-
-        Raises:
-            ValueError: on all ranks alike, when one of them has no good batch; nothing was sent
-                then, and training can go on. Also after `close`.
-        """
+        """Train on one batch; every rank must call."""
         net, layers = self.net, range(len(self._rows))
         with together(self.comm):
             require(not self._closed, "trainer", "be open", "closed", "Make another one.")
@@ -170,11 +148,7 @@ class Layerwise:
             self._thread.intervals.clear()
 
     def close(self, wait: bool = True) -> None:
-        """End the thread that exchanges; every rank must call.
-
-        Args:
-            wait: wait for what is on its way; without it a rank that has failed can leave.
-        """
+        """End the thread that exchanges; every rank must call."""
         self._closed = True
         if self._thread is not None:
             self._thread.close(wait)

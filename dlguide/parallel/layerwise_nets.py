@@ -21,16 +21,6 @@ class SleepingLayers:
     The core of the process is free while a layer "computes", which is what overlap needs; on a
     small machine nothing else can show it. Every weight w of every layer learns the mean of the
     numbers x it is given: loss 1/2 (w - x)**2, so that results can be checked.
-
-    Args:
-        forward_s: time of each layer forward, from the input on (s).
-        backward_s: time of each layer backward, from the input on (s).
-        sizes: weights of each layer (count).
-        rate: learning rate of SGD.
-        dtype: of weights and gradients.
-
-    Raises:
-        ValueError: when the lists do not fit or a layer has no weights.
     """
 
     def __init__(
@@ -55,52 +45,27 @@ class SleepingLayers:
         self._images = np.zeros(0)
 
     def begin(self, images: Any, labels: Any = None) -> int:
-        """Take the numbers that are the samples.
-
-        Args:
-            images: numbers, one for each sample.
-            labels: not looked at.
-
-        Returns:
-            int: number of samples.
-
-        Raises:
-            ValueError: when a number is not finite.
-        """
+        """Take the numbers that are the samples."""
         self._images = np.asarray(images, float).ravel()
         require(np.isfinite(self._images).all(), "images", "be finite numbers", images)
         self.loss = 0.0
         return len(self._images)
 
     def forward(self, layer: int) -> None:
-        """Wait, and read the layer's weights.
-
-        Args:
-            layer: which one.
-        """
+        """Wait, and read the layer's weights."""
         end = perf_counter() + self.forward_s[layer]
         seen = self._seen[layer] = float(self.weights[layer][0])
         self.loss += float(((seen - self._images) ** 2).sum()) / 2
         _sleep_until(end)
 
     def backward(self, layer: int, gradient: np.ndarray) -> None:
-        """Wait, and write the sum of the gradients.
-
-        Args:
-            layer: which one.
-            gradient: where to write it.
-        """
+        """Wait, and write the sum of the gradients."""
         end = perf_counter() + self.backward_s[layer]
         gradient.fill(len(self._images) * self._seen[layer] - self._images.sum())
         _sleep_until(end)
 
     def update(self, layer: int, gradient: np.ndarray) -> None:
-        """Go one step against the gradient.
-
-        Args:
-            layer: which one.
-            gradient: mean over all samples; it is overwritten.
-        """
+        """Go one step against the gradient."""
         gradient *= gradient.dtype.type(self.rate)
         self.weights[layer] -= gradient
 
@@ -110,15 +75,6 @@ class KerasLayers:
 
     The net is cut at every layer after which one tensor goes on: a chain into its layers, a
     residual net into its blocks. Layers without weights belong to the one before them.
-
-    Args:
-        model: a functional or sequential Keras model that gives logits; it is trained in place.
-        optimizer: makes a Keras optimizer, one for each piece.
-        loss: (labels, outputs) -> the loss of each sample; None for the cross-entropy of classes.
-
-    Raises:
-        ValueError: when the net cannot be cut so, has no trained weights or several dtypes, or
-            the optimizer clips by a norm over all layers.
     """
 
     def __init__(
@@ -173,18 +129,7 @@ class KerasLayers:
         self._update = [update(piece, optimizer) for piece, optimizer in pairs]
 
     def begin(self, images: Any, labels: Any) -> int:
-        """Take a batch.
-
-        Args:
-            images: the samples, of the shape that the net takes.
-            labels: one for each.
-
-        Returns:
-            int: number of samples.
-
-        Raises:
-            ValueError: when the images do not fit the net, or not the labels.
-        """
+        """Take a batch."""
         import tensorflow as tf
 
         takes = self.pieces[0].inputs[0]
@@ -197,11 +142,7 @@ class KerasLayers:
         return len(images)
 
     def forward(self, layer: int) -> None:
-        """Compute a piece forward; the last one gives the loss.
-
-        Args:
-            layer: which one.
-        """
+        """Compute a piece forward; the last one gives the loss."""
         import tensorflow as tf
 
         inputs, labels = self._flowing, self._labels
@@ -218,12 +159,7 @@ class KerasLayers:
             self._flowing = None
 
     def backward(self, layer: int, gradient: np.ndarray) -> None:
-        """Compute a piece backward.
-
-        Args:
-            layer: which one.
-            gradient: where to write that of its weights; flat.
-        """
+        """Compute a piece backward."""
         import tensorflow as tf
 
         inputs, outputs, tape = self._passed[layer]
@@ -239,12 +175,7 @@ class KerasLayers:
             start += array.size
 
     def update(self, layer: int, gradient: np.ndarray) -> None:
-        """Let the piece's optimizer make one step.
-
-        Args:
-            layer: which one.
-            gradient: mean over all samples; flat.
-        """
+        """Let the piece's optimizer make one step."""
         import tensorflow as tf
 
         rows = self.variables[layer]

@@ -65,12 +65,6 @@ class Layout:
 def divisors(number: int) -> tuple[int, ...]:
     """List the divisors of a number.
 
-    Args:
-        number: at least 1.
-
-    Returns:
-        tuple: in ascending order.
-
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)
     """

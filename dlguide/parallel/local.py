@@ -46,15 +46,7 @@ class Averaging:
 
     @staticmethod
     def nbytes(arrays: Sequence[Any], ranks: int) -> int:
-        """Predict what one rank hands over in one meeting.
-
-        Args:
-            arrays: the weights: what has `shape` and `dtype`.
-            ranks: number of ranks (count).
-
-        Returns:
-            int: bytes; 0 on one rank.
-        """
+        """Predict what one rank hands over in one meeting."""
         if require_count(ranks, "ranks") == 1:
             return 0
         return sum(
@@ -62,30 +54,12 @@ class Averaging:
         )
 
     def meet(self, arrays: Sequence[np.ndarray], comm: Comm, step: int = 0) -> None:
-        """Bring the ranks' weights together, in place; every rank must call.
-
-        Args:
-            arrays: the weights of this rank, of the same shapes on all ranks.
-            comm: the ranks.
-            step: steps done so far, which must be equal on all ranks (count).
-
-        Raises:
-            ValueError: on all ranks alike, when arrays, steps or schemes differ.
-        """
+        """Bring the ranks' weights together, in place; every rank must call."""
         for array, mean in zip(arrays, self._means(arrays, comm, step), strict=True):
             array[...] = mean
 
     def agree(self, arrays: Sequence[np.ndarray], comm: Comm, step: int = 0) -> None:
-        """Check that all ranks are at the same step with the same arrays; all must call.
-
-        Args:
-            arrays: the weights of this rank.
-            comm: the ranks.
-            step: steps done so far (count).
-
-        Raises:
-            ValueError: on all ranks alike, with the ranks that differ.
-        """
+        """Check that all ranks are at the same step with the same arrays; all must call."""
         kinds = " ".join(f"{array.dtype}{array.shape}" for array in arrays)
         flags = np.zeros(len(arrays))
         collectives.agree(comm, flags, scheme=repr(self), step=step, arrays=kinds)
@@ -133,11 +107,7 @@ class BlockMomentum(Averaging):
         self.way: list[np.ndarray] = []
 
     def begin(self, arrays: Sequence[np.ndarray]) -> None:
-        """Remember where the first block begins; without this call the first meeting averages.
-
-        Args:
-            arrays: the weights, equal on all ranks.
-        """
+        """Remember where the first block begins; without this call the first meeting averages."""
         self.model = [array.copy() for array in arrays]
         self.begun = [array.copy() for array in arrays]
         self.way = [np.zeros_like(array) for array in arrays]
@@ -160,11 +130,7 @@ class BlockMomentum(Averaging):
             array[...] = begun
 
     def finish(self, arrays: Sequence[np.ndarray]) -> None:
-        """Set the weights to the model itself, without the look ahead of the next block.
-
-        Args:
-            arrays: the weights, right after a meeting.
-        """
+        """Set the weights to the model itself, without the look ahead of the next block."""
         for array, model in zip(arrays, self.model, strict=bool(self.model)):
             array[...] = model
 
@@ -190,11 +156,7 @@ class Elastic(Averaging):
         self.centre: list[np.ndarray] = []
 
     def begin(self, arrays: Sequence[np.ndarray]) -> None:
-        """Set the centre; without this call the first meeting's mean is the first centre.
-
-        Args:
-            arrays: the weights, equal on all ranks.
-        """
+        """Set the centre; without this call the first meeting's mean is the first centre."""
         self.centre = [array.copy() for array in arrays]
 
     def meet(self, arrays: Sequence[np.ndarray], comm: Comm, step: int = 0) -> None:
@@ -211,10 +173,6 @@ class Elastic(Averaging):
             array -= pull
 
     def finish(self, arrays: Sequence[np.ndarray]) -> None:
-        """Set the weights to the centre, the result of the training.
-
-        Args:
-            arrays: the weights of this rank.
-        """
+        """Set the weights to the centre, the result of the training."""
         for array, centre in zip(arrays, self.centre, strict=bool(self.centre)):
             array[...] = centre

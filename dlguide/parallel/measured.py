@@ -23,15 +23,6 @@ def deep_mlp(
 
     The images shrink to 4 x 4 pixels first, so that the first layer is about as small as the last
     one; any even number of blocks makes two stages of equal work.
-
-    Args:
-        width: units of each layer (count).
-        blocks: layers of width x width weights (count).
-        seed: seed of the initial weights.
-        dtype: of the layers.
-
-    Returns:
-        keras.Model: sequential; its layers are named "hidden0" to "hidden<blocks>" and "logits".
     """
     import keras
 
@@ -64,19 +55,6 @@ def steps(
     """Train pipelines on the same batch again and again; every rank must call.
 
     They take turns, step by step, so that all meet the same disturbances.
-
-    Args:
-        pipelines: what to measure, all over the same ranks.
-        images: the batch.
-        labels: one for each image.
-        repeats: steps that are returned (count).
-        warmup: steps before them, in which TensorFlow still compiles (count).
-
-    Returns:
-        list: for each pipeline its measured steps.
-
-    Raises:
-        ValueError: when a count is out of range, or as `Pipeline.step` does.
     """
     require_count(repeats, "repeats")
     require_count(warmup, "warmup", least=0)
@@ -89,34 +67,13 @@ def steps(
 
 
 def typical(measured: Sequence[Step]) -> Step:
-    """Choose the step whose bubble is the median one.
-
-    Args:
-        measured: steps.
-
-    Returns:
-        Step: one of them.
-
-    Raises:
-        ValueError: when there is none.
-    """
+    """Choose the step whose bubble is the median one."""
     require(bool(measured), "measured", "hold at least one step", list(measured))
     return sorted(measured, key=lambda step: step.waiting)[len(measured) // 2]
 
 
 def cell_seconds(measured: Sequence[Step]) -> dict[str, list[float]]:
-    """Take the median time of the cells of each stage, forward and backward.
-
-    Args:
-        measured: steps.
-
-    Returns:
-        dict: "forward" and "backward", for each stage the time of a microbatch (s), as
-            `schedules.predict` takes them.
-
-    Raises:
-        ValueError: when there is no step.
-    """
+    """Take the median time of the cells of each stage, forward and backward."""
     require(bool(measured), "measured", "hold at least one step", list(measured))
     cells = [cell for step in measured for cell in step.cells]
     stages = range(1 + max(cell.stage for cell in cells))

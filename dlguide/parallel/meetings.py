@@ -78,17 +78,6 @@ def callback(scheme: Averaging, comm: Comm, every_steps: int) -> keras.callbacks
 
     All ranks must train as many batches, with one shard each; else they are told at the next
     meeting. No Horovod is needed.
-
-    Args:
-        scheme: `Averaging()`, `BlockMomentum(...)` or `Elastic(...)`.
-        comm: the ranks.
-        every_steps: batches between two meetings, H (count).
-
-    Returns:
-        keras.callbacks.Callback: its `meetings` counts and tells bytes.
-
-    Raises:
-        ValueError: when `every_steps` is below 1.
     """
     import keras
 
@@ -111,15 +100,7 @@ def callback(scheme: Averaging, comm: Comm, every_steps: int) -> keras.callbacks
 
 
 def every_steps(step: Callable[..., Any], meetings: Meetings) -> Callable[..., Any]:
-    """Make a step of training that is followed by a meeting when it is time.
-
-    Args:
-        step: a step of this rank alone, such as `training.steps.train_step` compiles.
-        meetings: after its `begin`.
-
-    Returns:
-        function: of the same arguments and result.
-    """
+    """Make a step of training that is followed by a meeting when it is time."""
 
     def step_and_meet(*arguments: Any) -> Any:
         result = step(*arguments)

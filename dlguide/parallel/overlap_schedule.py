@@ -91,15 +91,6 @@ def allreduce_seconds(nbytes: float, ranks: int, latency_s: float, bytes_per_s: 
 
         t = 2 (p - 1) (latency_s + nbytes / (p * bytes_per_s))
 
-    Args:
-        nbytes: size of the array on every rank (bytes).
-        ranks: number of ranks p (count).
-        latency_s: time of an empty message between neighbours (s).
-        bytes_per_s: speed of one link in one direction (bytes/s).
-
-    Returns:
-        float: time until every rank holds the sum (s); 0.0 for one rank.
-
     Source:
         Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009), 117-124.
 
@@ -168,33 +159,13 @@ def predict(
 
 
 def typical(steps: Sequence[Schedule]) -> Schedule:
-    """Choose the step whose duration is the median one.
-
-    Args:
-        steps: of one schedule, measured.
-
-    Returns:
-        Schedule: one of them.
-
-    Raises:
-        ValueError: when there is none.
-    """
+    """Choose the step whose duration is the median one."""
     require(bool(steps), "steps", "hold at least one step", list(steps))
     return sorted(steps, key=lambda step: step.step_s)[len(steps) // 2]
 
 
 def slices(nbytes: int, slice_bytes: int | None) -> list[int]:
     """Cut a size into equal slices and a rest.
-
-    Args:
-        nbytes: the size (bytes).
-        slice_bytes: of a slice at most; None does not cut (bytes).
-
-    Returns:
-        list: sizes; one of 0 for nothing.
-
-    Raises:
-        ValueError: when `slice_bytes` is below 1.
 
     >>> slices(10, 4)
     [4, 4, 2]
@@ -210,16 +181,6 @@ def by_layer(cost: Any, step_s: float) -> tuple[list[float], list[float], list[i
 
     Each layer with weights, and the layers behind it up to the next one with weights, is one
     row. Times are shared by flops, backward twice forward; real layers reach different speeds.
-
-    Args:
-        cost: what `nets.count` gave.
-        step_s: time of forward and backward pass of one rank without exchange (s).
-
-    Returns:
-        tuple: `forward_s`, `backward_s` and `nbytes` of `predict`.
-
-    Raises:
-        ValueError: when the net has no layer that is trained.
     """
     require_positive(step_s, "step_s")
     flops, nbytes, before = [], [], 0.0

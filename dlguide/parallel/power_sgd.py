@@ -46,15 +46,7 @@ class PowerSGD(Compressor):
         return (math.prod(shape[:-1]) + shape[-1]) * self.rank * itemsize
 
     def start(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Draw the first Q for an array, the same on all ranks.
-
-        Args:
-            shape: of the array.
-            dtype: of the array.
-
-        Returns:
-            numpy.ndarray: shape (columns, rank).
-        """
+        """Draw the first Q for an array, the same on all ranks."""
         random = np.random.default_rng([self.seed, *shape])
         return random.normal(size=(shape[-1], self.rank)).astype(dtype)
 

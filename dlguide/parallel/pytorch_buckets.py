@@ -21,17 +21,6 @@ def filled(nbytes: Sequence[int], cap_nbytes: int | None = None) -> list[list[in
     Holds from the second step on: before the first one the order is only guessed, as the reverse
     of the parameters' order. Leaves out that gradients of different dtypes never share a bucket.
 
-    Args:
-        nbytes: size of each gradient, in the order of readiness (bytes).
-        cap_nbytes: PyTorch's bucket_cap_mb, in bytes; None for its default, 1 MiB for the first
-            bucket and 25 MiB for the others.
-
-    Returns:
-        list: for each bucket, in the order of sending, the places of its gradients in `nbytes`.
-
-    Raises:
-        ValueError: when a size is not a whole number.
-
     Source:
         Li et al., PVLDB 13 (2020), 3005-3018, section 3.2.3; PyTorch 2.13,
         torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size.
@@ -56,13 +45,6 @@ def filled(nbytes: Sequence[int], cap_nbytes: int | None = None) -> list[list[in
 
 def sizes(nbytes: Sequence[int], cap_nbytes: int | None = None) -> list[int]:
     """Give the bytes of each bucket, as `filled` divides them.
-
-    Args:
-        nbytes: size of each gradient, in the order of readiness (bytes).
-        cap_nbytes: as in `filled` (bytes).
-
-    Returns:
-        list: for each bucket, in the order of sending, its size (bytes).
 
     >>> sizes([40, 40, 40, 200, 8], 100)
     [120, 200, 8]

@@ -38,12 +38,6 @@ class DataParallel(Alone):
     outputs, computes the loss and its gradient, deals that out, adds up the helpers' gradients, and
     alone makes the step. Messages go directly from and to rank 0, so that their bytes can be
     counted.
-
-    Args:
-        net: made by `pytorch_net.build`; that of rank 0 counts.
-        learning_rate: of SGD.
-        momentum: of SGD.
-        comm: the ranks.
     """
 
     def __init__(
@@ -53,16 +47,7 @@ class DataParallel(Alone):
         self.comm = comm
 
     def step(self, images: np.ndarray, labels: np.ndarray, scale: float) -> float:
-        """Make one step; all ranks must.
-
-        Args:
-            images: on rank 0 the whole global batch; on the others None.
-            labels: on rank 0 those of the global batch; on the others None.
-            scale: 1 / samples of all ranks.
-
-        Returns:
-            float: the loss on rank 0, 0.0 on the others.
-        """
+        """Make one step; all ranks must."""
         import torch
 
         self.spans = []
@@ -167,17 +152,6 @@ def traffic(ranks: int, weights_nbytes: int, images_nbytes: int = 0) -> dict[str
 
     With a ring allreduce every rank sends 2 (p - 1) / p gradients and receives as many, and no
     images, since each rank reads its own. Leaves out the outputs, which are few.
-
-    Args:
-        ranks: number of ranks p (count).
-        weights_nbytes: size of the weights, and of the gradients (bytes).
-        images_nbytes: size of the global batch's images (bytes).
-
-    Returns:
-        dict: bytes through "rank 0" and "a helper" of DataParallel, and through "each of a ring".
-
-    Raises:
-        ValueError: when a size is no count.
 
     >>> traffic(4, 100)
     {'rank 0': 600.0, 'a helper': 200.0, 'each of a ring': 300.0}

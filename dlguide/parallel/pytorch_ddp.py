@@ -43,19 +43,7 @@ EVALUATION_BLOCK = 200  # as in `training`, so that the same images meet in one 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of a training with PyTorch, as one rank saw it.
-
-    Args:
-        way: a key of `WAYS`.
-        run: loss, times and throughput, as `training.fit` tells them.
-        weights: at the end, in Keras' order and shapes; rank 0's count.
-        sent: bytes that this rank sent in one step, by what they were (those of PyTorch's own
-            exchange are not counted).
-        held: bytes that this rank keeps from step to step, by what they are.
-        spans: of the last step of "data_parallel": phase, begin and end (s, one clock for all
-            ranks of a machine).
-        buckets: of the last step of "ddp", when watched: bytes of each bucket.
-    """
+    """What came out of a training with PyTorch, as one rank saw it."""
 
     way: str
     run: Run

@@ -30,16 +30,7 @@ PLACES = ("tcp", "file", "store")
 
 @dataclass(frozen=True)
 class Met:
-    """What one process tells of a rendezvous without MPI.
-
-    Args:
-        rank: which process (index).
-        place: "tcp", "file" or "store".
-        total: sum over all processes of rank + 1, by an allreduce.
-        seconds: from asking to have met the others (s).
-        keys: entries that the rendezvous held afterwards (count).
-        mpi_loaded: whether an MPI library is in the process's memory.
-    """
+    """What one process tells of a rendezvous without MPI."""
 
     rank: int
     place: str
@@ -56,16 +47,6 @@ def joined(
     """Join a Gloo group for the length of a block; all ranks must enter it.
 
     Gloo's own connections stay on loopback unless GLOO_SOCKET_IFNAME names another interface.
-
-    Args:
-        rank: this process (index).
-        ranks: number of processes (count).
-        url: the rendezvous, such as "tcp://127.0.0.1:29500" or "file:///shared/folder/name".
-        store: a torch.distributed store in place of a url; None for none.
-        timeout_s: when to give up, here and in every collective (s).
-
-    Yields:
-        None: `torch.distributed` may be used.
     """
     require_pytorch()
     import torch.distributed as dist
@@ -91,13 +72,6 @@ def joined_by_mpi(comm: Comm, timeout_s: float = 60.0) -> Iterator[None]:
 
     Rank 0 opens a port on loopback and MPI tells the others which one, so that nobody has to
     agree on a number or a file beforehand.
-
-    Args:
-        comm: the ranks; all must enter the block.
-        timeout_s: as in `joined` (s).
-
-    Yields:
-        None: `torch.distributed` may be used.
     """
     require_pytorch()
     store = listening(timeout_s, comm.size) if comm.rank == 0 else None
@@ -109,16 +83,7 @@ def joined_by_mpi(comm: Comm, timeout_s: float = 60.0) -> Iterator[None]:
 
 
 def listening(timeout_s: float, ranks: int = 1, door: socket.socket | None = None) -> Any:
-    """Open a key-value store on a port of loopback.
-
-    Args:
-        timeout_s: when a question without answer fails (s).
-        ranks: how many will use it (count).
-        door: a socket that listens already; None for one on a free port.
-
-    Returns:
-        torch.distributed.TCPStore: its `port` is what the others need.
-    """
+    """Open a key-value store on a port of loopback."""
     import torch.distributed as dist
 
     door = door or socket.create_server(("127.0.0.1", 0))
@@ -130,16 +95,7 @@ def listening(timeout_s: float, ranks: int = 1, door: socket.socket | None = Non
 
 
 def connected(port: int, timeout_s: float, ranks: int = 1) -> Any:
-    """Connect to the key-value store that another process has opened.
-
-    Args:
-        port: its port on loopback.
-        timeout_s: when a question without answer fails (s).
-        ranks: how many use it (count).
-
-    Returns:
-        torch.distributed.TCPStore: connected.
-    """
+    """Connect to the key-value store that another process has opened."""
     import torch.distributed as dist
 
     wait = timedelta(seconds=timeout_s)
@@ -154,19 +110,6 @@ def meet(
     Each process is told its rank, how many there are, and the place; nothing else. With "tcp"
     PyTorch's rank 0 listens on all network interfaces of the machine while the call lasts, with
     "store" on loopback only.
-
-    Args:
-        ranks: number of processes (count).
-        places: where they meet, one after the other: "tcp", "file", "store".
-        timeout_s: when to give up (s).
-
-    Returns:
-        list: for each process what it tells of each place.
-
-    Raises:
-        ValueError: when a place is not known.
-        RuntimeError: when a process fails or does not answer; the text ends with what it said.
-        MissingComponentError: when PyTorch is not installed.
     """
     require_count(ranks, "ranks")
     for place in places:

@@ -25,11 +25,7 @@ LAYOUTS = {"channels_first": "contiguous_format", "channels_last": "channels_las
 
 
 def require_pytorch() -> None:
-    """Say how to install PyTorch when it is not there.
-
-    Raises:
-        MissingComponentError: when it is not installed.
-    """
+    """Say how to install PyTorch when it is not there."""
     if importlib.util.find_spec("torch") is None:
         raise MissingComponentError(
             "PyTorch is an optional part and is not installed. Run `make pytorch`."
@@ -37,18 +33,7 @@ def require_pytorch() -> None:
 
 
 def set_threads(threads: int | None = None) -> int:
-    """Set how many threads PyTorch divides one operation among.
-
-    Args:
-        threads: how many; None for OMP_NUM_THREADS, which a thread plan sets, or else as many as
-            this process may use logical CPUs (count).
-
-    Returns:
-        int: the number in use (count).
-
-    Raises:
-        ValueError: when it is not a count.
-    """
+    """Set how many threads PyTorch divides one operation among."""
     import torch
 
     if threads is None:
@@ -93,26 +78,12 @@ def build(weights: Sequence[np.ndarray], layout: str = "channels_first") -> torc
 
 
 def weights_of(net: torch.nn.Module) -> list[np.ndarray]:
-    """Read the net's weights.
-
-    Args:
-        net: made by `build`.
-
-    Returns:
-        list: copies, in Keras' order and shapes.
-    """
+    """Read the net's weights."""
     return pytorch_weights.to_keras([each.detach().numpy() for each in net.parameters()])
 
 
 def gradients_of(net: torch.nn.Module) -> list[np.ndarray]:
-    """Read the gradients that the last backward pass has left.
-
-    Args:
-        net: made by `build`.
-
-    Returns:
-        list: copies, in Keras' order and shapes.
-    """
+    """Read the gradients that the last backward pass has left."""
     return pytorch_weights.to_keras([each.grad.numpy() for each in net.parameters()])
 
 
@@ -121,13 +92,6 @@ def tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
 
     With one channel, height x width x 1 and 1 x height x width are the same bytes: nothing is
     copied but the labels, which PyTorch wants as 64-bit integers.
-
-    Args:
-        images: shape (batch, height, width, channels).
-        labels: shape (batch,).
-
-    Returns:
-        tuple: images of shape (batch, channels, height, width), and labels.
     """
     import torch
 
@@ -138,16 +102,7 @@ def tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
 def look(
     weights: Sequence[np.ndarray], images: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Give the logits of some images and the gradient of their mean loss.
-
-    Args:
-        weights: as `build` takes them.
-        images: shape (batch, 28, 28, 1).
-        labels: shape (batch,).
-
-    Returns:
-        tuple: logits of shape (batch, 10), and the gradients in Keras' order and shapes.
-    """
+    """Give the logits of some images and the gradient of their mean loss."""
     net = build(weights)
     import torch
 

@@ -28,15 +28,7 @@ if TYPE_CHECKING:
 class Parts:
     """The parts of a step on the ranks at hand, each from a barrier to the slowest rank.
 
-        exposed = together - compute
-
-    Args:
-        batch: images per rank (count).
-        nbytes: size of the gradients (bytes).
-        compute: forward and backward, without an exchange (`no_sync`).
-        gloo: Gloo's allreduce of all gradients, while nobody computes.
-        own: the course's allreduce of the same bytes over MPI.
-        together: for each size of the buckets, forward and backward with the exchange.
+    exposed = together - compute
     """
 
     batch: int
@@ -47,15 +39,7 @@ class Parts:
     together: dict[int | None, Timing]
 
     def exposed_s(self, cap_nbytes: int | None) -> float:
-        """Tell by how much the exchange makes a step longer, median of the turns.
-
-        Args:
-            cap_nbytes: a key of `together` (bytes).
-
-        Returns:
-            float: near `gloo` when nothing is hidden, near 0 when all is; it may be outside of
-            both where computing and sending disturb each other (s).
-        """
+        """Tell by how much the exchange makes a step longer, median of the turns."""
         # the times of one turn were measured after each other, so they share disturbances
         differences = np.subtract(self.together[cap_nbytes].seconds, self.compute.seconds)
         return float(np.median(differences))

@@ -20,18 +20,7 @@ from dlguide.parallel.pytorch_joining import Met, connected, joined, listening
 def take_part(
     rank: int, ranks: int, places: list[list[str]], timeout_s: float, door: int
 ) -> list[Met]:
-    """Meet the others at each place in turn and sum everybody's rank + 1.
-
-    Args:
-        rank: this process (index).
-        ranks: number of processes (count).
-        places: kind and address of each rendezvous; that of "store" is a port.
-        timeout_s: when to give up (s).
-        door: descriptor of the socket on which rank 0 opens the store.
-
-    Returns:
-        list: a `Met` for each place.
-    """
+    """Meet the others at each place in turn and sum everybody's rank + 1."""
     import torch
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
@@ -56,11 +45,7 @@ def take_part(
 
 
 def main(order: str) -> None:
-    """Do what ORDER says and print the result as one line of JSON.
-
-    Args:
-        order: the arguments of `take_part`, as JSON.
-    """
+    """Do what ORDER says and print the result as one line of JSON."""
     told = json.dumps([asdict(met) for met in take_part(**json.loads(order))])
     os.write(1, f"{told}\n".encode())
 

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 class Alone:
-    """One process computes the gradient of its samples and makes a step.
-
-    Args:
-        net: made by `pytorch_net.build`.
-        learning_rate: of SGD.
-        momentum: of SGD.
-    """
+    """One process computes the gradient of its samples and makes a step."""
 
     def __init__(self, net: torch.nn.Module, learning_rate: float, momentum: float) -> None:
         import torch
@@ -39,16 +33,7 @@ class Alone:
         self.spans: list[tuple[str, float, float]] = []  # phase, begin and end of the last step
 
     def step(self, images: np.ndarray, labels: np.ndarray, scale: float) -> float:
-        """Make one step.
-
-        Args:
-            images: this rank's, shape (samples, 28, 28, 1).
-            labels: this rank's, shape (samples,).
-            scale: 1 / samples of all ranks.
-
-        Returns:
-            float: this rank's part of the loss.
-        """
+        """Make one step."""
         self.optimizer.zero_grad()
         loss = self.loss(images, labels, scale)
         loss.backward()
@@ -57,16 +42,7 @@ class Alone:
         return float(loss.detach())
 
     def loss(self, images: np.ndarray, labels: np.ndarray, scale: float) -> torch.Tensor:
-        """Compute this rank's part of the loss.
-
-        Args:
-            images: as in `step`.
-            labels: as in `step`.
-            scale: as in `step`.
-
-        Returns:
-            torch.Tensor: a number from which a backward pass can begin.
-        """
+        """Compute this rank's part of the loss."""
         import torch
 
         if not len(labels):  # nothing to learn from, but the others wait for our zeros
@@ -79,11 +55,7 @@ class Alone:
         """Sum the gradients over ranks; here there is one."""
 
     def held(self) -> dict[str, int]:
-        """Count what this rank keeps from step to step.
-
-        Returns:
-            dict: bytes of weights, gradients and momentum, and of copies of gradients.
-        """
+        """Count what this rank keeps from step to step."""
         weights = list(self.net.parameters())
         gradients = [each.grad for each in weights if each.grad is not None]
         momenta = [
@@ -100,13 +72,6 @@ class OwnAllreduce(Alone):
 
     The gradients are views into one flat buffer, which NumPy and PyTorch share: nothing is
     copied.
-
-    Args:
-        net: made by `pytorch_net.build`, equal on all ranks.
-        learning_rate: of SGD.
-        momentum: of SGD.
-        comm: the ranks.
-        algorithm: of `dlguide.collectives.allreduce`.
     """
 
     def __init__(
@@ -144,14 +109,6 @@ class Distributed(Alone):
 
     It takes the *mean* over ranks. Where ranks have unequal parts, the mean of their means is not
     the mean of all samples; so the loss is multiplied by the ranks, and the mean becomes the sum.
-
-    Args:
-        net: made by `pytorch_net.build`; rank 0's weights are sent to all.
-        learning_rate: of SGD.
-        momentum: of SGD.
-        ranks: in the Gloo group, which must be joined (count).
-        cap_nbytes: size of a bucket; None for PyTorch's own (bytes).
-        views: whether gradients live in the buckets, or are copied there and back.
     """
 
     def __init__(

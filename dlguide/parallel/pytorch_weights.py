@@ -34,17 +34,7 @@ FLATTENED = (4, 4, 64)
 
 
 def to_pytorch(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Put Keras' weights into PyTorch's order.
-
-    Args:
-        arrays: eight arrays with the shapes of `SHAPES`, such as weights or their gradients.
-
-    Returns:
-        list: contiguous arrays in the order of the PyTorch net's parameters.
-
-    Raises:
-        ValueError: when they have other shapes.
-    """
+    """Put Keras' weights into PyTorch's order."""
     require_shapes(arrays)
     out = []
     for name, array in zip(SHAPES, arrays, strict=True):
@@ -60,17 +50,7 @@ def to_pytorch(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def to_keras(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Put the weights of the PyTorch net into Keras' order.
-
-    Args:
-        arrays: eight arrays in the order of the PyTorch net's parameters.
-
-    Returns:
-        list: contiguous arrays with the shapes of `SHAPES`.
-
-    Raises:
-        ValueError: when they are not the net's.
-    """
+    """Put the weights of the PyTorch net into Keras' order."""
     out = []
     for name, array in zip(SHAPES, arrays, strict=True):
         if array.ndim == 4:
@@ -87,26 +67,12 @@ def to_keras(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def require_shapes(arrays: Sequence[np.ndarray]) -> None:
-    """Say so when arrays are not the weights of "mnist_cnn" as Keras holds them.
-
-    Args:
-        arrays: what came.
-
-    Raises:
-        ValueError: when their shapes are not those of `SHAPES`.
-    """
+    """Say so when arrays are not the weights of "mnist_cnn" as Keras holds them."""
     shapes = [tuple(array.shape) for array in arrays]
     then = 'Take `nets.build("mnist_cnn").get_weights()`.'
     require(shapes == list(SHAPES.values()), "weights", "be those of mnist_cnn", shapes, then)
 
 
 def nbytes(arrays: Sequence[np.ndarray]) -> int:
-    """Add up the bytes of arrays.
-
-    Args:
-        arrays: of any shapes.
-
-    Returns:
-        int: their size (bytes).
-    """
+    """Add up the bytes of arrays."""
     return sum(array.nbytes for array in arrays)

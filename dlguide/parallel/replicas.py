@@ -106,15 +106,6 @@ class Replicas:
     they are. After a step `held` is what this rank `Held`, counted from the arrays that were
     there, `seconds` the time of each of `PHASES` (s), and `moved` what it has sent and received
     (bytes).
-
-    Args:
-        comm: the ranks; all make the same calls.
-        weights: arrays of equal shapes on all ranks; those of rank 0 count and are updated.
-        gradient: called on every rank with weights and arrays of its samples; returns their mean
-            loss, the gradients of that (one array for each weight), and the bytes of activations
-            that it held, 0 if unknown.
-        update: called on rank 0 with weights and gradients; changes the weights in place.
-        state: arrays that `update` keeps on rank 0.
     """
 
     def __init__(
@@ -133,18 +124,7 @@ class Replicas:
         self.moved = 0
 
     def step(self, arrays: Sequence[np.ndarray] | None = None) -> float:
-        """Make one step; collective. Moves 2 (p - 1) W and the samples of p - 1 ranks.
-
-        Args:
-            arrays: on rank 0 the samples of all ranks, such as images and labels, each with the
-                samples along its first axis; on the others not looked at.
-
-        Returns:
-            float: mean loss of all samples on rank 0, of its own on another.
-
-        Raises:
-            ValueError: on all ranks, when there are fewer samples than ranks.
-        """
+        """Make one step; collective. Moves 2 (p - 1) W and the samples of p - 1 ranks."""
         p, first = self.comm.size, self.comm.rank == 0
         self.seconds, self.moved = {}, 0
         samples = self.comm.bcast(len(arrays[0]) if first else None)

@@ -31,15 +31,6 @@ class Cell:
 def gpipe(stage: int, stages: int, microbatches: int) -> list[Work]:
     """Order the work of one stage as GPipe does: all forward, then all backward.
 
-    Args:
-        stage: which stage; every stage has the same order.
-        stages: number of stages (count).
-        microbatches: number of microbatches (count).
-
-    Returns:
-        list: pairs of "forward" or "backward" and the microbatch; the last one in is the first
-            one back.
-
     Source:
         Huang et al. 2018 (arXiv:1811.06965), figure 2.
 
@@ -55,14 +46,6 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> list
 
     Stage s lets p - 1 - s microbatches go ahead, then takes turns: one forward, one backward. So
     it never holds more than p - s of them, where GPipe holds all.
-
-    Args:
-        stage: which stage, 0 for the first.
-        stages: number of stages (count).
-        microbatches: number of microbatches (count).
-
-    Returns:
-        list: pairs of "forward" or "backward" and the microbatch.
 
     Source:
         Narayanan et al. 2019 (PipeDream, SOSP), section 3.2; here with one update a batch, as in
@@ -85,20 +68,7 @@ ORDERS: dict[str, Callable[[int, int, int], list[Work]]] = {
 
 
 def order(name: str, stage: int, stages: int, microbatches: int) -> list[Work]:
-    """List the work of one stage by the name of the schedule.
-
-    Args:
-        name: "gpipe" or "1f1b".
-        stage: which stage, 0 for the first.
-        stages: number of stages (count).
-        microbatches: number of microbatches (count).
-
-    Returns:
-        list: pairs of "forward" or "backward" and the microbatch.
-
-    Raises:
-        ValueError: when the name is unknown or a number is out of range.
-    """
+    """List the work of one stage by the name of the schedule."""
     require_known(name, ORDERS, "schedule")
     require_count(stages, "stages")
     require_count(microbatches, "microbatches")
@@ -160,16 +130,6 @@ def bubble(stages: int, microbatches: int) -> float:
 
     Leaves out messages and stages of unequal time; `waiting` counts them in a list of cells.
 
-    Args:
-        stages: number of stages p (count).
-        microbatches: number of microbatches m (count).
-
-    Returns:
-        float: share of the step, 0 to 1.
-
-    Raises:
-        ValueError: when a count is below 1.
-
     Source:
         Huang et al. 2018 (arXiv:1811.06965), section 2.3.
 
@@ -185,15 +145,6 @@ def waiting(cells: Iterable[Cell]) -> float:
     """Count the share of the time in which stages do not work, in any list of cells.
 
     Messages, unequal stages and all other delays count as waiting.
-
-    Args:
-        cells: of all stages of one step, predicted or measured.
-
-    Returns:
-        float: share of the step, 0 to 1.
-
-    Raises:
-        ValueError: when there is no cell.
     """
     cells = list(cells)
     require(bool(cells), "cells", "hold at least one cell", cells)
@@ -206,12 +157,6 @@ def in_flight(cells: Iterable[Cell]) -> tuple[int, ...]:
     """Count for each stage how many microbatches it holds at most.
 
     A microbatch is held from its forward to its backward: so long its activations are needed.
-
-    Args:
-        cells: of all stages of one step, predicted or measured.
-
-    Returns:
-        tuple: largest number of microbatches, one count for each stage.
     """
     most = []
     by_stage = sorted(cells, key=lambda cell: (cell.stage, cell.start_s))
@@ -225,14 +170,7 @@ def in_flight(cells: Iterable[Cell]) -> tuple[int, ...]:
 
 
 def overlapping(cells: Iterable[Cell]) -> list[tuple[Cell, Cell]]:
-    """Find cells of one stage that lie on each other, which no schedule may have.
-
-    Args:
-        cells: of all stages of one step.
-
-    Returns:
-        list: pairs of neighbours that overlap; empty when all is well.
-    """
+    """Find cells of one stage that lie on each other, which no schedule may have."""
     ordered = sorted(cells, key=lambda cell: (cell.stage, cell.start_s))
     return [
         (one, other)

@@ -37,18 +37,7 @@ Update = Callable[[np.ndarray, np.ndarray], None]
 
 @dataclass(frozen=True)
 class Served:
-    """What one rank did in a training with parameter servers.
-
-    Args:
-        rank: rank of the communicator (index).
-        role: "worker" or "server".
-        updates: a server's updates; 0 for a worker (count).
-        left_out: gradients that came too late for their step and were not used (count).
-        staleness: for each gradient that a server used, the updates since its weights were sent.
-        sent: bytes this rank sent.
-        seconds: time of the training on this rank (s).
-        waited_s: a worker's time between sending a gradient and having new weights (s).
-    """
+    """What one rank did in a training with parameter servers."""
 
     rank: int
     role: str

@@ -29,20 +29,6 @@ class ShardedOptimizer:
     Every rank must call, with weights of the same shapes. `sent_bytes` counts what this rank has
     sent so far.
 
-    Args:
-        weights: arrays of one dtype, equal on all ranks; they are changed in place.
-        comm: the ranks.
-        method: "sgd", "momentum" or "adam".
-        rate: learning rate.
-        momentum: share of the last step that "momentum" keeps.
-        beta1: how slowly "adam" forgets gradients.
-        beta2: how slowly "adam" forgets squared gradients.
-        epsilon: what "adam" adds below the line.
-
-    Raises:
-        ValueError: when the method is unknown, or on all ranks alike when the weights differ in
-            shape.
-
     Source:
         Rajbhandari et al. 2019 (arXiv:1910.02054), section 5.1; Adam: Kingma and Ba 2014
         (arXiv:1412.6980), in the form of Keras.
@@ -75,12 +61,7 @@ class ShardedOptimizer:
         return sum(array.nbytes for array in self.state)
 
     def step(self, gradients: Sequence[np.ndarray], samples: int) -> None:
-        """Update the weights of all ranks; every rank must call.
-
-        Args:
-            gradients: for each weight the sum over this rank's samples.
-            samples: samples of all ranks together (count).
-        """
+        """Update the weights of all ranks; every rank must call."""
         flat = np.concatenate([np.ravel(gradient) for gradient in gradients])
         flat = np.ascontiguousarray(flat, self.flat.dtype)
         gradient = reduce_scatter_ring(flat, self.comm) / samples
@@ -122,13 +103,6 @@ def bytes_sent(nbytes: int, ranks: int) -> float:
 
         2 (p - 1) / p n
 
-    Args:
-        nbytes: size of the weights (bytes).
-        ranks: number of ranks p (count).
-
-    Returns:
-        float: bytes sent by a rank, on average.
-
     >>> bytes_sent(100, 2)
     100.0
     """
@@ -137,18 +111,6 @@ def bytes_sent(nbytes: int, ranks: int) -> float:
 
 def memory_bytes(nbytes: int, ranks: int, method: str = "adam", sharded: bool = True) -> float:
     """Predict what weights, gradients and state take on a rank.
-
-    Args:
-        nbytes: size of the weights (bytes).
-        ranks: number of ranks (count).
-        method: "sgd", "momentum" or "adam".
-        sharded: whether the state is shared out.
-
-    Returns:
-        float: bytes on each rank, on average.
-
-    Raises:
-        ValueError: when the method is unknown.
 
     >>> memory_bytes(100, 4, "adam", sharded=False)
     400.0

@@ -32,18 +32,6 @@ class SplitNet:
     Left out: layers other than Dense, Conv2D, Flatten, and those that treat each channel on its
     own; Dropout must have a rate of 0.
 
-    Args:
-        model: a sequential Keras model that gives logits, equal on all ranks; it is not changed.
-        comm: the ranks over which the weights are cut.
-        rate: learning rate of SGD.
-        momentum: momentum of SGD.
-        replicas: ranks with the same part of other copies, over which gradients are added; None
-            for a single copy.
-
-    Raises:
-        ValueError: on all ranks alike, when a layer cannot be cut, or has fewer units or channels
-            than there are ranks.
-
     Source:
         Shoeybi et al. 2019 (arXiv:1909.08053), section 3: columns, then rows.
     """
@@ -77,14 +65,7 @@ class SplitNet:
         return sum(part.numpy().nbytes for part in self.variables)
 
     def __call__(self, images: np.ndarray) -> Any:
-        """Compute the logits of all images on all ranks.
-
-        Args:
-            images: the same on all ranks.
-
-        Returns:
-            Tensor: (batch, classes).
-        """
+        """Compute the logits of all images on all ranks."""
         import tensorflow as tf
 
         x = tf.convert_to_tensor(images, self.variables[0].dtype)
@@ -106,17 +87,7 @@ class SplitNet:
         return x if by_output else tensor.gathered(x, self.comm, self._told)
 
     def step(self, images: np.ndarray, labels: np.ndarray, samples: int | None = None) -> float:
-        """Train on one batch.
-
-        Args:
-            images: the batch, the same on all ranks that share the weights.
-            labels: one for each image.
-            samples: images of all replicas together, by which gradients are divided; None for
-                those of this batch.
-
-        Returns:
-            float: mean loss over the images of all replicas, the same on all ranks.
-        """
+        """Train on one batch."""
         import tensorflow as tf
 
         self.sent.clear()
@@ -137,11 +108,7 @@ class SplitNet:
         return float(loss[0]) / samples
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Put the weights of all ranks together; every rank must call.
-
-        Returns:
-            dict: kernel and bias of each layer, named "layer/kernel" and "layer/bias".
-        """
+        """Put the weights of all ranks together; every rank must call."""
         everyone = self.comm.allgather(
             {name: [part.numpy() for part in parts] for name, parts in self.parts.items()}
         )

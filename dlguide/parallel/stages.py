@@ -35,14 +35,6 @@ class StageCost:
 
         Without recomputation it keeps all activations of each microbatch that it holds. With it,
         the input of each, and all activations of the one that is on its way back.
-
-        Args:
-            held: microbatches held at the same time (count).
-            samples: samples of a microbatch (count).
-            recompute: keep only the input of the stage.
-
-        Returns:
-            int: bytes of activations; weights are in `weight_bytes`.
         """
         if recompute:
             return samples * (held * self.input_bytes + self.activation_bytes)
@@ -53,15 +45,6 @@ def cut_points(model: keras.Model) -> dict[str, Any]:
     """Find the layers after which a net falls into two parts that share one tensor only.
 
     In a chain every layer is one; in a residual net those between two blocks.
-
-    Args:
-        model: a functional or sequential Keras model with one input and one output.
-
-    Returns:
-        dict: for each such layer its output, in order; the last layer is not among them.
-
-    Raises:
-        ValueError: when the model has no graph, or several inputs or outputs.
     """
     graph = graph_of(model)
     one = len(graph.inputs) == len(graph.outputs) == 1
@@ -86,16 +69,6 @@ def cut(model: keras.Model, cuts: Sequence[str]) -> list[keras.Model]:
     """Cut a net after the named layers.
 
     The stages share their layers with the net, so weights are not copied.
-
-    Args:
-        model: a functional or sequential Keras model.
-        cuts: names of layers, in order; one fewer than there will be stages.
-
-    Returns:
-        list: one Keras model a stage.
-
-    Raises:
-        ValueError: when the net cannot be cut there, or two stages would share weights.
     """
     import keras
 
@@ -124,16 +97,6 @@ def balance(model: keras.Model, stages: int) -> tuple[str, ...]:
 
     Work is counted in flops of a training step (`nets.count`); real layers reach different
     speeds, so measured times of the stages say more.
-
-    Args:
-        model: a functional or sequential Keras model.
-        stages: number of stages (count).
-
-    Returns:
-        tuple: names of layers, as `cut` takes them.
-
-    Raises:
-        ValueError: when there are more stages than pieces that the net can be cut into.
     """
     require_count(stages, "stages")
     names = list(cut_points(model))
@@ -146,13 +109,6 @@ def balance(model: keras.Model, stages: int) -> tuple[str, ...]:
 
 def partition(work: Sequence[float], parts: int) -> list[int]:
     """Cut a list into parts in a row whose largest sum is least, by dynamic programming.
-
-    Args:
-        work: what each piece costs, in order.
-        parts: number of parts, none empty (count).
-
-    Returns:
-        list: for each part the place after its last piece.
 
     >>> partition([5, 1, 1, 1, 5], 3)
     [1, 4, 5]

@@ -21,16 +21,7 @@ Told = Callable[[str, str, int], None]
 
 
 def summed(part: Any, comm: Comm, told: Told | None = None) -> Any:
-    """Add up what all ranks have; backward each takes the gradient as it is.
-
-    Args:
-        part: this rank's share of a sum, a tensor of equal shape on all ranks.
-        comm: the ranks.
-        told: called with what is sent.
-
-    Returns:
-        Tensor: the sum, the same on all ranks.
-    """
+    """Add up what all ranks have; backward each takes the gradient as it is."""
     import tensorflow as tf
 
     @tf.custom_gradient
@@ -44,14 +35,6 @@ def copied(whole: Any, comm: Comm, told: Told | None = None) -> Any:
     """Hand on what all ranks have alike; backward their gradients are added up.
 
     Each rank uses the tensor for its own part of the work, so each knows a part of its gradient.
-
-    Args:
-        whole: a tensor, the same on all ranks.
-        comm: the ranks.
-        told: called with what is sent.
-
-    Returns:
-        Tensor: the same tensor.
     """
     import tensorflow as tf
 
@@ -64,16 +47,7 @@ def copied(whole: Any, comm: Comm, told: Told | None = None) -> Any:
 
 
 def gathered(part: Any, comm: Comm, told: Told | None = None) -> Any:
-    """Put the parts of the last dimension together; backward each takes its part.
-
-    Args:
-        part: this rank's part; parts may differ in their last dimension.
-        comm: the ranks.
-        told: called with what is sent.
-
-    Returns:
-        Tensor: the whole, the same on all ranks.
-    """
+    """Put the parts of the last dimension together; backward each takes its part."""
     import tensorflow as tf
 
     @tf.custom_gradient
@@ -94,16 +68,6 @@ def dense_by_column(
     """Compute this rank's columns of a dense layer, Y_r = X W_r + b_r.
 
     Forward no message. Backward one allreduce: every column has a part in the gradient of X.
-
-    Args:
-        inputs: (batch, inputs), the same on all ranks.
-        kernel: (inputs, own outputs), this rank's columns.
-        bias: (own outputs,).
-        comm: the ranks.
-        told: called with what is sent.
-
-    Returns:
-        Tensor: (batch, own outputs).
     """
     return copied(inputs, comm, told) @ kernel + bias
 
@@ -112,16 +76,6 @@ def dense_by_row(inputs: Any, kernel: Any, bias: Any, comm: Comm, told: Told | N
     """Compute a dense layer from this rank's rows, Y = sum of X_r W_r, + b.
 
     Forward one allreduce. Backward no message: all ranks know the gradient of Y.
-
-    Args:
-        inputs: (batch, own inputs).
-        kernel: (own inputs, outputs), this rank's rows.
-        bias: (outputs,), the same on all ranks; added once, after the sum.
-        comm: the ranks.
-        told: called with what is sent.
-
-    Returns:
-        Tensor: (batch, outputs), the same on all ranks.
     """
     return summed(inputs @ kernel, comm, told) + bias
 
@@ -135,20 +89,7 @@ def convolution_by_output(
     padding: str = "valid",
     told: Told | None = None,
 ) -> Any:
-    """Compute this rank's output channels of a convolution; messages as `dense_by_column`.
-
-    Args:
-        images: (batch, height, width, channels), the same on all ranks.
-        kernel: (k, k, channels, own filters).
-        bias: (own filters,).
-        comm: the ranks.
-        stride: of the kernel in both directions (pixels).
-        padding: "valid" or "same".
-        told: called with what is sent.
-
-    Returns:
-        Tensor: (batch, height, width, own filters).
-    """
+    """Compute this rank's output channels of a convolution; messages as `dense_by_column`."""
     import tensorflow as tf
 
     whole = copied(images, comm, told)
@@ -164,20 +105,7 @@ def convolution_by_input(
     padding: str = "valid",
     told: Told | None = None,
 ) -> Any:
-    """Compute a convolution from this rank's input channels; messages as `dense_by_row`.
-
-    Args:
-        images: (batch, height, width, own channels).
-        kernel: (k, k, own channels, filters).
-        bias: (filters,), the same on all ranks; added once, after the sum.
-        comm: the ranks.
-        stride: of the kernel in both directions (pixels).
-        padding: "valid" or "same".
-        told: called with what is sent.
-
-    Returns:
-        Tensor: (batch, height, width, filters), the same on all ranks.
-    """
+    """Compute a convolution from this rank's input channels; messages as `dense_by_row`."""
     import tensorflow as tf
 
     part = tf.nn.conv2d(images, kernel, stride, padding.upper())
@@ -185,18 +113,7 @@ def convolution_by_input(
 
 
 def columns(kernel: np.ndarray, comm: Comm) -> np.ndarray:
-    """Take this rank's columns of a dense kernel, or output channels of a convolution's.
-
-    Args:
-        kernel: the whole kernel, or bias; its last dimension is cut.
-        comm: the ranks.
-
-    Returns:
-        numpy.ndarray: a view.
-
-    Raises:
-        ValueError: when there are more ranks than columns.
-    """
+    """Take this rank's columns of a dense kernel, or output channels of a convolution's."""
     return kernel[..., share(kernel.shape[-1], comm.size, comm.rank, "units")]
 
 

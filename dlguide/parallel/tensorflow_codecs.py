@@ -13,30 +13,12 @@ from dlguide.parallel.codecs import BFloat16, Codec, OneBit, Threshold, TopK, co
 
 
 def encode(codec: Codec, tensor: Any) -> tuple[Any, ...]:
-    """Write a tensor as a message.
-
-    Args:
-        codec: how.
-        tensor: of a known shape, float32 or float64.
-
-    Returns:
-        tuple: tensors of one dimension.
-    """
+    """Write a tensor as a message."""
     return _CODECS[type(codec)][0](codec, tensor)
 
 
 def decode(codec: Codec, message: Sequence[Any], shape: Any, dtype: Any) -> Any:
-    """Read a message.
-
-    Args:
-        codec: how it was written.
-        message: what `encode` wrote.
-        shape: of the tensor.
-        dtype: of the tensor.
-
-    Returns:
-        tf.Tensor: as it came through.
-    """
+    """Read a message."""
     import tensorflow as tf
 
     return tf.reshape(_CODECS[type(codec)][1](codec, message, tuple(shape), dtype), shape)

@@ -14,13 +14,7 @@ from typing import Any
 
 
 def serve(cluster: dict[str, list[str]], role: str, index: int) -> None:
-    """Be a worker or a parameter server until the process is ended.
-
-    Args:
-        cluster: addresses by role: chief, worker, ps.
-        role: "worker" or "ps".
-        index: which of them (index).
-    """
+    """Be a worker or a parameter server until the process is ended."""
     import tensorflow as tf
 
     server = tf.distribute.Server(
@@ -35,14 +29,6 @@ def coordinate(cluster: dict[str, list[str]], work: dict[str, Any]) -> dict[str,
     The variables lie on the servers. A step reads them, computes a gradient, and subtracts it:
     asynchronous SGD. The net is plain TensorFlow variables, because Keras 3 does not support
     this strategy.
-
-    Args:
-        cluster: addresses by role.
-        work: steps, batch, rate, samples, hidden and seed.
-
-    Returns:
-        dict: seconds, accuracy on the test images, steps, updates counted on the server, and
-        where each variable lies.
     """
     import tensorflow as tf
 
@@ -107,11 +93,7 @@ def coordinate(cluster: dict[str, list[str]], work: dict[str, Any]) -> dict[str,
 
 
 def main(order: dict[str, Any]) -> None:
-    """Do what ORDER says; the chief prints its result as one line of JSON.
-
-    Args:
-        order: role, index, cluster, and work for the chief.
-    """
+    """Do what ORDER says; the chief prints its result as one line of JSON."""
 
     def end_with_the_parent() -> None:
         sys.stdin.read()

@@ -22,18 +22,7 @@ from dlguide.checks import require_count, require_positive
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of a training with TensorFlow's parameter servers.
-
-    Args:
-        workers: number of workers (count).
-        servers: number of parameter servers (count).
-        steps: steps handed out (count).
-        updates: updates that the server counted (count).
-        batch: images of a step (count).
-        seconds: time of all steps but the first (s).
-        accuracy: on the test images, 0 to 1.
-        places: the task that each variable lies on, by name.
-    """
+    """What came out of a training with TensorFlow's parameter servers."""
 
     workers: int
     servers: int
@@ -159,14 +148,7 @@ def _tail(file: Any) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that are free now; all are held until the last one is found.
-
-    Args:
-        count: how many (count).
-
-    Returns:
-        list: their numbers, all different.
-    """
+    """Find ports that are free now; all are held until the last one is found."""
     with contextlib.ExitStack() as held:
         found = []
         for _ in range(count):

@@ -108,9 +108,6 @@ class Lab:
     One process imports TensorFlow, once, in some seconds; each worker is a fork of it. Nothing
     outlives the lab or the process that made it, not even after a SIGKILL. While workers of a
     trial run, TensorFlow's servers answer on all network interfaces, without encryption.
-
-    Raises:
-        RuntimeError: when TensorFlow cannot be imported; the text ends with what it said.
     """
 
     def __init__(self) -> None:
@@ -152,24 +149,7 @@ class Lab:
         grace_s: float = 3.0,
         environment: Mapping[str, str] | None = None,
     ) -> Outcome:
-        """Call a function in new processes and say how each of them ended.
-
-        Args:
-            function: called on every worker; it imports TensorFlow itself. What it returns must
-                be plain values or NumPy arrays.
-            arguments: for the function.
-            workers: number of processes (count); with more than one each gets TF_CONFIG.
-            threads: threads of TensorFlow within one operation, in each process (count).
-            limit_s: when the workers that still run are ended (s).
-            grace_s: how long the others may go on after one did not answer (s).
-            environment: further variables of the workers; they win over the lab's.
-
-        Returns:
-            Outcome: of all workers.
-
-        Raises:
-            ValueError: when a number is out of range, or the lab is closed.
-        """
+        """Call a function in new processes and say how each of them ended."""
         import cloudpickle
 
         require_count(workers, "workers")

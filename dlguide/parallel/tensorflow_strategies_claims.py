@@ -29,15 +29,7 @@ POLICIES = ("AUTO", "FILE", "DATA", "OFF")
 
 @dataclass(frozen=True)
 class Trained:
-    """What one worker has after a training.
-
-    Args:
-        way: one of `WAYS`.
-        replicas: copies of the net over all workers (count).
-        losses: the mean over the global batch, at each step.
-        step_s: time of each step, reading included (s).
-        weights: of the net at the end, an array for each variable.
-    """
+    """What one worker has after a training."""
 
     way: str
     replicas: int
@@ -50,15 +42,6 @@ def split_cpu(devices: int = 2) -> list[str]:
     """Let TensorFlow see its one CPU as several devices, which share its threads.
 
     Must be called before TensorFlow has started.
-
-    Args:
-        devices: how many (count).
-
-    Returns:
-        list: their names.
-
-    Raises:
-        RuntimeError: when TensorFlow has started.
     """
     import tensorflow as tf
 
@@ -71,21 +54,7 @@ def split_cpu(devices: int = 2) -> list[str]:
 def strategy(
     way: str, devices: int = 2, reduction: str | None = None, communication: str = "AUTO"
 ) -> tf.distribute.Strategy:
-    """Make a strategy, in a process in which TensorFlow has not started.
-
-    Args:
-        way: one of `WAYS`; "alone" and "horovod" take TensorFlow's default, which shares nothing.
-        devices: of "mirrored": into how many the CPU is split (count).
-        reduction: of "mirrored": one of `REDUCTIONS`, or None for TensorFlow's choice.
-        communication: of "multi_worker": "AUTO", "RING" or "NCCL".
-
-    Returns:
-        tf.distribute.Strategy: ready for `scope` and `run`.
-
-    Raises:
-        ValueError: when a name is not known.
-        RuntimeError: when TensorFlow has started.
-    """
+    """Make a strategy, in a process in which TensorFlow has not started."""
     import tensorflow as tf
 
     require_known(way, WAYS, "way")
@@ -208,32 +177,13 @@ def slowest(trained: Sequence[Trained], warmup: int = 3) -> Timing:
 
 
 def distance(first: Trained, second: Trained) -> float:
-    """Return the largest difference of any weight between two trainings.
-
-    Args:
-        first: one of them.
-        second: the other, of the same net.
-
-    Returns:
-        float: 0.0 when they are equal.
-    """
+    """Return the largest difference of any weight between two trainings."""
     pairs = zip(first.weights, second.weights, strict=True)
     return max(float(abs(one - other).max()) for one, other in pairs)
 
 
 def sharded(batches: tf.data.Dataset, policy: str) -> tf.data.Dataset:
-    """Set how a strategy shares a data set out to its workers.
-
-    Args:
-        batches: the data set, batched with the global batch.
-        policy: one of `POLICIES`: by files, by elements, not at all, or TensorFlow's choice.
-
-    Returns:
-        tf.data.Dataset: the same, with this policy.
-
-    Raises:
-        ValueError: when there is no such policy.
-    """
+    """Set how a strategy shares a data set out to its workers."""
     import tensorflow as tf
 
     require_known(policy, POLICIES, "policy")
@@ -243,20 +193,7 @@ def sharded(batches: tf.data.Dataset, policy: str) -> tf.data.Dataset:
 
 
 def samples_seen(policy: str, files: int = 0, samples: int = 12, batch: int = 4) -> list[list[int]]:
-    """Return the numbers of the samples that this worker gets, step by step.
-
-    Args:
-        policy: one of `POLICIES`.
-        files: write the samples to so many TFRecord files first (count); 0 keeps them in memory.
-        samples: numbered from 0 on (count).
-        batch: the global batch (count).
-
-    Returns:
-        list: for each step the numbers in this worker's part of the batch.
-
-    Raises:
-        ValueError: when there is no such policy.
-    """
+    """Return the numbers of the samples that this worker gets, step by step."""
     import tensorflow as tf
 
     scheme = strategy("multi_worker")

@@ -94,12 +94,7 @@ def _fork(order: dict[str, Any]) -> int:
 
 
 def answer(folder: str) -> None:
-    """Call the function in the folder's payload and leave what it returns, or its error.
-
-    Args:
-        folder: holds `payload`, a cloudpickle of (function, arguments); gets `answer`, a pickle of
-            (True, result) or (False, kind of the error, its text).
-    """
+    """Call the function in the folder's payload and leave what it returns, or its error."""
     import cloudpickle
 
     function, arguments = cloudpickle.loads(Path(folder, "payload").read_bytes())

@@ -74,15 +74,7 @@ class Trial:
 
 
 def first_weights(seed: int, hidden: int = 64) -> list[np.ndarray]:
-    """Draw the weights of 784 inputs, one hidden layer and 10 classes.
-
-    Args:
-        seed: the same on all ranks.
-        hidden: units of the hidden layer (count).
-
-    Returns:
-        list: weights and biases of both layers, float32.
-    """
+    """Draw the weights of 784 inputs, one hidden layer and 10 classes."""
     random, weights = np.random.default_rng(seed), []
     for inputs, outputs in ((784, hidden), (hidden, 10)):
         edge = np.sqrt(6 / (inputs + outputs))

@@ -55,15 +55,6 @@ def cut_off(step_s: np.ndarray) -> int:
     Without the last k of p, a step lasts as long as the (p - k)-th fastest worker and uses p - k
     gradients. Chosen is the k that uses the most gradients in a second over all steps.
 
-    Args:
-        step_s: measured time of each step of each worker, shaped (steps, workers), above 0 (s).
-
-    Returns:
-        int: k, from 0 to p - 1.
-
-    Raises:
-        ValueError: when the times are not such a table.
-
     Source:
         Teng and Wood, NeurIPS (2018), who predict the times by a model; the thesis, 3.2.3.
 

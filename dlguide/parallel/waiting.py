@@ -67,12 +67,7 @@ class Setting:
 
 
 class Waiting:
-    """Gradients that have come and workers that have no answer yet.
-
-    Args:
-        leaders: the workers that speak to the server.
-        setting: mode, bound, leave_out and steps.
-    """
+    """Gradients that have come and workers that have no answer yet."""
 
     def __init__(self, leaders: list[int], setting: Setting) -> None:
         self.leaders = set(leaders)
@@ -89,15 +84,7 @@ class Waiting:
     def came(
         self, worker: int, step: int, version: int, samples: int, gradient: np.ndarray
     ) -> None:
-        """Note a gradient.
-
-        Args:
-            worker: who sent it.
-            step: the worker's step.
-            version: updates that its weights had seen (count).
-            samples: samples it is the mean of (count).
-            gradient: the server's part of it.
-        """
+        """Note a gradient."""
         self.clock[worker] = step + 1
         self.unanswered.add(worker)
         if self.mode == "synchronous" and step < self.done_steps:
@@ -106,11 +93,7 @@ class Waiting:
             self.gathered.setdefault(step, {})[worker] = (version, samples, gradient)
 
     def finished(self, worker: int) -> None:
-        """Note that a worker sends no more.
-
-        Args:
-            worker: the worker.
-        """
+        """Note that a worker sends no more."""
         self.leaders.discard(worker)
 
     def ready_updates(self) -> Iterator[list[Gradient]]:

@@ -31,18 +31,7 @@ _MARKS = "os^vD*PX<>hp"
 def budget(
     parts: Mapping[str, Mapping[str, float]], path: str | os.PathLike | None = None
 ) -> Figure:
-    """Draw what the time of a step is made of, one bar for each case.
-
-    Args:
-        parts: for each case the names of its parts and their seconds, in the order of drawing.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: horizontal bars, the first case on top; the whole time stands at their ends.
-
-    Raises:
-        ValueError: when there is no case, or one has other parts than the first.
-    """
+    """Draw what the time of a step is made of, one bar for each case."""
     require(bool(parts), "parts", "hold at least one case", {})
     names = list(next(iter(parts.values())))
     for case, one in parts.items():
@@ -76,19 +65,7 @@ def error_feedback(
     sent: Mapping[str, Sequence[float]],
     path: str | os.PathLike | None = None,
 ) -> Figure:
-    """Draw for some numbers of a gradient what was given so far, what was sent, and what waits.
-
-    Args:
-        given: for each title the gradient's number at every step.
-        sent: the same titles, what was sent of it at every step.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: one panel each; sums over steps; the grey area between both lines is the error.
-
-    Raises:
-        ValueError: when there is nothing to draw, or titles or steps differ.
-    """
+    """Draw for some numbers of a gradient what was given so far, what was sent, and what waits."""
     require(bool(given), "given", "hold at least one number", {})
     require(list(given) == list(sent), "sent", f"have the titles {list(given)}", list(sent))
     for title, one in given.items():
@@ -119,19 +96,7 @@ def error_feedback(
 def accuracy_and_bytes(
     trials: Mapping[str, Sequence[Any]], path: str | os.PathLike | None = None
 ) -> Figure:
-    """Draw the accuracy that each way reached against the bytes of a step.
-
-    Args:
-        trials: for each way its trainings, one for each seed, with `accuracy` (the last counts)
-            and `nbytes_per_step`.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: a small mark for each training; a line joins those of one way.
-
-    Raises:
-        ValueError: when there is nothing to draw, or a way without a training.
-    """
+    """Draw the accuracy that each way reached against the bytes of a step."""
     filled = bool(trials) and all(len(each) > 0 for each in trials.values())
     require(filled, "trials", "hold a training of every way", dict(trials))
     points = {
@@ -157,18 +122,7 @@ def accuracy_and_bytes(
 def seconds_on_links(
     seconds: Mapping[str, Mapping[str, float | None]], path: str | os.PathLike | None = None
 ) -> Figure:
-    """Draw how long each way takes on each link.
-
-    Args:
-        seconds: for each way the links and their seconds; None where it never gets there.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: a group of points for each way on a logarithmic axis, one mark for each link.
-
-    Raises:
-        ValueError: when there is nothing to draw, or a way has other links than the first.
-    """
+    """Draw how long each way takes on each link."""
     require(bool(seconds), "seconds", "hold at least one way", {})
     links = list(next(iter(seconds.values())))
     for way, one in seconds.items():

@@ -30,12 +30,7 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = (
 
 
 def legend(axes: Axes, **place: Any) -> None:
-    """Draw a legend of one row without a frame, each label once.
-
-    Args:
-        axes: the panel.
-        place: where, as `Axes.legend` takes it.
-    """
+    """Draw a legend of one row without a frame, each label once."""
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(
         handles.values(), handles.keys(), frameon=False, ncols=4, columnspacing=1.0, **place
@@ -43,20 +38,12 @@ def legend(axes: Axes, **place: Any) -> None:
 
 
 def legend_below(axes: Axes) -> None:
-    """Draw the legend under the panel.
-
-    Args:
-        axes: the panel.
-    """
+    """Draw the legend under the panel."""
     legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=8)
 
 
 def legend_above(axes: Axes) -> None:
-    """Draw the legend over the panel.
-
-    Args:
-        axes: the panel.
-    """
+    """Draw the legend over the panel."""
     legend(axes, loc="lower right", bbox_to_anchor=(1.0, 0.97), fontsize=8)
 
 
@@ -108,15 +95,7 @@ def _words(figure: Figure) -> str:
 
 
 def written(figure: Figure, path: str | os.PathLike | None) -> Figure:
-    """Write a figure to a file, if one is named.
-
-    Args:
-        figure: the figure.
-        path: the file, its ending names the format; None for none.
-
-    Returns:
-        Figure: the same.
-    """
+    """Write a figure to a file, if one is named."""
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure

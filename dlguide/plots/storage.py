@@ -133,14 +133,7 @@ def felt_times(
 
 
 def limits(points: Points) -> list[tuple[str, float, float]]:
-    """List which part limits from where to where.
-
-    Args:
-        points: place on the x axis and seconds by part, in order.
-
-    Returns:
-        list: (part, first place, last place).
-    """
+    """List which part limits from where to where."""
     slowest = [(max(parts, key=parts.__getitem__), place) for place, parts in points]
     runs = [list(run) for _, run in itertools.groupby(slowest, key=lambda each: each[0])]
     return [(run[0][0], run[0][1], run[-1][1]) for run in runs]

@@ -42,17 +42,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Demand:
-    """What must arrive so that the training never waits.
-
-    Args:
-        samples_per_node: samples that one node reads in the whole run (count).
-        samples_per_s_per_node: samples that one node reads (1/s).
-        samples_per_s: samples that all nodes read together (1/s).
-        bytes_per_s_per_node: bytes that one node reads (bytes/s).
-        bytes_per_s: bytes that all nodes read together (bytes/s).
-        opens_per_s_per_node: files that one node opens (1/s).
-        opens_per_s: files that all nodes open together (1/s).
-    """
+    """What must arrive so that the training never waits."""
 
     samples_per_node: float
     samples_per_s_per_node: float

@@ -13,15 +13,7 @@ from dlguide.checks import require, require_count, require_positive
 
 @dataclass(frozen=True)
 class Exchange:
-    """What an epoch costs when each node keeps a part.
-
-    Args:
-        kept_nbytes: bytes that one node keeps (bytes).
-        fetched_nbytes: bytes that one node fetches from others in an epoch (bytes).
-        total_nbytes: bytes over the network in an epoch, in all (bytes).
-        messages: samples that one node fetches in an epoch (count).
-        seconds: time of a node's fetching in an epoch, nothing else on its link (s).
-    """
+    """What an epoch costs when each node keeps a part."""
 
     kept_nbytes: float
     fetched_nbytes: float
@@ -75,16 +67,7 @@ def exchange(
 
 
 def copies_that_fit(nbytes: float, nodes: int, room_nbytes: float) -> int:
-    """Count how many copies of a data set the nodes together have room for.
-
-    Args:
-        nbytes: size of the data set (bytes).
-        nodes: nodes (count).
-        room_nbytes: room on each (bytes).
-
-    Returns:
-        int: copies, at most one on each node; 0 when not even one fits.
-    """
+    """Count how many copies of a data set the nodes together have room for."""
     room = require_count(nodes, "nodes") * require_positive(room_nbytes, "room_nbytes")
     return min(nodes, int(room // require_positive(nbytes, "nbytes")))
 
@@ -95,14 +78,6 @@ def shared_bytes(nbytes: float, nodes: int, epochs: int) -> dict[str, float]:
     A copy of the whole to each node is not always less to read than reading each epoch: it is
     more when there are more nodes than epochs. It is then still few opens and in order, and one
     node that reads and sends to the others makes it one reading again.
-
-    Args:
-        nbytes: size of the data set (bytes).
-        nodes: nodes of the job (count).
-        epochs: epochs of the run (count).
-
-    Returns:
-        dict: bytes by the name of the way (bytes).
     """
     nbytes = require_positive(nbytes, "nbytes")
     return {

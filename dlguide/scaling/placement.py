@@ -23,14 +23,7 @@ _CROSSING = 8
 
 @dataclass(frozen=True)
 class Tier:
-    """A kind of storage that a data set may be put on.
-
-    Args:
-        name: what it is called.
-        room_nbytes: how much of it may be used (bytes).
-        per_node: True where each node has so much for itself, False where all share it.
-        latency_s: time of one small read (s).
-    """
+    """A kind of storage that a data set may be put on."""
 
     name: str
     room_nbytes: float
@@ -44,17 +37,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class Published:
-    """A row of the published table of storages, with what is known to be wrong in it.
-
-    Args:
-        name: kind of storage.
-        latency_s: latency as printed (s).
-        latency_range_s: (least, most) as measured elsewhere (s); equal to what is printed where
-            nothing speaks against it.
-        reads_per_s: random reads (1/s); None where the table has none.
-        room_nbytes: largest device of its time (bytes).
-        doubt: what is wrong with the row; empty where nothing is.
-    """
+    """A row of the published table of storages, with what is known to be wrong in it."""
 
     name: str
     latency_s: float
@@ -86,12 +69,6 @@ _DOUBTS = {
 def published(folder: str | os.PathLike | None = None) -> tuple[Published, ...]:
     """Read the published table of storages and mark the rows that must not be used as printed.
 
-    Args:
-        folder: the data folder; None looks for it.
-
-    Returns:
-        tuple: one `Published` per row, in the order of the table.
-
     Source:
         Awan, Subramoni, Panda, tutorial High Performance Distributed Deep Learning (2017), table
         of storage technologies. The doubts about NVRAM and 3D XPoint are ours.
@@ -107,15 +84,7 @@ def published(folder: str | os.PathLike | None = None) -> tuple[Published, ...]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a data set goes.
-
-    Args:
-        tier: name of the storage.
-        whole: True where each node, or the shared storage, holds all of it; False where each
-            node keeps a part and fetches the rest from the others.
-        share_nbytes: bytes on each node, or in all on a shared storage (bytes).
-        reasons: one sentence for each storage looked at, in order.
-    """
+    """Where a data set goes."""
 
     tier: str
     whole: bool
@@ -178,14 +147,7 @@ def place(nbytes: float, tiers: Sequence[Tier], nodes: int, parts: bool = False)
 
 @dataclass(frozen=True)
 class Striping:
-    """How the files of a data set are to be spread over a file system's targets.
-
-    Args:
-        count: targets that one file is spread over (count); 0 where the user sets nothing.
-        stripe_nbytes: bytes on one target before the next one follows (bytes); 0 as above.
-        line: the command, to be given before the files are written; empty where there is none.
-        reasons: why, one sentence each.
-    """
+    """How the files of a data set are to be spread over a file system's targets."""
 
     count: int
     stripe_nbytes: int
@@ -254,13 +216,6 @@ def crossing_fraction(sample_nbytes: float, stripe_nbytes: float) -> float:
 
     A sample of b bytes at any byte of a stripe of s bytes reaches over its end from b - 1 of
     the s places: (b - 1) / s.
-
-    Args:
-        sample_nbytes: size of a sample (bytes).
-        stripe_nbytes: size of a stripe (bytes).
-
-    Returns:
-        float: the fraction, at most 1.
     """
     sample_nbytes = require_positive(sample_nbytes, "sample_nbytes")
     return min(1.0, (sample_nbytes - 1) / require_positive(stripe_nbytes, "stripe_nbytes"))

@@ -10,15 +10,7 @@ from dlguide.checks import require, require_count, require_known, require_positi
 
 @dataclass(frozen=True)
 class Reading:
-    """What all clients together do in an epoch.
-
-    Args:
-        files: files that hold the data (count).
-        file_nbytes: mean size of a file (bytes).
-        opens: files opened, by all clients together (count).
-        requests: read requests, by all clients together (count).
-        nbytes: bytes read, by all clients together (bytes).
-    """
+    """What all clients together do in an epoch."""
 
     files: int
     file_nbytes: float
@@ -34,16 +26,7 @@ class Reading:
 
 
 def one_file_each(samples: int, sample_nbytes: float, request_nbytes: float = 1 << 20) -> Reading:
-    """Describe an epoch in which every sample is a file of its own.
-
-    Args:
-        samples: samples in the data set (count).
-        sample_nbytes: mean size of a sample (bytes).
-        request_nbytes: largest read request (bytes).
-
-    Returns:
-        Reading: one open a sample, and as many requests as its size needs.
-    """
+    """Describe an epoch in which every sample is a file of its own."""
     samples = require_count(samples, "samples")
     nbytes = require_positive(sample_nbytes, "sample_nbytes")
     each = math.ceil(nbytes / require_positive(request_nbytes, "request_nbytes"))
@@ -63,17 +46,6 @@ def packed(
     "sequential": each client reads its own files or its own part of a file from begin to end, in
     requests of full size (TFRecord). "random": each client opens every file once and reads its
     samples one by one, wherever they lie (LMDB, HDF5).
-
-    Args:
-        samples: samples in the data set (count).
-        sample_nbytes: mean size of a sample (bytes).
-        files: files that they are packed into (count).
-        clients: nodes that read (count).
-        access: "sequential" or "random".
-        request_nbytes: largest read request (bytes).
-
-    Returns:
-        Reading: the opens, requests and bytes.
     """
     samples = require_count(samples, "samples")
     sample_nbytes = require_positive(sample_nbytes, "sample_nbytes")

@@ -26,16 +26,6 @@ def copy_seconds(
     The second passes the data on from node to node in small pieces, all links at work at once.
     Leaves out opens and latency: the data must be packed.
 
-    Args:
-        nbytes: size of the data set b (bytes).
-        nodes: nodes of the job n (count).
-        shared_bytes_per_s: what the shared file system gives to all nodes (bytes/s).
-        link_bytes_per_s: speed of a node's link in one direction (bytes/s).
-        write_bytes_per_s: speed of writing to the storage of a node (bytes/s).
-
-    Returns:
-        dict: seconds by the name of the way, as in `peers.shared_bytes`.
-
     >>> {way: round(s) for way, s in copy_seconds(42e9, 448, 50e9, 1.25e9, 1e9).items()}
     {'each node copies all': 376, 'one reads and sends to all': 42, 'each node keeps a part': 1}
     """
@@ -60,14 +50,6 @@ def epochs_to_pay(copy_s: float, shared_epoch_s: float, local_epoch_s: float) ->
         copy_s + k * local_epoch_s < k * shared_epoch_s
 
     Times of reading only; where the net needs longer than the reading, nothing is won by a copy.
-
-    Args:
-        copy_s: time of the copy, before the first epoch (s).
-        shared_epoch_s: time to read an epoch from the shared file system (s).
-        local_epoch_s: time to read an epoch from the copy (s).
-
-    Returns:
-        float: the smallest such whole number; infinity when the copy is not quicker to read.
 
     >>> epochs_to_pay(42.0, 64.0, 1.0), epochs_to_pay(42.0, 1.0, 1.0)
     (1, inf)

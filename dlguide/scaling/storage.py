@@ -17,13 +17,7 @@ from dlguide.scaling.reading import Reading
 
 @dataclass(frozen=True)
 class Clients:
-    """The nodes that read, all alike.
-
-    Args:
-        count: number of nodes (count).
-        bytes_per_s: speed of a node's link to the storage (bytes/s).
-        in_flight: requests that one node has under way at once (count).
-    """
+    """The nodes that read, all alike."""
 
     count: int
     bytes_per_s: float
@@ -40,11 +34,6 @@ class Disk:
     """A disk, or memory, that each node has for itself.
 
     An open counts as one random read: it fetches the entry that says where the file lies.
-
-    Args:
-        bytes_per_s: speed of reading large blocks (bytes/s).
-        requests_per_s: random reads, with many under way (1/s).
-        latency_s: time of one small read (s).
     """
 
     bytes_per_s: float
@@ -55,15 +44,7 @@ class Disk:
         _all_positive(self, "bytes_per_s", "requests_per_s", "latency_s")
 
     def parts(self, reading: Reading, clients: Clients) -> dict[str, float]:
-        """Work out the time of each part; every node reads its part of the epoch by itself.
-
-        Args:
-            reading: what is read.
-            clients: the nodes; their link is not used.
-
-        Returns:
-            dict: seconds of each part by its name.
-        """
+        """Work out the time of each part; every node reads its part of the epoch by itself."""
         asked = (reading.opens + reading.requests) / clients.count
         return {
             "requests": asked / self.requests_per_s,
@@ -78,17 +59,6 @@ class Lustre:
 
     Leaves out requests that meet at one OST by chance while another has none, and samples that
     lie across the border of two stripes (see `placement.crossing_fraction`).
-
-    Args:
-        metadata_servers: servers that open files (count).
-        opens_per_s: files that one of them opens (1/s).
-        targets: OSTs (count).
-        bytes_per_s: speed of one OST (bytes/s).
-        requests_per_s: random reads of one OST (1/s).
-        latency_s: time of one small request over the network (s).
-        stripe_count: OSTs that one file is spread over (count).
-        stripe_nbytes: bytes on one OST before the next one follows (bytes).
-        total_bytes_per_s: what the network gives to all clients together (bytes/s).
     """
 
     metadata_servers: int
@@ -115,29 +85,13 @@ class Lustre:
         require(total > 0, "total_bytes_per_s", "be above 0", total, "Leave it out for no limit.")
 
     def busy(self, reading: Reading, clients: Clients) -> int:
-        """Count the targets that work at once: how far files, stripes and requests reach.
-
-        Args:
-            reading: what is read.
-            clients: the nodes.
-
-        Returns:
-            int: targets (count).
-        """
+        """Count the targets that work at once: how far files, stripes and requests reach."""
         stripes = min(self.stripe_count, math.ceil(reading.file_nbytes / self.stripe_nbytes))
         under_way = clients.count * clients.in_flight
         return min(self.targets, reading.files * stripes, under_way)
 
     def parts(self, reading: Reading, clients: Clients) -> dict[str, float]:
-        """Work out the time of each part; leaves out the servers' caches and other users.
-
-        Args:
-            reading: what is read.
-            clients: the nodes.
-
-        Returns:
-            dict: seconds of each part by its name.
-        """
+        """Work out the time of each part; leaves out the servers' caches and other users."""
         opened_s = reading.opens / (self.metadata_servers * self.opens_per_s)
         return {"metadata": opened_s, **_shared(self, reading, clients)}
 
@@ -147,16 +101,6 @@ class Gpfs:
     """GPFS: every node does metadata work, and the file system stripes every file by itself.
 
     Nothing is set by its user: the blocks of each file go over all servers in turn.
-
-    Args:
-        opens_per_s: files that one client opens by itself (1/s).
-        metadata_per_s: opens that the disks with the metadata allow in all (1/s).
-        targets: servers that hold data (count).
-        bytes_per_s: speed of one of them (bytes/s).
-        requests_per_s: random reads of one of them (1/s).
-        latency_s: time of one small request over the network (s).
-        block_nbytes: size of a block, fixed when the file system is made (bytes).
-        total_bytes_per_s: what the network gives to all clients together (bytes/s).
     """
 
     opens_per_s: float
@@ -177,28 +121,12 @@ class Gpfs:
         require(total > 0, "total_bytes_per_s", "be above 0", total, "Leave it out for no limit.")
 
     def busy(self, reading: Reading, clients: Clients) -> int:
-        """Count the servers that work at once.
-
-        Args:
-            reading: what is read.
-            clients: the nodes.
-
-        Returns:
-            int: servers (count).
-        """
+        """Count the servers that work at once."""
         blocks = reading.files * math.ceil(reading.file_nbytes / self.block_nbytes)
         return min(self.targets, blocks, clients.count * clients.in_flight)
 
     def parts(self, reading: Reading, clients: Clients) -> dict[str, float]:
-        """Work out the time of each part; leaves out locks on a directory that many write to.
-
-        Args:
-            reading: what is read.
-            clients: the nodes.
-
-        Returns:
-            dict: seconds of each part by its name.
-        """
+        """Work out the time of each part; leaves out locks on a directory that many write to."""
         opens_per_s = min(clients.count * self.opens_per_s, self.metadata_per_s)
         return {"metadata": reading.opens / opens_per_s, **_shared(self, reading, clients)}
 
@@ -240,16 +168,7 @@ class Epoch:
 
 
 def epoch(storage: Disk | Lustre | Gpfs, reading: Reading, clients: Clients) -> Epoch:
-    """Predict the time in which all clients together read an epoch.
-
-    Args:
-        storage: where the data lie.
-        reading: what is read: `reading.one_file_each(...)` or `reading.packed(...)`.
-        clients: the nodes that read.
-
-    Returns:
-        Epoch: both bounds of the time and the part that limits.
-    """
+    """Predict the time in which all clients together read an epoch."""
     parts = storage.parts(reading, clients)
     return Epoch(tuple(sorted(parts.items(), key=lambda part: -part[1])))
 

@@ -23,16 +23,7 @@ MOST_WORKERS = 4096
 class StrongFit:
     """The time of some work as a function of its global batch and its workers.
 
-        t(B, p) = fixed_s + image_s B / p + exchange_s shape(p)
-
-    Args:
-        fixed_s: what no worker is spared, however few images it has: starting kernels, weak use
-            of the device by a small batch, the update (s).
-        image_s: for each image of the batch of one worker (s).
-        exchange_s: coefficient of the exchange (s).
-        shape: how the exchange grows, one of `SHAPES`.
-        points: global batch, workers and time of each measurement.
-        errors: time of the model over the measured one, minus 1, same order (fractions).
+    t(B, p) = fixed_s + image_s B / p + exchange_s shape(p)
     """
 
     fixed_s: float
@@ -53,15 +44,7 @@ class StrongFit:
         )
 
     def parts(self, batch: float, workers: int) -> dict[str, float]:
-        """Tell what the time is made of.
-
-        Args:
-            batch: global batch, of all workers together (count).
-            workers: p (count).
-
-        Returns:
-            dict: fixed, images and exchange (s).
-        """
+        """Tell what the time is made of."""
         p = require_count(workers, "workers")
         require(0 < batch < math.inf, "batch", "be above 0", batch)
         return {
@@ -71,38 +54,15 @@ class StrongFit:
         }
 
     def seconds(self, batch: float, workers: int) -> float:
-        """Predict the time.
-
-        Args:
-            batch: global batch (count).
-            workers: p (count).
-
-        Returns:
-            float: time (s).
-        """
+        """Predict the time."""
         return math.fsum(self.parts(batch, workers).values())
 
     def speedup(self, batch: float, workers: int) -> float:
-        """Predict how many times sooner p workers have done the same work.
-
-        Args:
-            batch: global batch (count).
-            workers: p (count).
-
-        Returns:
-            float: the speed-up over one worker with the whole batch.
-        """
+        """Predict how many times sooner p workers have done the same work."""
         return self.seconds(batch, 1) / self.seconds(batch, workers)
 
     def best_workers(self, batch: float) -> int:
-        """Find where more workers make it slower, or bring less than 1 % for twice as many.
-
-        Args:
-            batch: global batch (count).
-
-        Returns:
-            int: the number of workers, a power of two.
-        """
+        """Find where more workers make it slower, or bring less than 1 % for twice as many."""
         p = 1
         while p < MOST_WORKERS:
             if self.seconds(batch, 2 * p) > 0.99 * self.seconds(batch, p):
@@ -111,14 +71,7 @@ class StrongFit:
         return p
 
     def most_speedup(self, batch: float) -> float:
-        """Predict the largest speed-up that any number of workers reaches.
-
-        Args:
-            batch: global batch (count).
-
-        Returns:
-            float: the speed-up, of Amdahl's kind: fixed and exchange are not divided.
-        """
+        """Predict the largest speed-up that any number of workers reaches."""
         return max(self.speedup(batch, p) for p in range(1, MOST_WORKERS + 1))
 
 

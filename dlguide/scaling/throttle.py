@@ -21,13 +21,6 @@ class Share:
 
     Each of the first four is the work of a part of the storage that does one thing after the
     other, whoever waits; the latency is time on the way, which requests spend side by side.
-
-    Args:
-        open_s: time of a metadata server for each open (s).
-        request_s: time of a target for each request (s).
-        open_as_request_s: the same for each open, on a disk that has no metadata server (s).
-        byte_s: time of the narrowest link or target for each byte (s).
-        latency_s: time on the way for each open and each request (s).
     """
 
     open_s: float = 0.0
@@ -41,16 +34,7 @@ class Share:
             require(0 <= value < float("inf"), name, "be at least 0 and finite", value)
 
     def parts(self, opens: int, requests: int, nbytes: float) -> dict[str, float]:
-        """Work out how long each part of the storage is busy.
-
-        Args:
-            opens: files opened (count).
-            requests: read requests (count).
-            nbytes: bytes read (bytes).
-
-        Returns:
-            dict: seconds by the name of the part.
-        """
+        """Work out how long each part of the storage is busy."""
         return {
             "metadata": opens * self.open_s,
             "requests": requests * self.request_s + opens * self.open_as_request_s,
@@ -58,17 +42,7 @@ class Share:
         }
 
     def least_s(self, opens: int, requests: int, nbytes: float, readers: int = 1) -> float:
-        """Predict the time of some reading from below: all parts work at once.
-
-        Args:
-            opens: files opened (count).
-            requests: read requests (count).
-            nbytes: bytes read (bytes).
-            readers: how many read side by side (count).
-
-        Returns:
-            float: seconds.
-        """
+        """Predict the time of some reading from below: all parts work at once."""
         on_the_way = (opens + requests) * self.latency_s / require_count(readers, "readers")
         return max(*self.parts(opens, requests, nbytes).values(), on_the_way)
 
@@ -79,9 +53,6 @@ class Throttle:
     Each part of the storage has a clock that says until when it is busy. A request goes to the
     end of each queue and then takes its latency: readers side by side share the bandwidth and
     overlap in the latency. The waiting sleeps, it uses no core.
-
-    Args:
-        share: what one client pays.
     """
 
     def __init__(self, share: Share) -> None:
@@ -90,13 +61,7 @@ class Throttle:
         self._lock = threading.Lock()
 
     def take(self, opens: int, requests: int, nbytes: float) -> None:
-        """Wait for some reading that has just been done.
-
-        Args:
-            opens: files opened (count).
-            requests: read requests (count).
-            nbytes: bytes read (bytes).
-        """
+        """Wait for some reading that has just been done."""
         now = perf_counter()
         with self._lock:
             done = now

@@ -16,14 +16,7 @@ from dlguide.cluster.tasks import blocks
 
 @dataclass(frozen=True)
 class Bar:
-    """One task on one rank.
-
-    Args:
-        number: the task (index).
-        rank: who does it (index).
-        start_s: when it begins (s).
-        end_s: when it ends (s).
-    """
+    """One task on one rank."""
 
     number: int
     rank: int
@@ -40,16 +33,6 @@ def first_free(seconds: Sequence[float], ranks: int) -> list[Bar]:
     """Deal tasks in their order, each to the rank that is free first.
 
     Leaves out the time between two tasks, and that ranks of one machine slow each other down.
-
-    Args:
-        seconds: of each task (s).
-        ranks: how many share them (count).
-
-    Returns:
-        list: one bar per task, in their order.
-
-    Raises:
-        ValueError: when a time is negative or there is no rank.
 
     Source:
         Graham, Bounds on Multiprocessing Timing Anomalies, SIAM J. Appl. Math. 17 (1969): list
@@ -71,16 +54,6 @@ def first_free(seconds: Sequence[float], ranks: int) -> list[Bar]:
 def beforehand(seconds: Sequence[float], ranks: int) -> list[Bar]:
     """Deal tasks in blocks of equal numbers, without asking how long they take.
 
-    Args:
-        seconds: of each task (s).
-        ranks: how many share them (count).
-
-    Returns:
-        list: one bar per task, in their order.
-
-    Raises:
-        ValueError: when a time is negative or there is no rank.
-
     >>> makespan(beforehand([3, 1, 1, 1], ranks=2))
     4.0
     """
@@ -95,14 +68,7 @@ def beforehand(seconds: Sequence[float], ranks: int) -> list[Bar]:
 
 
 def makespan(bars: Sequence[Bar]) -> float:
-    """Return the time from the first begin to the last end.
-
-    Args:
-        bars: tasks on ranks; trials and outcomes have the same times.
-
-    Returns:
-        float: the makespan (s); 0.0 for no task.
-    """
+    """Return the time from the first begin to the last end."""
     if not bars:
         return 0.0
     return float(max(bar.end_s for bar in bars) - min(bar.start_s for bar in bars))
@@ -116,16 +82,6 @@ def bounds(seconds: Sequence[float], ranks: int) -> tuple[float, float]:
         max(S / p, L) <= makespan <= S / p + (1 - 1 / p) L
 
     No schedule at all beats the left side; so first free is never worse than twice the best.
-
-    Args:
-        seconds: of each task (s).
-        ranks: how many share them (count).
-
-    Returns:
-        tuple: the least and the most (s).
-
-    Raises:
-        ValueError: when a time is negative or there is no rank.
 
     Source:
         Graham 1969, as above.

@@ -209,14 +209,6 @@ class Halving:
 
 
 def survivors(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """Return the best trials that gave a score, the best first; of equal ones the first.
-
-    Args:
-        trials: of one rung.
-        count: at most so many.
-
-    Returns:
-        list: the survivors.
-    """
+    """Return the best trials that gave a score, the best first; of equal ones the first."""
     good = [trial for trial in trials if not trial.failed]
     return sorted(good, key=lambda trial: (trial.score, trial.number))[:count]

@@ -29,11 +29,7 @@ class Progress:
         self.live = show and (sys.stdout.isatty() or hasattr(sys.stdout, "topic"))
 
     def expect(self, trials: int) -> None:
-        """Note that a round begins.
-
-        Args:
-            trials: that it has (count).
-        """
+        """Note that a round begins."""
         self.expected += trials
 
     def tell(self, trial: Trial) -> None:

@@ -178,12 +178,6 @@ class Found:
 def value_text(value: Any) -> str:
     """Write a value with three digits where it is no whole number.
 
-    Args:
-        value: of a parameter.
-
-    Returns:
-        str: the text.
-
     >>> value_text(0.0123456), value_text(64), value_text("adam")
     ('0.0123', '64', 'adam')
     """
@@ -192,12 +186,6 @@ def value_text(value: Any) -> str:
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:
     """Write the parameters in one line.
-
-    Args:
-        parameters: a value for each.
-
-    Returns:
-        str: the text.
 
     >>> parameters_text({"rate": 0.1, "width": 32})
     'rate 0.1, width 32'

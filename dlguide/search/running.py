@@ -28,15 +28,7 @@ class Method(Protocol):
     """What gives trials in rounds: `Grid`, `Random`, `Halving`, `TPE`, or one of your own."""
 
     def rounds(self, space: Space, seed: int) -> Rounds:
-        """Give the proposals of each round; takes the trials of the round before.
-
-        Args:
-            space: for each parameter its kind.
-            seed: of the search.
-
-        Returns:
-            Rounds: a generator.
-        """
+        """Give the proposals of each round; takes the trials of the round before."""
 
 
 def run(
@@ -151,35 +143,13 @@ def _round(
 def attempt(
     objective: Objective, seed: int, item: tuple[Mapping[str, Any], int]
 ) -> tuple[float, ...]:
-    """Call an objective and return its scores; on the rank.
-
-    Args:
-        objective: what to call.
-        seed: of the search.
-        item: parameters and epochs.
-
-    Returns:
-        tuple: the score after each epoch, or the one score.
-
-    Raises:
-        ValueError: when what it returned is no number, no list of numbers, or ends in no finite
-            number.
-    """
+    """Call an objective and return its scores; on the rank."""
     parameters, epochs = item
     return scores(objective(parameters, epochs, seed))
 
 
 def scores(returned: Any) -> tuple[float, ...]:
     """Read what an objective returned.
-
-    Args:
-        returned: a number, or the numbers after each epoch.
-
-    Returns:
-        tuple: the numbers.
-
-    Raises:
-        ValueError: when it is something else, empty, or ends in no finite number.
 
     >>> scores([0.5, 0.25])
     (0.5, 0.25)

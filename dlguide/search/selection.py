@@ -19,17 +19,6 @@ def expected_least_error(error: float, images: int, trials: int) -> float:
     For n = 1 that is e; the more nets, the further below. Leaves out that real nets see the same
     images, and so err together: then it is nearer to e.
 
-    Args:
-        error: the true share of wrong answers e, from 0 to 1.
-        images: of the validation set m (count).
-        trials: how many nets n (count).
-
-    Returns:
-        float: the expected least error that is seen.
-
-    Raises:
-        ValueError: when an argument is out of range.
-
     >>> round(expected_least_error(0.5, 1, 3), 3)
     0.125
     """

@@ -22,16 +22,7 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """Images in three parts: to train on, to choose by, and to judge by in the end.
-
-    Args:
-        train: pixels in [0, 1], shape (images, 784).
-        train_labels: shape (images,).
-        validation: pixels, others than those of training.
-        validation_labels: shape (images,).
-        test: pixels that no choice has seen.
-        test_labels: shape (images,).
-    """
+    """Images in three parts: to train on, to choose by, and to judge by in the end."""
 
     train: np.ndarray
     train_labels: np.ndarray
@@ -42,19 +33,7 @@ class Images:
 
     @classmethod
     def of(cls, data: Dataset, train: int, validation: int) -> Images:
-        """Cut the first training images into two parts; the test images stay what they are.
-
-        Args:
-            data: images of 28 x 28 and labels.
-            train: images to train on (count).
-            validation: images to choose by, those after them (count).
-
-        Returns:
-            Images: copies, so that no more than these travel to ranks.
-
-        Raises:
-            ValueError: when there are not that many.
-        """
+        """Cut the first training images into two parts; the test images stay what they are."""
         there = len(data.train_labels)
         total = require_count(train, "train") + require_count(validation, "validation")
         require(total <= there, "train", f"leave {validation} of the {there} images", train)
@@ -111,15 +90,7 @@ def train(
 
 
 def first_weights(width: int, random: np.random.Generator) -> list[np.ndarray]:
-    """Draw the weights before training, uniform within Glorot's bounds, and biases of zero.
-
-    Args:
-        width: units of the hidden layer (count).
-        random: the source of chance.
-
-    Returns:
-        list: weights and biases of two layers, float32.
-    """
+    """Draw the weights before training, uniform within Glorot's bounds, and biases of zero."""
     found = []
     for inputs, outputs in ((784, width), (width, 10)):
         bound = np.sqrt(6 / (inputs + outputs))
@@ -129,16 +100,7 @@ def first_weights(width: int, random: np.random.Generator) -> list[np.ndarray]:
 
 
 def error(weights: Sequence[np.ndarray], images: np.ndarray, labels: np.ndarray) -> float:
-    """Return the share of images that a net takes for another digit.
-
-    Args:
-        weights: as `first_weights` draws them.
-        images: pixels, shape (images, 784).
-        labels: shape (images,).
-
-    Returns:
-        float: from 0 to 1; NaN when the weights are no numbers any more.
-    """
+    """Return the share of images that a net takes for another digit."""
     inner, inner_bias, outer, outer_bias = weights
     with np.errstate(all="ignore"):
         logits = np.maximum(images @ inner + inner_bias, 0) @ outer + outer_bias

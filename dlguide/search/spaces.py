@@ -216,14 +216,6 @@ def draw(space: Space, seed: int, number: int) -> dict[str, Any]:
 
     So trial 7 is the same whether 8 or 800 are made, and in whatever order they end.
 
-    Args:
-        space: for each parameter its kind.
-        seed: of the search.
-        number: of the trial (index).
-
-    Returns:
-        dict: a value for each parameter.
-
     >>> draw({"rate": LogUniform(0.01, 1.0)}, 0, 3) == draw({"rate": LogUniform(0.01, 1.0)}, 0, 3)
     True
     """
@@ -236,13 +228,6 @@ def grid(space: Space, points: int) -> list[dict[str, Any]]:
 
     Numbers take the middles of `points` equal parts of their interval (on their own scale); of
     whole numbers that coincide one is kept; a `Choice` takes all its values.
-
-    Args:
-        space: for each parameter its kind.
-        points: values of each number (count).
-
-    Returns:
-        list: points to the power of the number of parameters, where all are numbers.
     """
     require_count(points, "points")
     middles = [(point + 0.5) / points for point in range(points)]

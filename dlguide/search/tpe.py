@@ -88,15 +88,6 @@ class TPE:
         For each number: draw candidates from l, and take the one with the largest l / g. For a
         `Choice` one draw from l decides. The good are ceil(good * n) of n trials; what failed is
         among the others.
-
-        Args:
-            space: for each parameter its kind.
-            known: the trials so far.
-            seed: of the search.
-            number: of the trial (index).
-
-        Returns:
-            dict: a value for each parameter.
         """
         random = np.random.default_rng([seed, number, 1])
         order = sorted(known, key=lambda trial: (trial.failed, trial.score, trial.number))
@@ -129,38 +120,19 @@ class Parzen:
     s_i is the larger one of the distances to the neighbours (0 and 1 are the outermost ones'),
     at least 1 / min(100, n + 2), at most 1: wide where little is known. The flat part lets no
     place be impossible.
-
-    Args:
-        places: in [0, 1], increasing.
-        widths: of the bells.
     """
 
     places: np.ndarray
     widths: np.ndarray
 
     def density(self, at: np.ndarray) -> np.ndarray:
-        """Return the density.
-
-        Args:
-            at: places in [0, 1], shape (points,).
-
-        Returns:
-            np.ndarray: shape (points,).
-        """
+        """Return the density."""
         apart = (np.asarray(at, float)[:, None] - self.places) / self.widths
         bells = np.exp(-0.5 * apart**2) / (math.sqrt(2 * math.pi) * self.widths * self._inside())
         return (1 + bells.sum(axis=1)) / (len(self.places) + 1)
 
     def draw(self, random: np.random.Generator, points: int) -> np.ndarray:
-        """Draw places from the density.
-
-        Args:
-            random: the source of chance.
-            points: how many (count).
-
-        Returns:
-            np.ndarray: in [0, 1], shape (points,).
-        """
+        """Draw places from the density."""
         drawn = random.random(points)  # those of the flat part stay
         which = random.integers(len(self.places) + 1, size=points) - 1
         for point in np.flatnonzero(which >= 0):
@@ -182,49 +154,23 @@ class Shares:
     """The shares of values without order, as a density on [0, 1] with steps.
 
     Of k values, one that was seen c times of n has the share (c + 1) / (n + k).
-
-    Args:
-        shares: of each value, with sum 1.
     """
 
     shares: np.ndarray
 
     def density(self, at: np.ndarray) -> np.ndarray:
-        """Return the density.
-
-        Args:
-            at: places in [0, 1], shape (points,).
-
-        Returns:
-            np.ndarray: shape (points,).
-        """
+        """Return the density."""
         values = len(self.shares)
         return values * self.shares[np.minimum(values - 1, (np.asarray(at) * values).astype(int))]
 
     def draw(self, random: np.random.Generator, points: int) -> np.ndarray:
-        """Draw places from the density: the middles of the values' parts.
-
-        Args:
-            random: the source of chance.
-            points: how many (count).
-
-        Returns:
-            np.ndarray: in [0, 1], shape (points,).
-        """
+        """Draw places from the density: the middles of the values' parts."""
         values = len(self.shares)
         return (random.choice(values, points, p=self.shares) + 0.5) / values
 
 
 def estimator(kind: Kind, places: Sequence[float]) -> Parzen | Shares:
-    """Estimate how dense a parameter's values lie.
-
-    Args:
-        kind: of the parameter.
-        places: of the values that were seen, in [0, 1]; may be empty.
-
-    Returns:
-        Parzen | Shares: a density on [0, 1].
-    """
+    """Estimate how dense a parameter's values lie."""
     if isinstance(kind, Choice):
         values = len(kind.values)
         seen = np.bincount([int(place * values) for place in places], minlength=values)

@@ -22,13 +22,6 @@ def non_saturating(real: Any, fake: Any) -> tuple[Any, Any]:
     D is the sigmoid of the logits. The generator's has the fixed point of the minimax game, and
     pulls where that one is flat: where the discriminator is sure that a sample is false.
 
-    Args:
-        real: logits of true samples.
-        fake: logits of generated samples.
-
-    Returns:
-        tuple: loss of the discriminator and loss of the generator, scalars.
-
     Source:
         Goodfellow et al. 2014 (arXiv:1406.2661), equation 1 and section 3.
     """
@@ -43,13 +36,6 @@ def minimax(real: Any, fake: Any) -> tuple[Any, Any]:
 
         discriminator: -mean log D(real) - mean log(1 - D(fake))
         generator:                          mean log(1 - D(fake))
-
-    Args:
-        real: logits of true samples.
-        fake: logits of generated samples.
-
-    Returns:
-        tuple: loss of the discriminator and loss of the generator, scalars.
 
     Source:
         Goodfellow et al. 2014 (arXiv:1406.2661), equation 1.
@@ -77,20 +63,6 @@ def dense_pair(
     `conditions` both nets take so many more numbers at the end of their input (a label,
     one-hot), and the generator passes them on behind its sample, where the discriminator
     looks for them: a conditional GAN.
-
-    Args:
-        seed: seed of the first weights, at least 0.
-        features: numbers of a sample (count).
-        latent: random numbers that become a sample (count).
-        hidden: width of the hidden layers (count).
-        conditions: further numbers that both nets are told (count), 0 for none.
-        dtype: "float32" or "float64".
-
-    Returns:
-        tuple: generator and discriminator, not compiled; the discriminator gives a logit.
-
-    Raises:
-        ValueError: when a number is out of range.
 
     Source:
         Mirza and Osindero 2014 (arXiv:1411.1784), section 3.2, for the conditions.
@@ -121,14 +93,7 @@ def dense_pair(
 
 
 def rows_of(array: Any) -> Callable[[Any, int], Any]:
-    """Make a source of true samples from an array: rows at random, with replacement.
-
-    Args:
-        array: samples, shape (samples, ...).
-
-    Returns:
-        Callable: takes a seed (two whole numbers) and a number of samples, returns that many.
-    """
+    """Make a source of true samples from an array: rows at random, with replacement."""
     import tensorflow as tf
 
     held = tf.constant(array)
@@ -152,25 +117,6 @@ class Game:
 
     All ranks must play equally many steps. A step moves the bytes of both nets' gradients, and
     those of the discriminator once more for each further one of `judge_steps`.
-
-    Args:
-        generator: random numbers (batch, latent) to samples.
-        discriminator: samples to logits (batch, 1).
-        draw: called with a seed (two whole numbers, tensors) and a number of samples; returns
-            true samples. `rows_of` and `mixtures.Ring.draw` are such.
-        batch: samples of one step over all ranks (count).
-        loss: a name of `LOSSES`, or a function like those: logits of true and of generated
-            samples to the two losses.
-        rates: learning rates of generator and discriminator (Adam with beta_1 0.5).
-        noise: like `draw`, gives the generator's input; None for normal numbers.
-        judge_steps: updates of the discriminator before each one of the generator (count).
-        clip: after each update the discriminator's weights are cut to -clip ... clip; None for
-            not at all.
-        seed: seed of everything that is drawn.
-        parallel: whether all ranks of Horovod play one game; it must be initialised.
-
-    Raises:
-        ValueError: when a number or name is out of range, or ranks do not divide the batch.
 
     Source:
         Goodfellow et al. 2014 (arXiv:1406.2661), algorithm 1; Radford et al. 2015
@@ -213,18 +159,7 @@ class Game:
         self._step = tf.function(self._one_step, jit_compile=False, autograph=False)
 
     def play(self, steps: int) -> np.ndarray:
-        """Play on from where the game stands.
-
-        Args:
-            steps: updates of the generator (count).
-
-        Returns:
-            np.ndarray: losses of discriminator and generator, shape (steps, 2); on ranks those
-                of this rank's rows.
-
-        Raises:
-            ValueError: when steps is no count.
-        """
+        """Play on from where the game stands."""
         losses = [self._step() for _ in range(require_count(steps, "steps"))]
         return np.asarray([[float(one) for one in pair] for pair in losses])
 
@@ -233,13 +168,6 @@ class Game:
 
         The same seed gives the same random numbers at any time of the game, so that one sees
         what becomes of them.
-
-        Args:
-            samples: how many (count).
-            seed: seed of the random numbers.
-
-        Returns:
-            np.ndarray: shape (samples, ...).
         """
         codes = self._noise((-1, seed), require_count(samples, "samples"))
         return np.asarray(self.generator(codes, training=False))

@@ -33,17 +33,7 @@ _ROUNDS = 3  # how often at least each stage fills all its calls while it is tim
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What `bottleneck` measured, in plain numbers.
-
-    Args:
-        stages: each stage of the pipeline alone, in order, the training step last.
-        cores: cores that this process may use (count).
-        input_samples_per_s: the whole pipeline measured without a training (1/s).
-        measured_samples_per_s: pipeline and training together (1/s).
-        wait_s: of each step together, the part spent waiting for data (s).
-        compute_s: of each step together, the rest (s).
-        remedies: what would help, the best first, with the speed it should bring.
-    """
+    """What `bottleneck` measured, in plain numbers."""
 
     stages: tuple[Stage, ...]
     cores: float

@@ -140,10 +140,6 @@ def prune(folder: Path, keep: int) -> None:
     """Remove all but the last checkpoints and the last one of an epoch's end.
 
     From an epoch's end a training can go on with other ranks and batches, within an epoch not.
-
-    Args:
-        folder: where `write` wrote.
-        keep: how many of the last ones stay (count).
     """
     files = finished(folder)
     ends = [path for path in files if not is_within(path)]
@@ -153,28 +149,14 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def finished(folder: Path) -> list[Path]:
-    """Find all checkpoints.
-
-    Args:
-        folder: where `write` wrote; it need not exist.
-
-    Returns:
-        list: paths, by their steps; of equal steps the end of the epoch comes last.
-    """
+    """Find all checkpoints."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def is_within(path: Path) -> bool:
-    """Tell from its name whether a checkpoint was written before an epoch's end.
-
-    Args:
-        path: of a checkpoint.
-
-    Returns:
-        bool: False for one of an epoch's end.
-    """
+    """Tell from its name whether a checkpoint was written before an epoch's end."""
     named = _NAME.fullmatch(path.name)
     return named is not None and named[2] is not None
 
@@ -245,14 +227,7 @@ def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
 
 
 def instead(path: Path) -> str:
-    """Say what to do about a checkpoint that cannot be used.
-
-    Args:
-        path: of that checkpoint.
-
-    Returns:
-        str: a sentence.
-    """
+    """Say what to do about a checkpoint that cannot be used."""
     others = [other.name for other in finished(path.parent) if other != path]
     if others:
         return f"Delete it to go on from {others[-1]}."
@@ -260,14 +235,7 @@ def instead(path: Path) -> str:
 
 
 def anew(folder: Path) -> str:
-    """Say how to train from the start although a folder holds checkpoints.
-
-    Args:
-        folder: that holds them.
-
-    Returns:
-        str: a sentence.
-    """
+    """Say how to train from the start although a folder holds checkpoints."""
     files = finished(folder)
     them = "it" if len(files) == 1 else f"all {len(files)} checkpoints in {folder}"
     return f"Use another folder, or delete {them} to train anew."

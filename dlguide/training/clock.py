@@ -20,34 +20,16 @@ class Clock:
         return perf_counter() - self._start
 
     def after_start_s(self, counter_s: float) -> float:
-        """Give a time that `perf_counter` told as one after the start.
-
-        Args:
-            counter_s: what it told (s).
-
-        Returns:
-            float: after the start (s).
-        """
+        """Give a time that `perf_counter` told as one after the start."""
         return counter_s - self._start
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block's time to a name.
-
-        Args:
-            name: setup, train, evaluate, checkpoint.
-        """
+        """Count the block's time to a name."""
         begin = self.now_s
         yield
         self.phases.append((name, begin, self.now_s))
 
     def total_s(self, name: str) -> float:
-        """Give the time of all phases of a name.
-
-        Args:
-            name: as in `phase`.
-
-        Returns:
-            float: their sum (s), 0.0 when there was none.
-        """
+        """Give the time of all phases of a name."""
         return float(sum(end - begin for phase, begin, end in self.phases if phase == name))

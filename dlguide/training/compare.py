@@ -41,13 +41,6 @@ def plans(machine: Machine, plan: ThreadPlan) -> list[ThreadPlan]:
 
     One rank with as many threads as each of them has, which is the reference, and one rank with
     all the threads: the best that a single process can do with the same cores.
-
-    Args:
-        machine: the machine it was made for.
-        plan: a plan for several ranks.
-
-    Returns:
-        list[ThreadPlan]: without repetition.
     """
     alone = ThreadPlan(1, plan.threads, plan.cpus[:1], plan.oversubscribed)
     whole = threads.plan(machine, ranks=1)

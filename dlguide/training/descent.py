@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Landscape:
-    """A loss of two weights x and y that can be drawn.
-
-    Args:
-        name: what it looks like.
-        loss: called with arrays x and y, returns the loss in their shape.
-        gradient: called with a point of shape (2,), returns the gradient there, of that shape.
-        minimum: the point with the smallest loss.
-        view: the part worth drawing: lowest x, highest x, lowest y, highest y.
-    """
+    """A loss of two weights x and y that can be drawn."""
 
     name: str
     loss: Callable[[Any, Any], Any]
@@ -42,15 +34,6 @@ def bowl(curvatures: tuple[float, float] = (1.0, 1.0)) -> Landscape:
     """Make a bowl, which is a valley where the curvatures differ much.
 
         loss = (a x^2 + b y^2) / 2
-
-    Args:
-        curvatures: a and b, both positive.
-
-    Returns:
-        Landscape: with its minimum, 0, at the origin.
-
-    Raises:
-        ValueError: when a curvature is not positive.
 
     >>> bowl((1.0, 4.0)).gradient(np.array([3.0, 2.0]))
     array([3., 8.])
@@ -68,16 +51,7 @@ def bowl(curvatures: tuple[float, float] = (1.0, 1.0)) -> Landscape:
 def two_valleys(tilt: float = 0.3) -> Landscape:
     """Make two valleys, of which the left one is deeper.
 
-        loss = (x^2 - 1)^2 + tilt x + y^2 / 2
-
-    Args:
-        tilt: how much deeper, above 0 and at most 1, so that the right valley has a bottom too.
-
-    Returns:
-        Landscape: with its minimum in the left valley.
-
-    Raises:
-        ValueError: when `tilt` is out of range.
+    loss = (x^2 - 1)^2 + tilt x + y^2 / 2
     """
     tilted = 0 < require_positive(tilt, "tilt") <= 1
     require(tilted, "tilt", "be at most 1, or the right valley has no bottom", tilt)
@@ -94,10 +68,7 @@ def two_valleys(tilt: float = 0.3) -> Landscape:
 def plateau() -> Landscape:
     """Make a hole in a plain, which is the flatter the further away.
 
-        loss = r^2 / (1 + r^2),  r^2 = x^2 + y^2
-
-    Returns:
-        Landscape: with its minimum, 0, at the origin; the largest curvature, 2, is there too.
+    loss = r^2 / (1 + r^2),  r^2 = x^2 + y^2
     """
     return Landscape(
         "plateau",
@@ -118,18 +89,6 @@ def walk(
 
     A number as the optimizer is plain gradient descent, w <- w - rate g, in NumPy. A Keras
     optimizer keeps its rate in single precision, so the two differ in the eighth digit.
-
-    Args:
-        gradient: called with a point, returns the gradient there, in the point's shape.
-        start: the first point, an array of any shape.
-        optimizer: a learning rate, or a Keras optimizer that has not been used.
-        steps: updates to make (count).
-
-    Returns:
-        np.ndarray: float64 of shape (steps + 1, *shape of start): all points, the first included.
-
-    Raises:
-        ValueError: when a number is out of range or the optimizer was used before.
 
     >>> walk(lambda w: w, [1.0], 0.5, 3).ravel()
     array([1.   , 0.5  , 0.25 , 0.125])
@@ -177,16 +136,6 @@ def children(
 
     They follow from the arguments alone: ranks that call this alike have the same children
     without a message.
-
-    Args:
-        mean: the parents' mean.
-        step: their step size.
-        count: how many children (count).
-        seed: of the search.
-        generation: its number, from 0.
-
-    Yields:
-        tuple: a child in the shape of `mean`, and its step size.
     """
     random = np.random.default_rng([seed, generation])
     learning = 1 / np.sqrt(2 * mean.size)
@@ -209,21 +158,6 @@ def evolve(
     In each generation `count` children are drawn around the mean of the parents; the `parents`
     best of them are the next ones. A child inherits the step size with a small change of its own,
     so good step sizes survive with good children: a (mu/mu, lambda) evolution strategy.
-
-    Args:
-        loss: called with a point, returns its loss.
-        start: the first mean, an array of any shape.
-        generations: how many (count).
-        count: children of a generation (count); each costs one call of `loss`.
-        parents: how many of them survive (count), fewer than `count`.
-        step: the first step size: the standard deviation of each number of a child.
-        seed: of the children.
-
-    Returns:
-        tuple: the means, of shape (generations + 1, *shape of start), and the step sizes.
-
-    Raises:
-        ValueError: when a number is out of range.
 
     Source:
         Beyer and Schwefel, Natural Computing 1 (2002), 3-52: evolution strategies with
@@ -248,18 +182,6 @@ def largest(good: Callable[[float], bool], low: float, high: float, halvings: in
 
     Takes for granted that what is good stays good when it is made smaller.
 
-    Args:
-        good: called with a number, says whether it will do.
-        low: a number that will do.
-        high: one that will not.
-        halvings: how often the interval is halved (count).
-
-    Returns:
-        float: the largest number known to do, at most (high - low) / 2^halvings below the limit.
-
-    Raises:
-        ValueError: when `low` is not below `high`.
-
     >>> round(largest(lambda x: x * x < 2, 0.0, 4.0), 4)
     1.4142
     """
@@ -277,13 +199,6 @@ def recorded(
     """Let a search run and keep every loss that it asked for, with its time.
 
     So methods can be compared that call the loss in their own way and keep no record.
-
-    Args:
-        loss: called with a point, returns the loss or (loss, gradient).
-        search: called with a function to use in its place; what it returns is thrown away.
-
-    Returns:
-        tuple: seconds since the start and losses, both of shape (calls,).
     """
     rows = []
     began = perf_counter()

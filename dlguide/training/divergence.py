@@ -39,14 +39,6 @@ def spoiled(gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> li
     rank and its gradients finite (logits beyond half of the largest number do it): this rank
     would stop, and the others would wait for it. Finite losses leave all gradients as they are,
     bit by bit.
-
-    Args:
-        gradients: of this rank; tensors, `tf.IndexedSlices` or None.
-        variables: what they are the gradients of.
-        loss: of this rank, not scaled.
-
-    Returns:
-        list: the gradients to sum.
     """
     import tensorflow as tf
 
@@ -67,15 +59,6 @@ class Watch:
     step out and keeps its weights, which all ranks notice alike: then they ask each other, stop
     if a loss was not finite, and go on if only scaled gradients were too large, which is what the
     scale is for. (A smaller scale does not mend a loss: that overflowed on the way forward.)
-
-    Args:
-        model: the net, its weights equal on all ranks.
-        optimizer: built.
-        ranks: the ranks that train.
-        steps: done so far (count).
-        last_good: names the last checkpoint that can be used; called on rank 0 only.
-        elsewhere: names what is not finite beside the net, such as another worker's averages;
-            empty for nothing.
     """
 
     def __init__(
@@ -96,16 +79,7 @@ class Watch:
         self._bad: dict[str, Any] | None = None
 
     def after(self, loss: float, epoch: int, step: int) -> None:
-        """Look at a step that was just done; all ranks must call it.
-
-        Args:
-            loss: of this rank's samples.
-            epoch: number of the epoch, from 1.
-            step: number of the step in that epoch, from 1.
-
-        Raises:
-            DivergedError: on all ranks, when the loss of one of them or the step was not finite.
-        """
+        """Look at a step that was just done; all ranks must call it."""
         self._at = {"step": self._at["step"] + 1, "epoch": epoch, "of_epoch": step}
         if not math.isfinite(loss) and self._bad is None:
             self._bad = self._at | {"loss": str(loss), "rate": self._rate()}
@@ -118,11 +92,7 @@ class Watch:
             self.settle()
 
     def settle(self) -> None:
-        """Stop all ranks if one of them has met anything that is not finite; collective.
-
-        Raises:
-            DivergedError: on all ranks, with the same text.
-        """
+        """Stop all ranks if one of them has met anything that is not finite; collective."""
         weight = not_finite(self._model) or self._elsewhere()
         here = {"bad": self._bad, "weight": weight}
         everyone = [json.loads(text) for text in self._ranks.gather(json.dumps(here))]

@@ -94,17 +94,7 @@ class Evidence:
 
     @classmethod
     def from_json(cls, text: str) -> Evidence:
-        """Read an Evidence back from what `to_json` wrote.
-
-        Args:
-            text: JSON.
-
-        Returns:
-            Evidence: equal to the one that was written.
-
-        Raises:
-            ValueError: when a field is unknown, or rank or ranks are missing.
-        """
+        """Read an Evidence back from what `to_json` wrote."""
         record = json.loads(text)
         require(isinstance(record, dict), "text", "be a JSON object", text[:60])
         for name in record:
@@ -127,12 +117,6 @@ def ids_of(images: Any) -> tuple[int, ...]:
     two different ones do so by chance once in 4 294 967 296 pairs. What is changed at random
     before it is looked at (augmentation) has another id each time: look before that.
 
-    Args:
-        images: samples, shape (samples, ...), any dtype; the dtype matters for the bytes.
-
-    Returns:
-        tuple: one whole number per sample.
-
     >>> hex(ids_of(np.frombuffer(b"123456789", np.uint8)[None])[0])
     '0xcbf43926'
     """
@@ -142,14 +126,7 @@ def ids_of(images: Any) -> tuple[int, ...]:
 
 
 def digest_of(arrays: Iterable[Any]) -> str:
-    """Give the SHA-256 of the bytes of arrays; equal digests mean equal arrays, bit by bit.
-
-    Args:
-        arrays: arrays or variables, in an order that all ranks have.
-
-    Returns:
-        str: 64 hexadecimal digits; empty when there are no arrays.
-    """
+    """Give the SHA-256 of the bytes of arrays; equal digests mean equal arrays, bit by bit."""
     digest, count = hashlib.sha256(), 0
     for array in arrays:
         contents = np.ascontiguousarray(array)

@@ -23,17 +23,7 @@ Batch = tuple[Any, Any, float]
 
 
 def gathered(data: Dataset, parts: list[Step], first: int = 0) -> Iterator[Batch]:
-    """Take each step's samples out of arrays.
-
-    Args:
-        data: its training images and labels.
-        parts: this rank's part of every step.
-        first: step to begin with, from 0.
-
-    Returns:
-        Iterator: of images, labels and scale; without samples one that was seen before, with
-        scale 0, because this rank still takes part in the step's allreduce.
-    """
+    """Take each step's samples out of arrays."""
     images, labels = data.train_images, data.train_labels
     # Also where the last step alone is asked for: its image goes into the moving averages.
     seen = np.concatenate([np.zeros(1, int), *(part.indices[:1] for part in parts[:first])])[-1:]
@@ -46,17 +36,7 @@ def gathered(data: Dataset, parts: list[Step], first: int = 0) -> Iterator[Batch
 
 
 class ArrayFeed:
-    """Takes each step's samples out of arrays.
-
-    Args:
-        data: its training images and labels.
-        batch: images per rank and step (count).
-        seed: of the order.
-        shuffle: whether each epoch has an order of its own.
-        rank: of the worker that is fed, from 0.
-        ranks: workers over all ranks (count).
-        model: the net; gives one logit a class.
-    """
+    """Takes each step's samples out of arrays."""
 
     def __init__(
         self,
@@ -81,26 +61,11 @@ class ArrayFeed:
             require(False, "data", must, found)
 
     def steps(self, epoch: int) -> list[Step]:
-        """Say which samples this rank uses in which step of an epoch.
-
-        Args:
-            epoch: number of the epoch, from 0.
-
-        Returns:
-            list: one `Step` per step, equally many on every rank.
-        """
+        """Say which samples this rank uses in which step of an epoch."""
         return self._order(epoch=epoch)
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Give one batch for every step, as an epoch from its start would.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            first: step to begin with, from 0; the data of those before is not read.
-
-        Returns:
-            Iterator: of images, labels and scale, see `gathered`.
-        """
+        """Give one batch for every step, as an epoch from its start would."""
         return gathered(self.data, self.steps(epoch), first)
 
     def check(self) -> None:
@@ -113,13 +78,6 @@ class PipelineFeed:
     A rank whose data turn out to be damaged, or not to be what the net takes, would leave the
     others waiting in their allreduce. So it goes on to the end of the epoch with a batch of
     weight 0, and `check` then raises on all ranks. A process alone raises at once.
-
-    Args:
-        pipeline: with batch, seed and shuffle of the training, and this rank's part.
-        ranks: the ranks that train.
-        model: the net; gives one logit a class.
-        plain_from: where the images are no longer augmented (epochs, counted in whole steps);
-            None for nowhere.
     """
 
     def __init__(
@@ -140,15 +98,7 @@ class PipelineFeed:
         self._failure: Exception | None = None
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Give one batch for every step, as an epoch from its start would.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            first: step to begin with, from 0; the data of those before is not read.
-
-        Returns:
-            Iterator: of images, labels and scale, see `gathered`.
-        """
+        """Give one batch for every step, as an epoch from its start would."""
         last, steps = None, self.steps(epoch)
         # A rank without samples in the last step takes an image of the step before it.
         begin = first - 1 if 0 < first < len(steps) and not len(steps[first].indices) else first
@@ -172,11 +122,7 @@ class PipelineFeed:
         return [(one, start, end) for one, start, end in pieces if one is not None and start < end]
 
     def check(self) -> None:
-        """Fail on all ranks where one of them could not use its data; all must call it.
-
-        Raises:
-            RuntimeError: with the text of the first rank that failed, naming it.
-        """
+        """Fail on all ranks where one of them could not use its data; all must call it."""
         with self.ranks.together():
             if self._failure is not None:
                 raise self._failure

@@ -35,14 +35,7 @@ class Finding:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Name ranks: "rank 1", "ranks 0, 2", a long row of them "ranks 0 to 23".
-
-    Args:
-        ranks: their indices.
-
-    Returns:
-        str: for a sentence.
-    """
+    """Name ranks: "rank 1", "ranks 0, 2", a long row of them "ranks 0 to 23"."""
     ranks = list(ranks)
     row = list(range(ranks[0], ranks[0] + len(ranks))) if ranks else []
     if len(ranks) >= LONG and ranks == row:
@@ -51,15 +44,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def groups(everyone: Ranks, value: Callable[[Evidence], Any]) -> dict[Any, tuple[int, ...]]:
-    """Sort ranks by a value, the most common one first.
-
-    Args:
-        everyone: the evidence of all ranks.
-        value: gives something that can be a key of a dict.
-
-    Returns:
-        dict: value -> the ranks that have it.
-    """
+    """Sort ranks by a value, the most common one first."""
     found: dict[Any, list[int]] = {}
     for one in everyone:
         found.setdefault(value(one), []).append(one.rank)

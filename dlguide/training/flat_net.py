@@ -18,14 +18,6 @@ class FlatNet:
 
     The order is that of `trainable_weights`, each in C order. Running averages of batch
     normalisation stay in the net, on each rank its own: nets without it train alike everywhere.
-
-    Args:
-        net: one of `nets.classifier_names()`.
-        data: images and labels that fit it.
-        seed: of the first weights.
-        dtype: "float32" or "float64", of all layers and of the flat array.
-        dropout: fraction of units left out while training.
-        device: "cpu" or "gpu".
     """
 
     def __init__(
@@ -53,15 +45,7 @@ class FlatNet:
         return self._flat([np.asarray(v) for v in self._variables])
 
     def gradient(self, weights: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        """Give the gradient of the mean loss (softmax cross-entropy) over training images.
-
-        Args:
-            weights: flat.
-            indices: of the images; as many at each call, or the net is compiled again.
-
-        Returns:
-            numpy.ndarray: shaped as `weights`.
-        """
+        """Give the gradient of the mean loss (softmax cross-entropy) over training images."""
         import tensorflow as tf
 
         self._set(weights)
@@ -71,15 +55,7 @@ class FlatNet:
         return self._flat([np.asarray(each) for each in found])
 
     def accuracy(self, weights: np.ndarray, batch: int = 500) -> float:
-        """Count right answers on the test images.
-
-        Args:
-            weights: flat.
-            batch: images at a time (count).
-
-        Returns:
-            float: fraction of the test images.
-        """
+        """Count right answers on the test images."""
         self._set(weights)
         images = self.data.test_images.astype(self.dtype, copy=False)
         right = 0

@@ -14,14 +14,7 @@ _SAVING = ("save", "save_weights")
 
 
 def callback(recorder: Any) -> keras.callbacks.Callback:
-    """Make a callback that tells a recorder what `fit` does.
-
-    Args:
-        recorder: of this rank.
-
-    Returns:
-        keras.callbacks.Callback: to stand last in the list.
-    """
+    """Make a callback that tells a recorder what `fit` does."""
     import keras
 
     class RecorderCallback(keras.callbacks.Callback):

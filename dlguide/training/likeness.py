@@ -23,16 +23,6 @@ def frechet_distance(one: ArrayLike, other: ArrayLike) -> float:
     samples: compare sets of equal size, and give the distance of two sets of true samples
     beside it.
 
-    Args:
-        one: features of a set, shape (samples, features).
-        other: features of the other set, shape (samples, features).
-
-    Returns:
-        float: the distance d^2, in the square of the features' unit; at least 0 up to rounding.
-
-    Raises:
-        ValueError: when a set has fewer than 2 samples, or other features than the other.
-
     Source:
         Dowson and Landau, J. Multivariate Analysis 12 (1982), 450-455; Heusel et al. 2017
         (arXiv:1706.08500), equation 6.

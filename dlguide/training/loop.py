@@ -42,24 +42,7 @@ def train_epoch(
     sums: tuple[float, float] = (0.0, 0.0),
     after: Callable[..., None] | None = None,
 ) -> tuple[float, float]:
-    """Take the steps of one epoch, or a stretch of them, each as soon as the one before is done.
-
-    Args:
-        step: a compiled `train_step` that counts right answers, or one of `Workers`.
-        batches: what it is called with, for each step of the stretch: images, labels and the
-            weight of a sample, or such a batch for each worker.
-        parts: this rank's part of every step of the epoch.
-        measured: takes the time of every step, its data's included.
-        report: called with step, steps, loss and images_per_s, at most ten times a second.
-        first: steps of the epoch that are done (count).
-        until: steps of it that are done afterwards; None for all (count).
-        sums: what the steps before have come to.
-        after: called with the loss and the number of every step, when it is done.
-
-    Returns:
-        tuple: sum of the losses of this rank's samples, and how many it told right, those of
-            `sums` included.
-    """
+    """Take the steps of one epoch, or a stretch of them, each as soon as the one before is done."""
     (total, right), done = sums, 0
     done_here = sum(len(part.indices) for part in parts[:first])
     begin = reported = perf_counter()
@@ -91,12 +74,6 @@ def reseed_dropout(model: keras.Model, seed: int, rank: int, step: int) -> None:
 
     Ranks drop different units, and a training that goes on from a checkpoint drops those that
     it would have dropped had it not been interrupted, with no generator's state to store.
-
-    Args:
-        model: its layers' seed generators are set.
-        seed: of the training.
-        rank: this rank.
-        step: steps done so far (count).
     """
     weights = {id(weight) for weight in model.weights}
     states = [variable for variable in model.variables if id(variable) not in weights]

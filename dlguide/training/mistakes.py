@@ -26,14 +26,7 @@ def _parties(parties: dict[Any, tuple[int, ...]], cut: int | None = None) -> str
 
 
 def weights(everyone: Ranks) -> list[Finding]:
-    """Find a missing broadcast, or weights that come apart later.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: at most one finding; from different first weights different last ones follow.
-    """
+    """Find a missing broadcast, or weights that come apart later."""
     first = groups(everyone, lambda one: one.first_weights)
     if len(first) > 1:
         return [
@@ -61,14 +54,7 @@ def weights(everyone: Ranks) -> list[Finding]:
 
 
 def statistics(everyone: Ranks) -> list[Finding]:
-    """Find batch normalisation that knows only its own rank's data.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: at most one finding.
-    """
+    """Find batch normalisation that knows only its own rank's data."""
     found = groups(everyone, lambda one: one.statistics)
     if len(found) == 1:
         return []
@@ -84,14 +70,7 @@ def statistics(everyone: Ranks) -> list[Finding]:
 
 
 def rate(everyone: Ranks) -> list[Finding]:
-    """Find a learning rate that does not follow the ranks as its optimizer wants it to.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: at most one finding.
-    """
+    """Find a learning rate that does not follow the ranks as its optimizer wants it to."""
     used = groups(everyone, lambda one: one.learning_rate)
     if len(used) > 1:
         return [
@@ -136,14 +115,7 @@ def rate(everyone: Ranks) -> list[Finding]:
 
 
 def seeds(everyone: Ranks) -> list[Finding]:
-    """Find seeds that are equal where they should differ, or differ where they should agree.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: one finding for each seed that is wrong.
-    """
+    """Find seeds that are equal where they should differ, or differ where they should agree."""
     if len(everyone) == 1:
         return []
     found = []
@@ -169,14 +141,7 @@ def seeds(everyone: Ranks) -> list[Finding]:
 
 
 def metrics(everyone: Ranks) -> list[Finding]:
-    """Find metrics that each rank reports of its own samples only.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: at most one finding for all metrics together.
-    """
+    """Find metrics that each rank reports of its own samples only."""
     wrong, on = [], set()
     for name in dict.fromkeys(metric.name for one in everyone for metric in one.metrics):
         known = [(one.rank, m) for one in everyone for m in one.metrics if m.name == name]
@@ -203,14 +168,7 @@ def metrics(everyone: Ranks) -> list[Finding]:
 
 
 def checkpoints(everyone: Ranks) -> list[Finding]:
-    """Find checkpoints that several ranks write.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: at most one finding; parts of one checkpoint, a rank each, are found too.
-    """
+    """Find checkpoints that several ranks write."""
     writers = [one for one in everyone if one.checkpoints]
     if len(writers) < 2:
         return []
@@ -230,14 +188,7 @@ def checkpoints(everyone: Ranks) -> list[Finding]:
 
 
 def first_step(everyone: Ranks) -> list[Finding]:
-    """Find a throughput whose mean holds the slow first step.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: at most one finding.
-    """
+    """Find a throughput whose mean holds the slow first step."""
     for one in everyone:
         if one.images_per_s is None or len(one.step_s) < 3:
             continue

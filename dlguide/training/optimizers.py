@@ -41,20 +41,6 @@ def momentum_sgd(
     While the rate stays the same both do the same. Keras' `weight_decay` does not: it shortens
     the weights by rate x decay apart from the momentum, 1 / (1 - m) times less.
 
-    Args:
-        learning_rate: a number, a `schedules.Schedule` or a schedule of Keras.
-        momentum: m, at least 0 and below 1.
-        weight_decay: a number, a schedule of it (`schedules.collapsed` has one), or None.
-        exclude: names of further variables without decay, beside all of one dimension.
-        correct_momentum: False keeps the rate inside, v <- m v + rate (g + decay w), w <- w - v.
-        options: what all Keras optimizers take, such as `name` or `global_clipnorm`.
-
-    Returns:
-        keras.optimizers.Optimizer: new, not built.
-
-    Raises:
-        ValueError: when a number is out of range.
-
     Source:
         Goyal et al., arXiv:1706.02677, section 3, remarks 1 and 2, equations 9 and 10.
     """
@@ -90,24 +76,6 @@ def lars(
 
     Biases go by the full rate. Where that is too much for them, as in nets without normalisation
     layers, lower the rate and raise `trust` by the same factor: the layers' steps stay the same.
-
-    Args:
-        learning_rate: a number, a `schedules.Schedule` or a schedule of Keras.
-        momentum: m, at least 0 and below 1.
-        weight_decay: a number, a schedule of it, or None.
-        trust: the trust coefficient.
-        epsilon: added below the line, 0 in the paper.
-        exclude: names of further variables with local 1 and no decay, beside all of one dimension.
-        correct_momentum: True keeps the rate outside the velocity, as `momentum_sgd` does; the
-            paper's algorithm has it inside.
-        options: what all Keras optimizers take.
-
-    Returns:
-        keras.optimizers.Optimizer: new, not built; its `local_rate(gradient, variable)` tells
-        the local rate.
-
-    Raises:
-        ValueError: when a number is out of range.
 
     Source:
         You, Gitman and Ginsburg, arXiv:1708.03888, equation 6 and algorithm 1.
@@ -145,22 +113,6 @@ def lamb(
     weights beforehand, so that r and its length know nothing of it, and it has no limits.
     Variables must be of single precision, as mixed policies keep them.
 
-    Args:
-        learning_rate: a number, a `schedules.Schedule` or a schedule of Keras.
-        beta_1: b1, how much of the mean gradient is kept.
-        beta_2: b2, how much of the mean square is kept.
-        epsilon: added to the root.
-        weight_decay: a number, a schedule of it, or None.
-        norm_limits: the lowest and highest value of phi; None lets phi be the norm itself.
-        exclude: names of further variables with ratio 1 and no decay, beside all of one dimension.
-        options: what all Keras optimizers take.
-
-    Returns:
-        keras.optimizers.Optimizer: new, not built.
-
-    Raises:
-        ValueError: when a number is out of range.
-
     Source:
         You et al., arXiv:1904.00962, algorithm 2.
     """
@@ -177,10 +129,8 @@ def lamb(
 
 
 def register() -> dict[str, type]:
-    """Tell Keras of these optimizers and of our schedules, before it opens a model that has them.
-
-    Returns:
-        dict: the classes by the names under which models keep them.
+    """Tell Keras of these optimizers and of our schedules, before it opens a model that has
+    them.
     """
     known = [*vars(classes()).values(), keras_class()]
     return {f"dlguide>{one.__name__}": one for one in known}

@@ -17,11 +17,7 @@ EXCLUDED = ("bias", "gamma", "beta", "scale")
 
 @cache
 def classes() -> SimpleNamespace:
-    """Make the classes and register them, so that saved models find them.
-
-    Returns:
-        SimpleNamespace: `MomentumSGD`, `LARS` and `LAMB`.
-    """
+    """Make the classes and register them, so that saved models find them."""
     import keras
     from keras import ops
 

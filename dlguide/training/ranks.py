@@ -27,74 +27,30 @@ class Alone:
     def distribute(
         self, optimizer: keras.Optimizer, compression: Compressor | None = None
     ) -> keras.Optimizer:
-        """Give the optimizer that sums the gradients over all ranks before it applies them.
-
-        Args:
-            optimizer: this rank's; do not use it by itself any more.
-            compression: of the gradients on their way; None for none.
-
-        Returns:
-            keras.Optimizer: of the same kind.
-        """
+        """Give the optimizer that sums the gradients over all ranks before it applies them."""
         return optimizer
 
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to those of rank 0.
-
-        Args:
-            variables: of equal shapes on all ranks.
-        """
+        """Set variables on every rank to those of rank 0."""
 
     def average(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to their mean over ranks.
-
-        Args:
-            variables: of equal shapes on all ranks, floating-point.
-        """
+        """Set variables on every rank to their mean over ranks."""
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """Sum numbers over ranks, in double precision: exact for counts below 2**53.
-
-        Args:
-            numbers: as many on all ranks.
-
-        Returns:
-            list: their sums, the same on all ranks.
-        """
+        """Sum numbers over ranks, in double precision: exact for counts below 2**53."""
         return [float(number) for number in numbers]
 
     def gather(self, text: str) -> list[str]:
-        """Give every rank the text of each one, in rank order.
-
-        Args:
-            text: this rank's, of any length, without the character 0.
-
-        Returns:
-            list: one text for each rank.
-        """
+        """Give every rank the text of each one, in rank order."""
         return [text]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Give every rank the bytes of each one, in rank order.
-
-        Args:
-            data: this rank's, as many as it likes; all ranks hold all of them afterwards.
-
-        Returns:
-            list: the bytes of each rank.
-        """
+        """Give every rank the bytes of each one, in rank order."""
         return [data]
 
     @contextmanager
     def recording(self, path: str | None) -> Iterator[None]:
-        """Record Horovod's timeline of a block; all ranks must enter it.
-
-        Args:
-            path: the file that rank 0 writes; None for no recording.
-
-        Raises:
-            ValueError: when there is nothing to record, or rank 0 cannot write the file.
-        """
+        """Record Horovod's timeline of a block; all ranks must enter it."""
         then = "Train on more ranks."
         must = "be None in a training without other ranks, which exchanges nothing"
         require(path is None or self.ranks > 1, "timeline", must, path, then)
@@ -110,14 +66,6 @@ class Alone:
 
         A rank that raised alone would leave the others waiting in their next collective. All
         ranks must enter the block, and nothing inside may wait for another rank.
-
-        Args:
-            settings: what must be equal on all ranks, JSON-able.
-
-        Raises:
-            Exception: what the block raised here, if all ranks raised the same.
-            RuntimeError: the text of the first rank that raised, naming it.
-            ValueError: when settings differ between ranks.
         """
         problem = None
         try:
@@ -143,15 +91,7 @@ class Ranks(Alone):
     def distribute(
         self, optimizer: keras.Optimizer, compression: Compressor | None = None
     ) -> keras.Optimizer:
-        """Give the optimizer that sums the gradients over all ranks before it applies them.
-
-        Args:
-            optimizer: this rank's; do not use it by itself any more.
-            compression: of the gradients on their way; None for none.
-
-        Returns:
-            keras.Optimizer: of the same kind.
-        """
+        """Give the optimizer that sums the gradients over all ranks before it applies them."""
         return self._hvd.DistributedOptimizer(
             optimizer,
             op=self._hvd.Sum,
@@ -162,19 +102,11 @@ class Ranks(Alone):
         return self._hvd.record_timeline(path)
 
     def broadcast(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to those of rank 0.
-
-        Args:
-            variables: of equal shapes on all ranks.
-        """
+        """Set variables on every rank to those of rank 0."""
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
     def average(self, variables: Sequence[keras.Variable]) -> None:
-        """Set variables on every rank to their mean over ranks.
-
-        Args:
-            variables: of equal shapes on all ranks, floating-point.
-        """
+        """Set variables on every rank to their mean over ranks."""
         for index, variable in enumerate(variables):
             mean = self._hvd.allreduce(
                 variable.value, op=self._hvd.Average, name=f"dlguide.training.average.{index}"
@@ -182,40 +114,19 @@ class Ranks(Alone):
             variable.assign(mean)
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """Sum numbers over ranks, in double precision: exact for counts below 2**53.
-
-        Args:
-            numbers: as many on all ranks.
-
-        Returns:
-            list: their sums, the same on all ranks.
-        """
+        """Sum numbers over ranks, in double precision: exact for counts below 2**53."""
         here = np.asarray(numbers, np.float64)
         summed = self._hvd.allreduce(here, op=self._hvd.Sum, name="dlguide.training.total")
         return [float(number) for number in np.asarray(summed)]
 
     def gather(self, text: str) -> list[str]:
-        """Give every rank the text of each one, in rank order.
-
-        Args:
-            text: this rank's, of any length, without the character 0.
-
-        Returns:
-            list: one text for each rank.
-        """
+        """Give every rank the text of each one, in rank order."""
         here = np.frombuffer(text.encode() + b"\0", np.uint8)
         everyone = np.asarray(self._hvd.allgather(here, name="dlguide.training.gather"))
         return everyone.tobytes().decode().split("\0")[:-1]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Give every rank the bytes of each one, in rank order.
-
-        Args:
-            data: this rank's, as many as it likes; all ranks hold all of them afterwards.
-
-        Returns:
-            list: the bytes of each rank.
-        """
+        """Give every rank the bytes of each one, in rank order."""
         name = "dlguide.training.gather_bytes"
         lengths = self._hvd.allgather(np.array([len(data)], np.int64), name=f"{name}.lengths")
         here = np.frombuffer(data, np.uint8)
@@ -225,19 +136,7 @@ class Ranks(Alone):
 
 
 def connect(parallel: bool | None = None, recording: bool = False) -> Alone:
-    """Give the ranks to train with.
-
-    Args:
-        parallel: True for all ranks that the launcher started, False for this process alone;
-            None for True exactly when the launcher started more than one.
-        recording: whether Horovod's timeline is going to be recorded.
-
-    Returns:
-        Alone: or its kind for many ranks, `Ranks`.
-
-    Raises:
-        ValueError: when `parallel` is none of these.
-    """
+    """Give the ranks to train with."""
     require(parallel in (True, False, None), "parallel", "be True, False or None", parallel)
     if parallel is None:
         parallel = measure.launched()[1] > 1

@@ -34,19 +34,6 @@ def scaled_rate(
     seen in many first Horovod scripts). Only the rate is scaled here: the whole rule of the source
     also changes 1 - beta_1 and 1 - beta_2 (times p) and epsilon (divided by the square root of p).
 
-    Args:
-        optimizer: one of `OPTIMIZERS`.
-        ranks: number of ranks p (count).
-        learning_rate: the rate for one rank; None for the optimizer's own.
-        rate_scaling: "linear" (p), "sqrt" (square root of p), "none" (1), or None for the
-            optimizer's own rule.
-
-    Returns:
-        float: the rate to use.
-
-    Raises:
-        ValueError: when a name is unknown or the rate is not positive.
-
     Source:
         Goyal et al., arXiv:1706.02677, section 2.1 (SGD); Malladi et al., arXiv:2205.10287 (Adam).
 
@@ -74,22 +61,6 @@ def make_optimizer(
     With half precision the losses are scaled up and the gradients down again, which keeps small
     ones from becoming 0; where one is not finite the step is left out. That is decided inside
     the optimizer that sums over ranks, so by all ranks alike.
-
-    Args:
-        optimizer: one of `OPTIMIZERS` ("sgd" has a momentum of 0.9), or a function that
-            returns a Keras optimizer, whose rate is then used as it is; the scaling of losses
-            is added unless it has its own. With a schedule the function is called with the
-            rate, such as `optimizers.lars`, and with `weight_decay` where the schedule is a
-            collapsed one.
-        ranks: number of ranks (count).
-        learning_rate: as in `scaled_rate`; None with a function or a schedule.
-        rate_scaling: as in `scaled_rate`; None with a function or a schedule.
-        dtype: of the net; "mixed_float16" asks for the scaling of losses.
-        schedule: the rates of the global batch over the epochs; None for a constant one.
-        steps_per_epoch: updates of one epoch, with a schedule (count).
-
-    Returns:
-        keras.Optimizer: new, not built.
     """
     import keras
 
@@ -110,12 +81,5 @@ def make_optimizer(
 
 
 def rates_of(schedule: Recipe | Collapsed) -> Recipe:
-    """Give the learning rate's part of a schedule.
-
-    Args:
-        schedule: a recipe, or one that ends with collapsed decay.
-
-    Returns:
-        Recipe: of the rates.
-    """
+    """Give the learning rate's part of a schedule."""
     return schedule.rates if isinstance(schedule, Collapsed) else schedule

@@ -17,12 +17,6 @@ def shards(everyone: Ranks) -> list[Finding]:
 
     A training that leaves out each epoch's last, partial step misses fewer samples than one
     global batch, others in each epoch: that is no mistake.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: at most one finding of each of "same order", "overlap" and "missed".
     """
     epochs = min(len(one.seen) for one in everyone)
     if not epochs or not any(one.seen[0] for one in everyone):
@@ -112,14 +106,7 @@ def _leaves_out_the_rest(everyone: Ranks, counts: Sequence[Counter], spare: int)
 
 
 def steps(everyone: Ranks) -> list[Finding]:
-    """Find ranks that make fewer steps than others, which then wait for ever.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: at most one finding.
-    """
+    """Find ranks that make fewer steps than others, which then wait for ever."""
     found = groups(everyone, lambda one: one.steps)
     if len(found) == 1:
         return []
@@ -179,15 +166,7 @@ def last_batch(everyone: Ranks) -> list[Finding]:
 
 
 def collectives(everyone: Ranks) -> list[Finding]:
-    """Find the first call at which ranks call different collectives.
-
-    Args:
-        everyone: the evidence of all ranks.
-
-    Returns:
-        list: at most one finding; what comes after the first difference follows from it. It
-            is empty when ranks only end earlier and `steps` says why.
-    """
+    """Find the first call at which ranks call different collectives."""
     longest = max(len(one.calls) for one in everyone)
     for place in range(longest):
         found = groups(everyone, lambda one, at=place: _call(one, at))

@@ -43,10 +43,6 @@ class Saver:
     to keep: the order of the samples and the seeds of dropout follow from seed, epoch and rank.
     Within an epoch each worker also has moving averages and seeds of its own, and each rank the
     sum of its losses: rank 0 writes those of all, and every worker gets its own back.
-
-    Args:
-        asked: the arguments of `fit`.
-        ranks: the ranks that train.
     """
 
     def __init__(self, asked: Settings, ranks: Alone) -> None:
@@ -63,9 +59,6 @@ class Saver:
         """Tell on rank 0 what will be gone on from, before anything else.
 
         Whoever forgot an old checkpoint must not wait for a training that will not happen.
-
-        Raises:
-            CheckpointError: when it is damaged, or further than the epochs asked for.
         """
         path = checkpoints.latest(self._folder) if self._folder is not None else None
         if path is None or self._ranks.rank != 0:
@@ -94,12 +87,6 @@ class Saver:
         """Refuse an optimizer of which a checkpoint cannot hold everything.
 
         Gradients that wait for others are each rank's own, and on other ranks of no use.
-
-        Args:
-            rule: the optimizer, built or not.
-
-        Raises:
-            ValueError: when there shall be checkpoints and it accumulates gradients.
         """
         inner = getattr(rule, "inner_optimizer", rule)
         must = "be None where the optimizer has `gradient_accumulation_steps`, whose gradients are "
@@ -109,20 +96,7 @@ class Saver:
         require(fits, "checkpoint", must, self._folder, then)
 
     def resume(self, model: keras.Model, rule: keras.Optimizer) -> Start:
-        """Set all ranks to the weights that the last checkpoint holds; all must call it.
-
-        Args:
-            model: the net.
-            rule: its optimizer, built.
-
-        Returns:
-            Start: where to go on.
-
-        Raises:
-            CheckpointError: when it is damaged or another training's, or another process trains
-                with this folder; nothing has changed then.
-            ValueError: when the folder cannot be written to.
-        """
+        """Set all ranks to the weights that the last checkpoint holds; all must call it."""
         self._model, self._rule = model, rule
         if self._folder is None:
             return Start()
@@ -163,17 +137,7 @@ class Saver:
             )
 
     def give_back(self, players: Workers) -> tuple[float, float]:
-        """Give this rank's workers what they had of their own, where that was within an epoch.
-
-        Args:
-            players: the workers, made after `resume`; `save_within` asks them for it again.
-
-        Returns:
-            tuple: this rank's losses and right answers of the epoch's steps before.
-
-        Raises:
-            CheckpointError: on all ranks, when workers of this net have not as much.
-        """
+        """Give this rank's workers what they had of their own, where that was within an epoch."""
         self._players, states, self._states = players, self._states, b""
         if not states:
             return 0.0, 0.0
@@ -195,13 +159,6 @@ class Saver:
     def stops(self, first: int, steps: int) -> list[int]:
         """Say after which steps of an epoch there is something to do.
 
-        Args:
-            first: steps of the epoch that are done (count).
-            steps: of the whole epoch (count).
-
-        Returns:
-            list: steps done at each stop, the last one the end of the epoch.
-
         >>> from dlguide.training.ranks import Alone
         >>> import types
         >>> asked = types.SimpleNamespace(checkpoint="saves", save_every=4)
@@ -212,23 +169,11 @@ class Saver:
         return [*range(first - first % every + every, steps, every), steps]
 
     def save(self, epoch: int, steps: int) -> None:
-        """Write a checkpoint of an epoch's end; all ranks must call it.
-
-        Args:
-            epoch: epochs done (count).
-            steps: of this run (count).
-        """
+        """Write a checkpoint of an epoch's end; all ranks must call it."""
         self._write(epoch, steps, None)
 
     def save_within(self, epoch: int, step: int, steps: int, sums: tuple[float, float]) -> None:
-        """Write a checkpoint before an epoch's end; all ranks must call it.
-
-        Args:
-            epoch: epochs done (count).
-            step: steps of the next epoch that are done (count).
-            steps: of this run (count).
-            sums: this rank's losses and right answers of those steps.
-        """
+        """Write a checkpoint before an epoch's end; all ranks must call it."""
         states = []
         for worker, arrays in enumerate(self._players.states()):
             # The sums are the rank's; the first of its workers carries them.
@@ -240,11 +185,7 @@ class Saver:
         self._write(epoch, steps, Within(step, self._layout(), pieces))
 
     def last_good(self) -> str:
-        """Name the last checkpoint that can be used; for rank 0, which wrote it.
-
-        Returns:
-            str: a sentence.
-        """
+        """Name the last checkpoint that can be used; for rank 0, which wrote it."""
         if self._folder is None:
             return "There is no checkpoint: `checkpoint` and `save_every` would have written some."
         for path in reversed(checkpoint_file.finished(Path(self._folder))):

@@ -25,14 +25,7 @@ class Collapsed:
     at: float
 
     def augments(self, epoch: float) -> bool:
-        """Tell whether images are augmented.
-
-        Args:
-            epoch: whole epochs and the part of the running one that is done.
-
-        Returns:
-            bool: true before `at`.
-        """
+        """Tell whether images are augmented."""
         return epoch < self.at
 
 

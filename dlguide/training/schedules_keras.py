@@ -42,11 +42,7 @@ def as_keras(schedule: Schedule) -> keras.optimizers.schedules.LearningRateSched
 
 @cache
 def keras_class() -> type:
-    """Make and register the class of Keras schedules.
-
-    Returns:
-        type: a LearningRateSchedule that is made of a recipe's config and the steps of an epoch.
-    """
+    """Make and register the class of Keras schedules."""
     import keras
 
     @keras.saving.register_keras_serializable("dlguide")

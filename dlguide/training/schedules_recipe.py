@@ -71,17 +71,7 @@ class Recipe(ABC):
         return Over(_recipe(self, "recipe"), _recipe(whole, "whole"))
 
     def beginning(self, epochs: float) -> Recipe:
-        """Take the beginning only, for a training that is left there and goes on in other ways.
-
-        Args:
-            epochs: its length (epochs).
-
-        Returns:
-            Recipe: of that length, with the same rates.
-
-        Raises:
-            ValueError: when this one is shorter.
-        """
+        """Take the beginning only, for a training that is left there and goes on in other ways."""
         return Beginning(self, epochs)
 
     def at(self, steps_per_epoch: int, epochs: float | None = None) -> Schedule:

@@ -11,18 +11,7 @@ from dlguide.checks import require
 
 
 def whole_steps(epochs: float, steps_per_epoch: int) -> int:
-    """Count the steps of some epochs, to the nearest.
-
-    Args:
-        epochs: a length (epochs).
-        steps_per_epoch: steps of one epoch (count).
-
-    Returns:
-        int: at least 1.
-
-    Raises:
-        ValueError: when it is none.
-    """
+    """Count the steps of some epochs, to the nearest."""
     steps = round(epochs * steps_per_epoch)
     must = f"make each piece of the recipe a step long, {epochs:g} epochs too"
     require(steps >= 1, "steps_per_epoch", must, steps_per_epoch)
@@ -30,44 +19,20 @@ def whole_steps(epochs: float, steps_per_epoch: int) -> int:
 
 
 def part_left(step: Any, steps: int) -> Any:
-    """Give the part of a piece that is still to come.
-
-    Args:
-        step: whole steps since its beginning, 0 to `steps` (array).
-        steps: its length (steps).
-
-    Returns:
-        array: 1 at the beginning, 0 at the end.
-    """
+    """Give the part of a piece that is still to come."""
     # The difference of whole numbers is exact; 1 - step / steps would lose digits near the end.
     return np.float64(steps - step) / steps
 
 
 def require_rate(value: Any, name: str) -> None:
-    """Refuse what cannot be a learning rate.
-
-    Args:
-        value: what the caller passed.
-        name: the argument it is about.
-
-    Raises:
-        ValueError: when it is not a finite number of at least 0.
-    """
+    """Refuse what cannot be a learning rate."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     fits = number and 0 <= value < float("inf")
     require(fits, name, "be a finite rate of at least 0", value)
 
 
 def require_epochs(value: Any, name: str) -> None:
-    """Refuse what cannot be a length.
-
-    Args:
-        value: what the caller passed.
-        name: the argument it is about.
-
-    Raises:
-        ValueError: when it is not a finite number above 0.
-    """
+    """Refuse what cannot be a length."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     fits = number and 0 < value < float("inf")
     require(fits, name, "be a number of epochs above 0", value)

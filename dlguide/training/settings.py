@@ -61,11 +61,7 @@ class Settings:
     save_every: int | None = None
 
     def check(self) -> None:
-        """Check all that can be checked without TensorFlow and the data.
-
-        Raises:
-            ValueError: in the house's form, for the first argument that does not hold.
-        """
+        """Check all that can be checked without TensorFlow and the data."""
         if not callable(self.net):
             self._require_classifier()
         if not isinstance(self.data, Dataset | Pipeline):
@@ -175,12 +171,6 @@ def name_of(value: Any) -> Any:
 
     A partial is named with what it was given and a lambda with a checksum of its code, so that
     another momentum or another net is another training.
-
-    Args:
-        value: an argument of `fit`.
-
-    Returns:
-        object: JSON-able.
     """
     if isinstance(value, partial):
         given = [str(name_of(each)) for each in value.args]
@@ -215,22 +205,7 @@ def _checksum(code: CodeType) -> int:
 def load_data(
     data: str | Dataset | Pipeline, samples: int | None, batch: int, ranks: int, workers: int = 1
 ) -> Dataset | Pipeline:
-    """Load the data and check that it is enough for `batch` on every rank.
-
-    Args:
-        data: a known name, or a Dataset or Pipeline, given back as it is.
-        samples: training samples to use, the first ones; None for all (count).
-        batch: images per worker and step (count).
-        ranks: number of ranks (count).
-        workers: on each rank (count).
-
-    Returns:
-        Dataset: or Pipeline, with `samples` training samples.
-
-    Raises:
-        ValueError: when there are fewer samples than asked for, or the batch is larger than
-            the shard of one rank, or of one worker where ranks have several.
-    """
+    """Load the data and check that it is enough for `batch` on every rank."""
     whole = datasets.load(data) if isinstance(data, str) else data
     there = whole.samples if isinstance(whole, Pipeline) else len(whole.train_labels)
     used = there if samples is None else samples
@@ -250,17 +225,7 @@ def load_data(
 
 
 def require_device(device: str) -> str:
-    """Give TensorFlow's name of a device, or say that there is none.
-
-    Args:
-        device: one of `DEVICES`.
-
-    Returns:
-        str: for `tf.device`.
-
-    Raises:
-        MissingComponentError: when TensorFlow sees no such device.
-    """
+    """Give TensorFlow's name of a device, or say that there is none."""
     import tensorflow as tf
 
     if not tf.config.list_physical_devices(device.upper()):

@@ -20,17 +20,7 @@ _WORTH = 1.05  # a remedy that brings less is not named
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the line, measured alone on ready inputs.
-
-    Args:
-        name: such as "decode"; the training step is "train".
-        wall_s: time per sample, with as many calls at once as the pipeline makes (s).
-        cpu_s: processor time per sample, of all threads together (s).
-        worker: number of the thread that runs it, counted along the line from 0; stages with
-            one number take turns.
-        out_nbytes: size of a sample after this stage (bytes).
-        calls: how many samples it works on at once (count).
-    """
+    """One stage of the line, measured alone on ready inputs."""
 
     name: str
     wall_s: float
@@ -52,12 +42,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change of the pipeline and what it should bring.
-
-    Args:
-        what: the change, in words.
-        samples_per_s: predicted speed of pipeline and training together after it (1/s).
-    """
+    """A change of the pipeline and what it should bring."""
 
     what: str
     samples_per_s: float
@@ -75,16 +60,6 @@ def seconds_per_sample(stages: Sequence[Stage], cores: float) -> float:
     Leaves out that buffers between stages run empty when times vary, and that stages slow each
     other down in caches and memory.
 
-    Args:
-        stages: all that a sample passes through, in order.
-        cores: cores that this process may use (count).
-
-    Returns:
-        float: time per sample (s).
-
-    Raises:
-        ValueError: when there is no stage, or `cores` is not positive.
-
     Source:
         The bound of asymptotic bottleneck analysis: Denning and Buzen, ACM Computing Surveys
         10 (1978), 225-261.
@@ -99,15 +74,7 @@ def seconds_per_sample(stages: Sequence[Stage], cores: float) -> float:
 
 
 def limited_by_cores(stages: Sequence[Stage], cores: float) -> bool:
-    """Say whether the cores together set the pace, and not one thread.
-
-    Args:
-        stages: all that a sample passes through, in order.
-        cores: cores that this process may use (count).
-
-    Returns:
-        bool: True when the computing of all stages fills the cores.
-    """
+    """Say whether the cores together set the pace, and not one thread."""
     threads_s, cores_s = _pace(stages, cores)
     return cores_s > threads_s
 
@@ -133,15 +100,7 @@ def slowest(stages: Sequence[Stage], cores: float) -> Stage:
 
 
 def without(stages: Sequence[Stage], *names: str) -> tuple[Stage, ...]:
-    """Give the same line with stages that take no time.
-
-    Args:
-        stages: all that a sample passes through, in order.
-        *names: of the stages that become free.
-
-    Returns:
-        tuple: as many stages.
-    """
+    """Give the same line with stages that take no time."""
     return tuple(
         replace(one, wall_s=0.0, cpu_s=0.0) if one.name in names else one for one in stages
     )
@@ -156,15 +115,6 @@ def remedies(
     setting for it; a cache after a stage, where the samples fit into half of the memory; more
     cores. Left out is what brings less than 5 %, and all that a change costs, such as the first
     epoch that fills the cache.
-
-    Args:
-        stages: all that a sample passes through, in order, the training step last.
-        cores: cores that this process may use (count).
-        samples: samples in the data set, 0 where no cache is to be thought of (count).
-        memory_nbytes: memory that this process may use (bytes).
-
-    Returns:
-        tuple: Remedies, the best first; empty when none of them helps.
     """
     now_s = seconds_per_sample(stages, cores)
     changed: dict[str, tuple[Sequence[Stage], float]] = {}

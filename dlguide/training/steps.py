@@ -36,11 +36,6 @@ class Gradients:
     Losses that layers add (weight decay) are divided by the workers, as each has them whole.
     Loss and count are of single precision at least, whatever the logits are.
     Where the loss is not finite, the sum of the gradients is not either (`divergence.spoiled`).
-
-    Args:
-        model: gives logits of shape (samples, classes).
-        optimizer: may scale the loss, and the gradients back again when it applies them.
-        workers: whose gradients are summed (count).
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.Optimizer, workers: int) -> None:
@@ -52,17 +47,7 @@ class Gradients:
         self.signature = [*_samples(model), tf.TensorSpec([], self.dtype, name="scale")]
 
     def __call__(self, images: Any, labels: Any, scale: Any) -> tuple[Any, list[Any]]:
-        """Compute them; scale is 1 / global batch.
-
-        Args:
-            images: of shape (samples, ...).
-            labels: of shape (samples,).
-            scale: weight of a sample in the mean.
-
-        Returns:
-            tuple: the loss of these samples and how many of them were told right (shape (2,)),
-                and the gradients of the trainable weights.
-        """
+        """Compute them; scale is 1 / global batch."""
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
@@ -84,18 +69,7 @@ class Gradients:
 def train_step(
     model: keras.Model, optimizer: keras.Optimizer, ranks: int = 1, count_right: bool = False
 ) -> Callable[[Any, Any, float], Any]:
-    """Compile one step of synchronous training for this rank.
-
-    Args:
-        model: gives logits of shape (samples, classes).
-        optimizer: applies the gradients, summed over ranks, to the trainable weights.
-        ranks: number of ranks (count).
-        count_right: whether to tell how many samples the net told right, before this step.
-
-    Returns:
-        function: of images, labels and scale, see `Gradients`; returns this rank's part of the
-            loss, or with `count_right` an array of shape (2,): that and the right ones.
-    """
+    """Compile one step of synchronous training for this rank."""
     import tensorflow as tf
 
     gradients = Gradients(model, optimizer, ranks)
@@ -111,14 +85,7 @@ def train_step(
 
 
 def adds_losses_of_inputs(model: keras.Model) -> bool:
-    """Tell whether layers add losses of their batch, such as an `activity_regularizer`.
-
-    Args:
-        model: the net; traced once.
-
-    Returns:
-        bool: False where the losses it adds are those of its weights.
-    """
+    """Tell whether layers add losses of their batch, such as an `activity_regularizer`."""
     import tensorflow as tf
 
     added = []
@@ -141,18 +108,6 @@ def evaluator(
     and the counts are summed: the result is that of one process exactly, also when the blocks
     do not divide evenly, where a mean of the ranks' accuracies is not it. In the blocks of a
     pipeline other images may meet than on one rank: its counts can differ by a rounding.
-
-    Args:
-        model: gives logits of shape (samples, classes).
-        data: its test images and labels, or a pipeline that gives them.
-        ranks: the ranks that share the work; all of them must call the result.
-        top: how many guesses count: 5 for the top-5 accuracy, whose net may name five classes.
-
-    Returns:
-        function: without arguments; returns the fraction of right answers, equal on all ranks.
-
-    Raises:
-        ValueError: when a pipeline holds fewer samples than there are ranks, or `top` is none.
     """
     import tensorflow as tf
 
@@ -195,12 +150,6 @@ def traced(function: Any) -> Callable[..., Any]:
 
     TensorFlow counts the tracings of a line of source and would warn at the fifth training in a
     process, where nothing is wrong.
-
-    Args:
-        function: a `tf.function` with an input signature.
-
-    Returns:
-        function: of the same arguments.
     """
     concrete = cache(function.get_concrete_function)
     return lambda *arguments: concrete()(*arguments)

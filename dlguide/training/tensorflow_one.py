@@ -22,15 +22,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pair:
-    """A piece of a program of 2019 and what one writes today.
-
-    Args:
-        name: what it is about, the old word.
-        then: the piece of 2019, called without arguments.
-        now: today's piece.
-        tolerance: how far the two results may be apart.
-        trap: what is easily done wrong when one translates.
-    """
+    """A piece of a program of 2019 and what one writes today."""
 
     name: str
     then: Callable[[], Any]
@@ -39,14 +31,7 @@ class Pair:
     trap: str
 
     def run(self) -> tuple[np.ndarray, np.ndarray]:
-        """Run both and compare.
-
-        Returns:
-            tuple: their results.
-
-        Raises:
-            RuntimeError: when they differ by more than the tolerance.
-        """
+        """Run both and compare."""
         then, now = np.asarray(self.then(), float), np.asarray(self.now(), float)
         if then.shape != now.shape or np.abs(then - now).max() > self.tolerance:
             raise RuntimeError(f"{self.name}: {then} in 2019, {now} today.")
@@ -63,14 +48,7 @@ class Pair:
 
 
 def source(function: Callable[..., Any]) -> str:
-    """Show the body of one of the pieces, without its docstring and imports.
-
-    Args:
-        function: one of this module's.
-
-    Returns:
-        str: the lines.
-    """
+    """Show the body of one of the pieces, without its docstring and imports."""
     lines = inspect.getsource(function)
     body = textwrap.dedent(re.split(r'""".*?"""\n', lines, maxsplit=1, flags=re.S)[1])
     return "\n".join(line for line in body.splitlines() if "import " not in line).strip()
@@ -264,11 +242,7 @@ def _dropout_now() -> Any:
 
 
 def pairs() -> tuple[Pair, ...]:
-    """List what the deck's programs use, each with today's form.
-
-    Returns:
-        tuple: the pairs. Threads are in `tensorflow_threads`: they need a process of their own.
-    """
+    """List what the deck's programs use, each with today's form."""
     trap = {
         "placeholder": "pass tensors: each new Python number would be traced anew",
         "variable": "no initialiser to forget; a variable made inside a step is made only once",

@@ -56,12 +56,7 @@ class Workers:
             self.step = one if count == 1 else lambda *batches: one(*_together(batches))
 
     def begin_epoch(self, seed: int, step: int) -> None:
-        """Set every worker's random generators to what belongs to it and this step.
-
-        Args:
-            seed: of the training.
-            step: steps done so far (count).
-        """
+        """Set every worker's random generators to what belongs to it and this step."""
         for worker in range(self.count):
             self._enter(worker)
             reseed_dropout(self.model, seed, self.ranks.rank * self.count + worker, step)
@@ -88,11 +83,7 @@ class Workers:
         return [[np.asarray(v).copy() for v in self._state]] if self.count == 1 else self.left
 
     def not_finite(self) -> str:
-        """Find a worker's moving average that holds nan or infinity; the net has that of one.
-
-        Returns:
-            str: its name; empty when all are finite.
-        """
+        """Find a worker's moving average that holds nan or infinity; the net has that of one."""
         for worker, left in enumerate(self.left if self.count > 1 else ()):
             for number in self._averages:
                 if not np.isfinite(left[number]).all():
@@ -100,11 +91,7 @@ class Workers:
         return ""
 
     def put_back(self, states: Sequence[Sequence[np.ndarray]]) -> None:
-        """Give each worker what `states` gave.
-
-        Args:
-            states: for each worker its arrays.
-        """
+        """Give each worker what `states` gave."""
         self.left = [list(arrays) for arrays in states]
         for variable, value in zip(self._state, self.left[0], strict=True):
             variable.assign(value)
@@ -161,14 +148,7 @@ class Workers:
 
 
 def own_state(model: keras.Model) -> list[Any]:
-    """Find what each worker has of its own: what a step changes beside the trained weights.
-
-    Args:
-        model: the net.
-
-    Returns:
-        list: its variables, but for those that are trained and those that are frozen.
-    """
+    """Find what each worker has of its own: what a step changes beside the trained weights."""
     import keras
 
     others = list(model.trainable_variables)
@@ -189,24 +169,13 @@ def _together(batches: Sequence[Batch]) -> Batch:
 
 
 class WorkersFeed:
-    """Gives one batch for each worker of a rank in every step.
-
-    Args:
-        feeds: one for each worker, in order.
-    """
+    """Gives one batch for each worker of a rank in every step."""
 
     def __init__(self, feeds: Sequence[ArrayFeed | PipelineFeed]) -> None:
         self.feeds, self.samples = list(feeds), feeds[0].samples
 
     def steps(self, epoch: int) -> list[Step]:
-        """Say which samples this rank uses in which step of an epoch, all its workers together.
-
-        Args:
-            epoch: number of the epoch, from 0.
-
-        Returns:
-            list: one `Step` per step, equally many on every rank.
-        """
+        """Say which samples this rank uses in which step of an epoch, all its workers together."""
         together = zip(*(feed.steps(epoch) for feed in self.feeds), strict=True)
         return [
             Step(np.concatenate([part.indices for part in parts]), parts[0].global_size)
@@ -214,15 +183,7 @@ class WorkersFeed:
         ]
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[Batch, ...]]:
-        """Give the batches of all workers for every step.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            first: step to begin with, from 0.
-
-        Returns:
-            Iterator: of one batch for each worker.
-        """
+        """Give the batches of all workers for every step."""
         return zip(*(feed.batches(epoch, first) for feed in self.feeds), strict=True)
 
     def check(self) -> None:
@@ -241,25 +202,7 @@ def feed_of(
     workers: int = 1,
     plain_from: float | None = None,
 ) -> ArrayFeed | PipelineFeed | WorkersFeed:
-    """Make what feeds a training.
-
-    Args:
-        data: arrays, or a pipeline.
-        batch: images per worker and step (count).
-        seed: of the order of the samples.
-        shuffle: whether each epoch has an order of its own.
-        ranks: the ranks that train.
-        model: the net.
-        workers: on each rank (count).
-        plain_from: where a pipeline's images are no longer augmented (epochs); None for nowhere.
-
-    Returns:
-        ArrayFeed: or PipelineFeed, or for several workers a WorkersFeed of them; with `samples`,
-            `steps`, `batches` and `check`.
-
-    Raises:
-        ValueError: when labels do not fit the net.
-    """
+    """Make what feeds a training."""
     feeds: list[ArrayFeed | PipelineFeed] = []
     for worker in range(ranks.rank * workers, (ranks.rank + 1) * workers):
         mine = {"rank": worker, "ranks": ranks.ranks * workers}

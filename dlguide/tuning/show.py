@@ -169,14 +169,7 @@ def table(rows: Sequence[Row], baseline: Any = None) -> Table:
 
 
 def verdict(result: TuneResult) -> str:
-    """Say in a sentence which candidate is the best and by how much.
-
-    Args:
-        result: of the search.
-
-    Returns:
-        str: one or two sentences.
-    """
+    """Say in a sentence which candidate is the best and by how much."""
     if result.gain is None:
         return f"Best: {result.best}."
     if result.best == result.baseline:

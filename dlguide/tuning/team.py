@@ -27,14 +27,7 @@ THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Start:
-    """What can be set only once in a process; candidates that agree in it share their ranks.
-
-    Args:
-        ranks: number of ranks (count).
-        threads: intra-op threads per rank (count).
-        inter_op: inter-op threads per rank (count).
-        default: nothing is set and nothing bound.
-    """
+    """What can be set only once in a process; candidates that agree in it share their ranks."""
 
     ranks: int
     threads: int
@@ -43,27 +36,13 @@ class Start:
 
     @classmethod
     def of(cls, candidate: Candidate) -> Start:
-        """Give the start that a candidate needs.
-
-        Args:
-            candidate: the candidate.
-
-        Returns:
-            Start: equal for candidates that differ in their binding only.
-        """
+        """Give the start that a candidate needs."""
         return cls(candidate.ranks, candidate.threads, candidate.inter_op, candidate.default)
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all teams of one search have in common.
-
-    Args:
-        name: the id by which its processes are known.
-        folder: its folder.
-        address: where ranks call the tuner.
-        work: what they train.
-    """
+    """What all teams of one search have in common."""
 
     name: str
     folder: Path
@@ -72,13 +51,7 @@ class Surroundings:
 
 
 class Team:
-    """The ranks of one start.
-
-    Args:
-        start: what is set.
-        plan: the thread plan it is started with.
-        around: what it shares with the other teams.
-    """
+    """The ranks of one start."""
 
     def __init__(self, start: Start, plan: ThreadPlan, around: Surroundings) -> None:
         self.start, self.around = start, around
@@ -114,13 +87,7 @@ class Team:
         return len(self.facts) == self.start.ranks and not self.failed
 
     def joined(self, rank: int, pid: int, connection: Connection) -> None:
-        """Take in a rank that has called.
-
-        Args:
-            rank: its rank (index).
-            pid: its process.
-            connection: to it.
-        """
+        """Take in a rank that has called."""
         self.connections[rank], self.pids[rank] = connection, pid
 
     def look(self) -> None:
@@ -142,19 +109,7 @@ class Team:
             self.signal(signal.SIGSTOP)
 
     def measure(self, cpus: tuple[tuple[int, ...], ...] | None, seconds: float) -> list[float]:
-        """Train for some seconds.
-
-        Args:
-            cpus: for each rank the logical CPUs to run on; None leaves them as they are.
-            seconds: how long, about (s).
-
-        Returns:
-            list: throughput over all ranks in blocks of several steps (images/s); the slowest
-            rank of each block counts.
-
-        Raises:
-            RuntimeError: when a rank fails, ends or does not answer; the team is ended then.
-        """
+        """Train for some seconds."""
         if self.failed:
             raise RuntimeError(self.failed)
         begin = time.monotonic()
@@ -209,11 +164,7 @@ class Team:
         return f": {lines[-1].strip()}" if lines else ""
 
     def signal(self, number: int) -> None:
-        """Send a signal to all ranks.
-
-        Args:
-            number: the signal.
-        """
+        """Send a signal to all ranks."""
         for pid in self.pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

@@ -32,13 +32,7 @@ LONGEST_ADDRESS = 100  # the kernel's limit for a socket's name is 107
 
 
 class Teams:
-    """The teams of one search, each under the start its candidates need.
-
-    Args:
-        machine: what their thread plans divide.
-        work: what they train.
-        candidates: what will be measured, in order of promise.
-    """
+    """The teams of one search, each under the start its candidates need."""
 
     def __init__(self, machine: Machine, work: Work, candidates: Iterable[Candidate]) -> None:
         self.machine, self.work = machine, work
@@ -108,12 +102,7 @@ class Teams:
         np.save(self.folder / "labels.npy", data.train_labels[:count])
 
     def start_all(self, limit_s: float, tell: Callable[[int, int], None]) -> None:
-        """Start as many teams as memory holds, a few at a time, until all are ready.
-
-        Args:
-            limit_s: start no more of them after that time (s); those on their way are awaited.
-            tell: called with how many are ready and how many there are.
-        """
+        """Start as many teams as memory holds, a few at a time, until all are ready."""
         deadline = time.monotonic() + limit_s
         waiting = list(self.candidates)
         while True:
@@ -133,19 +122,7 @@ class Teams:
             time.sleep(LOOK_S)
 
     def measure(self, candidate: Candidate, seconds: float) -> list[float]:
-        """Train a candidate for some seconds; what `threads.tune` calls.
-
-        Args:
-            candidate: one of those given at the beginning.
-            seconds: how long, about (s).
-
-        Returns:
-            list: throughput over all ranks in blocks of several steps (images/s).
-
-        Raises:
-            RuntimeError: when its ranks do not start, fail, end or do not answer, or when they
-                do other work than the rest.
-        """
+        """Train a candidate for some seconds; what `threads.tune` calls."""
         start = Start.of(candidate)
         if start not in self.teams:
             self._make_room(start)

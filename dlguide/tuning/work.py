@@ -74,12 +74,5 @@ class Work:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Work:
-        """Build the work again from what `as_dict` gave.
-
-        Args:
-            plain: the dictionary.
-
-        Returns:
-            Work: equal to the one it came from.
-        """
+        """Build the work again from what `as_dict` gave."""
         return cls(**plain)

@@ -28,12 +28,7 @@ WARMUP_STEPS = 3
 
 
 class Trainer:
-    """A net, its share of the images, and the step that `training.fit` takes too.
-
-    Args:
-        work: what all candidates do alike.
-        folder: where the tuner has put the images, for data that is not random.
-    """
+    """A net, its share of the images, and the step that `training.fit` takes too."""
 
     def __init__(self, work: Work, folder: Path) -> None:
         import tensorflow as tf
@@ -74,14 +69,7 @@ class Trainer:
         return [part.indices for part in epoch_batches(*shares, seed=work.seed)]
 
     def seconds(self, steps: int) -> float:
-        """Take some steps.
-
-        Args:
-            steps: how many (count).
-
-        Returns:
-            float: what they took, their data included (s).
-        """
+        """Take some steps."""
         begin = perf_counter()
         for _ in range(steps):
             indices = self.parts[self.taken % len(self.parts)]
@@ -90,12 +78,7 @@ class Trainer:
         return perf_counter() - begin
 
     def facts(self) -> dict[str, Any]:
-        """Tell what the tuner compares between candidates, and what this rank runs on.
-
-        Returns:
-            dict: rank, ranks, pid, parameters, weights_digest, images (per step of this rank),
-            cpus (the mask the system really gave), threads (of this process), nbytes (memory).
-        """
+        """Tell what the tuner compares between candidates, and what this rank runs on."""
         return {
             "rank": self.rank,
             "ranks": self.ranks,
@@ -117,14 +100,7 @@ def _digest(weights: Sequence[Any]) -> str:
 
 
 def serve(tuner: Connection, work: Work, plan: threads.ThreadPlan | None, folder: Path) -> None:
-    """Train as the tuner says, until it hangs up.
-
-    Args:
-        tuner: the connection; takes (cpus or None, steps, blocks) and is given the blocks' times.
-        work: what to train.
-        plan: the threads and cores; None sets nothing and binds nothing.
-        folder: where the images are.
-    """
+    """Train as the tuner says, until it hangs up."""
     rank, _ = measure.launched()
     try:
         if plan is not None:
@@ -144,15 +120,7 @@ def serve(tuner: Connection, work: Work, plan: threads.ThreadPlan | None, folder
 
 
 def call(address: str, name: str) -> Connection:
-    """Call the tuner and say who is calling.
-
-    Args:
-        address: the tuner's socket in the file system, in a folder of this user alone.
-        name: the team that this rank belongs to.
-
-    Returns:
-        Connection: to the tuner.
-    """
+    """Call the tuner and say who is calling."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(address)
         connection = Connection(line.detach())

@@ -19,12 +19,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")
 def china() -> np.ndarray:
     """Give the photograph of a Chinese temple that comes with scikit-learn.
 
-    Returns:
-        np.ndarray: uint8 of shape (427, 640, 3).
-
-    Raises:
-        MissingComponentError: when scikit-learn is not installed.
-
     Source:
         "China" by danielbuechele (flickr), CC BY 2.0; scikit-learn, `load_sample_image`.
     """
@@ -113,12 +107,6 @@ def _flat(image: Image.Image) -> np.ndarray:
 def colours(pixels: np.ndarray) -> int:
     """Count the different colours of a picture.
 
-    Args:
-        pixels: uint8 of shape (..., 3).
-
-    Returns:
-        int: how many there are (count).
-
     >>> colours(np.array([[[1, 2, 3], [3, 2, 1], [1, 2, 3]]], np.uint8))
     2
     """
@@ -130,17 +118,6 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
     """Write a picture to bytes, a PNG of at most 256 colours with a palette.
 
     A palette holds each colour once (3 bytes) and for each pixel only its number.
-
-    Args:
-        pixels: uint8 of shape (height, width, 3).
-        kind: "PNG", which keeps every pixel, or "JPEG", which does not.
-        options: what Pillow takes for this kind, such as quality=90.
-
-    Returns:
-        bytes: the file's contents.
-
-    Raises:
-        ValueError: for another kind.
     """
     require_known(kind, ("PNG", "JPEG"), "kind")
     image = Image.fromarray(pixels)
@@ -154,13 +131,6 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def decoded(contents: bytes) -> np.ndarray:
-    """Read back what `encoded` wrote.
-
-    Args:
-        contents: of a PNG or JPEG file.
-
-    Returns:
-        np.ndarray: uint8 of shape (height, width, 3).
-    """
+    """Read back what `encoded` wrote."""
     with Image.open(io.BytesIO(contents), formats=("PNG", "JPEG")) as image:
         return np.array(image.convert("RGB"))

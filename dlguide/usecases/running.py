@@ -46,15 +46,7 @@ class Result:
 
 
 def options(case: Any) -> dict[str, Any]:
-    """List what a use case can be told beside data, seed and checkpoint, and its defaults.
-
-    Args:
-        case: the module of a use case, with `train`; where that takes its settings by any name,
-            `OPTIONS` has the names and defaults.
-
-    Returns:
-        dict: default of each argument of `train`.
-    """
+    """List what a use case can be told beside data, seed and checkpoint, and its defaults."""
     own = {
         name: one.default
         for name, one in inspect.signature(case.train).parameters.items()
@@ -64,15 +56,7 @@ def options(case: Any) -> dict[str, Any]:
 
 
 def kinds(case: Any) -> dict[str, set[str]]:
-    """List what kind of value each setting takes, by annotation or else by default.
-
-    Args:
-        case: the module of a use case.
-
-    Returns:
-        dict: for each setting some of "a number", "true or false", "text", "null"; none of them
-            where that cannot be told.
-    """
+    """List what kind of value each setting takes, by annotation or else by default."""
     arguments = inspect.signature(case.train).parameters
     found = {}
     for name, default in options(case).items():
@@ -88,18 +72,6 @@ def kinds(case: Any) -> dict[str, set[str]]:
 
 def assigned(words: Sequence[str], case: Any = None) -> dict[str, Any]:
     """Read settings such as "net=densenet121" or "batch=16".
-
-    Args:
-        words: of the form NAME=VALUE; the value is taken as JSON where it is JSON (a number,
-            true, null, a list), and as text otherwise.
-        case: the module of a use case, whose settings that are text alone are not taken as JSON,
-            "null" apart; None for any names.
-
-    Returns:
-        dict: value of each name.
-
-    Raises:
-        ValueError: when a word has another form, or a name comes twice.
 
     >>> assigned(["net=vgg16", "batch=16", "warm=true"])
     {'net': 'vgg16', 'batch': 16, 'warm': True}
@@ -167,19 +139,6 @@ def require_asked(
     """Refuse to go on from a training that was asked for otherwise.
 
     Its numbers would be taken for those of the new settings.
-
-    Args:
-        case: the module of a use case.
-        output: folder with `RECORD` and `checkpoint`, where there was a call before.
-        real: as in `check`.
-        seed: as in `run`.
-        own: further arguments of `train`; the others have their defaults.
-
-    Returns:
-        dict: what is asked for now, ready for JSON.
-
-    Raises:
-        ValueError: when a setting differs, those in `FREE` apart; names both values.
     """
     plain = {"real": _where(real), "seed": seed, **options(case), **own}
     asked = json.loads(json.dumps(plain, default=str))

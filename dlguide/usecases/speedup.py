@@ -26,22 +26,6 @@ class Speedup:
     make the same update of the weights is measured first, in `difference`. Only batch
     normalisation may make it another one, as each rank normalises over its own slice; `same`
     says so.
-
-    Args:
-        name: of the net or nets.
-        ranks: p (count).
-        threads: of each rank (count).
-        batch: samples of one rank in a step; the process takes p times as many (count).
-        nbytes: of gradients that each rank hands over in a step (bytes).
-        difference: distance of the ranks' first update from the process's, over its length.
-        alone: times of the process, with as many threads as one rank; the other ranks sleep.
-        step: times of the ranks' step, of the slowest each time.
-        predicted: the ranks' step, put together from their computing side by side, which is
-            measured without exchange, and from the exchange, measured alone.
-        wide: times of the process with a thread for each core; None when not asked for.
-        wide_threads: how many these are; 0 when not asked for (count).
-        equal: the difference where all ranks and the process hold equal samples; None where the
-            two updates are the same anyway.
     """
 
     name: str

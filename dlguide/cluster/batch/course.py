@@ -24,14 +24,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Span:
-    """What a training does for a while.
-
-    Args:
-        kind: "queue", "staging", "start", "training", or "lost": trained but not saved.
-        job: which job it belongs to, from 1 on.
-        start_s: when it begins (s).
-        end_s: when it ends (s).
-    """
+    """What a training does for a while."""
 
     kind: str
     job: int
@@ -55,19 +48,6 @@ def spans(
         epochs of a job = floor((limit - b) / epoch), and the rest of its time is lost.
 
     Leaves out that the wait is shorter for shorter jobs, and the time to write a checkpoint.
-
-    Args:
-        epochs: epochs in all (count).
-        epoch_s: time of one (s).
-        limit_s: longest time of a job (s).
-        before: seconds of "queue", which the limit does not count, "staging" and "start".
-        per_job: epochs of each job of a chain (count); None for a job that begins anew.
-
-    Returns:
-        list[Span]: in order of time.
-
-    Raises:
-        ValueError: when a job cannot train what it should within its limit.
     """
     require_count(epochs, "epochs")
     require_positive(epoch_s, "epoch_s")
@@ -92,14 +72,7 @@ def spans(
 
 
 def totals(found: Sequence[Span]) -> dict[str, float]:
-    """Sum the seconds of each kind.
-
-    Args:
-        found: what `spans` tells.
-
-    Returns:
-        dict: seconds by kind (s).
-    """
+    """Sum the seconds of each kind."""
     return {
         kind: sum(each.end_s - each.start_s for each in found if each.kind == kind)
         for kind in KINDS
@@ -107,16 +80,7 @@ def totals(found: Sequence[Span]) -> dict[str, float]:
 
 
 def draw(ways: Mapping[str, Sequence[Span]], unit_s: float = 3600.0, unit: str = "h") -> Figure:
-    """Draw trainings as bars below each other, on one scale of time.
-
-    Args:
-        ways: what `spans` tells, by the name of the way.
-        unit_s: what one unit of the axis lasts (s).
-        unit: its name.
-
-    Returns:
-        Figure: one bar for each way.
-    """
+    """Draw trainings as bars below each other, on one scale of time."""
     from matplotlib.patches import Patch
 
     require(bool(ways), "ways", "hold at least one", {})

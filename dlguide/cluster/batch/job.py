@@ -166,15 +166,6 @@ def seconds_of(time: str) -> int:
     Slurm reads "2:00" as two minutes and "2" as two as well, PBS as two seconds; many who write
     them mean hours. So only the full form is taken.
 
-    Args:
-        time: H:MM:SS or D-HH:MM:SS.
-
-    Returns:
-        int: seconds.
-
-    Raises:
-        ValueError: when it has another form, or is 0.
-
     >>> seconds_of("2:00:00"), seconds_of("1-12:00:00")
     (7200, 129600)
     """
@@ -190,12 +181,6 @@ def seconds_of(time: str) -> int:
 def hours_minutes_seconds(seconds: int) -> str:
     """Write a time as HH:MM:SS, which Slurm and PBS read alike.
 
-    Args:
-        seconds: a time (s).
-
-    Returns:
-        str: hours of two digits or more.
-
     >>> hours_minutes_seconds(129600)
     '36:00:00'
     """
@@ -203,12 +188,5 @@ def hours_minutes_seconds(seconds: int) -> str:
 
 
 def is_archive(path: str) -> bool:
-    """Tell whether a path is that of a tar archive, by its name.
-
-    Args:
-        path: the path.
-
-    Returns:
-        bool: True for one that `tar` unpacks.
-    """
+    """Tell whether a path is that of a tar archive, by its name."""
     return path.endswith(ARCHIVES)

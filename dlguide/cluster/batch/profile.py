@@ -94,15 +94,7 @@ class Profile:
             require(fits, "environment", "give variables texts of one line", {name: value})
 
     def require_room(self, job: Job) -> None:
-        """Refuse a job that no node of the site could ever run.
-
-        Args:
-            job: what is asked for.
-
-        Raises:
-            ValueError: when it wants more cores, GPUs or time than there are, or what this
-                scheduler has not.
-        """
+        """Refuse a job that no node of the site could ever run."""
         wanted = job.ranks_per_node * job.threads
         most = self.cores_per_node or wanted
         must = f"be such that ranks x threads fit into the {most} cores of a node"
@@ -144,15 +136,6 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 
 def profile_of(given: Mapping[str, Any]) -> Profile:
     """Make a profile of what a file has said.
-
-    Args:
-        given: values by key.
-
-    Returns:
-        Profile: checked.
-
-    Raises:
-        ValueError: as in `read_profile`.
 
     >>> profile_of({"partiton": "gpu"})
     Traceback (most recent call last):

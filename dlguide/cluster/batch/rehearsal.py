@@ -21,14 +21,7 @@ _WARNED = '(sleep "$0" && kill -USR1 $$) & exec bash "$1"'
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One run of a script.
-
-    Args:
-        status: its exit status; None when it did not end in time.
-        output: what it and its ranks wrote.
-        seconds: how long it took (s).
-        requeued: whether it asked to begin anew.
-    """
+    """One run of a script."""
 
     status: int | None
     output: str

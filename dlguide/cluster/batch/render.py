@@ -56,15 +56,7 @@ def script(job: Job, profile: Profile | None = None, path: str = "") -> str:
 
 
 def launch(job: Job, profile: Profile) -> str:
-    """Write the line that starts the ranks, bound to their cores.
-
-    Args:
-        job: what is asked for.
-        profile: the site.
-
-    Returns:
-        str: the command.
-    """
+    """Write the line that starts the ranks, bound to their cores."""
     words = tuple(program(job, profile))
     if job.inside:
         return " ".join(words)
@@ -85,15 +77,7 @@ def launch(job: Job, profile: Profile) -> str:
 
 
 def program(job: Job, profile: Profile) -> Iterator[str]:
-    """Yield the words of the program, quoted for the shell; in a container where there is one.
-
-    Args:
-        job: what is asked for.
-        profile: the site.
-
-    Yields:
-        str: a word.
-    """
+    """Yield the words of the program, quoted for the shell; in a container where there is one."""
     if job.container:
         yield from ("apptainer", "exec")
         if job.gpus_per_node:
@@ -114,12 +98,6 @@ def program(job: Job, profile: Profile) -> Iterator[str]:
 
 def word(argument: str) -> str:
     """Quote an argument for the shell, and put variables for what is known only in the job.
-
-    Args:
-        argument: the text, in which `{staged}` and `{link}` may occur.
-
-    Returns:
-        str: one word of bash.
 
     >>> print(word("--data={staged}/my images"))
     --data="$STAGED"'/my images'

@@ -18,14 +18,7 @@ _RECORDS = (10_000, 3073)
 
 @dataclass(frozen=True)
 class Original:
-    """A file as it was published.
-
-    Args:
-        name: its path in the folder of its data set.
-        sha256: its checksum, in hexadecimal.
-        nbytes: its length (bytes).
-        shape: of the uint8 array in it.
-    """
+    """A file as it was published."""
 
     name: str
     sha256: str
@@ -35,16 +28,7 @@ class Original:
 
 @dataclass(frozen=True)
 class OriginalSet:
-    """The files of a data set.
-
-    Args:
-        name: of the data set, and of its folder.
-        files: those that are read, those for testing last.
-        image: shape of an image (rows, columns, channels).
-        classes: number of classes (count).
-        source: who published it.
-        in_repository: whether it comes with the course.
-    """
+    """The files of a data set."""
 
     name: str
     files: tuple[Original, ...]
@@ -120,19 +104,7 @@ ORIGINALS = {
 
 
 def paths(name: str, folder: str | os.PathLike | None = None) -> list[Path]:
-    """Name the files of a data set, whether they are there or not.
-
-    Args:
-        name: a key of `ORIGINALS`.
-        folder: the data folder that holds a folder of this name; None takes $DLGUIDE_DATA or
-            the repository's `data`.
-
-    Returns:
-        list: in the order of `ORIGINALS`.
-
-    Raises:
-        MissingComponentError: when the data folder does not exist.
-    """
+    """Name the files of a data set, whether they are there or not."""
     place = data_folder(folder) / name
     return [place / file.name for file in ORIGINALS[name].files]
 
@@ -160,15 +132,7 @@ def find(name: str, folder: str | os.PathLike | None = None) -> list[Path]:
 
 
 def restoring(name: str, place: Path) -> str:
-    """Say how to get an undamaged copy of a data set's file.
-
-    Args:
-        name: a key of `ORIGINALS`.
-        place: the folder of the file.
-
-    Returns:
-        str: sentences.
-    """
+    """Say how to get an undamaged copy of a data set's file."""
     if ORIGINALS[name].in_repository:
         return (
             f"Restore it in your clone with `git checkout -- data/{name}`, or copy it to "

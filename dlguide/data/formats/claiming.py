@@ -17,16 +17,6 @@ def claim(folder: Path) -> int | None:
 
     The lock is the kernel's. It tells a writer in another container from one that has ended;
     the number of a process cannot, as each container counts its processes on its own.
-
-    Args:
-        folder: to make; the folder around it must exist.
-
-    Returns:
-        int: a descriptor; the folder is held until it is closed or the process ends. None when
-        another writer holds it, or when the file system knows no locks and it is there already.
-
-    Raises:
-        OSError: when it cannot be made, or not emptied.
     """
     while True:
         made = _make(folder)

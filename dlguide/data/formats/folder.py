@@ -88,17 +88,7 @@ class FolderDataset(Dataset):
             raise
 
     def facts(self, number: int) -> dict[str, Any]:
-        """Read the line of a sample.
-
-        Args:
-            number: of the sample, in range.
-
-        Returns:
-            dict: name, sha256, labels and key; the name stays inside the folder.
-
-        Raises:
-            DamageError: when the line is not as it was written or names a place outside.
-        """
+        """Read the line of a sample."""
         start = int(self.index[number]["offset"])
         last = number + 1 == self.count
         end = self._list_nbytes if last else int(self.index[number + 1]["offset"])

@@ -182,25 +182,11 @@ class FramedDataset(Dataset):
         super().close()
 
     def path_of(self, file: int) -> Path:
-        """Name a data file.
-
-        Args:
-            file: its number.
-
-        Returns:
-            Path: the file.
-        """
+        """Name a data file."""
         return self.folder / self.data[file].name
 
     def descriptor(self, file: int) -> int:
-        """Open a data file, or take it from those that are open.
-
-        Args:
-            file: its number.
-
-        Returns:
-            int: its descriptor, which stays this data set's.
-        """
+        """Open a data file, or take it from those that are open."""
         if file in self._open:
             self._open.move_to_end(file)
             return self._open[file]

@@ -28,52 +28,19 @@ class Framing(ABC):
 
     @abstractmethod
     def frame(self, nbytes: int, crc: int) -> tuple[bytes, bytes]:
-        """Give the bytes before and after a record.
-
-        Args:
-            nbytes: length of the record.
-            crc: its CRC-32C.
-
-        Returns:
-            tuple: bytes before it, bytes after it.
-        """
+        """Give the bytes before and after a record."""
 
     @abstractmethod
     def frames(self, nbytes: np.ndarray, crcs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Give the bytes around many records at once.
-
-        Args:
-            nbytes: lengths of the records, 64 bits each, shape (records,).
-            crcs: their CRC-32C, 32 bits each, shape (records,).
-
-        Returns:
-            tuple: the bytes before them, shape (records, before_nbytes), and those after them.
-        """
+        """Give the bytes around many records at once."""
 
     @abstractmethod
     def ending(self, offsets: np.ndarray) -> bytes:
-        """Give the bytes after the last record.
-
-        Args:
-            offsets: where each record's own bytes begin in the file.
-
-        Returns:
-            bytes: empty in a format without an end.
-        """
+        """Give the bytes after the last record."""
 
     @abstractmethod
     def declared(self, head: bytes) -> int | None:
-        """Read a record's length from the bytes before it.
-
-        Args:
-            head: `before_nbytes` bytes.
-
-        Returns:
-            int: the length; None where the last record has gone by.
-
-        Raises:
-            ValueError: when the bytes do not fit their own checksum; the text is for a Damage.
-        """
+        """Read a record's length from the bytes before it."""
 
 
 class TFRecord(Framing):
@@ -171,19 +138,6 @@ def scan(
     """Read a file of records from front to back, checking every byte, in large blocks.
 
     No length is believed before it fits its checksum and what is left of the file.
-
-    Args:
-        descriptor: of the open file.
-        size: its length (bytes).
-        path: the file, for errors.
-        framing: how records stand in it.
-        first: number that the file's first record has in the data set.
-
-    Returns:
-        Iterator: of `Found`.
-
-    Raises:
-        DamageError: where the file is damaged or cut, with record and byte.
     """
     begins = len(framing.beginning)
     if read_exactly(descriptor, min(begins, size), 0, path) != framing.beginning:

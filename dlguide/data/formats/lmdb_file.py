@@ -199,13 +199,6 @@ def walk(path: Path) -> tuple[list[tuple[int, int]], list[int]]:
 
     Only for a file that was just written: it is believed.
 
-    Args:
-        path: the file.
-
-    Returns:
-        tuple: offset and length of each page that holds pointers, sorted; offset of each value,
-        in the order of the keys (bytes).
-
     Source:
         LMDB 0.9, mdb.c (structures MDB_page, MDB_node, MDB_meta, MDB_db).
     """

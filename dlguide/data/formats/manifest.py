@@ -56,24 +56,12 @@ class Manifest:
     files: tuple[File, ...]
 
     def of_role(self, role: str) -> tuple[File, ...]:
-        """Select the files that serve one purpose.
-
-        Args:
-            role: "data", "index", "structure" or "list".
-
-        Returns:
-            tuple: the files, in order.
-        """
+        """Select the files that serve one purpose."""
         return tuple(file for file in self.files if file.role == role)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, with its own checksum, to the disk.
-
-    Args:
-        folder: of the data set.
-        manifest: what to write.
-    """
+    """Write the manifest, with its own checksum, to the disk."""
     contents = _encoded({"version": VERSION, **asdict(manifest)})
     with open(folder / NAME, "xb") as file:
         file.write(contents)
@@ -132,12 +120,6 @@ def read_manifest(folder: Path) -> Manifest:
 def is_inside(name: Any) -> bool:
     """Tell whether a file name stays inside the folder that it is relative to.
 
-    Args:
-        name: as it stands in a manifest.
-
-    Returns:
-        bool: False for absolute names and those with empty, `.` or `..` parts.
-
     >>> is_inside("7/000000012.png"), is_inside("../12.png"), is_inside("/etc/passwd")
     (True, False, False)
     """
@@ -147,18 +129,7 @@ def is_inside(name: Any) -> bool:
 
 
 def open_file(path: Path, nbytes: int | None = None) -> tuple[int, int]:
-    """Open a file for reading after checking what it is and how long.
-
-    Args:
-        path: the file; a link is refused.
-        nbytes: how long it must be; None takes any length.
-
-    Returns:
-        tuple: file descriptor, and length (bytes).
-
-    Raises:
-        DamageError: when it is missing, no ordinary file or of another length.
-    """
+    """Open a file for reading after checking what it is and how long."""
     # Without O_NONBLOCK a pipe under this name would hold us for ever.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -178,20 +149,7 @@ def open_file(path: Path, nbytes: int | None = None) -> tuple[int, int]:
 
 
 def read_exactly(descriptor: int, nbytes: int, offset: int, path: Path) -> bytes:
-    """Read a part of a file, all of it.
-
-    Args:
-        descriptor: of the open file.
-        nbytes: how many bytes; the caller has checked that the file is so long.
-        offset: where they begin (byte).
-        path: the file, for the error.
-
-    Returns:
-        bytes: exactly so many.
-
-    Raises:
-        DamageError: when the file ends before, or the disk fails.
-    """
+    """Read a part of a file, all of it."""
     parts, left = [], nbytes
     while left:
         try:
@@ -207,19 +165,7 @@ def read_exactly(descriptor: int, nbytes: int, offset: int, path: Path) -> bytes
 
 
 def read_table(folder: Path, file: File, dtype: np.dtype) -> np.ndarray:
-    """Read a table of the data set after holding it against its SHA-256.
-
-    Args:
-        folder: of the data set.
-        file: the table's entry in the manifest.
-        dtype: of a row.
-
-    Returns:
-        np.ndarray: read-only, shape (rows,).
-
-    Raises:
-        DamageError: when the file is missing or damaged.
-    """
+    """Read a table of the data set after holding it against its SHA-256."""
     path = folder / file.name
     descriptor, nbytes = open_file(path, file.nbytes)
     try:
@@ -234,16 +180,7 @@ def read_table(folder: Path, file: File, dtype: np.dtype) -> np.ndarray:
 
 
 def crc32c(block: bytes, start: int = 0, end: int | None = None) -> int:
-    """Compute the CRC-32C of a part of a block, without copying that part.
-
-    Args:
-        block: the bytes.
-        start: where the part begins (byte).
-        end: where it ends; None for the end of the block.
-
-    Returns:
-        int: 32 bits.
-    """
+    """Compute the CRC-32C of a part of a block, without copying that part."""
     end = len(block) if end is None else end
     if start == 0 and end == len(block):
         return google_crc32c.value(block)

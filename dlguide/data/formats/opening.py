@@ -63,16 +63,6 @@ def open_dataset(path: str | os.PathLike) -> Dataset:
 
     Before anything is read: the manifest fits its own checksum, the index fits the manifest,
     and files have their length. So nothing is mapped that is shorter than it should be.
-
-    Args:
-        path: the folder that `create` or `convert` wrote.
-
-    Returns:
-        Dataset: a sequence of Samples, to be closed or used in a `with`.
-
-    Raises:
-        DamageError: when a file is missing or not as it was written; the text says which.
-        DataError: when LMDB cannot open its file for another reason.
     """
     folder = _absolute(path)
     manifest = read_manifest(folder)

@@ -66,11 +66,7 @@ class Dataset(Sequence, ABC):
         self.closed = False
 
     def check_bounds(self) -> None:
-        """Refuse an index whose records do not lie in their files.
-
-        Raises:
-            DamageError: when a row points outside; nothing has been allocated for it.
-        """
+        """Refuse an index whose records do not lie in their files."""
         sizes = np.array([file.nbytes for file in self.data] or [0], np.uint64)
         known = self.index["file"] < len(self.data)
         size = sizes[np.where(known, self.index["file"], 0)]
@@ -103,21 +99,10 @@ class Dataset(Sequence, ABC):
         """
 
     def check_between(self, block: Block) -> None:
-        """Check what stands between the records of a block, in formats that have such bytes.
-
-        Args:
-            block: one of `blocks`.
-
-        Raises:
-            DamageError: at the first record around which something is wrong.
-        """
+        """Check what stands between the records of a block, in formats that have such bytes."""
 
     def stored_in_order(self) -> Iterator[tuple[bytes, int, int]]:
-        """Read what is stored for all samples, from front to back.
-
-        Returns:
-            Iterator: of a block of bytes, and where in it the sample begins and ends.
-        """
+        """Read what is stored for all samples, from front to back."""
         for block in self.blocks():
             self.check_between(block)
             contents = block.contents
@@ -139,14 +124,7 @@ class Dataset(Sequence, ABC):
         return decode(block, start, end, Fields(), number)
 
     def payloads(self) -> Iterator[tuple[bytes, int, int]]:
-        """Read all that is stored from front to back, verified but not taken apart.
-
-        Returns:
-            Iterator: of a block of bytes, and where in it the record begins and ends.
-
-        Raises:
-            DamageError: at the first record that is not as it was written.
-        """
+        """Read all that is stored from front to back, verified but not taken apart."""
         self._require_open()
         number, last, array = 0, None, None
         expected = self._expected()
@@ -247,19 +225,7 @@ class Dataset(Sequence, ABC):
 
 
 def check_structure(folder: Path, manifest: Manifest) -> Path:
-    """Make sure that a library can open the data file without being led astray by it.
-
-    Args:
-        folder: of the data set.
-        manifest: of the data set, with one data file and a table of its structure.
-
-    Returns:
-        Path: the data file.
-
-    Raises:
-        DamageError: when it is missing, of another length, or damaged where the library follows
-            pointers; with the byte.
-    """
+    """Make sure that a library can open the data file without being led astray by it."""
     data, tables = manifest.of_role("data"), manifest.of_role("structure")
     if len(data) != 1 or len(tables) != 1:
         raise DamageError(Damage(str(folder), "its manifest names no table of the structure"))

@@ -57,18 +57,7 @@ class Fields:
 
 
 def require_sample(sample: Any) -> Sample:
-    """Return the sample when it can be written, in every format and without loss.
-
-    Args:
-        sample: what the caller passed.
-
-    Returns:
-        Sample: the same.
-
-    Raises:
-        ValueError: when it is no Sample, its data are not bytes, a label is no 64-bit whole
-            number or its key is not text that UTF-8 can hold.
-    """
+    """Return the sample when it can be written, in every format and without loss."""
     require(isinstance(sample, Sample), "sample", "be a formats.Sample", type(sample).__name__)
     require(isinstance(sample.data, bytes), "data", "be bytes", type(sample.data).__name__)
     whole = isinstance(sample.labels, tuple) and all(
@@ -87,13 +76,6 @@ def encode(sample: Sample, number: int) -> bytes:
     """Write a sample as a `tf.train.Example` with the features key, labels, number and data.
 
     `number`, its place in the data set, shows a reader that no other record stands there.
-
-    Args:
-        sample: what to write.
-        number: its place in the data set, from 0.
-
-    Returns:
-        bytes: the message; `tf.io.parse_single_example` reads it too.
     """
     numbers = _field(3, _field(1, _varint(number)))
     labels = b"".join(_varint(label) for label in sample.labels)
@@ -107,22 +89,7 @@ def encode(sample: Sample, number: int) -> bytes:
 
 
 def decode(block: bytes, start: int, end: int, fields: Fields, number: int | None) -> Sample:
-    """Read the sample that a message holds.
-
-    Args:
-        block: bytes among which the message stands.
-        start: where it begins (byte).
-        end: where it ends (byte).
-        fields: names of the features.
-        number: the place in the data set that it must claim; None for records that claim none.
-
-    Returns:
-        Sample: data, labels and key.
-
-    Raises:
-        MalformedError: when it is no such message, a feature is missing or of another kind, or
-            the record belongs to another place.
-    """
+    """Read the sample that a message holds."""
     if number is not None and (sample := _written_here(block, start, end, number)) is not None:
         return sample
     found = features(block, start, end)

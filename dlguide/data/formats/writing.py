@@ -39,26 +39,13 @@ class HashedFile:
         self._file = open(path, "xb", buffering=BLOCK)  # noqa: SIM115 - closed by `finish`
 
     def write(self, contents: bytes) -> None:
-        """Append to the file.
-
-        Args:
-            contents: what comes next.
-        """
+        """Append to the file."""
         self._file.write(contents)
         self._digest.update(contents)
         self.nbytes += len(contents)
 
     def finish(self, name: str, role: str, count: int) -> File:
-        """Bring the file to the disk and close it.
-
-        Args:
-            name: its final name in the manifest.
-            role: its role there.
-            count: samples in it.
-
-        Returns:
-            File: its entry for the manifest.
-        """
+        """Bring the file to the disk and close it."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -198,17 +185,7 @@ class Writer(ABC):
 
 
 def hash_file(path: Path, name: str, role: str, count: int) -> File:
-    """Bring a finished file to the disk and make its entry for the manifest.
-
-    Args:
-        path: the file.
-        name: its name in the manifest.
-        role: its role there.
-        count: samples in it.
-
-    Returns:
-        File: with length and SHA-256.
-    """
+    """Bring a finished file to the disk and make its entry for the manifest."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -220,14 +197,6 @@ def write_structure(folder: Path, data: Path, ranges: list[tuple[int, int]]) -> 
 
     LMDB and HDF5 trust the pointers in their files: a wrong one ends the process or reads
     somewhere else. Whoever checks these parts before opening the file can open it safely.
-
-    Args:
-        folder: of the data set.
-        data: the finished file.
-        ranges: offset and length of each part (bytes).
-
-    Returns:
-        File: entry of the table for the manifest.
     """
     rows = np.zeros(len(ranges), RANGE)
     with open(data, "rb") as file:
@@ -239,18 +208,7 @@ def write_structure(folder: Path, data: Path, ranges: list[tuple[int, int]]) -> 
 
 
 def require_shards(shard_samples: int | None, kind: str) -> int | None:
-    """Return the samples per file when the format can have several files.
-
-    Args:
-        shard_samples: samples per file; None for one file.
-        kind: of the format.
-
-    Returns:
-        int: the same.
-
-    Raises:
-        ValueError: when it is not a count, or this format is always one file.
-    """
+    """Return the samples per file when the format can have several files."""
     if shard_samples is None:
         return None
     known = " and ".join(sorted(FRAMINGS))

@@ -150,16 +150,7 @@ class ResizedCrop(Operation):
         require(self.area[1] <= 1, "area", "be at most 1, the whole image", self.area)
 
     def box(self, rows: Any, columns: Any, draws: Any) -> tuple[Any, Any, Any, Any]:
-        """Choose the part.
-
-        Args:
-            rows: of the image (pixels, int32 tensor).
-            columns: of the image (pixels, int32 tensor).
-            draws: shape (40,).
-
-        Returns:
-            tuple: first row, first column, rows and columns of the part.
-        """
+        """Choose the part."""
         import tensorflow as tf
 
         draws = tf.reshape(draws, (_ATTEMPTS, 4))
@@ -263,17 +254,7 @@ class Normalise(Operation):
 
 
 def in_unit_range(images: Any) -> Any:
-    """Make float32 in [0, 1] of bytes; leave what is float32 already.
-
-    Args:
-        images: uint8 or float32.
-
-    Returns:
-        tf.Tensor: float32.
-
-    Raises:
-        ValueError: when they are neither.
-    """
+    """Make float32 in [0, 1] of bytes; leave what is float32 already."""
     import tensorflow as tf
 
     kind = images.dtype

@@ -89,20 +89,7 @@ def build(
 
 
 def as_source(source: Any, part: str = "train") -> Source:
-    """Make a source of what a pipeline can read.
-
-    Args:
-        source: a `datasets.Dataset`, the folder of a data set in a format of the house, a
-            sequence of (path, label), a layout that lists them by `items()`, or a Source.
-        part: "train" or "test", of a `datasets.Dataset`; no other source has parts.
-
-    Returns:
-        Source: to read from.
-
-    Raises:
-        ValueError: when it is none of these or empty, or has no such part.
-        DataError: when the data set there is damaged.
-    """
+    """Make a source of what a pipeline can read."""
     require_known(part, ("test", "train"), "part")
     must, then = "be train unless `source` is a Dataset", "Give the test set's own folder or files."
     require(part == "train" or isinstance(source, Dataset), "part", must, part, then)

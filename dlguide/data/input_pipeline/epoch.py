@@ -135,15 +135,7 @@ class Epoch:
 
 
 def with_threads(dataset: Any, pipeline: Any) -> Any:
-    """Give a dataset the pipeline's thread settings: a pool of its own, nothing tuned by itself.
-
-    Args:
-        dataset: a `tf.data.Dataset`.
-        pipeline: has `readers` and `threads`.
-
-    Returns:
-        tf.data.Dataset: with options set.
-    """
+    """Give a dataset the pipeline's thread settings: a pool of its own, nothing tuned by itself."""
     import tensorflow as tf
 
     options = tf.data.Options()

@@ -53,22 +53,6 @@ def steps_of(
     Over all ranks every sample stands in it exactly once, and all ranks take equally many steps,
     in both orders. Only with "global" is a step's set of samples that of one process with the
     batch `batch * ranks`.
-
-    Args:
-        order: "global", as `datasets.epoch_batches` puts them, or Runs.
-        samples: samples in the whole data set (count).
-        batch: samples per rank and step (count).
-        rank: this rank.
-        ranks: number of ranks (count).
-        epoch: number of the epoch, from 0.
-        seed: seed of the run, the same on every rank.
-        shuffle: False keeps the order of the data set.
-
-    Returns:
-        list: one `Step` per step.
-
-    Raises:
-        ValueError: when an argument is out of range, or batch exceeds one rank's shard.
     """
     steps = epoch_batches(samples, batch, rank, ranks, epoch, seed, shuffle)
     if not isinstance(order, Runs) or not shuffle:
@@ -104,15 +88,6 @@ def draws(seed: int, epoch: int, numbers: np.ndarray, count: int) -> np.ndarray:
     So a sample is cropped alike on whichever rank, in whichever thread and after whichever
     interruption it is read. The generator is a counter that is mixed: two rounds of SplitMix64,
     the first over the sample's number, the second over the draw's.
-
-    Args:
-        seed: seed of the run.
-        epoch: number of the epoch, from 0.
-        numbers: of the samples, shape (samples,).
-        count: random numbers for each (count).
-
-    Returns:
-        np.ndarray: float32, uniform in [0, 1), in steps of 2^-24, shape (samples, count).
 
     Source:
         Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.

@@ -155,14 +155,7 @@ class Pipeline:
         return with_threads(self._transformed(stage, dataset, reader), self)
 
     def decoder(self, data: Any) -> Any:
-        """Decode one sample's bytes.
-
-        Args:
-            data: bytes, or a string tensor.
-
-        Returns:
-            tf.Tensor: uint8, shape (rows, columns, channels).
-        """
+        """Decode one sample's bytes."""
         import tensorflow as tf
 
         if self.raw is not None:
@@ -171,16 +164,7 @@ class Pipeline:
         return tf.io.decode_jpeg(data, self.channels, dct_method="INTEGER_ACCURATE")
 
     def augmented(self, image: Any, draws: Any, augment: tuple[Operation, ...]) -> Any:
-        """Apply operations to a single image.
-
-        Args:
-            image: shape (rows, columns, channels).
-            draws: random numbers of its sample, those of the first operation first.
-            augment: this pipeline's first operations, or all of them.
-
-        Returns:
-            tf.Tensor: the image.
-        """
+        """Apply operations to a single image."""
         at = 0
         for one in augment:
             mine = draws[at : at + one.draws]

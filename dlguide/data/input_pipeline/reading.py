@@ -18,9 +18,6 @@ class Cache:
 
     A rank meets other samples in each epoch, so after some epochs each rank holds nearly the
     whole data set: count on `ranks` times its size for a node.
-
-    Args:
-        kind: "none", "bytes" or "decoded".
     """
 
     def __init__(self, kind: str) -> None:
@@ -29,25 +26,11 @@ class Cache:
         self._lock = threading.Lock()
 
     def get(self, number: int) -> tuple[bytes, tuple[int, ...], np.ndarray] | None:
-        """Give bytes, shape and labels of a sample, or None where it has not been read yet.
-
-        Args:
-            number: of the sample.
-
-        Returns:
-            tuple: or None.
-        """
+        """Give bytes, shape and labels of a sample, or None where it has not been read yet."""
         return self._held.get(number)
 
     def put(self, number: int, data: bytes, shape: tuple[int, ...], labels: np.ndarray) -> None:
-        """Keep a sample.
-
-        Args:
-            number: of the sample.
-            data: its bytes.
-            shape: of its pixels, where they are decoded.
-            labels: of the sample.
-        """
+        """Keep a sample."""
         with self._lock:
             if number not in self._held:
                 self._held[number] = (data, shape, labels)
@@ -61,17 +44,7 @@ class Cache:
 
 
 class Reader:
-    """Reads one epoch's samples of one rank, piece by piece; several threads may.
-
-    Args:
-        source: where samples come from.
-        cache: what has been read before.
-        throttle: makes reading slow, or None.
-        pieces: numbers of the samples of each piece.
-        chance: seed, epoch and how many random numbers each sample gets.
-        decoder: function of bytes that gives pixels, for the cache of decoded ones.
-        stack: the pipeline's name where decoded pixels are given as one array, otherwise None.
-    """
+    """Reads one epoch's samples of one rank, piece by piece; several threads may."""
 
     def __init__(
         self,
@@ -88,15 +61,7 @@ class Reader:
         self.failures: dict[int, Exception] = {}
 
     def read(self, piece: int) -> tuple[Any, ...]:
-        """Read a piece.
-
-        Args:
-            piece: its number.
-
-        Returns:
-            tuple: images, labels, draws; bytes, shapes, labels, draws where these are still to
-            be decoded.
-        """
+        """Read a piece."""
         numbers = self.pieces[int(piece)]
         seed, epoch, count = self.chance
         random = draws(seed, epoch, numbers, count)
@@ -153,16 +118,7 @@ class Reader:
 
 
 def unequal(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> DataError:
-    """Make the error for images of different sizes, which no batch can hold.
-
-    Args:
-        name: of the pipeline.
-        one: number of a sample, and its shape.
-        other: the same of one that differs.
-
-    Returns:
-        DataError: naming both.
-    """
+    """Make the error for images of different sizes, which no batch can hold."""
     return DataError(
         f"{name}: images differ in size: sample {one[0]} has {one[1]}, sample {other[0]} has "
         f"{other[1]} (rows, columns, channels). Add `ResizedCrop` or `CentreCrop`."
@@ -170,27 +126,11 @@ def unequal(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> DataErro
 
 
 def undecodable(source: Source, number: int, error: Exception) -> DataError:
-    """Make the error for a sample that was read well and is no image.
-
-    Args:
-        source: where it is from.
-        number: of the sample.
-        error: what the decoder says.
-
-    Returns:
-        DataError: naming file and record.
-    """
+    """Make the error for a sample that was read well and is no image."""
     return source.damaged(number, f"no image that can be decoded: {said(error)}")
 
 
 def said(error: Exception) -> str:
-    """Take the first line of an error's text, without TensorFlow's own places.
-
-    Args:
-        error: of TensorFlow, or another.
-
-    Returns:
-        str: without a full stop.
-    """
+    """Take the first line of an error's text, without TensorFlow's own places."""
     text = str(getattr(error, "message", error)).strip().split("\n")[0]
     return re.sub(r"\{\{.*?\}\} *| *\[Op:.*\]|[. ]+$", "", text)

@@ -63,18 +63,7 @@ class Source(ABC):
         """Close the files that nobody reads at the moment; reading opens them again."""
 
     def labels_of(self, labels: list[tuple[int, ...]], numbers: np.ndarray) -> np.ndarray:
-        """Put labels into one array.
-
-        Args:
-            labels: of each sample.
-            numbers: of the samples, for the error.
-
-        Returns:
-            np.ndarray: int32, shape (samples, *label_shape).
-
-        Raises:
-            DamageError: when samples differ in their number of labels or one needs more bits.
-        """
+        """Put labels into one array."""
         wanted = math.prod(self.label_shape)
         for number, one in zip(numbers.tolist(), labels, strict=True):
             if len(one) != wanted:

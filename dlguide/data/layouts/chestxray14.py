@@ -72,13 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Radiographs(Sequence):
-    """The radiographs of a split; each is read and checked when it is asked for.
-
-    Args:
-        folder: folder of the image files, or of the folders that hold them.
-        rows: what the table says of each.
-        paths: image file of each.
-    """
+    """The radiographs of a split; each is read and checked when it is asked for."""
 
     folder: Path
     rows: tuple[Row, ...] = field(repr=False)
@@ -104,25 +98,14 @@ class Radiographs(Sequence):
         )
 
     def items(self) -> list[tuple[Path, tuple[int, ...]]]:
-        """List the files with their labels, for whoever reads and decodes them himself.
-
-        Returns:
-            list: (path, 14 zeros and ones in the order of `FINDINGS`) of each radiograph.
-        """
+        """List the files with their labels, for whoever reads and decodes them himself."""
         return [
             (path, tuple(int(name in row.findings) for name in FINDINGS))
             for path, row in zip(self.paths, self.rows, strict=True)
         ]
 
     def samples(self) -> Iterator[Sample]:
-        """Give the files as they are, each decoded once to see that it is whole.
-
-        Returns:
-            Iterator: of `formats.Sample` with 14 labels, its key the file's name.
-
-        Raises:
-            DataError: at a file that is missing or no image.
-        """
+        """Give the files as they are, each decoded once to see that it is whole."""
         for path, labels in self.items():
             yield file_sample(path, labels, path.name)
 
@@ -214,19 +197,7 @@ def read(folder: str | os.PathLike, split: str = "train") -> Radiographs:
 
 
 def boxes(folder: str | os.PathLike) -> dict[str, tuple[Box, ...]]:
-    """Read the bounding boxes that were drawn on some of the radiographs.
-
-    Args:
-        folder: the folder that holds the table, the list of boxes and the images.
-
-    Returns:
-        dict: by the name of the image file its boxes, in pixels of that file.
-
-    Raises:
-        MissingComponentError: when a file is not there.
-        DataError: when a line is not as it must be, stands there twice, or its box is not in
-            the image; names file and line.
-    """
+    """Read the bounding boxes that were drawn on some of the radiographs."""
     base = Path(folder)
     names = {row.name for row in _table(base / TABLE)}
     return chestxray14_boxes.read(base / BOXES, names, _images(base))

@@ -35,16 +35,7 @@ _BORDER = 1.0
 
 @dataclass(frozen=True)
 class Box:
-    """A bounding box.
-
-    Args:
-        name: file name of the radiograph.
-        finding: one of `FINDINGS`.
-        left: first column (pixels).
-        top: first row (pixels).
-        width: of the box (pixels).
-        height: of the box (pixels).
-    """
+    """A bounding box."""
 
     name: str
     finding: str

@@ -14,16 +14,6 @@ _LISTS = {bytes: 1, float: 2, int: 3}
 def encode_features(features: Mapping[str, Values]) -> bytes:
     """Write features as the message that `formats.features` and TensorFlow read.
 
-    Args:
-        features: by name a list of bytes, of whole numbers or of floats (kept in 32 bits); an
-            empty list has no kind.
-
-    Returns:
-        bytes: the message.
-
-    Raises:
-        ValueError: when a list holds something else, or several kinds.
-
     Source:
         Protocol Buffers, Encoding (wire format); TensorFlow, example.proto and feature.proto.
     """

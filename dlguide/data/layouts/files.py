@@ -32,15 +32,6 @@ def whole_folder(folder: str | os.PathLike) -> Iterator[Path]:
 
     A run that is stopped leaves nothing under the name; what it wrote stands beside it under a
     name that begins with a point.
-
-    Args:
-        folder: the final name; must not exist yet.
-
-    Yields:
-        pathlib.Path: the folder to write into.
-
-    Raises:
-        ValueError: when there is something of that name already.
     """
     final = Path(folder)
     require(not final.exists(), "folder", "be a name that is not taken yet", str(folder))
@@ -56,19 +47,7 @@ def whole_folder(folder: str | os.PathLike) -> Iterator[Path]:
 
 
 def existing(path: Path, what: str, origin: str = "") -> Path:
-    """Return a path that must be there.
-
-    Args:
-        path: the file or folder.
-        what: what it is, in words.
-        origin: who gives it out, a sentence.
-
-    Returns:
-        pathlib.Path: the path.
-
-    Raises:
-        MissingComponentError: when there is nothing.
-    """
+    """Return a path that must be there."""
     if not path.exists():
         raise MissingComponentError(
             f"There is no {what} at {path}. {origin}{' ' * bool(origin)}Give the folder that holds "
@@ -79,18 +58,7 @@ def existing(path: Path, what: str, origin: str = "") -> Path:
 
 
 def read_image(path: Path, mode: str) -> tuple[np.ndarray, str]:
-    """Decode an image file wholly, whatever its name says about its kind.
-
-    Args:
-        path: the file.
-        mode: "RGB" or "L" (grey); other modes are converted.
-
-    Returns:
-        tuple: as `decode_image` gives it.
-
-    Raises:
-        DataError: when it is missing, empty, cut short or no image; names the file.
-    """
+    """Decode an image file wholly, whatever its name says about its kind."""
     return decode_image(_contents(path), mode, str(path))
 
 
@@ -98,17 +66,6 @@ def file_sample(path: Path, labels: tuple[int, ...], key: str) -> Sample:
     """Take an image file as it is for a sample of `dlguide.data.formats`.
 
     It is decoded once, to see that it is whole, and not encoded again.
-
-    Args:
-        path: the file.
-        labels: of the sample.
-        key: says which original it is.
-
-    Returns:
-        Sample: with the file's own bytes.
-
-    Raises:
-        DataError: when it is missing, empty, cut short or no image; names the file.
     """
     contents = _contents(path)
     decode_image(contents, None, str(path))
@@ -120,18 +77,6 @@ def decode_image(contents: bytes, mode: str | None, where: str) -> tuple[np.ndar
 
     A changed bit in a PNG is found by its checksums. A JPEG has none: there a changed bit may
     give other pixels, and only a checksum kept elsewhere tells.
-
-    Args:
-        contents: bytes of the file.
-        mode: "RGB" or "L" (grey); other modes are converted. None keeps the file's own.
-        where: the file, or the place in it, for the error.
-
-    Returns:
-        tuple: uint8 pixels of shape (rows, columns) or (rows, columns, 3), and the kind found in
-        the file, for example "jpeg".
-
-    Raises:
-        DataError: when they are no JPEG or PNG that can be read.
     """
     try:
         with Image.open(io.BytesIO(contents), formats=FORMATS) as image:
@@ -156,20 +101,7 @@ def _contents(path: Path) -> bytes:
 
 
 def read_lines(path: Path, what: str, origin: str = "") -> list[str]:
-    """Read a text file line by line.
-
-    Args:
-        path: the file.
-        what: what it is, in words.
-        origin: who gives it out, a sentence.
-
-    Returns:
-        list: the lines without their ends.
-
-    Raises:
-        MissingComponentError: when it is not there.
-        DataError: when it is no text.
-    """
+    """Read a text file line by line."""
     try:
         return existing(path, what, origin).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -179,21 +111,7 @@ def read_lines(path: Path, what: str, origin: str = "") -> list[str]:
 def read_table(
     path: Path, what: str, header: str, origin: str = ""
 ) -> Iterator[tuple[str, list[str]]]:
-    """Read a table line by line, so that a wrong quotation mark spoils one line only.
-
-    Args:
-        path: the file, comma-separated.
-        what: what it is, in words.
-        header: its first line; commas at the end may be missing.
-        origin: who gives it out, a sentence.
-
-    Yields:
-        tuple: the line's place for errors, and its cells.
-
-    Raises:
-        MissingComponentError: when it is not there.
-        DataError: when the first line is another, or a line cannot be read.
-    """
+    """Read a table line by line, so that a wrong quotation mark spoils one line only."""
     lines = read_lines(path, what, origin)
     first = lines[0] if lines else ""
     # a release of 2020 calls this column otherwise

@@ -30,13 +30,7 @@ _NAMED = re.compile(r"(n\d{8})_.*")
 
 @dataclass(frozen=True)
 class ClassFolders(Sequence):
-    """The pictures of one split; each is read and checked when it is asked for.
-
-    Args:
-        folder: the split's folder.
-        synsets: names of the classes, in order.
-        files: (name, class) of each picture, class by class.
-    """
+    """The pictures of one split; each is read and checked when it is asked for."""
 
     folder: Path
     synsets: tuple[str, ...]
@@ -53,22 +47,11 @@ class ClassFolders(Sequence):
         return Picture(range(len(self))[index], label, kind, pixels)
 
     def items(self) -> list[tuple[Path, int]]:
-        """List the files with their classes, for whoever reads and decodes them himself.
-
-        Returns:
-            list: (path, class number) of each picture.
-        """
+        """List the files with their classes, for whoever reads and decodes them himself."""
         return [self._item(name, label) for name, label in self.files]
 
     def samples(self) -> Iterator[Sample]:
-        """Give the files as they are, each decoded once to see that it is whole.
-
-        Returns:
-            Iterator: of `formats.Sample`, its key like "train/n01440764/n01440764_10026.JPEG".
-
-        Raises:
-            DataError: at a file that is missing or no image.
-        """
+        """Give the files as they are, each decoded once to see that it is whole."""
         for path, label in self.items():
             key = "/".join((self.folder.name, *path.parts[-2:]))
             yield file_sample(path, (label,), key)
@@ -78,14 +61,7 @@ class ClassFolders(Sequence):
 
 
 def synset(label: int) -> str:
-    """Name a made-up class; WordNet's own numbers all begin with 0 or 1.
-
-    Args:
-        label: class number.
-
-    Returns:
-        str: for example "n90000007".
-    """
+    """Name a made-up class; WordNet's own numbers all begin with 0 or 1."""
     return f"n{90_000_000 + label:08d}"
 
 

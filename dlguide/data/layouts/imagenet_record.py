@@ -30,19 +30,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A labelled picture, still encoded.
-
-    Args:
-        index: its number among the records of its split.
-        label: its class from 0; the file has it from 1.
-        synset: WordNet's name of the class, for example "n01440764".
-        text: name of the class in words; empty when the conversion left it out.
-        name: name of the original file.
-        rows: height (pixels).
-        columns: width (pixels).
-        boxes: bounding boxes; empty when nobody drew any.
-        encoded: the JPEG.
-    """
+    """A labelled picture, still encoded."""
 
     index: int
     label: int
@@ -64,18 +52,6 @@ def parse(number: int, contents: bytes, split: str, classes: int) -> Record:
     """Read a record and check that its features fit each other.
 
     Of the JPEG begin, end and size are checked; it is decoded when its pixels are asked for.
-
-    Args:
-        number: of the record.
-        contents: its bytes.
-        split: "train" or "validation".
-        classes: labels go from 1 to this number.
-
-    Returns:
-        Record: the picture.
-
-    Raises:
-        ValueError: when something is missing or does not hold; the text is for a Damage.
     """
     found = features(contents, 0, len(contents))
     encoded = _one(found, "image/encoded", bytes)

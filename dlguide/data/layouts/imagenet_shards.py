@@ -41,14 +41,7 @@ _NAME = re.compile(r"-(\d{5})-of-(\d{5})")
 
 @dataclass(frozen=True, eq=False)
 class Shards(Sequence):
-    """The pictures of a split; each record is read and checked when it is asked for.
-
-    Args:
-        split: "train" or "validation".
-        classes: labels go from 1 to this number.
-        index: where each record stands.
-        synsets: name of each class whose pictures were met so far, by label.
-    """
+    """The pictures of a split; each record is read and checked when it is asked for."""
 
     split: str
     classes: int
@@ -82,14 +75,7 @@ class Shards(Sequence):
         return found
 
     def samples(self) -> Iterator[Sample]:
-        """Give the JPEGs as they are, with labels from 0.
-
-        Returns:
-            Iterator: of `formats.Sample`, its key like "train/n01440764_10026.JPEG".
-
-        Raises:
-            DataError: at a record that is damaged or no picture; names file, record and byte.
-        """
+        """Give the JPEGs as they are, with labels from 0."""
         for found in self:
             yield Sample(found.encoded, (found.label,), f"{self.split}/{found.name}")
 

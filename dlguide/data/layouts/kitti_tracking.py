@@ -43,13 +43,7 @@ _BORDER = 1.0
 
 @dataclass(frozen=True)
 class Drive(Sequence):
-    """One sequence; each frame is read and checked when it is asked for.
-
-    Args:
-        images: folder of its frames.
-        labels: of each frame.
-        lines: number of each label's line in its file.
-    """
+    """One sequence; each frame is read and checked when it is asked for."""
 
     images: Path
     labels: tuple[tuple[Label, ...], ...] = field(repr=False)
@@ -75,23 +69,11 @@ class Drive(Sequence):
         return Frame(number, self.labels[number], pixels)
 
     def items(self) -> list[tuple[Path, int]]:
-        """List the files with their numbers, for whoever reads and decodes them himself.
-
-        Returns:
-            list: (path, number) of each frame.
-        """
+        """List the files with their numbers, for whoever reads and decodes them himself."""
         return [(self.images / f"{number:06d}.png", number) for number in range(len(self))]
 
     def samples(self) -> Iterator[Sample]:
-        """Give the files as they are, each decoded once to see that it is whole.
-
-        Returns:
-            Iterator: of `formats.Sample`, its labels the sequence and the frame, its key like
-                "0000/000012.png".
-
-        Raises:
-            DataError: at a frame that is missing or no image.
-        """
+        """Give the files as they are, each decoded once to see that it is whole."""
         for path, number in self.items():
             key = f"{self.images.name}/{path.name}"
             yield file_sample(path, (int(self.images.name), number), key)

@@ -21,12 +21,7 @@ _THEN = "Get the file again from its source, or repeat the conversion."
 
 @dataclass(frozen=True, eq=False)
 class RecordIndex:
-    """The records of several files, numbered through all of them.
-
-    Args:
-        paths: the files, in order.
-        table: of each record the file, its first byte there, its length and its checksum.
-    """
+    """The records of several files, numbered through all of them."""
 
     paths: tuple[Path, ...]
     table: np.ndarray = field(repr=False)
@@ -35,25 +30,11 @@ class RecordIndex:
         return len(self.table)
 
     def counts(self) -> list[int]:
-        """Count the records of each file.
-
-        Returns:
-            list: one number per file.
-        """
+        """Count the records of each file."""
         return np.bincount(self.table["file"], minlength=len(self.paths)).tolist()
 
     def read(self, number: int) -> bytes:
-        """Read a record and hold it against its checksum.
-
-        Args:
-            number: of the record, in range.
-
-        Returns:
-            bytes: the record.
-
-        Raises:
-            DamageError: when the file was changed or cannot be read; names record and byte.
-        """
+        """Read a record and hold it against its checksum."""
         _, offset, nbytes, check = self.table[number].tolist()
         try:
             with self.path_of(number).open("rb") as file:
@@ -66,25 +47,12 @@ class RecordIndex:
         return contents
 
     def damaged(self, number: int, what: str, then: str = _THEN) -> DamageError:
-        """Make the error for a record that is wrong.
-
-        Args:
-            number: of the record.
-            what: is wrong with it.
-            then: the next step.
-
-        Returns:
-            DamageError: with file, record and byte.
-        """
+        """Make the error for a record that is wrong."""
         offset = int(self.table[number]["offset"])
         return DamageError(Damage(str(self.path_of(number)), what, number, offset), then)
 
     def repeated(self) -> tuple[int, int] | None:
-        """Find two records with the same bytes, as there are when a file was copied twice.
-
-        Returns:
-            tuple: their numbers; None when all differ.
-        """
+        """Find two records with the same bytes, as there are when a file was copied twice."""
         order = np.lexsort((self.table["check"], self.table["nbytes"]))
         ordered = self.table[order]
         alike = (ordered["check"][1:] == ordered["check"][:-1]) & (
@@ -98,14 +66,7 @@ class RecordIndex:
         return None
 
     def path_of(self, number: int) -> Path:
-        """Name the file of a record.
-
-        Args:
-            number: of the record.
-
-        Returns:
-            pathlib.Path: the file.
-        """
+        """Name the file of a record."""
         return self.paths[int(self.table[number]["file"])]
 
 
@@ -113,15 +74,6 @@ def index_records(paths: list[Path]) -> RecordIndex:
     """Go from header to header through TFRecord files, without reading the records.
 
     Every length is held against its checksum and against what is left of the file.
-
-    Args:
-        paths: the files, in order.
-
-    Returns:
-        RecordIndex: all their records.
-
-    Raises:
-        DamageError: where a file is missing, empty, damaged or cut within a record.
     """
     tables, first = [], 0
     for number, path in enumerate(paths):

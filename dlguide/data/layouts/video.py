@@ -15,14 +15,7 @@ from dlguide.data.synthetic import Frame, Samples
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Frames in a row out of one video.
-
-    Args:
-        video: number of the video.
-        first: number of the first frame in it.
-        past: what the net sees: uint8, shape (frames, rows, columns, 3).
-        future: what it shall predict, in the same form.
-    """
+    """Frames in a row out of one video."""
 
     video: int
     first: int
@@ -32,15 +25,7 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class Clips(Sequence):
-    """The clips of several videos; each is read when it is asked for.
-
-    Args:
-        videos: sequences of frames.
-        places: (video, first frame) of each clip.
-        before: frames that the net sees (count).
-        after: frames that it shall predict (count).
-        size: rows and columns of the frames (pixels); None keeps those of the files.
-    """
+    """The clips of several videos; each is read when it is asked for."""
 
     videos: tuple[Sequence[Frame], ...] = field(repr=False)
     places: tuple[tuple[int, int], ...] = field(repr=False)

@@ -129,19 +129,7 @@ def _radiograph(index: int, size: int, seed: int, rates: str) -> Radiograph:
 def draw(
     seed: int, index: int, patient: int, view: str, findings: tuple[str, ...], size: int
 ) -> np.ndarray:
-    """Draw one radiograph; with other findings all else in it stays as it is.
-
-    Args:
-        seed: the data set's seed.
-        index: number of the radiograph.
-        patient: number of the patient, who has the same chest in each radiograph.
-        view: "PA" or "AP".
-        findings: names from `FINDINGS`.
-        size: length of the sides (pixels).
-
-    Returns:
-        numpy.ndarray: uint8, shape (size, size).
-    """
+    """Draw one radiograph; with other findings all else in it stays as it is."""
     body = anatomy(random(seed, "patient", patient, 1), lying=view == "AP")
     chances = {name: (seed, "findings", index, FINDINGS.index(name)) for name in findings}
     for name in findings:

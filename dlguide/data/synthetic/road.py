@@ -84,15 +84,7 @@ def _frame(index: int, size: int, seed: int) -> Frame:
 
 
 def seen_parts(ahead: list[Vehicle], camera: Camera) -> list[float]:
-    """Tell how much of each vehicle no other one hides.
-
-    Args:
-        ahead: vehicles from far to near.
-        camera: what sees them.
-
-    Returns:
-        list: of each the part of its box that is seen, 0 to 1; 0 outside the picture.
-    """
+    """Tell how much of each vehicle no other one hides."""
     shown = Image.new("L", (camera.columns, camera.rows))
     own = []
     for number, vehicle in enumerate(ahead, 1):
@@ -107,17 +99,7 @@ def seen_parts(ahead: list[Vehicle], camera: Camera) -> list[float]:
 
 
 def draw(seed: int, frame: int, ahead: list[Vehicle], camera: Camera) -> np.ndarray:
-    """Draw a frame with the given vehicles; without one of them, all else stays as it is.
-
-    Args:
-        seed: the scene's seed.
-        frame: number of the frame.
-        ahead: vehicles from far to near.
-        camera: what sees them.
-
-    Returns:
-        numpy.ndarray: uint8, shape (camera.rows, camera.columns, 3).
-    """
+    """Draw a frame with the given vehicles; without one of them, all else stays as it is."""
     fine = Camera(camera.rows * _FINER, camera.columns * _FINER)
     image = Image.new("RGB", (fine.columns, fine.rows))
     pen = ImageDraw.Draw(image)

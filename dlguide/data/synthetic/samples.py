@@ -49,16 +49,7 @@ class Samples(Sequence):
 
 
 def random(seed: int, stream: str, *numbers: int) -> np.random.Generator:
-    """Start the random numbers of one sample.
-
-    Args:
-        seed: the data set's seed.
-        stream: what they are for.
-        *numbers: which one of these, for example the sample's index.
-
-    Returns:
-        numpy.random.Generator: the same for the same arguments.
-    """
+    """Start the random numbers of one sample."""
     require(seed >= 0, "seed", "be at least 0", seed)
     place = _STREAMS.index(require_known(stream, _STREAMS, "stream"))
     # with their count, for NumPy takes [1, 2] and [1, 2, 0] for the same
@@ -69,14 +60,6 @@ def encoded(pixels: np.ndarray, kind: str, quality: int = 90) -> bytes:
     """Write an image as the bytes of a file.
 
     The bytes of a JPEG, and slightly what they decode to, depend on the version of its library.
-
-    Args:
-        pixels: uint8, shape (rows, columns) or (rows, columns, 3).
-        kind: "jpeg" or "png".
-        quality: of JPEG, 1 to 95.
-
-    Returns:
-        bytes: what stands in the file.
     """
     require_known(kind, KINDS, "kind")
     file = io.BytesIO()
@@ -86,15 +69,7 @@ def encoded(pixels: np.ndarray, kind: str, quality: int = 90) -> bytes:
 
 
 def grid(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Give each pixel its place; the shorter side goes from -1 to 1, down and to the right.
-
-    Args:
-        rows: height (pixels).
-        columns: width (pixels).
-
-    Returns:
-        tuple: x and y, float32, shapes (1, columns) and (rows, 1).
-    """
+    """Give each pixel its place; the shorter side goes from -1 to 1, down and to the right."""
     half = min(rows, columns) / 2
     x = (np.arange(columns, dtype=np.float32) + 0.5 - columns / 2) / half
     y = (np.arange(rows, dtype=np.float32) + 0.5 - rows / 2) / half
@@ -116,17 +91,7 @@ def step(distance: np.ndarray, width: float) -> np.ndarray:
 
 
 def clouds(rng: np.random.Generator, rows: int, columns: int, cells: int) -> np.ndarray:
-    """Make soft noise of a few sizes.
-
-    Args:
-        rng: random numbers.
-        rows: height (pixels).
-        columns: width (pixels).
-        cells: cells of the coarsest noise along each side (count).
-
-    Returns:
-        numpy.ndarray: float32 about 0 with a spread of about 1, shape (rows, columns).
-    """
+    """Make soft noise of a few sizes."""
     total = np.zeros((rows, columns), np.float32)
     for octave in range(3):
         coarse = rng.standard_normal((cells << octave, cells << octave)).astype(np.float32)

@@ -11,16 +11,7 @@ Grid = np.ndarray
 
 
 def turned(x: Grid, y: Grid, angle: float) -> tuple[Grid, Grid]:
-    """Turn places about the origin.
-
-    Args:
-        x: places to the right.
-        y: places down.
-        angle: turn (radians).
-
-    Returns:
-        tuple: the new x and y.
-    """
+    """Turn places about the origin."""
     c, s = math.cos(angle), math.sin(angle)
     return c * x + s * y, c * y - s * x
 

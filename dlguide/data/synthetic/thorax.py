@@ -18,19 +18,7 @@ SIDES = (-1, 1)
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The measures of one patient, in half widths of the picture.
-
-    Args:
-        lung_width: half the width of a lung.
-        lung_top: height of the tops of the lungs (y).
-        domes: height of the diaphragm (left in the picture, right in the picture) (y).
-        flatness: how flat the diaphragm is, 0 to 1.
-        heart: half the width of the heart.
-        air: darkness of the lungs, about 1.
-        ribs: number of ribs seen on each side (count).
-        tilt: turn of the patient (radians).
-        bones: brightness of the bones, about 1.
-    """
+    """The measures of one patient, in half widths of the picture."""
 
     lung_width: float
     lung_top: float
@@ -44,15 +32,7 @@ class Anatomy:
 
 
 def anatomy(rng: np.random.Generator, lying: bool = False) -> Anatomy:
-    """Draw a patient's measures.
-
-    Args:
-        rng: the patient's random numbers.
-        lying: whether the patient lies (view AP): lungs are smaller, the heart seems larger.
-
-    Returns:
-        Anatomy: the measures.
-    """
+    """Draw a patient's measures."""
     dome = rng.uniform(0.5, 0.6)
     values = Anatomy(
         lung_width=rng.uniform(0.335, 0.375),
@@ -74,17 +54,7 @@ def anatomy(rng: np.random.Generator, lying: bool = False) -> Anatomy:
 
 @dataclass(frozen=True, eq=False)
 class Chest:
-    """Where things are in one radiograph: what findings are painted on.
-
-    Args:
-        x: places to the right, shape (size, size).
-        y: places down, shape (size, size).
-        lungs: inside of the lungs, 0 to 1 (left in the picture, right in the picture).
-        distances: signed distance to each lung's outline, below 0 inside.
-        heart: inside of the heart, 0 to 1.
-        domes: y of the diaphragm at each x (left in the picture, right in the picture).
-        body: the patient's measures.
-    """
+    """Where things are in one radiograph: what findings are painted on."""
 
     x: np.ndarray
     y: np.ndarray
@@ -101,15 +71,7 @@ class Chest:
 
 
 def outline(body: Anatomy, size: int) -> Chest:
-    """Lay out lungs, heart and diaphragm.
-
-    Args:
-        body: the patient's measures.
-        size: length of the picture's sides (pixels).
-
-    Returns:
-        Chest: masks and places.
-    """
+    """Lay out lungs, heart and diaphragm."""
     x, y = (np.broadcast_to(axis, (size, size)) for axis in grid(size, size))
     c, s = math.cos(body.tilt), math.sin(body.tilt)
     x, y = c * x + s * y, c * y - s * x
@@ -126,15 +88,7 @@ def outline(body: Anatomy, size: int) -> Chest:
 
 
 def render(chest: Chest, rng: np.random.Generator) -> np.ndarray:
-    """Draw a chest without any finding.
-
-    Args:
-        chest: where things are.
-        rng: random numbers of the vessels and of the tissue.
-
-    Returns:
-        numpy.ndarray: brightness, about 0 to 1, shape (size, size).
-    """
+    """Draw a chest without any finding."""
     x, y, body = chest.x, chest.y, chest.body
     size = len(x)
     widest = 0.86 + 0.1 * np.clip(y + 0.3, -0.6, 0.6)

@@ -31,12 +31,7 @@ _ONCOMING, _OWN, _RIGHT = range(3)
 
 @dataclass(frozen=True)
 class Camera:
-    """A camera like KITTI's, for pictures of any size.
-
-    Args:
-        rows: height of the picture (pixels).
-        columns: width of the picture (pixels).
-    """
+    """A camera like KITTI's, for pictures of any size."""
 
     rows: int
     columns: int
@@ -47,34 +42,14 @@ class Camera:
         return _FOCAL * self.rows / KITTI_ROWS
 
     def project(self, x: float, y: float, z: float) -> tuple[float, float]:
-        """Give the place in the picture of a point in space.
-
-        Args:
-            x: to the right (m).
-            y: down (m).
-            z: ahead, above 0 (m).
-
-        Returns:
-            tuple: column and row (pixels).
-        """
+        """Give the place in the picture of a point in space."""
         scale = self.rows / KITTI_ROWS
         return _CENTER_X * scale + self.focal * x / z, _CENTER_Y * scale + self.focal * y / z
 
 
 @dataclass(frozen=True)
 class Vehicle:
-    """A vehicle in one frame.
-
-    Args:
-        track: its number, the same in all frames.
-        kind: "Car", "Van" or "Truck".
-        x: its middle, to the right of the camera (m).
-        z: its middle, ahead of the camera (m).
-        size: height, width and length (m).
-        oncoming: whether it comes towards the camera.
-        hue: its colour, 0 to 1.
-        bright: how bright its paint is, 0 to 1.
-    """
+    """A vehicle in one frame."""
 
     track: int
     kind: str
@@ -86,11 +61,7 @@ class Vehicle:
     bright: float
 
     def corners(self) -> list[tuple[float, float, float]]:
-        """List the corners of the box around it, the near ones first.
-
-        Returns:
-            list: eight points (x, y, z) (m).
-        """
+        """List the corners of the box around it, the near ones first."""
         height, width, length = self.size
         return [
             (self.x + a * width / 2, CAMERA_HEIGHT - b * height, self.z + c * length / 2)
@@ -155,15 +126,7 @@ class Label:
 
 
 def vehicles(seed: int, frame: int) -> list[Vehicle]:
-    """List the vehicles ahead in a frame.
-
-    Args:
-        seed: the scene's seed.
-        frame: number of the frame; ten go by in a second.
-
-    Returns:
-        list: from far to near.
-    """
+    """List the vehicles ahead in a frame."""
     found = []
     for lane in (_ONCOMING, _OWN, _RIGHT):
         rng = random(seed, "scene", lane)
@@ -183,17 +146,7 @@ def vehicles(seed: int, frame: int) -> list[Vehicle]:
 
 
 def label(vehicle: Vehicle, frame: int, camera: Camera, visible: float) -> Label | None:
-    """Describe a vehicle as a label file does.
-
-    Args:
-        vehicle: the vehicle.
-        frame: number of the frame.
-        camera: what sees it.
-        visible: part of it that no other vehicle hides, 0 to 1.
-
-    Returns:
-        Label: or None when it lies outside the picture or wholly behind others.
-    """
+    """Describe a vehicle as a label file does."""
     points = np.array([camera.project(*corner) for corner in vehicle.corners()])
     (left, top), (right, bottom) = points.min(0), points.max(0)
     whole = (right - left) * (bottom - top)

@@ -26,16 +26,6 @@ def copy_all(source: Path, target: Path, listing: Listing, done: Callable[[int],
 
     A data set without a manifest gets a complete SHA256SUMS in its copy, so that the copy can
     be checked later. Times of change are kept.
-
-    Args:
-        source: folder of the data set.
-        target: the folder to make.
-        listing: of the source.
-        done: called with the bytes copied since the last call.
-
-    Raises:
-        DamageError: when a file differs from its checksum or changes while it is copied.
-        OSError: when the disk is full.
     """
     target.mkdir(mode=0o755)
     for folder in sorted({os.path.dirname(file.name) for file in listing.files}):
@@ -111,13 +101,6 @@ def in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterat
     """Do the same with each item, a few at a time, and give the results in order.
 
     A file system that is far away answers each question late, but many at once.
-
-    Args:
-        work: what to do; called in several threads.
-        items: what to do it with.
-
-    Yields:
-        Result: of each item; an exception of one is raised here, and no more are begun.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         # a million at once would take gigabytes for what waits
@@ -126,19 +109,7 @@ def in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterat
 
 
 def read_digest(path: Path, nbytes: int, done: Callable[[int], None]) -> str:
-    """Read a file and compute its SHA-256.
-
-    Args:
-        path: the file; a link is refused.
-        nbytes: how long it must be (bytes).
-        done: called with the bytes read since the last call.
-
-    Returns:
-        str: in hexadecimal.
-
-    Raises:
-        DamageError: when it is missing, no ordinary file, of another length or unreadable.
-    """
+    """Read a file and compute its SHA-256."""
     return _read(path, nbytes, lambda block: None, done)
 
 

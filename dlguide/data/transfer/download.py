@@ -144,13 +144,6 @@ def _receive(part: Part, tries: int, wait_s: float) -> bool:
 
 
 def digest(path: Path) -> str:
-    """Compute the SHA-256 of a file.
-
-    Args:
-        path: the file.
-
-    Returns:
-        str: in hexadecimal.
-    """
+    """Compute the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -48,18 +48,6 @@ def list_files(folder: Path) -> Listing:
     Where `formats.create` wrote the folder these are the files that its manifest vouches for,
     and the manifest; elsewhere all files in it and below but SHA256SUMS, which gives the
     checksums if it is there.
-
-    Args:
-        folder: of the data set.
-
-    Returns:
-        Listing: in order of their names, the manifest last.
-
-    Raises:
-        MissingComponentError: when there is no such folder.
-        DamageError: when a file is missing or has another length than its manifest says, when
-            the folder holds a link or something else that is no ordinary file, or a name that
-            SHA256SUMS cannot have.
     """
     require_folder(folder)
     there = (folder / MANIFEST).is_file()
@@ -68,14 +56,7 @@ def list_files(folder: Path) -> Listing:
 
 
 def require_folder(folder: Path) -> None:
-    """Check that there is a folder, before anything is written.
-
-    Args:
-        folder: of the data set.
-
-    Raises:
-        MissingComponentError: when there is none.
-    """
+    """Check that there is a folder, before anything is written."""
     if not folder.is_dir():
         raise MissingComponentError(
             f"There is no folder {folder}. `dlguide data fetch NAME` gets a data set, "
@@ -85,18 +66,7 @@ def require_folder(folder: Path) -> None:
 
 
 def read_sums(path: Path) -> dict[str, str]:
-    """Read a file of checksums as `sha256sum` writes it.
-
-    Args:
-        path: the file.
-
-    Returns:
-        dict: SHA-256 by name; names stay inside the folder.
-
-    Raises:
-        DamageError: when a line is no checksum and name, names a place outside, or names a file
-            twice; says which line.
-    """
+    """Read a file of checksums as `sha256sum` writes it."""
     found: dict[str, str] = {}
     try:
         # `splitlines` would also end a line at a form feed or U+2028 within a name

@@ -22,18 +22,6 @@ def locked(path: Path, wait: bool) -> Iterator[None]:
     """Hold a lock file; the kernel lets go of it when the process ends or is killed.
 
     The file is removed at the end. One that a killed process left is nobody's and is taken.
-
-    Args:
-        path: of the lock file; its folder must exist.
-        wait: whether to wait for another process that holds it.
-
-    Yields:
-        None: the lock is held.
-
-    Raises:
-        HeldError: when another process holds it and `wait` is False.
-        NoLocksError: when the file system knows no locks.
-        OSError: when the file cannot be made.
     """
     descriptor = _hold(path)
     while descriptor is None:

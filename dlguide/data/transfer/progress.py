@@ -12,17 +12,7 @@ Progress = Callable[[int, int | None], None]
 def reporting(
     progress: bool | Progress | None, what: str, unit: str = "bytes"
 ) -> Iterator[Progress]:
-    """Give a function to call with what is done and what there is in all.
-
-    Args:
-        progress: True draws a bar to standard error; a function is called itself; None and
-            False tell nobody.
-        what: what is being done, in front of the bar.
-        unit: of what is counted; bytes are drawn with their speed.
-
-    Yields:
-        Callable: takes what is done and what there is in all (None where nobody knows).
-    """
+    """Give a function to call with what is done and what there is in all."""
     if callable(progress):
         yield progress
         return

@@ -45,11 +45,7 @@ class Staged:
         return self.nbytes / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the record as plain values.
-
-        Returns:
-            dict: the fields and bytes_per_s.
-        """
+        """Give the record as plain values."""
         return {**asdict(self), "bytes_per_s": self.bytes_per_s}
 
 

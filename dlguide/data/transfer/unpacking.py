@@ -162,12 +162,6 @@ class _Work:
 def refusal(name: str) -> str:
     """Say why a member's name must not be unpacked.
 
-    Args:
-        name: as it stands in the archive, with `/` between its parts.
-
-    Returns:
-        str: the reason; empty when the name is harmless.
-
     >>> refusal("images/000001.png"), refusal("images/../../etc/passwd")
     ('', 'its name contains `..`')
     """

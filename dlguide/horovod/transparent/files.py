@@ -22,11 +22,7 @@ WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, keras.callbac
 
 
 def install(session: Session) -> None:
-    """Change in this process who writes, before the script runs.
-
-    Args:
-        session: the run.
-    """
+    """Change in this process who writes, before the script runs."""
     private = Private(session) if session.rank > 0 else None
     outcomes = Outcomes(session.folder)
     _save_on_one(session, private, outcomes)

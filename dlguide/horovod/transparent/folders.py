@@ -30,12 +30,7 @@ TWO = ("rename", "renames", "replace", "move", "copy", "copy2", "copyfile", "cop
 
 
 def install(session: Session, private: Private | None) -> None:
-    """Let what the script does to folders and files be done by rank 0 alone.
-
-    Args:
-        session: the run.
-        private: the private files of this rank; None on rank 0.
-    """
+    """Let what the script does to folders and files be done by rank 0 alone."""
     beside = os.path.dirname(os.path.abspath(session.script))
     outcomes, seen = Outcomes(session.folder), Counter()
 

@@ -91,11 +91,7 @@ def _check(session: Session, name: str, loss: Any, y_true: Any, y_pred: Any) -> 
 
 
 def install(session: Session) -> None:
-    """Judge every loss of `compile` in the first shared step that uses it.
-
-    Args:
-        session: the run.
-    """
+    """Judge every loss of `compile` in the first shared step that uses it."""
     plain_call, plain_loss = CompileLoss.call, keras.losses.Loss.__call__
     plain_add = keras.Layer.add_loss
     judged: dict[int, Any] = {}

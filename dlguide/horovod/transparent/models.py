@@ -14,12 +14,7 @@ NO_MEANS = ("sum", "none", None, "mean_with_sample_weight")
 
 
 def check_model(session: Session, model: Any) -> None:
-    """Refuse a model whose steps cannot be shared, and turn XLA off.
-
-    Args:
-        session: the run.
-        model: a compiled model, built or not.
-    """
+    """Refuse a model whose steps cannot be shared, and turn XLA off."""
     name = type(model).__name__
     for method in ("make_train_function", "make_test_function"):
         if getattr(type(model), method) is not getattr(TensorFlowTrainer, method):

@@ -31,11 +31,7 @@ TWICE = "takes the gradient of a gradient through the batch normalization `{}`"
 
 
 def install(session: Session) -> None:
-    """Let layers of batch normalization ask all ranks within a shared step.
-
-    Args:
-        session: the run.
-    """
+    """Let layers of batch normalization ask all ranks within a shared step."""
     kind = keras.layers.BatchNormalization
     plain = kind._moments
 
@@ -66,15 +62,6 @@ def moments_over_ranks(session: Session, layer: Any, inputs: Any, mask: Any) -> 
 
     Called by all ranks, in a shared step. Moves 3 numbers a channel to each other rank, and 2 a
     channel through an allreduce in the backward pass.
-
-    Args:
-        session: the run.
-        layer: the layer; is noted as one whose moving statistics agree on all ranks.
-        inputs: this rank's part; float, its first row without a meaning on a rank without samples.
-        mask: what counts, of one dimension less; None when everything does.
-
-    Returns:
-        tuple: mean and variance, each of shape (channels,).
     """
     name = session.name_exchange(layer)
     backward_passes = itertools.count()

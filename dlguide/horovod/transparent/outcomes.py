@@ -31,11 +31,7 @@ class Outcome:
 
 
 class Outcomes:
-    """The outcomes of rank 0, kept as files in the run's folder.
-
-    Args:
-        folder: a folder that all ranks see.
-    """
+    """The outcomes of rank 0, kept as files in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,12 +42,7 @@ class Outcomes:
         return next(self._counted)
 
     def tell(self, key: str, outcome: Outcome) -> None:
-        """Write down an outcome; rank 0 calls this.
-
-        Args:
-            key: its name, a part of a file's name.
-            outcome: how the call has ended; what cannot be sent becomes a text.
-        """
+        """Write down an outcome; rank 0 calls this."""
         error = outcome.error
         if error is not None and not _travels(error):
             error = RuntimeError(f"{type(error).__name__}: {error}")
@@ -61,15 +52,7 @@ class Outcomes:
         os.rename(draft, self._path(key))
 
     def find(self, key: str, patience_s: float = 0.0) -> Outcome | None:
-        """Return an outcome that rank 0 has told.
-
-        Args:
-            key: its name.
-            patience_s: how long to wait for it (s).
-
-        Returns:
-            Outcome | None: None when it has not come in that time.
-        """
+        """Return an outcome that rank 0 has told."""
         path, deadline = self._path(key), time.monotonic() + patience_s
         while not path.exists():
             if time.monotonic() >= deadline:

@@ -17,14 +17,6 @@ OWN, TOTAL, PRINT = range(3)  # the places in what travels beside the data
 def bounds(total: Any, rank: int, ranks: int) -> tuple[Any, Any]:
     """Return the first row of a rank and the first of the next one.
 
-    Args:
-        total: rows of the batch (count, a number or a tensor).
-        rank: the rank (index).
-        ranks: number of ranks (count).
-
-    Returns:
-        tuple: of the type of `total`; parts differ by one row at most.
-
     >>> [bounds(10, rank, 4) for rank in range(4)]
     [(0, 2), (2, 5), (5, 7), (7, 10)]
     """
@@ -36,17 +28,6 @@ def shared(dataset: tf.data.Dataset, rank: int, ranks: int) -> tf.data.Dataset:
 
     `sizes` holds own rows, all rows and a fingerprint of the whole batch (int64, shape (3,)). A
     rank without rows gets the batch's first one and 0 own rows, so that it can take part.
-
-    Args:
-        dataset: whole batches.
-        rank: this rank (index).
-        ranks: number of ranks (count).
-
-    Returns:
-        tf.data.Dataset: as long as `dataset`.
-
-    Raises:
-        ValueError: when the elements are no batches.
     """
 
     @tf.autograph.experimental.do_not_convert

@@ -31,11 +31,7 @@ DIFFERENT = (
 
 
 def install(session: Session) -> None:
-    """Change Keras in this process, before the script runs.
-
-    Args:
-        session: the run.
-    """
+    """Change Keras in this process, before the script runs."""
     counts = {"train": Counts(), "test": Counts()}
     _share_data(session)
     _share_fit(session, counts)

@@ -21,25 +21,14 @@ from dlguide.horovod.transparent.session import Session
 
 
 def path_of(file: Any) -> str | None:
-    """Return the absolute path that a value names; None for what names no path.
-
-    Args:
-        file: anything.
-
-    Returns:
-        str | None: the path.
-    """
+    """Return the absolute path that a value names; None for what names no path."""
     if not isinstance(file, str | bytes | os.PathLike):
         return None
     return os.path.abspath(os.fsdecode(file))
 
 
 class Private:
-    """The private copies and temporary files of one rank.
-
-    Args:
-        session: the run.
-    """
+    """The private copies and temporary files of one rank."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -68,29 +57,12 @@ class Private:
         tempfile.mkdtemp, tempfile._mkstemp_inner = mkdtemp, mkstemp_inner
 
     def owns(self, file: Any) -> bool:
-        """Say whether a path is, or lies in, a temporary one of this rank's own.
-
-        Args:
-            file: a path, or anything else.
-
-        Returns:
-            bool: False for what is no path.
-        """
+        """Say whether a path is, or lies in, a temporary one of this rank's own."""
         path = path_of(file)
         return path is not None and any(_within(path, each) for each in self.own)
 
     def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        """Open a file as `open` does, to write or to read this rank's copy of it.
-
-        Args:
-            file: what `open` takes.
-            mode: as for `open`.
-            args: passed on.
-            kwargs: passed on.
-
-        Returns:
-            IO: the open file.
-        """
+        """Open a file as `open` does, to write or to read this rank's copy of it."""
         path = path_of(file)
         free = (str(self.session.folder), "/dev/", "/proc/")
         if path is None or path.startswith(free) or self.owns(path) or "opener" in kwargs:
@@ -104,12 +76,7 @@ class Private:
         return self.plain_open(self.copies.get(path, file), mode, *args, **kwargs)
 
     def follow(self, name: str, paths: list[str]) -> None:
-        """Do to the private copies what a call has done to the files that rank 0 has.
-
-        Args:
-            name: the function, such as "replace" or "copytree".
-            paths: the absolute paths that it was given, one or two.
-        """
+        """Do to the private copies what a call has done to the files that rank 0 has."""
         source, target = paths[0], paths[-1]
         if name in ("remove", "unlink", "rmdir", "rmtree", "removedirs"):
             self._forget(source)

@@ -36,20 +36,12 @@ class Report:
         self.changes.append({**entry, "times": 1})
 
     def differs(self, what: str) -> None:
-        """Note what is not as in one process, once.
-
-        Args:
-            what: a sentence.
-        """
+        """Note what is not as in one process, once."""
         if what not in self.different:
             self.different.append(what)
 
     def assume(self, what: str) -> None:
-        """Note what is taken for granted because it cannot be checked, once.
-
-        Args:
-            what: words that end a line.
-        """
+        """Note what is taken for granted because it cannot be checked, once."""
         if what not in self.assumed:
             self.assumed.append(what)
 

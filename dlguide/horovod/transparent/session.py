@@ -60,14 +60,7 @@ class Session:
         return frame.f_lineno if frame else 0
 
     def refuse(self, why: str) -> NoReturn:
-        """End the run with the reason; to be called on all ranks alike.
-
-        Args:
-            why: a sentence without its full stop, about the script.
-
-        Raises:
-            Refused: always.
-        """
+        """End the run with the reason; to be called on all ranks alike."""
         line = self.here() or self.line
         text = f"line {line}: {why}" if line else why
         draft = self.folder / f".{REFUSED}-{self.rank}"
@@ -114,14 +107,7 @@ class Session:
             self.weight = self.graph = None
 
     def name_exchange(self, layer: Any) -> str:
-        """Return a name for what a layer exchanges, the same on all ranks, and note the layer.
-
-        Args:
-            layer: a layer that is being called in a shared step.
-
-        Returns:
-            str: another one for each call within a step.
-        """
+        """Return a name for what a layer exchanges, the same on all ranks, and note the layer."""
         self.normalized.setdefault(id(layer), layer)
         number = list(self.normalized).index(id(layer))
         self._named[number] += 1

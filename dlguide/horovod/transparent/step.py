@@ -40,11 +40,7 @@ class Counts:
         self.fresh = True
 
     def add(self, sizes: tf.Tensor) -> None:
-        """Take in one batch.
-
-        Args:
-            sizes: what stands beside its data, see `parts.shared`.
-        """
+        """Take in one batch."""
         now = tf.unstack(self.values.read_value())
         steps = now[self.STEPS] + 1
         seen = now[self.FINGERPRINT] * 31 + sizes[PRINT]  # depends on the order of the batches
@@ -58,27 +54,13 @@ class Counts:
 
 
 def own_state(model: keras.Model) -> list[keras.Variable]:
-    """Return what steps change beside weights: moving statistics and the like.
-
-    Args:
-        model: the model.
-
-    Returns:
-        list[keras.Variable]: of the layers that are trained, without seeds and metrics.
-    """
+    """Return what steps change beside weights: moving statistics and the like."""
     layers = [layer for layer in model._flatten_layers() if layer.trainable]
     return _once(v for layer in layers for v in layer._non_trainable_variables)
 
 
 def metric_state(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables of a model's metrics, those of the loss included.
-
-    Args:
-        model: the model.
-
-    Returns:
-        list[keras.Variable]: each once.
-    """
+    """Return the variables of a model's metrics, those of the loss included."""
     return _once(v for metric in model.metrics for v in metric.variables)
 
 
@@ -87,18 +69,7 @@ def _once(variables: Any) -> list[keras.Variable]:
 
 
 def share_step(session: Session, model: keras.Model, step: Callable, counts: Counts) -> Any:
-    """Return a step that takes (sizes, part) where the given one takes a batch.
-
-    Args:
-        session: the run.
-        model: the model.
-        step: its `train_step` or `test_step`.
-        counts: takes in every batch.
-
-    Returns:
-        Callable: with an attribute `grown`, true when the step made variables that a rank without
-        samples would change: it must then be traced again.
-    """
+    """Return a step that takes (sizes, part) where the given one takes a batch."""
     seen: set[int] = set()
 
     @tf.autograph.experimental.do_not_convert
@@ -141,11 +112,7 @@ def _keep(own: tf.Tensor, before: list[tuple[keras.Variable, tf.Tensor]]) -> Non
 
 
 def _seeds_apart(session: Session) -> Any:
-    """Give random operations of the step that have no seed of their own other numbers per rank.
-
-    Returns:
-        what Keras' global seeds were before; to be put back.
-    """
+    """Give random operations of the step that have no seed of their own other numbers per rank."""
     plain = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     name = "dlguide_transparent_seeds"
     own = global_state.get_global_attribute(name)
@@ -163,14 +130,7 @@ def _seeds_apart(session: Session) -> Any:
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Return the optimizers that a model holds, its own first.
-
-    Args:
-        model: a compiled model.
-
-    Returns:
-        list: each once.
-    """
+    """Return the optimizers that a model holds, its own first."""
     held = [getattr(model, "optimizer", None), *vars(model).values()]
     return _once(each for each in held if isinstance(each, keras.optimizers.Optimizer))
 
@@ -183,10 +143,6 @@ def exchange_in(session: Session, optimizer: keras.optimizers.Optimizer) -> None
         g = (1 / p) sum_r (n_r p / n) g_r
 
     which is the gradient of the mean loss of all n samples.
-
-    Args:
-        session: the run.
-        optimizer: any optimizer of Keras; nothing happens when it does so already.
     """
 
     def weigh(grads: list[Any]) -> list[Any]:
@@ -221,13 +177,7 @@ def _times(grad: Any, weight: tf.Tensor) -> Any:
 
 
 def set_seeds_apart(session: Session, model: keras.Model, done: set) -> None:
-    """Give each rank's random layers a seed of their own, so that masks are not repeated.
-
-    Args:
-        session: the run.
-        model: the model.
-        done: what was changed before; is added to.
-    """
+    """Give each rank's random layers a seed of their own, so that masks are not repeated."""
     names = []
     for layer in model._flatten_layers():
         for generator in layer._seed_generators:

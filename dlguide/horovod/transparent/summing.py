@@ -21,9 +21,6 @@ def sum_metrics(model: keras.Model) -> None:
 
     Keras says of each variable how several copies become one; most are sums over samples, so
     that the result is that of one process.
-
-    Args:
-        model: the model.
     """
     state = metric_state(model)
     how = [getattr(variable, "aggregation", "sum") for variable in state]
@@ -34,12 +31,7 @@ def sum_metrics(model: keras.Model) -> None:
 
 
 def average_own_state(session: Session, model: keras.Model) -> None:
-    """Average what steps change on each rank by itself; all ranks must call.
-
-    Args:
-        session: the run.
-        model: the model.
-    """
+    """Average what steps change on each rank by itself; all ranks must call."""
     agreed = session.agreed()
     state = [variable for variable in own_state(model) if id(variable) not in agreed]
     floating = [variable for variable in state if tf.as_dtype(variable.dtype).is_floating]
@@ -56,16 +48,7 @@ def _combine(variables: list[keras.Variable], name: str, op: int) -> None:
 
 
 def average_logs(logs: dict[str, Any], combined: dict[str, Any], counts: Counts) -> dict:
-    """Return a step's own results combined over the ranks; all ranks must call.
-
-    Args:
-        logs: what the last step returned.
-        combined: the results of the model's metrics, which are combined already.
-        counts: the samples of the last step.
-
-    Returns:
-        dict: metrics as combined, the rest averaged by samples.
-    """
+    """Return a step's own results combined over the ranks; all ranks must call."""
     seen = counts.read()
     weight = seen["last_own"] / max(seen["last_total"], 1)
     result = dict(logs)

@@ -51,14 +51,6 @@ def multiply(formats: Sequence[str], size: int, repeats: int) -> None:
 
     Runs in a process of its own, whose log `measure_onednn` reads. Says so and goes on where
     TensorFlow has no product in a format on this machine.
-
-    Args:
-        formats: of "fp32", "bf16" and "int8".
-        size: rows and columns (count).
-        repeats: products in each format (count).
-
-    Raises:
-        ValueError: when a format is unknown or a count below 1.
     """
     for format in formats:
         require_known(format, _TYPES.values(), "formats")
@@ -149,16 +141,7 @@ def measure_onednn(
 
 
 def read_rates(log: str, level: str, size: int) -> list[Rate]:
-    """Read rates out of oneDNN's verbose log of square matrix products.
-
-    Args:
-        log: what the process printed with ONEDNN_VERBOSE=1.
-        level: which instructions it was allowed.
-        size: rows and columns (count).
-
-    Returns:
-        list: one Rate for each format in the log, by the kernel that took the most products.
-    """
+    """Read rates out of oneDNN's verbose log of square matrix products."""
     seconds: dict[tuple[str, str], list[float]] = {}
     for primitive in onednn.parse(log).primitives:
         sources = [each.dtype for each in primitive.tensors if each.role.startswith("src")]

@@ -30,17 +30,6 @@ def graph(model: keras.Model, fold: bool = True) -> onnx.ModelProto:
     Inputs and outputs keep Keras' order (batch, rows, columns, channels) and any batch size;
     between them images are (batch, channels, rows, columns). Weights become float32. Leaves out
     training, several inputs or outputs, and subclassed models.
-
-    Args:
-        model: built net of one input and one output; other nets may be nested in it.
-        fold: make a batch normalisation part of the convolution before it, where nothing else
-            reads the convolution's output.
-
-    Returns:
-        onnx.ModelProto: checked; its input is "images" and its output "outputs".
-
-    Raises:
-        ValueError: when a layer is of a kind that is not known here; the message names it.
     """
     import onnx
     from onnx import TensorProto, helper

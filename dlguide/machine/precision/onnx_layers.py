@@ -52,16 +52,6 @@ def conv(
 
     Batch normalisation at inference is y = g (x - m) / sqrt(v + e) + b with constants for each
     channel, so it is the same convolution with kernels times g / sqrt(v + e) and another bias.
-
-    Args:
-        writer: of the graph.
-        layer: Conv2D or DepthwiseConv2D.
-        names: the input's name.
-        shapes: the input's shape as Keras has it, (batch, rows, columns, channels).
-        norm: the normalisation that follows directly; None for none.
-
-    Returns:
-        str: name of the output.
     """
     kernel = np.asarray(layer.kernel, "float64")  # (rows, columns, inputs, filters)
     if type(layer).__name__ == "DepthwiseConv2D":
@@ -112,20 +102,7 @@ def _pads(
 def activation(
     writer: Writer, layer: keras.layers.Layer, function: Callable[..., Any], name: str
 ) -> str:
-    """Write an activation function.
-
-    Args:
-        writer: of the graph.
-        layer: the layer it belongs to, for the message.
-        function: one of keras.activations: linear, relu, relu6, sigmoid, tanh, softmax.
-        name: the input's name.
-
-    Returns:
-        str: name of the output; that of the input for "linear".
-
-    Raises:
-        ValueError: when there is no such ONNX operator here; it names the layer.
-    """
+    """Write an activation function."""
     kind = getattr(function, "__name__", type(function).__name__)
     if kind == "linear":
         return name

@@ -25,16 +25,7 @@ Rates = dict[str, dict[str, Any]]
 
 
 def repeated(function: Callable[[], Any], work: float, seconds: float) -> list[float]:
-    """Call a function until the time is used up and give its rates.
-
-    Args:
-        function: what to time; twice before it counts.
-        work: operations or bytes of one call (count).
-        seconds: how long to go on, at least three calls (s).
-
-    Returns:
-        list: work per second of every call.
-    """
+    """Call a function until the time is used up and give its rates."""
     for _ in range(2):
         function()
     rates, end = [], perf_counter() + seconds
@@ -48,16 +39,7 @@ def repeated(function: Callable[[], Any], work: float, seconds: float) -> list[f
 def in_turns(
     kernels: dict[Any, tuple[Callable[[], Any], float]], seconds: float, rounds: int = 3
 ) -> dict[Any, list[float]]:
-    """Call several functions in turns, so that a disturbance of a second hits all alike.
-
-    Args:
-        kernels: by name a function and the work of one call (count).
-        seconds: how long to go on in all (s).
-        rounds: turns of each (count).
-
-    Returns:
-        dict: by name the rates of every call.
-    """
+    """Call several functions in turns, so that a disturbance of a second hits all alike."""
     rates: dict[Any, list[float]] = {name: [] for name in kernels}
     for _ in range(rounds):
         for name, (function, work) in kernels.items():
@@ -108,17 +90,7 @@ def memory(job: dict[str, Any]) -> Rates:
 
 
 def integers(job: dict[str, Any]) -> Rates:
-    """Measure products of 8-bit integers, unsigned by signed, summed in 32 bits: onnxruntime.
-
-    Args:
-        job: `cpus` and `seconds`.
-
-    Returns:
-        dict: "int8" with its rates.
-
-    Raises:
-        RuntimeError: when the product is not NumPy's.
-    """
+    """Measure products of 8-bit integers, unsigned by signed, summed in 32 bits: onnxruntime."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
@@ -155,17 +127,7 @@ def integers(job: dict[str, Any]) -> Rates:
 
 
 def floats(job: dict[str, Any]) -> Rates:
-    """Measure products of float32 and, where there is an instruction, of bfloat16: TensorFlow.
-
-    Args:
-        job: `cpus`, `seconds` and `bfloat16`, whether the processor multiplies it.
-
-    Returns:
-        dict: "float32" and perhaps "bfloat16" with their rates.
-
-    Raises:
-        RuntimeError: when the product is not NumPy's.
-    """
+    """Measure products of float32 and, where there is an instruction, of bfloat16: TensorFlow."""
     import tensorflow as tf
 
     random = np.random.default_rng(0)

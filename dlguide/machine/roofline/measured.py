@@ -65,14 +65,7 @@ class Roof:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Roof:
-        """Read back what `as_dict` wrote, also after a journey through JSON.
-
-        Args:
-            plain: names and values of the fields.
-
-        Returns:
-            Roof: equal to the one that was written.
-        """
+        """Read back what `as_dict` wrote, also after a journey through JSON."""
         return cls(**plain)
 
     def __str__(self) -> str:

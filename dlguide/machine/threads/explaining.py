@@ -19,13 +19,7 @@ _BINDINGS = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES")
 
 @dataclass(frozen=True)
 class Process:
-    """Where one process of the recipe runs.
-
-    Args:
-        cpus: logical CPUs the launcher gives it.
-        threads: for each of its computing threads the CPUs that one may run on.
-        communicates: CPUs set aside for its communication.
-    """
+    """Where one process of the recipe runs."""
 
     cpus: tuple[int, ...]
     threads: tuple[tuple[int, ...], ...]

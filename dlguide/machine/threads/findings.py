@@ -20,15 +20,7 @@ class Placed(Protocol):
 
 
 def of_processes(machine: Machine, processes: Sequence[Placed]) -> list[str]:
-    """Say how many threads there are for how many cores, and who shares what.
-
-    Args:
-        machine: the machine.
-        processes: the processes of one node.
-
-    Returns:
-        list: sentences.
-    """
+    """Say how many threads there are for how many cores, and who shares what."""
     threads = sum(len(each.threads) for each in processes)
     servers = sum(len(each.communicates) for each in processes)
     core_of = {core.cpu: (core.socket, core.core) for core in machine.cores}
@@ -73,15 +65,7 @@ def of_processes(machine: Machine, processes: Sequence[Placed]) -> list[str]:
 
 
 def of_servers(machine: Machine, servers: Sequence[Sequence[int]]) -> list[str]:
-    """Say on which sockets the communication cores lie, under every common numbering.
-
-    Args:
-        machine: the machine.
-        servers: for each process its CPUs for communication.
-
-    Returns:
-        list: sentences; empty without such CPUs or with one socket.
-    """
+    """Say on which sockets the communication cores lie, under every common numbering."""
     if not any(servers) or machine.sockets < 2:
         return []
     core_of = {core.cpu: core for core in machine.cores}
@@ -115,16 +99,7 @@ def of_servers(machine: Machine, servers: Sequence[Sequence[int]]) -> list[str]:
 def of_levels(
     machine: Machine, values: Mapping[str, str], processes: Sequence[Placed]
 ) -> list[str]:
-    """Say where computing and communication meet, and where a later runtime differs.
-
-    Args:
-        machine: the machine.
-        values: the recipe's words.
-        processes: the processes of one node.
-
-    Returns:
-        list: sentences.
-    """
+    """Say where computing and communication meet, and where a later runtime differs."""
     said = []
     core_of = {core.cpu: (core.socket, core.core) for core in machine.cores}
     busy: dict[tuple[int, int], set[int]] = {}

@@ -25,16 +25,7 @@ _SWITCHES |= {"noverbose": 0, "norespect": 0, "nowarnings": 0, "noreset": 0}
 
 @dataclass(frozen=True)
 class Affinity:
-    """What a value of KMP_AFFINITY says.
-
-    Args:
-        kind: one of `TYPES`.
-        granularity: unit a thread may move in: "thread", "core", "numa" or "socket".
-        permute: levels of the machine, counted from the innermost, that change fastest.
-        offset: place of the first thread.
-        proclist: for "explicit" the CPUs of each thread in turn.
-        switches: the other modifiers that were given, such as ("verbose",).
-    """
+    """What a value of KMP_AFFINITY says."""
 
     kind: str = "none"
     granularity: str = "core"
@@ -48,16 +39,6 @@ def parse(text: str, there: Collection[int] | None = None) -> Affinity:
     """Read a value of KMP_AFFINITY: `[modifier,...]type[,permute][,offset]`.
 
     For the types logical and physical the only number is the offset.
-
-    Args:
-        text: the value.
-        there: the CPUs of the machine; None allows all numbers in a proclist.
-
-    Returns:
-        Affinity: what it says.
-
-    Raises:
-        ValueError: when a word is unknown or a number wrong; column and caret show which.
 
     Source:
         Intel C++ Compiler Classic Developer Guide and Reference, Thread Affinity Interface.

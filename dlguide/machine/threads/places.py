@@ -26,17 +26,6 @@ def gomp_place(
 ) -> tuple[tuple[int, ...], ...]:
     """Say where GOMP_CPU_AFFINITY puts each thread: the listed CPUs in turn.
 
-    Args:
-        text: the value, such as "0 3 1-2 4-15:2".
-        threads: number of OpenMP threads (count).
-        there: the CPUs of the machine; None allows all numbers.
-
-    Returns:
-        tuple: the CPUs of each thread.
-
-    Raises:
-        ValueError: when it is no such list; column and caret show where.
-
     Source:
         GNU libgomp manual, GOMP_CPU_AFFINITY.
 
@@ -56,17 +45,6 @@ def places(
 
     `{0,1}` is a place of two CPUs, `{0:4}` one of four from 0 on, `{0:4:2}` of every second one,
     `{0:4}:3:4` three such places, each 4 CPUs after the other. Leaves out `!`.
-
-    Args:
-        text: the value, such as "cores(4)" or "{0:4},{4:4}".
-        cores: the logical CPUs the process may use.
-        there: the CPUs of the machine; None allows all numbers in braces.
-
-    Returns:
-        tuple: the CPUs of each place.
-
-    Raises:
-        ValueError: when it is no such list; column and caret show where.
 
     Source:
         OpenMP 5.0 specification, section 6.5.

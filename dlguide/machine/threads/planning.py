@@ -64,14 +64,7 @@ class ThreadPlan:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ThreadPlan:
-        """Build the plan again from `dataclasses.asdict`, also after a way through JSON.
-
-        Args:
-            plain: the dictionary; one from before inter_op, bound and comm_cpus will do.
-
-        Returns:
-            ThreadPlan: equal to the one it came from.
-        """
+        """Build the plan again from `dataclasses.asdict`, also after a way through JSON."""
         lists = {name: plain.get(name, ()) for name in ("cpus", "comm_cpus")}
         return cls(**plain | {name: tuple(map(tuple, each)) for name, each in lists.items()})
 

@@ -17,20 +17,7 @@ MAX_LIST = 4096  # CPUs of one list: more is a typing error, such as a missing c
 def require_at(
     condition: Any, name: str, must: str, text: str, start: int, end: int, then: str = ""
 ) -> None:
-    """Raise a ValueError that points at a place in a text unless `condition` holds.
-
-    Args:
-        condition: what must hold.
-        name: the variable or argument it is about.
-        must: the rest of the sentence "`name` must ...".
-        text: the whole text.
-        start: where the fault begins (index of the first character).
-        end: where it ends (index after the last character).
-        then: the next step, a sentence.
-
-    Raises:
-        ValueError: when `condition` is false; column and a caret show the place.
-    """
+    """Raise a ValueError that points at a place in a text unless `condition` holds."""
     if condition:
         return
     came = repr(text[start:end]) if text[start:end] else "nothing"
@@ -40,20 +27,7 @@ def require_at(
 
 
 def require_word(name: str, word: Word, known: Iterable[str], what: str) -> str:
-    """Return the word in small letters when it is a known one, or list those with its place.
-
-    Args:
-        name: the variable it is about.
-        word: the word.
-        known: the words there are.
-        what: what they are, in the singular.
-
-    Returns:
-        str: the word.
-
-    Raises:
-        ValueError: when it is none of them; the nearest one is offered.
-    """
+    """Return the word in small letters when it is a known one, or list those with its place."""
     names = sorted(known)
     said = word.said.lower()
     near = get_close_matches(said, names, n=1)
@@ -64,13 +38,7 @@ def require_word(name: str, word: Word, known: Iterable[str], what: str) -> str:
 
 @dataclass(frozen=True)
 class Word:
-    """A piece of a text and its place in it.
-
-    Args:
-        text: the whole text.
-        start: index of its first character.
-        end: index after its last character.
-    """
+    """A piece of a text and its place in it."""
 
     text: str
     start: int
@@ -82,40 +50,15 @@ class Word:
         return self.text[self.start : self.end]
 
     def require(self, condition: Any, name: str, must: str, then: str = "") -> None:
-        """Raise a ValueError that points at this word unless `condition` holds.
-
-        Args:
-            condition: what must hold.
-            name: the variable it is about.
-            must: the rest of the sentence "`name` must ...".
-            then: the next step, a sentence.
-
-        Raises:
-            ValueError: when `condition` is false.
-        """
+        """Raise a ValueError that points at this word unless `condition` holds."""
         require_at(condition, name, must, self.text, self.start, self.end, then)
 
     def part(self, start: int, end: int) -> Word:
-        """Return a piece of this word.
-
-        Args:
-            start: index in this word.
-            end: index in this word.
-
-        Returns:
-            Word: with its place in the whole text.
-        """
+        """Return a piece of this word."""
         return Word(self.text, self.start + start, self.start + end)
 
     def split(self, separators: str) -> Iterator[Word]:
-        """Cut the word at separators that are not inside brackets, without blanks around.
-
-        Args:
-            separators: characters.
-
-        Yields:
-            Word: the pieces, also empty ones.
-        """
+        """Cut the word at separators that are not inside brackets, without blanks around."""
         depth = begin = 0
         for place, letter in enumerate(self.said + separators[0]):
             depth += (letter in "[{(") - (letter in "]})")
@@ -126,19 +69,7 @@ class Word:
                 begin = place + 1
 
     def count(self, name: str, what: str, least: int = 0) -> int:
-        """Return the word as a whole number.
-
-        Args:
-            name: the variable it is about.
-            what: what the number means.
-            least: the smallest one that makes sense.
-
-        Returns:
-            int: the number.
-
-        Raises:
-            ValueError: when it is none.
-        """
+        """Return the word as a whole number."""
         plain = self.said.isascii() and self.said.isdigit() and len(self.said) < 10
         must = f"have {what} here, a whole number of at least {least}"
         self.require(plain and int(self.said) >= least, name, must)
@@ -146,18 +77,7 @@ class Word:
 
 
 def whole(text: Any, name: str) -> Word:
-    """Return a whole text as a word.
-
-    Args:
-        text: what was typed; numbers are written out.
-        name: the variable it is about.
-
-    Returns:
-        Word: without the blanks at both ends counted in.
-
-    Raises:
-        ValueError: when it is no text or number, or holds no word.
-    """
+    """Return a whole text as a word."""
     plain = isinstance(text, str | int) and not isinstance(text, bool)
     require(plain, name, "be a text or a whole number", text)
     said = str(text)
@@ -169,20 +89,7 @@ def whole(text: Any, name: str) -> Word:
 def cpu_words(
     word: Word, name: str, separators: str = ",", there: Collection[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """Read a list of logical CPUs: `3`, spans `0-5`, spans with a stride `0-6:2`, sets `{4,5}`.
-
-    Args:
-        word: the list.
-        name: the variable it is about.
-        separators: what may stand between the entries.
-        there: the CPUs of the machine; None allows all numbers.
-
-    Returns:
-        list: one tuple of CPUs per entry; a span gives one tuple for each of its CPUs.
-
-    Raises:
-        ValueError: when an entry is none of these, or a CPU is not there.
-    """
+    """Read a list of logical CPUs: `3`, spans `0-5`, spans with a stride `0-6:2`, sets `{4,5}`."""
     found: list[tuple[int, ...]] = []
     pieces = list(word.split(separators))
     if " " in separators:  # blanks in a row, or after a comma
@@ -210,17 +117,7 @@ def cpu_words(
 def require_there(
     word: Word, name: str, cpus: Iterable[int], there: Collection[int] | None
 ) -> None:
-    """Raise a ValueError that points at a word unless the machine has its CPUs.
-
-    Args:
-        word: the word.
-        name: the variable it is about.
-        cpus: the CPUs it names.
-        there: the CPUs of the machine; None allows all numbers.
-
-    Raises:
-        ValueError: when one of them is not there.
-    """
+    """Raise a ValueError that points at a word unless the machine has its CPUs."""
     if there is None:
         return
     missing = [cpu for cpu in cpus if cpu not in there]

@@ -139,13 +139,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One word of a recipe and what is known about it.
-
-    Args:
-        name: the variable.
-        value: its value, as text.
-        recipe: what it did and what does now.
-    """
+    """One word of a recipe and what is known about it."""
 
     name: str
     value: str
@@ -161,16 +155,6 @@ class Line:
 
 def line(name: str, value: Any) -> Line:
     """Look a word up and check that its value has the right form.
-
-    Args:
-        name: variable or option, without leading dashes.
-        value: its value; "" or None for none.
-
-    Returns:
-        Line: the word with what is known about it.
-
-    Raises:
-        ValueError: when the word is unknown or the value has another form.
 
     >>> line("MKLDNN_VERBOSE", 1).recipe.today
     'ONEDNN_VERBOSE=1'

@@ -22,15 +22,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Remembered:
-    """The candidates of one search that worked, the best first.
-
-    Args:
-        net: what was trained.
-        batch: images of a step over all ranks (count).
-        unix_s: when it was measured (s since 1970).
-        candidates: the best first.
-        images_per_s: throughput of each of them over all ranks.
-    """
+    """The candidates of one search that worked, the best first."""
 
     net: str
     batch: int
@@ -41,16 +33,7 @@ class Remembered:
     def best(
         self, machine: Machine | None = None, ranks: int | None = None, oversubscribe: bool = False
     ) -> Candidate | None:
-        """Give the best candidate.
-
-        Args:
-            machine: where; None describes this one.
-            ranks: only those with so many; None for any (count).
-            oversubscribe: also those whose ranks take turns on the cores.
-
-        Returns:
-            Candidate: or None, when none of them was measured.
-        """
+        """Give the best candidate."""
         for each in self.candidates:
             crowded = each.ranks > 1 and each.plan(machine).oversubscribed
             if ranks in (None, each.ranks) and (oversubscribe or not crowded):
@@ -63,27 +46,15 @@ class Remembered:
 
 
 def facts(machine: Machine) -> dict[str, Any]:
-    """Give what a search's outcome depends on, and a host's name or a day's load does not change.
-
-    Args:
-        machine: the machine.
-
-    Returns:
-        dict: processor, counts of cores, sockets and NUMA nodes, the quota.
+    """Give what a search's outcome depends on, and a host's name or a day's load does not
+    change.
     """
     names = ("processor", "sockets", "numa_nodes", "physical_cores", "logical_cores", "quota_cores")
     return {name: getattr(machine, name) for name in names}
 
 
 def folder_of(machine: Machine) -> Path:
-    """Give the folder of the records of machines like this one.
-
-    Args:
-        machine: the machine.
-
-    Returns:
-        Path: in the user's cache; it need not exist.
-    """
+    """Give the folder of the records of machines like this one."""
     text = json.dumps(facts(machine), sort_keys=True)
     return cache_folder() / "threads" / hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -98,19 +69,6 @@ def remember(
     """Keep the outcome of a search; an earlier one of the same net and batch is replaced.
 
     Written to a temporary file, flushed, and renamed: a reader sees the old one or the new one.
-
-    Args:
-        result: whose candidates are `threads.Candidate`.
-        net: what was trained.
-        batch: images of a step over all ranks (count).
-        machine: where; None describes this one.
-        unix_s: when; None for now.
-
-    Returns:
-        Path: the file.
-
-    Raises:
-        OSError: when the cache cannot be written.
     """
     machine = describe() if machine is None else machine
     rows = [row for row in result.rows if not row.error]
@@ -145,14 +103,6 @@ def recall(
     """Bring back the newest outcome of a search on machines like this one.
 
     A damaged file is reported as a warning and left out.
-
-    Args:
-        machine: the machine; None describes this one.
-        net: only what was found with this net; None for any.
-        batch: only what was found with this global batch; None for any (count).
-
-    Returns:
-        Remembered: or None, when there is none.
     """
     machine = describe() if machine is None else machine
     found = []

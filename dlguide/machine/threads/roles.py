@@ -16,12 +16,7 @@ ROW = 24  # cores in a row of the map
 
 @dataclass(frozen=True)
 class Role:
-    """What one logical CPU is used for.
-
-    Args:
-        computes: ranks whose computing threads may run there; empty for none.
-        communicates: ranks whose communication has its place there.
-    """
+    """What one logical CPU is used for."""
 
     computes: tuple[int, ...] = ()
     communicates: tuple[int, ...] = ()
@@ -38,18 +33,7 @@ class Role:
 
 
 def of_plan(plan: ThreadPlan, machine: Machine) -> dict[int, Role]:
-    """Say what a thread plan uses each logical CPU for.
-
-    Args:
-        plan: the plan.
-        machine: the machine it was made for.
-
-    Returns:
-        dict: Role by logical CPU, for all CPUs of the machine.
-
-    Raises:
-        ValueError: when the plan names a CPU that the machine does not have.
-    """
+    """Say what a thread plan uses each logical CPU for."""
     require_on(machine, [cpu for cpus in plan.cpus for cpu in cpus], "plan")
     kept = plan.comm_cpus or ((),) * plan.ranks
     compute = [sorted(set(cpus) - set(own)) for cpus, own in zip(plan.cpus, kept, strict=True)]
@@ -61,16 +45,7 @@ def of_ranks(
     compute: Sequence[Sequence[int]],
     communicate: Sequence[Sequence[int]],
 ) -> dict[int, Role]:
-    """Turn lists by rank into roles by logical CPU.
-
-    Args:
-        machine: the machine.
-        compute: for each rank the CPUs its threads compute on.
-        communicate: for each rank the CPUs it communicates on.
-
-    Returns:
-        dict: Role by logical CPU, for all CPUs of the machine.
-    """
+    """Turn lists by rank into roles by logical CPU."""
 
     def users(lists: Sequence[Sequence[int]], cpu: int) -> tuple[int, ...]:
         return tuple(rank for rank, cpus in enumerate(lists) if cpu in cpus)
@@ -83,16 +58,7 @@ def of_ranks(
 
 
 def require_on(machine: Machine, cpus: Sequence[int], name: str) -> None:
-    """Raise unless the machine has all these CPUs.
-
-    Args:
-        machine: the machine.
-        cpus: logical CPUs.
-        name: the argument or variable they come from.
-
-    Raises:
-        ValueError: when it does not have one of them.
-    """
+    """Raise unless the machine has all these CPUs."""
     there = {core.cpu for core in machine.cores}
     missing = sorted(set(cpus) - there)
     must = f"name CPUs of the machine, which has {spans(there)}"
@@ -116,15 +82,7 @@ def rows(machine: Machine) -> dict[tuple[int, int], list[list[int]]]:
 
 
 def text_map(machine: Machine, roles: Mapping[int, Role]) -> str:
-    """Draw who uses which core, as text.
-
-    Args:
-        machine: the machine.
-        roles: Role by logical CPU.
-
-    Returns:
-        str: per socket and NUMA node one line for each hardware thread of its cores.
-    """
+    """Draw who uses which core, as text."""
     lines = ["each sign is a CPU: 0 rank 0 computes, 0* it communicates, ! shared, . free"]
     for (socket, numa), cores in rows(machine).items():
         cpus = [cpu for core in cores for cpu in core]
@@ -140,12 +98,6 @@ def text_map(machine: Machine, roles: Mapping[int, Role]) -> str:
 
 def short(cpus: Sequence[int]) -> str:
     """Write CPUs as spans, with a stride where that is shorter.
-
-    Args:
-        cpus: logical CPUs.
-
-    Returns:
-        str: such as "0-23,48-71" or "0-46:2".
 
     >>> short([0, 2, 4, 6])
     '0-6:2'

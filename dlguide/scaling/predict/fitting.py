@@ -119,17 +119,7 @@ class Fit:
         return tuple(self._at(require_count(each, "workers")) for each in workers)
 
     def falls_below(self, efficiency: float) -> int | None:
-        """Find from how many workers on efficiency is lower.
-
-        Args:
-            efficiency: throughput per worker over that of one worker (fraction).
-
-        Returns:
-            int | None: the smallest number of workers; None when none up to 2**20 falls below.
-
-        Raises:
-            ValueError: when it lies outside 0 to 1.
-        """
+        """Find from how many workers on efficiency is lower."""
         require(0 < efficiency < 1, "efficiency", "lie between 0 and 1", efficiency)
         if self._efficiency(MOST_WORKERS) >= efficiency:
             return None

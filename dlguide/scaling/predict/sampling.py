@@ -26,27 +26,14 @@ USUAL = np.array([term.usual for term in TERMS])
 
 @dataclass(frozen=True)
 class Sets:
-    """Many sets of coefficients.
-
-    Args:
-        terms: (sets, terms), in steps of one worker.
-        capacity: (sets,), in speeds of one worker; infinite where there is none.
-        noise: (sets,), standard deviation of a measurement (fraction).
-    """
+    """Many sets of coefficients."""
 
     terms: np.ndarray
     capacity: np.ndarray
     noise: np.ndarray
 
     def log_step(self, workers: tuple[int, ...]) -> np.ndarray:
-        """Predict step times.
-
-        Args:
-            workers: p, several (counts).
-
-        Returns:
-            numpy.ndarray: logarithm of step time over that of one worker, (sets, workers).
-        """
+        """Predict step times."""
         exchanging = 1 + self.terms @ shapes(workers)
         return np.log(np.maximum(exchanging, np.array(workers) / self.capacity[:, None]))
 
@@ -55,15 +42,7 @@ class Sets:
 
 
 def believed(count: int, random: np.random.Generator) -> Sets:
-    """Draw sets before anything is measured.
-
-    Args:
-        count: how many.
-        random: the generator.
-
-    Returns:
-        Sets: exponential coefficients or 0; capacities log-uniform or none.
-    """
+    """Draw sets before anything is measured."""
     terms = random.exponential(USUAL, (count, len(TERMS)))
     terms *= random.random(terms.shape) > ABSENT
     capacity = np.exp(random.uniform(0, np.log(MOST_CAPACITY), count))
@@ -74,17 +53,7 @@ def believed(count: int, random: np.random.Generator) -> Sets:
 def drawn(
     workers: tuple[int, ...], log_per_worker: np.ndarray, count: int, random: np.random.Generator
 ) -> Sets:
-    """Draw sets that agree with measured throughputs.
-
-    Args:
-        workers: at which was measured (counts).
-        log_per_worker: logarithm of throughput per worker, same order.
-        count: how many sets.
-        random: the generator.
-
-    Returns:
-        Sets: equally probable ones.
-    """
+    """Draw sets that agree with measured throughputs."""
 
     def likelihood(sets: Sets) -> np.ndarray:
         # The speed of one worker is not known: any is as good, and the mean takes it out.

@@ -49,12 +49,5 @@ MOST_CAPACITY = 4096.0  # in speeds of one worker; one that is larger is never m
 
 
 def shapes(workers: Iterable[int]) -> np.ndarray:
-    """Evaluate all terms.
-
-    Args:
-        workers: p, several (counts).
-
-    Returns:
-        numpy.ndarray: (terms, workers).
-    """
+    """Evaluate all terms."""
     return np.array([[float(term.shape(p)) for p in workers] for term in TERMS])

@@ -80,9 +80,6 @@ class Workers:
         which is the harmonic mean of their times, where equal shares take the largest. Leaves out
         what a step costs whatever its batch is, and that samples cannot be cut.
 
-        Returns:
-            Workers: equally fast ones.
-
         Source:
             MXNet's static load balancing (survey, 1.5.4).
         """

@@ -125,18 +125,7 @@ def against_published(
 
 
 def one_row(columns: Mapping[str, Any], name: str = "accuracy") -> dict[str, Any]:
-    """Single out one row of a published table.
-
-    Args:
-        columns: column -> value; a text need only begin so.
-        name: of the table.
-
-    Returns:
-        dict: the row.
-
-    Raises:
-        ValueError: when none or several fit; the message says how many.
-    """
+    """Single out one row of a published table."""
     rows = published.load(name)
     for column in columns:
         require_known(column, rows[0], "columns")
@@ -154,9 +143,6 @@ def one_row(columns: Mapping[str, Any], name: str = "accuracy") -> dict[str, Any
 
 def on_par() -> float:
     """Give the difference in top-1 accuracy that the thesis does not count as one.
-
-    Returns:
-        float: fraction, from the rows of experiments 6 and 8 with 32 workers.
 
     Source:
         The thesis, section 5.8: results "on par" with those of experiment 6.

@@ -151,12 +151,6 @@ def is_clear(mean: float, standard_error: float | None, pairs: int) -> bool:
 def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Give the mean of some numbers and its standard error.
 
-    Args:
-        values: one for each seed.
-
-    Returns:
-        tuple: the mean, None for no numbers; deviation / sqrt(n), None for fewer than 2.
-
     >>> mean_and_error([1.0, 3.0])
     (2.0, 1.0)
     """
@@ -167,17 +161,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]
 
 
 def grouped(results: Sequence[Result]) -> list[Result]:
-    """Require results that differ in their seed only.
-
-    Args:
-        results: of one recipe.
-
-    Returns:
-        list: the same.
-
-    Raises:
-        ValueError: when there are none, or they differ in anything else, or a seed comes twice.
-    """
+    """Require results that differ in their seed only."""
     results = list(results)
     require(bool(results), "results", "hold at least one Result", results)
     first = results[0].setting.identity()

@@ -75,11 +75,7 @@ def each_seed(named: Mapping[str, Setting], seeds: Iterable[int] = (0,)) -> list
 
 
 def changeable() -> tuple[str, ...]:
-    """List the fields that can be a factor.
-
-    Returns:
-        tuple: all fields of a Setting but its name and its seed.
-    """
+    """List the fields that can be a factor."""
     return tuple(field.name for field in fields(Setting) if field.name not in ("name", "seed"))
 
 

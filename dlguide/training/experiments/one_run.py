@@ -84,18 +84,7 @@ def load(setting: Setting, data: Own) -> Dataset:
 
 
 def digest(setting: Setting, data: Own) -> str:
-    """Name data of one's own by its contents: other data is another training.
-
-    Args:
-        setting: names the data.
-        data: as in `train`.
-
-    Returns:
-        str: empty for data that its name tells.
-
-    Raises:
-        ValueError: when there are fewer samples than asked for.
-    """
+    """Name data of one's own by its contents: other data is another training."""
     one = load(setting, data)
     if setting.data not in data:
         return ""
@@ -134,15 +123,7 @@ def check(setting: Setting, nets: Own, data: Dataset) -> None:
 
 
 def make_optimizer(setting: Setting, rate: Any) -> keras.Optimizer:
-    """Build the optimizer of a setting.
-
-    Args:
-        setting: names it.
-        rate: a number or a schedule of Keras.
-
-    Returns:
-        keras.Optimizer: new, not built.
-    """
+    """Build the optimizer of a setting."""
     import keras
 
     decay = {"weight_decay": setting.weight_decay or None}

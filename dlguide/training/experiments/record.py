@@ -123,29 +123,13 @@ class Result:
 
 
 def require_fraction(value: Any, name: str) -> None:
-    """Refuse what is no fraction, such as a percentage.
-
-    Args:
-        value: what came.
-        name: the argument.
-
-    Raises:
-        ValueError: when it is not above 0 and at most 1.
-    """
+    """Refuse what is no fraction, such as a percentage."""
     fits = isinstance(value, int | float) and 0 < value <= 1
     require(fits, name, "be a fraction above 0 and at most 1", value, "95 % is 0.95.")
 
 
 def result_of(setting: Setting, came: Sequence[Run | Divergence]) -> Result:
-    """Make a Result of what came out on the ranks.
-
-    Args:
-        setting: what was asked for.
-        came: of each rank its Run, in rank order; or where it diverged, alike on all.
-
-    Returns:
-        Result: without runs where it diverged.
-    """
+    """Make a Result of what came out on the ranks."""
     if isinstance(came[0], Divergence):
         return Result(setting, (), came[0])
     return Result(setting, tuple(came))

@@ -36,15 +36,7 @@ class Ranks(Protocol):
     plan: Any
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call a function on all ranks.
-
-        Args:
-            function: what to call.
-            args: its arguments.
-
-        Returns:
-            list: one result per rank, in rank order.
-        """
+        """Call a function on all ranks."""
 
 
 @dataclass(frozen=True)

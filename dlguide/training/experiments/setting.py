@@ -190,9 +190,6 @@ class Setting:
 
         The name, the length of a warmup that is not there, the rule where the global batch is
         the base batch, and numbers of other optimizers.
-
-        Returns:
-            dict: field -> value, JSON-able; equal for equal trainings.
         """
         told = {**self.as_dict(), "name": ""}
         plain = {field.name: field.default for field in fields(self)}
@@ -230,17 +227,7 @@ class Setting:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Setting:
-        """Read a Setting back from what `as_dict` or `identity` wrote.
-
-        Args:
-            record: names and values of the fields.
-
-        Returns:
-            Setting: equal to the one that was written.
-
-        Raises:
-            ValueError: when a field is unknown or a value is wrong.
-        """
+        """Read a Setting back from what `as_dict` or `identity` wrote."""
         for name in record:
             require_known(name, [field.name for field in fields(cls)], "record")
         return cls(**record)

@@ -101,18 +101,7 @@ def table(
 
 
 def groups(results: Sequence[Result], by: str | None = None) -> dict[str, list[Result]]:
-    """Sort results into those that differ in their seed only.
-
-    Args:
-        results: what `run` returned.
-        by: as in `table`.
-
-    Returns:
-        dict: name of a row -> its Results, in the order in which they come first.
-
-    Raises:
-        ValueError: as `table`.
-    """
+    """Sort results into those that differ in their seed only."""
     require(bool(results), "results", "hold at least one Result", [])
     found: dict[str, list[Result]] = {}
     if by is None:

@@ -139,19 +139,7 @@ def areas(
 
 
 def influence_of(truth: ArrayLike, scores: ArrayLike, who: ArrayLike) -> tuple[float, np.ndarray]:
-    """Give an area and each patient's influence on it; the variance is the sum of their squares.
-
-    Args:
-        truth: zeros and ones, shape (samples,).
-        scores: shape (samples,).
-        who: each radiograph's patient, numbered from 0 without gaps, shape (samples,).
-
-    Returns:
-        tuple: the area, and an array with a number for each patient.
-
-    Raises:
-        ValueError: when there is no 0 or no 1, or a score is not finite.
-    """
+    """Give an area and each patient's influence on it; the variance is the sum of their squares."""
     truth, scores = checked(truth, scores)
     who = np.asarray(who)
     above, below = parts_of(truth, scores)  # of each positive, of each negative
@@ -167,15 +155,7 @@ def influence_of(truth: ArrayLike, scores: ArrayLike, who: ArrayLike) -> tuple[f
 
 
 def people_of(truth: np.ndarray, who: np.ndarray) -> list[int]:
-    """Count the patients with the finding and those without; one can be both.
-
-    Args:
-        truth: False and True, shape (samples,).
-        who: each radiograph's patient, shape (samples,).
-
-    Returns:
-        list: both counts.
-    """
+    """Count the patients with the finding and those without; one can be both."""
     return [len(np.unique(who[mine])) for mine in (truth, ~truth)]
 
 
@@ -203,16 +183,7 @@ def expected_error(area: float, positives: int, negatives: int) -> float:
 
 
 def parts_of(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Count for each radiograph how much of the other kind lies on the right side of it.
-
-    Args:
-        truth: False and True, shape (samples,).
-        scores: shape (samples,).
-
-    Returns:
-        tuple: the part of the negatives below each positive, and of the positives above each
-            negative; the mean of either is the area.
-    """
+    """Count for each radiograph how much of the other kind lies on the right side of it."""
     positives, negatives = np.sort(scores[truth]), np.sort(scores[~truth])
     below = sum(np.searchsorted(negatives, scores[truth], side) for side in ("left", "right"))
     beneath = sum(np.searchsorted(positives, scores[~truth], side) for side in ("left", "right"))
@@ -220,18 +191,7 @@ def parts_of(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def checked(labels: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Give labels and scores of one finding as arrays, when they have an area.
-
-    Args:
-        labels: zeros and ones, shape (samples,).
-        scores: shape (samples,).
-
-    Returns:
-        tuple: the labels as False and True, and the scores.
-
-    Raises:
-        ValueError: when there is no 0 or no 1, or a score is not finite.
-    """
+    """Give labels and scores of one finding as arrays, when they have an area."""
     truth, scores = np.asarray(labels), np.asarray(scores, float)
     require(truth.shape == scores.shape, "scores", f"have shape {truth.shape}", scores.shape)
     binary = bool(np.isin(truth, (0, 1)).all())
@@ -246,20 +206,7 @@ def checked(labels: Any, scores: Any) -> tuple[np.ndarray, np.ndarray]:
 def as_table(
     labels: Any, scores: Any, patients: Any, names: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Give labels, scores and patients as arrays that fit each other.
-
-    Args:
-        labels: zeros and ones, shape (samples, findings).
-        scores: shape (samples, findings).
-        patients: number of each radiograph's patient, shape (samples,).
-        names: of the findings.
-
-    Returns:
-        tuple: labels as False and True, scores, and patients numbered from 0 without gaps.
-
-    Raises:
-        ValueError: when shapes do not fit.
-    """
+    """Give labels, scores and patients as arrays that fit each other."""
     labels, scores, patients = np.asarray(labels), np.asarray(scores, float), np.asarray(patients)
     shape = (len(patients), len(names))
     for name, each in (("labels", labels), ("scores", scores)):

@@ -43,13 +43,7 @@ _SHARD_SAMPLES = 2000
 
 @dataclass(frozen=True)
 class Part:
-    """The radiographs of one split.
-
-    Args:
-        source: what a pipeline reads.
-        labels: zeros and ones, int32, shape (radiographs, 14).
-        patients: number of each radiograph's patient, int64, shape (radiographs,).
-    """
+    """The radiographs of one split."""
 
     source: Source = field(repr=False)
     labels: np.ndarray = field(repr=False)
@@ -164,31 +158,12 @@ def make(folder: str | os.PathLike, count: int, size: int, seed: int, rates: str
 
 
 def told(count: int, size: int, seed: int, rates: str = "even") -> dict[str, Any]:
-    """Describe how phantoms are made, as it stands beside them.
-
-    Args:
-        count: radiographs in all (count).
-        size: length of the sides (pixels).
-        seed: of the patients.
-        rates: of the findings.
-
-    Returns:
-        dict: JSON-able.
-    """
+    """Describe how phantoms are made, as it stands beside them."""
     return {"count": count, "size": size, "seed": seed, "rates": rates}
 
 
 def require_made(folder: str | os.PathLike, asked: dict[str, Any]) -> None:
-    """Refuse phantoms that were made otherwise than is asked for now.
-
-    Args:
-        folder: where they are.
-        asked: what `told` gives for those that are wanted.
-
-    Raises:
-        MissingComponentError: when nothing tells how they were made.
-        ValueError: when they differ; names both values and the way out.
-    """
+    """Refuse phantoms that were made otherwise than is asked for now."""
     path = Path(folder) / MADE
     if not path.is_file():
         raise MissingComponentError(
@@ -203,15 +178,7 @@ def require_made(folder: str | os.PathLike, asked: dict[str, Any]) -> None:
 
 
 def as_sample(radiograph: synthetic.Radiograph, labels: Iterable[float]) -> Sample:
-    """Encode a radiograph for a record.
-
-    Args:
-        radiograph: what was made.
-        labels: zeros and ones.
-
-    Returns:
-        formats.Sample: a PNG, its key the name of its file.
-    """
+    """Encode a radiograph for a record."""
     return Sample(radiograph.encoded(), tuple(int(one) for one in labels), radiograph.name)
 
 

@@ -33,19 +33,7 @@ INFERENCE_BLOCK = 200
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage is asked to do; `saving.Saver` reads it as it reads the arguments of `fit`.
-
-    Args:
-        name: of the stage.
-        batch: radiographs per rank and step (count).
-        schedule: learning rates of the global batch over all epochs.
-        seed: of the order of radiographs and of dropout.
-        about: what must be equal in a training that goes on from a checkpoint, JSON-able.
-        checkpoint: folder to write a checkpoint to after each epoch; None for none.
-        keep_all: whether the checkpoints of all epochs stay, each with its rate.
-        save_every: always None: checkpoints are written at the end of an epoch only.
-        workers: always 1: each rank plays itself.
-    """
+    """What one stage is asked to do; `saving.Saver` reads it as it reads the arguments of `fit`."""
 
     name: str
     batch: int
@@ -70,20 +58,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a stage came to, as this rank saw it.
-
-    Args:
-        epochs: passes over the radiographs in all (count).
-        first_epoch: epochs that a checkpoint had done before (count).
-        loss: mean of each epoch, those before a checkpoint included.
-        rates: learning rate of the last step of each epoch, from the first on.
-        steps_per_epoch: steps of one epoch (count).
-        samples: radiographs (count).
-        step_s: of every step that was trained now (s).
-        wait_s: of it, waiting for the radiographs (s).
-        images_per_s: of all ranks, the first step left out; 0.0 where nothing was trained.
-        digest: SHA-256 of the trained weights.
-    """
+    """What a stage came to, as this rank saw it."""
 
     epochs: int
     first_epoch: int
@@ -98,13 +73,7 @@ class Fitted:
 
 
 class StageSaver(Saver):
-    """The checkpoints of a stage: of a pre-training all of them, each with its learning rate.
-
-    Args:
-        asked: the stage.
-        ranks: the ranks that train.
-        rates: learning rate at the end of each epoch.
-    """
+    """The checkpoints of a stage: of a pre-training all of them, each with its learning rate."""
 
     def __init__(self, asked: Stage, ranks: Alone, rates: tuple[float, ...]) -> None:
         super().__init__(asked, ranks)
@@ -163,21 +132,6 @@ def fit_stage(
     `batch` radiographs each, a net without batch normalisation and dropout comes to the weights
     of one process with p * batch. A folder that holds a checkpoint of this stage is gone on from,
     bit by bit; a finished one is announced and not trained.
-
-    Args:
-        model: gives logits; its weights are changed.
-        pipeline: gives images and labels; its batch, seed, rank and ranks are the stage's.
-        weights: of negatives and positives, see `steps.balance`.
-        stage: what to do.
-        ranks: the ranks that train.
-        report: as in `training.fit`; None for `measure.report_progress`.
-
-    Returns:
-        Fitted: as this rank saw it.
-
-    Raises:
-        CheckpointError: when the checkpoint there is damaged or another training's.
-        DivergedError: on all ranks, when a loss or a weight is not finite.
     """
     report = measure.report_progress if report is None else report
     pipeline = pipeline.replace(
@@ -244,14 +198,7 @@ def infer(model: keras.Model, pipeline: Pipeline, ranks: Alone) -> np.ndarray:
 
 
 def digest_of(model: keras.Model) -> str:
-    """Compute the SHA-256 of a net's weights.
-
-    Args:
-        model: the net.
-
-    Returns:
-        str: 64 hexadecimal digits; equal for nets that are equal bit by bit.
-    """
+    """Compute the SHA-256 of a net's weights."""
     digest = hashlib.sha256()
     for weight in model.weights:
         digest.update(np.asarray(weight).tobytes())
@@ -259,13 +206,5 @@ def digest_of(model: keras.Model) -> str:
 
 
 def folder_of(checkpoint: str | None, stage: str) -> str | None:
-    """Name the folder of a stage's checkpoints.
-
-    Args:
-        checkpoint: folder of the whole training; None for none.
-        stage: its name.
-
-    Returns:
-        str: the folder, or None.
-    """
+    """Name the folder of a stage's checkpoints."""
     return None if checkpoint is None else str(Path(checkpoint) / stage)

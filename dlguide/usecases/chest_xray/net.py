@@ -71,26 +71,12 @@ def build(
 
 
 def channels(net: str) -> int:
-    """Tell how many channels a net's images have.
-
-    Args:
-        net: one of `NETS`.
-
-    Returns:
-        int: 1 for grey, or 3: nets that know photographs see the radiograph in each of them.
-    """
+    """Tell how many channels a net's images have."""
     return 1 if require_known(net, NETS, "net") == SMALL else 3
 
 
 def normalised(net: str) -> Normalise:
-    """Give what brings grey values to the range that a net expects.
-
-    Args:
-        net: one of `NETS`.
-
-    Returns:
-        Normalise: about 0 with a spread of about 1.
-    """
+    """Give what brings grey values to the range that a net expects."""
     if channels(net) == 1:
         return Normalise((0.5,), (0.25,))
     return Normalise(IMAGENET_MEAN, IMAGENET_DEVIATION)

@@ -53,20 +53,7 @@ _OTHER_PATIENTS = 1_000_003
 
 
 def make_archive(folder: str | os.PathLike, count: int, size: int, seed: int) -> Path:
-    """Make an archive of radiographs with coarse labels, packed in TFRecords.
-
-    Args:
-        folder: the new folder.
-        count: radiographs (count).
-        size: length of the sides (pixels).
-        seed: 0 or more; the patients are others than those of `collection.make`.
-
-    Returns:
-        pathlib.Path: the folder, which stands there whole or not at all.
-
-    Raises:
-        ValueError: when a number is out of range or the folder exists.
-    """
+    """Make an archive of radiographs with coarse labels, packed in TFRecords."""
     made = synthetic.chest(count, size, seed + _OTHER_PATIENTS)
     about = collection.told(count, size, seed)
     with whole_folder(folder) as partial, formats.create(partial / "train", "tfrecord") as writer:
@@ -77,18 +64,7 @@ def make_archive(folder: str | os.PathLike, count: int, size: int, seed: int) ->
 
 
 def require_archive(folder: str | os.PathLike) -> np.ndarray:
-    """Read the labels of an archive that must be there.
-
-    Args:
-        folder: that `make_archive` wrote.
-
-    Returns:
-        numpy.ndarray: zeros and ones, int32, shape (radiographs, 5).
-
-    Raises:
-        MissingComponentError: when there is none; the text says what was looked for.
-        DataError: when it has other labels.
-    """
+    """Read the labels of an archive that must be there."""
     wanted = Path(folder) / "train" / collection.MANIFEST
     if not wanted.is_file():
         raise MissingComponentError(
@@ -106,14 +82,7 @@ def require_archive(folder: str | os.PathLike) -> np.ndarray:
 
 
 def coarse(radiograph: synthetic.Radiograph) -> tuple[int, ...]:
-    """Give the coarse labels of a radiograph.
-
-    Args:
-        radiograph: what was made.
-
-    Returns:
-        tuple: zeros and ones in the order of `COARSE`.
-    """
+    """Give the coarse labels of a radiograph."""
     places = [bool(set(found) & set(radiograph.findings)) for found in PLACES.values()]
     return *(int(one) for one in places), int(radiograph.view == "AP")
 
@@ -123,14 +92,6 @@ def pipeline_of(source: object, model: keras.Model, batch: int) -> Pipeline:
 
     Those that have the net's size already are only normalised; others are resized first. Where
     all decoded pixels fit into `KEPT_NBYTES`, each is read and decoded once.
-
-    Args:
-        source: a folder of records, or a Source.
-        model: the net; its inputs say size and channels.
-        batch: radiographs per rank and step (count).
-
-    Returns:
-        Pipeline: of images of the net's size, normalised.
     """
     rows, columns, channels = model.inputs[0].shape[1:]
     kind = model.name if model.name in net.NETS else net.SMALL
@@ -156,20 +117,7 @@ def _size(source: Source) -> tuple[int, int]:
 
 
 def schedule(rate: float, epochs: int, warmup: float = 0.5, start: float | None = None) -> Recipe:
-    """Rise gradually to a rate, then fall in a straight line to 0.
-
-    Args:
-        rate: the highest rate, of the global batch.
-        epochs: of the training (epochs).
-        warmup: until the highest rate (epochs).
-        start: the first rate; None for a tenth.
-
-    Returns:
-        Recipe: of that length.
-
-    Raises:
-        ValueError: when the warmup is not shorter than the training.
-    """
+    """Rise gradually to a rate, then fall in a straight line to 0."""
     first = rate / 10 if start is None else start
     rest = schedules.linear(rate, epochs - warmup)
     return schedules.warmup("gradual", rate, warmup, first).then(rest)
@@ -179,13 +127,6 @@ def stairs(rate: float, epochs: int) -> Recipe:
     """Rise gradually to a rate, hold it for three quarters, and end with a tenth of it.
 
     The stair stands at the end of an epoch; a single epoch has none.
-
-    Args:
-        rate: the highest rate, of the global batch.
-        epochs: of the training (epochs).
-
-    Returns:
-        Recipe: of that length.
     """
     warm = schedules.warmup("gradual", rate, 0.5, rate / 10)
     if epochs == 1:
@@ -205,25 +146,7 @@ def pretrain(
     checkpoint: str | None = None,
     report: Callable[..., None] | None = None,
 ) -> fitting.Fitted:
-    """Train a net on an archive and keep the checkpoint of every epoch; all ranks must call.
-
-    Args:
-        model: gives a logit for each of `COARSE`.
-        archive: folder that `make_archive` wrote.
-        epochs: passes over it (count).
-        batch: radiographs per rank and step (count).
-        ranks: the ranks that train.
-        seed: of their order.
-        rate: highest learning rate of 32 radiographs.
-        checkpoint: folder of the checkpoints; None for none.
-        report: as in `training.fit`.
-
-    Returns:
-        fitting.Fitted: as this rank saw it.
-
-    Raises:
-        CheckpointError: when the checkpoint there is damaged or another training's.
-    """
+    """Train a net on an archive and keep the checkpoint of every epoch; all ranks must call."""
     with ranks.together():
         labels = require_archive(archive)
         pipeline = pipeline_of(Path(archive) / "train", model, batch)

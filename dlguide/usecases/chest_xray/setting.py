@@ -109,15 +109,7 @@ def check(
 
 
 def require_start(start: str, weights: str | os.PathLike | None) -> None:
-    """Refuse weights for a training that shall begin without any.
-
-    Args:
-        start: as for `train`.
-        weights: as for `train`.
-
-    Raises:
-        ValueError: when both are given.
-    """
+    """Refuse weights for a training that shall begin without any."""
     must = "be a file or folder"
     require(weights is None or isinstance(weights, str | os.PathLike), "weights", must, weights)
     must = 'be None with start="none", which begins from scratch'

@@ -22,12 +22,6 @@ def balance(labels: np.ndarray) -> np.ndarray:
     learning rate means what it means without weights. A label that nobody has, or everybody,
     teaches nothing and gets 0.
 
-    Args:
-        labels: zeros and ones, shape (samples, labels).
-
-    Returns:
-        numpy.ndarray: weights of negatives and of positives, shape (2, labels).
-
     Source:
         Rajpurkar et al., arXiv:1711.05225, section 2.1 (the two weights).
 
@@ -42,15 +36,7 @@ def balance(labels: np.ndarray) -> np.ndarray:
 def weighted_loss(logits: Any, labels: Any, weights: np.ndarray) -> Any:
     """Give the weighted binary cross-entropy of each sample, the mean over its labels.
 
-        mean over labels of w_1 y softplus(-z) + w_0 (1 - y) softplus(z)
-
-    Args:
-        logits: z, shape (samples, labels).
-        labels: y, zeros and ones, shape (samples, labels).
-        weights: of negatives (w_0) and of positives (w_1), shape (2, labels).
-
-    Returns:
-        tf.Tensor: shape (samples,).
+    mean over labels of w_1 y softplus(-z) + w_0 (1 - y) softplus(z)
     """
     import tensorflow as tf
 
@@ -65,12 +51,6 @@ class LabelGradients(Gradients):
 
     As its base, a step's loss is the mean over the global batch, of which this rank computes its
     part, so that gradients have only to be summed over ranks.
-
-    Args:
-        model: gives logits of shape (samples, labels).
-        optimizer: may scale the loss.
-        workers: whose gradients are summed (count).
-        weights: of negatives and positives, see `balance`.
     """
 
     def __init__(
@@ -103,18 +83,7 @@ class LabelGradients(Gradients):
 def label_step(
     model: keras.Model, optimizer: keras.Optimizer, ranks: int, weights: np.ndarray
 ) -> Callable[[Any, Any, float], Any]:
-    """Compile one step of synchronous training with many labels for this rank.
-
-    Args:
-        model: gives logits of shape (samples, labels).
-        optimizer: sums the gradients over ranks and applies them; built.
-        ranks: number of ranks (count).
-        weights: of negatives and positives, see `balance`.
-
-    Returns:
-        function: of images, labels and scale (1 / global batch); returns an array of shape (2,):
-            this rank's part of the loss, and how many samples' labels it told right.
-    """
+    """Compile one step of synchronous training with many labels for this rank."""
     import tensorflow as tf
 
     gradients = LabelGradients(model, optimizer, ranks, weights)

@@ -93,14 +93,7 @@ def choose(folder: str | os.PathLike, which: str = "chosen") -> Path:
 
 
 def rate_of(found: Checkpoint) -> float | None:
-    """Tell the learning rate of the last step before a checkpoint was written.
-
-    Args:
-        found: what the checkpoint says about itself.
-
-    Returns:
-        float: the rate; None for a training without a schedule that stored none.
-    """
+    """Tell the learning rate of the last step before a checkpoint was written."""
     stored, recipe = found.settings.get("rate"), _recipe(found)
     if stored is not None:
         return float(stored)
@@ -147,18 +140,7 @@ def transfer(model: keras.Model, path: str | os.PathLike) -> Origin:
 
 
 def require_there(path: str | os.PathLike, net: str) -> Path:
-    """Return the path of weights that must be there.
-
-    Args:
-        path: a file, or a folder of checkpoints.
-        net: name of the net that shall begin with them.
-
-    Returns:
-        pathlib.Path: the same.
-
-    Raises:
-        MissingComponentError: when there is no such file or folder.
-    """
+    """Return the path of weights that must be there."""
     path = Path(path)
     if not path.exists():
         raise MissingComponentError(

@@ -120,15 +120,7 @@ def _require_all(where: Path, split: str, count: int) -> None:
 
 
 def road_of(road: Road, found: Found) -> Road:
-    """Give the road with the counts of what was found.
-
-    Args:
-        road: any.
-        found: real pictures.
-
-    Returns:
-        Road: for these.
-    """
+    """Give the road with the counts of what was found."""
     return replace(
         road, classes=found.classes, samples=len(found.train), test_samples=len(found.test),
         stored=0, tested=None,

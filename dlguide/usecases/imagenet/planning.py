@@ -47,26 +47,7 @@ def planned(
     real: str | os.PathLike | None, subset: bool, workers: int | None, epochs: float | None,
     samples: int | None, net: str | None, batch: int | None, ranks: int,
 ) -> tuple[Road, pictures_of.Found | None]:  # fmt: skip
-    """Make the road that was asked for.
-
-    Args:
-        real: as in `train`, like the following.
-        subset: whether a part of ImageNet will do.
-        workers: in all (count); None for two, or one for each rank where that does not go.
-        epochs: of part 1 (epochs); None for the road's own.
-        samples: made-up pictures to train with (count); None for the road's own.
-        net: name of the net; None for the road's own.
-        batch: pictures of a worker; None for the road's own (count).
-        ranks: that play the workers (count).
-
-    Returns:
-        tuple: the road, and where the pictures are if they are real.
-
-    Raises:
-        ValueError: when a setting is not what it must be.
-        MissingComponentError: when ImageNet is not there.
-        DataError: when it is damaged, or not all of it is there.
-    """
+    """Make the road that was asked for."""
     if workers is None:
         two = SMALL.workers
         workers = two if two % ranks == 0 else ranks

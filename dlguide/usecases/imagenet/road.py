@@ -156,14 +156,7 @@ class Road:
         )
 
     def stretched(self, factor: float) -> Road:
-        """Make all phases longer or shorter in proportion.
-
-        Args:
-            factor: new length over the old one.
-
-        Returns:
-            Road: with the same rates.
-        """
+        """Make all phases longer or shorter in proportion."""
         require_positive(factor, "factor")
         lengths = ("epochs", "warmup", "collapse_at", "collapse")
         # rounded: a fifth of 85.5 is 17.1, in binary a little less

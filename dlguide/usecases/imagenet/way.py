@@ -76,15 +76,7 @@ class Way:
         return self._fit("trunk", self.road.part_1(self.road.trunk), self.road.trunk)
 
     def ending(self, name: str, schedule: Collapsed) -> tuple[Ending, Run]:
-        """Go on from the common epochs to one of the ends.
-
-        Args:
-            name: "line" or "collapsed".
-            schedule: of the whole road to this end.
-
-        Returns:
-            tuple: the Ending, with the net's answers on the test pictures, and its Run.
-        """
+        """Go on from the common epochs to one of the ends."""
         import tensorflow as tf
 
         with self.ranks.together():

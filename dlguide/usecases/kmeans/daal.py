@@ -59,18 +59,7 @@ def threads(count: int | None) -> Iterator[int]:
 
 
 def numbers(values: Any, name: str) -> np.ndarray:
-    """Return a table of finite numbers as daal4py takes it: float64, row after row.
-
-    Args:
-        values: rows of numbers, shape (rows, columns).
-        name: the argument it is about.
-
-    Returns:
-        np.ndarray: float64 of shape (rows, columns), without a copy where none is needed.
-
-    Raises:
-        ValueError: when it is no such table, or holds NaN, infinity or more than `LARGEST`.
-    """
+    """Return a table of finite numbers as daal4py takes it: float64, row after row."""
     try:
         table = np.ascontiguousarray(values, np.float64)
         shape = np.shape(values)

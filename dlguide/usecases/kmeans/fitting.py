@@ -86,14 +86,6 @@ def share(points: ArrayLike) -> np.ndarray:
 def part(count: int, ranks: int, rank: int) -> slice:
     """Say which of a number of things are a rank's; there may be none.
 
-    Args:
-        count: number of things (count).
-        ranks: number of parts (count).
-        rank: whose part (index).
-
-    Returns:
-        slice: from the first to behind the last one.
-
     >>> [part(5, 2, rank) for rank in range(2)]
     [slice(0, 2, None), slice(2, 5, None)]
     """

@@ -21,20 +21,7 @@ _SINGLE_GB = 15.5  # guide 6.1, Table 3, third row: memory in use on a single P1
 
 @dataclass(frozen=True)
 class Published:
-    """The guide's video case: what Tables 2, 3 and 4 print, and what follows from it.
-
-    Args:
-        generator: weights (count).
-        discriminator: weights (count).
-        sequences: to learn from (count).
-        batch: clips of a step (count).
-        epochs: passes over them (count).
-        one_h: hours on one GPU.
-        many_h: hours on all of them.
-        gpus: how many these are (count).
-        first_nbytes: memory in use on the first GPU (bytes).
-        other_nbytes: on each other one (bytes).
-    """
+    """The guide's video case: what Tables 2, 3 and 4 print, and what follows from it."""
 
     generator: int
     discriminator: int

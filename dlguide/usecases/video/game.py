@@ -29,16 +29,6 @@ class Pair:
     add up the gradients of all ranks: p ranks make the step of one process, up to rounding. A
     step moves the bytes of both nets' gradients.
 
-    Args:
-        generator: whole, as `nets.video.generator` made it.
-        discriminator: whole, as `nets.video.discriminator` made it.
-        stage: resolutions that take part (count).
-        ranks: what `training.ranks.connect` gave.
-        rate: learning rate of both.
-        edges: weight of the differences between neighbours.
-        adversarial: weight of the discriminator's judgement; 0 leaves the discriminator out.
-        optimizer: called with a rate, returns a Keras optimizer; None for Adam.
-
     Source:
         Mathieu et al. 2015 (arXiv:1511.05440), sections 3.2 and 3.3.
     """
@@ -81,27 +71,12 @@ class Pair:
         return [variable for rule, _ in self.rules for variable in rule.variables]
 
     def set_rate(self, rate: float) -> None:
-        """Set the rates of the steps that follow.
-
-        Args:
-            rate: of both nets.
-        """
+        """Set the rates of the steps that follow."""
         for rule, _ in self.rules:
             rule.learning_rate.assign(rate)
 
     def step(self, past: Any, guess: Any, future: Any, clips: int) -> tuple[float, float, float]:
-        """Make one step of both nets; all ranks must.
-
-        Args:
-            past: this rank's clips: uint8, shape (clips, frames, size, size, 3).
-            guess: what the generator corrects, in the same form.
-            future: what comes next, in the same form.
-            clips: of all ranks in this step (count).
-
-        Returns:
-            tuple: this rank's part of the mean error of the finest frames (0 to 1), of the
-                generator's and of the discriminator's loss in the game.
-        """
+        """Make one step of both nets; all ranks must."""
         import tensorflow as tf
 
         # as an array: a Python number would be traced anew for every value
@@ -159,30 +134,14 @@ class Pair:
 
 
 def centred(frames: Any, dtype: str) -> Any:
-    """Turn pixels of 0 to 255 into numbers from -0.5 to 0.5, as the nets take them.
-
-    Args:
-        frames: pixels, of any shape.
-        dtype: of the result.
-
-    Returns:
-        tensor: of the same shape.
-    """
+    """Turn pixels of 0 to 255 into numbers from -0.5 to 0.5, as the nets take them."""
     import tensorflow as tf
 
     return tf.cast(frames, dtype) / 255 - 0.5
 
 
 def coarser(clips: Any, resolutions: Sequence[int]) -> list[Any]:
-    """Bring clips to each resolution by the mean of neighbouring pixels.
-
-    Args:
-        clips: shape (clips, frames, size, size, 3).
-        resolutions: heights (pixels), that divide `size`.
-
-    Returns:
-        list: one tensor for each.
-    """
+    """Bring clips to each resolution by the mean of neighbouring pixels."""
     import tensorflow as tf
 
     clips = tf.convert_to_tensor(clips)
@@ -196,14 +155,7 @@ def coarser(clips: Any, resolutions: Sequence[int]) -> list[Any]:
 
 
 def flat(outputs: Any) -> list[Any]:
-    """List a net's outputs; Keras gives one alone where there is only one.
-
-    Args:
-        outputs: what the net returned.
-
-    Returns:
-        list: tensors.
-    """
+    """List a net's outputs; Keras gives one alone where there is only one."""
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 

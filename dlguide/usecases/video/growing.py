@@ -11,16 +11,6 @@ def stages(epochs: int, resolutions: int) -> tuple[int, ...]:
     The finest one, with all the others, has half of the epochs, as its steps are those that take
     time; the coarser ones share the other half. With few epochs the coarse ones come short first.
 
-    Args:
-        epochs: passes over the clips in all (count).
-        resolutions: of the finished pair (count).
-
-    Returns:
-        tuple: resolutions of each epoch (counts), rising.
-
-    Raises:
-        ValueError: when a number is no count.
-
     Source:
         Karras et al. 2017 (arXiv:1710.10196), section 2: growing, for pictures; Aigner and
         Koerner 2018 (arXiv:1810.01325), FutureGAN: for video.
@@ -36,17 +26,6 @@ def stages(epochs: int, resolutions: int) -> tuple[int, ...]:
 
 def rate_at(step: int, steps: int, rate: float) -> float:
     """Give the rate of a step: constant for the first half, then down to a hundredth.
-
-    Args:
-        step: number of the step, from 0.
-        steps: of the whole training (count).
-        rate: of the first half.
-
-    Returns:
-        float: the rate.
-
-    Raises:
-        ValueError: when a number is out of range.
 
     >>> [rate_at(step, 10, 1.0) for step in (0, 5, 9)]
     [1.0, 1.0, 0.208]

@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lent:
-    """One rank's part of a step in which rank 0 lends its nets.
-
-    Args:
-        rank: which one (index).
-        held: bytes of each kind that it held.
-        moved: bytes that it sent and received.
-        seconds: time of each phase (s).
-        loss: mean over all clips on rank 0.
-    """
+    """One rank's part of a step in which rank 0 lends its nets."""
 
     rank: int
     held: Held

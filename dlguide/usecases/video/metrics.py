@@ -19,17 +19,6 @@ def psnr(truth: ArrayLike, predicted: ArrayLike, top: float = 255.0) -> np.ndarr
 
     20 dB are an error of a tenth of the range of brightness, 40 dB of a hundredth. One frame has
     one value; to judge many, take the mean of their decibels.
-
-    Args:
-        truth: frames, shape (..., rows, columns, channels).
-        predicted: of the same shape.
-        top: the largest value that a pixel can have.
-
-    Returns:
-        numpy.ndarray: decibels, shape (...); infinite for equal frames.
-
-    Raises:
-        ValueError: when the shapes differ or are no frames, or `top` is not positive.
     """
     a, b = _frames(truth, predicted)
     error = np.mean((a - b) ** 2, axis=(-3, -2, -1))
@@ -48,17 +37,6 @@ def ssim(truth: ArrayLike, predicted: ArrayLike, top: float = 255.0) -> np.ndarr
     with C1 = (0.01 top)^2 and C2 = (0.03 top)^2; then the mean over windows that lie wholly in
     the frame, and over channels. A blurred edge costs little in PSNR and much here, a slightly
     darker picture the other way round.
-
-    Args:
-        truth: frames, shape (..., rows, columns, channels), at least 11 x 11 pixels.
-        predicted: of the same shape.
-        top: the largest value that a pixel can have.
-
-    Returns:
-        numpy.ndarray: shape (...); 1 for equal frames.
-
-    Raises:
-        ValueError: when the shapes differ, are no frames or too small, or `top` is not positive.
 
     Source:
         Wang, Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing 13 (2004),

@@ -133,11 +133,7 @@ class Outcome:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give plain numbers and texts, ready for JSON, without the pictures.
-
-        Returns:
-            dict: the fields by name.
-        """
+        """Give plain numbers and texts, ready for JSON, without the pictures."""
         plain = {name: value for name, value in vars(self).items() if name != "examples"}
         return plain | {"scores": {name: vars(score) for name, score in self.scores.items()}}
 
@@ -164,29 +160,15 @@ def judge(truth: np.ndarray, predicted: np.ndarray) -> Score:
 
 
 def shown(frames: np.ndarray) -> np.ndarray:
-    """Round pixels to what a screen can show.
-
-    Args:
-        frames: 0 to 255, of any shape; what lies beyond is cut off.
-
-    Returns:
-        numpy.ndarray: uint8, of the same shape.
-    """
+    """Round pixels to what a screen can show."""
     return np.clip(np.rint(frames), 0, 255).astype(np.uint8)
 
 
 def examples(
     past: np.ndarray, future: np.ndarray, predicted: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Take some clips for pictures, those in which most happens from the first frame to the last.
-
-    Args:
-        past: of all clips, uint8.
-        future: what came next.
-        predicted: of each predictor.
-
-    Returns:
-        dict: "past", "truth" and each predictor's frames of at most `EXAMPLES` clips.
+    """Take some clips for pictures, those in which most happens from the first frame to the
+    last.
     """
     moved = np.abs(future[:, -1].astype(float) - past[:, 0]).mean(axis=(1, 2, 3))
     chosen = np.argsort(-moved, kind="stable")[:EXAMPLES]

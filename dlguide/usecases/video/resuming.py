@@ -20,11 +20,6 @@ class Resuming:
     A checkpoint holds the weights of the resolutions trained so far, of both nets, and what their
     optimizers remember. The order of the clips follows from seed and epoch, the rates from the
     step, so nothing else is needed. Finer parts have their first weights, which the seed gives.
-
-    Args:
-        folder: where to write; None for nowhere.
-        asked: what must be equal in the training that goes on.
-        ranks: the ranks that train; rank 0 reads and writes.
     """
 
     def __init__(self, folder: str | os.PathLike | None, asked: Settings, ranks: Alone) -> None:
@@ -35,17 +30,6 @@ class Resuming:
         """Set all ranks to what the last checkpoint holds; all must call it.
 
         A finished training is announced, so that nobody takes it for a new one.
-
-        Args:
-            pair_of: called with the epochs done, gives the pair of the last of them.
-            epochs: asked for (count).
-
-        Returns:
-            int: epochs that are done.
-
-        Raises:
-            CheckpointError: when it is damaged or another training's.
-            ValueError: when the folder cannot be written to.
         """
         if self._folder is None:
             return 0
@@ -68,17 +52,7 @@ class Resuming:
         return done
 
     def save(self, pair: Pair, epoch: int, step: int) -> None:
-        """Write a checkpoint; all ranks must call.
-
-        Args:
-            pair: that has just been trained.
-            epoch: epochs done (count).
-            step: steps done (count).
-
-        Raises:
-            ValueError: on all ranks, when a weight is not finite.
-            OSError: on all ranks, when the file cannot be written.
-        """
+        """Write a checkpoint; all ranks must call."""
         if self._folder is None:
             return
         with self._ranks.together():

@@ -30,13 +30,7 @@ _HELD_OUT = 4  # of KITTI's sequences every fourth
 
 @dataclass(frozen=True, eq=False)
 class Drive(Sequence):
-    """A drive that is drawn frame by frame, without the vehicles' boxes.
-
-    Args:
-        frames: its length (count).
-        size: height of a frame (pixels).
-        seed: another one gives another drive.
-    """
+    """A drive that is drawn frame by frame, without the vehicles' boxes."""
 
     frames: int
     size: int
@@ -53,12 +47,7 @@ class Drive(Sequence):
 
 @dataclass(frozen=True, eq=False)
 class Squares(Sequence):
-    """The square in the middle of each frame, where road and horizon are.
-
-    Args:
-        frames: of one drive.
-        size: height and width of the square afterwards (pixels).
-    """
+    """The square in the middle of each frame, where road and horizon are."""
 
     frames: Sequence[Frame]
     size: int
@@ -80,17 +69,7 @@ class Squares(Sequence):
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """Clips of the drives to learn from and of those that are held out.
-
-    Args:
-        name: where they are from.
-        size: height and width of a frame (pixels).
-        past: to learn from: uint8, shape (clips, 6, size, size, 3).
-        future: what comes next, in the same form.
-        test_past: the same of drives that are held out.
-        test_future: what comes next there.
-        drives: drives to learn from, and held out (counts).
-    """
+    """Clips of the drives to learn from and of those that are held out."""
 
     name: str
     size: int
@@ -155,21 +134,7 @@ def load(
 def drawn(
     size: int, drives: int, held_out: int, frames: int, seed: int
 ) -> tuple[list[Squares], list[Squares]]:
-    """Give drives that are drawn when they are read.
-
-    Args:
-        size: height and width of a frame (pixels).
-        drives: to learn from (count).
-        held_out: to be judged by (count).
-        frames: of each (count).
-        seed: of all of them.
-
-    Returns:
-        tuple: drives to learn from, and those that are held out.
-
-    Raises:
-        ValueError: when a number is out of range.
-    """
+    """Give drives that are drawn when they are read."""
     require_count(size, "size", least=32)
     require_count(seed, "seed", least=0)
     require_count(frames, "frames", least=BEFORE + AFTER)
@@ -186,17 +151,6 @@ def kitti(folder: str | os.PathLike, size: int) -> tuple[list[Squares], list[Squ
     """Find and check KITTI's sequences; every fourth one is held out.
 
     Labels are not needed; where they are there, they tell whether frames are missing at the end.
-
-    Args:
-        folder: the one that holds `image_02`, or its parent, which holds `training`.
-        size: height and width of a frame (pixels).
-
-    Returns:
-        tuple: sequences to learn from, and those that are held out.
-
-    Raises:
-        MissingComponentError: when `image_02` is not there.
-        DataError: when a frame is missing or there are fewer than two sequences for a clip.
     """
     require_count(size, "size")
     folder = Path(folder).expanduser()
@@ -222,18 +176,7 @@ def kitti(folder: str | os.PathLike, size: int) -> tuple[list[Squares], list[Squ
 
 
 def check_real(folder: str | os.PathLike) -> str:
-    """Look at the real data before any rank starts; no frame is decoded yet.
-
-    Args:
-        folder: as for `load`.
-
-    Returns:
-        str: what was found, a sentence.
-
-    Raises:
-        MissingComponentError: when it is not there; says what was looked for, and where.
-        DataError: when it is there in part, or is another data set.
-    """
+    """Look at the real data before any rank starts; no frame is decoded yet."""
     learn, test = kitti(folder, 32)
     frames = sum(len(one) for one in (*learn, *test))
     return (

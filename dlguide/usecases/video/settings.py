@@ -17,27 +17,7 @@ SIZE, REAL_SIZE = 32, 128
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `train` that make a training what it is.
-
-    Args:
-        real: folder of KITTI tracking; None for drawn drives.
-        seed: of drawn drives, first weights and order.
-        size: height and width of a frame (pixels).
-        epochs: passes over the clips (count).
-        batch: clips of a step over all ranks (count).
-        filters: of the generator's blocks (count).
-        blocks: of each of its parts (count).
-        judges: filters of the discriminator's first layers (count).
-        volume: whether the coarsest part of the generator has 3-D convolutions.
-        drives: drawn drives to learn from (count).
-        held_out: drawn drives that are held out (count).
-        frames: of each drawn drive (count).
-        spacing: frames from the begin of a clip to that of the next (count).
-        learning_rate: of both nets.
-        edges: weight of the differences between neighbouring pixels.
-        adversarial: weight of the discriminator's judgement.
-        dtype: "float32" or "float64".
-    """
+    """The arguments of `train` that make a training what it is."""
 
     real: str | None = None
     seed: int = 0
@@ -58,13 +38,7 @@ class Settings:
     dtype: str = "float32"
 
     def check(self) -> None:
-        """Refuse what no training can be made of; the data is looked for, but not read.
-
-        Raises:
-            ValueError: when a number is out of range.
-            MissingComponentError: when the real data is not there.
-            DataError: when it is there in part, or is another data set.
-        """
+        """Refuse what no training can be made of; the data is looked for, but not read."""
         then = "A frame is cut into parts of 8, 16, 32 pixels and so on; SSIM needs 11."
         large = require_count(self.size, "size") >= 16
         require(large, "size", "be at least 16", self.size, then)

@@ -194,14 +194,7 @@ def build(asked: Settings) -> tuple[keras.Model, keras.Model]:
 
 
 def guessed(past: np.ndarray) -> np.ndarray:
-    """Give the guess that the generator corrects: everything moves on as it moved.
-
-    Args:
-        past: uint8, shape (clips, frames, size, size, 3).
-
-    Returns:
-        numpy.ndarray: uint8, in the same form.
-    """
+    """Give the guess that the generator corrects: everything moves on as it moved."""
     return shown(trivial.flow(past, scenes.AFTER))
 
 
@@ -227,16 +220,7 @@ def infer(generator: keras.Model, past: np.ndarray, guess: np.ndarray) -> np.nda
 def in_parts(
     ranks: Alone, clips: np.ndarray | tuple[np.ndarray, ...], function: Callable[..., np.ndarray]
 ) -> np.ndarray:
-    """Let each rank work on its clips, and give the results of all to all; all ranks must call.
-
-    Args:
-        ranks: what `training.ranks.connect` gave.
-        clips: one array or several, shape (clips, ...).
-        function: called with a rank's clips of each array, returns uint8, shape (clips, ...).
-
-    Returns:
-        numpy.ndarray: uint8, what `function` gives for all clips.
-    """
+    """Let each rank work on its clips, and give the results of all to all; all ranks must call."""
     arrays = clips if isinstance(clips, tuple) else (clips,)
     count, begin = len(arrays[0]), ranks.rank
     with ranks.together():

@@ -21,35 +21,13 @@ _GREY = np.array([0.299, 0.587, 0.114])
 
 
 def repeat(past: ArrayLike, after: int) -> np.ndarray:
-    """Predict that nothing changes.
-
-    Args:
-        past: clips, shape (clips, frames, rows, columns, 3), 0 to 255.
-        after: frames to predict (count).
-
-    Returns:
-        numpy.ndarray: shape (clips, after, rows, columns, 3).
-
-    Raises:
-        ValueError: when these are no clips.
-    """
+    """Predict that nothing changes."""
     seen = _clips(past)
     return np.repeat(seen[:, -1:], require_count(after, "after"), axis=1)
 
 
 def mean(past: ArrayLike, after: int) -> np.ndarray:
-    """Predict what was there on average: blurred where something moves, and free of noise.
-
-    Args:
-        past: clips, shape (clips, frames, rows, columns, 3), 0 to 255.
-        after: frames to predict (count).
-
-    Returns:
-        numpy.ndarray: shape (clips, after, rows, columns, 3).
-
-    Raises:
-        ValueError: when these are no clips.
-    """
+    """Predict what was there on average: blurred where something moves, and free of noise."""
     seen = _clips(past).mean(axis=1, keepdims=True)
     return np.repeat(seen, require_count(after, "after"), axis=1)
 
@@ -59,16 +37,6 @@ def flow(past: ArrayLike, after: int) -> np.ndarray:
 
     The flow of a clip is followed back, frame by frame, to the place that a pixel comes from, and
     the last frame is read there; what would come from outside is the pixel at the border.
-
-    Args:
-        past: clips, shape (clips, frames, rows, columns, 3), 0 to 255, at least two frames.
-        after: frames to predict (count).
-
-    Returns:
-        numpy.ndarray: shape (clips, after, rows, columns, 3).
-
-    Raises:
-        ValueError: when these are no clips of two frames.
     """
     seen = _clips(past)
     predicted = np.empty((len(seen), require_count(after, "after"), *seen.shape[2:]))
@@ -92,16 +60,6 @@ def motion(frames: ArrayLike) -> np.ndarray:
 
     is solved again and again, b read at x + f. All pairs together find a motion that two frames
     alone hardly show. Leaves out that motion may change, and pyramids for larger steps.
-
-    Args:
-        frames: of one clip, shape (frames, rows, columns, 3), 0 to 255, at least two.
-
-    Returns:
-        numpy.ndarray: displacement by row and by column (pixels a frame), shape
-            (2, rows, columns).
-
-    Raises:
-        ValueError: when there are not two frames.
 
     Source:
         Lucas and Kanade, IJCAI 1981, 674-679, section 4.
