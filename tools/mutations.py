@@ -359,7 +359,7 @@ def verdict(
     return ("survived" if files else "no test"), " ".join(files)
 
 
-def run(after: bool, rev: str, only: str, limit_s: float) -> None:
+def run(after: bool, rev: str, only: str, limit_s: float, again: bool) -> None:
     column = "after" if after else "before"
     # Executing lessons would take the whole budget of a fault, so `before` leaves them out.
     options = ["-m", "not long" if after else "not notebook"]
@@ -370,7 +370,8 @@ def run(after: bool, rev: str, only: str, limit_s: float) -> None:
             # Read again each time: the table may be edited meanwhile.
             waiting = [one for one in read() if only in one.id and one.id not in tried]
             wanted = "caught" if after else ""
-            waiting = [one for one in waiting if one.before == wanted and not getattr(one, column)]
+            waiting = [one for one in waiting if one.before == wanted]
+            waiting = [one for one in waiting if again or not getattr(one, column)]
             if not waiting:
                 return
             fault = waiting[0]
@@ -490,6 +491,7 @@ def main() -> int:
     parser.add_argument("command", choices=("check", "run", "draw"))
     parser.add_argument("--after", action="store_true", help="fill `after`: tests of `make test`")
     parser.add_argument("--rev", help=f"commit; {BEFORE} for `before` and `draw`, else HEAD")
+    parser.add_argument("--again", action="store_true", help="`after` of all, not of the empty")
     parser.add_argument("--only", default="", help="part of the ids to run")
     parser.add_argument("--budget-s", type=float, default=600, help="for the tests of one fault")
     parser.add_argument("--count", type=int, default=30, help="faults to draw")
@@ -502,7 +504,7 @@ def main() -> int:
     if given.command == "draw":
         draw(given.count, given.seed, rev)
     else:
-        run(given.after, rev, given.only, given.budget_s)
+        run(given.after, rev, given.only, given.budget_s, given.again and given.after)
     return 0
 
 
