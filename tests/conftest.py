@@ -6,8 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import ExitStack
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 
 import cloudpickle
@@ -48,6 +47,10 @@ ALLOWED_SKIPS = {
 }
 
 
+HOROVOD_RUNS = """(
+    "horovod.tensorflow" in __import__("sys").modules
+    and __import__("horovod.tensorflow").tensorflow.is_initialized()
+)"""
 CURRENT = pytest.StashKey[pytest.Item | None]()
 
 
@@ -110,10 +113,31 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(scope="session")
-def shared_clusters():
-    """Clusters that many files use, by their number of ranks, each started at its first use."""
-    with ExitStack() as stack:
-        yield cache(lambda ranks: stack.enter_context(Cluster(ranks=ranks, oversubscribe=True)))
+def kept_clusters():
+    """Clusters that stay between files, by their number of ranks."""
+    clusters: dict[int, Cluster] = {}
+    yield clusters
+    for each in clusters.values():
+        each.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_clusters(kept_clusters):
+    """Give the cluster with a number of ranks, started at its first use.
+
+    Where a file has left Horovod running, the cluster is stopped: its thread on each rank would
+    take a part of a core from all files that follow.
+    """
+
+    def of(ranks):
+        if ranks not in kept_clusters:
+            kept_clusters[ranks] = Cluster(ranks=ranks, oversubscribe=True)
+        return kept_clusters[ranks]
+
+    yield of
+    for each in kept_clusters.values():
+        if each.client is not None and any(each.run(eval, HOROVOD_RUNS)):
+            each.stop()
 
 
 @pytest.fixture(scope="module", params=[2, 3, *long(1)])

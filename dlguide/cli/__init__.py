@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import sys
+from functools import cache
 from importlib.metadata import entry_points
 
 from dlguide.checks import MissingComponentError
@@ -30,6 +31,7 @@ EXPECTED = (ValueError, RuntimeError, OSError)  # reported in one line
 COURSE = ("lab", "notebooks", "progress", "usecase")  # what dlcourse adds
 
 
+@cache
 def add_commands() -> dict[str, str]:
     """Add the commands of other distributions (entry points in the group `dlguide.commands`).
 
@@ -73,6 +75,4 @@ def main() -> None:
     except EXPECTED as error:
         if os.environ.get("DLGUIDE_TRACEBACK"):
             raise
-        sys.exit(
-            f"dlguide: {type(error).__name__}: {error}\n(DLGUIDE_TRACEBACK=1 shows the traceback)"
-        )
+        sys.exit(f"dlguide: {type(error).__name__}: {error}")

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Deep learning at scale: set up, check, measure, tune, train, and open the notebooks.",
+    help="Deep learning at scale: set up, check, measure, tune, train, and open the notebooks. "
+    "With DLGUIDE_TRACEBACK=1 an error shows its traceback.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

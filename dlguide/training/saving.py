@@ -107,11 +107,15 @@ class Saver:
                 if self._asked.save_every is not None:
                     nbytes, files = nbytes + self._nbytes_within(model), 4
                 checkpoints.require_writable(self._folder, nbytes, files)
-                self._hold()
+                taken = self._hold()
                 path = checkpoints.latest(self._folder)
+                if taken and path is None:
+                    raise taken
                 if path is not None:
                     layout = self._layout()
                     saved = checkpoints.restore(path, model, rule, self._identity(), layout)
+                    if taken and saved.epoch < self._asked.epochs:
+                        raise taken  # a finished training is only read
                     found = [saved.epoch, saved.step, saved.within.step if saved.within else 0]
                     states = saved.within.states if saved.within else ()
         epoch, self._before, step = (int(number) for number in self._ranks.total(found))
@@ -120,21 +124,22 @@ class Saver:
         self._states = self._ranks.gather_bytes(b"".join(states))[0] if step else b""
         return Start(epoch, step, self._before)
 
-    def _hold(self) -> None:
-        """Keep other trainings out of the folder until `close`, or until this process ends."""
+    def _hold(self) -> CheckpointError | None:
+        """Keep other trainings out of the folder until `close`; return why that cannot be done."""
         folder = Path(self._folder)
         try:
             self._held.enter_context(locked(folder / "training.lock", wait=False))
         except HeldError as error:
-            raise CheckpointError(
+            return CheckpointError(
                 f"{error.owner} trains with the checkpoints in {folder}. Wait until it has ended, "
                 "or use another folder."
-            ) from error
+            )
         except NoLocksError:
             print(
                 f"The file system of {folder} has no locks: let no other training use this folder.",
                 flush=True,
             )
+        return None
 
     def give_back(self, players: Workers) -> tuple[float, float]:
         """Give this rank's workers what they had of their own, where that was within an epoch."""
