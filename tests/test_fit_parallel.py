@@ -105,7 +105,8 @@ def trainings(saves_in):
         "accuracy": (resumed.test_accuracy[-1], whole.test_accuracy[-1], finished.test_accuracy[0]),
         "loss": (resumed.loss[-1], whole.loss[-1]),
         "digests": (resumed.weights_digest, whole.weights_digest, finished.weights_digest),
-        "files": sorted(os.listdir(saves)),
+        # another rank may still read the finished training, alone and with the lock
+        "files": sorted(set(os.listdir(saves)) - {"training.lock"}),
         "rate": (resumed.learning_rate, whole.learning_rate),
     }
 
