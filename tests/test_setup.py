@@ -21,6 +21,7 @@ from dlguide import build_horovod, preflight
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COURSE = tomllib.loads((ROOT / "notebooks" / "pyproject.toml").read_text())["project"]
 PYTHONS = ("3.11", "3.12", "3.13")
 # MPICH there has the version that conda-forge's Horovod was built for; hypothesis makes a new
 # minor version every few days.
@@ -45,7 +46,7 @@ def constraints(python):
 
 
 def dependencies():
-    lines = [*PROJECT["dependencies"], *extra("test"), *extra("docs")]
+    lines = [*PROJECT["dependencies"], *COURSE["dependencies"], *extra("test"), *extra("docs")]
     return [Requirement(line) for line in lines]
 
 
@@ -116,6 +117,7 @@ def test_build_tools_of_horovod_are_the_pinned_ones():
 
 def test_every_dependency_says_why_it_is_there():
     text = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")[0]
+    text += (ROOT / "notebooks" / "pyproject.toml").read_text()
     lines = re.findall(r'^    "([\w.-]+)[^"]*".*$', text, re.M)
     assert len(lines) == len(dependencies()) + len(extra("pytorch"))
     told = re.findall(r'^    "([\w.-]+)[^"]*",\s+# \S.*$', text, re.M)
