@@ -6,6 +6,7 @@ On ranks: `test_fit_resume.py`. Tests dlguide.training.saving and dlguide.traini
 import io
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -198,6 +199,7 @@ def test_room_is_asked_for_what_workers_have_of_their_own(mnist, tmp_path, monke
 
     def noted(folder, nbytes, files):
         asked[files] = nbytes
+        os.makedirs(folder, exist_ok=True)
 
     monkeypatch.setattr(checkpoint, "require_writable", noted)
     ways = {"net": "mnist_cnn_bn", "data": mnist, "batch": 10, "evaluate": False, "workers": 2}
