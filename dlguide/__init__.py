@@ -17,7 +17,6 @@ _SUBPACKAGES = (
     "collectives",
     "commands",
     "data",
-    "diagrams",
     "doctor",
     "folders",
     "horovod",
@@ -31,7 +30,6 @@ _SUBPACKAGES = (
     "search",
     "training",
     "tuning",
-    "usecases",
 )
 
 

@@ -1,6 +1,6 @@
 """Copies on the way change no result, and are as many as the way says.
 
-Tests dlguide.parallel.host_copies and dlguide.diagrams.host_copies.
+Tests dlguide.parallel.host_copies and dlcourse.diagrams.host_copies.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlguide import diagrams
+from dlcourse import diagrams
 from dlguide.parallel import host_copies
 
 pytestmark = pytest.mark.ranks

@@ -4,6 +4,7 @@
 answer.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _require_library()
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("diagrams", "usecases"):
+        return import_module(f"dlcourse.{name}")
     if name in ("check", "solution"):
         from dlcourse import exercises
 

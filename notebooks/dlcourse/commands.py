@@ -188,7 +188,7 @@ def find_case(name: str) -> Any:
     from importlib import import_module
 
     name = name.replace("-", "_")
-    return import_module(f"dlguide.usecases.{require_known(name, CASES, 'name')}")
+    return import_module(f"dlcourse.usecases.{require_known(name, CASES, 'name')}")
 
 
 def usecase(
@@ -212,10 +212,10 @@ def usecase(
     oversubscribe: OversubscribeOption = False,
 ) -> None:
     """Run a worked case on MPI ranks: train or resume, write results, compare."""
+    from dlcourse.usecases import running
     from dlguide.cluster import Cluster
     from dlguide.folders import require_writable
     from dlguide.machine import describe, threads
-    from dlguide.usecases import running
 
     case = find_case(name)
     require_count(ranks, "ranks")
@@ -244,7 +244,7 @@ def usecase(
 
 def _print_results(result: Any) -> None:
     """Print summary, speed-up, findings and files."""
-    from dlguide.usecases.case import table
+    from dlcourse.usecases.case import table
 
     summary = getattr(result.outcomes[0], "summary", None)
     if summary is not None:

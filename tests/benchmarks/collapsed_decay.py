@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dlcourse.usecases import imagenet
 from dlguide.cluster import Cluster
 from dlguide.training.experiments.differences import clear_from, mean_and_error
-from dlguide.usecases import imagenet
 
 GOAL = 2.0  # standard errors
 

@@ -17,9 +17,9 @@ import statistics
 
 import numpy as np
 
+from dlcourse.usecases import photographs
 from dlguide.cluster import Cluster
 from dlguide.machine import describe, threads
-from dlguide.usecases import photographs
 
 STEPS = 20
 
@@ -36,7 +36,7 @@ def by_daal(pixels: np.ndarray, first: np.ndarray, steps: int) -> tuple:
     """On every rank: centres, inertia, seconds of the call and of the iterations alone."""
     from time import perf_counter
 
-    from dlguide.usecases import kmeans
+    from dlcourse.usecases import kmeans
 
     points = kmeans.share(pixels)
     begin = perf_counter()

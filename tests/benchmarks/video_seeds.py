@@ -15,8 +15,8 @@ import argparse
 
 import numpy as np
 
+from dlcourse.usecases import video
 from dlguide.cluster import Cluster
-from dlguide.usecases import video
 
 
 def main() -> None:

@@ -17,10 +17,10 @@ from lanes import long
 from PIL import Image
 
 from dlcourse import commands
+from dlcourse.usecases import kmeans, running
 from dlguide import cluster
 from dlguide.cluster import processes
 from dlguide.training import checkpoint as checkpoints
-from dlguide.usecases import kmeans, running
 
 pytestmark = pytest.mark.ranks
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from dlcourse.exercises import lesson_10, lesson_11, lesson_12, lesson_13, lesson_80, lesson_81
+from dlcourse.usecases import imagenet
+from dlcourse.usecases.video import metrics
 from dlguide import nets
 from dlguide.training import descent
-from dlguide.usecases import imagenet
-from dlguide.usecases.video import metrics
 
 RANDOM = np.random.default_rng(1)
 

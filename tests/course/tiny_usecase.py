@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dlcourse.usecases.case import Finding
 from dlguide import training
 from dlguide.bench.scaling_rank import step_of
 from dlguide.checks import require
-from dlguide.usecases.case import Finding
 
 
 @dataclass(frozen=True)

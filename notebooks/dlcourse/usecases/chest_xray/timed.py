@@ -1,0 +1,68 @@
+"""The case's training step, to be timed on ranks against one process."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dlcourse.usecases import case
+from dlcourse.usecases.chest_xray import net as nets
+from dlcourse.usecases.chest_xray.steps import balance, label_step
+from dlguide.checks import require_count
+from dlguide.data.synthetic import FINDINGS
+from dlguide.training import optimizers
+from dlguide.training.ranks import Alone
+
+# Each finding in one of eight: as often as in the phantoms.
+_OFTEN = 8
+
+
+def step(
+    batch: int = 128, seed: int = 0, net: str = nets.SMALL, image: int | None = None
+) -> case.Step:
+    """Give one step of the fine-tuning, for `usecases.speedup.measure`.
+
+    Args:
+        batch: radiographs of one rank (count); fewer make a step of the small net so short that
+            the exchange takes a large part of it.
+        seed: of the first weights.
+        net: one of `NETS`.
+        image: height and width (pixels); None for the net's own.
+
+    Returns:
+        case.Step: with radiographs in memory, for the input has its own measurements.
+
+    Raises:
+        ValueError: when a number is out of range or the net is unknown.
+    """
+    size = nets.SIZES.get(net) if image is None else image
+    shape = size, size, nets.channels(net)
+    made = partial(_samples, shape=shape)
+    return case.Step(
+        f"{net} with 14 labels", require_count(batch, "batch"),
+        partial(_build, net=net, image=size, seed=seed, batch=batch), made,
+    )  # fmt: skip
+
+
+def _samples(count: int, seed: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(_OFTEN, size=(count, len(FINDINGS))) == 0
+    return rng.standard_normal((count, *shape)).astype(np.float32), labels.astype(np.int32)
+
+
+def _build(ranks: Alone, net: str, image: int, seed: int, batch: int) -> case.Worker:
+    import tensorflow as tf
+
+    model = nets.build(net, image, seed=seed)
+    rule = ranks.distribute(optimizers.momentum_sgd(1e-3, weight_decay=None))
+    rule.build(model.trainable_variables)
+    often = np.eye(_OFTEN)[:, :1].repeat(len(FINDINGS), axis=1)
+    one = label_step(model, rule, ranks.ranks, balance(often))
+
+    def whole(images: Any, labels: Any) -> float:
+        scale = tf.constant(1 / (ranks.ranks * len(images)), tf.float32)
+        return float(one(images, labels, scale)[0])
+
+    return case.Worker(whole, ((rule, model.trainable_variables),))

@@ -1,0 +1,119 @@
+"""What each rank holds when rank 0 owns both nets and lends copies, as in the guide's case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlcourse.usecases.video import scenes
+from dlcourse.usecases.video.game import centred, coarser, flat
+from dlcourse.usecases.video.settings import named
+from dlcourse.usecases.video.training import build
+from dlguide.parallel.replicas import Held, Replicas
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+
+@dataclass(frozen=True)
+class Lent:
+    """One rank's part of a step in which rank 0 lends its nets."""
+
+    rank: int
+    held: Held
+    moved: int
+    seconds: dict[str, float]
+    loss: float
+
+
+def lend(
+    comm: Comm | None = None, batch: int = 8, steps: int = 2, seed: int = 0, **own: Any
+) -> Lent:
+    """Make steps in which rank 0 deals out clips and weights and adds up gradients; collective.
+
+    What is counted are the arrays that are lent and exchanged; TensorFlow's own copy of the weights
+    and its activations are left out. Both nets learn from one sum of losses, as only bytes and
+    times are looked at: mean error of the frames for the generator, true clips against made ones
+    for the discriminator.
+
+    Args:
+        comm: the ranks; None for all that MPI has.
+        batch: clips of all ranks in a step (count).
+        steps: how many; the last one is told (count).
+        seed: of first weights and clips, which are noise.
+        own: what else `Settings` has: size, filters, ...
+
+    Returns:
+        Lent: of this rank.
+
+    Raises:
+        ValueError: when an argument is not what it must be.
+    """
+    if comm is None:
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+    asked = named(None, seed=seed, **own)
+    asked.check()
+    nets_of = build(asked)
+    variables = [weight for net in nets_of for weight in net.trainable_variables]
+    weights = [np.array(weight) for weight in variables]
+    moments = [np.zeros_like(each) for each in (*weights, *weights)]
+    random = np.random.default_rng(seed)
+    shape = (batch, scenes.BEFORE, asked.size, asked.size, 3)
+    clips = [random.integers(0, 256, shape, np.uint8) for _ in range(3)] if comm.rank == 0 else None
+    lent = Replicas(comm, weights, _gradient_of(nets_of, variables), _Adam(moments), moments)
+    loss = 0.0
+    for _ in range(steps):
+        loss = lent.step(clips)
+    return Lent(comm.rank, lent.held, lent.moved, lent.seconds, loss)
+
+
+class _Adam:
+    """Adam in NumPy, with rank 0's moments."""
+
+    def __init__(self, moments: Sequence[np.ndarray], rate: float = 1e-3) -> None:
+        half = len(moments) // 2
+        self._first, self._second = moments[:half], moments[half:]
+        self._rate, self._steps = rate, 0
+
+    def __call__(self, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> None:
+        self._steps += 1
+        scale = self._rate * np.sqrt(1 - 0.999**self._steps) / (1 - 0.9**self._steps)
+        for weight, gradient, m, v in zip(
+            weights, gradients, self._first, self._second, strict=True
+        ):
+            m += 0.1 * (gradient - m)
+            v += 0.001 * (gradient**2 - v)
+            weight -= scale * m / (np.sqrt(v) + 1e-7)
+
+
+def _gradient_of(nets_of: tuple[Any, Any], variables: Sequence[Any]) -> Any:
+    import tensorflow as tf
+
+    generator, discriminator = nets_of
+    rows = [output.shape[2] for output in generator.outputs]
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def both(past: Any, guess: Any, future: Any) -> Any:
+        past, guess, future = (centred(each, "float32") for each in (past, guess, future))
+        seen, true = coarser(past, rows), coarser(future, rows)
+        with tf.GradientTape() as tape:
+            made = flat(generator([past, guess], training=True))
+            loss = sum(tf.reduce_mean(abs(a - b)) for a, b in zip(made, true, strict=True))
+            for then, sign in ((true, -1.0), (made, 1.0)):
+                pairs = zip(seen, map(tf.stop_gradient, then), strict=True)
+                judged = discriminator([tf.concat(pair, axis=1) for pair in pairs], training=True)
+                loss += sum(tf.reduce_mean(tf.nn.softplus(sign * one)) for one in flat(judged))
+        return loss, tape.gradient(loss, list(variables))
+
+    def gradient(weights: Sequence[np.ndarray], arrays: Sequence[np.ndarray]) -> Any:
+        for variable, weight in zip(variables, weights, strict=True):
+            variable.assign(weight)
+        loss, found = both(*map(tf.constant, arrays))
+        return float(loss), [np.array(each) for each in found], 0
+
+    return gradient

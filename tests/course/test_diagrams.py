@@ -1,0 +1,275 @@
+"""Diagrams draw what they are given and say in words what they show."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dlcourse import diagrams
+from dlcourse.diagrams import difference
+from dlguide.machine import imagine, threads
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts if text.get_text()]
+
+
+def words(figure):
+    return figure._repr_html_().split('alt="')[1].split('"')[0]
+
+
+ENGINES = [{"rank": rank, "pid": 100 + rank, "cpus": [rank]} for rank in range(3)]
+
+
+def test_processes_has_the_kernel_and_every_rank_with_its_process_and_cores():
+    figure = diagrams.processes(ENGINES)
+    (axes,) = figure.axes
+    assert len(axes.patches) == 4
+    assert "rank 2\nprocess 102\nCPU 2\nits own memory" in texts(axes)
+    assert "functions to 3 ranks" in words(figure)
+
+
+def test_exchange_draws_who_has_what_before_and_after():
+    panels = {"bcast": ([7, None], [7, 7], [(0, 0), (0, 1)]), "barrier": ([1, 2], [1, 2], [])}
+    figure = diagrams.exchange(panels)
+    bcast, barrier = figure.axes
+    assert bcast.get_title() == "bcast"
+    assert texts(bcast).count("7") == 3
+    assert len(bcast.patches) == 4
+    # An arrow is a text without words.
+    assert len(bcast.texts) - len(texts(bcast)) - 1 == 2
+    assert len(barrier.texts) - len(texts(barrier)) == 0
+    assert "bcast: before rank 0 7, rank 1 nothing; after rank 0 7, rank 1 7." in words(figure)
+
+
+def test_several_values_fit_into_a_box():
+    figure = diagrams.exchange({"gather": ([1], [["c0", "c1", "c2", "c3"]], [])})
+    assert "c0 c1 c2\nc3" in texts(figure.axes[0])
+
+
+def test_exchange_fills_rows_and_leaves_the_rest_empty():
+    panels = {str(number): ([1], [1], []) for number in range(4)}
+    assert len(diagrams.exchange(panels).axes) == 6
+    assert len(diagrams.exchange(panels, columns=2).axes) == 4
+
+
+def test_timelines_say_who_waits_and_what_is_never_reached():
+    rows = [[("Recv", "waits"), ("Send", "never")], [("Send", "done")]]
+    figure = diagrams.timelines({"stuck": rows})
+    (axes,) = figure.axes
+    assert [patch.get_linestyle() for patch in axes.patches] == ["-", "--", "-"]
+    assert "rank 0 Recv (waits for ever), then Send (never reached); rank 1 Send." in words(figure)
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match=r"`engines` must hold at least one rank"):
+        diagrams.processes([])
+    with pytest.raises(ValueError, match=r"`panels` must have 1 ranks after a"):
+        diagrams.exchange({"a": ([1], [1, 2], [])})
+    with pytest.raises(ValueError, match=r"`panels` must hold at least one communication"):
+        diagrams.exchange({})
+    with pytest.raises(ValueError, match=r"`state` must be one of done, never, waits, got 'x'"):
+        diagrams.timelines({"a": [[("Send", "x")]]})
+    with pytest.raises(ValueError, match=r"`panels` must hold at least one course"):
+        diagrams.timelines({})
+
+
+GUIDE = {"OMP_NUM_THREADS": 22, "MLSL_NUM_SERVERS": 2, "MLSL_SERVER_AFFINITY": "39,38,43,42"}
+
+
+def cells(figure):
+    """Each cell of a map: the CPU's number and the rank's above it, and the cell's style."""
+    (axes,) = figure.axes
+    plain = [text for text in axes.texts if not text.get_text().startswith("socket")]
+    patches = [patch for patch in axes.patches if patch.get_fill()]
+    pairs = zip(plain[::2], plain[1::2], patches, strict=True)
+    return {int(cpu.get_text()): (rank.get_text(), patch) for rank, cpu, patch in pairs}
+
+
+@pytest.mark.parametrize(("sockets", "cores", "siblings"), [(1, 2, 1), (2, 24, 1), (2, 24, 2)])
+def test_the_map_of_a_plan_has_every_cpu_with_its_rank(sockets, cores, siblings):
+    node = imagine(sockets, cores, siblings)
+    plan = threads.plan(node, 2)
+    drawn = cells(diagrams.affinity(plan, node))
+    assert sorted(drawn) == [core.cpu for core in node.cores]
+    for rank, cpus in enumerate(plan.cpus):
+        assert {drawn[cpu][0] for cpu in cpus} == {str(rank)}
+    colours = {rank: drawn[cpus[0]][1].get_facecolor() for rank, cpus in enumerate(plan.cpus)}
+    assert colours[0] != colours[1]
+
+
+def test_communication_cores_are_hatched_and_shared_ones_framed():
+    node = imagine(2, 24, 2)
+    figure = diagrams.affinity(threads.explain("granularity=fine,compact,1,0", node, **GUIDE))
+    drawn = cells(figure)
+    assert {cpu for cpu, (_, patch) in drawn.items() if patch.get_hatch()} == {38, 39, 42, 43}
+    assert {cpu for cpu, (_, patch) in drawn.items() if patch.get_linewidth() > 2} == {
+        *(38, 39, 42, 43)
+    }
+    assert drawn[38][0] == "0+1"
+    assert drawn[47][0] == ""
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels[1:] == ["communicates", "free", "shared"]
+    assert "Rank 0 communicates on socket 1, NUMA node 1: CPUs 38-39." in words(figure)
+    assert "Rank 1 computes on socket 1, NUMA node 1: CPUs 24-45." in words(figure)
+
+
+def test_a_plans_communication_cores_are_its_own():
+    node = imagine(2, 4)
+    plan = threads.plan(node, 2, comm_cores=1)
+    drawn = cells(diagrams.affinity(plan, node))
+    hatched = {cpu for cpu, (_, patch) in drawn.items() if patch.get_hatch()}
+    assert hatched == {cpu for cpus in plan.comm_cpus for cpu in cpus} == {3, 7}
+
+
+def test_a_map_of_something_else_is_refused():
+    with pytest.raises(ValueError, match="`layout` must be a ThreadPlan or an Explanation, got 3"):
+        diagrams.affinity(3)
+    with pytest.raises(ValueError, match="`plan` must name CPUs of the machine"):
+        diagrams.affinity(threads.plan(imagine(2, 4), 2), imagine(1, 2))
+
+
+def test_pipeline_draws_a_box_for_every_cell_and_says_the_order():
+    cells = [
+        SimpleNamespace(stage=stage, microbatch=0, kind=kind, start_s=start, end_s=start + 1.0)
+        for stage, kind, start in ((0, "forward", 0), (1, "forward", 1), (1, "backward", 2))
+    ]
+    figure = diagrams.pipeline({"predicted": cells, "measured": cells}, unit_s=2.0, unit="2 s")
+    for axes, title in zip(figure.axes, ("predicted", "measured"), strict=True):
+        assert axes.get_title() == title
+        boxes = [patch for patch in axes.patches if patch.get_width() == 0.5]
+        assert [(box.get_x(), box.get_y()) for box in boxes] == [(0, -0.4), (0.5, 0.6), (1, 0.6)]
+        assert texts(axes) == ["0"] * 3
+        assert axes.get_xlim() == (0, 1.5)
+    assert figure.axes[-1].get_xlabel() == "time (2 s)"
+    assert "measured: stage 0: f0; stage 1: f0 b0." in words(figure)
+    with pytest.raises(ValueError, match="`panels` must have cells in every schedule, got 'none'"):
+        diagrams.pipeline({"none": []})
+
+
+# --- sequences ------------------------------------------------------------------------------------
+
+
+def test_every_shape_has_a_box_for_each_input_state_and_output():
+    figure = diagrams.sequences()
+    # inputs + states + outputs, as the names of the shapes say
+    assert [len(axes.patches) for axes in figure.axes] == [1 + 1 + 1, 1 + 3 + 3, 3 + 3 + 1, 9, 8]
+    for axes, name in zip(
+        figure.axes,
+        ("one to one", "one to many", "many to one", "many to many", "many to many"),
+        strict=True,
+    ):
+        assert texts(axes)[0].startswith(name)
+    assert "many to one: 3 in, 1 out, such as past years, the next one" in words(figure)
+
+
+@pytest.mark.parametrize("steps", [2, 5, 8])
+def test_states_come_one_after_the_other_and_attention_in_one_round(steps):
+    chain, together = diagrams.dependencies(steps).axes
+    rounds = [[int(one) for one in texts(axes) if one.isdigit()] for axes in (chain, together)]
+    assert rounds == [list(range(1, steps + 1)), [1] * steps]
+    # an arrow from each input and each state before; and one for each pair of a step and an earlier
+    arrows = [sum(hasattr(one, "arrow_patch") and one.arrow_patch is not None for one in axes.texts)
+              for axes in (chain, together)]  # fmt: skip
+    assert arrows == [steps + steps - 1, steps * (steps + 1) // 2]
+
+
+def test_a_single_step_waits_for_nothing():
+    with pytest.raises(ValueError, match="`steps` must be a whole number of at least 2, got 1"):
+        diagrams.dependencies(1)
+
+
+# --- storage --------------------------------------------------------------------------------------
+
+
+def test_every_node_and_target_has_its_box():
+    figure = diagrams.file_system(nodes=3, targets=5)
+    said = texts(figure.axes[0])
+    assert [f"node {number}" in said for number in range(4)] == [True] * 3 + [False]
+    assert [f"OST {number}\nbytes" in said for number in range(6)] == [True] * 5 + [False]
+    assert "3 nodes above, one metadata server and 5 object storage targets" in words(figure)
+
+
+def test_stripe_lies_on_target_of_its_number_modulo_the_count():
+    figure = diagrams.striping({"wide": [(7, 3), (2, 2)], "narrow": [(3, 1)]}, targets=4)
+    said = words(figure)
+    # file a begins at OST 0, file b at OST 1
+    assert (
+        "wide: OST 0 has a0 a3 a6, OST 1 has a1 a4 b0, OST 2 has a2 a5 b1, OST 3 has nothing"
+        in said
+    )
+    assert "narrow: OST 0 has a0 a1 a2, OST 1 has nothing" in said
+    assert [len(axes.patches) for axes in figure.axes] == [9, 3]
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ([(4, 5)], "`stripe count` must be at most the 4 targets, got 5"),
+        ([(0, 1)], "`stripes` must be a whole number of at least 1, got 0"),
+        ([], "`panels` must have 1 to 26 files in each, got 0"),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(files, text):
+    with pytest.raises(ValueError, match=text):
+        diagrams.striping({"one": files})
+
+
+def test_no_targets_are_refused():
+    with pytest.raises(ValueError, match="`targets` must be a whole number of at least 2, got 1"):
+        diagrams.file_system(targets=1)
+
+
+# --- two programs ---------------------------------------------------------------------------------
+
+
+TEXTS = st.lists(st.sampled_from("abcd"), max_size=12).map("\n".join)
+
+
+def side(found, marks):
+    return [text for mark, text in found.lines if mark in marks]
+
+
+@given(TEXTS, TEXTS)
+def test_lines_rebuild_both_texts(before, after):
+    assume(before.splitlines() != after.splitlines())
+    found = difference(before, after, around=100)
+    assert side(found, " -") == before.splitlines()
+    assert side(found, " +") == after.splitlines()
+
+
+@given(TEXTS, TEXTS)
+def test_fewer_lines_around_change_no_mark(before, after):
+    whole, short = (difference(before, after, around=count) for count in (100, 0))
+    for mark in "-+":
+        assert side(whole, mark) == side(short, mark)
+    assert side(short, " ") == []
+
+
+def test_lines_around_a_change_are_kept_and_the_rest_is_cut():
+    before = "\n".join("123456789")
+    found = difference(before, before.replace("5", "five"), around=2)
+    assert str(found).splitlines() == ["…", "  3", "  4", "- 5", "+ five", "  6", "  7", "…"]
+
+
+def test_equal_texts_show_one_cut():
+    assert difference("a\nb", "a\nb").lines == (("…", ""),)
+    assert difference("", "").lines == ()
+
+
+def test_count_leaves_out_empty_lines_and_comments():
+    found = difference("a", "a\n\n# said\nb\n    # said\n  c")
+    assert (found.count("+"), found.count("-")) == (2, 0)
+
+
+def test_html_escapes_the_text_and_shows_the_marks():
+    shown = difference("a < b", "a <b>")._repr_html_()
+    assert "- a &lt; b" in shown
+    assert "+ a &lt;b&gt;" in shown
+    assert "<b>" not in shown
+
+
+def test_negative_count_is_refused():
+    with pytest.raises(ValueError, match="`around` must be"):
+        difference("a", "b", around=-1)

@@ -1,0 +1,292 @@
+"""The case as a whole: ranks like one process, going on bit by bit, errors on all ranks alike."""
+
+import json
+import pickle
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from lanes import RANKS
+from on_ranks import on_ranks
+
+from dlcourse.usecases import case, chest_xray
+from dlcourse.usecases.chest_xray import fitting
+from dlcourse.usecases.chest_xray.against_keras import WAYS
+from dlcourse.usecases.chest_xray.findings import by_chance
+from dlcourse.usecases.chest_xray.outcome import interval
+from dlcourse.usecases.chest_xray.setting import STARTS, Setting
+from dlcourse.usecases.chest_xray.training import STAGES
+from dlguide import published
+from dlguide.training.checkpoint import CheckpointError
+
+pytestmark = pytest.mark.ranks
+
+SMALL = {"epochs": 2, "pretrain_epochs": 2, "archive": 24, "batch": 12, "dtype": "float64"}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    return chest_xray.make(tmp_path_factory.mktemp("packed") / "made", 66, 32, 5)
+
+
+@pytest.fixture(scope="module")
+def alone(packed, tmp_path_factory):
+    """One process, its checkpoints kept."""
+    folder = tmp_path_factory.mktemp("alone") / "checkpoint"
+    outcome = chest_xray.train(packed, 1, folder, parallel=False, compare=True, **SMALL)
+    return outcome, folder
+
+
+def trained(real, **asked):
+    from dlcourse.usecases import chest_xray
+
+    try:
+        one = chest_xray.train(real=real, seed=1, **asked)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return {
+        "scores": one.scores.tolist(), "mean": one.mean.value, "loss": one.tuning.loss,
+        "before": one.pretraining.loss, "ranks": one.ranks, "batch": one.global_batch,
+        "rate": one.start_rate, "digest": one.tuning.digest,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_train_as_one_process_with_the_global_batch(ranks, packed, alone, tmp_path):
+    each = on_ranks(ranks, trained, tmp_path, real=str(packed), **SMALL | {"batch": 12 // ranks})
+    serial, _ = alone
+    for one in each:
+        assert (one["ranks"], one["batch"]) == (ranks, 12)
+        assert one["before"] == pytest.approx(serial.pretraining.loss, rel=1e-9)
+        assert one["loss"] == pytest.approx(serial.tuning.loss, rel=1e-9)
+        assert np.asarray(one["scores"]) == pytest.approx(serial.scores, rel=1e-7, abs=1e-9)
+        assert one["mean"] == pytest.approx(serial.mean.value, abs=1e-9)
+    assert len({one["digest"] for one in each}) == 1
+
+
+def test_errors_are_the_same_on_all_ranks_before_training(tmp_path):
+    nowhere = str(tmp_path / "nowhere")
+    each = on_ranks(2, trained, tmp_path, real=nowhere, **SMALL)
+    assert each[0] == each[1]
+    assert f"no chest X-rays at {nowhere}" in each[0]
+
+
+def test_interrupted_training_goes_on_bit_by_bit(packed, alone, tmp_path):
+    whole, _ = alone
+    folder = tmp_path / "checkpoint"
+    ended, stop = [], 0
+
+    class Interrupted(Exception):
+        pass
+
+    def report(epoch, step, steps, **numbers):
+        if step == steps:  # always told, and before the epoch's checkpoint is written
+            ended.append(epoch)
+        if len(ended) == stop:
+            raise Interrupted
+
+    # at the end of the pre-training; going on from there, at the end of the fine-tuning
+    for many in (2, 3):
+        ended.clear()
+        stop = many
+        with pytest.raises(Interrupted):
+            chest_xray.train(packed, 1, folder, report, parallel=False, compare=True, **SMALL)
+    resumed = chest_xray.train(packed, 1, folder, parallel=False, compare=True, **SMALL)
+    assert resumed.pretraining.first_epoch == 2
+    assert resumed.tuning.first_epoch == 1
+    assert resumed.tuning.digest == whole.tuning.digest
+    assert (resumed.scores == whole.scores).all()
+    assert resumed.tuning.loss == whole.tuning.loss
+    assert [one.value for one in resumed.scratch] == [one.value for one in whole.scratch]
+
+
+def test_finished_training_is_announced_and_not_trained(packed, alone, capsys):
+    whole, folder = alone
+    again = chest_xray.train(packed, 1, folder, parallel=False, compare=True, **SMALL)
+    said = capsys.readouterr().out
+    assert said.count("is a finished training") == 3
+    assert not again.tuning.step_s
+    assert (again.scores == whole.scores).all()
+    assert again.areas == whole.areas
+    assert again.tuning.loss == whole.tuning.loss
+
+
+def test_checkpoint_of_another_training_is_refused(packed, alone):
+    _, folder = alone
+    with pytest.raises(CheckpointError, match="belongs to another training: its seed is 1"):
+        chest_xray.train(packed, 2, folder, parallel=False, **SMALL)
+
+
+def test_second_call_with_other_phantoms_is_refused(tmp_path):
+    asked = SMALL | {"radiographs": 30, "start": "none", "epochs": 1, "batch": 6}
+    chest_xray.train(None, 1, tmp_path / "c", parallel=False, **asked)
+    with pytest.raises(ValueError, match=r"`count` must be 30, with which the phantoms .* got 40"):
+        chest_xray.train(None, 1, tmp_path / "c", parallel=False, **asked | {"radiographs": 40})
+
+
+def test_weights_for_a_training_from_scratch_are_refused(packed, tmp_path):
+    (tmp_path / "w.dlguide").touch()
+    for ask in (chest_xray.check, partial(chest_xray.train, parallel=False)):
+        with pytest.raises(ValueError, match='`weights` must be None with start="none"'):
+            ask(packed, weights=tmp_path / "w.dlguide", start="none")
+
+
+def test_all_epochs_of_the_pretraining_are_kept_with_their_rates(alone):
+    outcome, folder = alone
+    files = sorted((folder / "pretraining").glob("*.dlguide"))
+    assert len(files) == 2
+    told = [fitting.checkpoints.read(file)[0].settings["rate"] for file in files]
+    assert told == pytest.approx(outcome.pretraining.rates)
+    # epoch 1 of 2 was at the highest rate, epoch 2 at a tenth
+    assert told[0] == pytest.approx(10 * told[1])
+    assert outcome.origin.epoch == 1
+    assert outcome.start_rate == pytest.approx(told[0])
+
+
+@pytest.mark.parametrize(("start", "epoch"), [("last", 2), ("early", 1)])
+def test_another_checkpoint_brings_its_own_rate(start, epoch, packed, alone):
+    outcome, folder = alone
+    other = chest_xray.train(packed, 1, folder, parallel=False, start=start, **SMALL)
+    assert other.origin.epoch == epoch
+    assert other.start_rate == pytest.approx(outcome.pretraining.rates[epoch - 1])
+    assert (other.tuning.digest == outcome.tuning.digest) == (epoch == outcome.origin.epoch)
+
+
+def test_rate_grows_with_the_global_batch_and_begins_at_the_checkpoints(packed, alone):
+    outcome, folder = alone
+    weights = chest_xray.choose(folder / "pretraining")
+    larger = chest_xray.train(packed, 1, parallel=False, weights=weights, **SMALL | {"batch": 24})
+    assert larger.pretraining is None
+    assert larger.start_rate == pytest.approx(outcome.start_rate)
+    # linear decay behind the warmup: at the end of epoch 1 of 2 a third of it is over
+    highest = 2 * outcome.start_rate
+    steps = larger.tuning.steps_per_epoch
+    warm = round(0.5 * steps)
+    expected = highest * (1 - (steps - 1 - warm) / (2 * steps - warm))
+    assert larger.tuning.rates[0] == pytest.approx(expected, rel=0.05)
+
+
+def test_transfer_is_worth_more_than_as_many_steps_from_scratch(tmp_path):
+    asked = {"radiographs": 900, "archive": 1200, "epochs": 4, "pretrain_epochs": 6}
+    one = chest_xray.train(None, 0, tmp_path / "c", parallel=False, compare=True, **asked)
+    assert one.mean.value > 0.80
+    assert one.gains[-1].value > 0.03
+    assert one.gains[-1].told
+    assert one.scratch_rate == pytest.approx(one.start_rate)
+
+
+def test_training_from_scratch_needs_no_archive(packed, tmp_path):
+    one = chest_xray.train(packed, 1, tmp_path / "c", parallel=False, start="none", **SMALL)
+    assert one.origin is None
+    assert one.pretraining is None
+    assert one.gains is None
+    assert not (tmp_path / "c/archive").exists()
+    # the same net as the comparison of a transfer trains
+    assert "from scratch" not in one.summary()
+
+
+def test_scratch_of_the_comparison_is_the_training_from_scratch(packed, alone, tmp_path):
+    outcome, _ = alone
+    one = chest_xray.train(packed, 1, tmp_path / "c", parallel=False, start="none", **SMALL)
+    assert [each.value for each in one.areas] == [each.value for each in outcome.scratch]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"net": "densenet"}, r"`net` must be one of .*Did you mean densenet121"),
+        ({"epochs": 0}, "`epochs` must be a whole number of at least 1"),
+        ({"warmup": 9.0}, "`warmup` must be above 0 and shorter than the 2 epochs"),
+        ({"start": "best"}, "`start` must be one of chosen, early, last, none"),
+        ({"image": 8}, "`image` must be a whole number of at least 32"),
+        ({"rates": "odd"}, "`rates` must be one of even, published"),
+        ({"warmup": "x"}, "`warmup` must be a positive number"),
+        ({"device": "tpu"}, "`device` must be one of auto, cpu, gpu"),
+        ({"dtype": "float16"}, "`dtype` must be one of float32, float64"),
+    ],
+)
+def test_settings_are_refused_alike_before_and_on_ranks(asked, said, packed):
+    with pytest.raises(ValueError, match=said):
+        chest_xray.check(real=packed, **SMALL | asked)
+    with pytest.raises(ValueError, match=said):
+        chest_xray.train(packed, 1, parallel=False, **SMALL | asked)
+
+
+def test_every_start_has_a_stage_of_its_own():
+    # so that the checkpoints of one are never gone on from by another
+    assert set(STAGES) == set(STARTS)
+    assert len(set(STAGES.values())) == len(STARTS)
+
+
+def test_radiographs_have_the_size_of_the_net_unless_another_is_asked_for():
+    assert Setting().size == 32
+    assert Setting(net="resnet50").size == 224
+    assert Setting(net="resnet50", image=64).size == 64
+
+
+def test_outcome_travels_and_is_written(alone, tmp_path):
+    outcome, _ = alone
+    same = pickle.loads(pickle.dumps(outcome))
+    assert (same.scores == outcome.scores).all()
+    paths = chest_xray.write([outcome], tmp_path / "out")
+    assert [path.name for path in paths] == ["outcome.json", "auroc.png", "gains.png"]
+    assert all(path.stat().st_size > 500 for path in paths)
+    told = json.loads(paths[0].read_text())
+    assert told[0]["areas"][-1]["value"] == outcome.mean.value
+    assert told[0]["tuning"]["loss"] == list(outcome.tuning.loss)
+    assert f"mean AUROC {interval(outcome.mean)}" in outcome.summary()
+
+
+def test_findings_are_computed_and_name_their_sources(alone):
+    outcome, _ = alone
+    rows = chest_xray.findings([outcome])
+    text = str(case.table(rows))
+    assert all(row.source.startswith("guide 6.4") for row in rows)
+    assert outcome.made
+    assert "phantoms" in text
+    ahead = sum(one.value > 0 for one in outcome.gains[:-1])
+    assert f"in {ahead} of {len(outcome.gains) - 1}" in rows[0].ours
+    assert "256" in text  # nodes of the printed launch line
+    assert "90" in text  # epochs of the printed line
+
+
+def test_published_radiographs_are_held_against_chexnet(alone):
+    outcome = replace(alone[0], made=False, gains=None, scratch=None)
+    row = chest_xray.findings([outcome])[0]
+    known = {one["finding"]: one["auroc"] for one in published.load("chexnet_auroc")}
+    ahead = sum(one.value > known[one.name] for one in outcome.areas[:-1])
+    assert f"above CheXNet in {ahead} of {len(outcome.areas) - 1}" in row.ours
+    assert "phantoms" not in row.why
+
+
+def test_chance_of_ten_of_fourteen_is_that_of_coins():
+    rng = np.random.default_rng(0)
+    thrown = (rng.random((200_000, 14)) < 0.5).sum(1)
+    assert by_chance(10) == pytest.approx((thrown >= 10).mean(), abs=0.003)
+    assert by_chance(0) == 1
+
+
+def test_published_chexnet_has_the_mean_that_its_authors_state():
+    rows = published.load("chexnet_auroc")
+    assert np.mean([row["auroc"] for row in rows]) == pytest.approx(0.841, abs=6e-4)
+    ahead, of = chest_xray.trained_again()
+    assert of == 14
+    assert 0 < ahead < 14
+
+
+def test_honest_ratio_is_by_nodes_and_work_per_image():
+    fair, left = chest_xray.honest_times("ResNet-50", 64)
+    assert fair == pytest.approx(64 * 2.834 / 4.089)
+    assert fair * left == pytest.approx(1688)
+    assert chest_xray.honest_times("VGG-16", 128)[0] == pytest.approx(128 * 2.834 / 15.47)
+
+
+def test_keras_takes_the_same_steps_as_the_loop(packed):
+    race = chest_xray.race(packed, batch=16, repeats=2)
+    assert race.apart < 1e-3
+    assert {"loop", *race.others} == set(WAYS)
+    assert race.steps == -(-len(chest_xray.read(packed).train) // 16)
+    assert all(len(each.seconds) == 2 for each in race.times.values())
+    with pytest.raises(ValueError, match="`ways` must be some of loop, fit"):
+        chest_xray.race(packed, ways=("fit",))

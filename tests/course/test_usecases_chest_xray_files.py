@@ -1,0 +1,182 @@
+"""Chest X-rays in files: packed by patient, read whole, refused with what was looked for."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from dlcourse.usecases import chest_xray
+from dlcourse.usecases.chest_xray import collection, pretraining
+from dlguide.checks import MissingComponentError
+from dlguide.data import formats, synthetic
+from dlguide.data.idx import DataError
+from dlguide.data.layouts import chestxray14
+from dlguide.data.synthetic import FINDINGS
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    return chest_xray.make(tmp_path_factory.mktemp("packed") / "made", 44, 32, 3)
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unpacked") / "ChestX-ray14"
+    return chestxray14.write(folder, synthetic.chest(44, 40, 3))
+
+
+@pytest.fixture
+def copied(packed, tmp_path):
+    return shutil.copytree(packed, tmp_path / "copy")
+
+
+def test_no_patient_is_both_trained_and_tested_on(packed):
+    found = chest_xray.read(packed)
+    assert not set(found.train.patients) & set(found.test.patients)
+    assert len(found.train) + len(found.test) == 44
+    assert (found.test.patients % 3 == 0).all()
+
+
+def test_packed_radiographs_are_those_that_were_made(packed):
+    made = list(synthetic.chest(44, 32, 3))
+    found = chest_xray.read(packed)
+    for part, split in ((found.train, "train"), (found.test, "test")):
+        mine = [one for one in made if (one.patient % 3 == 0) == (split == "test")]
+        assert (part.labels == np.stack([one.labels for one in mine])).all()
+        assert part.patients.tolist() == [one.patient for one in mine]
+        with formats.open(packed / split) as records:
+            assert [one.data for one in records] == [one.encoded() for one in mine]
+
+
+def test_published_layout_is_read_as_it_is_and_packed_to_the_same(unpacked, tmp_path):
+    plain = chest_xray.read(unpacked)
+    small = chest_xray.read(chest_xray.pack(unpacked, tmp_path / "small", size=32))
+    for one, other in ((plain.train, small.train), (plain.test, small.test)):
+        assert (one.labels == other.labels).all()
+        assert (one.patients == other.patients).all()
+    data, _ = small.train.source.read(np.arange(1))
+    pixels, _ = chestxray14.read_image(next((unpacked / "images").glob("*_000.png")), "L")
+    assert pixels.shape == (40, 40)
+    import tensorflow as tf
+
+    assert tf.io.decode_png(data[0]).shape == (32, 32, 1)
+
+
+def test_packing_as_it_is_keeps_every_byte(unpacked, tmp_path):
+    whole = chest_xray.pack(unpacked, tmp_path / "whole", size=None)
+    with formats.open(whole / "test") as records:
+        for sample in records:
+            assert sample.data == (unpacked / "images" / sample.key).read_bytes()
+
+
+def test_nothing_there_says_what_was_looked_for_and_found(tmp_path):
+    said = r"no chest X-rays at .*nowhere.*Data_Entry_2017.csv.*manifest.json.*found no folder"
+    with pytest.raises(MissingComponentError, match=said):
+        chest_xray.read(tmp_path / "nowhere")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cat.jpg").touch()
+    with pytest.raises(MissingComponentError, match=r"found cat\.jpg"):
+        chest_xray.read(tmp_path / "photos")
+
+
+def test_half_downloaded_images_are_counted(unpacked, tmp_path):
+    half = shutil.copytree(unpacked, tmp_path / "half")
+    for path in sorted((half / "images").iterdir())[:9]:
+        path.unlink()
+    with pytest.raises(DataError, match=r"radiographs of train_val_list.txt have no image"):
+        chest_xray.read(half)
+
+
+def test_half_copied_records_name_the_missing_file(copied):
+    shutil.rmtree(copied / "test")
+    with pytest.raises(MissingComponentError, match=r"not whole: looked for .*test/manifest.json"):
+        chest_xray.read(copied)
+
+
+def test_unknown_pathology_is_named_with_file_and_line(unpacked, tmp_path):
+    wrong = shutil.copytree(unpacked, tmp_path / "wrong")
+    table = wrong / chestxray14.TABLE
+    lines = table.read_text().splitlines()
+    cells = lines[6].split(",")
+    cells[1] = "Edema|Dragonpox"
+    lines[6] = ",".join(cells)
+    table.write_text("\n".join(lines) + "\n")
+    said = r"Data_Entry_2017.csv, line 7: 'Dragonpox' is none of the 14 findings"
+    for ask in (chest_xray.read, lambda folder: chest_xray.check(real=folder)):
+        with pytest.raises(DataError, match=said):
+            ask(wrong)
+
+
+def test_records_of_another_data_set_are_refused(tmp_path, copied):
+    shutil.rmtree(copied / "train")
+    archive = pretraining.make_archive(tmp_path / "archive", 5, 32, 0)
+    shutil.copytree(archive / "train", copied / "train")
+    with pytest.raises(DataError, match=r"must be 14 zeros and ones. This is another data set"):
+        chest_xray.read(copied)
+
+
+def test_list_of_patients_must_fit_the_records(copied):
+    path = copied / collection.PATIENTS
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(DataError, match=r"patients.txt: \d+ lines of train, but .*holds \d+"):
+        chest_xray.read(copied)
+    path.write_text("\n".join([lines[0], "train twelve", *lines[2:]]) + "\n")
+    with pytest.raises(DataError, match=r"patients.txt, line 2: must be like 'train 12'"):
+        chest_xray.read(copied)
+    test = next(line for line in lines if line.startswith("test"))
+    path.write_text("\n".join([test.replace("test", "train"), *lines[1:]]) + "\n")
+    with pytest.raises(DataError, match=r"patient \d+ stands in both splits"):
+        chest_xray.read(copied)
+
+
+def test_made_radiographs_appear_whole_or_not_at_all(tmp_path):
+    with pytest.raises(ValueError, match="`count` must be enough for patients to train and"):
+        chest_xray.make(tmp_path / "one", 1, 32, 0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_phantoms_made_otherwise_are_not_taken_for_those_asked_for(packed, unpacked):
+    assert chest_xray.read(packed).made
+    assert not chest_xray.read(unpacked).made
+    collection.require_made(packed, collection.told(44, 32, 3))
+    said = r"`count` must be 44, with which the phantoms at .* were made, got 300"
+    with pytest.raises(ValueError, match=said):
+        collection.require_made(packed, collection.told(300, 32, 3))
+    with pytest.raises(ValueError, match="`rates` must be 'even'"):
+        collection.require_made(packed, collection.told(44, 32, 3, "published"))
+
+
+def test_published_rates_are_rarer_than_even_ones(tmp_path):
+    often = {
+        rates: chest_xray.read(chest_xray.make(tmp_path / rates, 110, 32, 0, rates)).train.labels
+        for rates in ("even", "published")
+    }
+    hernia = FINDINGS.index("Hernia")
+    assert often["published"][:, hernia].mean() < often["even"][:, hernia].mean() / 2
+
+
+def test_archive_must_be_there_and_be_one(tmp_path, packed):
+    said = r"no archive to pre-train with at .*nowhere: looked for .*train/manifest.json"
+    with pytest.raises(MissingComponentError, match=said):
+        chest_xray.check(archive=str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"must have 5 labels a radiograph .* has 14"):
+        chest_xray.check(archive=packed)
+    (tmp_path / "old").mkdir()
+    with pytest.raises(MissingComponentError, match="nobody knows how the phantoms"):
+        collection.require_made(tmp_path / "old", collection.told(44, 32, 3))
+
+
+def test_archive_has_coarse_labels_of_other_patients(tmp_path):
+    folder = pretraining.make_archive(tmp_path / "archive", 20, 32, 0)
+    with formats.open(folder / "train") as records:
+        labels = np.array([one.labels for one in records])
+        first = records[0].data
+    assert labels.shape == (20, len(pretraining.COARSE))
+    assert first != synthetic.chest(1, 32, 0)[0].encoded()
+    gathered = [name for names in pretraining.PLACES.values() for name in names]
+    assert sorted(gathered) == sorted(FINDINGS)
+    made = list(synthetic.chest(20, 32, pretraining._OTHER_PATIENTS))
+    for row, one in zip(labels, made, strict=True):
+        assert row[-1] == (one.view == "AP")
+        assert row[:-1].any() == bool(one.findings)

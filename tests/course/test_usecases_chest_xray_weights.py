@@ -1,0 +1,144 @@
+"""Weights of another training: chosen as the guide says, brought along whole or refused."""
+
+import numpy as np
+import pytest
+
+from dlcourse.usecases import chest_xray
+from dlcourse.usecases.chest_xray import net as nets
+from dlcourse.usecases.chest_xray import pretraining, weights
+from dlguide.checks import MissingComponentError
+from dlguide.training import checkpoint, optimizers, schedules
+from dlguide.training.checkpoint import CheckpointError
+
+STEPS = 10
+
+
+def saved(folder, epochs=8, recipe=None, told=True, model=None, keep=None):
+    """Checkpoints of a pre-training in which nothing was trained."""
+    recipe = pretraining.stairs(0.03, epochs) if recipe is None else recipe
+    model = nets.build(outputs=5, seed=1) if model is None else model
+    rule = optimizers.momentum_sgd(0.1)
+    rule.build(model.trainable_variables)
+    for epoch in range(1, epochs + 1):
+        about = {"schedule": recipe.config(), "global_batch": 64}
+        if told:
+            about["rate"] = float(recipe.at(STEPS).rate(STEPS * epoch - 1))
+        checkpoint.save(
+            folder, model, rule, STEPS * epoch, epoch, about, keep=epochs if keep is None else keep
+        )
+    return model
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_chosen_is_the_latest_that_could_still_move(tmp_path, told):
+    saved(tmp_path, told=told)
+    # the stairs hold three quarters of 8 epochs
+    assert chest_xray.choose(tmp_path).name == f"checkpoint-{6 * STEPS:09d}.dlguide"
+    assert chest_xray.choose(tmp_path, "last").name == f"checkpoint-{8 * STEPS:09d}.dlguide"
+    assert chest_xray.choose(tmp_path, "early").name == f"checkpoint-{STEPS:09d}.dlguide"
+
+
+def test_linear_decay_is_left_at_half_its_height(tmp_path):
+    saved(tmp_path, 10, schedules.linear(0.4, 10))
+    assert chest_xray.choose(tmp_path).name == f"checkpoint-{5 * STEPS:09d}.dlguide"
+
+
+def test_last_two_of_a_training_are_not_taken_for_a_choice(tmp_path):
+    saved(tmp_path, keep=2, told=False)
+    with pytest.raises(CheckpointError, match=r"None of the 2 checkpoints .* at least 0\.5 of the"):
+        chest_xray.choose(tmp_path)
+
+
+def test_folder_without_checkpoints_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=f"no checkpoint of a pre-training in {tmp_path}"):
+        chest_xray.choose(tmp_path)
+
+
+def test_rate_is_that_of_the_last_step_before_the_checkpoint(tmp_path):
+    saved(tmp_path, told=False)
+    found, _ = checkpoint.read(chest_xray.choose(tmp_path))
+    recipe = pretraining.stairs(0.03, 8)
+    assert weights.rate_of(found) == pytest.approx(float(recipe.at(STEPS).rate(6 * STEPS - 1)))
+    assert weights.rate_of(found) == pytest.approx(0.03)
+
+
+def test_all_layers_but_the_last_come_along(tmp_path):
+    old = saved(tmp_path)
+    new = nets.build(seed=2)
+    head = [np.asarray(each).copy() for each in new.get_layer("logits").weights]
+    origin = chest_xray.transfer(new, tmp_path)
+    assert (origin.epoch, origin.rate, origin.global_batch) == (6, pytest.approx(0.03), 64)
+    for name in ("conv1", "conv2", "conv3", "hidden"):
+        for one, other in zip(
+            new.get_layer(name).weights, old.get_layer(name).weights, strict=True
+        ):
+            assert (np.asarray(one) == np.asarray(other)).all()
+    for one, was in zip(new.get_layer("logits").weights, head, strict=True):
+        assert (np.asarray(one) == was).all()
+
+
+def test_keras_file_of_any_number_of_classes_is_read(tmp_path):
+    old = nets.build(outputs=1000, seed=3)
+    old.save_weights(tmp_path / "pictures.weights.h5")
+    new = nets.build(seed=4)
+    origin = chest_xray.transfer(new, tmp_path / "pictures.weights.h5")
+    assert origin.rate is None
+    assert (np.asarray(new.get_layer("hidden").kernel) == np.asarray(old.get_layer("hidden").kernel)
+            ).all()  # fmt: skip
+    assert new.get_layer("logits").kernel.shape == (96, 14)
+
+
+def test_weights_of_another_net_say_what_was_looked_for_and_found(tmp_path):
+    saved(tmp_path / "small", model=nets.build(image=48, outputs=5))
+    new = nets.build(seed=2)
+    before = [np.asarray(each).copy() for each in new.weights]
+    said = r"another net than chest_cnn .*looked for hidden/kernel of shape \(768, 96\), found one"
+    with pytest.raises(CheckpointError, match=said):
+        chest_xray.transfer(new, tmp_path / "small")
+    nets.build(image=48).save_weights(tmp_path / "other.weights.h5")
+    with pytest.raises(CheckpointError, match=r"looked for 1 more arrays of shape \(768, 96\)"):
+        chest_xray.transfer(new, tmp_path / "other.weights.h5")
+    assert all((np.asarray(a) == b).all() for a, b in zip(new.weights, before, strict=True))
+
+
+def test_net_of_other_layers_is_refused_by_name(tmp_path):
+    import keras
+
+    other = keras.Sequential([keras.Input((32, 32, 1)), keras.layers.Flatten(),
+                              keras.layers.Dense(5, name="classes")], name="flat")  # fmt: skip
+    saved(tmp_path, model=other)
+    said = r"looked for conv1/kernel of shape \(3, 3, 1, 16\), found nothing of that name"
+    with pytest.raises(CheckpointError, match=said):
+        chest_xray.transfer(nets.build(), tmp_path)
+
+
+def test_cut_file_is_refused(tmp_path):
+    path = tmp_path / "cut.weights.h5"
+    nets.build().save_weights(path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"cannot be read as HDF5.*cut short"):
+        chest_xray.transfer(nets.build(), path)
+
+
+def test_missing_file_says_what_could_be_there(tmp_path):
+    said = r"no weights at .*none.weights.h5.*\.dlguide or \.weights\.h5 of chest_cnn"
+    with pytest.raises(MissingComponentError, match=said):
+        chest_xray.transfer(nets.build(), tmp_path / "none.weights.h5")
+    with pytest.raises(MissingComponentError, match=said):
+        chest_xray.check(weights=tmp_path / "none.weights.h5")
+
+
+@pytest.mark.parametrize("net", nets.LARGE)
+def test_large_nets_give_14_logits_and_take_weights_of_their_kind(net, tmp_path):
+    model = chest_xray.build(net, 32, seed=5)
+    assert model.output_shape == (None, 14)
+    assert model.input_shape == (None, 32, 32, 3)
+    pictures = chest_xray.build(net, 32, outputs=10, seed=6)
+    pictures.save_weights(tmp_path / "pictures.weights.h5")
+    chest_xray.transfer(model, tmp_path / "pictures.weights.h5")
+    kernels = [
+        next(v for v in each.weights if v.path.endswith("kernel")) for each in (model, pictures)
+    ]
+    assert (np.asarray(kernels[0]) == np.asarray(kernels[1])).all()
+    with pytest.raises(CheckpointError, match="another net than chest_cnn"):
+        chest_xray.transfer(nets.build(), tmp_path / "pictures.weights.h5")

@@ -1,0 +1,311 @@
+"""The road of ResNet-50: the guide's numbers, ImageNet found or refused, the pictures' way.
+
+dlcourse.usecases.imagenet.road, dlcourse.usecases.imagenet.data, dlguide.plots.road,
+dlcourse.usecases.imagenet.comparing, dlcourse.usecases.imagenet.writing,
+dlcourse.usecases.imagenet.outcome, dlcourse.usecases.imagenet.stepping. The training itself:
+test_usecases_imagenet_train.py.
+"""
+
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dlcourse.usecases import case, imagenet
+from dlcourse.usecases.imagenet import GUIDE, SMALL
+from dlguide import checks, plots
+from dlguide.data import input_pipeline, synthetic
+from dlguide.data.datasets import DataError
+from dlguide.data.layouts import imagenet as layout
+from dlguide.data.layouts import imagenet_shards
+from dlguide.training.schedules import recipe_from
+
+
+def test_iterations_are_the_guides():
+    # by construction: the number of pictures was made from the 8040 of them
+    assert GUIDE.iterations() == imagenet.PUBLISHED == imagenet.Iterations(446, 7594, 7638, 402)
+    assert GUIDE.global_batch == 14336 == 896 * 16
+    assert GUIDE.workers == 896
+    assert abs(GUIDE.samples / 1_281_167 - 1) < 0.001
+    assert GUIDE.paid == 94.5
+
+
+def test_rates_and_decay_are_those_of_the_published_solvers():
+    """base_lr 4.8 and 0.254, power 1 and 2, weight_decay 5e-5 and 1e-4, warmup_start_lr 0.1."""
+    steps = 90  # of an epoch: ours has whole ones
+    line, end = GUIDE.part_1().rates.at(steps), GUIDE.part_2()
+    rates, decays = end.rates.at(steps), end.weight_decay.at(steps)
+    left = round(85.5 * steps)
+    assert line.rate(0) == pytest.approx(0.1)
+    assert line.rate(5 * steps) == pytest.approx(4.8)
+    assert round(line.rate(left), 3) == 0.254
+    for part in (0.0, 0.25, 0.5, 0.9):
+        step = left + round(part * 4.5 * steps)
+        done = (step - left) / (rates.steps - left)
+        assert rates.rate(step) == pytest.approx(line.rate(left) * (1 - done) ** 2)
+    assert decays.rate(left - 1) == 5e-5
+    assert decays.rate(left) == 1e-4
+    assert GUIDE.part_1().weight_decay.at(steps).rate(left) == 5e-5
+    assert not end.augments(85.5)
+    assert end.augments(85.4)
+    assert (end.rates.epochs, GUIDE.part_1().rates.epochs) == (90, 90)
+
+
+def test_small_road_has_the_guides_phases():
+    for road in (GUIDE, SMALL):
+        assert road.collapse_at + road.collapse == pytest.approx(road.epochs)  # endings alike long
+    assert (SMALL.batch, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
+    assert (SMALL.area, SMALL.ratio, SMALL.power) == (0.08, 0.75, 2.0)
+    assert SMALL.trunk == 10  # of 12
+
+
+def test_common_beginning_has_the_rates_of_both_endings():
+    trunk, line, end = SMALL.part_1(SMALL.trunk), SMALL.part_1(), SMALL.part_2()
+    first = trunk.rates.at(30).rates()
+    assert len(first) == 10 * 30
+    for whole in (line, end):
+        assert np.array_equal(whole.rates.at(30).rates()[: len(first)], first)
+    assert recipe_from(trunk.rates.config()) == trunk.rates
+
+
+def test_rates_follow_the_global_batch():
+    four, alone = SMALL.on(4), SMALL.on(1)
+    assert (four.global_batch, four.rate, four.nodes) == (64, 2 * SMALL.rate, 2)
+    assert (alone.global_batch, alone.rate, alone.nodes) == (16, SMALL.rate / 2, 1)
+    assert SMALL.on(3).workers == 3
+    assert (SMALL.each(4).global_batch, SMALL.each(4).rate) == (8, SMALL.rate / 4)
+    assert GUIDE.on(896) == GUIDE
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"collapse_at": 18}, "`collapse_at` must lie between the 1 epochs of warmup and the end"),
+        ({"collapse_at": 1}, "`collapse_at` must lie between"),
+        ({"batch": 0}, "`batch` must be a whole number"),
+        ({"rate": 0}, "`rate` must be"),
+    ],
+)
+def test_roads_that_lead_nowhere_are_refused(change, text):
+    with pytest.raises(ValueError, match=text):
+        replace(SMALL, **change)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"workers": 0}, "`workers` must be a whole number"),
+        ({"epochs": 1}, "`epochs` must be a number of at least 2, whole, got 1"),
+        ({"epochs": 2.5}, "`epochs` must be a number of at least 2, whole"),
+        ({"samples": 40}, "`samples` must be a whole number of at least 64, got 40"),
+        (
+            {"epochs": 2, "samples": 64},
+            "`epochs` must have a step for the 0.166667 epochs of warmup",
+        ),
+        ({"net": "resnet9"}, "`net` must be one of .*resnet8"),
+        ({"net": "mlp"}, "`net` must be one of"),
+        ({"subset": True}, "`subset` must be False without `real`"),
+        ({"batch": -1}, "`batch` must be a whole number"),
+    ],
+)
+def test_settings_are_refused_before_any_rank_starts(asked, text):
+    with pytest.raises(ValueError, match=text):
+        imagenet.check(**asked)
+
+
+def test_check_loads_no_tensorflow(tmp_path):
+    code = (
+        "import sys; from dlcourse.usecases import imagenet; imagenet.check()\n"
+        "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def pictures(count, seed=0):
+    return synthetic.images(classes=3, size=24, count=count, seed=seed, vary=True)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return layout.write(tmp_path / "folders", pictures(12), pictures(6, 1))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return imagenet_shards.write(tmp_path / "shards", pictures(12), pictures(6, 1), (3, 2))
+
+
+def test_nothing_where_imagenet_was_looked_for_is_named(tmp_path):
+    for path, what in ((tmp_path / "none", "is not there"), (tmp_path / "file", "is a file")):
+        if what == "is a file":
+            path.write_text("")
+        with pytest.raises(checks.MissingComponentError, match=f"`real` {what}: {path}") as error:
+            imagenet.find(path)
+        assert "train/n01440764" in str(error.value)
+        assert "train-00000-of-01024" in str(error.value)
+
+
+def test_another_data_set_is_named_with_what_was_found(tmp_path):
+    (tmp_path / "label_02").mkdir()
+    (tmp_path / "image_02").mkdir()
+    with pytest.raises(checks.MissingComponentError, match="found image_02, label_02"):
+        imagenet.check(real=tmp_path)
+    (tmp_path / "ILSVRC2012_img_train.tar").write_text("")
+    with pytest.raises(checks.MissingComponentError, match=r"Unpack .*train\.tar first"):
+        imagenet.check(real=tmp_path)
+
+
+def test_half_downloaded_folders_say_what_was_looked_for_found_and_where(folders):
+    with pytest.raises(DataError) as error:
+        imagenet.check(real=folders)
+    text = str(error.value)
+    for words in (f"{folders / 'train'}: ", "looked for 1000 classes, found 3", "subset=True"):
+        assert words in text
+    found = imagenet.find(folders, subset=True)
+    assert (len(found.train), len(found.test), found.classes) == (12, 6, 3)
+    (folders / "val").rename(folders / "gone")
+    with pytest.raises(checks.MissingComponentError, match="no folder 'val' of ImageNet at"):
+        imagenet.find(folders, subset=True)
+
+
+def test_pictures_missing_from_a_class_are_counted(folders, monkeypatch):
+    monkeypatch.setattr(imagenet_shards, "CLASSES", 3)
+    monkeypatch.setattr(imagenet_shards, "PUBLISHED_PICTURES", {"train": 12, "validation": 6})
+    imagenet.check(real=folders)
+    next((folders / "train").rglob("*.JPEG")).unlink()
+    with pytest.raises(DataError, match=r"looked for 12 pictures of train, found 11 \(91.7 %\)"):
+        imagenet.check(real=folders)
+
+
+def test_half_downloaded_shards_say_what_was_looked_for_found_and_where(shards):
+    with pytest.raises(DataError) as error:
+        imagenet.check(real=shards)
+    text = str(error.value)
+    assert f"{shards}: looked for 1281167 pictures of train, found 12" in text
+    assert len(imagenet.find(shards, subset=True).train) == 12
+    (shards / "train-00001-of-00003").unlink()
+    with pytest.raises((DataError, checks.MissingComponentError), match="train-00001-of-00003"):
+        imagenet.find(shards, subset=True)
+
+
+@pytest.mark.parametrize("form", ["folders", "shards"])
+def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(form, request):
+    found = imagenet.find(request.getfixturevalue(form), subset=True)
+    road = replace(imagenet.SMALL.each(4), classes=found.classes, samples=12, test_samples=6)
+    train, test = imagenet.pipelines(road, found)
+    images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))
+    assert images.shape == (4, 20, 20, 3)
+    assert set(labels) <= {0, 1, 2}
+    # (pixel - mean) * 0.0078125 of pixels from 0 to 255
+    assert images.min() >= -123 / 128 - 1e-6
+    assert images.max() <= (255 - 104) / 128 + 1e-6
+    assert images.max() > 0.3
+    assert not any(one.draws for one in test.augment)
+    assert test.augment[0] == input_pipeline.CentreCrop(20, 20, 23)
+
+
+def test_augmentation_is_what_the_guide_lists():
+    crop, flip, normalise = imagenet.augmentation(GUIDE)
+    assert (crop.rows, crop.columns, crop.area) == (224, 224, (0.08, 1.0))
+    assert crop.ratio == pytest.approx((0.75, 4 / 3))
+    assert flip.probability == 0.5
+    pixel = np.array([[[[123, 117, 104], [251, 245, 232]]]], np.uint8)
+    done = np.asarray(normalise.apply(pixel, None))
+    np.testing.assert_allclose(done, [[[[0, 0, 0], [1, 1, 1]]]], atol=1e-6)
+
+
+def test_made_up_pictures_of_training_and_test_differ_and_follow_the_seed():
+    road = replace(SMALL, samples=64, test_samples=64)
+    one, again, other = (imagenet.pictures(road, seed) for seed in (0, 0, 1))
+    assert np.array_equal(one.train_images, again.train_images)
+    assert not np.array_equal(one.train_images, one.test_images)
+    assert not np.array_equal(one.test_images, other.train_images)
+    assert set(one.train_labels) == set(range(40))
+
+
+def outcome(rank=0):
+    curve = imagenet.Curve(0, (3.0,) * 10, (0.5,) * 10, tuple(np.arange(10) / 20), 0.01, 800.0, 9.0)
+    last = imagenet.Curve(10, (1.1, 1.0), (0.7, 0.8), (0.8, 0.83), 0.01, 800.0, 1.0)
+    ends = [imagenet.Ending(name, last, top, 0.95, "a") for name, top in
+            (("line", 0.80), ("collapsed", 0.83))]  # fmt: skip
+    return imagenet.Outcome(
+        rank, 2, 1, "cpu", "The CPU, as asked for.", "pictures", 0, False, SMALL, curve, *ends
+    )
+
+
+def test_outcome_travels_and_says_its_gain():
+    one = pickle.loads(pickle.dumps(outcome()))
+    assert one == outcome()
+    assert one.gain == pytest.approx(3.0)
+    assert "+3.0 points" in one.summary()
+    assert "80.0 %" in one.summary()
+    assert one.trunk.epochs == tuple(range(1, 11))
+
+
+def test_results_are_written_with_their_picture(tmp_path):
+    numbers, picture = imagenet.write([outcome(0), outcome(1)], tmp_path / "new")
+    found = json.loads(numbers.read_text())
+    assert [each["rank"] for each in found] == [0, 1]
+    assert found[0]["road"]["collapse_at"] == 10.2
+    assert found[0]["gain"] == pytest.approx(3.0)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert picture.name == "road.png"
+
+
+def test_findings_compute_their_numbers():
+    told = {each.what: each for each in imagenet.findings([outcome()])}
+    assert "75.6 -> 76.1 % (+0.5 points)" in told["collapsed decay"].guide
+    assert "80.0 -> 83.0 % (+3.0 points)" in told["collapsed decay"].ours
+    assert told["global batch"].ours.startswith("32 = 1 x 2 x 16")
+    assert "94.5" in told["epochs paid"].guide
+    assert told["epochs paid"].ours.startswith("13.8, part 2 from 10.2 (step 306 of 360)")
+    assert "80 pictures/s" in told["time to train"].why  # 1.28 million x 90 / 400 h
+    assert "33 kB" in told["input of a node"].guide
+    assert "7.7 MB/s" in told["input of a node"].why  # trap: 110 kB, not 33
+    assert "32000 files" in told["input of a node"].why
+    timed = SimpleNamespace(
+        ranks=2, speedup=1.6, efficiency=0.8, predicted_speedup=1.7, nbytes=3e5, exchange_share=0.1
+    )
+    more = imagenet.findings([outcome()], timed)[-1]
+    assert "1.60 times (80%), predicted 1.70" in more.ours
+    assert "89%" in more.guide  # 400 / 448
+    case.table(imagenet.findings([outcome()], timed))
+    with pytest.raises(ValueError, match="`outcomes` must hold one for each rank"):
+        imagenet.findings([])
+
+
+def test_steps_can_be_sent_to_ranks_and_have_the_guides_size():
+    small, real = (pickle.loads(pickle.dumps(imagenet.step(real=each))) for each in (None, "/data"))
+    assert (small.batch, real.batch, imagenet.step(5).batch) == (16, 16, 5)
+    images, labels = real.samples(3, 1)
+    assert (images.shape, labels.dtype, labels.max() < 1000) == ((3, 224, 224, 3), np.int32, True)
+    assert "resnet50" in real.name
+    assert small.samples(3, 1)[0].shape == (3, 20, 20, 3)
+    with pytest.raises(ValueError, match="`batch` must be"):
+        imagenet.step(0)
+
+
+def test_picture_of_the_road_has_both_endings_and_words():
+    drawn = imagenet.picture(outcome())
+    axes = drawn.axes
+    assert len(axes) == 6
+    rate = axes[0].lines[0].get_ydata()
+    assert max(rate) == pytest.approx(SMALL.rate)
+    assert axes[2].lines[1].get_ydata()[-1] == pytest.approx(2.0)  # twice the decay, in 1e-4
+    assert axes[2].lines[0].get_ydata()[-1] == pytest.approx(1.0)
+    shown = axes[4].lines[1].get_ydata()
+    assert shown[-1] == pytest.approx(83)
+    assert axes[1].get_xlim()[0] > SMALL.epochs / 2
+    with pytest.raises(ValueError, match="`decays` must have the names line"):
+        plots.road({"line": [1.0]}, {"other": [1.0]}, {"line": ([1], [1.0])}, 1, 0.5)
+
+
+def test_picture_of_the_road_is_drawn_without_any_accuracy(tmp_path):
+    path = tmp_path / "road.png"
+    plots.road({"one": [1.0, 0.5]}, {"one": [1e-4] * 2}, {"one": ([], [])}, 1, 1.0, path)
+    assert path.read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,210 @@
+"""The road is gone alike by any ranks, goes on bitwise, and fails on all ranks with one text.
+
+dlcourse.usecases.imagenet.training, dlcourse.usecases.imagenet.planning,
+dlcourse.usecases.imagenet.way.
+"""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from on_ranks import on_ranks
+
+from dlcourse.usecases import imagenet
+from dlguide.data import synthetic
+from dlguide.data.layouts import imagenet as layout
+
+pytestmark = pytest.mark.ranks
+
+
+def smallest(workers):
+    """Settings of a road of six steps an epoch."""
+    return {"workers": workers, "batch": 3, "epochs": 2, "samples": 18 * workers,
+            "dtype": "float64"}  # fmt: skip
+
+
+def road(settings, saves_in=None):
+    """Go the road on a rank; JSON of what must not depend on the ranks, and weights."""
+    import os
+    from dataclasses import asdict
+
+    import keras
+
+    from dlcourse.usecases import imagenet
+    from dlguide.training import checkpoint
+
+    keras.config.set_image_data_format("channels_last")
+    kept = {"trunk": [], "line": [], "collapsed": []}
+    one = imagenet.train(**settings, checkpoint=saves_in)
+    ranks = int(os.environ.get("PMI_SIZE", 1))
+    weights = {}
+    if one.rank == 0 and saves_in is not None:
+        for name in kept:
+            _, arrays = checkpoint.read(checkpoint.latest(os.path.join(saves_in, name)))
+            weights[name] = [array.ravel().tolist() for array in arrays]
+    told = asdict(one)
+    return {
+        "ranks": ranks, "outcome": told, "weights": weights,
+        "digests": [one.line.weights_digest, one.collapsed.weights_digest],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[3, 4])
+def workers(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def alone(workers, tmp_path_factory):
+    """What one rank makes of the road when it plays all workers."""
+    folder = tmp_path_factory.mktemp("alone")
+    return on_ranks(1, road, folder, 200, settings=smallest(workers), saves_in=str(folder))[0]
+
+
+@pytest.mark.parametrize(
+    ("workers", "ranks"),
+    [
+        (3, 3),
+        pytest.param(4, 2, marks=pytest.mark.long),
+        pytest.param(4, 4, marks=pytest.mark.long),
+    ],
+    indirect=["workers"],
+)
+def test_any_ranks_go_the_road_of_one_process(workers, ranks, alone, tmp_path):
+    found = on_ranks(ranks, road, tmp_path, 200, settings=smallest(workers), saves_in=str(tmp_path))
+    assert len({tuple(each["digests"]) for each in found}) == 1
+    for name, arrays in found[0]["weights"].items():
+        for one, other in zip(arrays, alone["weights"][name], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-9)
+    for name in ("line", "collapsed"):
+        one, other = (each["outcome"][name] for each in (found[0], alone))
+        assert (one["top1"], one["top5"]) == (other["top1"], other["top5"])
+        np.testing.assert_allclose(one["curve"]["loss"], other["curve"]["loss"], rtol=1e-7)
+    assert found[0]["outcome"]["trunk"]["first_epoch"] == 0
+
+
+@pytest.mark.parametrize("workers", [3], indirect=True)
+def test_endings_begin_alike_and_end_apart(workers, alone):
+    line, end = alone["outcome"]["line"], alone["outcome"]["collapsed"]
+    assert line["curve"]["first_epoch"] == end["curve"]["first_epoch"] == 1
+    assert line["weights_digest"] != end["weights_digest"]
+    assert line["top5"] >= line["top1"]
+
+
+def fits(monkeypatch, dies_in=None):
+    """Let the road be gone with a `fit` that dies after it has trained a part."""
+    from dlcourse.usecases.imagenet import way
+
+    trained, real_fit = [], way.fit
+
+    def fit(*arguments, **options):
+        run = real_fit(*arguments, **options)
+        name = options["checkpoint"].name
+        trained.append((name, len(run.loss)))
+        if name == dies_in:
+            raise KeyboardInterrupt
+        return run
+
+    monkeypatch.setattr(way, "fit", fit)
+    return trained
+
+
+QUICK = {"epochs": 3, "samples": 64, "parallel": False, "workers": 1, "batch": 8}
+go = partial(imagenet.train, **QUICK, report=lambda **numbers: None)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The road gone in one call, and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    return go(checkpoint=folder), folder
+
+
+def test_interrupted_road_goes_on_and_ends_bitwise_the_same(whole, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        trained = fits(patch, dies_in="line")
+        with pytest.raises(KeyboardInterrupt):
+            go(checkpoint=tmp_path)
+    assert trained == [("trunk", 2), ("line", 1)]
+    capsys.readouterr()
+    trained = fits(monkeypatch)
+    again = go(checkpoint=tmp_path)
+    assert trained == [("trunk", 0), ("line", 0), ("collapsed", 1)]
+    assert "is a finished training" in capsys.readouterr().out
+    for name in ("line", "collapsed"):
+        one, other = getattr(whole[0], name), getattr(again, name)
+        assert one.weights_digest == other.weights_digest
+        assert (one.top1, one.top5) == (other.top1, other.top5)
+
+
+def test_finished_road_is_announced_and_told_again(whole, monkeypatch, capsys):
+    trained = fits(monkeypatch)
+    again = go(checkpoint=whole[1])
+    assert trained == [("line", 0), ("collapsed", 0)]
+    assert capsys.readouterr().out.count("is a finished training") == 2
+    assert again == whole[0]  # the curves as well, which the call before saw
+
+
+def test_checkpoint_of_another_road_is_refused(whole):
+    with pytest.raises(RuntimeError, match="belongs to another training: its data is"):
+        go(checkpoint=whole[1], seed=1)
+    with pytest.raises(RuntimeError, match="belongs to another training: its net is"):
+        go(checkpoint=whole[1], net="resnet20")
+
+
+def test_line_is_the_training_that_never_stopped(whole):
+    """Part 1 in two calls from a checkpoint is part 1 in one, bit by bit."""
+    from dlcourse.usecases.imagenet import planning
+    from dlguide.training import fit, optimizers
+
+    asked = planning.planned(None, False, 1, 3, 64, None, 8, 1)[0]
+    train, test = imagenet.pipelines(asked, imagenet.pictures(asked, 0))
+    run = fit(
+        partial(imagenet.build_net, asked, 0), train, 3, 8, optimizers.momentum_sgd,
+        schedule=asked.part_1(), test=test.replace(samples=asked.tested), parallel=False,
+    )  # fmt: skip
+    one = whole[0]
+    assert run.weights_digest == one.line.weights_digest
+    assert run.test_accuracy == (*one.trunk.test_accuracy, *one.line.curve.test_accuracy)
+
+
+def refused(several):
+    """Give the errors of this rank."""
+    from dlcourse.usecases import imagenet
+
+    found = []
+    for settings in several:
+        try:
+            imagenet.train(**settings)
+        except Exception as error:
+            found.append([type(error).__name__, str(error)])
+    return found
+
+
+def test_bad_data_is_refused_with_the_same_words_on_all_ranks(tmp_path):
+    pictures = synthetic.images(classes=3, size=24, count=6, seed=0)
+    layout.write(tmp_path / "part", pictures, pictures)
+    cases = (
+        ({"real": str(tmp_path / "part")}, "DataError", "looked for 1000 classes, found 3"),
+        ({"real": str(tmp_path / "none")}, "MissingComponentError", "`real` is not there"),
+        ({"workers": 3}, "ValueError", "`workers` must be a multiple of the 2 ranks that play"),
+    )
+    one, other = on_ranks(2, refused, tmp_path, 240, several=[settings for settings, *_ in cases])
+    assert one == other
+    for (_, kind, words), (came, text) in zip(cases, one, strict=True):
+        assert came == kind
+        assert words in text
+
+
+def test_real_pictures_train_from_folders(tmp_path):
+    pictures = synthetic.images(classes=3, size=64, count=12, seed=0, vary=True)
+    layout.write(tmp_path / "part", pictures, pictures)
+    one = imagenet.train(
+        real=tmp_path / "part", subset=True, workers=1, batch=2, epochs=2, parallel=False,
+        net="resnet8",
+    )  # fmt: skip
+    assert one.real
+    assert (one.road.image, one.road.classes, one.road.samples) == (224, 3, 12)
+    assert "class folders" in one.data
+    json.dumps(one.as_dict())

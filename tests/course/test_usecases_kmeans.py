@@ -1,0 +1,451 @@
+"""K-means on 1 to 4 ranks is scikit-learn's k-means, and wrong input is told to all ranks alike."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from lanes import RANKS, long
+from on_ranks import on_ranks
+from sklearn.cluster import KMeans
+
+from dlcourse.usecases import kmeans, photographs
+from dlcourse.usecases.kmeans import assigning, daal, fitting, quantising, seeding, working
+
+pytestmark = pytest.mark.ranks
+
+CLUSTERS, STEPS = 16, 12
+OFFSETS = [[away] * 4 for away in (1e4, 1e7, 1e8, 1e9)] + [[0.0, -1e9, 1e9, 5.0]]
+
+
+def data():
+    """Pixels of a photograph and centres off the grid of levels, so that no distance ties."""
+    pixels = photographs.china().reshape(-1, 3)[::3]
+    random = np.random.default_rng(5)
+    first = np.unique(pixels[random.integers(0, len(pixels), 400)], axis=0).astype(float)
+    first = random.permutation(first)[:CLUSTERS] + random.uniform(-0.4, 0.4, (CLUSTERS, 3))
+    return pixels, first
+
+
+def trained(where, steps, clusters):
+    """On a rank: fits of the photograph, of points that leave clusters empty, and a picture."""
+    import os
+
+    import daal4py
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse.usecases import kmeans
+    from dlcourse.usecases.kmeans import daal
+
+    rank = MPI.COMM_WORLD.rank
+    given = np.load(os.path.join(where, "data.npz"))
+    daal4py.daalinit(2)
+    out = {"clusters": []}
+    for name in ("photograph", "empty"):
+        points = kmeans.share(given[name])
+        found = kmeans.fit(points, len(given[f"{name} first"]), steps, given[f"{name} first"])
+        out[name] = [found.centres.tolist(), found.inertia, found.counts, found.points, found.own]
+        out[f"{name} first"] = points[:1].tolist()
+        out[f"{name} objective"] = [found.objective, found.iterations]
+    for seed in (1, 1, 2):
+        chosen = kmeans.fit(kmeans.share(given["photograph"]), clusters, 1, seed=seed, threads=1)
+        out["clusters"].append(chosen.initial.tolist())
+        out["threads"] = [chosen.threads, daal4py.num_threads()]
+    with daal.threads(1) as inside:
+        out["threads"].append(inside)
+    out["far"] = []
+    for away in given["offsets"]:
+        points, first = given["empty"] + away, given["empty"][:5] + away
+        own = kmeans.share(points)
+        found = kmeans.fit(own, 5, steps, first)
+        chosen = kmeans.fit(own, 5, steps).initial
+        labels = MPI.COMM_WORLD.allgather(kmeans.assign(own, found.centres).tolist())
+        out["far"].append([found.centres.tolist(), found.inertia, found.counts])
+        out["far"][-1] += [chosen.tolist(), [one for part in labels for one in part]]
+    again = kmeans.fit(kmeans.share(given["empty"]), 3, 500)
+    out["settled"] = [again.iterations, again.inertia, again.objective]
+    file = os.path.join(where, "out.png") if rank == 0 else os.path.join(where, "never.png")
+    drawn = kmeans.quantise(given["picture"], 8, file)
+    out["picture"] = [drawn.palette.tolist(), drawn.shares, drawn.error, drawn.file, drawn.nbytes]
+    out["has picture"] = drawn.picture is not None
+    same = kmeans.quantise(given["eight"], 8)
+    out["same"] = [None if same.picture is None else same.picture.tolist(), same.error]
+    return out
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def on_all(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kmeans")
+    pixels, first = data()
+    random = np.random.default_rng(6)
+    points = random.normal(size=(101, 4))
+    far = np.concatenate([points[:5], 100.0 + random.normal(size=(3, 4))])
+    picture = photographs.china()[:61, :47]
+    given = {"photograph": pixels, "photograph first": first, "empty": points, "empty first": far}
+    given["offsets"] = np.array(OFFSETS)
+    eight = random.permutation(np.repeat(np.indices((2, 2, 2)).reshape(3, 8).T, 50, axis=0))
+    given["eight"] = (255 * eight).astype(np.uint8).reshape(20, 20, 3)
+    np.savez(folder / "data.npz", picture=picture, **given)
+    arguments = {"where": str(folder), "steps": STEPS, "clusters": CLUSTERS}
+    return on_ranks(request.param, trained, folder, **arguments), given, picture, folder
+
+
+@pytest.mark.parametrize("name", ["photograph", "empty"])
+def test_centres_and_inertia_are_those_of_scikit_learn(on_all, name):
+    everyone, given, _, _ = on_all
+    points, first = given[name].astype(float), given[f"{name} first"]
+    right = KMeans(len(first), init=first, n_init=1, max_iter=STEPS, tol=0).fit(points)
+    for found in everyone:
+        centres, inertia, counts, number, _ = found[name]
+        apart = np.abs(np.array(centres) - right.cluster_centers_).max()
+        assert apart <= 1e-12 * np.abs(right.cluster_centers_).max()
+        assert inertia == pytest.approx(right.inertia_, rel=1e-12)
+        assert counts == np.bincount(right.labels_).tolist()
+        assert number == len(points)
+        assert found[name][:4] == everyone[0][name][:4]
+
+
+def test_points_far_from_zero_find_the_centres_of_scikit_learn(on_all):
+    everyone, given, _, _ = on_all
+    for place, away in enumerate(OFFSETS):
+        points, first = given["empty"] + away, given["empty"][:5] + away
+        right = KMeans(5, init=first, n_init=1, max_iter=STEPS, tol=0).fit(points)
+        for found in everyone:
+            centres, inertia, counts, chosen, labels = found["far"][place]
+            apart = np.abs(np.array(centres) - right.cluster_centers_).max()
+            assert apart <= 1e-12 * np.abs(right.cluster_centers_).max()
+            # moved, the points keep 1e-16 of their distance from zero, not of each other
+            assert inertia == pytest.approx(right.inertia_, rel=1e-8)
+            assert counts == np.bincount(right.labels_).tolist()
+            assert labels == right.labels_.tolist()
+            assert found["far"][place][:3] == everyone[0]["far"][place][:3]
+            there = {tuple(point) for point in points.tolist()}
+            assert {tuple(centre) for centre in chosen} <= there
+
+
+def test_every_point_is_on_one_rank(on_all):
+    everyone, given, _, _ = on_all
+    begin = 0
+    for found in everyone:
+        assert found["photograph first"] == [given["photograph"][begin].tolist()]
+        begin += found["photograph"][4]
+    assert begin == len(given["photograph"])
+    owned = [found["photograph"][4] for found in everyone]
+    assert max(owned) - min(owned) <= 1
+
+
+def test_objective_of_daal4py_belongs_to_the_step_before(on_all):
+    everyone, given, _, _ = on_all
+    points, first = given["photograph"].astype(float), given["photograph first"]
+    before = KMeans(len(first), init=first, n_init=1, max_iter=STEPS - 1, tol=0).fit(points)
+    objective, steps = everyone[0]["photograph objective"]
+    assert steps == STEPS
+    assert objective == pytest.approx(before.inertia_, rel=1e-9)
+    assert objective > everyone[0]["photograph"][1] * (1 + 1e-6)
+
+
+def test_first_centres_are_different_points_and_follow_the_seed(on_all):
+    everyone, given, _, _ = on_all
+    colours = {tuple(pixel) for pixel in given["photograph"].tolist()}
+    one, again, other = everyone[0]["clusters"]
+    assert one == again
+    assert one != other
+    for centres in (one, other):
+        assert len({tuple(centre) for centre in centres}) == CLUSTERS
+        assert {tuple(centre) for centre in centres} <= colours
+    assert all(found["clusters"] == everyone[0]["clusters"] for found in everyone)
+
+
+def test_centres_that_stand_still_end_the_iterations(on_all):
+    steps, inertia, objective = on_all[0][0]["settled"]
+    assert steps < 500
+    assert objective == pytest.approx(inertia, rel=1e-12)
+
+
+def test_threads_are_those_asked_for_and_set_back(on_all):
+    for found in on_all[0]:
+        assert found["threads"] == [1, 2, 1]
+
+
+def test_only_rank_0_has_the_picture_and_writes_it(on_all):
+    everyone, _, picture, folder = on_all
+    assert [found["has picture"] for found in everyone] == [True] + [False] * (len(everyone) - 1)
+    assert not (folder / "never.png").exists()
+    palette, shares, error, file, nbytes = everyone[0]["picture"]
+    assert file == str(folder / "out.png")
+    assert nbytes == os.path.getsize(file)
+    written = photographs.read(file)
+    assert {tuple(c) for c in written.reshape(-1, 3).tolist()} == {tuple(c) for c in palette}
+    assert error == pytest.approx(np.sqrt(np.mean((written - picture.astype(float)) ** 2)))
+    flat = written.reshape(-1, 3)
+    used = [float(np.mean((flat == colour).all(axis=1))) for colour in palette]
+    assert used == pytest.approx(shares)
+    assert list(shares) == sorted(shares, reverse=True)
+    for found in everyone[1:]:
+        assert found["picture"][:3] == [palette, shares, error]
+        assert found["picture"][3:] == [None, 0]
+
+
+def test_picture_of_as_many_colours_as_it_has_stays_as_it_is(on_all):
+    everyone, given, _, _ = on_all
+    assert everyone[0]["same"] == [given["eight"].tolist(), 0.0]
+
+
+def refused(where):
+    """On a rank: the texts of all that is refused."""
+    import os
+
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse.usecases import kmeans
+
+    rank, ranks = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    last = rank == ranks - 1
+    random = np.random.default_rng(rank)
+    good = random.normal(size=(20, 3))
+    text = os.path.join(where, "text.jpg")
+    small = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    striped = np.zeros((40, 40, 3), np.uint8)
+    striped[::2] = 255
+
+    def with_nan():
+        points = good.copy()
+        points[7, 1] = np.nan if last else 0.0
+        return kmeans.fit(points, 2)
+
+    class Broken:
+        def __array__(self, *arguments, **options):
+            raise RuntimeError("still on the device")
+
+    ragged = [[1.0, 2.0], [3.0]] if last else [[1.0, 2.0], [3.0, 4.0]]
+    calls = {
+        "array fails": lambda: kmeans.fit(Broken() if last else good, 2),
+        "ragged": lambda: kmeans.share(ragged),
+        "one number to share": lambda: kmeans.share(3.0),
+        "too large": lambda: kmeans.fit(good * (1e200 if last else 1.0), 2),
+        "too large centre": lambda: kmeans.fit(good, 2, initial=[[1e200] * 3, [0.0] * 3]),
+        "long name": lambda: kmeans.quantise("x" * 5000, 2),
+        "long output": lambda: kmeans.quantise(striped, 2, "x" * 5000 + ".png"),
+        "long folder": lambda: kmeans.quantise(striped, 2, "x" * 5000 + "/out.png"),
+        "NaN": with_nan,
+        "infinity": lambda: kmeans.fit(np.where(last, np.inf, good), 2),
+        "columns": lambda: kmeans.fit(good[:, : 3 - last], 2),
+        "no point": lambda: kmeans.fit(good[: 0 if last else 20], 2),
+        "few points": lambda: kmeans.fit(good[: 3 if last else 20], 4),
+        "alike points": lambda: kmeans.fit(np.repeat([[1.0, 2.0], [3.0, 4.0]], 9, axis=0), 3),
+        "one number": lambda: kmeans.fit(3.0, 2),
+        "words": lambda: kmeans.fit([["a", "b"]], 2),
+        "clusters": lambda: kmeans.fit(good, 0),
+        "other clusters": lambda: kmeans.fit(good, 2 + last),
+        "iterations": lambda: kmeans.fit(good, 2, iterations=0),
+        "tolerance": lambda: kmeans.fit(good, 2, tolerance="x" if last else 0.0),
+        "threads": lambda: kmeans.fit(good, 2, threads=0),
+        "initial shape": lambda: kmeans.fit(good, 2, initial=np.zeros((3, 3))),
+        "initial alike": lambda: kmeans.fit(good, 2, initial=np.zeros((2, 3))),
+        "initial differs": lambda: kmeans.fit(good, 2, initial=[[0.0] * 3, [1.0 + rank] * 3]),
+        "unequal shares": lambda: kmeans.share(good[: 20 - last]),
+        "missing": lambda: kmeans.quantise(os.path.join(where, "no.jpg"), 2),
+        "text": lambda: kmeans.quantise(text, 2),
+        "two colours": lambda: kmeans.quantise(striped, 3),
+        "few pixels": lambda: kmeans.quantise(small, 4),
+        "colours": lambda: kmeans.quantise(striped, 257),
+        "jpeg": lambda: kmeans.quantise(striped, 2, os.path.join(where, "out.jpg")),
+        "folder": lambda: kmeans.quantise(striped, 2, os.path.join(where, "no", "out.png")),
+        "is a folder": lambda: kmeans.quantise(striped, 2, os.path.join(where, "folder.png")),
+    }
+    told = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except ValueError as error:
+            told[name] = str(error)
+        else:
+            told[name] = "nothing"
+    told["alive"] = str(kmeans.fit(good, 2).points)
+    return told
+
+
+TEXTS = {
+    "array fails": ("RuntimeError: still on the device",),
+    "ragged": ("inhomogeneous shape",),
+    "one number to share": ("`points` must be rows of numbers",),
+    "too large": ("`points` must be numbers from -1e+150 to 1e+150", "squares can be added up"),
+    "too large centre": ("`initial` must be numbers from -1e+150 to 1e+150",),
+    "long name": ("Rank 0: `photograph` must be a file that is there",),
+    "long output": ("`output` must be a file that can be written",),
+    "long folder": ("File name too long",),
+    "NaN": ("`points` must be finite numbers", "nan", "in row 7"),
+    "infinity": ("`points` must be finite numbers", "inf"),
+    "columns": ("`columns` must be equal on all ranks, got 3 on rank", "2 on rank"),
+    "no point": ("at least the 2 clusters on every rank", "0 on rank"),
+    "few points": ("at least the 4 clusters on every rank", "3 on rank", "Use fewer ranks"),
+    "alike points": ("number of different points, got 3. There are 2",),
+    "one number": ("`points` must be rows of numbers",),
+    "words": ("`points` must be rows of numbers",),
+    "clusters": ("`clusters` must be a whole number of at least 1",),
+    "other clusters": ("`clusters` must be equal on all ranks",),
+    "iterations": ("`iterations` must be a whole number of at least 1",),
+    "tolerance": ("`tolerance` must be a number from 0 on",),
+    "threads": ("`threads` must be a whole number of at least 1",),
+    "initial shape": ("`initial` must have the shape (2, 3)",),
+    "initial alike": ("`initial` must be different centres",),
+    "initial differs": ("`initial` must be equal on all ranks",),
+    "unequal shares": ("`points` must be equal on all ranks",),
+    "missing": ("Rank 0: `photograph` must be a file that is there",),
+    "text": ("`photograph` must be a picture that can be read", "text.jpg"),
+    "two colours": ("at most the colours of the photograph, got 3. It has 2",),
+    "few pixels": ("at least the 4 clusters on every rank",),
+    "colours": (f"`colours` must be at most {quantising.MOST}",),
+    "jpeg": ("`output` must end in .png",),
+    "folder": ("`output` must be in a folder that is there",),
+    "is a folder": ("`output` must be a file that can be written",),
+}
+# What one rank alone cannot differ in, or what it can do.
+FINE_ALONE = {"columns", "other clusters", "initial differs", "unequal shares", "few pixels"}
+
+
+@pytest.mark.parametrize("ranks", [3, *long(1)])
+def test_wrong_input_is_told_to_all_ranks_alike_and_nobody_waits(ranks, tmp_path):
+    (tmp_path / "text.jpg").write_text("no photograph at all\n" * 100)
+    (tmp_path / "folder.png").mkdir()
+    everyone = on_ranks(ranks, refused, tmp_path, timeout_s=60, where=str(tmp_path))
+    assert all(told == everyone[0] for told in everyone)
+    told = everyone[0]
+    assert told.pop("alive") == str(20 * ranks)
+    assert set(told) == set(TEXTS)
+    for name, parts in TEXTS.items():
+        if ranks == 1 and name in FINE_ALONE:
+            assert told[name] == "nothing", name
+        else:
+            assert all(part in told[name] for part in parts), told[name]
+    if ranks > 1:
+        assert f"Rank {ranks - 1}: `points`" in told["NaN"]
+
+
+def by_hand(points, centres):
+    return np.sum((points[:, None] - centres) ** 2, axis=2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5, 1000])
+def test_assign_finds_the_nearest_centre_also_of_few_points(count):
+    random = np.random.default_rng(count)
+    points, centres = random.normal(size=(count, 3)), random.normal(size=(5, 3))
+    labels = kmeans.assign(points, centres, threads=1)
+    assert labels.tolist() == by_hand(points, centres).argmin(axis=1).tolist()
+    right = by_hand(points, centres).min(axis=1, initial=np.inf).sum()
+    assert kmeans.inertia(points, centres, labels) == pytest.approx(right, rel=1e-12)
+
+
+def test_assign_refuses_other_columns_and_no_centre():
+    with pytest.raises(ValueError, match=r"`points` must have the 2 columns of the centres"):
+        kmeans.assign(np.ones((4, 3)), np.ones((1, 2)))
+    with pytest.raises(ValueError, match=r"`centres` must be at least one"):
+        kmeans.assign(np.ones((4, 3)), np.ones((0, 3)))
+    with pytest.raises(ValueError, match=r"`centres` must be finite"):
+        kmeans.assign(np.ones((4, 1)), [[np.nan]])
+
+
+def test_inertia_keeps_its_digits_far_from_zero_and_over_blocks():
+    points = 1e8 + np.tile([[-1.0], [1.0]], (100_000, 1))
+    labels = np.zeros(len(points), int)
+    assert assigning.inertia(points, [[1e8]], labels) == 200_000.0
+
+
+def test_plus_plus_weighs_points_by_the_squared_distance_from_the_centres_so_far():
+    points = np.random.default_rng(1).normal(size=(50, 2))
+    seeds = seeding.plus_plus(points, 6, seed=3)
+    assert seeds.distances.shape == (5, 50)
+    for step, distances in enumerate(seeds.distances, start=1):
+        right = by_hand(points, points[list(seeds.chosen[:step])]).min(axis=1)
+        np.testing.assert_allclose(distances, right, rtol=1e-12, atol=1e-12)
+        assert distances[seeds.chosen[step]] > 0
+    np.testing.assert_array_equal(seeds.centres, points[list(seeds.chosen)])
+
+
+def test_plus_plus_draws_as_often_as_the_weights_say():
+    points = np.array([[0.0], [1.0], [3.0]])
+    drawn = [kmeans.plus_plus(points, 2, seed).chosen for seed in range(2000)]
+    second = [two for one, two in drawn if one == 0]
+    # squared distances 1 and 9 from the first point; 650 or so draws
+    assert np.mean(np.array(second) == 2) == pytest.approx(0.9, abs=0.06)
+
+
+def test_plus_plus_refuses_more_clusters_than_different_points():
+    with pytest.raises(ValueError, match=r"different points, got 3. There are 2"):
+        kmeans.plus_plus(np.array([[1.0], [2.0], [1.0]]), 3)
+
+
+def test_parts_of_ranks_hold_everything_once_in_order():
+    for count in (0, 1, 5, 12):
+        for ranks in (1, 2, 3, 7):
+            parts = [range(count)[fitting.part(count, ranks, rank)] for rank in range(ranks)]
+            assert [one for own in parts for one in own] == list(range(count))
+
+
+def crews():
+    """On a rank: the threads counted when 1, 2 and 3 of four living ones hash equally much."""
+    import hashlib
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+
+    from dlcourse.usecases.kmeans import crew
+
+    block, seen = bytes(2**26), []
+    with ThreadPoolExecutor(4) as pool:
+        meeting = Barrier(4)
+
+        def hashed(work):
+            meeting.wait()  # so each of the four threads gets one piece
+            return hashlib.sha256(block).digest() if work else None
+
+        for count in (1, 2, 3):
+            work = [number < count for number in range(4)]
+            _, one = crew(lambda work=work: list(pool.map(hashed, work)))
+            seen.append(one.working)
+    cpus = list(one.cpus) == sorted(os.sched_getaffinity(0))
+    return [seen, one.rank, one.ranks, cpus, len(one.busy_s)]
+
+
+def test_crew_counts_the_threads_that_computed(tmp_path):
+    assert on_ranks(1, crews, tmp_path) == [[[1, 2, 3], 0, 1, True, 3]]
+    assert working.Crew(0, 1, (0,), 1, 1, (0.5,)).working == 1
+
+
+def threads_used():
+    """On a rank bound to one CPU: threads of daal4py, and how many of them compute."""
+    import os
+
+    import numpy as np
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    from dlcourse.usecases import kmeans
+
+    points = np.random.default_rng(0).normal(size=(60_000, 3))
+    first = points[:32]
+    found, seen = kmeans.crew(kmeans.fit, points, 32, 30, first)
+    one = [found.threads, seen.threads, seen.working]
+    found, seen = kmeans.crew(kmeans.fit, points, 32, 30, first, threads=2)
+    return [*one, found.threads, seen.threads, seen.working]
+
+
+def test_daal4py_bound_to_one_cpu_computes_with_one_thread_whatever_it_is_told(tmp_path):
+    assert on_ranks(1, threads_used, tmp_path, fresh=True) == [[1, 1, 1, 2, 2, 1]]
+
+
+def test_missing_daal4py_is_told_with_the_way_to_get_it():
+    code = (
+        "import sys, json\n"
+        "sys.modules['daal4py'] = None\n"
+        "from dlguide.checks import MissingComponentError\n"
+        "from dlcourse.usecases import kmeans\n"
+        "try:\n    kmeans.assign([[1.0]], [[1.0]])\n"
+        "except MissingComponentError as error:\n    print(json.dumps(str(error)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "pip install scikit-learn-intelex" in json.loads(done.stdout)
+    assert daal.load().__name__ == "daal4py"

@@ -1,0 +1,305 @@
+"""The video case's metrics, predictors, scenes, settings and pictures are what they say."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dlcourse.usecases import case, video
+from dlcourse.usecases.video import (
+    finding,
+    growing,
+    metrics,
+    outcome,
+    scenes,
+    settings,
+    trivial,
+    writing,
+)
+from dlguide.checks import MissingComponentError
+from dlguide.data import synthetic
+from dlguide.data.idx import DataError
+from dlguide.data.layouts import kitti_tracking
+
+RANDOM = np.random.default_rng(80)
+NOISE = RANDOM.integers(0, 256, (3, 2, 24, 28, 3)).astype(np.uint8)
+
+
+# --- metrics -----------------------------------------------------------------------------------
+
+
+def test_psnr_of_an_error_of_a_tenth_of_the_range_is_20_decibels():
+    truth = np.full((2, 12, 12, 3), 100.0)
+    assert np.allclose(metrics.psnr(truth, truth + 25.5), 20)
+    assert np.allclose(metrics.psnr(truth, truth + 2.55), 40)
+    assert np.isinf(metrics.psnr(truth, truth)).all()
+    # half of the pixels wrong: half of the squared error
+    half = truth.copy()
+    half[:, :6] += 25.5
+    assert np.allclose(metrics.psnr(truth, half), 20 + 10 * np.log10(2))
+
+
+def test_ssim_is_that_of_an_independent_implementation():
+    import tensorflow as tf
+
+    other = np.clip(NOISE + RANDOM.normal(0, 30, NOISE.shape), 0, 255).astype(np.uint8)
+    smooth = np.repeat(NOISE[..., :1, :], NOISE.shape[-2], axis=-2)
+    for predicted in (other, smooth, 255 - NOISE, NOISE // 2):
+        expected = tf.image.ssim(NOISE, predicted, 255).numpy()
+        assert np.allclose(metrics.ssim(NOISE, predicted), expected, atol=2e-5)
+
+
+def test_ssim_of_flat_frames_follows_the_closed_form():
+    a, b, c1 = 80.0, 120.0, (0.01 * 255) ** 2
+    flat = np.full((11, 11, 1), 1.0)
+    expected = (2 * a * b + c1) / (a * a + b * b + c1)
+    assert np.allclose(metrics.ssim(a * flat, b * flat), expected)
+    assert np.allclose(metrics.ssim(NOISE, NOISE), 1)
+    # the negative of noise is as bright and as unlike as can be
+    assert (metrics.ssim(NOISE, 255 - NOISE) < -0.8).all()
+
+
+def test_blur_costs_more_in_ssim_and_darkness_more_in_psnr():
+    edges = np.zeros((32, 32, 3)) + 200.0 * (np.arange(32) // 4 % 2)[:, None]
+    dark, blurred = 0.8 * edges, (edges + np.roll(edges, 1, 1) + np.roll(edges, 2, 1)) / 3
+    assert metrics.ssim(edges, dark) > metrics.ssim(edges, blurred)
+
+
+@pytest.mark.parametrize(
+    ("truth", "predicted", "text"),
+    [
+        (np.zeros((12, 12, 3)), np.zeros((12, 12, 1)), r"`predicted` must have the shape"),
+        (np.zeros((12, 12)), np.zeros((12, 12)), r"`truth` must have the shape \(\.\.\., rows"),
+        (np.zeros((10, 12, 3)), np.zeros((10, 12, 3)), "at least 11 x 11 pixels"),
+    ],
+)
+def test_frames_that_cannot_be_compared_are_refused(truth, predicted, text):
+    with pytest.raises(ValueError, match=text):
+        metrics.ssim(truth, predicted)
+
+
+# --- predictors --------------------------------------------------------------------------------
+
+
+def moving(pixels, frames=12, size=40):
+    """A smooth texture that moves by so many rows and columns in a frame."""
+    rows, columns = np.mgrid[:size, :size].astype(float)
+    found = []
+    for number in range(frames):
+        r, c = rows - number * pixels[0], columns - number * pixels[1]
+        grey = 128 + 60 * np.sin(r / 3) * np.cos(c / 4) + 30 * np.sin(r / 5 + c / 3)
+        found.append(np.repeat(grey[..., None], 3, axis=-1))
+    return np.stack(found)[None]
+
+
+@pytest.mark.parametrize("pixels", [(0, 0), (0.5, 0), (0, -1.0), (-0.7, 0.6), (1.5, 1.0)])
+def test_flow_finds_how_far_a_texture_moves_and_goes_on(pixels):
+    clip = moving(pixels)
+    found = trivial.motion(clip[0, :6])[:, 8:-8, 8:-8]
+    assert np.allclose(found.mean(axis=(1, 2)), pixels, atol=0.05)
+    predicted = trivial.flow(clip[:, :6], 2)
+    inside = (slice(None), slice(None), slice(8, -8), slice(8, -8))
+    error = np.abs(predicted - clip[:, 6:8])[inside].mean()
+    still = np.abs(trivial.repeat(clip[:, :6], 2) - clip[:, 6:8])[inside].mean()
+    assert error < (0.25 * still if any(pixels) else 0.5)
+
+
+def test_repeat_and_mean_are_the_last_frame_and_the_average():
+    past = NOISE[:2]
+    assert np.array_equal(trivial.repeat(past, 3), np.stack([past[:, -1]] * 3, axis=1))
+    assert np.allclose(trivial.mean(past, 2)[:, 1], past.astype(float).mean(axis=1))
+
+
+def test_a_clip_of_one_frame_has_no_flow():
+    with pytest.raises(ValueError, match=r"2 or more"):
+        trivial.flow(NOISE[:, :1], 1)
+
+
+# --- scenes ------------------------------------------------------------------------------------
+
+
+def test_clips_of_drives_are_squares_of_the_middle_in_their_order():
+    found = scenes.load(size=32, drives=2, held_out=1, frames=16, step=2, seed=3)
+    assert found.past.shape == (2 * 3, 6, 32, 32, 3)
+    assert found.test_past.shape == (1, 6, 32, 32, 3)
+    drive = synthetic.driving(frames=16, size=32, seed=scenes._DRIVES * 3)
+    middle = np.stack([drive[number].pixels[:, 37:69] for number in range(14)])
+    assert np.array_equal(np.concatenate([found.past[1], found.future[1]]), middle[2:14])
+
+
+def test_drives_that_are_held_out_are_none_of_those_learnt_from():
+    learn, test = scenes.drawn(32, 5000, 5000, 12, seed=1)
+    seeds = [{one.frames.seed for one in part} for part in (learn, test)]
+    assert not seeds[0] & seeds[1]
+    # nor of those of another seed
+    assert not (seeds[0] | seeds[1]) & {one.frames.seed for one in scenes.drawn(32, 9, 9, 12, 2)[1]}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """Five sequences of KITTI's form, one of them too short for a clip."""
+    drives = [synthetic.driving(frames, 32, seed=frames) for frames in (12, 14, 5, 24, 13)]
+    return kitti_tracking.write(tmp_path_factory.mktemp("kitti") / "training", drives)
+
+
+@pytest.fixture
+def copy(real, tmp_path):
+    shutil.copytree(real, tmp_path / "training")
+    return tmp_path / "training"
+
+
+@pytest.mark.parametrize("parent", [False, True])
+def test_kitti_is_read_from_its_folder_or_the_one_above(real, parent):
+    found = scenes.load(real.parent if parent else real, size=16, step=12)
+    # of 12, 14 and 24 frames; that of 13 is held out, that of 5 holds no clip
+    assert (found.drives, found.past.shape) == ((3, 1), (4, 6, 16, 16, 3))
+    assert len(found.test_past) == 1
+    assert "4 sequences" not in found.name
+    said = scenes.check_real(real)
+    assert "63 frames" in said
+    assert "3 sequences to learn from and 1 held out" in said
+
+
+def test_missing_data_is_named_with_what_was_looked_for(tmp_path):
+    with pytest.raises(MissingComponentError, match=r"There is no folder of KITTI's .*image_02"):
+        video.check(tmp_path / "nothing")
+    archive = tmp_path / "data_tracking_image_2.zip"
+    archive.write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"is a file\. Unpack it"):
+        video.check(archive)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    {
+        "a frame in between": (lambda base: (base / "image_02/0001/000003.png").unlink(),
+                               r"0001: frame 000003.png is missing, got '000004.png'"),
+        "the last frames": (lambda base: [(base / f"image_02/0003/{n:06d}.png").unlink()
+                                          for n in range(20, 24)],
+                            r"0003.txt, line \d+: frame 20 of a sequence with 20"),
+        "another data set": (lambda base: (base / "image_02/n01440764").mkdir(),
+                             "n01440764: no sequence"),
+        "all but one": (lambda base: [shutil.rmtree(base / f"image_02/000{n}")
+                                      for n in (1, 2, 3, 4)],
+                        "1 of 1 sequences have the 12 frames"),
+    }.values(),
+)  # fmt: skip
+def test_data_that_is_there_in_part_is_refused_before_anything_starts(copy, damage, text):
+    damage(copy)
+    with pytest.raises(DataError, match=text):
+        video.check(copy)
+    with pytest.raises(DataError, match=text):
+        video.train(copy, parallel=False, size=16)
+
+
+def test_a_frame_cut_short_is_refused_when_it_is_read(copy):
+    path = copy / "image_02/0000/000002.png"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"000002\.png"):
+        scenes.load(copy, size=16)
+
+
+# --- settings and growing ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        ({"size": 8}, "`size` must be at least 16"),
+        ({"size": 48}, "`size` must be 8 doubled a few times"),
+        ({"epochs": 0}, "`epochs` must be a whole number of at least 1"),
+        ({"adversarial": -1}, "`adversarial` must be a number of at least 0"),
+        ({"frames": 11}, "`frames` must be a whole number of at least 12"),
+        ({"dtype": "float16"}, "`dtype` must be one of"),
+        ({"epoch": 3}, "Did you mean epochs"),
+    ],
+)
+def test_settings_that_make_no_training_are_refused(own, text):
+    with pytest.raises(ValueError, match=text):
+        settings.check(**own)
+
+
+@pytest.mark.parametrize("resolutions", [1, 2, 3, 5])
+def test_pair_grows_and_never_shrinks_and_ends_whole(resolutions):
+    for epochs in range(1, 30):
+        found = growing.stages(epochs, resolutions)
+        assert len(found) == epochs
+        assert list(found) == sorted(found)
+        assert found[-1] == resolutions
+        assert found.count(resolutions) >= epochs / 2
+        if epochs >= 2 * resolutions:
+            assert set(found) == set(range(1, resolutions + 1))
+
+
+def test_rate_stays_and_then_falls_to_almost_nothing():
+    rates = [growing.rate_at(step, 100, 2.0) for step in range(100)]
+    assert rates[:50] == [2.0] * 50
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 0.1
+
+
+# --- outcome, findings, files ------------------------------------------------------------------
+
+
+def made(gan=(25.0, 0.9), trained=True):
+    clips = RANDOM.integers(0, 256, (4, 6, 32, 32, 3)).astype(np.uint8)
+    names = ("past", "truth", "repeat", "mean", "flow", "GAN")
+    scores = {
+        "repeat": outcome.Score((20.0,) * 6, (0.7,) * 6),
+        "mean": outcome.Score((19.0,) * 6, (0.8,) * 6),
+        "flow": outcome.Score((22.0,) * 6, (0.75,) * 6),
+        "GAN": outcome.Score((gan[0],) * 6, (gan[1],) * 6),
+    }
+    epochs = (8, 16, 32, 32) if trained else ()
+    return outcome.Outcome(
+        rank=0, ranks=2, data="drawn drives", size=32, drives=(32, 8), clips=(416, 32),
+        epochs=4, first_epoch=4 - len(epochs), batch=16, seed=0, sizes=epochs,
+        error=tuple(0.05 for _ in epochs), fooled=tuple(0.7 for _ in epochs),
+        judged=tuple(1.4 for _ in epochs), parameters=(300_000, 90_000), nbytes=1_560_000,
+        scores=scores, examples={name: clips for name in names},
+        step_s=(0.2, 0.1, 0.1) if trained else (), load_s=1.0, train_s=20.0, digest="ab",
+    )  # fmt: skip
+
+
+def test_gain_is_over_the_best_of_the_others_in_each_measure():
+    found = made()
+    assert found.best_trivial == {"psnr": "flow", "ssim": "mean"}
+    assert np.allclose(found.gain, (3.0, 0.1))
+    assert found.clips_per_s == 160
+    assert "+3.00 dB, SSIM +0.100" in found.summary()
+
+
+def test_files_are_written_and_readable(tmp_path):
+    from PIL import Image
+
+    paths = writing.write([made(), made()], tmp_path / "new")
+    names = {path.name for path in paths}
+    assert names == {
+        "outcome.json", "scores.png", "growth.png", "film.gif",
+        *(f"frames-{number}.png" for number in range(4)),
+    }  # fmt: skip
+    told = json.loads((tmp_path / "new/outcome.json").read_text())
+    assert [each["scores"]["GAN"]["psnr"] for each in told["ranks"]] == [[25.0] * 6] * 2
+    with Image.open(tmp_path / "new/film.gif") as film:
+        assert film.n_frames == 12
+    # a finished checkpoint leaves no curve of a training
+    assert "growth.png" not in {
+        path.name for path in writing.write([made(trained=False)], tmp_path)
+    }
+
+
+def test_findings_are_computed_from_the_tables():
+    guide = finding.guide()
+    assert (guide.generator, guide.discriminator, guide.gpus) == (131_000_000, 81_000_000, 8)
+    assert guide.speedup == 2.8
+    assert guide.steps == 657 * 2900 // 8
+    rows = {each.what: each for each in video.findings([made()])}
+    assert "2.8 times, 35% of them" in rows["speed-up"].guide
+    assert "not measured" in rows["speed-up"].ours
+    # 131 million weights in float32 are 0.52 GB, with gradients and Adam four times that
+    assert "0.52 GB; 2.10 GB are 4 numbers" in rows["size of the nets"].why
+    assert "here it does." in rows["how good it is"].why
+    assert "does not yet" in video.findings([made((21.9, 0.9))])[-1].why
+    assert "65%" in rows["why no more"].guide
+    assert str(case.table(list(rows.values())))

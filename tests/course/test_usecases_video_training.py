@@ -1,0 +1,202 @@
+"""The video case trains on ranks as in one process, goes on bit by bit, and refuses together.
+
+What a rank lends is dlcourse.usecases.video.lending.
+"""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from lanes import long
+from on_ranks import on_ranks
+
+from dlcourse.usecases.video import game, resuming, settings, stepping, training
+from dlguide.data import synthetic
+from dlguide.data.layouts import kitti_tracking
+from dlguide.training import checkpoint
+from dlguide.training.checkpoint import CheckpointError
+from dlguide.training.ranks import Alone
+
+pytestmark = pytest.mark.ranks
+
+TINY = {"size": 16, "filters": 3, "blocks": 1, "judges": 2, "spacing": 3, "batch": 5, "epochs": 2}
+TINY |= {"dtype": "float64", "adversarial": 0.1}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """Two sequences of KITTI's form, with 5 clips to learn from."""
+    drives = [synthetic.driving(frames, 32, seed=frames) for frames in (24, 13)]
+    return str(kitti_tracking.write(tmp_path_factory.mktemp("kitti") / "training", drives))
+
+
+def played(real, saves, own, stop):
+    """Train in one go, or be stopped in the second epoch and go on."""
+    from dlcourse.usecases import video
+
+    class Stopped(Exception):
+        pass
+
+    def stopping(**numbers):
+        if stop and numbers["epoch"] == 2:
+            raise Stopped
+
+    try:
+        found = video.train(real, seed=1, checkpoint=saves, report=stopping, **own)
+    except Stopped:
+        found = video.train(real, seed=1, checkpoint=saves, **own)
+    scores = [[*score.psnr, *score.ssim] for score in found.scores.values()]
+    return [found.digest, found.first_epoch, found.error, found.judged, scores, found.sizes]
+
+
+def last_weights(folder):
+    found, arrays = checkpoint.read(checkpoint.latest(folder))
+    assert found.epoch == 2
+    return np.concatenate([np.ravel(array) for array in arrays])
+
+
+@pytest.fixture(scope="module")
+def alone(real, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    found = played(real, folder / "saved", {**TINY, "parallel": False}, False)
+    return found, last_weights(folder / "saved")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
+def test_ranks_train_what_one_process_trains(ranks, real, alone, tmp_path):
+    saved = tmp_path / "saved"
+    found = on_ranks(ranks, played, tmp_path, real=real, saves=str(saved), own=TINY, stop=False)
+    assert len({one[0] for one in found}) == 1, "the ranks' weights differ"
+    expected, weights = alone
+    assert np.allclose(last_weights(saved), weights, rtol=1e-6, atol=1e-9)
+    for one in found:
+        assert np.allclose(one[2], expected[2], rtol=1e-9)
+        assert np.allclose(one[3], expected[3], rtol=1e-9)
+        assert np.allclose(one[4], expected[4], rtol=1e-3)
+        assert one[5] == [8, 16]
+
+
+def test_weights_learn_in_both_nets_and_coarse_parts_first(alone):
+    found, _ = alone
+    assert found[5] == (8, 16)
+    assert all(np.isfinite(found[2]))
+    # a discriminator that cannot tell has 2 log 2 for each resolution
+    assert np.allclose(found[3], [2 * np.log(2), 4 * np.log(2)], rtol=0.2)
+
+
+def test_stopped_training_goes_on_bit_by_bit(real, alone, tmp_path, capsys):
+    own = {**TINY, "parallel": False}
+    found = played(real, tmp_path / "saved", own, True)
+    assert found[1] == 1
+    assert "epoch 1 of 2" in capsys.readouterr().out
+    assert found[0] == alone[0][0]
+    assert np.array_equal(last_weights(tmp_path / "saved"), alone[1])
+    # a finished one says so, and is not trained again
+    again = played(real, tmp_path / "saved", own, False)
+    assert "is a finished training: epoch 2 of 2. Nothing will be trained" in (
+        capsys.readouterr().out
+    )
+    assert (again[0], again[2]) == (found[0], ())
+    other = resuming.Resuming(
+        tmp_path / "saved", settings.named(real, seed=1, **{**TINY, "epochs": 3}), Alone()
+    )
+    with pytest.raises(CheckpointError, match="belongs to a training of 2 epochs, here 3"):
+        other.resume(lambda epochs: None, 3)
+
+
+def test_two_ranks_that_were_stopped_go_on_bit_by_bit(real, tmp_path):
+    ends = []
+    for stop in (False, True):
+        folder = tmp_path / str(stop)
+        folder.mkdir()
+        saved = str(folder / "saved")
+        found = on_ranks(2, played, folder, real=real, saves=saved, own=TINY, stop=stop)
+        assert {one[1] for one in found} == {int(stop)}
+        ends.append((found[0][0], last_weights(saved)))
+    assert ends[0][0] == ends[1][0]
+    assert np.array_equal(ends[0][1], ends[1][1])
+
+
+def refused(cases):
+    """On a rank: the texts with which trainings are refused."""
+    from dlcourse.usecases import video
+
+    texts = []
+    for real, own in cases:
+        try:
+            video.train(real, **own)
+        except Exception as error:
+            texts.append(str(error))
+    return texts
+
+
+def test_all_ranks_refuse_with_the_same_text(real, tmp_path):
+    cut = tmp_path / "training/image_02/0000"
+    cut.mkdir(parents=True)
+    (cut / "000000.png").write_bytes(b"half")
+    cases = [
+        (str(tmp_path / "nothing"), {}),
+        (str(tmp_path), {}),
+        (None, {"batch": 1}),
+        (None, {"size": 20}),
+    ]
+    first, other = on_ranks(2, refused, tmp_path, cases=cases)
+    assert first == other
+    assert "nothing/image_02" in first[0]
+    assert "0 of 1 sequences have the 12 frames" in first[1]
+    assert "`batch` must be at least the 2 ranks, got 1" in first[2]
+    assert "8 doubled a few times" in first[3]
+
+
+def test_edges_and_errors_are_those_of_numpy():
+    random = np.random.default_rng(2)
+    error = random.normal(size=(3, 6, 8, 8, 3))
+    down, across = np.diff(error, axis=2), np.diff(error, axis=3)
+    expected = sum(abs(one).mean(axis=(1, 2, 3, 4)).sum() for one in (down, across))
+    assert np.allclose(game._edges(error), expected)
+    assert np.allclose(game._sum(error), error.mean(axis=(1, 2, 3, 4)).sum())
+    coarse = game.coarser(error, [4, 8])
+    assert np.allclose(coarse[0], error.reshape(3, 6, 4, 2, 4, 2, 3).mean(axis=(3, 5)))
+    assert np.allclose(coarse[1], error)
+
+
+def test_step_to_be_timed_makes_a_worker_of_both_nets():
+    step = stepping.step(batch=2, filters=2, blocks=1, judges=2)
+    worker = step.build(Alone())
+    asked = settings.named(None, filters=2, blocks=1, judges=2)
+    whole = sum(net.count_params() for net in training.build(asked))
+    assert worker.nbytes == 4 * whole
+    before = worker.weights()
+    assert np.isfinite(worker.step(*step.samples(2, 0)))
+    # all kernels but the unused biases move
+    moved = [np.abs(a - b).max() for a, b in zip(before, worker.weights(), strict=True)]
+    assert sum(one > 0 for one in moved) > 0.5 * len(moved)
+    with pytest.raises(ValueError, match="Did you mean filters"):
+        partial(stepping.step, filter=3)()
+
+
+def lent(own):
+    """On a rank: what it held while rank 0 lent its nets."""
+    from dataclasses import asdict
+
+    from dlcourse.usecases import video
+
+    found = video.lend(batch=4, steps=2, **own)
+    return [found.rank, asdict(found.held), found.moved, found.loss]
+
+
+def test_rank_0_that_lends_its_nets_holds_moments_and_arriving_gradients_too(tmp_path):
+    own = {"filters": 2, "blocks": 1, "judges": 2}
+    asked = settings.named(None, **own)
+    weights = 4 * sum(net.count_params() for net in training.build(asked))
+    clips = 3 * 4 * 6 * 32 * 32 * 3
+    first, other = on_ranks(2, lent, tmp_path, own=own)
+    assert (first[0], other[0]) == (0, 1)
+    assert first[1]["state"] == 2 * weights
+    assert first[1]["arriving"] == weights
+    assert (other[1]["state"], other[1]["arriving"]) == (0, 0)
+    for held in (first[1], other[1]):
+        assert held["weights"] == held["gradients"] == weights
+    assert (first[1]["inputs"], other[1]["inputs"]) == (clips, clips // 2)
+    assert first[2] == other[2] == 2 * weights + clips // 2
+    assert np.isfinite(first[3])
