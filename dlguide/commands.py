@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from dlguide.checks import require_positive
+from dlguide.errors import require_positive
 
 STARTED_BY_MPI = ("PMI_", "PMIX_", "OMPI_", "HYDRA_", "HYDI_", "MPI_LOCAL")
 

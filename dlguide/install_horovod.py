@@ -21,9 +21,9 @@ from pathlib import Path
 
 from dlguide import build_horovod, commands, preflight, wheelhouse
 from dlguide.build_horovod import HOROVOD_VERSION, RECIPE
-from dlguide.checks import MissingComponentError, require
 from dlguide.cluster import shared_memory
-from dlguide.folders import cache_folder
+from dlguide.errors import MissingComponentError, require
+from dlguide.files import cache_folder
 
 WHEELHOUSE = "DLGUIDE_WHEELHOUSE"  # `make setup WHEELHOUSE=...` sets it
 

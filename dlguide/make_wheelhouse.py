@@ -16,8 +16,8 @@ import tomllib
 from pathlib import Path
 
 from dlguide import build_horovod, commands, install_horovod, wheelhouse
-from dlguide.checks import MissingComponentError, require
-from dlguide.folders import require_writable
+from dlguide.errors import MissingComponentError, require
+from dlguide.files import require_writable
 
 ROOT = Path(__file__).resolve().parents[1]
 CLONE = "dlguide.tar.gz"

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require_known
-from dlguide.folders import data_folder
+from dlguide.errors import require_known
+from dlguide.files import data_folder
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from lanes import long
 from on_ranks import on_ranks
 
-from dlguide.checks import MissingComponentError
+from dlguide.errors import MissingComponentError
 from dlguide.machine import accelerators
 from dlguide.machine.accelerators import Place, Seen
 

@@ -104,7 +104,7 @@ def test_processes_compute_what_keras_computes_here():
     import keras
     import tensorflow as tf
 
-    from dlguide import nets
+    from dlguide import models
 
     plan = dataclasses.asdict(threads.plan(describe()))
     work = {"net": "mnist_cnn_bn", "batch": 5, "image": None, "seed": 3}
@@ -122,7 +122,7 @@ def test_processes_compute_what_keras_computes_here():
     random = np.random.default_rng(3)
     images = random.random((5, 28, 28, 1), np.float32)
     labels = random.integers(0, 10, 5)
-    model = nets.build("mnist_cnn_bn", seed=3, dropout=0.0)
+    model = models.build("mnist_cnn_bn", seed=3, dropout=0.0)
     logits = model.predict(images, verbose=0)
     # normalised by its own batch, so training is told from inference
     trained = model(images, training=True)

@@ -11,7 +11,7 @@ pytest.importorskip("playwright", reason="Playwright drives the browser")
 if not CHROMIUM:
     pytest.skip("there is no Chromium: apt-get install chromium", allow_module_level=True)
 
-FEW = ["dlguide", "dlguide.checks", "dlguide.training", "dlguide.training.schedules"]
+FEW = ["dlguide", "dlguide.errors", "dlguide.training", "dlguide.training.schedules"]
 WIDE = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 

@@ -70,7 +70,7 @@ def test_train_says_what_is_wrong_before_ranks_start(dlguide, monkeypatch, words
 
 
 def test_a_damaged_data_file_is_named_with_its_checksums(dlguide, monkeypatch, tmp_path):
-    from dlguide.folders import data_folder
+    from dlguide.files import data_folder
 
     (tmp_path / "mnist").mkdir()
     for path in (data_folder() / "mnist").iterdir():

@@ -18,10 +18,10 @@ import psutil
 import pytest
 from lanes import RANKS
 
-from dlguide.checks import MissingComponentError
 from dlguide.cluster import Cluster, processes, shared_memory
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.cluster.rank import NEW_OBJECTS
+from dlguide.errors import MissingComponentError
 from dlguide.machine import describe, threads
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]

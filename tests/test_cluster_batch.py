@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dlguide.checks import MissingComponentError
 from dlguide.cli.app import app
 from dlguide.cli.batch import batch as command
 from dlguide.cluster import batch, launch_lines
 from dlguide.cluster.batch import Job, Profile, profile, render
 from dlguide.cluster.batch.job import seconds_of
 from dlguide.cluster.explain import explain
+from dlguide.errors import MissingComponentError
 
 assert command  # importing it adds the command
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from dlguide.checks import MissingComponentError
 from dlguide.cluster import Cluster, RankError, allocation
 from dlguide.cluster.allocation import Allocation
+from dlguide.errors import MissingComponentError
 
 pytestmark = pytest.mark.ranks
 

@@ -254,7 +254,7 @@ def test_slurm_says_whether_it_would_take_the_script_and_takes_none(slurm, tmp_p
 TRAIN = """
 import os, sys
 import numpy as np
-from dlguide import nets
+from dlguide import models
 from dlguide.data.datasets import Dataset
 from dlguide.training import fit
 rng = np.random.default_rng(1)

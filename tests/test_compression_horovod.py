@@ -168,12 +168,12 @@ def test_horovod_sends_what_numpy_sends(ranks, names, tmp_path):
 def fit_on_ranks():
     import numpy as np
 
-    from dlguide import nets, training
+    from dlguide import models, training
     from dlguide.data import datasets
     from dlguide.parallel import compression as c
 
     data = datasets.load("mnist").first(64, 50)
-    shapes = nets.build("mlp").trainable_variables
+    shapes = models.build("mlp").trainable_variables
     runs = [
         training.fit("mlp", data, batch=8, seed=3, compression=way)
         for way in ("none", "one_bit", c.top_k(0.05))

@@ -6,8 +6,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from dlguide import nets, published
-from dlguide.nets import compared, counting, formulas, imagenet
+from dlguide import models, published
+from dlguide.models import compared, counting, formulas, imagenet
 
 PUBLISHED = {(row["name"], row["source"]): row for row in published.load("architectures")}
 
@@ -23,7 +23,7 @@ def costs(keras):
     found = {}
     for name, one in imagenet.ARCHITECTURES.items():
         model = imagenet.assemble(name, one.image, 1000, one.dropout, "float32", 0)
-        found[name] = nets.count(model)
+        found[name] = models.count(model)
     return found
 
 
@@ -108,7 +108,7 @@ def test_googlenet_is_explained_by_its_heads_and_its_first_convolution(costs):
 
 def test_the_table_of_parameters_is_the_counted_one(costs):
     for name, cost in costs.items():
-        assert nets.parameters(name) == cost.parameters == cost.trainable
+        assert models.parameters(name) == cost.parameters == cost.trainable
         assert not cost.uncounted
 
 
@@ -143,7 +143,7 @@ def test_each_kind_of_layer_costs_what_its_closed_form_says(
     shape, layer, options, multiply_adds, other, keras
 ):
     kind, *args = layer
-    cost = nets.count(build(keras, shape, getattr(keras.layers, kind)(*args, **options)))
+    cost = models.count(build(keras, shape, getattr(keras.layers, kind)(*args, **options)))
     assert (cost.multiply_adds, cost.flops) == (multiply_adds, 2 * multiply_adds + other)
 
 
@@ -162,24 +162,24 @@ def loops(images, kernel, strides):
 def test_a_convolution_does_as_many_multiply_adds_as_its_loops(size, strides, keras):
     layer = keras.layers.Conv2D(4, size, strides, use_bias=False)
     expected = loops(np.ones((9, 9, 2)), np.ones((size, size, 2, 4)), strides)
-    assert nets.count(build(keras, (9, 9, 2), layer)).multiply_adds == expected
+    assert models.count(build(keras, (9, 9, 2), layer)).multiply_adds == expected
 
 
 def test_a_third_dimension_costs_a_factor_and_not_an_exponent(keras):
     """k times the weights, and k times the work at each of the positions along it."""
-    flat = nets.count(build(keras, (16, 16, 3), keras.layers.Conv2D(8, 5, use_bias=False)))
-    deep = nets.count(build(keras, (16, 16, 16, 3), keras.layers.Conv3D(8, 5, use_bias=False)))
+    flat = models.count(build(keras, (16, 16, 3), keras.layers.Conv2D(8, 5, use_bias=False)))
+    deep = models.count(build(keras, (16, 16, 16, 3), keras.layers.Conv3D(8, 5, use_bias=False)))
     assert deep.parameters == 5 * flat.parameters
     assert deep.multiply_adds == 5 * 12 * flat.multiply_adds
 
 
-@pytest.mark.parametrize("name", [*nets.names(), "alexnet", "googlenet", "resnet50"])
+@pytest.mark.parametrize("name", [*models.names(), "alexnet", "googlenet", "resnet50"])
 def test_multiply_adds_are_those_of_tensorflows_profiler(name, keras):
     import tensorflow as tf
 
     profiler = tf.compat.v1.profiler
-    small = {} if name in nets.names() else {"image": 64, "classes": 10}
-    model = nets.build(name, **small)
+    small = {} if name in models.names() else {"image": 64, "classes": 10}
+    model = models.build(name, **small)
     images = tf.TensorSpec((1, *model.input_shape[1:]))
     graph = tf.function(lambda x: model(x, training=False)).get_concrete_function(images).graph
     options = profiler.ProfileOptionBuilder(profiler.ProfileOptionBuilder.float_operation())
@@ -190,7 +190,7 @@ def test_multiply_adds_are_those_of_tensorflows_profiler(name, keras):
         node = node.children[0]
         if node.name in ("Conv2D", "MatMul"):
             theirs += node.total_float_ops - sum(c.total_float_ops for c in node.children)
-    assert 2 * nets.count(model).multiply_adds == theirs > 0
+    assert 2 * models.count(model).multiply_adds == theirs > 0
 
 
 def test_training_costs_three_times_the_forward_pass_less_the_gradient_of_the_images(costs):
@@ -203,11 +203,11 @@ def test_training_costs_three_times_the_forward_pass_less_the_gradient_of_the_im
 def test_frozen_layers_cost_no_gradients(keras):
     layers = [keras.layers.Dense(units, use_bias=False) for units in (3, 5, 7)]
     model = build(keras, (2,), *layers)
-    assert nets.count(model).training_multiply_adds == 2 * 6 + 3 * 15 + 3 * 35
+    assert models.count(model).training_multiply_adds == 2 * 6 + 3 * 15 + 3 * 35
     layers[0].trainable = False
-    assert nets.count(model).training_multiply_adds == 6 + 2 * 15 + 3 * 35
+    assert models.count(model).training_multiply_adds == 6 + 2 * 15 + 3 * 35
     layers[0].trainable, layers[1].trainable = True, False
-    cost = nets.count(model)
+    cost = models.count(model)
     assert cost.training_multiply_adds == 2 * 6 + 2 * 15 + 3 * 35
     assert (cost.parameters, cost.trainable, cost.gradient_bytes) == (56, 41, 164)
 
@@ -215,24 +215,24 @@ def test_frozen_layers_cost_no_gradients(keras):
 def test_bytes_are_inputs_outputs_and_the_share_of_the_weights(keras):
     model = build(keras, (7,), keras.layers.Dense(11))
     for batch in (1, 10):
-        cost = nets.count(model, batch)
+        cost = models.count(model, batch)
         assert (cost.activation_bytes, cost.weight_bytes) == (44, 4 * 88)
         assert cost.bytes_moved == 28 + 44 + 352 / batch
         assert cost.flops_per_byte == cost.flops / cost.bytes_moved
     half = keras.Sequential([keras.Input((7,)), keras.layers.Dense(11, dtype="mixed_bfloat16")])
-    assert nets.count(half).activation_bytes == 22
+    assert models.count(half).activation_bytes == 22
 
 
 def test_models_inside_models_and_layers_used_twice_are_counted(keras):
-    inner = nets.build("mlp")
+    inner = models.build("mlp")
     images = keras.Input((28, 28, 1))
     shared = keras.layers.Dense(10, use_bias=False, name="shared")
     logits = shared(shared(inner(images)))
-    cost = nets.count(keras.Model(images, logits))
-    assert cost.multiply_adds == nets.count(inner).multiply_adds + 2 * 100
-    assert cost.parameters == nets.parameters("mlp") + 100
+    cost = models.count(keras.Model(images, logits))
+    assert cost.multiply_adds == models.count(inner).multiply_adds + 2 * 100
+    assert cost.parameters == models.parameters("mlp") + 100
     assert {layer.name for layer in cost.layers} >= {"mlp/hidden", "shared"}
-    assert cost.training_multiply_adds == nets.count(inner).training_multiply_adds + 6 * 100
+    assert cost.training_multiply_adds == models.count(inner).training_multiply_adds + 6 * 100
 
 
 def test_the_sums_by_kind_are_the_whole_and_everything_is_json(costs):
@@ -250,12 +250,12 @@ def test_an_unknown_layer_with_weights_is_named(keras):
     layer = keras.layers.ConvLSTM1D(4, 3, name="memory")
     model = build(keras, (5, 6, 3), layer)
     with pytest.raises(ValueError, match=r"got 'layer memory of kind ConvLSTM1D with 3 weights'"):
-        nets.count(model)
+        models.count(model)
 
 
 def test_an_unknown_layer_without_weights_is_listed(keras):
     model = build(keras, (5,), keras.layers.Lambda(lambda x: x + 1, name="mine"))
-    cost = nets.count(model)
+    cost = models.count(model)
     assert cost.uncounted == ("mine",)
     assert "not known, taken as 0: mine" in str(cost)
 
@@ -263,11 +263,11 @@ def test_an_unknown_layer_without_weights_is_listed(keras):
 def test_open_shapes_and_hidden_graphs_are_refused(keras):
     open_shape = build(keras, (None, None, 3), keras.layers.Conv2D(2, 3))
     with pytest.raises(ValueError, match=r"fixed shapes at layer conv2d.*got \(None, None, 3\)"):
-        nets.count(open_shape)
+        models.count(open_shape)
     with pytest.raises(ValueError, match="functional or sequential Keras model with known input"):
-        nets.count(keras.Sequential([keras.layers.Dense(3)]))
+        models.count(keras.Sequential([keras.layers.Dense(3)]))
     with pytest.raises(ValueError, match="`batch` must be a whole number of at least 1, got 0"):
-        nets.count(nets.build("mlp"), 0)
+        models.count(models.build("mlp"), 0)
 
 
 def test_every_formula_is_of_a_layer_that_keras_has(keras):
@@ -282,12 +282,12 @@ def test_a_number_has_the_bytes_of_its_dtype(dtype, size):
 
 
 def test_architectures_are_the_guides_nets_and_vgg_has_the_most_gradients(costs):
-    rows = {row.name: row for row in nets.architectures(["alexnet", "googlenet", "vgg16"])}
+    rows = {row.name: row for row in models.architectures(["alexnet", "googlenet", "vgg16"])}
     assert list(rows) == ["alexnet", "googlenet", "vgg16"]
     assert {type(row) for row in rows.values()} == {compared.Footprint}
     for name, row in rows.items():
         cost = costs[name]
-        assert row.gradient_bytes == 4 * nets.parameters(name)
+        assert row.gradient_bytes == 4 * models.parameters(name)
         assert row.multiply_adds == cost.multiply_adds
         ratio = cost.training_flops / cost.gradient_bytes
         assert row.flops_per_gradient_byte == pytest.approx(ratio)
@@ -297,6 +297,6 @@ def test_architectures_are_the_guides_nets_and_vgg_has_the_most_gradients(costs)
 
 def test_architectures_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match=r"`names` must be one of .*Did you mean alexnet"):
-        nets.architectures(["alexnett"])
+        models.architectures(["alexnett"])
     with pytest.raises(ValueError, match=r"`names` must be a sequence of names.*Write \['vgg16'\]"):
-        nets.architectures("vgg16")
+        models.architectures("vgg16")

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dlguide import nets
-from dlguide.nets import sequence_formulas, sequence_memory
+from dlguide import models
+from dlguide.models import sequence_formulas, sequence_memory
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_recurrent_layer_costs_what_its_equations_do(kind, bias, keras):
     x = rng.standard_normal((6, 3))
     result, done = run_recurrent(kind, layer.get_weights(), x, bias)
     np.testing.assert_allclose(model(x[None]).numpy()[0], result, rtol=1e-10, atol=1e-12)
-    cost = nets.count(model)
+    cost = models.count(model)
     assert (cost.multiply_adds, cost.flops - 2 * cost.multiply_adds) == (
         done.multiply_adds,
         done.other,
@@ -122,7 +122,7 @@ def test_attention_costs_what_its_equations_do(values, keras):
     # Keras lists queries, keys, values and the result, each with its bias
     result, done = run_attention(layer.get_weights(), x, 2)
     np.testing.assert_allclose(model(x[None]).numpy()[0], result, rtol=1e-10, atol=1e-12)
-    cost = nets.count(model)
+    cost = models.count(model)
     assert cost.multiply_adds == done.multiply_adds
     assert cost.flops - 2 * cost.multiply_adds == done.other
 
@@ -130,21 +130,21 @@ def test_attention_costs_what_its_equations_do(values, keras):
 def test_einsum_costs_each_combination_of_its_indices(keras):
     inputs = keras.Input((6, 8))
     scale = keras.layers.EinsumDense("bld,d->bld", (6, 8), bias_axes="ld")
-    cost = nets.count(keras.Model(inputs, scale(inputs)))
+    cost = models.count(keras.Model(inputs, scale(inputs)))
     assert (cost.multiply_adds, cost.flops) == (48, 3 * 48)
     dense = keras.layers.EinsumDense("blf,fd->bld", (6, 5), activation="relu")
-    cost = nets.count(keras.Model(inputs, dense(inputs)))
+    cost = models.count(keras.Model(inputs, dense(inputs)))
     assert (cost.multiply_adds, cost.flops) == (6 * 8 * 5, 2 * 6 * 8 * 5 + 6 * 5)
     open_equation = keras.layers.EinsumDense("...f,fd->...d", 5)
     with pytest.raises(ValueError, match="have an equation without ellipsis at layer einsum_dense"):
-        nets.count(keras.Model(inputs, open_equation(inputs)))
+        models.count(keras.Model(inputs, open_equation(inputs)))
 
 
 def test_a_transformer_costs_what_its_closed_form_says(keras):
     """12 d d for each position and block, and 2 L d for the scores and their mean."""
     length, width, vocabulary, layers = 6, 8, 11, 3
     sizes = {"length": length, "width": width, "heads": 2, "layers": layers}
-    cost = nets.count(nets.build("causal_transformer", vocabulary=vocabulary, **sizes))
+    cost = models.count(models.build("causal_transformer", vocabulary=vocabulary, **sizes))
     block = 12 * width**2 + 2 * length * width
     assert cost.multiply_adds == length * (layers * block + width + width * vocabulary)
     assert not cost.uncounted
@@ -200,7 +200,7 @@ def test_training_costs_the_products_of_tensorflows_graph(kind, before, keras):
         gates = {"SimpleRNN": 1, "LSTM": 4, "GRU": 3}[kind]
         x, saved = getattr(keras.layers, kind)(5, unroll=True)(x), gates * 5 * 5
     model = keras.Model(inputs, x)
-    assert nets.count(model).training_multiply_adds == Products(model, 11).multiply_adds + saved
+    assert models.count(model).training_multiply_adds == Products(model, 11).multiply_adds + saved
 
 
 def kept_by_tensorflow(model, batch=11):
@@ -242,8 +242,8 @@ def kept_by_tensorflow(model, batch=11):
 @pytest.mark.parametrize("name", ["transformer", "causal_transformer", "autoencoder", "resnet20"])
 def test_activations_are_the_arrays_that_a_step_of_tensorflow_needs(name, precision, keras):
     sizes = {"length": 6, "layers": 1} if "transformer" in name else {}
-    model = nets.build(name, dtype=precision, **sizes)
-    assert nets.memory(model, 10).activations / 10 == kept_by_tensorflow(model)
+    model = models.build(name, dtype=precision, **sizes)
+    assert models.memory(model, 10).activations / 10 == kept_by_tensorflow(model)
 
 
 @pytest.mark.parametrize("rows", [True, False])
@@ -253,11 +253,13 @@ def test_recurrent_layers_keep_the_arrays_of_their_steps(kind, rows, keras):
     dense = keras.layers.Dense
     layer = getattr(keras.layers, kind)(7, unroll=True, return_sequences=rows)
     model = keras.Sequential([keras.Input((5, 3)), dense(4), layer, dense(2)])
-    assert nets.memory(model, 1).activations == kept_by_tensorflow(model)
+    assert models.memory(model, 1).activations == kept_by_tensorflow(model)
 
 
 def test_attention_keeps_the_square_of_the_length(keras):
-    kept = [nets.memory(nets.build("transformer", length=n), 1).activations for n in (32, 64, 96)]
+    kept = [
+        models.memory(models.build("transformer", length=n), 1).activations for n in (32, 64, 96)
+    ]
     steps = [after - before for before, after in pairwise(kept)]
     # second difference of a quadratic: 2 times its factor, with 4 bytes, 4 heads, 2 layers
     assert steps[1] - steps[0] == 2 * 32**2 * 4 * 4 * 2

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlguide.checks import MissingComponentError
 from dlguide.data import datasets
 from dlguide.data.datasets import DataError, epoch_batches, shard
+from dlguide.errors import MissingComponentError
 
 REPOSITORY = Path(__file__).parents[1] / "data"
 

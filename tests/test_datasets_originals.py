@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlguide.checks import MissingComponentError
 from dlguide.data import datasets
 from dlguide.data.datasets import images, loading, originals, sharing
 from dlguide.data.idx import DataError
+from dlguide.errors import MissingComponentError
 
 RNG = np.random.default_rng(7)
 IDX_FILES = [file.name for file in originals.ORIGINALS["fashion_mnist"].files]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dlguide import nets
+from dlguide import models
 from dlguide.data import datasets, formats
 from dlguide.data import input_pipeline as ip
 from dlguide.training import checkpoint, fit
@@ -147,7 +147,7 @@ def stored(folder, mnist, name="train"):
 
 def test_feeds_begun_in_the_middle_give_what_a_whole_epoch_gives(mnist, tmp_path):
     # 41 = 2 * 20 + 1: one rank has nothing in the last step, and takes an image it has seen.
-    model, empty = nets.build("mlp", seed=0), 0
+    model, empty = models.build("mlp", seed=0), 0
     pipeline = stored(tmp_path, mnist)
     for rank in (0, 1):
         mine = {"rank": rank, "ranks": 2}

@@ -13,8 +13,8 @@ import docs_pages
 import numpy as np
 import pytest
 
-from dlguide.checks import MissingComponentError
 from dlguide.cluster.environment import find_mpiexec
+from dlguide.errors import MissingComponentError
 
 ROOT = docs_pages.ROOT
 PAGES = docs_pages.pages()

@@ -195,9 +195,9 @@ sys.path.insert(0, "docs")
 import build
 from pathlib import Path
 
-module = types.ModuleType("dlguide.checks", "A module.")
+module = types.ModuleType("dlguide.errors", "A module.")
 module.__all__ = ["nothing_here"]  # pdoc would warn and go on
-build.public_modules = lambda: ["dlguide.checks"]
+build.public_modules = lambda: ["dlguide.errors"]
 build.load = lambda name: module
 build.build(Path(sys.argv[1]))
 """

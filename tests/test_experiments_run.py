@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dlguide import nets
+from dlguide import models
 from dlguide.cluster import Cluster
 from dlguide.data import datasets
 from dlguide.training import experiments as ex
@@ -161,7 +161,7 @@ def test_the_impossible_is_refused_before_anything_is_trained(monkeypatch):
 def test_nets_and_data_of_ones_own_and_other_data_is_another_training(tmp_path):
     whole = datasets.load("mnist").first(100, 50)
     setting = replace(SMALL, net="mine", data="my digits", samples=None, test_samples=None)
-    own = {"nets": {"mine": lambda: nets.build("mlp", seed=5)}, "progress": None}
+    own = {"nets": {"mine": lambda: models.build("mlp", seed=5)}, "progress": None}
     (first,) = ex.run([setting], tmp_path, data={"my digits": whole}, **own)
     assert first.runs[0].samples == 100
     (again,) = ex.run([setting], tmp_path, data={"my digits": lambda: whole}, **own)

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from dlguide import nets
+from dlguide import models
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset, Step
 from dlguide.measure import Run
@@ -37,13 +37,13 @@ def run(mnist):
 
 def kept(build):
     """A function for `net` and the list that its models go to."""
-    models = []
+    built = []
 
     def net():
-        models.append(build())
-        return models[-1]
+        built.append(build())
+        return built[-1]
 
-    return net, models
+    return net, built
 
 
 def numpy_mlp(data, weights, epochs, batch, rate, seed):
@@ -75,11 +75,11 @@ def numpy_mlp(data, weights, epochs, batch, rate, seed):
 
 
 def test_weights_loss_and_accuracy_are_numpys(mnist):
-    net, models = kept(lambda: nets.build("mlp", 5, 0, "float64"))
-    weights = nets.build("mlp", 5, 0, "float64").get_weights()
+    net, built = kept(lambda: models.build("mlp", 5, 0, "float64"))
+    weights = models.build("mlp", 5, 0, "float64").get_weights()
     run = fit(net, mnist, epochs=2, batch=10, optimizer="sgd", learning_rate=0.1, seed=4)
     losses, accuracy = numpy_mlp(mnist, weights, 2, 10, 0.1, 4)
-    for ours, numpys in zip(models[0].weights, weights, strict=True):
+    for ours, numpys in zip(built[0].weights, weights, strict=True):
         # Keras holds the rate in float32: 0.1 there is off by 1.5e-8.
         np.testing.assert_allclose(ours, numpys, rtol=0, atol=1e-6 * np.abs(numpys).max())
     np.testing.assert_allclose(run.loss, losses, rtol=1e-6)
@@ -107,7 +107,7 @@ def test_every_number_of_a_run_adds_up(run, mnist):
     assert run.images_per_s == pytest.approx(10 / np.median(full))
     assert run.images_per_s > run.images_per_s_with_first
     assert (run.rank, run.ranks, run.samples, run.global_batch) == (0, 1, 101, 10)
-    assert run.parameters == nets.parameters("mlp")
+    assert run.parameters == models.parameters("mlp")
     assert run.learning_rate == pytest.approx(0.01)
     assert (run.net, run.data, run.optimizer, run.device) == ("mlp", "mnist", "adam", "cpu")
     assert run.versions.keys() >= {"python", "tensorflow", "keras", "numpy", "dlguide"}
@@ -322,7 +322,7 @@ def test_rank_without_samples_takes_the_step_with_weight_nothing(mnist):
 
 
 def test_dropout_belongs_to_seed_rank_layer_and_step():
-    model = nets.build("mnist_cnn", seed=0, dropout=0.5)
+    model = models.build("mnist_cnn", seed=0, dropout=0.5)
     (state,) = (v for v in model.variables if not any(v is weight for weight in model.weights))
 
     def after(*where):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlguide import nets
+from dlguide import models
 from dlguide.data.datasets import Dataset
 from dlguide.training.settings import Settings
 
@@ -23,16 +23,16 @@ def clips(shape):
 
 @pytest.mark.parametrize("task", ["autoencoder", "generator", "discriminator", "forecaster"])
 def test_nets_that_tell_no_classes_apart_are_refused_with_the_way_on(task):
-    for name in nets.further_names(task):
+    for name in models.further_names(task):
         with pytest.raises(ValueError, match="`net` must be a net that tells classes") as caught:
             settings(name).check()
         assert str(caught.value).endswith(
-            "Build it with `nets.build` and train it in a loop of your own."
+            "Build it with `models.build` and train it in a loop of your own."
         )
 
 
 def test_classifiers_take_data_of_their_shape_and_no_other():
-    for name in nets.names():
+    for name in models.names():
         settings(name).check()
     settings("resnet20", "cifar10").check()
     settings("cnn_3d", clips((8, 32, 32, 1))).check()

@@ -15,7 +15,7 @@ def trainings(saves_in):
     import numpy as np
 
     import dlguide.horovod as hvd
-    from dlguide import nets
+    from dlguide import models
     from dlguide.data import datasets
     from dlguide.training import checkpoint, fit
     from dlguide.training.ranks import Alone
@@ -24,7 +24,7 @@ def trainings(saves_in):
     hvd.init()
     rank, ranks = hvd.rank(), hvd.size()
     mnist = datasets.load("mnist").first(101, 1001)
-    layers, models = keras.layers, []
+    layers, built = keras.layers, []
 
     def small(seed=0, dtype="float32", dropout=0.0, normalise=False, decay=0.0):
         start = keras.initializers.GlorotUniform(seed=seed)
@@ -37,7 +37,7 @@ def trainings(saves_in):
         model.add(layers.Dropout(dropout, seed=seed, dtype=dtype))
         rule = keras.regularizers.L2(decay) if decay else None
         model.add(layers.Dense(10, kernel_initializer=start, kernel_regularizer=rule, dtype=dtype))
-        models.append(model)
+        built.append(model)
         return model
 
     def difference(parallel, serial):
@@ -56,14 +56,14 @@ def trainings(saves_in):
         if net == "mnist_cnn":
 
             def net():
-                models.append(nets.build("mnist_cnn", 1, 0.0, "float64"))
-                return models[-1]
+                built.append(models.build("mnist_cnn", 1, 0.0, "float64"))
+                return built[-1]
 
         ways = {"optimizer": "sgd", "rate_scaling": "none", "epochs": 2, "evaluate": False}
         ways.update(settings)
         run = fit(net, mnist, batch=10, parallel=True, **ways)
         alone = fit(net, mnist, batch=10 * ranks, parallel=False, **ways)
-        parallel, serial = models[-2:]
+        parallel, serial = built[-2:]
         result["different"][name] = {
             "weights": difference(parallel, serial),
             "loss": abs(run.loss[-1] / alone.loss[-1] - 1),
@@ -89,7 +89,7 @@ def trainings(saves_in):
     result["finished_alone"] = fit(
         **{**ways, "parallel": False}, epochs=2, checkpoint=saves, evaluate=False
     ).weights_digest
-    model = models[-2]
+    model = built[-2]
     weights = {id(weight) for weight in model.weights}
     result["dropout_states"] = [
         np.asarray(v).tolist() for v in model.variables if id(v) not in weights

@@ -174,7 +174,7 @@ def test_missing_component_is_named_with_its_remedy(code, told):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("dlguide.checks.MissingComponentError")
+    assert last.startswith("dlguide.errors.MissingComponentError")
     assert told in last
 
 

@@ -16,7 +16,7 @@ def trained_in_grids(layouts):
     import tensorflow as tf
     from mpi4py import MPI
 
-    from dlguide import nets
+    from dlguide import models
     from dlguide.parallel import hybrid
 
     comm, batch, found = MPI.COMM_WORLD, 13, {}  # 13: no number of copies divides it
@@ -24,7 +24,7 @@ def trained_in_grids(layouts):
     # Keras keeps numbers in float32: eighths are the same in both
     momentum = lambda: keras.optimizers.SGD(0.125, momentum=0.875)  # noqa: E731
     for dtype in ("float64", "float32"):
-        make = lambda dtype=dtype: nets.build("mlp", dtype=dtype)  # noqa: E731
+        make = lambda dtype=dtype: models.build("mlp", dtype=dtype)  # noqa: E731
         images = random.normal(size=(batch, 28, 28, 1)).astype(dtype)
         labels = random.integers(0, 10, batch)
         whole, sgd = make(), momentum()

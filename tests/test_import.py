@@ -69,7 +69,7 @@ def test_import_changes_nothing_in_the_process():
 
 def test_commands_and_folders_are_opened_by_name():
     done = subprocess.run(
-        [sys.executable, "-c", "import dlguide; dlguide.commands.run; dlguide.folders"],
+        [sys.executable, "-c", "import dlguide; dlguide.commands.run; dlguide.files"],
         capture_output=True,
         text=True,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dlguide import build_horovod, install_horovod, preflight
-from dlguide.checks import MissingComponentError
+from dlguide.errors import MissingComponentError
 
 BIN = Path(sysconfig.get_path("scripts"))
 

@@ -18,7 +18,7 @@ def keras_cases():
     import tensorflow as tf
     from mpi4py import MPI
 
-    from dlguide import nets
+    from dlguide import models
     from dlguide.parallel.layerwise import Layerwise
     from dlguide.parallel.layerwise_nets import KerasLayers
 
@@ -60,7 +60,7 @@ def keras_cases():
 
     cases = {"residual": (residual, (6,), "f8", 3, adam, 96)}
     if comm.size == 2:
-        mnist = (lambda: nets.build("mnist_cnn", dropout=0), (28, 28, 1), "f4", 10, sgd, 1 << 18)
+        mnist = (lambda: models.build("mnist_cnn", dropout=0), (28, 28, 1), "f4", 10, sgd, 1 << 18)
         cases["mnist_cnn"] = mnist
     found = {}
     for name, (build, shape, dtype, classes, optimizer, slice_bytes) in cases.items():

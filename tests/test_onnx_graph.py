@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from dlguide import nets
+from dlguide import models
 from dlguide.machine.precision import onnx_graph
 
 LAYERS = keras.layers
@@ -47,7 +47,7 @@ def assert_equal(model, **how):
 @pytest.mark.parametrize("name", ["mlp", "mnist_cnn", "mnist_cnn_bn"])
 @pytest.mark.parametrize("images", [1, 5])
 def test_nets_of_the_course_are_equal(name, images):
-    assert_equal(normalised(nets.build(name, seed=3)), images=images)
+    assert_equal(normalised(models.build(name, seed=3)), images=images)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_normalisation_is_folded_only_where_nobody_else_reads_the_convolution():
 
 
 def test_file_is_the_graph(tmp_path):
-    model = nets.build("mlp")
+    model = models.build("mlp")
     path = onnx_graph.export(model, tmp_path / "mlp.onnx")
     assert path.read_bytes() == onnx_graph.graph(model).SerializeToString()
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlguide.measure import Timing
-from dlguide.nets import Cost, LayerCost
+from dlguide.models import Cost, LayerCost
 from dlguide.parallel import overlap_schedule
 from dlguide.parallel.overlap import Overlap
 from dlguide.parallel.overlap_schedule import Interval, Schedule, predict

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from dlguide.nets.costs import Cost, LayerCost
+from dlguide.models.costs import Cost, LayerCost
 from dlguide.parallel import choosing, layouts
 from dlguide.parallel.choosing import Speeds
 

@@ -98,7 +98,7 @@ def residual_net():
 def test_cuts_are_where_one_tensor_crosses_and_stages_equal_the_net():
     import numpy as np
 
-    from dlguide import nets
+    from dlguide import models
 
     model = residual_net()
     # between "in" and "sum" two tensors cross
@@ -112,10 +112,10 @@ def test_cuts_are_where_one_tensor_crosses_and_stages_equal_the_net():
         stages.cut(model, ("sum", "in"))
     with pytest.raises(ValueError, match="`stages` must be at most 3, the pieces residual"):
         stages.balance(model, 4)
-    cnn = nets.build("mnist_cnn")
+    cnn = models.build("mnist_cnn")
     costs = stages.costs(cnn, stages.balance(cnn, 2))
-    assert sum(cost.weight_bytes for cost in costs) == 4 * nets.parameters("mnist_cnn")
-    assert sum(cost.training_flops for cost in costs) == nets.count(cnn).training_flops
+    assert sum(cost.weight_bytes for cost in costs) == 4 * models.parameters("mnist_cnn")
+    assert sum(cost.training_flops for cost in costs) == models.count(cnn).training_flops
     assert costs[0].input_bytes == 4 * 28 * 28
     assert costs[0].memory_bytes(3, 10) == 30 * (costs[0].activation_bytes + 4 * 784)
     assert costs[0].memory_bytes(3, 10, True) == 10 * (costs[0].activation_bytes + 3 * 4 * 784)
@@ -245,13 +245,13 @@ def what_is_refused():
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide import nets
+    from dlguide import models
     from dlguide.parallel.pipeline import Pipeline
 
     comm = MPI.COMM_WORLD
     last = comm.rank == comm.size - 1
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
-    mlp = lambda **more: nets.build("mlp", **more)  # noqa: E731
+    mlp = lambda **more: models.build("mlp", **more)  # noqa: E731
     tiny = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(2)])
     shared = keras.layers.Dense(4, name="twice")
     start = keras.Input((4,))
@@ -268,7 +268,7 @@ def what_is_refused():
         "differ": lambda: Pipeline(mlp(), comm, sgd, 8 if last else 4, cuts=cuts),
         "schedule": lambda: Pipeline(mlp(), comm, sgd, 4, "gpip"),
         "shared": lambda: Pipeline(twice, comm, sgd, 4, cuts=["relu", "end"]),
-        "dropout": lambda: Pipeline(nets.build("mnist_cnn"), comm, sgd, 4, recompute=True),
+        "dropout": lambda: Pipeline(models.build("mnist_cnn"), comm, sgd, 4, recompute=True),
         "clip": lambda: Pipeline(mlp(), comm, clip, 4),
         "divide": lambda: pipeline.step(images, labels),
         "few": lambda: pipeline.step(images[:3], labels[:3]),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dlguide import nets
+from dlguide import models
 from dlguide.data import datasets
 from dlguide.machine import precision
 from dlguide.machine.precision import scaling
@@ -45,7 +45,7 @@ def test_best_scale_is_the_largest_that_does_not_overflow():
 
 
 def test_gradients_of_weights_are_those_of_tensorflow(data):
-    model = nets.build("mnist_cnn", dropout=0.0)
+    model = models.build("mnist_cnn", dropout=0.0)
     images, labels = data[0][:20], data[1][:20]
     found = precision.gradients(model, images, labels)
     with tf.GradientTape() as tape:

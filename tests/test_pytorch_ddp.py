@@ -16,7 +16,7 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-from dlguide.checks import MissingComponentError
+from dlguide.errors import MissingComponentError
 from dlguide.parallel import (
     pytorch_buckets,
     pytorch_data_parallel,
@@ -147,8 +147,8 @@ def test_net_is_that_of_numpy_and_of_keras(tmp_path):
     ours += "logits, gradients = pytorch_net.look(arrays, images, labels)\n"
     ours += "assert 'tensorflow' not in sys.modules\n"
     theirs = (
-        "import tensorflow as tf\nfrom dlguide import nets\n"
-        "net = nets.build('mnist_cnn', dropout=0.0)\nnet.set_weights(arrays)\n"
+        "import tensorflow as tf\nfrom dlguide import models\n"
+        "net = models.build('mnist_cnn', dropout=0.0)\nnet.set_weights(arrays)\n"
         "with tf.GradientTape() as tape:\n"
         "    logits = net(images, training=True)\n"
         "    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)\n"

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from dlguide import nets
+from dlguide import models
 from dlguide.data import datasets
 from dlguide.machine import precision
 from dlguide.machine.precision import kernel_rates, proof
@@ -23,7 +23,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def trained(data):
-    model = nets.build("mnist_cnn_bn", seed=1, dropout=0.0)
+    model = models.build("mnist_cnn_bn", seed=1, dropout=0.0)
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = 0.9  # so few steps are enough for its averages

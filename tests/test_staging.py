@@ -22,12 +22,12 @@ import pytest
 from lanes import RANKS
 from on_ranks import mpiexec, on_ranks
 
-from dlguide.checks import MissingComponentError
 from dlguide.data import formats, transfer
 from dlguide.data.formats import DamageError
 from dlguide.data.transfer import copying, listing, staging
 from dlguide.data.transfer.errors import TransferError
 from dlguide.data.transfer.locking import locked
+from dlguide.errors import MissingComponentError
 
 pytestmark = pytest.mark.ranks
 
@@ -256,7 +256,7 @@ def test_a_disk_that_is_too_full_is_told_before_the_copy(tmp_path, monkeypatch):
     source = make("plain", tmp_path / "source")
     real = shutil.disk_usage
     monkeypatch.setattr(
-        "dlguide.folders.shutil.disk_usage", lambda path: real(path)._replace(free=1_001_000)
+        "dlguide.files.shutil.disk_usage", lambda path: real(path)._replace(free=1_001_000)
     )
     big = source / "big"
     with big.open("wb") as file:

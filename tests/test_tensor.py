@@ -16,7 +16,7 @@ def cut_against_whole():
     import tensorflow as tf
     from mpi4py import MPI
 
-    from dlguide import nets
+    from dlguide import models
     from dlguide.parallel import tensor
     from dlguide.parallel.split_net import SplitNet
 
@@ -101,9 +101,9 @@ def cut_against_whole():
             keras.layers.Dense(10, name="d2", **start),
         ])  # fmt: skip
 
-    cnn = lambda dtype: nets.build("mnist_cnn", dropout=0.0, dtype=dtype)  # noqa: E731
+    cnn = lambda dtype: models.build("mnist_cnn", dropout=0.0, dtype=dtype)  # noqa: E731
     cases = {
-        "mlp": (lambda dtype: nets.build("mlp", dtype=dtype), "float64"),
+        "mlp": (lambda dtype: models.build("mlp", dtype=dtype), "float64"),
         "cnn": (cnn, "float64"),
         # without ReLU: in float32 a unit at zero may pass on one side and not on the other
         "smooth net in float32": (three, "float32"),
@@ -168,7 +168,7 @@ def what_cannot_be_split():
     import keras
     from mpi4py import MPI
 
-    from dlguide import nets
+    from dlguide import models
     from dlguide.parallel.split_net import SplitNet
 
     comm, told = MPI.COMM_WORLD, {}
@@ -176,8 +176,8 @@ def what_cannot_be_split():
         [keras.Input((4,)), keras.layers.Dense(2, name="narrow"), keras.layers.Dense(3)]
     )
     cases = {
-        "dropout": nets.build("mnist_cnn"),
-        "norm": nets.build("mnist_cnn_bn", dropout=0.0),
+        "dropout": models.build("mnist_cnn"),
+        "norm": models.build("mnist_cnn_bn", dropout=0.0),
         "narrow": narrow,
         "softmax": keras.Sequential([keras.Input((4,)), keras.layers.Dense(9, "softmax")]),
     }

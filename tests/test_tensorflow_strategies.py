@@ -49,13 +49,13 @@ def soon(condition, limit_s=15.0):
 
 def expected_weights(batch, steps, rate):
     """The weights of the small net after plain SGD on the means of these batches, in NumPy."""
-    from dlguide import nets
+    from dlguide import models
     from dlguide.data import datasets
 
     data = datasets.load("mnist").first(batch * steps)
     images = data.train_images.reshape(steps, batch, -1).astype(float)
     labels = np.eye(10)[data.train_labels.reshape(steps, batch)]
-    w1, b1, w2, b2 = (each.astype(float) for each in nets.build("mlp", seed=0).get_weights())
+    w1, b1, w2, b2 = (each.astype(float) for each in models.build("mlp", seed=0).get_weights())
     for x, y in zip(images, labels, strict=True):
         hidden = np.maximum(x @ w1 + b1, 0)
         power = np.exp(hidden @ w2 + b2)

@@ -1,13 +1,13 @@
 """Chains of products are as long as the nets are deep, and gates let through what they should.
 
-Tests dlguide.nets.through_time.
+Tests dlguide.models.through_time.
 """
 
 import numpy as np
 import pytest
 
-from dlguide import nets
-from dlguide.nets.through_time import longest_chain, memory_rate
+from dlguide import models
+from dlguide.models.through_time import longest_chain, memory_rate
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_recurrent_net_waits_at_every_step(keras, length):
 
 @pytest.mark.parametrize(("length", "layers"), [(4, 1), (4, 3), (32, 1)])
 def test_transformer_waits_at_every_layer_and_not_at_every_step(length, layers):
-    net = nets.build("causal_transformer", length=length, layers=layers, width=8, heads=2)
+    net = models.build("causal_transformer", length=length, layers=layers, width=8, heads=2)
     assert longest_chain(net, np.zeros((1, length), "int32")) == 6 * layers + 2
 
 

@@ -22,13 +22,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlguide.checks import MissingComponentError
 from dlguide.data import transfer
 from dlguide.data.datasets import originals
 from dlguide.data.idx import DataError
 from dlguide.data.transfer import catalogue, download, fetching
 from dlguide.data.transfer.errors import TransferError
 from dlguide.data.transfer.progress import reporting
+from dlguide.errors import MissingComponentError
 
 DATA = random.Random(3).randbytes(300_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -372,7 +372,7 @@ def test_arguments_are_checked_first(server, tmp_path):
 def test_a_disk_that_is_too_full_is_told_before_the_bytes_come(server, tmp_path, monkeypatch):
     real = shutil.disk_usage
     monkeypatch.setattr(
-        "dlguide.folders.shutil.disk_usage",
+        "dlguide.files.shutil.disk_usage",
         lambda path: real(path)._replace(free=1_000_000 + len(DATA) // 2),
     )
     server.data["/file"] = DATA * 10

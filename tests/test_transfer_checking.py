@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dlguide.checks import MissingComponentError
 from dlguide.data import formats, layouts, synthetic, transfer
 from dlguide.data.transfer import checking
-from dlguide.folders import data_folder
+from dlguide.errors import MissingComponentError
+from dlguide.files import data_folder
 
 
 def write(kind: str, path: Path) -> tuple[Path, int]:

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlguide.checks import MissingComponentError
 from dlguide.data import transfer
 from dlguide.data.idx import DataError
 from dlguide.data.transfer import unpacking
+from dlguide.errors import MissingComponentError
 
 MODES = {"tar": "w", "tar.gz": "w:gz", "tar.bz2": "w:bz2", "tar.xz": "w:xz"}
 KINDS = (*MODES, "zip")

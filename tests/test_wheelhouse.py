@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from dlcourse import execution
 from dlguide import build_horovod, install_horovod, make_wheelhouse, wheelhouse
-from dlguide.checks import MissingComponentError
 from dlguide.cli import offline
 from dlguide.cli.app import app
+from dlguide.errors import MissingComponentError
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = {"python": "3.11", "machine": "x86_64", "libc": "glibc 2.36"}

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dlguide import commands
-from dlguide.checks import require, require_count, require_known
 from dlguide.cluster import shared_memory
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.collectives import LIBRARY, NAMES, Table
+from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe, threads
 
 SIZES = (*(8 * 8**power for power in range(7)), 4 << 20, 8 << 20, 16 << 20, 64 << 20)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide import published
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.measure import Ratio, Timing, ratio
 
 

@@ -20,8 +20,8 @@ import psutil
 
 from dlguide.bench import page_cache
 from dlguide.bench.io_speeds import ACCESS, PLAIN, Comparison, Speed
-from dlguide.checks import require, require_count, require_known
 from dlguide.data import formats
+from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe
 from dlguide.measure import Timing
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from dlguide import commands
 from dlguide.bench import page_cache
-from dlguide.checks import require_count, require_known
 from dlguide.data import formats
 from dlguide.data.formats.framing import FRAMINGS
 from dlguide.data.formats.manifest import crc32c
+from dlguide.errors import require_count, require_known
 
 OUTCOMES = ("noticed", "silent", "harmless", "died")
 LIMIT_S = 60  # of one trial: much more than any reader needs, also on a slow machine

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.measure import Ratio, Timing, ratio
 
 ACCESS = ("sequential", "random")

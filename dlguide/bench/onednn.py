@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-from dlguide import nets
+from dlguide import models
 from dlguide.bench.comparison import Comparison, Proof, Speed
 from dlguide.bench.process import Process
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.machine import Machine, describe, onednn, threads
 from dlguide.measure import Timing
 
@@ -52,7 +52,7 @@ def compare(
     of each turn is kept apart: its caches are the other side's.
 
     Args:
-        net: a net that `nets.build` knows.
+        net: a net that `models.build` knows.
         batch: images per step (count).
         image: height and width of the images (pixels); None takes the net's own, as a net for
             MNIST must.
@@ -69,7 +69,7 @@ def compare(
         ValueError: when an argument makes no sense.
         RuntimeError: when the two sides do not compute the same, or a process fails.
     """
-    require_known(net, (*nets.names(), *nets.imagenet_names()), "net")
+    require_known(net, (*models.names(), *models.imagenet_names()), "net")
     require_count(batch, "batch")
     require_count(turns, "turns")
     require_positive(seconds, "seconds")

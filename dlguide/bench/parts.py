@@ -12,7 +12,7 @@ import numpy as np
 
 from dlguide import measure
 from dlguide.bench.patient import patient
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.training.ranks import Alone, Ranks
 from dlguide.training.steps import train_step
 

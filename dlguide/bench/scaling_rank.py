@@ -22,7 +22,7 @@ def synchronous(
     """Measure on all ranks, in rounds, so that a disturbance hits all parts alike; collective.
 
     Args:
-        net: one of `nets.classifier_names()`.
+        net: one of `models.classifier_names()`.
         batch: images of each rank and step (count).
         alone_batch: images of the step of one rank by itself (count).
         steps: of each part and round that count; one more goes before them (count).
@@ -44,17 +44,17 @@ def step_of(net: str, batch: int, seed: int = 0) -> parts.Step:
 def _worker(net: str, seed: int, ranks: Alone) -> parts.Worker:
     import keras
 
-    from dlguide import nets
+    from dlguide import models
 
-    model = nets.build(net, seed=seed, dropout=0.0)
+    model = models.build(net, seed=seed, dropout=0.0)
     return parts.classifier(model, keras.optimizers.SGD(RATE), ranks)
 
 
 def _images(net: str, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    from dlguide import nets
+    from dlguide import models
 
     random = np.random.default_rng(seed)
-    model = nets.build(net, dropout=0.0)
+    model = models.build(net, dropout=0.0)
     shape, classes = model.input_shape[1:], model.output_shape[-1]
     labels = random.integers(0, classes, samples).astype(np.int32)
     return random.random((samples, *shape), np.float32), labels
@@ -70,7 +70,7 @@ def asynchronous(net: str, batch: int, steps: int, seed: int) -> dict[str, Any]:
     """Train with one server, the last rank, and measure the parts first; collective.
 
     Args:
-        net: one of `nets.classifier_names()`.
+        net: one of `models.classifier_names()`.
         batch: images of each worker and step (count).
         steps: of each worker (count).
         seed: of weights and images.
@@ -122,9 +122,9 @@ def _gradient(net: str, batch: int, seed: int) -> tuple[Callable[..., Any], np.n
     """Give the gradient as a function of flat weights, and the first weights."""
     import tensorflow as tf
 
-    from dlguide import nets
+    from dlguide import models
 
-    model = nets.build(net, seed=seed, dropout=0.0)
+    model = models.build(net, seed=seed, dropout=0.0)
     variables = model.trainable_variables
     sizes = [int(np.prod(each.shape)) for each in variables]
     random = np.random.default_rng(seed)

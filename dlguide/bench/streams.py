@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from dlguide import nets
+from dlguide import models
 from dlguide.bench.onednn import START_S, STEP_S, require_equal_work
 from dlguide.bench.process import Process
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.machine import Machine, describe, threads
 from dlguide.measure import Timing
 
@@ -67,7 +67,7 @@ def compare(
     answers must agree. The splits are measured one after the other.
 
     Args:
-        net: a net that `nets.build` knows.
+        net: a net that `models.build` knows.
         batch: images of one answer (count).
         image: height and width of the images (pixels); None takes the net's own.
         seconds: time of all turns together (s).
@@ -88,7 +88,7 @@ def compare(
     if splits is None:
         splits = sorted({2**power for power in range(cores.bit_length())} | {cores})
     require(len(splits) > 0, "splits", "name at least one number of streams", list(splits))
-    require_known(net, (*nets.names(), *nets.imagenet_names()), "net")
+    require_known(net, (*models.names(), *models.imagenet_names()), "net")
     require_count(batch, "batch")
     require_count(turns, "turns")
     require_positive(seconds, "seconds")

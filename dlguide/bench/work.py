@@ -34,7 +34,7 @@ class Work:
         Args:
             plan: a ThreadPlan as plain dictionary.
             rank: which part of it this process is.
-            net: name for `nets.build`.
+            net: name for `models.build`.
             batch: images per step (count).
             image: height and width of the images (pixels); None takes the net's own.
             seed: of weights and images.
@@ -48,10 +48,10 @@ class Work:
         import numpy as np
         import tensorflow as tf
 
-        from dlguide import nets
+        from dlguide import models
 
         size = {} if image is None else {"image": image}
-        self.model = nets.build(net, seed=seed, dropout=0.0, **size)
+        self.model = models.build(net, seed=seed, dropout=0.0, **size)
         random = np.random.default_rng(seed)
         shape, classes = self.model.input_shape[1:], self.model.output_shape[-1]
         self.images = tf.constant(random.random((batch, *shape), np.float32))

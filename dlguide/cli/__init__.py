@@ -9,7 +9,6 @@ import sys
 from functools import cache
 from importlib.metadata import entry_points
 
-from dlguide.checks import MissingComponentError
 from dlguide.cli import (  # noqa: F401  they add commands
     batch,
     bench,
@@ -26,6 +25,7 @@ from dlguide.cli import (  # noqa: F401  they add commands
     tuning,
 )
 from dlguide.cli.app import app
+from dlguide.errors import MissingComponentError
 
 EXPECTED = (ValueError, RuntimeError, OSError)  # reported in one line
 COURSE = ("lab", "notebooks", "progress", "usecase")  # what dlcourse adds

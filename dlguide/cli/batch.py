@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dlguide.checks import require
 from dlguide.cli.app import app
+from dlguide.errors import require
 
 
 @app.command()
@@ -48,7 +48,7 @@ def batch(
 ) -> None:
     """Write a batch script and print it, with the line that submits it; submit only when asked."""
     from dlguide.cluster import batch as jobs
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     job = jobs.Job(
         program, tuple(arguments or ()), name, nodes, ranks_per_node, threads, gpus_per_node,

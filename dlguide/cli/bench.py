@@ -14,16 +14,16 @@ from dlguide.cli.app import app
 bench = typer.Typer(help="Benchmarks: equal work first, then median and spread.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
 
-NetOption = Annotated[str, typer.Option(help="A net of dlguide.nets.")]
+NetOption = Annotated[str, typer.Option(help="A net of dlguide.models.")]
 SecondsOption = Annotated[float, typer.Option(help="Time of all measured steps together (s).")]
 OutputOption = Annotated[Path, typer.Option(help="Folder for the record and the plot.")]
 
 
 def _image_of(net: str, image: int | None) -> int | None:
     """Take the size that was asked for; the nets for MNIST have one of their own."""
-    from dlguide import nets
+    from dlguide import models
 
-    return None if image is None and net in nets.names() else image or 224
+    return None if image is None and net in models.names() else image or 224
 
 
 @bench.command("onednn")
@@ -39,7 +39,7 @@ def onednn_command(
     """Training and inference with oneDNN on and off, as the workshop's tf_bench of 2019."""
     from dlguide import plots
     from dlguide.bench import onednn
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     require_writable(output, "output")
     modes = [word.strip() for word in mode.split(",")]
@@ -64,7 +64,7 @@ def streams_command(
     """Inference with many streams of few threads against few streams of many."""
     from dlguide import plots
     from dlguide.bench import streams
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     require_writable(output, "output")
     splits = streams.compare(net, batch, _image_of(net, image), seconds, seed=seed)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlguide.checks import require
 from dlguide.cli.app import OversubscribeOption, RanksOption
 from dlguide.cli.bench import bench
 from dlguide.collectives import LIBRARY
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def allreduce_command(
     from dlguide import plots, published
     from dlguide.bench import allreduce as comparison
     from dlguide.collectives import keeping
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     require_writable(output, "output")
     asked = [_bytes(word) for word in sizes.split(",")] if sizes else list(comparison.SIZES)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlguide.checks import require_count
 from dlguide.cli.bench import bench
+from dlguide.errors import require_count
 
 if TYPE_CHECKING:
     from dlguide.bench.io_speeds import Comparison
@@ -40,7 +40,7 @@ def io_command(
     """Read the same samples from every file format, in order and at random, cold and warm."""
     from dlguide import plots
     from dlguide.bench import io
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     for value, name in ((samples, "samples"), (image_bytes, "image_bytes"), (repeats, "repeats")):
         require_count(value, name)

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from dlguide.checks import require
 from dlguide.cli.app import OversubscribeOption
 from dlguide.cli.bench import NetOption, bench
+from dlguide.errors import require
 
 
 @bench.command("scaling")
@@ -31,7 +31,7 @@ def scaling_command(
 ) -> None:
     """Measure strong or weak scaling, and predict each number of ranks from one rank's parts."""
     from dlguide.bench import scaling
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     require_writable(output, "output")
     words = [word.strip() for word in ranks.split(",")]

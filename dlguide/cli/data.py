@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from dlguide.checks import require, require_count
 from dlguide.cli.app import app
+from dlguide.errors import require, require_count
 from dlguide.measure import launched
 
 data = typer.Typer(help="Data sets: where they are, getting them, checking them, staging them.")
@@ -31,7 +31,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> None:
     """List the data sets that the course knows: what is here, and where the others come from."""
     from dlguide.data import datasets, transfer
-    from dlguide.folders import data_folder
+    from dlguide.files import data_folder
 
     place = data_folder(folder)
     here = {name for name in transfer.names() if (place / name).is_dir()}
@@ -71,7 +71,7 @@ def fetch_command(
     """Download a data set, or a file by its URL; what is there and whole is left alone."""
     from dlguide.data import transfer
     from dlguide.data.transfer.unpacking import refusal
-    from dlguide.folders import data_folder
+    from dlguide.files import data_folder
 
     if "://" in name:
         file = PurePosixPath(unquote(urlsplit(name).path)).name
@@ -109,7 +109,7 @@ def verify_command(
 ) -> None:
     """Check all files of a data set; exit status 1 when one is damaged, with the place."""
     from dlguide.data import transfer
-    from dlguide.folders import data_folder
+    from dlguide.files import data_folder
 
     if not folder.exists() and str(folder) in transfer.CATALOGUE:
         folder = data_folder() / folder

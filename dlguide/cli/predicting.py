@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dlguide.checks import require, require_positive
 from dlguide.cli.app import app
+from dlguide.errors import require, require_positive
 
 EFFICIENCIES = (0.9, 0.8, 0.5)
 
@@ -28,7 +28,7 @@ def predict(
 ) -> None:
     """Predict throughput, its interval and what limits it; time, node-hours and energy."""
     from dlguide import plots, scaling
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     measured = _pairs(points)
     asked = sorted({_number(each, "workers", int) for each in workers.split(",")})

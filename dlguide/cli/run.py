@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from dlguide.checks import require, require_count
 from dlguide.cli.app import OversubscribeOption, app
-from dlguide.folders import require_writable
+from dlguide.errors import require, require_count
+from dlguide.files import require_writable
 
 
 # What stands behind the script belongs to the script, options too.

@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from dlguide.checks import require, require_count
 from dlguide.cli.app import OversubscribeOption, RanksOption, app
+from dlguide.errors import require, require_count
 
 
 @app.command()
 def train(
     ranks: RanksOption = 2,
     compare: Annotated[bool, typer.Option(help="Train on 1 rank too; table and plot.")] = False,
-    net: Annotated[str, typer.Option(help="A net of dlguide.nets.")] = "mnist_cnn",
+    net: Annotated[str, typer.Option(help="A net of dlguide.models.")] = "mnist_cnn",
     data: Annotated[str, typer.Option(help="A data set of dlguide.data.")] = "mnist",
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 1,
     batch: Annotated[int, typer.Option(help="Images per rank and step.")] = 100,
@@ -40,7 +40,7 @@ def train(
     """Train a net with Horovod on MPI ranks of this machine."""
     from dlguide import plots, training
     from dlguide.cluster import Cluster
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
     from dlguide.machine import describe, threads
     from dlguide.training import compare as comparison
     from dlguide.training import settings
@@ -85,7 +85,7 @@ def train(
 
 def _check_timeline(timeline: Path, ranks: int, compare: bool) -> None:
     """Refuse, before any work, a timeline that could not be recorded or drawn."""
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     require(not compare, "timeline", "not be given with compare", str(timeline))
     must, then = "not be given for 1 rank, which exchanges nothing", "Use `--ranks 2`."

@@ -13,7 +13,7 @@ from dlguide.cli.app import OversubscribeOption, app
 
 @app.command()
 def tune(
-    net: Annotated[str, typer.Option(help="A net of dlguide.nets.")] = "mnist_cnn",
+    net: Annotated[str, typer.Option(help="A net of dlguide.models.")] = "mnist_cnn",
     batch: Annotated[int, typer.Option(help="Images of a step over all ranks.")] = 100,
     budget: Annotated[float, typer.Option(help="Time for all of it, in seconds.")] = 60.0,
     data: Annotated[str | None, typer.Option(help="mnist or random; default: what fits.")] = None,
@@ -26,7 +26,7 @@ def tune(
 ) -> None:
     """Find the ranks, threads and binding that train a net fastest here; the Cluster uses them."""
     from dlguide import plots, tuning
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     require_writable(output, "output")
     found = tuning.tune(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import MissingComponentError, require, require_count
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.cluster.processes import identity
+from dlguide.errors import MissingComponentError, require, require_count
 
 LOOPBACK = "127.0.0.1"
 # Two processes with the same one share a clock, process ids and /proc.

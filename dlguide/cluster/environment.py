@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import MissingComponentError, require
 from dlguide.cluster import processes
 from dlguide.cluster.rank import STALL_WARNING_S
+from dlguide.errors import MissingComponentError, require
 from dlguide.machine import threads
 
 # What only the cluster may set: by these its processes know each other.

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from dlguide.checks import require
 from dlguide.cluster import launch_lines, launch_words
 from dlguide.cluster.launch_lines import Job
 from dlguide.cluster.launch_words import DEAD, WORKS, Explained, Option
+from dlguide.errors import require
 from dlguide.machine.threads import recipes
 from dlguide.machine.threads.reading import Word, require_at
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 OWN_RANKS = "starts or expects ranks of its own: use `dlguide run` without `--transparent`"
 FORBIDDEN = {

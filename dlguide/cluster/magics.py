@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 
 def register(cluster: Callable[[], Any]) -> None:

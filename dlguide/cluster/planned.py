@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.machine import describe, threads
 from dlguide.machine.threads import remembered
 

@@ -22,13 +22,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require
 from dlguide.cluster import errors, inspection, processes, shared_memory, watch
 from dlguide.cluster.environment import find_mpiexec, rank_environment
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.rank import BEAT_S, collect_rarely, guarded, log_path, start_monitor
 from dlguide.cluster.streaming import Streams, redirect
 from dlguide.cluster.supervise import LOOK_S, Outcomes, supervise
+from dlguide.errors import require
 from dlguide.machine import describe, threads
 from dlguide.measure import launched
 

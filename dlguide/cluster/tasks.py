@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require
 from dlguide.cluster import outcomes
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.outcomes import Outcome
 from dlguide.cluster.processes import FOLDER
 from dlguide.cluster.run import FunctionRun
 from dlguide.cluster.supervise import Outcomes
+from dlguide.errors import require
 
 
 class TaskRun(FunctionRun):

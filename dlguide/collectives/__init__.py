@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require, require_known
 from dlguide.collectives import choosing
 from dlguide.collectives.algorithms import (
     ALGORITHMS,
@@ -33,6 +32,7 @@ from dlguide.collectives.pieces import (
     reduce_scatter_ring,
     reduce_tree,
 )
+from dlguide.errors import require, require_known
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require_known
+from dlguide.errors import require_known
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

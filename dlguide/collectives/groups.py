@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

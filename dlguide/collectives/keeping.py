@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlguide.collectives.choosing import LIBRARY, Table
-from dlguide.folders import cache_folder
+from dlguide.files import cache_folder
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require_count
 from dlguide.collectives.buffers import TAG, exchange, flatten, message, operation, parts
+from dlguide.errors import require_count
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from dlguide.checks import require_positive
 from dlguide.doctor import ranks, software, surroundings
 from dlguide.doctor.finding import Finding
+from dlguide.errors import require_positive
 
 # Each check gets its time limit in seconds; only those that start a process need it.
 Check = Callable[[float], "Finding | list[Finding]"]

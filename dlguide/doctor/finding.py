@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 SIGNS = {True: "ok  ", None: "note", False: "FAIL"}
 

@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 from dlguide import commands
-from dlguide.checks import MissingComponentError
 from dlguide.cluster import shared_memory
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.doctor.finding import Finding
+from dlguide.errors import MissingComponentError
 
 MARK = "DOCTOR "
 REINSTALL = "make setup"

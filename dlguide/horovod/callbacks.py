@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.horovod.collectives import allgather, allreduce
 from dlguide.horovod.guard import CHANGED_ASIDE, RanksDifferError, agree, check_weights
 from dlguide.horovod.guard import check_every as checked_every

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.horovod.grouped import allgather_slices
 from dlguide.horovod.native import Average, Compression, ProcessSet, Sum, global_process_set, native
 from dlguide.horovod.wire import (

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.horovod.guard import Watch, agree
 from dlguide.horovod.native import NAMES, communicates
 from dlguide.horovod.reduction import Reduction, refuse_xla

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.horovod.collectives import allgather, broadcast
 from dlguide.horovod.native import (
     ProcessSet,

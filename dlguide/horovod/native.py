@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from dlguide.checks import MissingComponentError
+from dlguide.errors import MissingComponentError
 
 if keras.backend.backend() != "tensorflow":
     raise MissingComponentError(

@@ -9,7 +9,7 @@ import keras
 from keras.src import api_export
 from keras.src.saving import object_registration
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.horovod.exchange import Exchange, Passes, Sums
 from dlguide.horovod.guard import check_every as checked_every
 from dlguide.horovod.guard import refuse_synchronized_layers

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlguide.checks import require
-from dlguide.folders import require_writable
+from dlguide.errors import require
+from dlguide.files import require_writable
 from dlguide.horovod.native import native
 from dlguide.horovod.runtime import ON_CALL, TIMELINE, init, records_on_call, restart
 from dlguide.horovod.runtime import restart_problem as why_not_again

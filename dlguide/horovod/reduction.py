@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from dlguide.checks import require, require_positive
+from dlguide.errors import require, require_positive
 from dlguide.horovod.grouped import grouped_allreduce
 from dlguide.horovod.native import (
     NAMES,

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 from dlguide.horovod.native import native
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.horovod.native import Average, Compression, ProcessSet, global_process_set
 from dlguide.horovod.reduction import Reduction, reduction, refuse_xla, variable_key
 

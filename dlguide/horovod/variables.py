@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.horovod.collectives import broadcast
 from dlguide.horovod.guard import agree
 from dlguide.horovod.native import ProcessSet, communicates, global_process_set

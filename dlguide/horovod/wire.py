@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.horovod.native import (
     NAMES,
     OPERATORS,

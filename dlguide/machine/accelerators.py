@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlguide import commands
-from dlguide.checks import MissingComponentError, require, require_known
+from dlguide.errors import MissingComponentError, require, require_known
 
 WISHES = ("auto", "cpu", "gpu")
 _VARIABLE = "CUDA_VISIBLE_DEVICES"

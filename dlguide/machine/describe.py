@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.machine import extensions, record, topology
 from dlguide.machine.kernel_files import integer, read
 from dlguide.machine.limits import memory_bytes, quota_cores

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dlguide.checks import require_known
+from dlguide.errors import require_known
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlguide.checks import require_count, require_known
+from dlguide.errors import require_count, require_known
 from dlguide.machine.describe import Machine
 from dlguide.machine.topology import Core
 

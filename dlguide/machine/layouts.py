@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 if TYPE_CHECKING:
     import numpy as np

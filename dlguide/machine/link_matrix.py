@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from dlguide import commands
-from dlguide.checks import require, require_positive
+from dlguide.errors import require, require_positive
 from dlguide.machine.links import Links, bandwidth, devices
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 Links = Mapping[tuple[int, int], float]
 

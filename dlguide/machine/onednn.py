@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dlguide import commands
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 from dlguide.machine import layouts
 
 # dnnl in 2020, onednn since; MKL-DNN's lines of 2019 had other fields

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 
 @dataclass(frozen=True)

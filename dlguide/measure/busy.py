@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.measure.run import Run
 from dlguide.measure.utilisation import Utilisation
 

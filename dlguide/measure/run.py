@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 
 # The first step traces and compiles; a few more fill caches and wake threads.
 WARMUP_STEPS = 5

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 
 
 @dataclass(frozen=True)

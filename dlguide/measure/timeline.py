@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.measure.run import Run
 from dlguide.measure.trace import PHASES, Event, Message, messages_of, paired, parsed
 

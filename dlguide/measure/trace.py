@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 NEGOTIATION, WAITING, PREPARING = "negotiation", "waiting", "preparing"
 COPY_IN, EXCHANGE, COPY_OUT, OTHER = "copy in", "exchange", "copy out", "other"

@@ -11,7 +11,7 @@ from threading import Event, Thread
 from time import time
 from typing import Any
 
-from dlguide.checks import require_positive
+from dlguide.errors import require_positive
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

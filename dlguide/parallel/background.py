@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require
 from dlguide.collectives import allreduce
 from dlguide.collectives.keeping import table_of
+from dlguide.errors import require
 from dlguide.parallel.overlap_schedule import EXCHANGE, Interval
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dlguide.checks import require, require_count, require_positive
-from dlguide.nets.costs import Cost
+from dlguide.errors import require, require_count, require_positive
+from dlguide.models.costs import Cost
 from dlguide.parallel.layouts import Job, Layout, Speeds, divisors
 
 __all__ = ["Layout", "Speeds", "choose", "table"]
@@ -40,7 +40,7 @@ def choose(
     trust the order where layouts are far apart, and measure where they are near.
 
     Args:
-        net: what `nets.count` gave, or a Keras model to count.
+        net: what `models.count` gave, or a Keras model to count.
         ranks: number of ranks (count).
         machine: speeds and memory of a rank and its links.
         batch: global batch (samples).
@@ -58,7 +58,7 @@ def choose(
         and Tofu (Wang, GTC 2017, s7724; arXiv:1807.08887).
     """
     if not isinstance(net, Cost):
-        from dlguide.nets import count
+        from dlguide.models import count
 
         net = count(net)
     require_count(ranks, "ranks")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.checks import require, require_positive
+from dlguide.errors import require, require_positive
 
 
 class Codec(ABC):

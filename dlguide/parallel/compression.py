@@ -14,7 +14,7 @@ so that nothing is lost, only late: all that was sent and the last error add up 
 
 from __future__ import annotations
 
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 from dlguide.parallel.codecs import BFloat16, OneBit, Threshold, TopK
 from dlguide.parallel.compressors import SMALL, Compressor, Float16, Gathered
 from dlguide.parallel.power_sgd import PowerSGD

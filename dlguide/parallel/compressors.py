@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide import collectives
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 from dlguide.parallel.codecs import Codec
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
 from dlguide.collectives import allreduce
+from dlguide.errors import require, require_count
 from dlguide.measure import Timing, timing
 from dlguide.parallel.agreement import alike, together
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.parallel import tensorflow_codecs
 
 

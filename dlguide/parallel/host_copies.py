@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require_count, require_known, require_positive
+from dlguide.errors import require_count, require_known, require_positive
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

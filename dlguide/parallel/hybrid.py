@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.parallel.agreement import alike, share, together
 from dlguide.parallel.pipeline import Pipeline
 from dlguide.parallel.split_net import SplitNet

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known, require_positive
 from dlguide.collectives import agree, allreduce_ring
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.parallel import server
 from dlguide.parallel.host_copies import Staged
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known
 from dlguide.collectives import allreduce
 from dlguide.collectives.pieces import segments
+from dlguide.errors import require, require_count, require_known
 from dlguide.parallel.agreement import alike, together
 from dlguide.parallel.background import Background, require_threads
 from dlguide.parallel.clocks import clock_offset

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.parallel import stages
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class KerasLayers:
 
 def _cuts(model: keras.Model) -> list[str]:
     """Choose the cuts so that every piece has trained weights, and as many as possible."""
-    from dlguide.nets.counting import graph_of, nodes_of
+    from dlguide.models.counting import graph_of, nodes_of
 
     points = stages.cut_points(model)
     cuts: list[str] = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlguide.checks import require
-from dlguide.nets.costs import Cost, LayerCost
+from dlguide.errors import require
+from dlguide.models.costs import Cost, LayerCost
 from dlguide.parallel.schedules import bubble
 from dlguide.parallel.stages import partition
 from dlguide.scaling import costs
@@ -75,7 +75,7 @@ class Job:
     """A net with its batch on a machine: the formulas of `choosing.choose` on its layers.
 
     Args:
-        net: what `nets.count` gave.
+        net: what `models.count` gave.
         ranks: number of ranks (count).
         machine: speeds and memory of a rank and its links.
         batch: global batch (samples).

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.parallel.pipeline import Pipeline, Step
 from dlguide.parallel.schedules import BACKWARD, FORWARD
 

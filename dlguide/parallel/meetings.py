@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 from dlguide.parallel.local import Averaging
 
 if TYPE_CHECKING:

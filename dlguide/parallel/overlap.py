@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.measure.timing import Timing, timing
 from dlguide.parallel.agreement import alike, together
 from dlguide.parallel.background import require_threads

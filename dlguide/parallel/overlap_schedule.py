@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 
 BACKWARD, EXCHANGE, FORWARD = "backward", "exchange", "forward"
 SCHEDULES = {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known
 from dlguide.collectives import allreduce
+from dlguide.errors import require, require_count, require_known
 from dlguide.parallel import schedules, stages
 from dlguide.parallel.agreement import alike, together
 from dlguide.parallel.clocks import clock_offset

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 from dlguide.parallel.compressors import SMALL, Compressor
 
 if TYPE_CHECKING:

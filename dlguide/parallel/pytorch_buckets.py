@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 
 # What PyTorch 2.13 takes when nothing is said: a first, smaller bucket, so that sending can begin
 # early, and then all others.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 from dlguide.parallel.pytorch_net import tensors
 from dlguide.parallel.pytorch_ways import Alone
 

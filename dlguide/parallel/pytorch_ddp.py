@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known, require_positive
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.measure import Run, steady_images_per_s
 from dlguide.parallel import pytorch_net, pytorch_weights
 from dlguide.parallel.agreement import alike, together

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.parallel.pytorch_net import require_pytorch
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import MissingComponentError, require_count, require_known
+from dlguide.errors import MissingComponentError, require_count, require_known
 from dlguide.parallel import pytorch_weights
 
 if TYPE_CHECKING:

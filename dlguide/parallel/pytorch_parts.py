@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require, require_count
 from dlguide.collectives import allreduce
 from dlguide.data.datasets import Dataset
+from dlguide.errors import require, require_count
 from dlguide.measure import Timing, timing
 from dlguide.parallel import pytorch_net, pytorch_weights
 from dlguide.parallel.agreement import alike, together

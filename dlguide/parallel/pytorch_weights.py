@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 # Of "mnist_cnn": what Keras' trainable variables are called and look like, in their order.
 SHAPES = {
@@ -69,7 +69,7 @@ def to_keras(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 def require_shapes(arrays: Sequence[np.ndarray]) -> None:
     """Say so when arrays are not the weights of "mnist_cnn" as Keras holds them."""
     shapes = [tuple(array.shape) for array in arrays]
-    then = 'Take `nets.build("mnist_cnn").get_weights()`.'
+    then = 'Take `models.build("mnist_cnn").get_weights()`.'
     require(shapes == list(SHAPES.values()), "weights", "be those of mnist_cnn", shapes, then)
 
 

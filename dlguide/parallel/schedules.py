@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 
 FORWARD, BACKWARD = "forward", "backward"
 Work = tuple[str, int]

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require_count
 from dlguide.collectives import agree, allreduce_ring, broadcast_tree, parts
+from dlguide.errors import require_count
 from dlguide.parallel.waiting import Setting, Waiting
 
 if TYPE_CHECKING:

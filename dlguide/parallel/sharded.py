@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require_known, require_positive
 from dlguide.collectives import agree, allgather_ring, parts, reduce_scatter_ring
+from dlguide.errors import require_known, require_positive
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require
 from dlguide.collectives import allreduce
+from dlguide.errors import require
 from dlguide.parallel import tensor
 from dlguide.parallel.agreement import share, together
 

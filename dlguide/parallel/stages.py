@@ -8,9 +8,9 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require, require_count
-from dlguide.nets import count
-from dlguide.nets.counting import graph_of, itemsize, nodes_of, shape_of
+from dlguide.errors import require, require_count
+from dlguide.models import count
+from dlguide.models.counting import graph_of, itemsize, nodes_of, shape_of
 
 if TYPE_CHECKING:
     import keras
@@ -95,7 +95,7 @@ def cut(model: keras.Model, cuts: Sequence[str]) -> list[keras.Model]:
 def balance(model: keras.Model, stages: int) -> tuple[str, ...]:
     """Choose the cuts so that the slowest stage has as little work as possible.
 
-    Work is counted in flops of a training step (`nets.count`); real layers reach different
+    Work is counted in flops of a training step (`models.count`); real layers reach different
     speeds, so measured times of the stages say more.
     """
     require_count(stages, "stages")
@@ -138,7 +138,7 @@ def costs(model: keras.Model, cuts: Sequence[str]) -> list[StageCost]:
         list: one StageCost for each stage.
 
     Raises:
-        ValueError: as `nets.count` and `cut_points` do.
+        ValueError: as `models.count` and `cut_points` do.
     """
     points = cut_points(model)
     nodes = [node for node in nodes_of(graph_of(model)) if not node.is_input]

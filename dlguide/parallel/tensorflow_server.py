@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from dlguide.checks import require_count, require_positive
+from dlguide.errors import require_count, require_positive
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 from dlguide.parallel.tensorflow_server import free_ports
 
 START_S = 120.0  # to import TensorFlow on a busy machine

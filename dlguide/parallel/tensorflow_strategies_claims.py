@@ -14,7 +14,7 @@ from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 from dlguide.measure import Timing
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def train(
 
     Args:
         way: one of `WAYS`.
-        net: a name that `nets.build` takes; it is built without dropout.
+        net: a name that `models.build` takes; it is built without dropout.
         batch: the global batch, a multiple of the replicas (count).
         steps: of the training (count).
         rate: of SGD.
@@ -109,7 +109,7 @@ def train(
     import numpy as np
     import tensorflow as tf
 
-    from dlguide import nets
+    from dlguide import models
     from dlguide.data import datasets
 
     require_known(divide, DIVIDE, "divide")
@@ -119,7 +119,7 @@ def train(
     replicas = ranks * scheme.num_replicas_in_sync
     require(batch % replicas == 0, "batch", f"be a multiple of {replicas} replicas", batch)
     with scheme.scope():
-        model = nets.build(net, seed=0, dropout=0.0)
+        model = models.build(net, seed=0, dropout=0.0)
         optimizer = keras.optimizers.SGD(rate)
         if way == "horovod":
             import dlguide.horovod as hvd

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
+from dlguide.errors import require, require_count
 from dlguide.parallel.compressors import Compressor
 from dlguide.parallel.local import Averaging
 

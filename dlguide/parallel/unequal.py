@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 
 def shares(samples: int, speeds: Sequence[float]) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 
 MODES = ("synchronous", "asynchronous", "bounded")
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require, require_count
 from dlguide.collectives import agree
+from dlguide.errors import require, require_count
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, SKY, figure, legend_above, written
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require, require_positive
+from dlguide.errors import require, require_positive
 from dlguide.plots.figures import BLUE, ORANGE, figure, written
 
 if TYPE_CHECKING:

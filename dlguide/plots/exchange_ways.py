@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.plots.figures import BLUE, GREEN, ORANGE, figure, written
 
 if TYPE_CHECKING:

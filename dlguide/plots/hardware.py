@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.plots.figures import (
     BLUE,
     GREEN,

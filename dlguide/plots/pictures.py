@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 from dlguide.plots.figures import BLUE, GREY, ORANGE, figure, written
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, figure, written
 
 if TYPE_CHECKING:

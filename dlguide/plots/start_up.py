@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.measure.start_up import StartUp
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, figure, written
 

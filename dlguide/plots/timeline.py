@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.measure.timeline import Timeline, total_s
 from dlguide.measure.trace import (
     COPY_IN,

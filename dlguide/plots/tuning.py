@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.plots.figures import ORANGE, figure, written
 
 if TYPE_CHECKING:

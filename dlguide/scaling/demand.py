@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlguide.checks import require_count, require_positive
+from dlguide.errors import require_count, require_positive
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 
 
 def copy_seconds(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 
 # What an exchange costs, by the algorithm that it may be: shapes over p, 0 for one worker.
 SHAPES = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.scaling.reading import Reading
 from dlguide.scaling.storage import Clients, Disk, Gpfs, Lustre
 

@@ -10,8 +10,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlguide.checks import require, require_count
 from dlguide.cluster.tasks import blocks
+from dlguide.errors import require, require_count
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.search import spaces
 from dlguide.search.results import Trial
 from dlguide.search.spaces import Space

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dlguide.checks import require, require_count
 from dlguide.cluster import Cluster, RankError
 from dlguide.cluster.tasks import Outcome, checked_ranks, do, payload
+from dlguide.errors import require, require_count
 from dlguide.search import spaces
 from dlguide.search.methods import Proposal, Rounds
 from dlguide.search.progress import Progress

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
 from dlguide.data.datasets import Dataset
+from dlguide.errors import require, require_count
 from dlguide.parallel import trials
 
 MOMENTUM = 0.9

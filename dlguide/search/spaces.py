@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.search import spaces
 from dlguide.search.methods import Proposal, Rounds
 from dlguide.search.results import Trial

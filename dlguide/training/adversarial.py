@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 
 if TYPE_CHECKING:
     import keras
@@ -69,7 +69,7 @@ def dense_pair(
     """
     import keras
 
-    from dlguide.nets.seeded import Seeded
+    from dlguide.models.seeded import Seeded
 
     require_count(seed, "seed", least=0)
     for name, value in (("features", features), ("latent", latent), ("hidden", hidden)):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.training import mistakes, sample_mistakes
 from dlguide.training.evidence import Call, Evidence, Metric, Seed
 from dlguide.training.finding import Finding

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide import machine, nets
-from dlguide.checks import require_positive
+from dlguide import machine, models
+from dlguide.errors import require_positive
 from dlguide.training.stage_line import (
     TRAIN,
     Remedy,
@@ -118,7 +118,7 @@ def bottleneck(
 
     Args:
         pipeline: an input pipeline of `dlguide.data.input_pipeline`.
-        net: one of `nets.names()`, or a function without arguments that returns a Keras model
+        net: one of `models.names()`, or a function without arguments that returns a Keras model
             with logits for the pipeline's images.
         seconds: time for each measurement, at least; slow stages take longer (s).
 
@@ -140,7 +140,7 @@ def bottleneck(
     cores = float(described.usable_cores)
     pipeline, whole = _with_filled_cache(pipeline), pipeline
     stages, batches = _stages(pipeline, seconds)
-    model = nets.build(net) if isinstance(net, str) else net()
+    model = models.build(net) if isinstance(net, str) else net()
     optimizer = keras.optimizers.SGD(1e-4)
     optimizer.build(model.trainable_variables)
     step = train_step(model, optimizer)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.training import checkpoint_file
 from dlguide.training.checkpoint_file import Checkpoint, CheckpointError, Within, latest, read
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.machine import threads
 from dlguide.machine.threads import ThreadPlan
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require_known
+from dlguide.errors import require_known
 from dlguide.machine import accelerators
 from dlguide.machine.accelerators import WISHES, Place, Seen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require_count, require_positive
+from dlguide.errors import require_count, require_positive
 
 if TYPE_CHECKING:
     import keras

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 
 
 @dataclass(frozen=True)

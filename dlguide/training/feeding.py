@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require
 from dlguide.data import datasets
 from dlguide.data.datasets import DataError, Dataset, Step
 from dlguide.data.input_pipeline import Pipeline, plain
+from dlguide.errors import require
 from dlguide.training.ranks import Alone
 from dlguide.training.schedules_steps import whole_steps
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide import measure, nets
+from dlguide import measure, models
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.measure import Run
@@ -82,7 +82,7 @@ def fit(
     the end of that epoch.
 
     Args:
-        net: one of `nets.classifier_names()`, or a function without arguments that returns a
+        net: one of `models.classifier_names()`, or a function without arguments that returns a
             Keras model with logits.
         data: one of `datasets.names()`, a Dataset, or an `input_pipeline.build(...)`, whose
             batch, seed, shuffle, rank and ranks are then those of the training.
@@ -155,7 +155,9 @@ def fit(
                 import tensorflow as tf
 
                 with tf.device(place):
-                    model = nets.build(net, seed, dropout, dtype) if isinstance(net, str) else net()
+                    model = (
+                        models.build(net, seed, dropout, dtype) if isinstance(net, str) else net()
+                    )
                 plain_from = schedule.at if isinstance(schedule, Collapsed) else None
                 feed = feed_of(data, batch, seed, shuffle, ranks, model, workers, plain_from)
                 with tf.device(place):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide import nets
+from dlguide import models
 from dlguide.training.settings import require_device
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class FlatNet:
 
         self.data, self.dtype, self._place = data, np.dtype(dtype), require_device(device)
         with tf.device(self._place):
-            self.model = nets.build(net, seed=seed, dtype=dtype, dropout=dropout)
+            self.model = models.build(net, seed=seed, dtype=dtype, dropout=dropout)
         self._variables = list(self.model.trainable_weights)
         sizes = [int(np.prod(v.shape, dtype=int)) for v in self._variables]
         self._edges = np.cumsum([0, *sizes])

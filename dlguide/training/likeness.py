@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -9,7 +9,7 @@ from numbers import Real
 from types import SimpleNamespace
 from typing import Any
 
-from dlguide.checks import require, require_positive
+from dlguide.errors import require, require_positive
 
 # Biases, and what normalisation layers learn, by the last part of a Keras variable's path.
 EXCLUDED = ("bias", "gamma", "beta", "scale")

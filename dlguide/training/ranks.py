@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide import measure
-from dlguide.checks import require
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     import keras

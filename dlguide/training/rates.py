@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require_known, require_positive
+from dlguide.errors import require_known, require_positive
 from dlguide.training.schedules_collapsed import Collapsed
 from dlguide.training.schedules_keras import as_keras
 from dlguide.training.schedules_recipe import Recipe

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.training.evidence import Call, Evidence, Metric, Seed, digest_of, ids_of
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require
 from dlguide.data.transfer.errors import HeldError, NoLocksError
 from dlguide.data.transfer.locking import locked
+from dlguide.errors import require
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import checkpoint_file
 from dlguide.training.checkpoint import CheckpointError, Within

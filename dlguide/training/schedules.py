@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dlguide.checks import require, require_known, require_positive
+from dlguide.errors import require, require_known, require_positive
 from dlguide.training.schedules_collapsed import Collapsed, collapsed
 from dlguide.training.schedules_keras import as_keras
 from dlguide.training.schedules_parts import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlguide.checks import require_positive
+from dlguide.errors import require_positive
 from dlguide.training.schedules_parts import Collapse, Constant
 from dlguide.training.schedules_recipe import Recipe
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.training.schedules_parts import recipe_from
 from dlguide.training.schedules_recipe import Schedule
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_known, require_positive
+from dlguide.errors import require, require_known, require_positive
 from dlguide.training.schedules_recipe import Recipe
 from dlguide.training.schedules_steps import (
     part_left,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.training.schedules_steps import whole_steps
 
 

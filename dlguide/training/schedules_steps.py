@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 
 def whole_steps(epochs: float, steps_per_epoch: int) -> int:

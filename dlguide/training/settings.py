@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide import nets
-from dlguide.checks import (
+from dlguide import models
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+from dlguide.data.input_pipeline import Pipeline, identity
+from dlguide.errors import (
     MissingComponentError,
     require,
     require_count,
     require_known,
 )
-from dlguide.data import datasets
-from dlguide.data.datasets import Dataset
-from dlguide.data.input_pipeline import Pipeline, identity
 from dlguide.parallel.compression import named
 from dlguide.parallel.compressors import Compressor
 from dlguide.training.rates import OPTIMIZERS, rates_of, scaled_rate
@@ -127,8 +127,8 @@ class Settings:
 
     def _require_classifier(self) -> None:
         """Refuse a name whose net does not give one logit a class."""
-        known, classifiers = nets.further_names(), nets.classifier_names()
-        then = "Build it with `nets.build` and train it in a loop of your own."
+        known, classifiers = models.further_names(), models.classifier_names()
+        then = "Build it with `models.build` and train it in a loop of your own."
         other = isinstance(self.net, str) and self.net in known and self.net not in classifiers
         require(not other, "net", "be a net that tells classes apart", self.net, then)
         require_known(self.net, classifiers, "net")
@@ -141,7 +141,7 @@ class Settings:
             name, shape = self.data.name, self.data.train_images.shape[1:]
         else:
             name, shape = self.data, datasets.image_shape(self.data)
-        wanted = nets.sample_shape(self.net)
+        wanted = models.sample_shape(self.net)
         known = [one for one in datasets.names() if datasets.image_shape(one) == wanted]
         ready = f"{' or '.join(known)}, or " if known else ""
         require(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dlguide.checks import require, require_positive
+from dlguide.errors import require, require_positive
 
 TRAIN = "train"
 _WAITING = 0.25  # a stage waits when its threads compute less than this share of its time

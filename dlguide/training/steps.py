@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require, require_count
 from dlguide.data.input_pipeline import Pipeline
+from dlguide.errors import require, require_count
 from dlguide.training.divergence import spoiled
 from dlguide.training.ranks import Alone
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-from dlguide.checks import MissingComponentError, require_count
+from dlguide.errors import MissingComponentError, require_count
 
 # The threads that start operators carry TensorFlow's name; those inside an operator do not.
 _PROGRAM = """

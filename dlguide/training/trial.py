@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
 from dlguide.data.datasets import Dataset
+from dlguide.errors import require, require_count
 from dlguide.training import audit
 from dlguide.training.evidence import Evidence, ids_of
 

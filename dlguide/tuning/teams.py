@@ -17,8 +17,8 @@ from types import TracebackType
 import numpy as np
 import psutil
 
-from dlguide.checks import require
 from dlguide.cluster import processes
+from dlguide.errors import require
 from dlguide.machine import Machine
 from dlguide.machine.threads import Candidate
 from dlguide.tuning.team import Start, Surroundings, Team

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dlguide import nets
-from dlguide.checks import require, require_count, require_known
+from dlguide import models
+from dlguide.errors import require, require_count, require_known
 from dlguide.training.settings import OPTIMIZERS
 
 DATA = ("mnist", "random")
@@ -18,7 +18,7 @@ class Work:
     """One training step, the same for all candidates however many ranks share it.
 
     Args:
-        net: a net of `dlguide.nets`.
+        net: a net of `dlguide.models`.
         batch: images of one step over all ranks, the global batch (count).
         data: "mnist", or "random" images of the net's own shape.
         optimizer: "adam" or "sgd".
@@ -39,12 +39,12 @@ class Work:
         Raises:
             ValueError: in the house's form, for the first field that does not hold.
         """
-        require_known(self.net, (*nets.names(), *nets.imagenet_names()), "net")
+        require_known(self.net, (*models.names(), *models.imagenet_names()), "net")
         require_count(self.batch, "batch")
         require_known(self.data, DATA, "data")
         require_known(self.optimizer, OPTIMIZERS, "optimizer")
         require_count(self.seed, "seed", least=0)
-        small = self.net in nets.names()
+        small = self.net in models.names()
         fits = f'be "random" for {self.net}, whose images are not those of MNIST'
         require(self.data == "random" or small, "data", fits, self.data)
         require(self.image is None or not small, "image", f"be None for {self.net}", self.image)

@@ -33,7 +33,7 @@ class Trainer:
     def __init__(self, work: Work, folder: Path) -> None:
         import tensorflow as tf
 
-        from dlguide import nets
+        from dlguide import models
         from dlguide.training.ranks import connect
         from dlguide.training.rates import make_optimizer
         from dlguide.training.steps import train_step
@@ -42,7 +42,7 @@ class Trainer:
         self.rank, self.ranks = ranks.rank, ranks.ranks
         self.share, self.scale = work.share(ranks.ranks), 1 / work.batch
         with tf.device("/CPU:0"):
-            self.model = nets.build(work.net, work.seed, image=work.image)
+            self.model = models.build(work.net, work.seed, image=work.image)
             # the global batch is the same for all, so the rate does not follow the ranks
             rule = ranks.distribute(make_optimizer(work.optimizer, 1, None, None))
             rule.build(self.model.trainable_variables)

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from dlcourse import NOTEBOOKS
-from dlguide.checks import require, require_count, require_known
 from dlguide.cli.app import OversubscribeOption, RanksOption
+from dlguide.errors import require, require_count, require_known
 
 HIDDEN = [
     "__pycache__",
@@ -137,7 +137,7 @@ def progress(
 
 def _export(file: Path, learner: str) -> None:
     from dlcourse.exercises import record
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
 
     require(not file.is_dir(), "export", "be a file", str(file), "Such as ada.json.")
     require_writable(file.resolve().parent, "export")
@@ -214,7 +214,7 @@ def usecase(
     """Run a worked case on MPI ranks: train or resume, write results, compare."""
     from dlcourse.usecases import running
     from dlguide.cluster import Cluster
-    from dlguide.folders import require_writable
+    from dlguide.files import require_writable
     from dlguide.machine import describe, threads
 
     case = find_case(name)

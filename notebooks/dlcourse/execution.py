@@ -29,7 +29,7 @@ import psutil
 
 from dlcourse import NOTEBOOKS, ROOT
 from dlguide import commands
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 
 KEPT = ROOT / "build" / "notebooks"  # the last run of each, from which slides take their figures
 LIMIT_S = 60.0  # of a lesson on 2 cores

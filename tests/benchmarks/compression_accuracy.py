@@ -17,7 +17,7 @@ import argparse
 import math
 from functools import partial
 
-from dlguide import nets, training
+from dlguide import models, training
 from dlguide.cluster import Cluster
 from dlguide.machine import describe, threads
 from dlguide.parallel import compression, local
@@ -50,7 +50,7 @@ def main() -> None:
     }
     if chosen.only:
         ways = {name: way for name, way in ways.items() if name.split()[0] in chosen.only}
-    shapes = nets.build("mnist_cnn").trainable_variables
+    shapes = models.build("mnist_cnn").trainable_variables
     print(
         f"{'way':16}{'accuracy':>10}{'points':>8}{'predicted':>11}{'counted':>11}{'images/s':>10}"
     )
@@ -99,7 +99,7 @@ def _apart(way, every_steps, epochs, batch, samples, seed, optimizer):
     """Train as `fit` does, but each rank by itself between meetings."""
     from mpi4py import MPI
 
-    from dlguide import measure, nets
+    from dlguide import measure, models
     from dlguide.data import datasets
     from dlguide.parallel import meetings
     from dlguide.training import feeding, loop, rates, settings, steps
@@ -107,7 +107,7 @@ def _apart(way, every_steps, epochs, batch, samples, seed, optimizer):
 
     comm = MPI.COMM_WORLD
     data = settings.load_data("mnist", samples, batch, comm.size)
-    model = nets.build("mnist_cnn", seed)
+    model = models.build("mnist_cnn", seed)
     rule = rates.make_optimizer(optimizer, comm.size, None, None)
     rule.build(model.trainable_variables)
     meet = meetings.Meetings(way, comm, every_steps, model)

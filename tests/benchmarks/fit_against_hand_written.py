@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import dlguide.horovod as hvd
-from dlguide import measure, nets
+from dlguide import measure, models
 from dlguide.data import datasets
 from dlguide.measure import Timing
 from dlguide.training import fit
@@ -32,7 +32,7 @@ RATE, SEED = 0.01, 0
 def hand_written(data, batch, seconds):
     """The loop of a first Horovod script: Horovod's own allreduce, nothing checked or reported."""
     rank, ranks = native.rank(), native.size()
-    model = nets.build("mnist_cnn", SEED, dropout=0.0)
+    model = models.build("mnist_cnn", SEED, dropout=0.0)
     optimizer = keras.optimizers.SGD(RATE, momentum=0.9)
     optimizer.build(model.trainable_variables)
     native.broadcast_variables([v.value for v in model.variables], root_rank=0)
@@ -59,11 +59,11 @@ def hand_written(data, batch, seconds):
 
 def with_fit(data, batch, seconds):
     """The same by `training.fit`."""
-    models = []
+    built = []
 
     def net():
-        models.append(nets.build("mnist_cnn", SEED, dropout=0.0))
-        return models[0]
+        built.append(models.build("mnist_cnn", SEED, dropout=0.0))
+        return built[0]
 
     run = fit(
         net,
@@ -75,7 +75,7 @@ def with_fit(data, batch, seconds):
         evaluate=False,
     )
     seconds.extend(run.step_s)
-    return models[0]
+    return built[0]
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ PYTORCH = {"DDP": "channels_first", "DDP, channels last": "channels_last"}
 
 def keras_weights():
     """The first weights of the Keras net, which both trainings start from."""
-    from dlguide import nets
+    from dlguide import models
 
-    return nets.build("mnist_cnn", 0, dropout=0.0).get_weights()
+    return models.build("mnist_cnn", 0, dropout=0.0).get_weights()
 
 
 def horovod(data, batch, together):

@@ -18,7 +18,7 @@ import tempfile
 import keras
 import numpy as np
 
-from dlguide import nets
+from dlguide import models
 from dlguide.data import datasets
 from dlguide.machine import describe, precision
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 def resnet(folder: str, batch: int, turns: int) -> None:
     """Compare on ResNet-50 with random weights: speed, and how far outputs lie apart."""
-    model = nets.build("resnet50", seed=0)
+    model = models.build("resnet50", seed=0)
     images = np.random.default_rng(0).random((8 + batch, *model.input_shape[1:]), "float32")
     for name, way in WAYS.items():
         quantised = precision.quantise(model, images[:8], folder, **way)
@@ -60,7 +60,7 @@ def resnet(folder: str, batch: int, turns: int) -> None:
 def mnist(folder: str, turns: int) -> None:
     """Compare on the MNIST network after one epoch: accuracy, and speed for several batches."""
     data = datasets.load()
-    model = nets.build("mnist_cnn", seed=0)
+    model = models.build("mnist_cnn", seed=0)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.0015), loss, jit_compile=False)
     model.fit(data.train_images, data.train_labels, batch_size=100, epochs=1, verbose=0)

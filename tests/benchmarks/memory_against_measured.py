@@ -1,4 +1,4 @@
-"""Does `nets.memory` predict the memory that an image more in the batch really takes?
+"""Does `models.memory` predict the memory that an image more in the batch really takes?
 
 For each net two trainings run, each in a process of its own, with a smaller and a larger batch.
 The difference of their peaks, divided by the difference of the batches, is what one image takes:
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dlguide import commands, nets
+from dlguide import commands, models
 
 CASES = (
     "mnist_cnn,28,1000,4000,float32",
@@ -34,9 +34,9 @@ LIMIT_S = 120
 
 def build(name: str, image: int, precision: str) -> object:
     """Build the net of a case."""
-    if name in nets.names():
-        return nets.build(name, dtype=precision)
-    return nets.build(name, dtype=precision, image=image, classes=10)
+    if name in models.names():
+        return models.build(name, dtype=precision)
+    return models.build(name, dtype=precision, image=image, classes=10)
 
 
 def peak_after_training(name: str, image: int, batch: int, precision: str) -> int:
@@ -71,7 +71,7 @@ def main(cases: list[str]) -> None:
         name, image, small, large, precision = case.split(",")
         peaks = [measured(name, image, batch, precision) for batch in (small, large)]
         each = (peaks[1] - peaks[0]) / (int(large) - int(small))
-        one = nets.memory(build(name, int(image), precision), 1)
+        one = models.memory(build(name, int(image), precision), 1)
         grows = one.activations + one.working
         print(
             f"{case:40} {each / 1e6:7.3f} MB {one.activations / 1e6:9.3f} MB "

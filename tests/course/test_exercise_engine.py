@@ -14,7 +14,7 @@ import pytest
 from dlcourse import exercises
 from dlcourse.exercises import compare, engine, progress, record, solutions
 from dlcourse.exercises.engine import Exercise, Letters, letter
-from dlguide.checks import MissingComponentError
+from dlguide.errors import MissingComponentError
 
 TABLE = {
     "99-1": Exercise(

@@ -7,7 +7,7 @@ import pytest
 from dlcourse.exercises import lesson_10, lesson_11, lesson_12, lesson_13, lesson_80, lesson_81
 from dlcourse.usecases import imagenet
 from dlcourse.usecases.video import metrics
-from dlguide import nets
+from dlguide import models
 from dlguide.training import descent
 
 RANDOM = np.random.default_rng(1)
@@ -37,7 +37,7 @@ def test_costs_of_a_layer_are_those_of_keras(case):
     side, channels, filters, kernel, stride, padding = case
     layers = keras.layers.ZeroPadding2D(padding), keras.layers.Conv2D(filters, kernel, stride)
     net = keras.Sequential([keras.Input((side, side, channels)), *layers])
-    cost = nets.count(net)
+    cost = models.count(net)
     assert lesson_11.layer(*case) == (net.output_shape[1], cost.parameters, cost.multiply_adds)
 
 

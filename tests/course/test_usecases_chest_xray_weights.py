@@ -6,7 +6,7 @@ import pytest
 from dlcourse.usecases import chest_xray
 from dlcourse.usecases.chest_xray import net as nets
 from dlcourse.usecases.chest_xray import pretraining, weights
-from dlguide.checks import MissingComponentError
+from dlguide.errors import MissingComponentError
 from dlguide.training import checkpoint, optimizers, schedules
 from dlguide.training.checkpoint import CheckpointError
 

@@ -18,7 +18,7 @@ import pytest
 
 from dlcourse.usecases import case, imagenet
 from dlcourse.usecases.imagenet import GUIDE, SMALL
-from dlguide import checks, plots
+from dlguide import errors, plots
 from dlguide.data import input_pipeline, synthetic
 from dlguide.data.datasets import DataError
 from dlguide.data.layouts import imagenet as layout
@@ -144,7 +144,7 @@ def test_nothing_where_imagenet_was_looked_for_is_named(tmp_path):
     for path, what in ((tmp_path / "none", "is not there"), (tmp_path / "file", "is a file")):
         if what == "is a file":
             path.write_text("")
-        with pytest.raises(checks.MissingComponentError, match=f"`real` {what}: {path}") as error:
+        with pytest.raises(errors.MissingComponentError, match=f"`real` {what}: {path}") as error:
             imagenet.find(path)
         assert "train/n01440764" in str(error.value)
         assert "train-00000-of-01024" in str(error.value)
@@ -153,10 +153,10 @@ def test_nothing_where_imagenet_was_looked_for_is_named(tmp_path):
 def test_another_data_set_is_named_with_what_was_found(tmp_path):
     (tmp_path / "label_02").mkdir()
     (tmp_path / "image_02").mkdir()
-    with pytest.raises(checks.MissingComponentError, match="found image_02, label_02"):
+    with pytest.raises(errors.MissingComponentError, match="found image_02, label_02"):
         imagenet.check(real=tmp_path)
     (tmp_path / "ILSVRC2012_img_train.tar").write_text("")
-    with pytest.raises(checks.MissingComponentError, match=r"Unpack .*train\.tar first"):
+    with pytest.raises(errors.MissingComponentError, match=r"Unpack .*train\.tar first"):
         imagenet.check(real=tmp_path)
 
 
@@ -169,7 +169,7 @@ def test_half_downloaded_folders_say_what_was_looked_for_found_and_where(folders
     found = imagenet.find(folders, subset=True)
     assert (len(found.train), len(found.test), found.classes) == (12, 6, 3)
     (folders / "val").rename(folders / "gone")
-    with pytest.raises(checks.MissingComponentError, match="no folder 'val' of ImageNet at"):
+    with pytest.raises(errors.MissingComponentError, match="no folder 'val' of ImageNet at"):
         imagenet.find(folders, subset=True)
 
 
@@ -189,7 +189,7 @@ def test_half_downloaded_shards_say_what_was_looked_for_found_and_where(shards):
     assert f"{shards}: looked for 1281167 pictures of train, found 12" in text
     assert len(imagenet.find(shards, subset=True).train) == 12
     (shards / "train-00001-of-00003").unlink()
-    with pytest.raises((DataError, checks.MissingComponentError), match="train-00001-of-00003"):
+    with pytest.raises((DataError, errors.MissingComponentError), match="train-00001-of-00003"):
         imagenet.find(shards, subset=True)
 
 

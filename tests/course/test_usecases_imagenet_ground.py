@@ -1,13 +1,13 @@
 """What the road of ResNet-50 needs of the floors below.
 
-dlguide.nets.averages, dlguide.data.input_pipeline.shards, `checkpoint.branch`, `Recipe.first` and
+dlguide.models.averages, dlguide.data.input_pipeline.shards, `checkpoint.branch`, `Recipe.first` and
 the top-k of `steps.evaluator`.
 """
 
 import numpy as np
 import pytest
 
-from dlguide import nets
+from dlguide import models
 from dlguide.data import datasets, synthetic
 from dlguide.data import input_pipeline as ip
 from dlguide.data.idx import DataError
@@ -21,7 +21,7 @@ def test_momentum_of_the_averages_is_how_much_a_step_keeps():
     import keras
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(dtype="float64")])
-    assert nets.set_momentum(model, 0.95) == 1
+    assert models.set_momentum(model, 0.95) == 1
     batches = np.random.default_rng(0).normal(3.0, 2.0, (7, 10, 2))
     mean, variance = np.zeros(2), np.ones(2)
     for batch in batches:
@@ -34,10 +34,10 @@ def test_momentum_of_the_averages_is_how_much_a_step_keeps():
 
 
 def test_every_batch_normalisation_of_a_net_gets_the_momentum():
-    model = nets.build("resnet8", image=16)
-    assert nets.set_momentum(model, 0.95) == 7  # one after each convolution
+    model = models.build("resnet8", image=16)
+    assert models.set_momentum(model, 0.95) == 7  # one after each convolution
     with pytest.raises(ValueError, match="`momentum` must be at least 0 and below 1, got 1"):
-        nets.set_momentum(model, 1)
+        models.set_momentum(model, 1)
 
 
 def pictures(count, seed=0):
@@ -117,7 +117,7 @@ def train(epochs, schedule, folder):
     pipeline, test = (ip.build(one, 4, augment=augment, part=part) for part in ("train", "test"))
 
     def net():
-        return nets.build("resnet8", seed=1, image=8, classes=4)
+        return models.build("resnet8", seed=1, image=8, classes=4)
 
     return fit(
         net, pipeline, epochs, 4, optimizers.momentum_sgd, schedule=schedule, parallel=False,
@@ -159,7 +159,7 @@ def test_branch_refuses_what_it_cannot_continue(tmp_path):
 
 
 def test_top_k_counts_labels_among_the_k_largest_logits():
-    model, one = nets.build("resnet8", seed=3, image=8, classes=6), data()
+    model, one = models.build("resnet8", seed=3, image=8, classes=6), data()
     logits = np.asarray(model(one.test_images / np.float32(255), training=False))
     pipeline = ip.build(one, 4, part="test", shuffle=False)
     order = np.argsort(-logits, axis=1)

@@ -441,7 +441,7 @@ def test_missing_daal4py_is_told_with_the_way_to_get_it():
     code = (
         "import sys, json\n"
         "sys.modules['daal4py'] = None\n"
-        "from dlguide.checks import MissingComponentError\n"
+        "from dlguide.errors import MissingComponentError\n"
         "from dlcourse.usecases import kmeans\n"
         "try:\n    kmeans.assign([[1.0]], [[1.0]])\n"
         "except MissingComponentError as error:\n    print(json.dumps(str(error)))\n"

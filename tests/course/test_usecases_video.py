@@ -17,10 +17,10 @@ from dlcourse.usecases.video import (
     trivial,
     writing,
 )
-from dlguide.checks import MissingComponentError
 from dlguide.data import synthetic
 from dlguide.data.idx import DataError
 from dlguide.data.layouts import kitti_tracking
+from dlguide.errors import MissingComponentError
 
 RANDOM = np.random.default_rng(80)
 NOISE = RANDOM.integers(0, 256, (3, 2, 24, 28, 3)).astype(np.uint8)

@@ -9,7 +9,7 @@ from pathlib import Path
 from dlcourse.usecases.case import Finding
 from dlguide import training
 from dlguide.bench.scaling_rank import step_of
-from dlguide.checks import require
+from dlguide.errors import require
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")

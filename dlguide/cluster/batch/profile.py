@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require, require_count, require_known
 from dlguide.cluster.batch.job import MEMORY, VARIABLE, Job, seconds_of
+from dlguide.errors import require, require_count, require_known
 
 SCHEDULERS = ("slurm", "pbs")
 LAUNCHERS = ("mpiexec", "srun")

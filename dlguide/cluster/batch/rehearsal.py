@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlguide import commands
-from dlguide.checks import require, require_count, require_positive
 from dlguide.cluster.batch.job import Job
 from dlguide.cluster.batch.profile import Profile
 from dlguide.cluster.batch.render import script
+from dlguide.errors import require, require_count, require_positive
 
 JOB_ID = "0"
 # Bash becomes the script, so that the signal reaches it as Slurm's would.

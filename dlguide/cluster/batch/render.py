@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dlguide.checks import require
 from dlguide.cluster import launch_lines
 from dlguide.cluster.batch.job import PLACES, Job, hours_minutes_seconds, is_archive
 from dlguide.cluster.batch.profile import Profile
+from dlguide.errors import require
 
 TEMPLATES = Path(__file__).parent / "templates"
 _SHELL = {"{staged}": '"$STAGED"', "{link}": '"$DLGUIDE_LINK"'}

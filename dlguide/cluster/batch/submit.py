@@ -7,9 +7,9 @@ import shlex
 import shutil
 import subprocess
 
-from dlguide.checks import MissingComponentError, require
 from dlguide.cluster.batch.job import Job
 from dlguide.cluster.batch.profile import Profile
+from dlguide.errors import MissingComponentError, require
 
 _PROGRAMS = {"slurm": "sbatch", "pbs": "qsub"}
 ANSWER_S = 60.0

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlguide.checks import MissingComponentError
-from dlguide.folders import data_folder
+from dlguide.errors import MissingComponentError
+from dlguide.files import data_folder
 
 CIFAR_FOLDER = "cifar-10-batches-bin"
 CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"

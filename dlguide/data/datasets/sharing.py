@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 
 @dataclass(frozen=True, eq=False)

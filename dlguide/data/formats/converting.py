@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dlguide.checks import require, require_count, require_known
 from dlguide.data.formats.framing import FRAMINGS
 from dlguide.data.formats.manifest import Manifest, read_manifest
 from dlguide.data.formats.opening import KINDS, create, open_dataset
 from dlguide.data.formats.plain import PlainRecords
 from dlguide.data.formats.reading import Dataset
+from dlguide.errors import require, require_count, require_known
 
 Progress = Callable[[int, int | None], None]
 

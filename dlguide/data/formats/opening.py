@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require, require_known
 from dlguide.data.formats.damage import Damage, DamageError
 from dlguide.data.formats.folder import FolderDataset, FolderWriter
 from dlguide.data.formats.framed import FramedDataset, FramedWriter
@@ -16,6 +15,7 @@ from dlguide.data.formats.lmdb_file import LmdbDataset, LmdbWriter
 from dlguide.data.formats.manifest import NAME, read_manifest
 from dlguide.data.formats.reading import Dataset
 from dlguide.data.formats.writing import Writer, require_shards
+from dlguide.errors import require, require_known
 
 _WRITERS = {
     "folder": FolderWriter,

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require, require_known
 from dlguide.data.formats.damage import Damage, DamageError
 from dlguide.data.formats.framing import FRAMINGS, Found, scan
 from dlguide.data.formats.manifest import open_file
 from dlguide.data.formats.sample import Fields, MalformedError, Sample, decode
+from dlguide.errors import require, require_known
 
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)", re.S)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require
 from dlguide.data.formats.damage import Damage, DamageError
 from dlguide.data.formats.manifest import (
     RANGE,
@@ -24,6 +23,7 @@ from dlguide.data.formats.manifest import (
     read_table,
 )
 from dlguide.data.formats.sample import Fields, MalformedError, Sample, decode
+from dlguide.errors import require
 
 _ROWS = 1 << 14
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # How the entry of each feature begins after its length, in the order in which they are written.

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count
 from dlguide.data.formats.claiming import claim
 from dlguide.data.formats.framing import FRAMINGS
 from dlguide.data.formats.manifest import (
@@ -26,6 +25,7 @@ from dlguide.data.formats.manifest import (
     write_manifest,
 )
 from dlguide.data.formats.sample import Sample, require_sample
+from dlguide.errors import require, require_count
 
 INDEX, STRUCTURE = "index.bin", "structure.bin"
 

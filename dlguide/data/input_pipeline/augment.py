@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 
 # Mean and standard deviation of ImageNet's training images, red, green, blue, in [0, 1].
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from dlguide.checks import require, require_known
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline.augment import Operation
 from dlguide.data.input_pipeline.order import Runs
@@ -14,6 +13,7 @@ from dlguide.data.input_pipeline.pipeline import CACHES, Pipeline
 from dlguide.data.input_pipeline.reading import Cache
 from dlguide.data.input_pipeline.sources import ArraySource, FileSource, Source
 from dlguide.data.input_pipeline.stored import FormatSource
+from dlguide.errors import require, require_known
 
 
 def build(

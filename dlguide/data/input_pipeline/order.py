@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.checks import require, require_count
 from dlguide.data.datasets import Step, epoch_batches, shard
+from dlguide.errors import require, require_count
 
 _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known
 from dlguide.data.datasets import Step
 from dlguide.data.input_pipeline.augment import Operation, in_unit_range
 from dlguide.data.input_pipeline.epoch import Epoch, with_threads
 from dlguide.data.input_pipeline.order import Runs, steps_of
 from dlguide.data.input_pipeline.reading import Cache, Reader
 from dlguide.data.input_pipeline.sources import Source
+from dlguide.errors import require, require_count, require_known
 
 CACHES = ("none", "bytes", "decoded")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dlguide.checks import require
 from dlguide.data.input_pipeline.augment import CentreCrop, Flip, Operation, PaddedCrop, ResizedCrop
 from dlguide.data.input_pipeline.pipeline import Pipeline
 from dlguide.data.input_pipeline.sources import ArraySource
+from dlguide.errors import require
 
 
 def plain(pipeline: Pipeline) -> Pipeline:

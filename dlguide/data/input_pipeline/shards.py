@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require
 from dlguide.data.input_pipeline.sources import REQUEST_NBYTES, Source
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from dlguide.data.formats.damage import DamageError

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require
 from dlguide.data.formats.damage import Damage, DamageError
 from dlguide.data.formats.manifest import open_file, read_exactly
+from dlguide.errors import require
 
 REQUEST_NBYTES = 1 << 20
 

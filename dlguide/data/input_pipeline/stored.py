@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require
 from dlguide.data import formats
 from dlguide.data.formats.damage import DamageError
 from dlguide.data.formats.manifest import crc32c, read_exactly
 from dlguide.data.formats.sample import Sample
 from dlguide.data.input_pipeline.sources import REQUEST_NBYTES, Source
+from dlguide.errors import require
 
 # Libraries that go through one handle, one thread at a time.
 _ONE_AT_A_TIME = ("lmdb", "hdf5")

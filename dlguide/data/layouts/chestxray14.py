@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlguide.checks import MissingComponentError, require_count, require_known
 from dlguide.data.formats.sample import Sample
 from dlguide.data.idx import DataError
 from dlguide.data.layouts import chestxray14_boxes
@@ -28,6 +27,7 @@ from dlguide.data.layouts.files import (
     whole_folder,
 )
 from dlguide.data.synthetic import FINDINGS, Radiograph, Samples
+from dlguide.errors import MissingComponentError, require_count, require_known
 
 TABLE = "Data_Entry_2017.csv"
 BOXES = "BBox_List_2017.csv"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 Values = Sequence[bytes] | Sequence[int] | Sequence[float]
 _LISTS = {bytes: 1, float: 2, int: 3}

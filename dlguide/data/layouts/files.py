@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dlguide.checks import MissingComponentError, require
 from dlguide.data.formats.sample import Sample
 from dlguide.data.idx import DataError
+from dlguide.errors import MissingComponentError, require
 
 # Without this list Pillow asks all its decoders; the one for EPS starts another program.
 FORMATS = ("JPEG", "PNG")

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dlguide.checks import MissingComponentError, require, require_count, require_known
 from dlguide.data.formats.damage import Damage, DamageError
 from dlguide.data.formats.framing import FRAMINGS
 from dlguide.data.formats.manifest import crc32c
@@ -30,6 +29,7 @@ from dlguide.data.layouts.imagenet import ORIGIN, synset
 from dlguide.data.layouts.imagenet_record import BOX_FIELDS, Box, Record, parse
 from dlguide.data.layouts.record_index import RecordIndex, index_records
 from dlguide.data.synthetic import Picture, Samples
+from dlguide.errors import MissingComponentError, require, require_count, require_known
 
 SPLITS = ("train", "validation")
 PUBLISHED_SHARDS = {"train": 1024, "validation": 128}

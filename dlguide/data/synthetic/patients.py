@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from dlguide.checks import require_count, require_known
 from dlguide.data.synthetic.findings import BRIGHTNESS, MEASURES
 from dlguide.data.synthetic.samples import Samples, encoded, random
 from dlguide.data.synthetic.thorax import anatomy, exposed, outline, render
+from dlguide.errors import require_count, require_known
 
 # How many of the 112 120 published radiographs have each finding. Source: Wang et al.,
 # ChestX-ray8, CVPR 2017, and the labels published with the 14 findings (Data_Entry_2017).

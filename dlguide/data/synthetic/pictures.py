@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from dlguide.checks import require_count, require_known
 from dlguide.data.synthetic.samples import KINDS, Samples, clouds, encoded, grid, random, step
 from dlguide.data.synthetic.shapes import SHAPES, TEXTURES, turned
+from dlguide.errors import require_count, require_known
 
 # The golden ratio: any number of hues in a row lie apart from each other.
 _GOLDEN = 0.618034

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 from PIL import Image, ImageDraw
 
-from dlguide.checks import require_count
 from dlguide.data.synthetic.samples import Samples, clouds, encoded, random
 from dlguide.data.synthetic.traffic import (
     CAMERA_HEIGHT,
@@ -22,6 +21,7 @@ from dlguide.data.synthetic.traffic import (
     label,
     vehicles,
 )
+from dlguide.errors import require_count
 
 # Drawn so many times as large, then made smaller, so that edges are smooth.
 _FINER = 2

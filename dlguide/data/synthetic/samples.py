@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 
 KINDS = ("jpeg", "png")
 # What one seed is used for; each has random numbers of its own.

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import MissingComponentError, require
 from dlguide.data import layouts
 from dlguide.data.datasets.originals import ORIGINALS, OriginalSet
 from dlguide.data.formats.damage import MOST, Damage, DamageError, Report
@@ -20,6 +19,7 @@ from dlguide.data.transfer.catalogue import CATALOGUE
 from dlguide.data.transfer.copying import read_digest
 from dlguide.data.transfer.listing import SUMS, list_files, read_sums
 from dlguide.data.transfer.progress import Progress, reporting
+from dlguide.errors import MissingComponentError, require
 
 
 def verify(folder: str | os.PathLike, progress: bool | Progress | None = None) -> Report:

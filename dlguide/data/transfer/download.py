@@ -9,12 +9,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlguide.checks import require, require_count, require_positive
 from dlguide.data.transfer.errors import TransferError
 from dlguide.data.transfer.locking import locked
 from dlguide.data.transfer.part import Failed, Part
 from dlguide.data.transfer.progress import Progress, reporting
-from dlguide.folders import require_writable
+from dlguide.errors import require, require_count, require_positive
+from dlguide.files import require_writable
 
 _LONGEST_WAIT_S = 60.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dlguide.checks import require_known
 from dlguide.data.datasets.originals import ORIGINALS, restoring
 from dlguide.data.idx import DataError
 from dlguide.data.transfer.catalogue import CATALOGUE, Source, names
@@ -19,7 +18,8 @@ from dlguide.data.transfer.errors import TransferError
 from dlguide.data.transfer.locking import locked
 from dlguide.data.transfer.progress import Progress
 from dlguide.data.transfer.unpacking import unpack
-from dlguide.folders import data_folder
+from dlguide.errors import require_known
+from dlguide.files import data_folder
 
 
 def fetch(

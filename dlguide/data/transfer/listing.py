@@ -8,12 +8,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlguide.checks import MissingComponentError
 from dlguide.data.formats.damage import Damage, DamageError
 from dlguide.data.formats.folder import FolderDataset
 from dlguide.data.formats.manifest import NAME as MANIFEST
 from dlguide.data.formats.manifest import is_inside
 from dlguide.data.formats.opening import open_dataset
+from dlguide.errors import MissingComponentError
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dlguide.data.transfer.progress import Progress
-from dlguide.folders import require_writable
+from dlguide.files import require_writable
 
 _BLOCK = 1 << 20
 # Answers that another attempt may change; every other 4xx stays as it is.

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
 from dlguide.data.transfer.copying import copy_all, difference
 from dlguide.data.transfer.errors import TransferError
 from dlguide.data.transfer.listing import Listing, list_files, require_folder
 from dlguide.data.transfer.locking import locked
 from dlguide.data.transfer.progress import Progress, reporting
-from dlguide.folders import require_writable
+from dlguide.errors import require
+from dlguide.files import require_writable
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

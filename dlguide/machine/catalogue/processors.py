@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dlguide import published
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 
 KINDS = ("asic", "cpu", "fpga", "gpu", "ipu", "manycore", "tpu")
 # Columns of the table that hold the peak of a number format; the highest of them counts.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 from dlguide.machine.precision.formats import round_to
 
 if TYPE_CHECKING:

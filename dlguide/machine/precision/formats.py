@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlguide import measure
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.machine.describe import describe
 from dlguide.machine.precision.quantising import Quantised
 

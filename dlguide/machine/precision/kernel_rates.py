@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlguide import commands, measure
-from dlguide.checks import require_count, require_known
+from dlguide.errors import require_count, require_known
 from dlguide.machine import extensions, onednn
 from dlguide.machine.describe import describe
 

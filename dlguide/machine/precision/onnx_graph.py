@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.machine.precision.onnx_layers import WRITE, Shape, conv
 
 if TYPE_CHECKING:

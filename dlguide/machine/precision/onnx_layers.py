@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     import keras

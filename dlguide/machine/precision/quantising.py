@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 from dlguide.machine import extensions
 from dlguide.machine.describe import describe
 from dlguide.machine.precision import onnx_graph

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide import measure, nets
-from dlguide.checks import require, require_count, require_positive
+from dlguide import measure, models
+from dlguide.errors import require, require_count, require_positive
 from dlguide.machine.precision.formats import named, round_to
 
 if TYPE_CHECKING:
@@ -187,9 +187,9 @@ def train(
     take the same steps whatever it is.
 
     Args:
-        net: one of `nets.names()` for images of 28 x 28.
+        net: one of `models.names()` for images of 28 x 28.
         data: training images and labels, test images and labels.
-        dtype: as for `nets.build`.
+        dtype: as for `models.build`.
         scaled: whether Keras' LossScaleOptimizer goes around SGD.
         steps: training steps (count).
         batch: images of one step (count).
@@ -207,7 +207,7 @@ def train(
     require_count(batch, "batch")
     weight = require_positive(loss_weight, "loss_weight")
     rate = require_positive(learning_rate, "learning_rate") / weight
-    model = nets.build(net, seed=seed, dropout=0.0, dtype=dtype)
+    model = models.build(net, seed=seed, dropout=0.0, dtype=dtype)
 
     import keras
     import tensorflow as tf

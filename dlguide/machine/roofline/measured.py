@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide import commands
-from dlguide.checks import require_count, require_positive
+from dlguide.errors import require_count, require_positive
 from dlguide.machine.describe import Machine, describe
 from dlguide.machine.topology import last_level_cache_bytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dlguide.checks import require, require_known, require_positive
+from dlguide.errors import require, require_known, require_positive
 from dlguide.machine.roofline.measured import Roof
 
 

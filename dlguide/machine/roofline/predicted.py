@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 
 # Lanes take 32 bits. Products for each lane and instruction, by what VNNI and bf16 pairs do.
 _PRODUCTS = {"float32": 1, "bfloat16": 2, "int8": 4}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.machine.affinity import affinity, bind, spans
 from dlguide.machine.threads.planning import ThreadPlan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 from dlguide.machine.describe import Machine, describe
 from dlguide.machine.threads.planning import ThreadPlan, plan
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 from dlguide.machine.describe import Core, Machine, describe
 from dlguide.machine.threads import findings, kmp, places, recipes, roles
 from dlguide.machine.threads.planning import ThreadPlan, plan

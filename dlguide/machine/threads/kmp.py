@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 from dlguide.machine.describe import Core
 from dlguide.machine.threads.reading import cpu_words, require_word, whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.machine.describe import Core
 from dlguide.machine.threads.reading import (
     MAX_LIST,

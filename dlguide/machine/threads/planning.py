@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.machine.affinity import spans
 from dlguide.machine.describe import Core, Machine, describe
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.machine.affinity import spans
 
 MAX_LIST = 4096  # CPUs of one list: more is a typing error, such as a missing comma

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dlguide.checks import require_known
+from dlguide.errors import require_known
 from dlguide.machine.threads.reading import whole
 
 ALIVE, ELSEWHERE, DEAD = "alive", "not here", "dead"

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dlguide.folders import cache_folder
+from dlguide.files import cache_folder
 from dlguide.machine.describe import Machine, describe
 from dlguide.machine.threads.candidates import Candidate
 from dlguide.machine.threads.tuning import TuneResult

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.machine.affinity import spans
 from dlguide.machine.describe import Machine
 from dlguide.machine.threads.planning import ThreadPlan

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 
 FINAL_WEIGHT = 2.0  # the last rung decides, so it gets twice the time of the others
 # Several short rounds: what disturbs the machine hits only some of them. In an even number of

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 from dlguide.scaling.costs.link import Link
 
 

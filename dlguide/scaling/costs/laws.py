@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 
 def amdahl(serial_fraction: float, workers: int) -> float:

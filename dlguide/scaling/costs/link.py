@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, replace
 
 from dlguide import published
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 
 
 @dataclass(frozen=True)

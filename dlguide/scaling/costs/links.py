@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dlguide import published
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 from dlguide.scaling.costs.link import Link
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlguide import published
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 from dlguide.scaling import predict, strong
 from dlguide.scaling.explained.result import FITTED, PREDICTED, Explained, Row
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 from dlguide.scaling.predict.sampling import Sets, drawn
 from dlguide.scaling.predict.terms import CAPACITY, TERMS, shapes
 from dlguide.scaling.step import Training, training

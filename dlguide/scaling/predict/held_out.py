@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from dlguide import published
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 from dlguide.scaling.predict.fitting import fit
 
 _TENSORFLOW = "throughput_tensorflow"

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.scaling.simulate.workers import Simulated, Workers
 
 

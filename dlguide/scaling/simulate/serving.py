@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.scaling.simulate.workers import Simulated, Workers
 
 BLOCK = 1 << 14  # random numbers drawn at a time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 
 def exposed(backward_s: Sequence[float], exchange_s: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 from dlguide.scaling.costs import slowest
 
 # A backward pass multiplies twice where the forward pass does once: gradients of inputs and of
@@ -133,7 +133,7 @@ def predict(
 def roofline_s(flops: float, nbytes: float, flops_per_s: float, bytes_per_s: float) -> float:
     """Predict computing from a roofline: max(flops / peak, bytes / bandwidth).
 
-    A lower bound for one kernel; of a whole net, sum it over layers. `nets.count` gives flops
+    A lower bound for one kernel; of a whole net, sum it over layers. `models.count` gives flops
     and bytes, `machine.roofline` both rates.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlguide import published
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 from dlguide.training.experiments.differences import Difference, compare
 from dlguide.training.experiments.record import Result
 from dlguide.training.experiments.tables import Row, groups, table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.training.experiments.differences import compare
 from dlguide.training.experiments.record import Result, require_fraction
 from dlguide.training.experiments.tables import Row, groups, table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.training.experiments.differences import (
     Difference,
     clear_from,

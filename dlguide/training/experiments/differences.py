@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.training.experiments.record import Result
 
 CHANCE = 0.05  # share of comparisons without a difference that are called clear all the same

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 from dlguide.training.experiments.setting import Setting
 
 BASELINE = "baseline"

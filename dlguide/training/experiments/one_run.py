@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
+from dlguide.errors import require
 from dlguide.measure import Run
 from dlguide.training import optimizers
 from dlguide.training.divergence import DivergedError

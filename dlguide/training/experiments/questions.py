@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.training.experiments.against import one_row
 from dlguide.training.experiments.differences import compare, grouped
 from dlguide.training.experiments.record import Result

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.measure import Run
 from dlguide.training.experiments.setting import Setting
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dlguide import nets as known_nets
-from dlguide.checks import require, require_known
+from dlguide import models as known_nets
 from dlguide.data import datasets
-from dlguide.folders import require_writable
+from dlguide.errors import require, require_known
+from dlguide.files import require_writable
 from dlguide.training.experiments import record
 from dlguide.training.experiments.one_run import check, digest, load, train
 from dlguide.training.experiments.record import Result

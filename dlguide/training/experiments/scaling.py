@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlguide import published
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 from dlguide.training.experiments.record import Result
 from dlguide.training.experiments.tables import table
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from typing import Any
 
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.training import schedules
 from dlguide.training.schedules_recipe import Recipe
 
@@ -16,7 +16,7 @@ RULES = ("none", "linear", "sqrt")
 WARMUPS = (None, *schedules.WARMUPS)
 DECAYS = ("none", "step", "linear", "polynomial", "cosine")
 OPTIMIZERS = ("momentum", "adam", "lars", "lamb")
-DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")  # of `nets.build`
+DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")  # of `models.build`
 # After the warmup these fall over what is left; "none" and "step" count from the beginning.
 _AFTER = {
     "linear": schedules.linear,

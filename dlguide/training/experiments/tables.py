@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 from dlguide.training.experiments.differences import grouped, mean_and_error
 from dlguide.training.experiments.factors import changeable
 from dlguide.training.experiments.record import Result, require_fraction

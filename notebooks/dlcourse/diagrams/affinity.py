@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlguide import plots
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.machine.describe import Machine, describe
 from dlguide.machine.threads import roles
 from dlguide.machine.threads.explaining import Explanation

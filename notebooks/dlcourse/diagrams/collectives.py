@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dlcourse.diagrams.shapes import bare
 from dlguide import plots
-from dlguide.checks import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

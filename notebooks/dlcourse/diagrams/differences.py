@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 
 GONE, NEW, KEPT, CUT = "-", "+", " ", "…"
 # Light enough for black letters; the marks say the same without colour.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 
 _URL = re.compile(r"https://[^\s<>\"]+")
 

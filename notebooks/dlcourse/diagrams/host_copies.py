@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlcourse.diagrams.shapes import PAPER, arrow, bare, box
 from dlguide import plots
-from dlguide.checks import require
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlguide import plots
-from dlguide.checks import require
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

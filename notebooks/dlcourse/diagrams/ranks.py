@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcourse.diagrams.shapes import PAPER, arrow, bare, box
 from dlguide import plots
-from dlguide.checks import require, require_known
+from dlguide.errors import require, require_known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlcourse.diagrams.shapes import arrow, bare, box
 from dlguide import plots
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

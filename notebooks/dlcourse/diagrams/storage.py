@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dlcourse.diagrams.shapes import PAPER, arrow, bare, box
 from dlguide import plots
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from pathlib import Path
 from dlcourse import exercises
 from dlcourse.exercises import record
 from dlcourse.exercises.record import Tried
-from dlguide.checks import require
+from dlguide.errors import require
 
 
 @dataclass(frozen=True)

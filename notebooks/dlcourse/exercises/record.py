@@ -21,7 +21,7 @@ from typing import Any
 
 import filelock
 
-from dlguide.folders import cache_folder
+from dlguide.files import cache_folder
 
 FORMAT = 2
 LOCK_S = 2.0  # another kernel's write that takes longer is not waited for

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from dlcourse import execution
-from dlguide.checks import MissingComponentError
+from dlguide.errors import MissingComponentError
 
 
 def find(number: str, folder: Path | None = None) -> str:

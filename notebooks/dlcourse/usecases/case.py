@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from dlguide.bench.parts import Step, Worker
-from dlguide.checks import require
+from dlguide.errors import require
 
 __all__ = ["Finding", "Step", "Table", "Worker", "table"]
 

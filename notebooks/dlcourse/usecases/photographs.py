@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from dlguide.checks import MissingComponentError, require, require_known
+from dlguide.errors import MissingComponentError, require, require_known
 
 # Without this list Pillow asks all its decoders; the one for EPS starts another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")

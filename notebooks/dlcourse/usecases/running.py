@@ -13,9 +13,9 @@ from typing import Any
 
 from dlcourse.usecases import speedup as speedups
 from dlcourse.usecases.case import Finding
-from dlguide.checks import require, require_known
 from dlguide.cluster import Cluster
-from dlguide.folders import require_writable
+from dlguide.errors import require, require_known
+from dlguide.files import require_writable
 
 # What the road itself hands to `train`; the rest of its arguments are the user's.
 TAKEN = ("real", "seed", "checkpoint", "report", "parallel")

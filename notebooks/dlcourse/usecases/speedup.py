@@ -11,8 +11,8 @@ import numpy as np
 
 from dlguide.bench import parts
 from dlguide.bench.scaling import from_parts
-from dlguide.checks import require_count, require_positive
 from dlguide.cluster import Cluster
+from dlguide.errors import require_count, require_positive
 from dlguide.machine import describe, threads
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.scaling import step as steps_of

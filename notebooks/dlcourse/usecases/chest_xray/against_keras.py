@@ -27,9 +27,9 @@ from dlcourse.usecases.chest_xray.collection import read
 from dlcourse.usecases.chest_xray.pretraining import RATE
 from dlcourse.usecases.chest_xray.steps import balance, label_step, weighted_loss
 from dlguide import measure
-from dlguide.checks import require, require_count
 from dlguide.data import formats
 from dlguide.data.synthetic import FINDINGS
+from dlguide.errors import require, require_count
 from dlguide.measure import Ratio, Timing
 from dlguide.training import optimizers
 

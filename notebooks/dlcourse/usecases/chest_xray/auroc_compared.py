@@ -18,7 +18,7 @@ from dlcourse.usecases.chest_xray.auroc import (
     parts_of,
     people_of,
 )
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dlguide.checks import MissingComponentError, require, require_count
 from dlguide.data import formats, input_pipeline, synthetic
 from dlguide.data.formats import Sample
 from dlguide.data.idx import DataError
@@ -31,6 +30,7 @@ from dlguide.data.layouts import chestxray14
 from dlguide.data.layouts.files import whole_folder
 from dlguide.data.synthetic import FINDINGS
 from dlguide.data.synthetic.patients import SMALLEST
+from dlguide.errors import MissingComponentError, require, require_count
 
 SPLITS = ("train", "test")
 PATIENTS = "patients.txt"

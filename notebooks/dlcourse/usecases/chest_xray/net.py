@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlguide import nets
-from dlguide.checks import require_count, require_known
+from dlguide import models
 from dlguide.data.input_pipeline import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalise
 from dlguide.data.synthetic import FINDINGS
-from dlguide.nets.seeded import Seeded
+from dlguide.errors import require_count, require_known
+from dlguide.models.seeded import Seeded
 
 if TYPE_CHECKING:
     import keras
@@ -35,7 +35,7 @@ def build(
 
     "chest_cnn" has three convolutions of 3 x 3 with 16, 32 and 48 filters, each with a pooling
     behind it, and a dense layer of 96 units: without batch normalisation, so that ranks train
-    exactly as one process does. The others are those of `dlguide.nets`; their last layer has
+    exactly as one process does. The others are those of `dlguide.models`; their last layer has
     `outputs` logits.
 
     Args:
@@ -57,7 +57,7 @@ def build(
     image = SIZES[net] if image is None else require_count(image, "image", least=32)
     require_count(outputs, "outputs")
     if net in LARGE:
-        return nets.build(net, seed, dtype=dtype, image=image, classes=outputs)
+        return models.build(net, seed, dtype=dtype, image=image, classes=outputs)
     import keras
 
     make = Seeded(net, require_count(seed, "seed", least=0), dtype, seed, start="HeNormal")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dlcourse.usecases.chest_xray import collection, pretraining
 from dlcourse.usecases.chest_xray import net as nets
 from dlcourse.usecases.chest_xray import weights as given
-from dlguide.checks import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 
 if TYPE_CHECKING:
     import keras

@@ -18,9 +18,9 @@ from dlcourse.usecases.chest_xray import pretraining as before
 from dlcourse.usecases.chest_xray import weights as given
 from dlcourse.usecases.chest_xray.outcome import Outcome
 from dlcourse.usecases.chest_xray.setting import Setting, require_start
-from dlguide.checks import require
 from dlguide.data import input_pipeline
 from dlguide.data.synthetic import FINDINGS
+from dlguide.errors import require
 from dlguide.training import devices, settings
 from dlguide.training.ranks import Alone, connect
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse.usecases.chest_xray.net import HEAD
-from dlguide.checks import MissingComponentError, require
+from dlguide.errors import MissingComponentError, require
 from dlguide.training import checkpoint_file
 from dlguide.training.checkpoint_file import Checkpoint, CheckpointError
 from dlguide.training.schedules import recipe_from

@@ -9,7 +9,7 @@ from dlcourse.usecases.case import Finding
 from dlcourse.usecases.imagenet.outcome import Outcome
 from dlcourse.usecases.imagenet.road import GUIDE
 from dlguide import published
-from dlguide.checks import require
+from dlguide.errors import require
 from dlguide.scaling import demand, explained
 
 # Section 6.2.7: top-1 and top-5 after part 1 and after part 2 (percent).

@@ -8,8 +8,8 @@ from typing import Any
 
 from dlcourse.usecases.imagenet import data as pictures_of
 from dlcourse.usecases.imagenet.road import GUIDE, SMALL, Road
-from dlguide import nets
-from dlguide.checks import require, require_count, require_known
+from dlguide import models
+from dlguide.errors import require, require_count, require_known
 
 
 def check(
@@ -71,7 +71,7 @@ def planned(
         least = 2 * road.global_batch
         road = replace(road, samples=require_count(samples, "samples", least))
     if net is not None:
-        known = (*nets.imagenet_names(), *(n for n in nets.classifier_names() if "resnet" in n))
+        known = (*models.imagenet_names(), *(n for n in models.classifier_names() if "resnet" in n))
         road = replace(road, net=require_known(net, known, "net"))
     steps = -(-road.samples // road.global_batch)
     short = min(road.warmup, road.collapse)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dlguide.checks import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_positive
 from dlguide.training import schedules
 from dlguide.training.schedules import Collapsed, Recipe
 
@@ -41,7 +41,7 @@ class Road:
     """A training with warmup, linear decay and collapsed decay, in plain numbers.
 
     Args:
-        net: one of `nets.imagenet_names()` or a residual net of `nets.classifier_names()`.
+        net: one of `models.imagenet_names()` or a residual net of `models.classifier_names()`.
         image: height and width of what the net sees (pixels).
         stored: height and width of made-up pictures (pixels); 0 where they are real.
         classes: logits (count).

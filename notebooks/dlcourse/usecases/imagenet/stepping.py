@@ -11,7 +11,7 @@ from dlcourse.usecases.case import Step, Worker
 from dlcourse.usecases.imagenet.road import GUIDE, SMALL, Road
 from dlcourse.usecases.imagenet.way import build_net
 from dlguide.bench import parts
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 from dlguide.training import optimizers
 from dlguide.training.ranks import Alone
 

@@ -13,7 +13,7 @@ from dlcourse.usecases.imagenet import data as pictures_of
 from dlcourse.usecases.imagenet.outcome import Outcome
 from dlcourse.usecases.imagenet.planning import planned
 from dlcourse.usecases.imagenet.way import Way
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 from dlguide.training import devices
 from dlguide.training.ranks import Alone, connect
 

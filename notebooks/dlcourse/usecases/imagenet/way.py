@@ -14,7 +14,7 @@ import numpy as np
 
 from dlcourse.usecases.imagenet.outcome import Curve, Ending
 from dlcourse.usecases.imagenet.road import Road
-from dlguide import nets
+from dlguide import models
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.measure import Run
 from dlguide.training import checkpoint as checkpoints
@@ -41,8 +41,8 @@ def build_net(road: Road, seed: int, dtype: str = "float32") -> keras.Model:
     Returns:
         keras.Model: gives logits.
     """
-    model = nets.build(road.net, seed, dtype=dtype, image=road.image, classes=road.classes)
-    nets.set_momentum(model, road.averages)
+    model = models.build(road.net, seed, dtype=dtype, image=road.image, classes=road.classes)
+    models.set_momentum(model, road.averages)
     return model
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlcourse.usecases.imagenet.outcome import Outcome
 from dlguide import plots
-from dlguide.checks import require
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dlcourse.usecases.kmeans import daal
-from dlguide.checks import require
+from dlguide.errors import require
 
 _BLOCK = 65_536  # rows whose differences are in memory at once
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlcourse.usecases import photographs
 from dlcourse.usecases.kmeans.quantising import MOST, Quantised, quantise
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 
 def check(

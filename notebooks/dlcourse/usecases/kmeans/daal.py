@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import MissingComponentError, require, require_count
+from dlguide.errors import MissingComponentError, require, require_count
 
 LARGEST = 1e150  # its square leaves room for the sum over all points of any machine
 

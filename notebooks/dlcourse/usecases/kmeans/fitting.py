@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dlcourse.usecases.kmeans import daal
 from dlcourse.usecases.kmeans.assigning import assign, inertia
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.parallel.agreement import alike, together
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from dlcourse.usecases import photographs
 from dlcourse.usecases.kmeans.assigning import assign
 from dlcourse.usecases.kmeans.fitting import Fit, fit, part
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 from dlguide.parallel.agreement import together
 
 MOST = 256  # colours in the palette of a PNG

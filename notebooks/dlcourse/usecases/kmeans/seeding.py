@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 
 @dataclass(frozen=True, eq=False)

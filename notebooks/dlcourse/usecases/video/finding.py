@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from dlcourse.usecases.case import Finding
 from dlcourse.usecases.speedup import Speedup
 from dlcourse.usecases.video.outcome import GAN, Outcome
-from dlguide import nets, published
-from dlguide.checks import require
+from dlguide import models, published
+from dlguide.errors import require
 from dlguide.parallel import replicas
 from dlguide.scaling import costs
 
@@ -170,7 +170,7 @@ def _cause(theirs: Published, ours: Outcome, speedup: Speedup | None) -> Finding
 
 
 def _size(theirs: Published, ours: Outcome) -> Finding:
-    fixed = nets.memory(theirs.generator, batch=1, optimizer="adam").fixed
+    fixed = models.memory(theirs.generator, batch=1, optimizer="adam").fixed
     copies = fixed / (_FLOAT * theirs.generator)
     own = sum(ours.parameters)
     return Finding(

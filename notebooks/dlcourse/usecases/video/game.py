@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlguide.nets import video as nets
+from dlguide.models import video as nets
 from dlguide.training.ranks import Alone
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlguide.checks import require_count, require_positive
+from dlguide.errors import require_count, require_positive
 
 
 def stages(epochs: int, resolutions: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dlguide.checks import require, require_positive
+from dlguide.errors import require, require_positive
 
 # Wang et al.: a Gaussian window of 11 x 11 pixels, and two constants that keep 0 / 0 away.
 WINDOW, SIGMA = 11, 1.5

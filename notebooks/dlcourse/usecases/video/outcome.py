@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlcourse.usecases.video.metrics import psnr, ssim
-from dlguide.checks import require
+from dlguide.errors import require
 
 GAN = "GAN"
 # Plain, so that a rank's answer is small: this many clips are kept as pictures.

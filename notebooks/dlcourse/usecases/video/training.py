@@ -16,8 +16,8 @@ from dlcourse.usecases.video.outcome import GAN, Outcome, examples, judge, shown
 from dlcourse.usecases.video.resuming import Resuming
 from dlcourse.usecases.video.settings import Settings, named
 from dlguide import measure
-from dlguide.checks import require
-from dlguide.nets import video as nets
+from dlguide.errors import require
+from dlguide.models import video as nets
 from dlguide.training.clock import Clock
 from dlguide.training.divergence import DivergedError
 from dlguide.training.ranks import Alone, connect

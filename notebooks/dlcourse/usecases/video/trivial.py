@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 # Of the flow: pixels of its Gaussian window at 32 rows, passes, and the brightness^2 that keeps
 # pixels without any edge where they are.

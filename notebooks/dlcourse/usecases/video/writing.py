@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from dlcourse.usecases.video.outcome import GAN, Outcome
-from dlguide import folders, plots
-from dlguide.checks import require
+from dlguide import files, plots
+from dlguide.errors import require
 
 # Rows of the pictures, from the truth to the net; the mean of the past is in the numbers only.
 ROWS = ("truth", "repeat", "flow", GAN)
@@ -32,7 +32,7 @@ def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path,
         ValueError: when there is no outcome, or the folder cannot be written to.
     """
     require(len(outcomes) > 0, "outcomes", "hold what a rank returned", list(outcomes))
-    folders.require_writable(folder, "folder")
+    files.require_writable(folder, "folder")
     folder, first = Path(folder), outcomes[0]
     written = [folder / "outcome.json"]
     told = {"ranks": [each.as_dict() for each in outcomes], "summary": first.summary()}

@@ -6,8 +6,8 @@ from difflib import SequenceMatcher, get_close_matches
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require, require_count, require_known
-from dlguide.nets import families, imagenet, mnist
+from dlguide.errors import require, require_count, require_known
+from dlguide.models import families, imagenet, mnist
 
 if TYPE_CHECKING:
     import keras
@@ -216,7 +216,7 @@ def parameters(name: str, **sizes: Any) -> int:
     if name in families.NETS:
         return families.parameters(name, sizes)
     for size, value in sizes.items():
-        then = "Count a net that you built with `nets.count`."
+        then = "Count a net that you built with `models.count`."
         require(value is None, size, f"be left out for {name}", value, then)
     large = imagenet.ARCHITECTURES.get(name)
     return large.parameters if large else mnist.parameters(name)

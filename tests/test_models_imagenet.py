@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-from dlguide import nets
-from dlguide.nets import blocks, building, imagenet, mnist
+from dlguide import models
+from dlguide.models import blocks, building, imagenet, mnist
 
 pytestmark = pytest.mark.ranks
 
@@ -40,7 +40,7 @@ def test_a_convolution_with_stride_pads_both_sides(keras):
 
 def small(name, **options):
     """Build a large net for the smallest images it takes."""
-    return nets.build(name, image=imagenet.ARCHITECTURES[name].smallest, classes=7, **options)
+    return models.build(name, image=imagenet.ARCHITECTURES[name].smallest, classes=7, **options)
 
 
 @pytest.mark.parametrize("name", ["alexnet", "googlenet", "densenet121"])
@@ -55,9 +55,9 @@ def test_the_seed_alone_decides_the_weights_of_a_large_net(name, keras):
 def weights_of_large_nets():
     import hashlib
 
-    from dlguide import nets
+    from dlguide import models
 
-    built = [nets.build(name, 7, image=32) for name in ("googlenet", "mobilenet_v2")]
+    built = [models.build(name, 7, image=32) for name in ("googlenet", "mobilenet_v2")]
     return [
         hashlib.sha256(b"".join(w.tobytes() for w in net.get_weights())).hexdigest()
         for net in built
@@ -96,7 +96,7 @@ def test_large_nets_infer_what_those_of_keras_infer_with_the_same_weights(name, 
     theirs = getattr(
         keras.applications, {"vgg16": "VGG16", "resnet50": "ResNet50"}.get(name, "DenseNet121")
     )(include_top=False, weights=None, input_shape=(64, 64, 3))
-    ours = nets.build(name, image=64, classes=7)
+    ours = models.build(name, image=64, classes=7)
     theirs.set_weights([w if w.ndim == 1 else 3 * w for w in theirs.get_weights()])
     for layer in theirs.layers:
         weights = layer.get_weights()
@@ -141,4 +141,4 @@ def test_dropout_of_a_large_net_is_its_papers_or_the_callers(keras):
 )
 def test_large_nets_that_cannot_be_built_are_refused(arguments, text):
     with pytest.raises(ValueError, match=text):
-        nets.build(**arguments)
+        models.build(**arguments)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.checks import require_count
+from dlguide.errors import require_count
 
 Tree = Any  # a whole number, or a pair of trees
 

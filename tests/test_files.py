@@ -4,42 +4,42 @@ from pathlib import Path
 
 import pytest
 
-from dlguide import folders
-from dlguide.checks import MissingComponentError
+from dlguide import files
+from dlguide.errors import MissingComponentError
 
 
 def test_without_a_word_it_is_the_repository_s(monkeypatch):
     monkeypatch.delenv("DLGUIDE_DATA", raising=False)
-    assert folders.data_folder() == Path(__file__).resolve().parents[1] / "data"
+    assert files.data_folder() == Path(__file__).resolve().parents[1] / "data"
 
 
 def test_the_argument_goes_before_the_environment(monkeypatch, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path / "one"))
-    assert folders.data_folder() == tmp_path / "one"
-    assert folders.data_folder(tmp_path / "two") == tmp_path / "two"
+    assert files.data_folder() == tmp_path / "one"
+    assert files.data_folder(tmp_path / "two") == tmp_path / "two"
 
 
 def test_a_folder_that_is_not_there_is_not_replaced_by_another(monkeypatch, tmp_path):
     monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path))
     with pytest.raises(MissingComponentError, match=r"gone does not exist\. Set .* DLGUIDE_DATA"):
-        folders.data_folder(tmp_path / "gone")
+        files.data_folder(tmp_path / "gone")
 
 
 def test_the_home_folder_may_be_written_short(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "data").mkdir()
-    assert folders.data_folder("~/data") == tmp_path / "data"
+    assert files.data_folder("~/data") == tmp_path / "data"
 
 
 def test_the_cache_is_where_the_user_says_or_in_the_user_s_own(monkeypatch, tmp_path):
     monkeypatch.delenv("DLGUIDE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert folders.cache_folder() == tmp_path / "dlguide"
+    assert files.cache_folder() == tmp_path / "dlguide"
     monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "mine"))
-    assert folders.cache_folder() == tmp_path / "mine"
+    assert files.cache_folder() == tmp_path / "mine"
     monkeypatch.delenv("DLGUIDE_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert folders.cache_folder() == tmp_path / ".cache" / "dlguide"
+    assert files.cache_folder() == tmp_path / ".cache" / "dlguide"

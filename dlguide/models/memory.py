@@ -7,10 +7,10 @@ from math import prod
 from numbers import Integral
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require, require_count, require_known
-from dlguide.nets.building import build
-from dlguide.nets.counting import itemsize
-from dlguide.nets.kept import backward_peak, kept, record
+from dlguide.errors import require, require_count, require_known
+from dlguide.models.building import build
+from dlguide.models.counting import itemsize
+from dlguide.models.kept import backward_peak, kept, record
 
 if TYPE_CHECKING:
     import keras
@@ -54,7 +54,7 @@ class Memory:
         """Tell how large a batch fits into a memory."""
         require_count(nbytes, "nbytes", least=0)
         growing = self.activations + self.working
-        then = "Give `nets.memory` a net instead of a number of parameters."
+        then = "Give `models.memory` a net instead of a number of parameters."
         require(growing > 0, "activations", "be known", growing, then)
         return max(0, (nbytes - self.fixed) * self.batch // growing)
 

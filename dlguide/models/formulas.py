@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from dlguide.nets import sequence_formulas
+from dlguide.models import sequence_formulas
 
 Shape = tuple[int, ...]
 Work = tuple[int, int]

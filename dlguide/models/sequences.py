@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
-from dlguide.nets.described import Described, Size
-from dlguide.nets.seeded import Seeded
+from dlguide.errors import require
+from dlguide.models.described import Described, Size
+from dlguide.models.seeded import Seeded
 
 if TYPE_CHECKING:
     import keras

@@ -8,7 +8,7 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
-from dlguide.checks import require, require_count
+from dlguide.errors import require, require_count
 
 Size = int | float
 

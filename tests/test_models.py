@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-from dlguide import nets
+from dlguide import models
 
 pytestmark = pytest.mark.ranks
 
@@ -22,31 +22,31 @@ def digest(model):
     return hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
 
 
-@pytest.mark.parametrize("name", nets.names())
+@pytest.mark.parametrize("name", models.names())
 def test_parameters_are_counted_as_keras_does(name, keras):
-    model = nets.build(name)
-    assert nets.parameters(name) == sum(int(np.prod(w.shape)) for w in model.trainable_weights)
+    model = models.build(name)
+    assert models.parameters(name) == sum(int(np.prod(w.shape)) for w in model.trainable_weights)
     assert model.output_shape == (None, 10)
     assert model.input_shape == (None, 28, 28, 1)
 
 
 def test_mnist_cnn_has_two_convolutions_two_poolings_two_dense_layers_and_dropout(keras):
-    kinds = [type(layer).__name__ for layer in nets.build("mnist_cnn").layers]
+    kinds = [type(layer).__name__ for layer in models.build("mnist_cnn").layers]
     for kind, count in (("Conv2D", 2), ("MaxPooling2D", 2), ("Dense", 2), ("Dropout", 1)):
         assert kinds.count(kind) == count
 
 
-@pytest.mark.parametrize("name", nets.names())
+@pytest.mark.parametrize("name", models.names())
 def test_the_seed_alone_decides_the_weights(name, keras):
     keras.utils.set_random_seed(1)
-    first = digest(nets.build(name, seed=5))
+    first = digest(models.build(name, seed=5))
     keras.utils.set_random_seed(2)
-    assert digest(nets.build(name, seed=5)) == first
-    assert digest(nets.build(name, seed=6)) != first
+    assert digest(models.build(name, seed=5)) == first
+    assert digest(models.build(name, seed=6)) != first
 
 
 def test_layers_of_equal_seed_do_not_start_equal(keras):
-    model = nets.build("mnist_cnn", seed=3)
+    model = models.build("mnist_cnn", seed=3)
     starts = [
         layer.kernel.numpy().ravel()[:100] for layer in model.layers if hasattr(layer, "kernel")
     ]
@@ -61,8 +61,8 @@ def test_building_changes_nothing_global(keras):
 
     before = (random.getstate(), np.random.get_state()[1].tolist(), keras.backend.floatx())
     policy = keras.config.dtype_policy().name
-    nets.build("mnist_cnn", dtype="float64")
-    nets.build("mlp", dtype="mixed_bfloat16")
+    models.build("mnist_cnn", dtype="float64")
+    models.build("mlp", dtype="mixed_bfloat16")
     after = (random.getstate(), np.random.get_state()[1].tolist(), keras.backend.floatx())
     assert after == before
     assert keras.config.dtype_policy().name == policy
@@ -71,9 +71,9 @@ def test_building_changes_nothing_global(keras):
 def weights_of_all_nets():
     import hashlib
 
-    from dlguide import nets
+    from dlguide import models
 
-    weights = [nets.build(name, seed=7).get_weights() for name in nets.names()]
+    weights = [models.build(name, seed=7).get_weights() for name in models.names()]
     return [hashlib.sha256(b"".join(w.tobytes() for w in one)).hexdigest() for one in weights]
 
 
@@ -108,9 +108,9 @@ def forward(name, weights, images):
 
 
 @pytest.mark.parametrize(("dtype", "relative"), [("float64", 1e-12), ("float32", 1e-5)])
-@pytest.mark.parametrize("name", nets.names())
+@pytest.mark.parametrize("name", models.names())
 def test_logits_are_those_of_numpy(name, dtype, relative, keras):
-    model = nets.build(name, dtype=dtype)
+    model = models.build(name, dtype=dtype)
     rng = np.random.default_rng(2)
     # biases and moving averages start at 0 and 1, where errors would not show
     model.set_weights([w + 0.1 * rng.random(w.shape).astype(w.dtype) for w in model.get_weights()])
@@ -121,11 +121,11 @@ def test_logits_are_those_of_numpy(name, dtype, relative, keras):
     assert np.abs(logits - expected).max() <= relative * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", nets.names())
+@pytest.mark.parametrize("name", models.names())
 def test_gradients_stay_in_float64(name, keras):
     import tensorflow as tf
 
-    model = nets.build(name, dtype="float64")
+    model = models.build(name, dtype="float64")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(IMAGES, training=True) ** 2)
     gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
@@ -134,7 +134,7 @@ def test_gradients_stay_in_float64(name, keras):
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_mixed_nets_compute_in_half_and_keep_weights_and_logits_in_float32(half, keras):
-    model = nets.build("mnist_cnn", dtype=f"mixed_{half}")
+    model = models.build("mnist_cnn", dtype=f"mixed_{half}")
     assert model.get_layer("conv1").compute_dtype == half
     assert {w.dtype for w in model.get_weights()} == {np.dtype("float32")}
     logits = model(IMAGES.astype("float32"))
@@ -152,9 +152,9 @@ def mean_loss_gradient(model, images):
     return np.concatenate([gradient.numpy().ravel() for gradient in gradients])
 
 
-@pytest.mark.parametrize("name", nets.names())
+@pytest.mark.parametrize("name", models.names())
 def test_the_mean_over_halves_is_the_whole_except_with_batch_normalisation(name, keras):
-    model = nets.build(name, dropout=0, dtype="float64")
+    model = models.build(name, dropout=0, dtype="float64")
     whole = mean_loss_gradient(model, IMAGES)
     halves = (mean_loss_gradient(model, IMAGES[:3]) + mean_loss_gradient(model, IMAGES[3:])) / 2
     distance = np.abs(halves - whole).max() / np.abs(whole).max()
@@ -162,7 +162,7 @@ def test_the_mean_over_halves_is_the_whole_except_with_batch_normalisation(name,
 
 
 def trained_logits(**arguments):
-    return nets.build("mnist_cnn", **arguments)(IMAGES, training=True).numpy()
+    return models.build("mnist_cnn", **arguments)(IMAGES, training=True).numpy()
 
 
 def test_dropout_is_seeded_apart_from_the_weights(keras):
@@ -170,28 +170,28 @@ def test_dropout_is_seeded_apart_from_the_weights(keras):
     assert np.array_equal(trained_logits(dropout=0.5), first)
     assert np.array_equal(trained_logits(dropout=0.5, dropout_seed=0), first)
     assert not np.array_equal(trained_logits(dropout=0.5, dropout_seed=1), first)
-    weights = [digest(nets.build("mnist_cnn", dropout_seed=seed)) for seed in (0, 1)]
+    weights = [digest(models.build("mnist_cnn", dropout_seed=seed)) for seed in (0, 1)]
     assert weights[0] == weights[1]
 
 
 def test_dropout_draws_anew_in_each_step(keras):
-    model = nets.build("mnist_cnn", dropout=0.5)
+    model = models.build("mnist_cnn", dropout=0.5)
     assert not np.array_equal(model(IMAGES, training=True), model(IMAGES, training=True))
     assert np.array_equal(model(IMAGES), model(IMAGES))
 
 
 def test_without_dropout_training_and_inference_agree(keras):
-    model = nets.build("mnist_cnn", dropout=0)
+    model = models.build("mnist_cnn", dropout=0)
     assert np.array_equal(model(IMAGES, training=True), model(IMAGES, training=False))
-    assert nets.build("mnist_cnn").get_layer("dropout").rate == 0.25
-    assert nets.build("mlp").get_layer("dropout").rate == 0
+    assert models.build("mnist_cnn").get_layer("dropout").rate == 0.25
+    assert models.build("mlp").get_layer("dropout").rate == 0
 
 
 def test_mlp_learns_digits(keras):
     from dlguide.data import datasets
 
     data = datasets.load("mnist").first(10000, 2000)
-    model = nets.build("mlp")
+    model = models.build("mlp")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"], jit_compile=False)
     model.fit(data.train_images, data.train_labels, batch_size=50, epochs=2, verbose=0)
@@ -213,10 +213,10 @@ def test_mlp_learns_digits(keras):
 )
 def test_what_cannot_be_built_is_refused_in_the_form_of_the_house(arguments, text):
     with pytest.raises(ValueError, match="must be") as caught:
-        nets.build(**{"name": "mnist_cnn", **arguments})
+        models.build(**{"name": "mnist_cnn", **arguments})
     assert str(caught.value).startswith(text)
 
 
 def test_parameters_of_an_unknown_net_are_refused():
     with pytest.raises(ValueError, match="`name` must be one of mlp, mnist_cnn, mnist_cnn_bn"):
-        nets.parameters("resnet")
+        models.parameters("resnet")

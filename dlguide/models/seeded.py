@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from dlguide.nets.blocks import Layers
+from dlguide.models.blocks import Layers
 
 if TYPE_CHECKING:
     import keras

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dlguide import nets
-from dlguide.nets import video
+from dlguide import models
+from dlguide.models import video
 
 
 def clips(seed, size, count=2, frames=6):
@@ -73,7 +73,7 @@ def test_same_seed_gives_the_same_weights_and_nets_differ():
 
 def test_cost_of_a_3d_block_is_that_of_the_closed_form():
     flat, volume = (
-        nets.count(video.generator(8, 12, 2, volume=volume)) for volume in (False, True)
+        models.count(video.generator(8, 12, 2, volume=volume)) for volume in (False, True)
     )
     found = {layer.name: layer.multiply_adds for layer in (*flat.layers, *volume.layers)}
     # 8 x 8 places, 3 x 3 weights from 12 to 12; 6 frames, 3 x 3 x 3 weights from 4 to 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dlguide.nets.described import Described, Size
-from dlguide.nets.seeded import Seeded
+from dlguide.models.described import Described, Size
+from dlguide.models.seeded import Seeded
 
 if TYPE_CHECKING:
     import keras

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlguide.nets.blocks import Layers, alexnet, googlenet, resnet
+from dlguide.models.blocks import Layers, alexnet, googlenet, resnet
 
 if TYPE_CHECKING:
     import keras

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require
-from dlguide.nets import cifar, generative, sequences, volumes
-from dlguide.nets.described import Described
-from dlguide.nets.seeded import Seeded
+from dlguide.errors import require
+from dlguide.models import cifar, generative, sequences, volumes
+from dlguide.models.described import Described
+from dlguide.models.seeded import Seeded
 
 if TYPE_CHECKING:
     import keras

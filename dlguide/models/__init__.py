@@ -1,7 +1,7 @@
 """Nets: built the same way on every rank, and what they cost in flops, bytes and memory."""
 
-from dlguide.nets.averages import set_momentum
-from dlguide.nets.building import (
+from dlguide.models.averages import set_momentum
+from dlguide.models.building import (
     build,
     classifier_names,
     further_names,
@@ -10,10 +10,10 @@ from dlguide.nets.building import (
     parameters,
     sample_shape,
 )
-from dlguide.nets.compared import Footprint, architectures
-from dlguide.nets.costs import Cost, LayerCost
-from dlguide.nets.counting import count
-from dlguide.nets.memory import Memory, memory
+from dlguide.models.compared import Footprint, architectures
+from dlguide.models.costs import Cost, LayerCost
+from dlguide.models.counting import count
+from dlguide.models.memory import Memory, memory
 
 __all__ = [
     "Cost",

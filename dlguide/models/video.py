@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require, require_count, require_known
-from dlguide.nets.seeded import Seeded
+from dlguide.errors import require, require_count, require_known
+from dlguide.models.seeded import Seeded
 
 if TYPE_CHECKING:
     import keras

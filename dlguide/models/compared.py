@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlguide.checks import require, require_known
-from dlguide.nets import imagenet
-from dlguide.nets.costs import Cost
-from dlguide.nets.counting import count
-from dlguide.nets.kept import kept, record
+from dlguide.errors import require, require_known
+from dlguide.models import imagenet
+from dlguide.models.costs import Cost
+from dlguide.models.counting import count
+from dlguide.models.kept import kept, record
 
 _SHOWN = (
     *("alexnet", "vgg16", "googlenet", "inception_v3", "resnet50", "resnet101"),

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dlguide.checks import MissingComponentError, require
+from dlguide.errors import MissingComponentError, require
 
 
 def data_folder(folder: str | os.PathLike | None = None) -> Path:

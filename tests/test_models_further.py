@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-from dlguide import nets
-from dlguide.nets import cifar, described, families, generative, seeded, sequences, volumes
+from dlguide import models
+from dlguide.models import cifar, described, families, generative, seeded, sequences, volumes
 
 pytestmark = pytest.mark.ranks
 
@@ -45,7 +45,7 @@ def weights_digest(model):
 
 def samples(name, batch=5, **sizes):
     """Draw samples that a net takes."""
-    rng, shape = np.random.default_rng(1), nets.sample_shape(name, **sizes)
+    rng, shape = np.random.default_rng(1), models.sample_shape(name, **sizes)
     if name == "causal_transformer":
         return rng.integers(0, sizes.get("vocabulary", 128), (batch, *shape)).astype("int32")
     return rng.random((batch, *shape), "float32")
@@ -54,8 +54,8 @@ def samples(name, batch=5, **sizes):
 def test_each_net_stands_in_one_room_and_under_one_name():
     rooms = (cifar, volumes, generative, sequences)
     listed = [name for room in rooms for name in room.NETS]
-    assert list(nets.further_names()) == listed == list(dict.fromkeys(listed))
-    assert not set(listed) & {*nets.names(), *nets.imagenet_names()}
+    assert list(models.further_names()) == listed == list(dict.fromkeys(listed))
+    assert not set(listed) & {*models.names(), *models.imagenet_names()}
     assert {type(one) for one in families.NETS.values()} == {described.Described}
 
 
@@ -70,10 +70,10 @@ def test_only_nets_that_tell_classes_apart_are_classifiers():
         "cnn_3d",
         "c3d",
     )
-    assert nets.classifier_names() == nets.names() + further
-    assert nets.further_names("generator") == ("dcgan_generator", "dcgan64_generator")
+    assert models.classifier_names() == models.names() + further
+    assert models.further_names("generator") == ("dcgan_generator", "dcgan64_generator")
     with pytest.raises(ValueError, match=r"`task` must be one of .*Did you mean classifier"):
-        nets.further_names("classifer")
+        models.further_names("classifer")
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def test_only_nets_that_tell_classes_apart_are_classifiers():
 def test_parameters_of_cifar_nets_are_those_of_table_6(name, millions):
     """He et al. 2015, Table 6, as it is rounded there."""
     places = 1 if name == "resnet110" else 2
-    assert round(nets.parameters(name) / 1e6, places) == millions
+    assert round(models.parameters(name) / 1e6, places) == millions
 
 
 def test_parameters_of_c3d_are_the_published_17_5_millions():
     """Tran et al. 2015, section 3.2, for each of the nets they compared."""
-    assert abs(nets.parameters("c3d") / 17.5e6 - 1) < 0.005
+    assert abs(models.parameters("c3d") / 17.5e6 - 1) < 0.005
 
 
 def test_parameters_of_gpt_2_are_the_published_124_millions():
     """GPT-2 small shares its last kernel with the embeddings, and does not scale them."""
     gpt = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "vocabulary": 50257}
-    ours = nets.parameters("causal_transformer", **gpt)
+    ours = models.parameters("causal_transformer", **gpt)
     assert ours - 50257 * 768 - 768 == 124_439_808
 
 
@@ -105,9 +105,9 @@ def test_parameters_of_the_papers_dcgan_follow_from_its_figure_1():
     maps = (1024, 512, 256, 128)
     kernels = 5 * 5 * (1024 * 512 + 512 * 256 + 256 * 128 + 128 * 3)
     generator = 100 * 4 * 4 * 1024 + kernels + 2 * sum(maps) + 3
-    assert nets.parameters("dcgan64_generator") == generator
+    assert models.parameters("dcgan64_generator") == generator
     discriminator = kernels + 128 + 2 * (1024 + 512 + 256) + 4 * 4 * 1024 + 1
-    assert nets.parameters("dcgan64_discriminator") == discriminator
+    assert models.parameters("dcgan64_discriminator") == discriminator
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_parameters_of_the_papers_dcgan_follow_from_its_figure_1():
 )
 def test_parameters_of_recurrent_nets_follow_from_their_gates(name, gates, biases):
     """GRU has two biases a gate: Keras resets after the recurrent product."""
-    count = nets.parameters(name, features=5, units=7, layers=2, outputs=3)
+    count = models.parameters(name, features=5, units=7, layers=2, outputs=3)
     first, second = gates * 7 * (5 + 7 + biases), gates * 7 * (7 + 7 + biases)
     assert count == first + second + (7 + 1) * 3
 
@@ -123,12 +123,12 @@ def test_parameters_of_recurrent_nets_follow_from_their_gates(name, gates, biase
 def test_nets_have_the_counted_parameters_start_from_the_seed_and_can_be_stored(keras, tmp_path):
     policy = keras.config.dtype_policy().name
     for name, sizes in SMALL.items():
-        model = nets.build(name, seed=5, **sizes)
+        model = models.build(name, seed=5, **sizes)
         trained = sum(int(np.prod(w.shape)) for w in model.trainable_weights)
-        assert trained == nets.parameters(name, **sizes), name
-        assert model.input_shape == (None, *nets.sample_shape(name, **sizes)), name
-        assert weights_digest(nets.build(name, seed=5, **sizes)) == weights_digest(model), name
-        assert weights_digest(nets.build(name, seed=6, **sizes)) != weights_digest(model), name
+        assert trained == models.parameters(name, **sizes), name
+        assert model.input_shape == (None, *models.sample_shape(name, **sizes)), name
+        assert weights_digest(models.build(name, seed=5, **sizes)) == weights_digest(model), name
+        assert weights_digest(models.build(name, seed=6, **sizes)) != weights_digest(model), name
         kernels = [w.numpy() for w in model.trainable_weights if w.name == "kernel" and w.ndim > 1]
         assert all(kernel.std() > 0 for kernel in kernels), name
         equal = [kernel.tobytes() for kernel in kernels]
@@ -141,14 +141,14 @@ def test_nets_have_the_counted_parameters_start_from_the_seed_and_can_be_stored(
     # storing draws from Python's random numbers, building does not
     state = (random.getstate(), np.random.get_state()[1].tolist())
     for name, sizes in SMALL.items():
-        nets.build(name, **sizes)
+        models.build(name, **sizes)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == state
     assert keras.config.dtype_policy().name == policy
 
 
 def test_mixed_nets_compute_in_half_and_give_float32(keras):
     for name, sizes in SMALL.items():
-        wide, model = (nets.build(name, dtype=d, **sizes) for d in ("float32", "mixed_bfloat16"))
+        wide, model = (models.build(name, dtype=d, **sizes) for d in ("float32", "mixed_bfloat16"))
         assert {w.dtype for w in model.weights} == {"float32"}, name
         assert model.output.dtype == "float32", name
         assert "bfloat16" in {layer.compute_dtype for layer in model.layers[1:-1]}, name
@@ -161,7 +161,7 @@ def test_mixed_nets_compute_in_half_and_give_float32(keras):
 
 def losses_of(keras, name, sizes):
     """Train on one batch, and give the loss before and after."""
-    model, given = nets.build(name, dropout=None, **sizes), samples(name, batch=8, **sizes)
+    model, given = models.build(name, dropout=None, **sizes), samples(name, batch=8, **sizes)
     rng, shape = np.random.default_rng(2), (8, *model.output_shape[1:])
     whole = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     yes_or_no = keras.losses.BinaryCrossentropy(from_logits=True)
@@ -190,9 +190,9 @@ def test_steps_on_one_batch_lower_the_loss_of_every_net(keras):
 def digests_of_further_nets(names):
     from zlib import crc32
 
-    from dlguide import nets
+    from dlguide import models
 
-    built = [nets.build(name, 7) for name in names]
+    built = [models.build(name, 7) for name in names]
     return [crc32(b"".join(w.tobytes() for w in net.get_weights())) for net in built]
 
 
@@ -203,7 +203,7 @@ def test_every_rank_builds_the_same_weights(tmp_path):
 
 
 def test_shortcuts_of_cifar_nets_take_every_second_pixel_and_add_zeros(keras):
-    model = nets.build("resnet20")
+    model = models.build("resnet20")
     before = model.get_layer("conv2_block3_relu").output
     after = model.get_layer("conv3_block1_shortcut").output
     both = keras.Model(model.inputs, [before, after])
@@ -214,15 +214,15 @@ def test_shortcuts_of_cifar_nets_take_every_second_pixel_and_add_zeros(keras):
     convolutions = [layer for layer in model.layers if type(layer).__name__ == "Conv2D"]
     assert len(convolutions) == 19
     # where sizes are odd, the shortcut and the convolution still meet
-    assert nets.build("resnet20", image=9, classes=3).output_shape == (None, 3)
+    assert models.build("resnet20", image=9, classes=3).output_shape == (None, 3)
 
 
 def test_images_of_a_dcgan_are_within_1_and_its_kernels_start_at_0_02(keras):
-    generator = nets.build("dcgan_generator")
+    generator = models.build("dcgan_generator")
     images = generator(np.random.default_rng(3).uniform(-1, 1, (4, 100))).numpy()
     assert images.shape == (4, 28, 28, 1)
     assert np.abs(images).max() <= 1
-    kernel = nets.build("dcgan_discriminator").get_layer("down2").kernel.numpy()
+    kernel = models.build("dcgan_discriminator").get_layer("down2").kernel.numpy()
     assert abs(kernel.std() / 0.02 - 1) < 0.02
     kinds = {type(layer).__name__ for layer in generator.layers}
     assert "Conv2DTranspose" in kinds
@@ -232,24 +232,24 @@ def test_images_of_a_dcgan_are_within_1_and_its_kernels_start_at_0_02(keras):
 
 
 def test_noise_is_added_in_training_only(keras):
-    model, given = nets.build("autoencoder"), samples("autoencoder")
+    model, given = models.build("autoencoder"), samples("autoencoder")
     noise = model.get_layer("noise")
     assert np.array_equal(model(given), model(given))
     assert not np.array_equal(model(given, training=True), model(given, training=True))
     assert (noise(given, training=True).numpy() - given).std() == pytest.approx(0.5, rel=0.1)
-    quiet = nets.build("autoencoder", noise=0)
+    quiet = models.build("autoencoder", noise=0)
     assert np.array_equal(quiet(given), quiet(given, training=True))
 
 
 def test_no_token_sees_a_later_one_and_the_order_of_steps_matters(keras):
-    causal = nets.build("causal_transformer", length=6, vocabulary=11)
+    causal = models.build("causal_transformer", length=6, vocabulary=11)
     tokens = samples("causal_transformer", length=6, vocabulary=11)
     changed = tokens.copy()
     changed[:, 3] = (changed[:, 3] + 1) % 11
     one, other = causal(tokens).numpy(), causal(changed).numpy()
     np.testing.assert_allclose(one[:, :3], other[:, :3], atol=1e-6)
     assert (np.abs(one[:, 3:] - other[:, 3:]).max(axis=(0, 2)) > 1e-4).all()
-    model, given = nets.build("transformer", length=6), samples("transformer", length=6)
+    model, given = models.build("transformer", length=6), samples("transformer", length=6)
     assert np.abs(model(given).numpy() - model(given[:, ::-1]).numpy()).max() > 1e-4
 
 
@@ -259,7 +259,7 @@ def sigmoid(x):
 
 def test_recurrent_nets_are_their_papers_equations_in_numpy(keras):
     for name in ("rnn", "lstm", "gru"):
-        model = nets.build(name, length=6, features=3, units=4, dtype="float64")
+        model = models.build(name, length=6, features=3, units=4, dtype="float64")
         rng = np.random.default_rng(4)
         model.set_weights([w + 0.3 * rng.standard_normal(w.shape) for w in model.get_weights()])
         w, u, b, last, bias = model.get_weights()
@@ -302,19 +302,19 @@ def test_recurrent_nets_are_their_papers_equations_in_numpy(keras):
 )
 def test_sizes_that_a_net_does_not_have_are_refused(name, arguments, text):
     with pytest.raises(ValueError, match=text):
-        nets.build(name, **arguments)
+        models.build(name, **arguments)
 
 
 def test_shapes_and_parameters_are_told_without_building():
-    assert nets.sample_shape("mnist_cnn") == (28, 28, 1)
-    assert nets.sample_shape("resnet50", image=64) == (64, 64, 3)
-    assert nets.sample_shape("c3d") == (16, 112, 112, 3)
-    assert nets.sample_shape("dcgan64_discriminator") == (64, 64, 3)
-    for call in (nets.sample_shape, nets.parameters):
+    assert models.sample_shape("mnist_cnn") == (28, 28, 1)
+    assert models.sample_shape("resnet50", image=64) == (64, 64, 3)
+    assert models.sample_shape("c3d") == (16, 112, 112, 3)
+    assert models.sample_shape("dcgan64_discriminator") == (64, 64, 3)
+    for call in (models.sample_shape, models.parameters):
         with pytest.raises(ValueError, match="`units` must be left out for mlp, got 3"):
             call("mlp", units=3)
     with pytest.raises(ValueError, match="`image` must be left out for resnet50, got 64"):
-        nets.parameters("resnet50", image=64)
+        models.parameters("resnet50", image=64)
 
 
 def test_the_seed_of_a_layer_does_not_depend_on_how_many_follow():
@@ -328,7 +328,8 @@ def test_the_seed_of_a_layer_does_not_depend_on_how_many_follow():
 
 def test_no_framework_is_loaded_until_a_net_is_built():
     code = (
-        "import sys; from dlguide import nets; nets.parameters('lstm'); nets.sample_shape('c3d');"
+        "import sys; from dlguide import models; models.parameters('lstm'); "
+        "models.sample_shape('c3d');"
         "print([m for m in ('tensorflow', 'jax', 'torch', 'keras') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -340,5 +341,5 @@ def test_no_framework_is_loaded_until_a_net_is_built():
 def test_every_net_is_made_of_keras_own_layers(keras):
     """So that any backend can run it, and a stored net loads without this package."""
     for name, sizes in SMALL.items():
-        modules = {type(layer).__module__ for layer in nets.build(name, **sizes).layers}
+        modules = {type(layer).__module__ for layer in models.build(name, **sizes).layers}
         assert all(module.startswith("keras.src.layers.") for module in modules), name

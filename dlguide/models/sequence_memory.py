@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from dlguide.nets.counting import itemsize
+from dlguide.models.counting import itemsize
 
 # Numbers that each kind keeps of a unit in a step. SimpleRNN: its state. LSTM: four activations,
 # tanh of the memory, and memory and state of the step before. GRU: three activations, 1 - z,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from dlguide.nets import sequence_memory
-from dlguide.nets.counting import graph_of, itemsize, nodes_of, shape_of
-from dlguide.nets.formulas import FREE
+from dlguide.models import sequence_memory
+from dlguide.models.counting import graph_of, itemsize, nodes_of, shape_of
+from dlguide.models.formulas import FREE
 
 _MERGES = {"Add", "Subtract", "Average"}
 _FORGETFUL = {

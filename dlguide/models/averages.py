@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     import keras

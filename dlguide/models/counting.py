@@ -6,10 +6,10 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dlguide.checks import require, require_count
-from dlguide.nets.costs import Cost, LayerCost
-from dlguide.nets.formulas import FORMULAS, FREE
-from dlguide.nets.sequence_formulas import PARTS
+from dlguide.errors import require, require_count
+from dlguide.models.costs import Cost, LayerCost
+from dlguide.models.formulas import FORMULAS, FREE
+from dlguide.models.sequence_formulas import PARTS
 
 if TYPE_CHECKING:
     import keras

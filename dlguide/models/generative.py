@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dlguide.nets.described import Described, Size
-from dlguide.nets.seeded import Seeded
+from dlguide.models.described import Described, Size
+from dlguide.models.seeded import Seeded
 
 if TYPE_CHECKING:
     import keras

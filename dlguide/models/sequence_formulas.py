@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from dlguide.checks import require
+from dlguide.errors import require
 
 Shape = tuple[int, ...]
 

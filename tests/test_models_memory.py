@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from dlguide import nets
-from dlguide.nets import kept
+from dlguide import models
+from dlguide.models import kept
 
 SMALL = [
-    *((name, {}) for name in nets.names()),
+    *((name, {}) for name in models.names()),
     ("vgg16", {"image": 32}),
     ("resnet50", {"image": 32}),
     ("densenet121", {"image": 32}),
@@ -41,8 +41,8 @@ def kept_by_tensorflow(model, batch=4):
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize(("name", "options"), SMALL)
 def test_activations_are_the_arrays_that_tensorflow_keeps(name, options, precision, keras):
-    model = nets.build(name, dtype=precision, **options)
-    ours = nets.memory(model, batch=10).activations / 10
+    model = models.build(name, dtype=precision, **options)
+    ours = models.memory(model, batch=10).activations / 10
     theirs = kept_by_tensorflow(model)
     # above dropout the function keeps one more small array, which training as a whole does not
     slack = 0.02 if "mobilenet" in name or "googlenet" in name or "vgg" in name else 0.003
@@ -52,53 +52,53 @@ def test_activations_are_the_arrays_that_tensorflow_keeps(name, options, precisi
 def test_activations_of_the_mnist_cnn_follow_from_its_shapes(keras):
     # images, ReLU 1, pooling 1, ReLU 2, pooling 2, ReLU of the dense layer; mask and dropped units
     numbers = 28 * 28 + 24 * 24 * 32 + 12 * 12 * 32 + 8 * 8 * 64 + 4 * 4 * 64 + 128
-    one = nets.memory("mnist_cnn", batch=1)
+    one = models.memory("mnist_cnn", batch=1)
     assert one.activations == 4 * (numbers + 128) + 128
-    trained = nets.parameters("mnist_cnn")
+    trained = models.parameters("mnist_cnn")
     assert (one.weights, one.gradients, one.optimizer) == (4 * trained, 4 * trained, 8 * trained)
     assert one.total == 16 * trained + one.activations + one.working
 
 
 def test_the_guides_131_million_parameters_are_2_gb():
     """Table 2 prints 131M (~2.1 GB) and 81M (~1.3 GB): 16 bytes for each with Adam."""
-    assert round(nets.memory(131_000_000, 1).total / 1e9, 1) == 2.1
-    assert round(nets.memory(81_000_000, 1).total / 1e9, 1) == 1.3
-    assert nets.memory(131_000_000, 1).weights == 524_000_000
+    assert round(models.memory(131_000_000, 1).total / 1e9, 1) == 2.1
+    assert round(models.memory(81_000_000, 1).total / 1e9, 1) == 1.3
+    assert models.memory(131_000_000, 1).weights == 524_000_000
 
 
 @pytest.mark.parametrize(
     ("optimizer", "copies"), [("sgd", 2), ("momentum", 3), ("adam", 4), ("lamb", 4)]
 )
 def test_an_optimizer_adds_its_copies(optimizer, copies):
-    assert nets.memory(1000, 1, optimizer).total == 4 * copies * 1000
+    assert models.memory(1000, 1, optimizer).total == 4 * copies * 1000
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rmsprop", "adam", "adamw"])
 def test_the_state_of_an_optimizer_is_what_keras_makes(optimizer, keras):
-    model = nets.build("mlp")
+    model = models.build("mlp")
     theirs = keras.optimizers.get(optimizer)
     theirs.build(model.trainable_variables)
     state = sum(int(np.prod(v.shape)) * 4 for v in theirs.variables if len(v.shape) > 0)
-    assert nets.memory(model, 1, optimizer).optimizer == state
+    assert models.memory(model, 1, optimizer).optimizer == state
 
 
 def test_mixed_precision_halves_activations_but_not_the_inputs_of_normalisation(keras):
     half = {
-        name: nets.memory(name, 1, precision="mixed_bfloat16").activations
-        / nets.memory(name, 1).activations
+        name: models.memory(name, 1, precision="mixed_bfloat16").activations
+        / models.memory(name, 1).activations
         for name in ("mnist_cnn", "mnist_cnn_bn")
     }
     assert 0.49 < half["mnist_cnn"] < 0.52
     assert 0.65 < half["mnist_cnn_bn"] < 0.75
-    wide, mixed = nets.memory("mlp", 1), nets.memory("mlp", 1, precision="mixed_bfloat16")
+    wide, mixed = models.memory("mlp", 1), models.memory("mlp", 1, precision="mixed_bfloat16")
     assert mixed.gradients == wide.gradients
     # the last layer computes in float32, but its kernel is counted with the others
     assert mixed.weights - wide.weights == 2 * (28 * 28 * 64 + 64 * 10)
 
 
 def test_only_activations_and_working_grow_with_the_batch(keras):
-    model = nets.build("mnist_cnn")
-    one, many = nets.memory(model, 1), nets.memory(model, 50)
+    model = models.build("mnist_cnn")
+    one, many = models.memory(model, 1), models.memory(model, 50)
     assert many.fixed == one.fixed
     assert (many.activations, many.working) == (50 * one.activations, 50 * one.working)
     room = many.total
@@ -107,10 +107,10 @@ def test_only_activations_and_working_grow_with_the_batch(keras):
 
 
 def test_frozen_layers_keep_nothing_before_the_first_trained_one(keras):
-    model = nets.build("mnist_cnn", dropout=0.0)
+    model = models.build("mnist_cnn", dropout=0.0)
     for layer in model.layers[:-1]:
         layer.trainable = False
-    memory = nets.memory(model, 1)
+    memory = models.memory(model, 1)
     assert memory.activations == 4 * 128
     assert memory.gradients == 4 * (128 + 1) * 10
 
@@ -135,7 +135,7 @@ def test_what_two_layers_need_is_kept_once_and_freed_going_backward(keras):
 
 
 def test_a_memory_prints_its_parts(keras):
-    lines = str(nets.memory("mlp", 100)).splitlines()
+    lines = str(models.memory("mlp", 100)).splitlines()
     assert lines[0] == "training with a batch of 100"
     assert [line.split()[0] for line in lines[1:]] == [
         *("weights", "gradients", "optimizer", "activations", "working", "total")
@@ -154,13 +154,13 @@ def test_a_memory_prints_its_parts(keras):
 )
 def test_what_has_no_memory_is_refused(arguments, text):
     with pytest.raises(ValueError, match=text):
-        nets.memory(*arguments)
+        models.memory(*arguments)
 
 
 def test_a_model_of_another_precision_is_refused(keras):
     with pytest.raises(ValueError, match="`precision` must be float32 as the model's layers, got"):
-        nets.memory(nets.build("mlp"), 1, precision="mixed_bfloat16")
+        models.memory(models.build("mlp"), 1, precision="mixed_bfloat16")
     with pytest.raises(
-        ValueError, match=r"`activations` must be known, got 0\. Give `nets.memory`"
+        ValueError, match=r"`activations` must be known, got 0\. Give `models.memory`"
     ):
-        nets.memory(1000, 1).largest_batch(10**9)
+        models.memory(1000, 1).largest_batch(10**9)
