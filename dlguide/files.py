@@ -1,11 +1,18 @@
-"""Where the course's files lie, and whether there is room for new ones."""
+"""Folders of data and cache, atomic writes, checksums."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
+
+import platformdirs
 
 from dlguide.errors import MissingComponentError, require
 
@@ -28,13 +35,42 @@ def data_folder(folder: str | os.PathLike | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Name the folder of what is kept between runs: built wheels, what was tuned and measured.
+    """Return the folder of what is kept between runs: built wheels, tuned and measured values.
 
     The environment variable DLGUIDE_CACHE, or else `dlguide` in the user's own cache.
     """
     named = os.environ.get("DLGUIDE_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(named) if named else base / "dlguide"
+    return Path(named) if named else platformdirs.user_cache_path("dlguide", appauthor=False)
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
+    """Open a file that replaces `path` when the block ends, and is dropped if the block raises.
+
+    A reader sees the old content or the new one, also after a crash: the file is written beside
+    `path`, synchronised with the disk and renamed.
+
+    Args:
+        mode: "w" for text (UTF-8) or "wb" for bytes.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with open(
+            partial, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8"
+        ) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_writable(folder: str | os.PathLike, name: str, nbytes: int = 1_000_000) -> None:

@@ -1,11 +1,15 @@
 """The data folder is the one that was asked for, or an error."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from dlguide import files
 from dlguide.errors import MissingComponentError
+
+UMASK = os.umask(0)
+os.umask(UMASK)
 
 
 def test_without_a_word_it_is_the_repository_s(monkeypatch):
@@ -43,3 +47,26 @@ def test_the_cache_is_where_the_user_says_or_in_the_user_s_own(monkeypatch, tmp_
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert files.cache_folder() == tmp_path / ".cache" / "dlguide"
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "result.json"
+    with files.atomic_write(path) as file:
+        file.write("first ü")
+    assert path.read_text("utf-8") == "first ü"
+    with pytest.raises(ZeroDivisionError), files.atomic_write(path) as file:
+        file.write(f"half {1 / 0}")
+    assert path.read_text("utf-8") == "first ü"
+    with files.atomic_write(path, "wb") as file:
+        file.write(b"second")
+        file.flush()
+        assert path.read_text("utf-8") == "first ü"
+    assert path.read_bytes() == b"second"
+    assert path.stat().st_mode & 0o777 == 0o666 & ~UMASK
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_sha256_is_that_of_the_bytes(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")  # the vector of FIPS 180-2, appendix B.1
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert files.sha256(tmp_path / "abc") == expected
