@@ -12,6 +12,22 @@ class MissingComponentError(RuntimeError):
     """Something that must be installed is not there; the text says how to get it."""
 
 
+class DataError(RuntimeError):
+    """A data file is missing or not what it should be; the text says how to restore it."""
+
+
+class LockHeldError(RuntimeError):
+    """Another process holds a lock; `owner` names it."""
+
+    def __init__(self, message: str, owner: str) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+class NoLocksError(RuntimeError):
+    """The file system has no locks."""
+
+
 def require(condition: bool, name: str, must: str, got: Any, then: str = "") -> None:
     """Raise a ValueError in the house's form unless `condition` holds.
 

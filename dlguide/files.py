@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import filelock
 import platformdirs
 
-from dlguide.errors import MissingComponentError, require
+from dlguide.errors import LockHeldError, MissingComponentError, NoLocksError, require
+
+_PACKAGE = Path(__file__).resolve().parent
+_CLONE = _PACKAGE.parent / "data"
+_WHEEL = _PACKAGE / "_wheel_data"  # filled by setup.py: `published` only
 
 
 def data_folder(folder: str | os.PathLike | None = None) -> Path:
-    """Find the folder that holds the course's data: `mnist/`, `published/`.
+    """Find the folder that holds data sets and tables: `mnist/`, `published/`.
 
-    The first of these that is given: the argument, the environment variable DLGUIDE_DATA, the
-    `data` folder of the repository beside the package. One that is given but does not exist is
-    an error; the next one is not tried in its place.
+    The first of: the argument, the environment variable DLGUIDE_DATA, the `data` folder of the
+    clone, what the wheel brings (published tables only). One that is given but does not exist is
+    an error; the next one is not tried instead.
     """
-    beside = Path(__file__).resolve().parents[1] / "data"
-    found = Path(folder or os.environ.get("DLGUIDE_DATA") or beside).expanduser()
+    given = folder or os.environ.get("DLGUIDE_DATA")
+    found = Path(given or (_CLONE if (_CLONE / "published").is_dir() else _WHEEL)).expanduser()
     if not found.is_dir():
         raise MissingComponentError(
             f"The data folder {found} does not exist. Set the environment variable DLGUIDE_DATA "
             "to the `data` folder of a clone of this repository."
+        )
+    return found
+
+
+def data_folder_to_write(folder: str | os.PathLike | None = None) -> Path:
+    """Find the data folder as `data_folder` does, but never the one of an installed wheel."""
+    found = data_folder(folder)
+    if found == _WHEEL:
+        raise MissingComponentError(
+            "There is no data folder to write to: this dlguide was installed from a wheel. Set "
+            "the environment variable DLGUIDE_DATA to a folder of yours that exists."
         )
     return found
 
@@ -65,6 +83,46 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def file_lock(path: str | os.PathLike, wait: bool) -> Iterator[None]:
+    """Hold a lock file; the kernel releases it when the process ends or is killed.
+
+    The file names the process that holds it and is removed at the end.
+
+    Raises:
+        LockHeldError: when another process holds it and `wait` is False.
+        NoLocksError: when the file system has no locks.
+    """
+    path = Path(path)
+    lock = filelock.FileLock(path, mode=0o644, fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=wait)
+    except filelock.Timeout:
+        try:
+            owner = f"Process {path.read_text(errors='replace') or '(unknown)'}"
+        except OSError:
+            owner = "Another process"
+        raise LockHeldError(
+            f"{owner} is at work on {path.name.removesuffix('.lock')} in {path.parent}. Wait for "
+            "it, or end it.",
+            owner,
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise NoLocksError(
+            f"The file system of {path.parent} has no locks ({error.strerror}). Choose a folder "
+            "on a local disk."
+        ) from error
+    try:
+        with suppress(OSError):  # a full disk
+            path.write_text(f"{os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held: a process that waits makes a new one
+        lock.release()
 
 
 def sha256(path: str | os.PathLike) -> str:

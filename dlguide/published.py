@@ -62,7 +62,8 @@ def load(name: str, folder: str | os.PathLike | None = None) -> list[dict[str, A
 
 
 def _files(folder: str | os.PathLike | None) -> dict[str, Path]:
-    return {path.stem: path for path in (data_folder(folder) / "published").glob("*.csv")}
+    found = data_folder(folder) / "published"
+    return {path.stem: path for path in found.glob("*.csv")}
 
 
 def _convert(column: tuple[str, ...]) -> list[Any]:

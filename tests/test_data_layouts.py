@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from dlguide.data import synthetic
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import chestxray14, files, imagenet, kitti_tracking
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, MissingComponentError
 
 TABLE, TRAIN, TEST = "Data_Entry_2017.csv", "train_val_list.txt", "test_list.txt"
 

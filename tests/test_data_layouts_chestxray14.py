@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlguide.data import synthetic
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import chestxray14, chestxray14_boxes
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, MissingComponentError
 
 TABLE, TRAIN, BOXES = "Data_Entry_2017.csv", "train_val_list.txt", "BBox_List_2017.csv"
 RADIOGRAPHS = synthetic.chest(22, 32, seed=3)

@@ -15,9 +15,8 @@ from PIL import Image
 from dlguide.data import formats, synthetic
 from dlguide.data.formats.framing import FRAMINGS
 from dlguide.data.formats.manifest import crc32c
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import example, imagenet_record, imagenet_shards, record_index
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, MissingComponentError
 
 TRAIN, VALIDATION = synthetic.images(3, 32, 17, seed=1, vary=True), synthetic.images(3, 32, 6, 2)
 BOX = imagenet_record.Box(0.125, 0.25, 0.5, 1.0)  # exact in 32 bits

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from dlguide.data import formats, synthetic
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import chestxray14, clips, imagenet, kitti_tracking, video
+from dlguide.errors import DataError
 
 DRIVES = [synthetic.driving(frames, 32, seed=frames) for frames in (30, 11, 14)]
 

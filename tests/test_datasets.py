@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlguide.data import datasets
-from dlguide.data.datasets import DataError, epoch_batches, shard
-from dlguide.errors import MissingComponentError
+from dlguide.data.datasets import epoch_batches, shard
+from dlguide.errors import DataError, MissingComponentError
 
 REPOSITORY = Path(__file__).parents[1] / "data"
 

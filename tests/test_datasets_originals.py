@@ -15,8 +15,7 @@ import pytest
 
 from dlguide.data import datasets
 from dlguide.data.datasets import images, loading, originals, sharing
-from dlguide.data.idx import DataError
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, MissingComponentError
 
 RNG = np.random.default_rng(7)
 IDX_FILES = [file.name for file in originals.ORIGINALS["fashion_mnist"].files]

@@ -24,7 +24,7 @@ from lanes import long
 from dlguide.data import formats
 from dlguide.data.formats import damage, reading, writing
 from dlguide.data.formats.framing import FRAMINGS
-from dlguide.data.idx import DataError
+from dlguide.errors import DataError
 
 NUMBER = random.Random(5)
 SAMPLES = [

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dlguide.data import formats
-from dlguide.data.idx import DataError
+from dlguide.errors import DataError
 
 SAMPLES = [formats.Sample(bytes([n]) * 9000, (n % 3,), f"k{n}") for n in range(20)]
 

@@ -23,8 +23,8 @@ from dlguide.data import formats, synthetic
 from dlguide.data import input_pipeline as ip
 from dlguide.data.datasets import Dataset, epoch_batches
 from dlguide.data.formats import DamageError, Sample
-from dlguide.data.idx import DataError
 from dlguide.data.input_pipeline.order import draws, steps_of
+from dlguide.errors import DataError
 from dlguide.scaling.throttle import BURST_S, Share, Throttle
 
 SAMPLES, BATCH = 53, 4

@@ -1,7 +1,6 @@
 """One rank of each node copies, all get the same copy or the same error, and nobody hangs.
 
 Tests dlguide.data.transfer.staging, dlguide.data.transfer.copying, dlguide.data.transfer.listing
-and dlguide.data.transfer.locking.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from on_ranks import mpiexec, on_ranks
 from dlguide.data import formats, transfer
 from dlguide.data.formats import DamageError
 from dlguide.data.transfer import copying, listing, staging
-from dlguide.data.transfer.errors import TransferError
-from dlguide.data.transfer.locking import locked
-from dlguide.errors import MissingComponentError
+from dlguide.errors import LockHeldError, MissingComponentError
+from dlguide.files import file_lock
 
 pytestmark = pytest.mark.ranks
 
@@ -200,10 +198,10 @@ def test_a_job_that_waited_compares_with_the_present_source(tmp_path, monkeypatc
     @contextmanager
     def locked_late(path, wait):
         rewrite(source / "a" / "b" / "3.bin")  # while this job waits
-        with locked(path, wait):
+        with file_lock(path, wait):
             yield
 
-    monkeypatch.setattr(staging, "locked", locked_late)
+    monkeypatch.setattr(staging, "file_lock", locked_late)
     with pytest.raises(ValueError, match=r"3\.bin' has another time of change than in the source"):
         transfer.stage(source, target)
 
@@ -381,13 +379,13 @@ def test_a_lock_is_held_by_one_and_left_by_nobody(tmp_path):
     path = tmp_path / "x.lock"
     path.write_text("left by a killed process")
     with (
-        locked(path, wait=False),
-        pytest.raises(TransferError, match=rf"Process {os.getpid()} on .* is at work on x"),
-        locked(path, wait=False),
+        file_lock(path, wait=False),
+        pytest.raises(LockHeldError, match=rf"Process {os.getpid()} on .* is at work on x"),
+        file_lock(path, wait=False),
     ):
         pass
     assert not path.exists()
-    with locked(path, wait=True):
+    with file_lock(path, wait=True):
         assert path.exists()
 
 
@@ -396,7 +394,7 @@ def test_a_lock_that_many_want_is_never_held_twice(tmp_path):
 
     def want():
         for _ in range(30):
-            with locked(tmp_path / "x.lock", wait=True):
+            with file_lock(tmp_path / "x.lock", wait=True):
                 inside.append(1)
                 most.append(len(inside))
                 time.sleep(0)

@@ -24,11 +24,10 @@ import pytest
 
 from dlguide.data import transfer
 from dlguide.data.datasets import originals
-from dlguide.data.idx import DataError
 from dlguide.data.transfer import catalogue, download, fetching
 from dlguide.data.transfer.errors import TransferError
 from dlguide.data.transfer.progress import reporting
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, LockHeldError, MissingComponentError
 
 DATA = random.Random(3).randbytes(300_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -381,11 +380,11 @@ def test_a_disk_that_is_too_full_is_told_before_the_bytes_come(server, tmp_path,
 
 
 def test_one_process_at_a_time_downloads_a_file(server, tmp_path):
-    from dlguide.data.transfer.locking import locked
+    from dlguide.files import file_lock
 
     with (
-        locked(tmp_path / "file.lock", wait=False),
-        pytest.raises(TransferError, match=rf"Process {os.getpid()} on .* is at work on file in"),
+        file_lock(tmp_path / "file.lock", wait=False),
+        pytest.raises(LockHeldError, match=rf"Process {os.getpid()} on .* is at work on file in"),
     ):
         transfer.fetch_file(server.url, tmp_path / "file")
     assert server.asked == []

@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlguide.data import transfer
-from dlguide.data.idx import DataError
 from dlguide.data.transfer import unpacking
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, MissingComponentError
 
 MODES = {"tar": "w", "tar.gz": "w:gz", "tar.bz2": "w:bz2", "tar.xz": "w:xz"}
 KINDS = (*MODES, "zip")

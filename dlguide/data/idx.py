@@ -10,9 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-
-class DataError(RuntimeError):
-    """A data file is missing or not what it should be; the text says how to restore it."""
+from dlguide.errors import DataError
 
 
 def read_idx(path: Path, checksum: str, shape: tuple[int, ...], then: str = "") -> np.ndarray:

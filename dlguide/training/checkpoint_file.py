@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.data.transfer.errors import NoLocksError
-from dlguide.data.transfer.locking import locked
+from dlguide.errors import NoLocksError
+from dlguide.files import file_lock
 
 # Raised whenever a file of an earlier dlguide would be read wrongly; 1 knew no `within`.
 VERSION = 2
@@ -110,7 +110,7 @@ def write(
     try:
         with ExitStack() as held:
             with suppress(NoLocksError):
-                held.enter_context(locked(folder / _WRITING, wait=True))
+                held.enter_context(file_lock(folder / _WRITING, wait=True))
             try:
                 with open(unfinished, "wb") as file:
                     file.write(_MAGIC + f"{VERSION} {digest.hexdigest()}\n".encode())

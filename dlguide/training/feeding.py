@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.data import datasets
-from dlguide.data.datasets import DataError, Dataset, Step
+from dlguide.data.datasets import Dataset, Step
 from dlguide.data.input_pipeline import Pipeline, plain
-from dlguide.errors import require
+from dlguide.errors import DataError, require
 from dlguide.training.ranks import Alone
 from dlguide.training.schedules_steps import whole_steps
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.data.transfer.errors import HeldError, NoLocksError
-from dlguide.data.transfer.locking import locked
-from dlguide.errors import require
+from dlguide.errors import LockHeldError, NoLocksError, require
+from dlguide.files import file_lock
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import checkpoint_file
 from dlguide.training.checkpoint import CheckpointError, Within
@@ -128,8 +127,8 @@ class Saver:
         """Keep other trainings out of the folder until `close`; return why that cannot be done."""
         folder = Path(self._folder)
         try:
-            self._held.enter_context(locked(folder / "training.lock", wait=False))
-        except HeldError as error:
+            self._held.enter_context(file_lock(folder / "training.lock", wait=False))
+        except LockHeldError as error:
             return CheckpointError(
                 f"{error.owner} trains with the checkpoints in {folder}. Wait until it has ended, "
                 "or use another folder."

@@ -8,10 +8,9 @@ import pytest
 from dlcourse.usecases import chest_xray
 from dlcourse.usecases.chest_xray import collection, pretraining
 from dlguide.data import formats, synthetic
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import chestxray14
 from dlguide.data.synthetic import FINDINGS
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, MissingComponentError
 
 
 @pytest.fixture(scope="module")

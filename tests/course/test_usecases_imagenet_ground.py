@@ -10,8 +10,8 @@ import pytest
 from dlguide import models
 from dlguide.data import datasets, synthetic
 from dlguide.data import input_pipeline as ip
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import imagenet, imagenet_shards
+from dlguide.errors import DataError
 from dlguide.training import checkpoint, fit, optimizers, schedules
 from dlguide.training.ranks import Alone
 from dlguide.training.steps import evaluator

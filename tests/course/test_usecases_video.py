@@ -18,9 +18,8 @@ from dlcourse.usecases.video import (
     writing,
 )
 from dlguide.data import synthetic
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import kitti_tracking
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, MissingComponentError
 
 RANDOM = np.random.default_rng(80)
 NOISE = RANDOM.integers(0, 256, (3, 2, 24, 28, 3)).astype(np.uint8)

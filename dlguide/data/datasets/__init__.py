@@ -3,10 +3,8 @@
 from dlguide.data.datasets.images import Dataset
 from dlguide.data.datasets.loading import image_shape, load, names, present
 from dlguide.data.datasets.sharing import Step, epoch_batches, shard
-from dlguide.data.idx import DataError
 
 __all__ = [
-    "DataError",
     "Dataset",
     "Step",
     "epoch_batches",

@@ -10,8 +10,8 @@ import numpy as np
 
 from dlguide.data.datasets.images import Dataset
 from dlguide.data.datasets.originals import ORIGINALS, Original, find, paths, restoring
-from dlguide.data.idx import DataError, read_idx
-from dlguide.errors import require_known
+from dlguide.data.idx import read_idx
+from dlguide.errors import DataError, require_known
 
 
 def names() -> tuple[str, ...]:

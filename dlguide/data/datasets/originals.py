@@ -125,8 +125,13 @@ def find(name: str, folder: str | os.PathLike | None = None) -> list[Path]:
     """
     found = paths(name, folder)
     missing = [path for path in found if not path.is_file()]
+    place = data_folder(folder) / name
+    if ORIGINALS[name].in_repository and not place.is_dir():
+        raise MissingComponentError(
+            f"There is no folder {place}: {name} is part of the repository, not of the installed "
+            "package. Set the environment variable DLGUIDE_DATA to the `data` folder of a clone."
+        )
     if missing and not ORIGINALS[name].in_repository:
-        place = data_folder(folder) / name
         raise MissingComponentError(_missing_text(name, place, missing, len(found)))
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlguide.data.idx import DataError
+from dlguide.errors import DataError
 
 
 @dataclass(frozen=True)

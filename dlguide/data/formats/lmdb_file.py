@@ -16,7 +16,7 @@ from dlguide.data.formats.manifest import BLOCK, File, Manifest, crc32c
 from dlguide.data.formats.reading import Block, Dataset, check_structure
 from dlguide.data.formats.sample import Sample, encode
 from dlguide.data.formats.writing import Writer, hash_file, write_structure
-from dlguide.data.idx import DataError
+from dlguide.errors import DataError
 
 DATA = "data.mdb"
 _FIRST_MAP_NBYTES = 1 << 24

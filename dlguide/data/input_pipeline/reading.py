@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.data.idx import DataError
 from dlguide.data.input_pipeline.order import draws
 from dlguide.data.input_pipeline.sources import Source
+from dlguide.errors import DataError
 
 
 class Cache:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlguide.data.formats.sample import Sample
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import chestxray14_boxes
 from dlguide.data.layouts.chestxray14_boxes import ORIGIN, Box
 from dlguide.data.layouts.files import (
@@ -27,7 +26,7 @@ from dlguide.data.layouts.files import (
     whole_folder,
 )
 from dlguide.data.synthetic import FINDINGS, Radiograph, Samples
-from dlguide.errors import MissingComponentError, require_count, require_known
+from dlguide.errors import DataError, MissingComponentError, require_count, require_known
 
 TABLE = "Data_Entry_2017.csv"
 BOXES = "BBox_List_2017.csv"

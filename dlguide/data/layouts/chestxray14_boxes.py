@@ -16,9 +16,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from dlguide.data.idx import DataError
 from dlguide.data.layouts.files import DAMAGE, FORMATS, read_table
-from dlguide.errors import require_known
+from dlguide.errors import DataError, require_known
 
 ORIGIN = "nihcc.app.box.com/v/ChestXray-NIHCC gives it out."
 HEADER = "Image Index,Finding Label,Bbox [x,y,w,h],,,"

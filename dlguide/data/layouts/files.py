@@ -15,8 +15,7 @@ import numpy as np
 from PIL import Image
 
 from dlguide.data.formats.sample import Sample
-from dlguide.data.idx import DataError
-from dlguide.errors import MissingComponentError, require
+from dlguide.errors import DataError, MissingComponentError, require
 
 # Without this list Pillow asks all its decoders; the one for EPS starts another program.
 FORMATS = ("JPEG", "PNG")

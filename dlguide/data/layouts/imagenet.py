@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlguide.data.formats.sample import Sample
-from dlguide.data.idx import DataError
 from dlguide.data.layouts.files import existing, file_sample, read_image, whole_folder
 from dlguide.data.synthetic import Picture, Samples
-from dlguide.errors import require, require_known
+from dlguide.errors import DataError, require, require_known
 
 SPLITS = ("train", "val")
 ORIGIN = (

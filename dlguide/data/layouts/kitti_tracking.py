@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlguide.data.formats.sample import Sample
-from dlguide.data.idx import DataError
 from dlguide.data.layouts.files import (
     existing,
     file_sample,
@@ -23,6 +22,7 @@ from dlguide.data.layouts.files import (
     whole_folder,
 )
 from dlguide.data.synthetic import Frame, Label, Samples
+from dlguide.errors import DataError
 
 IMAGES, LABELS = "image_02", "label_02"
 ORIGIN = (

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
-from dlguide.data.idx import DataError
 from dlguide.data.synthetic import Frame, Samples
-from dlguide.errors import require, require_count
+from dlguide.errors import DataError, require, require_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,12 @@ from dlguide.data.datasets.originals import ORIGINALS, OriginalSet
 from dlguide.data.formats.damage import MOST, Damage, DamageError, Report
 from dlguide.data.formats.manifest import NAME as MANIFEST
 from dlguide.data.formats.verifying import verify as verify_format
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import chestxray14, imagenet, imagenet_shards, kitti_tracking
 from dlguide.data.transfer.catalogue import CATALOGUE
 from dlguide.data.transfer.copying import read_digest
 from dlguide.data.transfer.listing import SUMS, list_files, read_sums
 from dlguide.data.transfer.progress import Progress, reporting
-from dlguide.errors import MissingComponentError, require
+from dlguide.errors import DataError, MissingComponentError, require
 
 
 def verify(folder: str | os.PathLike, progress: bool | Progress | None = None) -> Report:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlguide.data.transfer.errors import TransferError
-from dlguide.data.transfer.locking import locked
 from dlguide.data.transfer.part import Failed, Part
 from dlguide.data.transfer.progress import Progress, reporting
 from dlguide.errors import require, require_count, require_positive
-from dlguide.files import require_writable
+from dlguide.files import file_lock, require_writable
 
 _LONGEST_WAIT_S = 60.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -88,7 +87,7 @@ def fetch_file(
     require(not final.is_dir(), "path", "be the name of a file", str(path))
     require_writable(final.parent, "path")
     started = time.monotonic()
-    with locked(final.with_name(f"{final.name}.lock"), wait=False):
+    with file_lock(final.with_name(f"{final.name}.lock"), wait=False):
         if final.exists():
             found = digest(final)
             if sha256 in (None, found):

@@ -11,15 +11,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dlguide.data.datasets.originals import ORIGINALS, restoring
-from dlguide.data.idx import DataError
 from dlguide.data.transfer.catalogue import CATALOGUE, Source, names
 from dlguide.data.transfer.download import Fetched, digest, fetch_file
 from dlguide.data.transfer.errors import TransferError
-from dlguide.data.transfer.locking import locked
 from dlguide.data.transfer.progress import Progress
 from dlguide.data.transfer.unpacking import unpack
-from dlguide.errors import require_known
-from dlguide.files import data_folder
+from dlguide.errors import DataError, require_known
+from dlguide.files import data_folder_to_write, file_lock
 
 
 def fetch(
@@ -49,7 +47,7 @@ def fetch(
         MissingComponentError: when the data folder does not exist.
     """
     source = CATALOGUE[require_known(name, names(), "name")]
-    place = data_folder(folder) / name
+    place = data_folder_to_write(folder) / name
     if name in ORIGINALS:
         there = _there(name, place)
         if there is not None:
@@ -77,7 +75,7 @@ def _archive(source: Source, place: Path, progress: bool | Progress | None) -> t
     path = place / archive.name
     packed = fetch_file(archive.url, path, archive.sha256, progress=progress)
     with (
-        locked(place / ".unpacking.lock", wait=True),
+        file_lock(place / ".unpacking.lock", wait=True),
         _beside(place) as beside,
     ):
         whole = _there(source.name, place)

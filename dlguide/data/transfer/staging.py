@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from dlguide.data.transfer.copying import copy_all, difference
 from dlguide.data.transfer.errors import TransferError
 from dlguide.data.transfer.listing import Listing, list_files, require_folder
-from dlguide.data.transfer.locking import locked
 from dlguide.data.transfer.progress import Progress, reporting
 from dlguide.errors import require
-from dlguide.files import require_writable
+from dlguide.files import file_lock, require_writable
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -170,7 +169,7 @@ def _stage(
     _require_apart(given, final)
     require_folder(given)
     require_writable(final.parent, "target")
-    with locked(final.with_name(f".{final.name}.lock"), wait=True):
+    with file_lock(final.with_name(f".{final.name}.lock"), wait=True):
         listing = list_files(given)  # the source may have changed while we waited
         partial, before = (final.with_name(f".{final.name}.{what}") for what in ("partial", "old"))
         for left in (partial, before):  # we hold the lock: whoever made them is gone

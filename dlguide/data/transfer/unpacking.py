@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlguide.data.idx import DataError
 from dlguide.data.layouts.files import whole_folder
 from dlguide.data.transfer.archives import DAMAGE, Member, members
 from dlguide.data.transfer.progress import Progress, reporting
-from dlguide.errors import MissingComponentError, require_count
+from dlguide.errors import DataError, MissingComponentError, require_count
 
 _BLOCK = 1 << 20
 MOST_MEMBERS = 5_000_000

@@ -24,13 +24,12 @@ from PIL import Image
 
 from dlguide.data import formats, input_pipeline, synthetic
 from dlguide.data.formats import Sample
-from dlguide.data.idx import DataError
 from dlguide.data.input_pipeline import Source
 from dlguide.data.layouts import chestxray14
 from dlguide.data.layouts.files import whole_folder
 from dlguide.data.synthetic import FINDINGS
 from dlguide.data.synthetic.patients import SMALLEST
-from dlguide.errors import MissingComponentError, require, require_count
+from dlguide.errors import DataError, MissingComponentError, require, require_count
 
 SPLITS = ("train", "test")
 PATIENTS = "patients.txt"

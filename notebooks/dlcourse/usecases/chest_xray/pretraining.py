@@ -19,11 +19,10 @@ from PIL import Image
 
 from dlcourse.usecases.chest_xray import collection, fitting, net, steps
 from dlguide.data import formats, input_pipeline, synthetic
-from dlguide.data.idx import DataError
 from dlguide.data.input_pipeline import Pipeline, Source
 from dlguide.data.input_pipeline.building import as_source
 from dlguide.data.layouts.files import whole_folder
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, MissingComponentError
 from dlguide.training import schedules
 from dlguide.training.ranks import Alone
 from dlguide.training.schedules import Recipe

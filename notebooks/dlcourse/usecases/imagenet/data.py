@@ -13,10 +13,9 @@ import numpy as np
 from dlcourse.usecases.imagenet.road import DEVIATION, MEAN, Road
 from dlguide.data import input_pipeline, synthetic
 from dlguide.data.datasets import Dataset
-from dlguide.data.idx import DataError
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.data.layouts import imagenet, imagenet_shards
-from dlguide.errors import MissingComponentError
+from dlguide.errors import DataError, MissingComponentError
 
 FOLDERS, SHARDS = "class folders", "TFRecord shards"
 _LOOKED = (

@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dlguide.data.idx import DataError
 from dlguide.data.layouts import clips, kitti_tracking
 from dlguide.data.synthetic import Frame
 from dlguide.data.synthetic.road import draw
 from dlguide.data.synthetic.traffic import KITTI_COLUMNS, KITTI_ROWS, Camera, vehicles
-from dlguide.errors import require, require_count
+from dlguide.errors import DataError, require, require_count
 from dlguide.training.ranks import Alone
 
 # Frames that the nets see and predict, as in the guide's Table 2.
