@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
@@ -68,3 +68,15 @@ def require_known(value: Any, known: Iterable[str], name: str) -> str:
     then = f"Did you mean {near[0]}?" if near else ""
     require(False, name, f"be one of {', '.join(names)}", value, then)
     return value
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Write "rank 1" or "ranks 0, 2", and a row of six or more as "ranks 0 to 23".
+
+    >>> ranks_in_words([0, 2])
+    'ranks 0, 2'
+    """
+    ranks = list(ranks)
+    if len(ranks) >= 6 and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"rank{'s'[: len(ranks) != 1]} {', '.join(map(str, ranks))}"

@@ -27,7 +27,7 @@ def every_algorithm_against_numpy():
     from mpi4py import MPI
 
     from dlguide import collectives
-    from dlguide.collectives import algorithms, buffers, groups
+    from dlguide.collectives import algorithms, groups
 
     comm, wrong = MPI.COMM_WORLD, []
     p, rank = comm.size, comm.rank
@@ -80,7 +80,6 @@ def every_algorithm_against_numpy():
     node, leaders = groups.levels(comm, 2)
     if groups.levels(comm, 2) != (node, leaders) or node.size != min(2, p - rank // 2 * 2):
         wrong.append("levels")
-    assert buffers.hash_of("a") == 3904355907  # CRC-32 of "a" by its definition
     return wrong
 
 

@@ -97,7 +97,7 @@ def what_grids_refuse():
 def test_a_grid_that_does_not_fit_is_told_to_all_ranks_alike(tmp_path):
     everyone = on_ranks(3, what_grids_refuse, tmp_path)
     assert all(one == everyone[0] for one in everyone)
-    assert everyone[0][0] == "Ranks 0, 1, 2: `model` must divide the 3 ranks, got 2."
+    assert everyone[0][0] == "`model` must divide the 3 ranks, got 2."
     assert "`model` must be a whole number of at least 1, got 0" in everyone[0][1]
     text = "`model` must be equal on all ranks, got 1 on rank 0 and 2 on rank 1 and 3 on rank 2."
     assert everyone[0][2] == text

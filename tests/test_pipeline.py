@@ -1,6 +1,6 @@
 """The pipeline: schedules hold their rules, cuts are right, and stages on ranks equal one net.
 
-Tests dlguide.parallel.passing, dlguide.parallel.agreement, dlguide.parallel.clocks and
+Tests dlguide.parallel.passing and
 dlguide.parallel.measured as well.
 """
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lanes import RANKS, long
 from on_ranks import on_ranks
 
-from dlguide.parallel import agreement, measured, schedules, stages
+from dlguide.parallel import measured, schedules, stages, tensor
 from dlguide.parallel.pipeline import Step
 
 pytestmark = pytest.mark.ranks
@@ -288,9 +288,8 @@ def test_what_cannot_be_is_told_to_all_ranks_alike(tmp_path):
     everyone = on_ranks(3, what_is_refused, tmp_path, timeout_s=60)
     assert all(one == everyone[0] for one in everyone)
     told = everyone[0]
-    all_of_them = "Ranks 0, 1, 2: "
-    assert told["stages"].startswith(all_of_them + "`stages` must be at most 2, the pieces")
-    assert told["cuts"].startswith(all_of_them + "`cuts` must be layers with a cut behind them")
+    assert told["stages"].startswith("`stages` must be at most 2, the pieces")
+    assert told["cuts"].startswith("`cuts` must be layers with a cut behind them")
     assert "make one stage for each of 3 ranks" in told["too few cuts"]
     text = "`microbatches` must be equal on all ranks, got 4 on ranks 0, 1 and 8 on rank 2."
     assert told["differ"] == text
@@ -300,7 +299,7 @@ def test_what_cannot_be_is_told_to_all_ranks_alike(tmp_path):
     assert "not clip by a norm over all stages" in told["clip"]
     assert "`images` must divide into 4 equal microbatches, got 10" in told["divide"]
     assert "`images` must be at least the 4 microbatches, got 3" in told["few"]
-    assert told["labels"] == "Rank 2: `labels` must be one for each of 8 images, got 7."
+    assert told["labels"] == "rank 2: `labels` must be one for each of 8 images, got 7."
 
 
 def clocks_that_differ():
@@ -308,11 +307,11 @@ def clocks_that_differ():
 
     from mpi4py import MPI
 
-    from dlguide.parallel import clocks
+    from dlguide.collectives import agreement
 
     rank = MPI.COMM_WORLD.rank
-    clocks.perf_counter = lambda: perf_counter() + 100.0 * rank
-    return clocks.clock_offset(MPI.COMM_WORLD)
+    agreement.perf_counter = lambda: perf_counter() + 100.0 * rank
+    return agreement.clock_offset(MPI.COMM_WORLD)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, *long(1)])
@@ -326,9 +325,9 @@ def test_clock_offset_finds_how_far_each_clock_is_off(tmp_path, ranks):
 def test_shares_cover_everything_and_differ_by_one_at_most(count, ranks):
     if count < ranks:
         with pytest.raises(ValueError, match=f"`units` must be at least the {ranks} ranks"):
-            agreement.share(count, ranks, 0, "units")
+            tensor.share(count, ranks, 0, "units")
         return
-    shares = [range(count)[agreement.share(count, ranks, rank, "units")] for rank in range(ranks)]
+    shares = [range(count)[tensor.share(count, ranks, rank, "units")] for rank in range(ranks)]
     assert [place for share in shares for place in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

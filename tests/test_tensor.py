@@ -194,7 +194,7 @@ def test_what_cannot_be_split_is_told_to_all_ranks_alike(tmp_path):
     everyone = on_ranks(3, what_cannot_be_split, tmp_path)
     assert all(one == everyone[0] for one in everyone)
     told = everyone[0]
-    start = "Ranks 0, 1, 2: `model` must be made of layers that can be cut, got "
+    start = "`model` must be made of layers that can be cut, got "
     assert told["dropout"].startswith(start + "'dropout'")
     assert told["norm"].startswith(start + "'norm1'")
     assert "`units of narrow` must be at least the 3 ranks, got 2" in told["narrow"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlguide.collectives import choosing
+from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.collectives.algorithms import (
     ALGORITHMS,
     allreduce_halving_doubling,
@@ -20,7 +21,7 @@ from dlguide.collectives.algorithms import (
     allreduce_ring_segmented,
     allreduce_tree,
 )
-from dlguide.collectives.buffers import OPERATIONS, agree, flatten, parts
+from dlguide.collectives.buffers import OPERATIONS, flatten, parts
 from dlguide.collectives.choosing import LIBRARY, NAMES, Table, library_arguments, library_can
 from dlguide.collectives.keeping import table_of
 from dlguide.collectives.pieces import (
@@ -42,7 +43,6 @@ __all__ = [
     "LIBRARY",
     "NAMES",
     "Table",
-    "agree",
     "allgather_ring",
     "allreduce",
     "allreduce_halving_doubling",
@@ -60,6 +60,7 @@ __all__ = [
     "parts",
     "reduce_scatter_ring",
     "reduce_tree",
+    "require_equal_buffers",
 ]
 
 
@@ -100,7 +101,7 @@ def allreduce(
         require_known(op, OPERATIONS, "op")
         require_known(algorithm, ("auto", *NAMES), "algorithm")
     if check:
-        agree(comm, array, op=op, algorithm=algorithm, table=table)
+        require_equal_buffers(comm, array, op=op, algorithm=algorithm, table=table)
     name = algorithm
     if algorithm == "auto":
         name = (table or table_of(comm)).choose(array.nbytes)
@@ -141,6 +142,6 @@ def broadcast(
     }
     require_known(algorithm, ways, "algorithm")
     if check:
-        agree(comm, array, root=root, algorithm=algorithm)
+        require_equal_buffers(comm, array, root=root, algorithm=algorithm)
     require(root in range(comm.size), "root", f"be a rank, 0 to {comm.size - 1}", root)
     return ways[algorithm](array, comm, root) if flatten(array).size else array

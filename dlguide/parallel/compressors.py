@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide import collectives
+from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require, require_count, require_known
 from dlguide.parallel.codecs import Codec
 
@@ -96,7 +97,9 @@ class Compressor:
         One rank compresses too, but sends nothing.
         """
         if check:
-            collectives.agree(comm, array, compression=self.name, small=self.small, key=str(key))
+            require_equal_buffers(
+                comm, array, compression=self.name, small=self.small, key=str(key)
+            )
         require_known(array.dtype.name, DTYPES, "array.dtype")
         if not self.compresses(array.shape, array.dtype):
             return _over(self._summed(array.copy(), comm), comm.size)

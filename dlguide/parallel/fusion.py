@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives import allreduce
+from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.errors import require, require_count
 from dlguide.measure import Timing, timing
-from dlguide.parallel.agreement import alike, together
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -147,8 +147,8 @@ def exchange(
         ValueError: on all ranks alike, when they differ.
     """
     kinds = [(tensor.shape, str(tensor.dtype)) for tensor in tensors]
-    alike(comm, tensors=kinds, threshold_nbytes=threshold_nbytes, algorithm=algorithm)
-    with together(comm):
+    require_equal(comm, tensors=kinds, threshold_nbytes=threshold_nbytes, algorithm=algorithm)
+    with agree_or_raise(comm):
         send = _sender(tensors, comm, threshold_nbytes, algorithm)
     return send()
 
@@ -212,7 +212,7 @@ def measure(
         ArithmeticError: on all ranks alike, when a threshold gives another sum.
     """
     arguments = {"nbytes": list(nbytes), "thresholds": list(thresholds), "repeats": repeats}
-    alike(comm, **arguments, warmup=warmup, algorithm=algorithm)
+    require_equal(comm, **arguments, warmup=warmup, algorithm=algorithm)
     for size in nbytes:
         whole = require_count(size, "nbytes") % 4 == 0
         require(whole, "nbytes", "be multiples of the 4 bytes of a float32", size)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.errors import require, require_count
-from dlguide.parallel.agreement import alike, share, together
 from dlguide.parallel.pipeline import Pipeline
 from dlguide.parallel.split_net import SplitNet
+from dlguide.parallel.tensor import share
 
 if TYPE_CHECKING:
     import keras
@@ -46,8 +47,8 @@ class Grid:
 
 def grid(comm: Comm, model: int) -> Grid:
     """Lay the ranks out in a grid; every rank must call."""
-    alike(comm, model=model)
-    with together(comm):
+    require_equal(comm, model=model)
+    with agree_or_raise(comm):
         require_count(model, "model")
         require(comm.size % model == 0, "model", f"divide the {comm.size} ranks", model)
     copy, part = divmod(comm.rank, model)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.collectives import agree, allreduce_ring
+from dlguide.collectives import allreduce_ring
+from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.parallel import server
 from dlguide.parallel.host_copies import Staged
@@ -143,7 +144,7 @@ def train(
 
     start = perf_counter()
     if way == ALLREDUCE:
-        agree(comm, weights, steps=steps, rate=rate)
+        require_equal_buffers(comm, weights, steps=steps, rate=rate)
         last, sent = _by_ring(comm, weights, compute, steps, update)
         role, staleness, seconds = "worker", (), perf_counter() - start
     else:

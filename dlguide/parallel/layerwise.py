@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dlguide.collectives import allreduce
+from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
 from dlguide.collectives.pieces import segments
 from dlguide.errors import require, require_count, require_known
-from dlguide.parallel.agreement import alike, together
 from dlguide.parallel.background import Background, require_threads
-from dlguide.parallel.clocks import clock_offset
 from dlguide.parallel.overlap_schedule import (
     BACKWARD,
     EXCHANGE,
@@ -88,8 +87,10 @@ class Layerwise:
         schedule: str = "overlapped",
         slice_bytes: int | None = None,
     ) -> None:
-        alike(comm, schedule=schedule, slice_bytes=slice_bytes, layers=(net.kinds, net.dtype))
-        with together(comm):
+        require_equal(
+            comm, schedule=schedule, slice_bytes=slice_bytes, layers=(net.kinds, net.dtype)
+        )
+        with agree_or_raise(comm):
             require_known(schedule, SCHEDULES, "schedule")
             if slice_bytes is not None:
                 require_count(slice_bytes, "slice_bytes")
@@ -120,7 +121,7 @@ class Layerwise:
     def step(self, images: Any, labels: Any) -> float:
         """Train on one batch; every rank must call."""
         net, layers = self.net, range(len(self._rows))
-        with together(self.comm):
+        with agree_or_raise(self.comm):
             require(not self._closed, "trainer", "be open", "closed", "Make another one.")
             samples = net.begin(images, labels)
             require(samples > 0, "images", "hold at least one sample", samples)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide import collectives
+from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require, require_count, require_positive
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Averaging:
         """Check that all ranks are at the same step with the same arrays; all must call."""
         kinds = " ".join(f"{array.dtype}{array.shape}" for array in arrays)
         flags = np.zeros(len(arrays))
-        collectives.agree(comm, flags, scheme=repr(self), step=step, arrays=kinds)
+        require_equal_buffers(comm, flags, scheme=repr(self), step=step, arrays=kinds)
 
     def _means(self, arrays: Sequence[np.ndarray], comm: Comm, step: int) -> list[np.ndarray]:
         """Give the means over ranks: one allreduce for all arrays of a dtype."""

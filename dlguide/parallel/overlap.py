@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.measure.timing import Timing, timing
-from dlguide.parallel.agreement import alike, together
 from dlguide.parallel.background import require_threads
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ def measure(
             no threads.
     """
     asked = {"nbytes": nbytes, "compute_s": compute_s, "ways": tuple(ways), "computes": computes}
-    alike(comm, **asked, repeats=repeats, slices=slices)
-    with together(comm):
+    require_equal(comm, **asked, repeats=repeats, slices=slices)
+    with agree_or_raise(comm):
         require(len(ways) > 0, "ways", "name at least one way", ways)
         for way in ways:
             require_known(way, WAYS, "ways")

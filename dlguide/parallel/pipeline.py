@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives import allreduce
+from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
 from dlguide.errors import require, require_count, require_known
 from dlguide.parallel import schedules, stages
-from dlguide.parallel.agreement import alike, together
-from dlguide.parallel.clocks import clock_offset
 from dlguide.parallel.passing import Run
 from dlguide.parallel.schedules import Cell
 
@@ -84,8 +83,8 @@ class Pipeline:
         replicas: Comm | None = None,
     ) -> None:
         asked = {"microbatches": microbatches, "schedule": schedule, "cuts": cuts}
-        alike(comm, **asked, recompute=recompute, uneven=uneven)
-        with together(comm):
+        require_equal(comm, **asked, recompute=recompute, uneven=uneven)
+        with agree_or_raise(comm):
             require_count(microbatches, "microbatches")
             require_known(schedule, schedules.ORDERS, "schedule")
             self.cuts = stages.balance(model, comm.size) if cuts is None else tuple(cuts)
@@ -162,7 +161,7 @@ class Pipeline:
         """
         import tensorflow as tf
 
-        with together(self.comm):
+        with agree_or_raise(self.comm):
             sizes = self._sizes(len(images), len(labels))
         run = Run(self, images, labels, sizes)
         for kind, microbatch in self.order:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.measure import Run, steady_images_per_s
 from dlguide.parallel import pytorch_net, pytorch_weights
-from dlguide.parallel.agreement import alike, together
 from dlguide.parallel.pytorch_data_parallel import DataParallel
 from dlguide.parallel.pytorch_joining import joined_by_mpi
 from dlguide.parallel.pytorch_ways import Alone, Distributed, OwnAllreduce
@@ -104,8 +104,8 @@ def train(
     start, started_unix_s = perf_counter(), time.time()
     rank, ranks = (comm.rank, comm.size) if comm else (0, 1)
     if comm:
-        alike(comm, **asked)
-    with together(comm) if comm else contextlib.nullcontext():
+        require_equal(comm, **asked)
+    with agree_or_raise(comm) if comm else contextlib.nullcontext():
         _check(way, comm, epochs, learning_rate, momentum)
         pytorch_weights.require_shapes(weights)
         require_known(layout, pytorch_net.LAYOUTS, "layout")
@@ -114,7 +114,7 @@ def train(
             for epoch in range(epochs)
         ]
     if comm:  # "own" sends no first weights: ranks with different ones would stay apart
-        alike(comm, weights=_printed(weights))
+        require_equal(comm, weights=_printed(weights))
     if way == "data_parallel":
         whole = len(data.train_labels), batch * ranks
         parts = [datasets.epoch_batches(*whole, 0, 1, epoch, seed) for epoch in range(epochs)]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlguide.collectives import allreduce
+from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require, require_count
 from dlguide.measure import Timing, timing
 from dlguide.parallel import pytorch_net, pytorch_weights
-from dlguide.parallel.agreement import alike, together
 from dlguide.parallel.pytorch_joining import joined_by_mpi
 from dlguide.parallel.pytorch_ways import Distributed
 
@@ -77,8 +77,8 @@ def measure(
         ValueError: on all ranks alike, when an argument is not what it must be.
         MissingComponentError: when PyTorch is not installed.
     """
-    alike(comm, batch=batch, caps=list(caps), repeats=repeats, warmup=warmup, layout=layout)
-    with together(comm):
+    require_equal(comm, batch=batch, caps=list(caps), repeats=repeats, warmup=warmup, layout=layout)
+    with agree_or_raise(comm):
         require_count(batch, "batch")
         require_count(repeats, "repeats")
         require_count(warmup, "warmup", least=2)

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.collectives import agree, allreduce_ring, broadcast_tree, parts
+from dlguide.collectives import allreduce_ring, broadcast_tree, parts
+from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require_count
 from dlguide.parallel.waiting import Setting, Waiting
 
@@ -101,7 +102,7 @@ def train(
     each = (steps,) * workers if np.ndim(steps) == 0 else tuple(steps)
     setting = Setting(mode, servers, bound, leave_out, group, each, tuple(sorted(join_s or {})))
     setting.check(comm.size)
-    agree(comm, weights, setting=setting)
+    require_equal_buffers(comm, weights, setting=setting)
     # the workers of a group sum among themselves; the servers' own group is not used
     team = comm.Split(comm.rank // group if comm.rank < workers else comm.size, comm.rank)
     started = perf_counter()

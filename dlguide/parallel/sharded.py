@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.collectives import agree, allgather_ring, parts, reduce_scatter_ring
+from dlguide.collectives import allgather_ring, parts, reduce_scatter_ring
+from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require_known, require_positive
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ShardedOptimizer:
         self.rate, self.momentum = require_positive(rate, "rate"), momentum
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.flat = np.concatenate([np.ravel(weight) for weight in self.weights])
-        agree(comm, self.flat, method=method, rate=rate)
+        require_equal_buffers(comm, self.flat, method=method, rate=rate)
         own = parts(self.flat, comm.size)[comm.rank]
         self.state = [np.zeros_like(own) for _ in range(STATES[method])]
         self.steps, self.sent_bytes = 0, 0

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives import allreduce
+from dlguide.collectives.agreement import agree_or_raise
 from dlguide.errors import require
 from dlguide.parallel import tensor
-from dlguide.parallel.agreement import share, together
 
 if TYPE_CHECKING:
     import keras
@@ -50,7 +50,7 @@ class SplitNet:
         self.parts: dict[str, list[Any]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.sent: list[tuple[str, str, int]] = []
-        with together(comm):
+        with agree_or_raise(comm):
             self._cut()
         self.speeds = [np.zeros(part.shape, part.dtype.as_numpy_dtype) for part in self.variables]
 
@@ -138,7 +138,7 @@ class SplitNet:
                 kernel, bias = (np.asarray(weight) for weight in layer.weights)
                 if own is None:
                     ranks, rank = self.comm.size, self.comm.rank
-                    own = share(bias.size, ranks, rank, f"units of {layer.name}")
+                    own = tensor.share(bias.size, ranks, rank, f"units of {layer.name}")
                     cuts = ((..., own), (own,))
                 else:
                     cuts, own = ((..., own, slice(None)), everything), None

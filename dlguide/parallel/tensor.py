@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives import allreduce
-from dlguide.parallel.agreement import share
+from dlguide.data.datasets import shard
+from dlguide.errors import require
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -110,6 +111,12 @@ def convolution_by_input(
 
     part = tf.nn.conv2d(images, kernel, stride, padding.upper())
     return summed(part, comm, told) + bias
+
+
+def share(count: int, ranks: int, rank: int, name: str) -> slice:
+    """Cut what a net must have at least once per rank into parts that differ by at most one."""
+    require(count >= ranks, name, f"be at least the {ranks} ranks", count, "Use fewer ranks.")
+    return shard(count, rank, ranks)
 
 
 def columns(kernel: np.ndarray, comm: Comm) -> np.ndarray:

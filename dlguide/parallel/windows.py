@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.collectives import agree
+from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require, require_count
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def train(
     require(comm.size > 1, "comm", "have a rank beside the server", comm.size, "Start more ranks.")
     require(server in range(comm.size), "server", f"be a rank, 0 to {comm.size - 1}", server)
     require_count(steps, "steps")
-    agree(comm, weights, steps=steps, server=server)
+    require_equal_buffers(comm, weights, steps=steps, server=server)
     here = comm.rank == server
     # the number of updates, and behind it the weights: each is aligned
     counter, behind = np.int64, 8

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 
 from dlcourse.usecases.kmeans import daal
 from dlcourse.usecases.kmeans.assigning import assign, inertia
+from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.errors import require, require_count
-from dlguide.parallel.agreement import alike, together
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -75,10 +75,10 @@ def share(points: ArrayLike) -> np.ndarray:
         MissingComponentError: when there is no daal4py.
     """
     world, daal4py = _world(), daal.load()
-    with together(world):
+    with agree_or_raise(world):
         points = np.asarray(points)
         require(points.ndim > 0, "points", "be rows of numbers", points.shape)
-    alike(world, points=points.shape)
+    require_equal(world, points=points.shape)
     ranks, rank = daal4py.num_procs(), daal4py.my_procid()
     return points[part(len(points), ranks, rank)]
 
@@ -140,7 +140,7 @@ def fit(
         SODA (2007); on ranks: daal4py, `kmeans_init` and `kmeans` with distributed=True.
     """
     world, daal4py = _world(), daal.load()
-    with together(world):
+    with agree_or_raise(world):
         rows = daal.numbers(points, "points")
         require_count(clusters, "clusters")
         require_count(iterations, "iterations")
@@ -151,8 +151,8 @@ def fit(
             require_count(threads, "threads")
         first = None if initial is None else _initial(initial, clusters, rows)
     print_of = None if first is None else f"centres with checksum {zlib.crc32(first.tobytes()):08x}"
-    alike(world, columns=rows.shape[1], clusters=int(clusters), initial=print_of)
-    alike(world, iterations=int(iterations), seed=int(seed), tolerance=float(tolerance))
+    require_equal(world, columns=rows.shape[1], clusters=int(clusters), initial=print_of)
+    require_equal(world, iterations=int(iterations), seed=int(seed), tolerance=float(tolerance))
     mean = _mean(world, rows)
     moved = rows - mean
     counts = _enough(world, moved, clusters)

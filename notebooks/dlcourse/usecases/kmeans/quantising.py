@@ -12,8 +12,8 @@ import numpy as np
 from dlcourse.usecases import photographs
 from dlcourse.usecases.kmeans.assigning import assign
 from dlcourse.usecases.kmeans.fitting import Fit, fit, part
+from dlguide.collectives.agreement import agree_or_raise
 from dlguide.errors import require, require_count
-from dlguide.parallel.agreement import together
 
 MOST = 256  # colours in the palette of a PNG
 
@@ -86,7 +86,7 @@ def quantise(
 
     world = MPI.COMM_WORLD
     pixels = np.zeros((0, 0, 3), np.uint8)
-    with together(world):
+    with agree_or_raise(world):
         require_count(colours, "colours")
         then = "The palette of a PNG holds no more."
         require(colours <= MOST, "colours", f"be at most {MOST}", colours, then)
@@ -113,7 +113,7 @@ def quantise(
     everyone = np.empty(count if world.rank == 0 else 0, np.uint8)
     world.Gatherv(labels, [everyone, sizes, MPI.BYTE])
     picture, contents = None, b""
-    with together(world):
+    with agree_or_raise(world):
         if world.rank == 0:
             picture = palette[everyone].reshape(shape)
             contents = photographs.encoded(picture)
