@@ -152,16 +152,16 @@ def test_copies_are_timed_on_any_device():
 def chosen():
     from dlguide.machine import accelerators
     from dlguide.training import devices
-    from dlguide.training.ranks import connect
+    from dlguide.training.devices import connect
 
-    ranks, found = connect(), {}
+    comm, found = connect(), {}
     real = accelerators.seen
     for wish in ("cpu", "auto", "gpu", "uneven"):
         if wish == "uneven":  # rank 0 sees a GPU, the others none: all must come to one answer
-            mine = accelerators.Seen(f"n{ranks.rank}", ("0",) * (ranks.rank == 0 < ranks.ranks - 1))
+            mine = accelerators.Seen(f"n{comm.rank}", ("0",) * (comm.rank == 0 < comm.size - 1))
             accelerators.seen = lambda mine=mine: mine
         try:
-            place = devices.choose("auto" if wish == "uneven" else wish, ranks)
+            place = devices.choose("auto" if wish == "uneven" else wish, comm)
             found[wish] = [place.device, place.why]
         except Exception as error:  # the text is what is compared
             found[wish] = ["error", f"{type(error).__name__}: {error}"]

@@ -14,12 +14,12 @@ import pytest
 from PIL import Image
 
 from dlguide import models
+from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets, formats
 from dlguide.data import input_pipeline as ip
 from dlguide.training import checkpoint, fit
 from dlguide.training.divergence import DivergedError, Watch, spoiled
 from dlguide.training.feeding import ArrayFeed, PipelineFeed
-from dlguide.training.ranks import Alone
 from dlguide.training.saving import Saver
 
 
@@ -68,7 +68,7 @@ def watched(*values, **optimizer):
     model = SimpleNamespace(weights=weights, trainable_variables=weights)
     rule = SimpleNamespace(iterations=7, _learning_rate=Weight("rate", 0.25), **optimizer)
     rule._learning_rate.assign = None
-    return Watch(model, rule, Alone(), 6, lambda: "Kept: step 5."), rule
+    return Watch(model, rule, SingleProcess(), 6, lambda: "Kept: step 5."), rule
 
 
 def test_sound_steps_pass_without_a_word_to_other_ranks():
@@ -152,7 +152,7 @@ def test_feeds_begun_in_the_middle_give_what_a_whole_epoch_gives(mnist, tmp_path
     for rank in (0, 1):
         mine = {"rank": rank, "ranks": 2}
         arrays = ArrayFeed(mnist, 10, 3, True, **mine, model=model)
-        files = PipelineFeed(pipeline.replace(seed=3, shuffle=True, **mine), Alone(), model)
+        files = PipelineFeed(pipeline.replace(seed=3, shuffle=True, **mine), SingleProcess(), model)
         for feed in (arrays, files):
             whole = list(feed.batches(1))
             empty += whole[-1][2] == 0
@@ -229,7 +229,7 @@ def test_steps_between_checkpoints_are_a_count_and_need_a_folder(arguments, word
 )
 def test_stops_are_the_same_wherever_an_epoch_was_begun(first, every, stops):
     asked = SimpleNamespace(checkpoint="saves", save_every=every)
-    assert Saver(asked, Alone()).stops(first, 11) == stops
+    assert Saver(asked, SingleProcess()).stops(first, 11) == stops
 
 
 def test_damaged_folder_never_leads_to_a_training_from_the_start(mnist, tmp_path):
@@ -243,7 +243,7 @@ def test_damaged_folder_never_leads_to_a_training_from_the_start(mnist, tmp_path
         fit(**ways, epochs=2)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     asked = SimpleNamespace(checkpoint=str(tmp_path), save_every=2)
-    assert Saver(asked, Alone()).last_good() == f"There is no checkpoint in {tmp_path} yet."
+    assert Saver(asked, SingleProcess()).last_good() == f"There is no checkpoint in {tmp_path} yet."
 
 
 def test_last_good_checkpoint_is_one_that_loads(mnist, tmp_path):
@@ -251,8 +251,10 @@ def test_last_good_checkpoint_is_one_that_loads(mnist, tmp_path):
     good, damaged = sorted(tmp_path.iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-7])
     asked = SimpleNamespace(checkpoint=str(tmp_path), save_every=2)
-    assert Saver(asked, Alone()).last_good() == (
+    assert Saver(asked, SingleProcess()).last_good() == (
         f"The last good checkpoint is {good}, after step 4."
     )
     asked = SimpleNamespace(checkpoint=None, save_every=None)
-    assert json.dumps(Saver(asked, Alone()).last_good()).startswith('"There is no checkpoint: ')
+    assert json.dumps(Saver(asked, SingleProcess()).last_good()).startswith(
+        '"There is no checkpoint: '
+    )

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from dlguide import models
+from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset, Step
 from dlguide.measure import Run
 from dlguide.training import checkpoint, fit
 from dlguide.training.clock import Clock
+from dlguide.training.devices import connect
 from dlguide.training.feeding import gathered
 from dlguide.training.loop import Steps, reseed_dropout, train_epoch
-from dlguide.training.ranks import Alone, connect
 from dlguide.training.rates import scaled_rate
 from dlguide.training.settings import name_of
 
@@ -340,10 +341,10 @@ def test_dropout_belongs_to_seed_rank_layer_and_step():
 
 def test_alone_gives_back_what_it_was_given():
     alone = connect(False)
-    assert type(alone) is Alone
-    assert (alone.rank, alone.ranks) == (0, 1)
-    assert alone.total([1, 2.5]) == [1.0, 2.5]
-    with pytest.raises(KeyError, match="mine"), alone.together():
+    assert type(alone) is SingleProcess
+    assert (alone.rank, alone.size) == (0, 1)
+    assert alone.allreduce_sum([1, 2.5]) == [1.0, 2.5]
+    with pytest.raises(KeyError, match="mine"), alone.agree_or_raise():
         raise KeyError("mine")
 
 

@@ -16,9 +16,9 @@ def trainings(saves_in):
 
     import dlguide.horovod as hvd
     from dlguide import models
+    from dlguide.collectives.communicator import SingleProcess
     from dlguide.data import datasets
     from dlguide.training import checkpoint, fit
-    from dlguide.training.ranks import Alone
     from dlguide.training.steps import evaluator
 
     hvd.init()
@@ -72,7 +72,7 @@ def trainings(saves_in):
         result["digests"][name] = run.weights_digest
         if run.test_accuracy:
             result["accuracy"] = run.test_accuracy
-            result["accuracy_alone"] = evaluator(parallel, mnist, Alone())()
+            result["accuracy_alone"] = evaluator(parallel, mnist, SingleProcess())()
 
     # Each rank begins elsewhere: the broadcast must see to it that they agree. Interrupted after
     # the first epoch and gone on with, against the same in one go.

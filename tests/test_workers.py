@@ -8,9 +8,9 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
+from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets
 from dlguide.training import fit
-from dlguide.training.ranks import Alone
 from dlguide.training.workers import Workers, own_state
 
 pytestmark = pytest.mark.ranks
@@ -182,7 +182,7 @@ def players(model, count=2):
 
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build(model.trainable_variables)
-    return Workers(model, optimizer, Alone(), count)
+    return Workers(model, optimizer, SingleProcess(), count)
 
 
 def test_averages_of_workers_are_summed_in_double_precision():

@@ -12,8 +12,9 @@ import numpy as np
 
 from dlguide import measure
 from dlguide.bench.patient import patient
+from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.errors import require
-from dlguide.training.ranks import Alone, Ranks
+from dlguide.horovod.communicator import HorovodCommunicator
 from dlguide.training.steps import train_step
 
 # The parts that are measured in turns: one rank by itself, all ranks without exchange at the
@@ -33,7 +34,7 @@ class Worker:
     Args:
         step: called with the arrays of `Step.samples` as tensors: forward, backward, exchange
             and update; returns when all of it is done (a number of its result, as a float).
-        rules: pairs of an optimizer, made by `ranks.distribute`, and the variables that it
+        rules: pairs of an optimizer, made by `comm.distribute`, and the variables that it
             updates, in the order of the step: one pair, or one for each net of a GAN.
     """
 
@@ -75,29 +76,29 @@ class Step:
     Args:
         name: of the net or nets.
         batch: samples of one worker in a step (count).
-        build: called on a rank with `training.ranks.Alone()` for a worker by itself, with
-            `Ranks()` for one among all; returns a `Worker` whose first weights are the same each
-            time. The loss is a mean over the samples of *all* ranks.
+        build: called on a rank with `SingleProcess()` for a worker by itself, with
+            `HorovodCommunicator()` for one among all; returns a `Worker` whose initial weights are
+            the same each time. The loss is a mean over the samples of *all* ranks.
         samples: called with a number of samples and a seed; returns the arrays that `step` takes.
     """
 
     name: str
     batch: int
-    build: Callable[[Alone], Worker]
+    build: Callable[[Communicator], Worker]
     samples: Callable[[int, int], tuple[np.ndarray, ...]]
 
 
-def classifier(model: Any, optimizer: Any, ranks: Alone) -> Worker:
+def classifier(model: Any, optimizer: Any, comm: Communicator) -> Worker:
     """Make the worker of a net that gives logits, as `training.fit` trains it."""
     import tensorflow as tf
 
-    rule = ranks.distribute(optimizer)
+    rule = comm.distribute(optimizer)
     rule.build(model.trainable_variables)
-    one = train_step(model, rule, ranks.ranks)
+    one = train_step(model, rule, comm.size)
     dtype = "float64" if model.outputs[0].dtype == "float64" else "float32"
 
     def step(images: Any, labels: Any) -> float:
-        return float(one(images, labels, tf.constant(1 / (ranks.ranks * len(images)), dtype)))
+        return float(one(images, labels, tf.constant(1 / (comm.size * len(images)), dtype)))
 
     return Worker(step, ((rule, model.trainable_variables),))
 
@@ -114,8 +115,8 @@ def measured(
     from mpi4py import MPI
 
     comm = patient(MPI.COMM_WORLD)
-    many = Ranks()
-    own, shared = step.build(Alone()), step.build(many)
+    many = HorovodCommunicator()
+    own, shared = step.build(SingleProcess()), step.build(many)
     work = equal_work(step, own, shared, many, seed)
     calls = _calls(step, own, shared, many, alone_batch, seed + 1)
     found: dict[str, Any] = {part: [] for part in PARTS}
@@ -142,7 +143,7 @@ def measured(
             if part != "alone" or comm.rank == 0:
                 found[part] += [once(part) for _ in range(steps + 1)][1:]
             comm.Barrier()
-        speed = step.batch * many.ranks / found["step"][-1]
+        speed = step.batch * many.size / found["step"][-1]
         measure.report_progress(step=done + 1, steps=rounds, images_per_s=speed)
     _alike(shared, many, "after the measured steps")
     return found | {"nbytes": shared.nbytes, "work": work}
@@ -154,7 +155,7 @@ def by_itself(
     """Measure a worker by itself, with the threads that this process has."""
     import tensorflow as tf
 
-    worker = step.build(Alone())
+    worker = step.build(SingleProcess())
     arrays = [tf.constant(each) for each in step.samples(samples, seed)]
     worker.step(*arrays)
     found, begun = [], perf_counter()
@@ -166,10 +167,10 @@ def by_itself(
 
 
 def _calls(
-    step: Step, own: Worker, shared: Worker, ranks: Alone, alone_batch: int, seed: int
+    step: Step, own: Worker, shared: Worker, comm: Communicator, alone_batch: int, seed: int
 ) -> dict[str, Callable[[], Any]]:
     """Bind each part to its samples: a rank's are its slice of what one process takes."""
-    whole, mine = _shares(step, ranks, seed)
+    whole, mine = _shares(step, comm, seed)
     whole = [each[:alone_batch] for each in whole]
     return {
         "alone": lambda: own.step(*whole),
@@ -180,17 +181,17 @@ def _calls(
     }
 
 
-def _shares(step: Step, ranks: Alone, seed: int) -> tuple[list[Any], list[Any]]:
+def _shares(step: Step, comm: Communicator, seed: int) -> tuple[list[Any], list[Any]]:
     """Give the samples of all ranks, and this rank's slice of them."""
     import tensorflow as tf
 
-    drawn = step.samples(ranks.ranks * step.batch, seed)
-    mine = slice(ranks.rank * step.batch, (ranks.rank + 1) * step.batch)
+    drawn = step.samples(comm.size * step.batch, seed)
+    mine = slice(comm.rank * step.batch, (comm.rank + 1) * step.batch)
     return [tf.constant(each) for each in drawn], [tf.constant(each[mine]) for each in drawn]
 
 
 def equal_work(
-    step: Step, own: Worker, shared: Worker, ranks: Alone, seed: int
+    step: Step, own: Worker, shared: Worker, comm: Communicator, seed: int
 ) -> tuple[float, float | None]:
     """Show that a step on ranks is the step of one process, before anything is timed; collective.
 
@@ -198,51 +199,54 @@ def equal_work(
     to the same bits. Batch normalisation forbids it: each rank normalises over its slice. A net
     that fails and has a "gamma", as Keras names it, must pass where all ranks hold equal samples.
     """
-    whole, mine = _shares(step, ranks, seed)
-    difference = _apart(step, (own, shared), (whole, mine), ranks)
+    whole, mine = _shares(step, comm, seed)
+    difference = _apart(step, (own, shared), (whole, mine), comm)
     normalises = any(each.name == "gamma" for _, several in own.rules for each in several)
     equal, worst = None, difference
     if difference > ROUNDING and normalises:
         same = [each[: step.batch] for each in whole]
-        pair = step.build(Alone()), step.build(ranks)
-        equal = worst = _apart(step, pair, (same, same), ranks)
-    with ranks.together():
+        pair = step.build(SingleProcess()), step.build(comm)
+        equal = worst = _apart(step, pair, (same, same), comm)
+    with comm.agree_or_raise():
         must = "lead to the weights of one process with the same samples"
         then = f"The update differs by {100 * worst:.3g} %."
         require(worst <= ROUNDING, "step", must, f"others for {step.name}", then)
-    _alike(shared, ranks, "after a step with samples of its own on each rank")
+    _alike(shared, comm, "after a step with samples of its own on each rank")
     return difference, equal
 
 
 def _apart(
-    step: Step, pair: tuple[Worker, Worker], samples: tuple[list[Any], list[Any]], ranks: Alone
+    step: Step,
+    pair: tuple[Worker, Worker],
+    samples: tuple[list[Any], list[Any]],
+    comm: Communicator,
 ) -> float:
     """Make one step of a worker by itself and one among all; give how far apart they end."""
     for each in pair:
-        _alike(each, ranks, "before the first step")
+        _alike(each, comm, "before the first step")
     own, shared = pair
     first = _flat(own)
-    with ranks.together():
+    with comm.agree_or_raise():
         require(np.array_equal(first, _flat(shared)), "build", "give the same first weights",
                 f"others for all ranks of {step.name}")  # fmt: skip
     own.step(*samples[0])
     shared.step(*samples[1])
     moved = float(np.linalg.norm(_flat(own) - first))
-    with ranks.together():
+    with comm.agree_or_raise():
         require(moved > 0, "step", "change the weights", f"none of {step.name}")
     mine = float(np.linalg.norm(_flat(own) - _flat(shared))) / moved
-    return max(map(float, ranks.gather(repr(mine))))
+    return max(map(float, comm.allgather(repr(mine))))
 
 
 def _flat(worker: Worker) -> np.ndarray:
     return np.concatenate([np.ravel(each).astype(np.float64) for each in worker.weights()])
 
 
-def _alike(worker: Worker, ranks: Alone, when: str) -> None:
+def _alike(worker: Worker, comm: Communicator, when: str) -> None:
     digest = hashlib.sha256()
     for each in worker.weights():
         digest.update(each.tobytes())
-    everyone = ranks.gather(digest.hexdigest())
+    everyone = comm.allgather(digest.hexdigest())
     if len(set(everyone)) > 1:
         other = next(rank for rank, each in enumerate(everyone) if each != everyone[0])
         raise RuntimeError(f"The weights of rank {other} are not those of rank 0 {when}.")

@@ -11,7 +11,7 @@ import numpy as np
 
 from dlguide.bench import parts
 from dlguide.bench.patient import patient
-from dlguide.training.ranks import Alone
+from dlguide.collectives.communicator import Communicator
 
 RATE = 1e-3  # of SGD: speed does not depend on it, the weights must stay finite
 
@@ -41,13 +41,13 @@ def step_of(net: str, batch: int, seed: int = 0) -> parts.Step:
     return parts.Step(net, batch, partial(_worker, net, seed), partial(_images, net))
 
 
-def _worker(net: str, seed: int, ranks: Alone) -> parts.Worker:
+def _worker(net: str, seed: int, comm: Communicator) -> parts.Worker:
     import keras
 
     from dlguide import models
 
     model = models.build(net, seed=seed, dropout=0.0)
-    return parts.classifier(model, keras.optimizers.SGD(RATE), ranks)
+    return parts.classifier(model, keras.optimizers.SGD(RATE), comm)
 
 
 def _images(net: str, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from dlguide.training import audit, checkpoint, optimizers, schedules
 from dlguide.training.bottleneck import bottleneck
+from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError
 from dlguide.training.fit import fit
 
@@ -10,6 +11,7 @@ __all__ = [
     "audit",
     "bottleneck",
     "checkpoint",
+    "connect",
     "fit",
     "optimizers",
     "schedules",

@@ -1,4 +1,4 @@
-"""The device of each rank, chosen by all ranks together before anything is computed."""
+"""The ranks that train, and the device of each, chosen before anything is computed."""
 
 from __future__ import annotations
 
@@ -6,21 +6,42 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from dlguide.errors import require_known
+from dlguide import measure
+from dlguide.collectives.communicator import SingleProcess
+from dlguide.errors import require, require_known
 from dlguide.machine import accelerators
 from dlguide.machine.accelerators import WISHES, Place, Seen
 
 if TYPE_CHECKING:
-    from dlguide.training.ranks import Alone
+    from dlguide.collectives.communicator import Communicator
+    from dlguide.horovod.communicator import HorovodCommunicator
 
 
-def choose(device: str, ranks: Alone) -> Place:
+def connect(
+    parallel: bool | None = None, recording: bool = False
+) -> SingleProcess | HorovodCommunicator:
+    """Return the ranks to train with.
+
+    Args:
+        parallel: True for all ranks of the launcher, False for this process alone; None for True
+            exactly when the launcher started more than one.
+        recording: whether Horovod's timeline will be recorded.
+    """
+    require(parallel in (True, False, None), "parallel", "be True, False or None", parallel)
+    if not (measure.launched()[1] > 1 if parallel is None else parallel):
+        return SingleProcess()
+    from dlguide.horovod.communicator import HorovodCommunicator
+
+    return HorovodCommunicator(recording)
+
+
+def choose(device: str, comm: Communicator) -> Place:
     """Find this rank's device and let TensorFlow use no other; all ranks call.
 
     Args:
         device: "auto" for a GPU of its own for every rank where there are so many, else the
             CPU; "gpu" and "cpu" ask for one of them.
-        ranks: from `training.ranks.connect`.
+        comm: from `training.connect`.
 
     Returns:
         Place: of this rank; `.device` is what `fit` takes, `.why` says how it came to that.
@@ -32,9 +53,9 @@ def choose(device: str, ranks: Alone) -> Place:
     """
     require_known(device, WISHES, "device")
     mine = json.dumps(asdict(accelerators.seen()))
-    answers = [json.loads(one) for one in ranks.gather(mine)]
+    answers = [json.loads(one) for one in comm.allgather(mine)]
     everyone = [Seen(one["host"], tuple(one["gpus"])) for one in answers]
-    place = accelerators.assign(everyone, device)[ranks.rank]
-    with ranks.together():
+    place = accelerators.assign(everyone, device)[comm.rank]
+    with comm.agree_or_raise():
         accelerators.take(place)
     return place

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.collectives.communicator import Communicator
 from dlguide.training.checkpoint import not_finite
-from dlguide.training.ranks import Alone
 
 if TYPE_CHECKING:
     import keras
@@ -65,12 +65,12 @@ class Watch:
         self,
         model: keras.Model,
         optimizer: keras.Optimizer,
-        ranks: Alone,
+        comm: Communicator,
         steps: int = 0,
         last_good: Callable[[], str] = lambda: "There is no checkpoint.",
         elsewhere: Callable[[], str] = lambda: "",
     ) -> None:
-        self._model, self._optimizer, self._ranks = model, optimizer, ranks
+        self._model, self._optimizer, self._comm = model, optimizer, comm
         self._last_good, self._elsewhere = last_good, elsewhere
         self._carrier = model.trainable_variables[_smallest(model.trainable_variables)]
         self._skips = hasattr(optimizer, "dynamic_scale")
@@ -95,13 +95,13 @@ class Watch:
         """Stop all ranks if one of them has met anything that is not finite; collective."""
         weight = not_finite(self._model) or self._elsewhere()
         here = {"bad": self._bad, "weight": weight}
-        everyone = [json.loads(text) for text in self._ranks.gather(json.dumps(here))]
+        everyone = [json.loads(text) for text in self._comm.allgather(json.dumps(here))]
         met = {rank: one["bad"] for rank, one in enumerate(everyone) if one["bad"]}
         weights = [one["weight"] for one in everyone if one["weight"]]
         if not met and not weights:
             return
         # Only rank 0 need see the folder.
-        last = self._ranks.gather(self._last() if self._ranks.rank == 0 else "")[0]
+        last = self._comm.allgather(self._last() if self._comm.rank == 0 else "")[0]
         if met:
             where, losses = next(iter(met.values())), {one["loss"] for one in met.values()}
             what = f"The loss is {' or '.join(sorted(losses))} on {self._named(list(met))}"
@@ -122,7 +122,7 @@ class Watch:
             return f"The checkpoints cannot be read: {error or repr(error)}."
 
     def _named(self, met: list[int]) -> str:
-        if len(met) == self._ranks.ranks:
+        if len(met) == self._comm.size:
             return "all ranks" if len(met) > 1 else "rank 0"
         return f"rank{'s' * (len(met) > 1)} {', '.join(map(str, met))}"
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.collectives.communicator import Communicator
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset, Step
 from dlguide.data.input_pipeline import Pipeline, plain
 from dlguide.errors import DataError, require
-from dlguide.training.ranks import Alone
 from dlguide.training.schedules_steps import whole_steps
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ class PipelineFeed:
     def __init__(
         self,
         pipeline: Pipeline,
-        ranks: Alone,
+        comm: Communicator,
         model: keras.Model,
         plain_from: float | None = None,
     ) -> None:
-        self.pipeline, self.ranks = pipeline, ranks
+        self.pipeline, self.comm = pipeline, comm
         self._plain: Pipeline | None = None
         if plain_from is not None and any(one.draws for one in pipeline.augment):
             self._plain = plain(pipeline)
@@ -123,7 +123,7 @@ class PipelineFeed:
 
     def check(self) -> None:
         """Fail on all ranks where one of them could not use its data; all must call it."""
-        with self.ranks.together():
+        with self.comm.agree_or_raise():
             if self._failure is not None:
                 raise self._failure
 
@@ -133,7 +133,7 @@ class PipelineFeed:
             images, labels = next(passing)
             self._require_fit(images, labels, part)
         except Exception as error:
-            if self.ranks.ranks == 1:
+            if self.comm.size == 1:
                 raise
             self._failure = error
             return None

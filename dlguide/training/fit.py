@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -16,13 +16,14 @@ import numpy as np
 from dlguide import measure, models
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
+from dlguide.errors import require
 from dlguide.measure import Run
 from dlguide.parallel.compression import named
 from dlguide.training import rates, settings
 from dlguide.training.clock import Clock
+from dlguide.training.devices import connect
 from dlguide.training.divergence import Watch
 from dlguide.training.loop import Steps, train_epoch
-from dlguide.training.ranks import connect
 from dlguide.training.saving import Saver
 from dlguide.training.schedules_collapsed import Collapsed
 from dlguide.training.schedules_recipe import Recipe
@@ -33,6 +34,7 @@ from dlguide.training.workers import Workers, feed_of
 if TYPE_CHECKING:
     import keras
 
+    from dlguide.collectives.communicator import Communicator
     from dlguide.parallel.compressors import Compressor
 
 
@@ -145,12 +147,12 @@ def fit(
     report = measure.report_progress if report is None else report
     with ExitStack() as stack:
         with clock.phase("setup"):
-            ranks = connect(parallel, recording=timeline is not None)
-            saver = stack.enter_context(closing(Saver(asked, ranks)))
-            with ranks.together(asked.names()):
+            comm = connect(parallel, recording=timeline is not None)
+            saver = stack.enter_context(closing(Saver(asked, comm)))
+            with comm.agree_or_raise(asked.names()):
                 asked.check()
                 saver.announce()
-                data = settings.load_data(data, samples, batch, ranks.ranks, workers)
+                data = settings.load_data(data, samples, batch, comm.size, workers)
                 place = settings.require_device(device)
                 import tensorflow as tf
 
@@ -159,25 +161,25 @@ def fit(
                         models.build(net, seed, dropout, dtype) if isinstance(net, str) else net()
                     )
                 plain_from = schedule.at if isinstance(schedule, Collapsed) else None
-                feed = feed_of(data, batch, seed, shuffle, ranks, model, workers, plain_from)
+                feed = feed_of(data, batch, seed, shuffle, comm, model, workers, plain_from)
                 with tf.device(place):
                     rule = rates.make_optimizer(
-                        optimizer, ranks.ranks * workers, learning_rate, rate_scaling, dtype,
+                        optimizer, comm.size * workers, learning_rate, rate_scaling, dtype,
                         schedule, len(feed.steps(0)),
                     )  # fmt: skip
                 saver.require_whole(rule)
             with tf.device(place):
                 compressor = named(compression)
                 sent_before = compressor.sent
-                rule = ranks.distribute(rule, compressor)
+                rule = comm.distribute(rule, compressor)
                 rule.build(model.trainable_variables)
-                ranks.broadcast(model.weights)
+                comm.broadcast(model.weights)
                 start = saver.resume(model, rule)
-                players = Workers(model, rule, ranks, workers)
+                players = Workers(model, rule, comm, workers)
                 begun = saver.give_back(players)
-                watch = Watch(model, rule, ranks, start.done, saver.last_good, players.not_finite)
+                watch = Watch(model, rule, comm, start.done, saver.last_good, players.not_finite)
                 accuracy = (
-                    evaluator(model, data if test is None else test, ranks) if evaluate else None
+                    evaluator(model, data if test is None else test, comm) if evaluate else None
                 )
                 # Keras holds it in float32; by way of its text 0.002 stays 0.002.
                 rate = float(str(np.float32(rule.learning_rate)))
@@ -185,7 +187,7 @@ def fit(
                     rate = float(rates.rates_of(schedule).at(len(feed.steps(0))).rates().max())
 
         measured, loss, train_accuracy, test_accuracy = Steps(), [], [], []
-        with tf.device(place), ranks.recording(asked.timeline):
+        with tf.device(place), _recording(asked.timeline, comm):
             for epoch in range(start.epoch, epochs):
                 parts = feed.steps(epoch)
                 at, sums = (start.step, begun) if epoch == start.epoch else (0, (0.0, 0.0))
@@ -201,7 +203,7 @@ def fit(
                         )
                         feed.check()
                         if until == len(parts):
-                            summed = ranks.total(sums)
+                            summed = comm.allreduce_sum(sums)
                             players.end_epoch()  # batch normalisation saw each worker's own images
                         watch.settle()
                     if until < len(parts):
@@ -220,15 +222,15 @@ def fit(
                 with clock.phase("evaluate"):
                     test_accuracy.append(accuracy())
     return Run(
-        rank=ranks.rank,
-        ranks=ranks.ranks,
+        rank=comm.rank,
+        ranks=comm.size,
         threads=_threads(),
         net=settings.name_of(net),
         data=data.name,
         device=device,
         epochs=int(epochs),
         batch=int(batch),
-        global_batch=int(batch) * ranks.ranks * workers,
+        global_batch=int(batch) * comm.size * workers,
         optimizer=settings.name_of(optimizer),
         learning_rate=rate,
         seed=int(seed),
@@ -250,7 +252,7 @@ def fit(
         weights_digest=_digest(model),
         started_unix_s=clock.started_unix_s,
         phases=tuple(clock.phases),
-        versions=_versions(ranks.ranks),
+        versions=_versions(comm.size),
         total_s=clock.now_s,
         compression=compressor.name,
         sent_nbytes=compressor.sent - sent_before,
@@ -258,6 +260,16 @@ def fit(
         workers=int(workers),
         train_accuracy=tuple(train_accuracy),
     )
+
+
+def _recording(path: str | None, comm: Communicator) -> AbstractContextManager:
+    if path is None:
+        return nullcontext()
+    must = "be None in a training without other ranks, which exchanges nothing"
+    require(comm.size > 1, "timeline", must, path, "Train on more ranks.")
+    from dlguide.horovod import record_timeline
+
+    return record_timeline(path)
 
 
 def _digest(model: keras.Model) -> str:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.collectives.communicator import Communicator
 from dlguide.errors import LockHeldError, NoLocksError, require
 from dlguide.files import file_lock
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import checkpoint_file
 from dlguide.training.checkpoint import CheckpointError, Within
-from dlguide.training.ranks import Alone
 from dlguide.training.settings import Settings
 from dlguide.training.workers import Workers, own_state
 
@@ -44,8 +44,8 @@ class Saver:
     sum of its losses: rank 0 writes those of all, and every worker gets its own back.
     """
 
-    def __init__(self, asked: Settings, ranks: Alone) -> None:
-        self._asked, self._ranks, self._folder = asked, ranks, asked.checkpoint
+    def __init__(self, asked: Settings, comm: Communicator) -> None:
+        self._asked, self._comm, self._folder = asked, comm, asked.checkpoint
         self._before = 0  # steps of the runs before this one
         self._states = b""  # what each worker had of its own, of all ranks
         self._held = ExitStack()  # the folder, for this training alone
@@ -60,7 +60,7 @@ class Saver:
         Whoever forgot an old checkpoint must not wait for a training that will not happen.
         """
         path = checkpoints.latest(self._folder) if self._folder is not None else None
-        if path is None or self._ranks.rank != 0:
+        if path is None or self._comm.rank != 0:
             return
         found, _arrays = checkpoints.read(path)
         epochs = self._asked.epochs
@@ -100,8 +100,8 @@ class Saver:
         if self._folder is None:
             return Start()
         found, states = [0.0, 0.0, 0.0], ()
-        with self._ranks.together():
-            if self._ranks.rank == 0:  # the others may not even see the folder
+        with self._comm.agree_or_raise():
+            if self._comm.rank == 0:  # the others may not even see the folder
                 nbytes, files = checkpoints.nbytes_of(model, rule), 3
                 if self._asked.save_every is not None:
                     nbytes, files = nbytes + self._nbytes_within(model), 4
@@ -117,10 +117,10 @@ class Saver:
                         raise taken  # a finished training is only read
                     found = [saved.epoch, saved.step, saved.within.step if saved.within else 0]
                     states = saved.within.states if saved.within else ()
-        epoch, self._before, step = (int(number) for number in self._ranks.total(found))
+        epoch, self._before, step = (int(number) for number in self._comm.allreduce_sum(found))
         if self._before:
-            self._ranks.broadcast([*model.weights, *rule.variables])
-        self._states = self._ranks.gather_bytes(b"".join(states))[0] if step else b""
+            self._comm.broadcast([*model.weights, *rule.variables])
+        self._states = self._comm.allgather_bytes(b"".join(states))[0] if step else b""
         return Start(epoch, step, self._before)
 
     def _hold(self) -> CheckpointError | None:
@@ -145,9 +145,9 @@ class Saver:
         self._players, states, self._states = players, self._states, b""
         if not states:
             return 0.0, 0.0
-        like, rank = players.states(), self._ranks.rank
+        like, rank = players.states(), self._comm.rank
         size = 16 + sum(array.nbytes for array in like[0])
-        if len(states) != size * len(like) * self._ranks.ranks:
+        if len(states) != size * len(like) * self._comm.size:
             raise CheckpointError(
                 f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
                 f"here they have {size} each. {checkpoint_file.anew(Path(self._folder))}"
@@ -163,10 +163,10 @@ class Saver:
     def stops(self, first: int, steps: int) -> list[int]:
         """Say after which steps of an epoch there is something to do.
 
-        >>> from dlguide.training.ranks import Alone
+        >>> from dlguide.collectives.communicator import Communicator, SingleProcess
         >>> import types
         >>> asked = types.SimpleNamespace(checkpoint="saves", save_every=4)
-        >>> Saver(asked, Alone()).stops(4, 11)
+        >>> Saver(asked, SingleProcess()).stops(4, 11)
         [8, 11]
         """
         every = self._asked.save_every or steps
@@ -183,7 +183,7 @@ class Saver:
             # The sums are the rank's; the first of its workers carries them.
             first = np.array(sums if worker == 0 else (0, 0), np.float64)
             states.append(b"".join(array.tobytes() for array in (first, *arrays)))
-        whole = b"".join(self._ranks.gather_bytes(b"".join(states)))
+        whole = b"".join(self._comm.allgather_bytes(b"".join(states)))
         size = len(states[0])
         pieces = tuple(whole[at : at + size] for at in range(0, len(whole), size))
         self._write(epoch, steps, Within(step, self._layout(), pieces))
@@ -202,8 +202,8 @@ class Saver:
 
     def _write(self, epoch: int, steps: int, within: Within | None) -> None:
         done, identity = self._before + steps, self._identity()
-        with self._ranks.together():
-            if self._ranks.rank == 0:
+        with self._comm.agree_or_raise():
+            if self._comm.rank == 0:
                 checkpoints.save(
                     self._folder, self._model, self._rule, done, epoch, identity, within=within
                 )
@@ -211,19 +211,19 @@ class Saver:
     def _nbytes_within(self, model: keras.Model) -> int:
         """What a checkpoint within an epoch holds beside the others (bytes)."""
         each = 16 + sum(np.asarray(variable).nbytes for variable in own_state(model))
-        return each * int(self._asked.workers) * self._ranks.ranks
+        return each * int(self._asked.workers) * self._comm.size
 
     def _identity(self) -> dict[str, Any]:
         """What a training cannot change at all; a schedule counts updates, so the batch too."""
         asked = self._asked
         if asked.schedule is None:
             return asked.identity()
-        images = int(asked.batch) * int(asked.workers) * self._ranks.ranks
+        images = int(asked.batch) * int(asked.workers) * self._comm.size
         return asked.identity() | {"global_batch": images}
 
     def _layout(self) -> dict[str, int]:
         """What a training cannot change within an epoch."""
-        ranks, asked = self._ranks.ranks, self._asked
+        ranks, asked = self._comm.size, self._asked
         return {"ranks": ranks, "workers": int(asked.workers), "batch": int(asked.batch)}
 
 

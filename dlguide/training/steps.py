@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count
 from dlguide.training.divergence import spoiled
-from dlguide.training.ranks import Alone
 
 if TYPE_CHECKING:
     import keras
@@ -100,7 +100,7 @@ def adds_losses_of_inputs(model: keras.Model) -> bool:
 
 
 def evaluator(
-    model: keras.Model, data: Dataset | Pipeline, ranks: Alone, top: int = 1
+    model: keras.Model, data: Dataset | Pipeline, comm: Communicator, top: int = 1
 ) -> Callable[[], float]:
     """Compile the evaluation of a net on the whole test set, divided among the ranks.
 
@@ -123,24 +123,24 @@ def evaluator(
         return tf.math.count_nonzero(answers == labels)
 
     def accuracy_of_pipeline() -> float:
-        with ranks.together(), data.epoch() as batches:  # one rank's data may be damaged
+        with comm.agree_or_raise(), data.epoch() as batches:  # one rank's data may be damaged
             count = sum(int(right(*batch)) for batch in batches if len(batch[1]))
-        return ranks.total([count])[0] / data.samples
+        return comm.allreduce_sum([count])[0] / data.samples
 
     if isinstance(data, Pipeline):
-        must = f"hold a sample for each of the {ranks.ranks} ranks"
-        require(data.samples >= ranks.ranks, "test", must, f"{data.samples} samples")
-        block = min(EVALUATION_BLOCK, data.samples // ranks.ranks)
-        mine = {"rank": ranks.rank, "ranks": ranks.ranks}
+        must = f"hold a sample for each of the {comm.size} ranks"
+        require(data.samples >= comm.size, "test", must, f"{data.samples} samples")
+        block = min(EVALUATION_BLOCK, data.samples // comm.size)
+        mine = {"rank": comm.rank, "ranks": comm.size}
         data = data.replace(batch=block, shuffle=False, **mine)
         return accuracy_of_pipeline
     images, labels = data.test_images, data.test_labels
-    starts = range(0, len(labels), EVALUATION_BLOCK)[ranks.rank :: ranks.ranks]
+    starts = range(0, len(labels), EVALUATION_BLOCK)[comm.rank :: comm.size]
 
     def accuracy() -> float:
         blocks = (slice(start, start + EVALUATION_BLOCK) for start in starts)
         count = sum(int(right(images[block], labels[block])) for block in blocks)
-        return ranks.total([count])[0] / len(labels)
+        return comm.allreduce_sum([count])[0] / len(labels)
 
     return accuracy
 

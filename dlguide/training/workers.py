@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.collectives.communicator import Communicator
 from dlguide.data.datasets import Dataset, Step
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.training.feeding import ArrayFeed, Batch, PipelineFeed
 from dlguide.training.loop import reseed_dropout
-from dlguide.training.ranks import Alone
 from dlguide.training.steps import Gradients, adds_losses_of_inputs, traced, train_step
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ class Workers:
     Args:
         model: the net; shared by the workers of this rank.
         optimizer: sums over ranks and applies; built.
-        ranks: the ranks that train.
+        comm: the ranks that train.
         count: workers on each rank (count).
     """
 
     def __init__(
-        self, model: keras.Model, optimizer: keras.Optimizer, ranks: Alone, count: int
+        self, model: keras.Model, optimizer: keras.Optimizer, comm: Communicator, count: int
     ) -> None:
-        self.model, self.ranks, self.count = model, ranks, count
+        self.model, self.comm, self.count = model, comm, count
         self._state = own_state(model)
         averages = {id(v) for v in model.non_trainable_weights if "float" in str(v.dtype)}
         self._averages = [n for n, v in enumerate(self._state) if id(v) in averages]
@@ -52,14 +52,14 @@ class Workers:
         if count > 1 and (self._state or adds_losses_of_inputs(model)):
             self.step = self._accumulating(optimizer)
         else:
-            one = train_step(model, optimizer, ranks.ranks, count_right=True)
+            one = train_step(model, optimizer, comm.size, count_right=True)
             self.step = one if count == 1 else lambda *batches: one(*_together(batches))
 
     def begin_epoch(self, seed: int, step: int) -> None:
         """Set every worker's random generators to what belongs to it and this step."""
         for worker in range(self.count):
             self._enter(worker)
-            reseed_dropout(self.model, seed, self.ranks.rank * self.count + worker, step)
+            reseed_dropout(self.model, seed, self.comm.rank * self.count + worker, step)
             self._leave(worker)
 
     def end_epoch(self) -> None:
@@ -69,7 +69,7 @@ class Workers:
             for number, variable in zip(self._averages, variables, strict=True):
                 left = [left[number] for left in self.left]
                 variable.assign(np.mean(left, axis=0, dtype=np.float64).astype(left[0].dtype))
-        self.ranks.average(variables)
+        self.comm.allreduce_mean(variables)
         for left in self.left:
             for number, variable in zip(self._averages, variables, strict=True):
                 left[number] = np.asarray(variable).copy()
@@ -113,7 +113,7 @@ class Workers:
         import tensorflow as tf
 
         variables = self.model.trainable_variables
-        gradients = Gradients(self.model, optimizer, self.ranks.ranks * self.count)
+        gradients = Gradients(self.model, optimizer, self.comm.size * self.count)
         sums = [tf.Variable(tf.zeros(v.shape, v.dtype)) for v in variables]
         reached: set[int] = set()  # known when `add` has been traced
 
@@ -197,18 +197,18 @@ def feed_of(
     batch: int,
     seed: int,
     shuffle: bool,
-    ranks: Alone,
+    comm: Communicator,
     model: keras.Model,
     workers: int = 1,
     plain_from: float | None = None,
 ) -> ArrayFeed | PipelineFeed | WorkersFeed:
     """Make what feeds a training."""
     feeds: list[ArrayFeed | PipelineFeed] = []
-    for worker in range(ranks.rank * workers, (ranks.rank + 1) * workers):
-        mine = {"rank": worker, "ranks": ranks.ranks * workers}
+    for worker in range(comm.rank * workers, (comm.rank + 1) * workers):
+        mine = {"rank": worker, "ranks": comm.size * workers}
         if isinstance(data, Dataset):
             feeds.append(ArrayFeed(data, batch, seed, shuffle, **mine, model=model))
         else:
             pipeline = data.replace(batch=batch, seed=seed, shuffle=shuffle, **mine)
-            feeds.append(PipelineFeed(pipeline, ranks, model, plain_from))
+            feeds.append(PipelineFeed(pipeline, comm, model, plain_from))
     return feeds[0] if workers == 1 else WorkersFeed(feeds)

@@ -34,20 +34,20 @@ class Trainer:
         import tensorflow as tf
 
         from dlguide import models
-        from dlguide.training.ranks import connect
+        from dlguide.training.devices import connect
         from dlguide.training.rates import make_optimizer
         from dlguide.training.steps import train_step
 
-        ranks = connect()
-        self.rank, self.ranks = ranks.rank, ranks.ranks
-        self.share, self.scale = work.share(ranks.ranks), 1 / work.batch
+        comm = connect()
+        self.rank, self.ranks = comm.rank, comm.size
+        self.share, self.scale = work.share(comm.size), 1 / work.batch
         with tf.device("/CPU:0"):
             self.model = models.build(work.net, work.seed, image=work.image)
             # the global batch is the same for all, so the rate does not follow the ranks
-            rule = ranks.distribute(make_optimizer(work.optimizer, 1, None, None))
+            rule = comm.distribute(make_optimizer(work.optimizer, 1, None, None))
             rule.build(self.model.trainable_variables)
-            ranks.broadcast(self.model.weights)
-            self.step = train_step(self.model, rule, ranks.ranks)
+            comm.broadcast(self.model.weights)
+            self.step = train_step(self.model, rule, comm.size)
         self.digest = _digest(self.model.trainable_weights)
         self.images, self.labels = self._samples(work, folder)
         self.parts = self._parts(work)

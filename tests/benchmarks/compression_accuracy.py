@@ -103,7 +103,7 @@ def _apart(way, every_steps, epochs, batch, samples, seed, optimizer):
     from dlguide.data import datasets
     from dlguide.parallel import meetings
     from dlguide.training import feeding, loop, rates, settings, steps
-    from dlguide.training.ranks import connect
+    from dlguide.training.devices import connect
 
     comm = MPI.COMM_WORLD
     data = settings.load_data("mnist", samples, batch, comm.size)

@@ -6,7 +6,7 @@ from sklearn.metrics import log_loss
 
 from dlcourse.usecases.chest_xray import net as nets
 from dlcourse.usecases.chest_xray import steps, timed
-from dlguide.training.ranks import Alone
+from dlguide.collectives.communicator import SingleProcess
 
 
 def test_both_kinds_count_equally_and_one_on_the_mean():
@@ -74,12 +74,12 @@ def test_step_to_be_timed_trains_the_net_on_samples_it_makes():
     assert [each.shape for each in samples] == [(8, 32, 32, 1), (8, 14)]
     assert samples[1].dtype == np.int32
     assert (one.samples(8, 3)[0] == samples[0]).all()
-    worker = one.build(Alone())
+    worker = one.build(SingleProcess())
     (_, variables), before = worker.rules[0], worker.weights()
     loss = worker.step(*samples)
     assert isinstance(loss, float)
     assert all((np.asarray(a) != b).any() for a, b in zip(variables, before, strict=True))
-    again = one.build(Alone())
+    again = one.build(SingleProcess())
     assert all((a == b).all() for a, b in zip(again.weights(), before, strict=True))
     with pytest.raises(ValueError, match="`batch` must be a whole number of at least 1"):
         timed.step(batch=0)

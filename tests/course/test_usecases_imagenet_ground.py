@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from dlguide import models
+from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets, synthetic
 from dlguide.data import input_pipeline as ip
 from dlguide.data.layouts import imagenet, imagenet_shards
 from dlguide.errors import DataError
 from dlguide.training import checkpoint, fit, optimizers, schedules
-from dlguide.training.ranks import Alone
 from dlguide.training.steps import evaluator
 
 
@@ -165,6 +165,6 @@ def test_top_k_counts_labels_among_the_k_largest_logits():
     order = np.argsort(-logits, axis=1)
     for top in (1, 2, 5, 6):
         right = [label in row[:top] for row, label in zip(order, one.test_labels, strict=True)]
-        assert evaluator(model, pipeline, Alone(), top)() == np.mean(right)
+        assert evaluator(model, pipeline, SingleProcess(), top)() == np.mean(right)
     with pytest.raises(ValueError, match="`top` must be"):
-        evaluator(model, pipeline, Alone(), 0)
+        evaluator(model, pipeline, SingleProcess(), 0)

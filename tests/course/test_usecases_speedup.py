@@ -30,19 +30,19 @@ def lines_apart(faults):
     import tensorflow as tf
 
     from dlguide.bench import parts
-    from dlguide.training.ranks import Ranks
+    from dlguide.horovod.communicator import HorovodCommunicator
 
-    many = Ranks()
+    many = HorovodCommunicator()
 
-    def build(fault, ranks):
+    def build(fault, comm):
 
-        start = {"first": float(ranks.ranks), "ranks": float(many.rank)}.get(fault, 0.5)
+        start = {"first": float(comm.size), "ranks": float(many.rank)}.get(fault, 0.5)
         scale = "gamma" if fault in ("over the batch", "double") else "w"
         weight = keras.Variable(np.full(2, start, np.float64), dtype="float64", name=scale)
         plain = keras.optimizers.SGD(0.125)
-        rule = plain if fault == "no exchange" else ranks.distribute(plain)
+        rule = plain if fault == "no exchange" else comm.distribute(plain)
         rule.build([weight])
-        whole = 1 if fault == "sum" else ranks.ranks
+        whole = 1 if fault == "sum" else comm.size
 
         @tf.function(autograph=False)
         def one(x, y):
@@ -51,16 +51,16 @@ def lines_apart(faults):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((tf.linalg.matvec(x, weight.value) - y) ** 2) / whole
             found = tape.gradient(loss, [weight.value])
-            if fault in ("first rank", "double") and ranks.ranks > 1:
+            if fault in ("first rank", "double") and comm.size > 1:
                 # with equal samples on all ranks nothing can be seen of the first one
                 twice = 2.0 if fault == "double" else 1.0
-                found = [each * (0.0 if ranks.rank else twice * ranks.ranks) for each in found]
+                found = [each * (0.0 if comm.rank else twice * comm.size) for each in found]
             if fault != "still":
                 rule.apply(found, [weight])
             return loss
 
         def step(x, y):
-            taken[ranks.ranks, len(x)] = x.numpy().tolist()  # the last of each kind
+            taken[comm.size, len(x)] = x.numpy().tolist()  # the last of each kind
             return float(one(x, y))
 
         return parts.Worker(step, ((rule, [weight]),))
@@ -72,9 +72,9 @@ def lines_apart(faults):
         return random.random((count, 2)), random.random(count)
 
     def apart(fault):
-        step = parts.Step("line", 4, lambda ranks: build(fault, ranks), samples)
+        step = parts.Step("line", 4, lambda comm: build(fault, comm), samples)
         try:
-            found = parts.measured(step, 4 * many.ranks, 2, 3, seed=5)
+            found = parts.measured(step, 4 * many.size, 2, 3, seed=5)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
         timed = {str(kind): each for kind, each in taken.items()}
@@ -146,7 +146,7 @@ def gan(batch, hidden):
     return case.Step(f"gan {hidden}", batch, build, _points)
 
 
-def _game(hidden, ranks):
+def _game(hidden, comm):
     import keras
     import tensorflow as tf
 
@@ -156,7 +156,7 @@ def _game(hidden, ranks):
     maker = dense_pair(hidden=4 * hidden, latent=2)[0]
     rules = []
     for net in (judge, maker):
-        rule = ranks.distribute(keras.optimizers.Adam(1e-3))
+        rule = comm.distribute(keras.optimizers.Adam(1e-3))
         rule.build(net.trainable_variables)
         rules.append((rule, net.trainable_variables))
 
@@ -165,7 +165,7 @@ def _game(hidden, ranks):
         with tf.GradientTape() as first, tf.GradientTape() as second:
             fake = maker(codes, training=True)
             judged, made = non_saturating(judge(real, training=True), judge(fake, training=True))
-            judged, made = judged / ranks.ranks, made / ranks.ranks
+            judged, made = judged / comm.size, made / comm.size
         for tape, loss, (rule, variables) in zip(
             (first, second), (judged, made), rules, strict=True
         ):

@@ -11,11 +11,11 @@ from lanes import long
 from on_ranks import on_ranks
 
 from dlcourse.usecases.video import game, resuming, settings, stepping, training
+from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import synthetic
 from dlguide.data.layouts import kitti_tracking
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
-from dlguide.training.ranks import Alone
 
 pytestmark = pytest.mark.ranks
 
@@ -98,7 +98,7 @@ def test_stopped_training_goes_on_bit_by_bit(real, alone, tmp_path, capsys):
     )
     assert (again[0], again[2]) == (found[0], ())
     other = resuming.Resuming(
-        tmp_path / "saved", settings.named(real, seed=1, **{**TINY, "epochs": 3}), Alone()
+        tmp_path / "saved", settings.named(real, seed=1, **{**TINY, "epochs": 3}), SingleProcess()
     )
     with pytest.raises(CheckpointError, match="belongs to a training of 2 epochs, here 3"):
         other.resume(lambda epochs: None, 3)
@@ -162,7 +162,7 @@ def test_edges_and_errors_are_those_of_numpy():
 
 def test_step_to_be_timed_makes_a_worker_of_both_nets():
     step = stepping.step(batch=2, filters=2, blocks=1, judges=2)
-    worker = step.build(Alone())
+    worker = step.build(SingleProcess())
     asked = settings.named(None, filters=2, blocks=1, judges=2)
     whole = sum(net.count_params() for net in training.build(asked))
     assert worker.nbytes == 4 * whole

@@ -14,13 +14,13 @@ import numpy as np
 
 from dlcourse.usecases.chest_xray.steps import label_step
 from dlguide import measure
+from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import optimizers
 from dlguide.training.divergence import Watch
 from dlguide.training.feeding import PipelineFeed
 from dlguide.training.loop import Steps, reseed_dropout, train_epoch
-from dlguide.training.ranks import Alone
 from dlguide.training.saving import Saver, Start
 from dlguide.training.schedules import Recipe, as_keras
 from dlguide.training.workers import own_state
@@ -75,27 +75,27 @@ class Fitted:
 class StageSaver(Saver):
     """The checkpoints of a stage: of a pre-training all of them, each with its learning rate."""
 
-    def __init__(self, asked: Stage, ranks: Alone, rates: tuple[float, ...]) -> None:
-        super().__init__(asked, ranks)
+    def __init__(self, asked: Stage, comm: Communicator, rates: tuple[float, ...]) -> None:
+        super().__init__(asked, comm)
         self._rates = rates
         self.loss: list[float] = []  # of the epochs done
 
     def resume(self, model: keras.Model, rule: keras.Optimizer) -> Start:
         """Set all ranks to the last checkpoint, and remember the losses until there."""
         start, told = super().resume(model, rule), "[]"
-        with self._ranks.together():
-            if start.epoch and self._ranks.rank == 0:
+        with self._comm.agree_or_raise():
+            if start.epoch and self._comm.rank == 0:
                 found, _ = checkpoints.read(checkpoints.latest(self._asked.checkpoint))
                 told = json.dumps(found.settings.get("loss", []))
-        self.loss = json.loads(self._ranks.gather(told)[0])
+        self.loss = json.loads(self._comm.allgather(told)[0])
         return start
 
     def save(self, epoch: int, steps: int) -> None:
         """Write a checkpoint of an epoch's end; all ranks must call it."""
         asked, done = self._asked, self._before + steps
         about = self._identity() | {"rate": self._rates[epoch - 1], "loss": self.loss}
-        with self._ranks.together():
-            if self._ranks.rank == 0:
+        with self._comm.agree_or_raise():
+            if self._comm.rank == 0:
                 checkpoints.save(
                     asked.checkpoint, self._model, self._rule, done, epoch, about,
                     keep=asked.epochs if asked.keep_all else 2,
@@ -123,7 +123,7 @@ def fit_stage(
     pipeline: Pipeline,
     weights: np.ndarray,
     stage: Stage,
-    ranks: Alone,
+    comm: Communicator,
     report: Callable[..., None] | None = None,
 ) -> Fitted:
     """Train a net with many labels, synchronously on all ranks; all must call it.
@@ -135,34 +135,34 @@ def fit_stage(
     """
     report = measure.report_progress if report is None else report
     pipeline = pipeline.replace(
-        batch=stage.batch, seed=stage.seed, shuffle=True, rank=ranks.rank, ranks=ranks.ranks
+        batch=stage.batch, seed=stage.seed, shuffle=True, rank=comm.rank, ranks=comm.size
     )
-    feed, epochs = LabelFeed(pipeline, ranks, model), stage.epochs
+    feed, epochs = LabelFeed(pipeline, comm, model), stage.epochs
     steps = len(feed.steps(0))
     schedule = stage.schedule.at(steps)
     rates = tuple(float(schedule.rate(steps * (epoch + 1) - 1)) for epoch in range(epochs))
-    saver = StageSaver(stage, ranks, rates)
-    with ranks.together({**stage.identity(), "batch": stage.batch}):
+    saver = StageSaver(stage, comm, rates)
+    with comm.agree_or_raise({**stage.identity(), "batch": stage.batch}):
         saver.announce()
-    rule = ranks.distribute(optimizers.momentum_sgd(as_keras(schedule), weight_decay=None))
+    rule = comm.distribute(optimizers.momentum_sgd(as_keras(schedule), weight_decay=None))
     rule.build(model.trainable_variables)
-    ranks.broadcast(model.weights)
+    comm.broadcast(model.weights)
     start = saver.resume(model, rule)
-    step = label_step(model, rule, ranks.ranks, weights)
-    watch = Watch(model, rule, ranks, start.done, saver.last_good)
+    step = label_step(model, rule, comm.size, weights)
+    watch = Watch(model, rule, comm, start.done, saver.last_good)
     averages = [one for one in own_state(model) if "float" in str(one.dtype)]
     measured, loss = Steps(), saver.loss
     for epoch in range(start.epoch, epochs):
         parts = feed.steps(epoch)
-        reseed_dropout(model, stage.seed, ranks.rank, epoch * steps)
+        reseed_dropout(model, stage.seed, comm.rank, epoch * steps)
         sums = train_epoch(
             step, feed.batches(epoch), parts, measured,
             partial(report, epoch=epoch + 1, epochs=epochs),
             after=partial(watch.after, epoch=epoch + 1),
         )  # fmt: skip
         feed.check()
-        summed = ranks.total(sums)
-        ranks.average(averages)  # batch normalisation saw each rank's own radiographs
+        summed = comm.allreduce_sum(sums)
+        comm.allreduce_mean(averages)  # batch normalisation saw each rank's own radiographs
         watch.settle()
         loss.append(summed[0] / feed.samples)
         if stage.checkpoint is not None:
@@ -174,27 +174,27 @@ def fit_stage(
     )  # fmt: skip
 
 
-def infer(model: keras.Model, pipeline: Pipeline, ranks: Alone) -> np.ndarray:
+def infer(model: keras.Model, pipeline: Pipeline, comm: Communicator) -> np.ndarray:
     """Give the logits of all radiographs on all ranks, each of which computes its share.
 
     Args:
         model: the net.
         pipeline: gives the images.
-        ranks: the ranks; all of them must call.
+        comm: the ranks; all of them must call.
 
     Returns:
         numpy.ndarray: float64, shape (samples, labels), in the order of the source.
     """
-    block = max(1, min(INFERENCE_BLOCK, pipeline.samples // ranks.ranks))
-    mine = pipeline.replace(batch=block, shuffle=False, rank=ranks.rank, ranks=ranks.ranks)
+    block = max(1, min(INFERENCE_BLOCK, pipeline.samples // comm.size))
+    mine = pipeline.replace(batch=block, shuffle=False, rank=comm.rank, ranks=comm.size)
     logits = np.zeros((pipeline.samples, model.outputs[0].shape[-1]))
-    with ranks.together(), mine.epoch() as passing:  # one rank's data may be damaged
+    with comm.agree_or_raise(), mine.epoch() as passing:  # one rank's data may be damaged
         for part, (images, _) in zip(mine.steps(), passing, strict=True):
             if len(part.indices):
                 logits[part.indices] = np.asarray(model(images, training=False))
     # each row was computed by one rank and is 0 on all others
     return np.sum([np.frombuffer(one).reshape(logits.shape)
-                   for one in ranks.gather_bytes(logits.tobytes())], axis=0)  # fmt: skip
+                   for one in comm.allgather_bytes(logits.tobytes())], axis=0)  # fmt: skip
 
 
 def digest_of(model: keras.Model) -> str:

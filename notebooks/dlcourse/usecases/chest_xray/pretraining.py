@@ -18,13 +18,13 @@ import numpy as np
 from PIL import Image
 
 from dlcourse.usecases.chest_xray import collection, fitting, net, steps
+from dlguide.collectives.communicator import Communicator
 from dlguide.data import formats, input_pipeline, synthetic
 from dlguide.data.input_pipeline import Pipeline, Source
 from dlguide.data.input_pipeline.building import as_source
 from dlguide.data.layouts.files import whole_folder
 from dlguide.errors import DataError, MissingComponentError
 from dlguide.training import schedules
-from dlguide.training.ranks import Alone
 from dlguide.training.schedules import Recipe
 
 if TYPE_CHECKING:
@@ -139,20 +139,20 @@ def pretrain(
     archive: str | os.PathLike,
     epochs: int,
     batch: int,
-    ranks: Alone,
+    comm: Communicator,
     seed: int = 0,
     rate: float = RATE,
     checkpoint: str | None = None,
     report: Callable[..., None] | None = None,
 ) -> fitting.Fitted:
     """Train a net on an archive and keep the checkpoint of every epoch; all ranks must call."""
-    with ranks.together():
+    with comm.agree_or_raise():
         labels = require_archive(archive)
         pipeline = pipeline_of(Path(archive) / "train", model, batch)
-    highest = rate * batch * ranks.ranks / RATE_BATCH
+    highest = rate * batch * comm.size / RATE_BATCH
     about = {"net": model.name, "data": input_pipeline.identity(pipeline)}
     about["dtype"] = str(model.outputs[0].dtype)
     stage = fitting.Stage(
         STAGE, batch, stairs(highest, epochs), seed, about, checkpoint, keep_all=True
     )
-    return fitting.fit_stage(model, pipeline, steps.balance(labels), stage, ranks, report)
+    return fitting.fit_stage(model, pipeline, steps.balance(labels), stage, comm, report)

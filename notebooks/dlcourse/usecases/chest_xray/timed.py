@@ -10,10 +10,10 @@ import numpy as np
 from dlcourse.usecases import case
 from dlcourse.usecases.chest_xray import net as nets
 from dlcourse.usecases.chest_xray.steps import balance, label_step
+from dlguide.collectives.communicator import Communicator
 from dlguide.data.synthetic import FINDINGS
 from dlguide.errors import require_count
 from dlguide.training import optimizers
-from dlguide.training.ranks import Alone
 
 # Each finding in one of eight: as often as in the phantoms.
 _OFTEN = 8
@@ -52,17 +52,17 @@ def _samples(count: int, seed: int, shape: tuple[int, ...]) -> tuple[np.ndarray,
     return rng.standard_normal((count, *shape)).astype(np.float32), labels.astype(np.int32)
 
 
-def _build(ranks: Alone, net: str, image: int, seed: int, batch: int) -> case.Worker:
+def _build(comm: Communicator, net: str, image: int, seed: int, batch: int) -> case.Worker:
     import tensorflow as tf
 
     model = nets.build(net, image, seed=seed)
-    rule = ranks.distribute(optimizers.momentum_sgd(1e-3, weight_decay=None))
+    rule = comm.distribute(optimizers.momentum_sgd(1e-3, weight_decay=None))
     rule.build(model.trainable_variables)
     often = np.eye(_OFTEN)[:, :1].repeat(len(FINDINGS), axis=1)
-    one = label_step(model, rule, ranks.ranks, balance(often))
+    one = label_step(model, rule, comm.size, balance(often))
 
     def whole(images: Any, labels: Any) -> float:
-        scale = tf.constant(1 / (ranks.ranks * len(images)), tf.float32)
+        scale = tf.constant(1 / (comm.size * len(images)), tf.float32)
         return float(one(images, labels, scale)[0])
 
     return case.Worker(whole, ((rule, model.trainable_variables),))

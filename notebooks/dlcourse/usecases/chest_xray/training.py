@@ -18,11 +18,12 @@ from dlcourse.usecases.chest_xray import pretraining as before
 from dlcourse.usecases.chest_xray import weights as given
 from dlcourse.usecases.chest_xray.outcome import Outcome
 from dlcourse.usecases.chest_xray.setting import Setting, require_start
+from dlguide.collectives.communicator import Communicator
 from dlguide.data import input_pipeline
 from dlguide.data.synthetic import FINDINGS
 from dlguide.errors import require
 from dlguide.training import devices, settings
-from dlguide.training.ranks import Alone, connect
+from dlguide.training.devices import connect
 
 if TYPE_CHECKING:
     import keras
@@ -103,18 +104,18 @@ def train(
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.4.
     """
-    ranks = connect(parallel)
+    comm = connect(parallel)
     own = (net, image, batch, epochs, pretrain_epochs, warmup, start, rate, dtype, device)
     asked = {"real": _text(real), "weights": _text(weights), "seed": seed, "compare": compare}
-    with ranks.together(asked | {"own": [*own, radiographs, str(archive), rates, data_seed]}):
+    with comm.agree_or_raise(asked | {"own": [*own, radiographs, str(archive), rates, data_seed]}):
         setting = Setting(seed, *own, radiographs, archive, rates, data_seed)
         require_start(setting.start, weights)
-    place = devices.choose(setting.device, ranks)
+    place = devices.choose(setting.device, comm)
     import tensorflow as tf
 
-    with _folder(checkpoint, ranks) as folder, tf.device(settings.require_device(place.device)):
-        data = _data(real, setting, folder, ranks)
-        return _Course(setting, data, folder, ranks, report).run(weights, compare)
+    with _folder(checkpoint, comm) as folder, tf.device(settings.require_device(place.device)):
+        data = _data(real, setting, folder, comm)
+        return _Course(setting, data, folder, comm, report).run(weights, compare)
 
 
 class _Course:
@@ -125,15 +126,15 @@ class _Course:
         setting: Setting,
         data: collection.Collection,
         folder: str,
-        ranks: Alone,
+        comm: Communicator,
         report: Callable[..., None] | None,
     ) -> None:
         self.setting, self.data, self.folder = setting, data, folder
-        self.ranks, self.report = ranks, report
+        self.comm, self.report = comm, report
 
     @property
     def global_batch(self) -> int:
-        return self.setting.batch * self.ranks.ranks
+        return self.setting.batch * self.comm.size
 
     @property
     def plain_rate(self) -> float:
@@ -164,7 +165,7 @@ class _Course:
             gains = auroc_compared.differences(labels, scores, plain, patients, FINDINGS)
         parts = self.data.train, self.data.test
         return Outcome(
-            self.ranks.rank, self.ranks.ranks, setting.net, self.data.name, self.data.made,
+            self.comm.rank, self.comm.size, setting.net, self.data.name, self.data.made,
             self.global_batch, setting.seed,
             sum(int(np.prod(one.shape, dtype=int)) for one in model.trainable_weights),
             tuple(len(one) for one in parts),
@@ -173,21 +174,21 @@ class _Course:
         )  # fmt: skip
 
     def pretrain(self) -> fitting.Fitted:
-        setting, ranks = self.setting, self.ranks
+        setting, comm = self.setting, self.comm
         archive = Path(self.folder) / "archive"
-        with ranks.together():
+        with comm.agree_or_raise():
             if isinstance(setting.archive, str | os.PathLike):
                 archive = Path(setting.archive)
-            elif ranks.rank == 0:
+            elif comm.rank == 0:
                 asked = setting.archive, setting.size, setting.data_seed
                 if not archive.is_dir():
                     before.make_archive(archive, *asked)
                 collection.require_made(archive, collection.told(*asked))
-        with ranks.together():
+        with comm.agree_or_raise():
             model = setting.build(len(before.COARSE))
         stage = fitting.folder_of(self.folder, before.STAGE)
         return before.pretrain(
-            model, archive, setting.pretrain_epochs, setting.batch, ranks, setting.seed,
+            model, archive, setting.pretrain_epochs, setting.batch, comm, setting.seed,
             checkpoint=stage, report=self.report,
         )  # fmt: skip
 
@@ -216,51 +217,51 @@ class _Course:
         folder = fitting.folder_of(self.folder, stage)
         asked = fitting.Stage(stage, setting.batch, schedule, setting.seed, about, folder)
         balance = steps.balance(self.data.train.labels)
-        tuned = fitting.fit_stage(model, pipeline, balance, asked, self.ranks, self.report)
-        return tuned, fitting.infer(model, test, self.ranks)
+        tuned = fitting.fit_stage(model, pipeline, balance, asked, self.comm, self.report)
+        return tuned, fitting.infer(model, test, self.comm)
 
     def agreed(self, made: Callable[[], Any]) -> Any:
         """Do on every rank what may fail, and fail together."""
-        with self.ranks.together():
+        with self.comm.agree_or_raise():
             return made()
 
 
 def _data(
-    real: str | os.PathLike | None, setting: Setting, folder: str, ranks: Alone
+    real: str | os.PathLike | None, setting: Setting, folder: str, comm: Communicator
 ) -> collection.Collection:
     path = Path(folder) / "radiographs" if real is None else Path(real)
-    with ranks.together():
-        if real is None and ranks.rank == 0:
+    with comm.agree_or_raise():
+        if real is None and comm.rank == 0:
             asked = setting.radiographs, setting.size, setting.data_seed, setting.rates
             if not path.is_dir():
                 collection.make(path, *asked)
             collection.require_made(path, collection.told(*asked))
-    with ranks.together():
+    with comm.agree_or_raise():
         return collection.read(path)
 
 
 @contextmanager
-def _folder(checkpoint: str | os.PathLike | None, ranks: Alone) -> Iterator[str]:
+def _folder(checkpoint: str | os.PathLike | None, comm: Communicator) -> Iterator[str]:
     """Give the folder of the checkpoints, or a temporary one that all ranks share."""
     if checkpoint is not None:
         yield os.fspath(checkpoint)
         return
     mine = ""
-    with ranks.together():
-        if ranks.rank == 0:
+    with comm.agree_or_raise():
+        if comm.rank == 0:
             mine = tempfile.mkdtemp(prefix="dlguide-chest-")
-    folder = ranks.gather(mine)[0]
+    folder = comm.allgather(mine)[0]
     try:
-        with ranks.together():
+        with comm.agree_or_raise():
             must = (
-                f"be a folder that all ranks see; rank {ranks.rank} does not see rank 0's {folder}"
+                f"be a folder that all ranks see; rank {comm.rank} does not see rank 0's {folder}"
             )
             then = "Name one on a shared disk."
             require(Path(folder).is_dir(), "checkpoint", must, checkpoint, then)
         yield folder
     finally:
         # ranks fail together, so nobody still reads
-        if ranks.rank == 0:
+        if comm.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
 
 

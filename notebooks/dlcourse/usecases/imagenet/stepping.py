@@ -11,9 +11,9 @@ from dlcourse.usecases.case import Step, Worker
 from dlcourse.usecases.imagenet.road import GUIDE, SMALL, Road
 from dlcourse.usecases.imagenet.way import build_net
 from dlguide.bench import parts
+from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require_count
 from dlguide.training import optimizers
-from dlguide.training.ranks import Alone
 
 RATE = 1e-3  # speed does not depend on it, the weights must stay finite
 
@@ -45,10 +45,10 @@ def step(
     return Step(name, batch, partial(_worker, road, seed, dtype), partial(_samples, road))
 
 
-def _worker(road: Road, seed: int, dtype: str, ranks: Alone) -> Worker:
+def _worker(road: Road, seed: int, dtype: str, comm: Communicator) -> Worker:
     model = build_net(road, seed, dtype)
     rule = optimizers.momentum_sgd(RATE, road.momentum, road.weight_decay)
-    return parts.classifier(model, rule, ranks)
+    return parts.classifier(model, rule, comm)
 
 
 def _samples(road: Road, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,9 +13,10 @@ from dlcourse.usecases.imagenet import data as pictures_of
 from dlcourse.usecases.imagenet.outcome import Outcome
 from dlcourse.usecases.imagenet.planning import planned
 from dlcourse.usecases.imagenet.way import Way
+from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require_count
 from dlguide.training import devices
-from dlguide.training.ranks import Alone, connect
+from dlguide.training.devices import connect
 
 SAVE_EVERY = 500  # steps of a real training, whose epochs take hours
 
@@ -77,39 +78,39 @@ def train(
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.2.
     """
-    ranks = connect(parallel)
-    place = devices.choose(device, ranks)
-    with ranks.together():
+    comm = connect(parallel)
+    place = devices.choose(device, comm)
+    with comm.agree_or_raise():
         require_count(seed, "seed", least=0)
-        road, found = planned(real, subset, workers, epochs, samples, net, batch, ranks.ranks)
+        road, found = planned(real, subset, workers, epochs, samples, net, batch, comm.size)
         data = pictures_of.pictures(road, seed) if found is None else found
         # made-up pictures come from memory; those of ImageNet are decoded on all of a rank's cores
         threads = 1 if found is None else len(os.sched_getaffinity(0))
         train_data, test_data = pictures_of.pipelines(road, data, threads)
     with ExitStack() as stack:
-        folder = _folder(checkpoint, ranks, stack)
+        folder = _folder(checkpoint, comm, stack)
         if checkpoint is None and report is None:
             # Nobody asked for checkpoints, so nobody needs to hear where the endings go on from.
             stack.enter_context(redirect_stdout(io.StringIO()))
         way = Way(
-            road, train_data, test_data, ranks, place.device, seed, dtype, folder, report, parallel,
+            road, train_data, test_data, comm, place.device, seed, dtype, folder, report, parallel,
             None if found is None else SAVE_EVERY,
         )  # fmt: skip
         trunk, _ = way.trunk()
         line, _ = way.ending("line", road.part_1())
         collapsed, run = way.ending("collapsed", road.part_2())
     return Outcome(
-        ranks.rank, ranks.ranks, run.threads, place.device, place.why, train_data.name, seed,
+        comm.rank, comm.size, run.threads, place.device, place.why, train_data.name, seed,
         found is not None, road, trunk, line, collapsed,
     )  # fmt: skip
 
 
-def _folder(checkpoint: str | os.PathLike | None, ranks: Alone, stack: ExitStack) -> Path:
+def _folder(checkpoint: str | os.PathLike | None, comm: Communicator, stack: ExitStack) -> Path:
     """Give the folder of the checkpoints; without one, rank 0's own, which goes at the end."""
     if checkpoint is not None:
         return Path(checkpoint)
     mine = ""
-    with ranks.together():
-        if ranks.rank == 0:
+    with comm.agree_or_raise():
+        if comm.rank == 0:
             mine = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlguide-imagenet-"))
-    return Path(ranks.gather(mine)[0])
+    return Path(comm.allgather(mine)[0])

@@ -15,11 +15,11 @@ import numpy as np
 from dlcourse.usecases.imagenet.outcome import Curve, Ending
 from dlcourse.usecases.imagenet.road import Road
 from dlguide import models
+from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.measure import Run
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import fit, optimizers
-from dlguide.training.ranks import Alone
 from dlguide.training.schedules import Collapsed
 from dlguide.training.settings import name_of, require_device
 from dlguide.training.steps import evaluator
@@ -57,7 +57,7 @@ class Way:
     road: Road
     train: Pipeline
     test: Pipeline
-    ranks: Alone
+    comm: Communicator
     device: str
     seed: int
     dtype: str
@@ -70,7 +70,7 @@ class Way:
         """Train what both endings have in common, unless both went on from it already."""
         known = self._written("trunk")
         ends = [checkpoints.latest(self.folder / name) for name in ("line", "collapsed")]
-        begun = self.ranks.total([float(None not in ends)])[0] > 0  # rank 0 sees the folder
+        begun = self.comm.allreduce_sum([float(None not in ends)])[0] > 0  # rank 0 sees the folder
         if known is not None and begun:
             return known, None
         return self._fit("trunk", self.road.part_1(self.road.trunk), self.road.trunk)
@@ -79,15 +79,15 @@ class Way:
         """Go on from the common epochs to one of the ends."""
         import tensorflow as tf
 
-        with self.ranks.together():
+        with self.comm.agree_or_raise():
             here = self.folder / name
-            if self.ranks.rank == 0 and checkpoints.latest(here) is None:
+            if self.comm.rank == 0 and checkpoints.latest(here) is None:
                 changes = {"schedule": name_of(schedule)}
                 checkpoints.branch(self.folder / "trunk", here, changes)
         curve, (run, model) = self._fit(name, schedule, round(schedule.rates.epochs))
         with tf.device(require_device(self.device)):
             tops = [
-                evaluator(model, self.test, self.ranks, min(top, self.road.classes))()
+                evaluator(model, self.test, self.comm, min(top, self.road.classes))()
                 for top in (1, TOP)
             ]
         return Ending(name, curve, *tops, run.weights_digest), run
@@ -110,14 +110,14 @@ class Way:
             build, self.train, epochs, road.batch, partial(_rule, momentum=road.momentum),
             seed=self.seed, parallel=self.parallel, device=self.device, report=self.report,
             checkpoint=self.folder / name, test=self._glance(), schedule=schedule, dtype=self.dtype,
-            workers=road.workers // self.ranks.ranks, save_every=self.save_every,
+            workers=road.workers // self.comm.size, save_every=self.save_every,
         )  # fmt: skip
         known = self._written(name)
         curve = _curve(run)
         if known is not None and not curve.loss:
             return known, (run, made[-1])  # nothing was trained: an earlier call saw it
-        with self.ranks.together():
-            if self.ranks.rank == 0:
+        with self.comm.agree_or_raise():
+            if self.comm.rank == 0:
                 text = json.dumps(asdict(curve))
                 written = self.folder / f"{name}.json.partial"
                 written.write_text(text, encoding="utf-8")
@@ -132,10 +132,10 @@ class Way:
     def _written(self, name: str) -> Curve | None:
         """Read what an earlier call saw, on rank 0 for all."""
         path, text = self.folder / f"{name}.json", ""
-        with self.ranks.together():
-            if self.ranks.rank == 0 and path.exists():
+        with self.comm.agree_or_raise():
+            if self.comm.rank == 0 and path.exists():
                 text = path.read_text(encoding="utf-8")
-        text = self.ranks.gather(text)[0]
+        text = self.comm.allgather(text)[0]
         if not text:
             return None
         found = json.loads(text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlguide.collectives.communicator import Communicator
 from dlguide.models import video as nets
-from dlguide.training.ranks import Alone
 
 if TYPE_CHECKING:
     import keras
@@ -38,7 +38,7 @@ class Pair:
         generator: keras.Model,
         discriminator: keras.Model,
         stage: int,
-        ranks: Alone,
+        comm: Communicator,
         rate: float = 2e-3,
         edges: float = 1.0,
         adversarial: float = 0.01,
@@ -55,7 +55,7 @@ class Pair:
         nets_of = (self.discriminator, self.generator) if adversarial else (self.generator,)
         self.rules = []
         for net in nets_of:
-            rule = ranks.distribute(make(rate))
+            rule = comm.distribute(make(rate))
             rule.build(net.trainable_variables)
             self.rules.append((rule, net.trainable_variables))
         self._step = tf.function(self._one_step, jit_compile=False, autograph=False)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dlcourse.usecases.video.game import Pair
 from dlcourse.usecases.video.settings import Settings
+from dlguide.collectives.communicator import Communicator
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import checkpoint_file
 from dlguide.training.checkpoint import CheckpointError
-from dlguide.training.ranks import Alone
 
 
 class Resuming:
@@ -22,9 +22,11 @@ class Resuming:
     step, so nothing else is needed. Finer parts have their first weights, which the seed gives.
     """
 
-    def __init__(self, folder: str | os.PathLike | None, asked: Settings, ranks: Alone) -> None:
+    def __init__(
+        self, folder: str | os.PathLike | None, asked: Settings, comm: Communicator
+    ) -> None:
         self._folder = None if folder is None else Path(folder)
-        self._asked, self._ranks = asked, ranks
+        self._asked, self._comm = asked, comm
 
     def resume(self, pair_of: Callable[[int], Pair], epochs: int) -> int:
         """Set all ranks to what the last checkpoint holds; all must call it.
@@ -34,29 +36,29 @@ class Resuming:
         if self._folder is None:
             return 0
         done, path = 0, None
-        with self._ranks.together():
-            if self._ranks.rank == 0:  # the others may not even see the folder
+        with self._comm.agree_or_raise():
+            if self._comm.rank == 0:  # the others may not even see the folder
                 checkpoints.require_writable(self._folder, 1_000_000)
                 path = checkpoints.latest(self._folder)
                 if path is not None:
                     done = self._epochs(path, epochs)
-        done = int(self._ranks.total([done])[0])
+        done = int(self._comm.allreduce_sum([done])[0])
         if done == 0:
             return 0
         pair = pair_of(done)
-        with self._ranks.together():
-            if self._ranks.rank == 0:
+        with self._comm.agree_or_raise():
+            if self._comm.rank == 0:
                 checkpoints.restore(path, pair, pair, self._asked.as_dict())
                 self._tell(path, done, epochs)
-        self._ranks.broadcast([*pair.weights, *pair.variables])
+        self._comm.broadcast([*pair.weights, *pair.variables])
         return done
 
     def save(self, pair: Pair, epoch: int, step: int) -> None:
         """Write a checkpoint; all ranks must call."""
         if self._folder is None:
             return
-        with self._ranks.together():
-            if self._ranks.rank == 0:
+        with self._comm.agree_or_raise():
+            if self._comm.rank == 0:
                 checkpoints.save(self._folder, pair, pair, step, epoch, self._asked.as_dict())
 
     def _epochs(self, path: Path, epochs: int) -> int:

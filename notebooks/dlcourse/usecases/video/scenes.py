@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.data.layouts import clips, kitti_tracking
 from dlguide.data.synthetic import Frame
 from dlguide.data.synthetic.road import draw
 from dlguide.data.synthetic.traffic import KITTI_COLUMNS, KITTI_ROWS, Camera, vehicles
 from dlguide.errors import DataError, require, require_count
-from dlguide.training.ranks import Alone
 
 # Frames that the nets see and predict, as in the guide's Table 2.
 BEFORE = AFTER = 6
@@ -87,7 +87,7 @@ def load(
     frames: int = 48,
     step: int = 3,
     seed: int = 0,
-    ranks: Alone | None = None,
+    comm: Communicator | None = None,
 ) -> Scenes:
     """Draw or read all clips; each rank makes its part of the frames, then all have all.
 
@@ -103,7 +103,7 @@ def load(
         step: frames from the begin of a clip to learn from to that of the next (count); those
             that are held out do not overlap.
         seed: of the drawn drives.
-        ranks: what `training.ranks.connect` gave; None for this process alone.
+        comm: the ranks, from `training.connect`; None for this process alone.
 
     Returns:
         Scenes: the clips.
@@ -113,8 +113,8 @@ def load(
         MissingComponentError: when the real data is not there; says what was looked for, where.
         DataError: when it is there in part, or is another data set.
     """
-    ranks = Alone() if ranks is None else ranks
-    with ranks.together({"real": None if real is None else os.fspath(real), "size": size}):
+    comm = SingleProcess() if comm is None else comm
+    with comm.agree_or_raise({"real": None if real is None else os.fspath(real), "size": size}):
         require_count(step, "step")
         if real is None:
             learn, test = drawn(size, drives, held_out, frames, seed)
@@ -122,9 +122,9 @@ def load(
             learn, test = kitti(real, size)
         places = clips(learn, BEFORE, AFTER, step).places, clips(test, BEFORE, AFTER).places
     # a rank with another copy of the data would wait for ever, or take other frames in silence
-    with ranks.together({"frames": [len(one) for one in (*learn, *test)]}):
+    with comm.agree_or_raise({"frames": [len(one) for one in (*learn, *test)]}):
         pass
-    videos = _shared([*learn, *test], ranks)
+    videos = _shared([*learn, *test], comm)
     parts = _cut(videos[: len(learn)], places[0]) + _cut(videos[len(learn) :], places[1])
     name = "drawn drives" if real is None else f"KITTI tracking in {real}"
     return Scenes(name, size, *parts, (len(learn), len(test)))
@@ -184,17 +184,17 @@ def check_real(folder: str | os.PathLike) -> str:
     )
 
 
-def _shared(videos: Sequence[Squares], ranks: Alone) -> list[np.ndarray]:
+def _shared(videos: Sequence[Squares], comm: Communicator) -> list[np.ndarray]:
     """Let each rank make its part of the frames, and give all of them to all."""
     places = [(video, frame) for video, one in enumerate(videos) for frame in range(len(one))]
-    with ranks.together():
-        mine = [videos[video][frame].pixels for video, frame in places[ranks.rank :: ranks.ranks]]
+    with comm.agree_or_raise():
+        mine = [videos[video][frame].pixels for video, frame in places[comm.rank :: comm.size]]
         part = np.ascontiguousarray(mine, np.uint8)
     size = videos[0].size
     whole = np.empty((len(places), size, size, 3), np.uint8)
-    for rank, data in enumerate(ranks.gather_bytes(part.tobytes())):
+    for rank, data in enumerate(comm.allgather_bytes(part.tobytes())):
         held = np.frombuffer(data, np.uint8)
-        whole[rank :: ranks.ranks] = held.reshape(-1, size, size, 3)
+        whole[rank :: comm.size] = held.reshape(-1, size, size, 3)
     ends = np.cumsum([len(one) for one in videos])
     return np.split(whole, ends[:-1])
 

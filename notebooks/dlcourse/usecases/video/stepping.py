@@ -13,7 +13,7 @@ from dlcourse.usecases.video import scenes
 from dlcourse.usecases.video.game import Pair
 from dlcourse.usecases.video.settings import Settings, named
 from dlcourse.usecases.video.training import build
-from dlguide.training.ranks import Alone
+from dlguide.collectives.communicator import Communicator
 
 
 def step(
@@ -39,15 +39,13 @@ def step(
     return case.Step(label, batch, partial(_worker, asked), partial(_clips, asked.size))
 
 
-def _worker(asked: Settings, ranks: Alone) -> case.Worker:
+def _worker(asked: Settings, comm: Communicator) -> case.Worker:
     nets = build(asked)
     stage = len(nets[0].outputs)
-    pair = Pair(
-        *nets, stage, ranks, asked.learning_rate, asked.edges, asked.adversarial, _optimizer
-    )
+    pair = Pair(*nets, stage, comm, asked.learning_rate, asked.edges, asked.adversarial, _optimizer)
 
     def one(past: Any, guess: Any, future: Any) -> float:
-        return pair.step(past, guess, future, ranks.ranks * len(past))[0]
+        return pair.step(past, guess, future, comm.size * len(past))[0]
 
     return case.Worker(one, tuple(pair.rules))
 

@@ -16,11 +16,12 @@ from dlcourse.usecases.video.outcome import GAN, Outcome, examples, judge, shown
 from dlcourse.usecases.video.resuming import Resuming
 from dlcourse.usecases.video.settings import Settings, named
 from dlguide import measure
+from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require
 from dlguide.models import video as nets
 from dlguide.training.clock import Clock
+from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError
-from dlguide.training.ranks import Alone, connect
 
 if TYPE_CHECKING:
     import keras
@@ -70,26 +71,26 @@ def train(
         PRACE Best Practice Guide Deep Learning (2019), section 6.1.
     """
     report = measure.report_progress if report is None else report
-    clock, ranks = Clock(), connect(parallel)
+    clock, comm = Clock(), connect(parallel)
     asked = named(real, seed=seed, **own)
-    with ranks.together(asked.as_dict()):
+    with comm.agree_or_raise(asked.as_dict()):
         asked.check()
-        must = f"be at least the {ranks.ranks} ranks"
-        require(asked.batch >= ranks.ranks, "batch", must, asked.batch, "Use fewer ranks.")
+        must = f"be at least the {comm.size} ranks"
+        require(asked.batch >= comm.size, "batch", must, asked.batch, "Use fewer ranks.")
     with clock.phase("load"):
         found = scenes.load(
             asked.real, asked.size, asked.drives, asked.held_out, asked.frames, asked.spacing,
-            seed, ranks,
+            seed, comm,
         )  # fmt: skip
         guess, test_guess = (
-            in_parts(ranks, past, guessed) for past in (found.past, found.test_past)
+            in_parts(comm, past, guessed) for past in (found.past, found.test_past)
         )
-    with ranks.together():
+    with comm.agree_or_raise():
         then = "Ask for a smaller batch, or more drives."
         must = f"be at most the {len(found.past)} clips"
         require(asked.batch <= len(found.past), "batch", must, asked.batch, then)
-    pair_of = _Growing(asked, ranks)
-    resuming = Resuming(checkpoint, asked, ranks)
+    pair_of = _Growing(asked, comm)
+    resuming = Resuming(checkpoint, asked, comm)
     stages = growing.stages(asked.epochs, len(nets.resolutions(asked.size)))
     first = resuming.resume(lambda epochs: pair_of(stages[epochs - 1]), len(stages))
     arrays = (found.past, guess, found.future)
@@ -103,16 +104,16 @@ def train(
                 begin = perf_counter()
                 done = epoch * steps + step
                 pair.set_rate(growing.rate_at(done, total, asked.learning_rate))
-                mine = rows[ranks.rank :: ranks.ranks]
+                mine = rows[comm.rank :: comm.size]
                 parts += pair.step(*(each[mine] for each in arrays), asked.batch)
                 seconds = perf_counter() - begin
                 step_s += [seconds] * (stages[epoch] == stages[-1])
                 report(
                     epoch=epoch + 1, epochs=asked.epochs, step=step + 1, steps=steps,
-                    loss=float(parts[0] * ranks.ranks / (step + 1)), size=pair.resolutions[-1],
+                    loss=float(parts[0] * comm.size / (step + 1)), size=pair.resolutions[-1],
                     images_per_s=asked.batch / seconds,
                 )  # fmt: skip
-            sums.append(ranks.total(parts / steps))
+            sums.append(comm.allreduce_sum(parts / steps))
             sizes.append(pair.resolutions[-1])
             _require_finite(sums[-1], epoch, asked)
             resuming.save(pair, epoch + 1, (epoch + 1) * steps)
@@ -123,11 +124,11 @@ def train(
     }
     predicted["flow"] = test_guess
     predicted[GAN] = in_parts(
-        ranks, (found.test_past, test_guess), lambda *two: infer(pair_of.generator, *two)
+        comm, (found.test_past, test_guess), lambda *two: infer(pair_of.generator, *two)
     )
     return Outcome(
-        rank=ranks.rank,
-        ranks=ranks.ranks,
+        rank=comm.rank,
+        ranks=comm.size,
         data=found.name,
         size=found.size,
         drives=found.drives,
@@ -157,11 +158,11 @@ def train(
 class _Growing:
     """Both nets, and the pair of the stage that is trained, made when a stage begins."""
 
-    def __init__(self, asked: Settings, ranks: Alone) -> None:
-        self._asked, self._ranks = asked, ranks
+    def __init__(self, asked: Settings, comm: Communicator) -> None:
+        self._asked, self._comm = asked, comm
         self.nets = build(asked)
         self.generator = self.nets[0]
-        ranks.broadcast([weight for net in self.nets for weight in net.weights])
+        comm.broadcast([weight for net in self.nets for weight in net.weights])
         self._stage, self._pair = 0, None
 
     def __call__(self, stage: int) -> Pair:
@@ -169,7 +170,7 @@ class _Growing:
             asked = self._asked
             self._stage = stage
             self._pair = Pair(
-                *self.nets, stage, self._ranks, asked.learning_rate, asked.edges,
+                *self.nets, stage, self._comm, asked.learning_rate, asked.edges,
                 asked.adversarial,
             )  # fmt: skip
         return self._pair
@@ -218,19 +219,21 @@ def infer(generator: keras.Model, past: np.ndarray, guess: np.ndarray) -> np.nda
 
 
 def in_parts(
-    ranks: Alone, clips: np.ndarray | tuple[np.ndarray, ...], function: Callable[..., np.ndarray]
+    comm: Communicator,
+    clips: np.ndarray | tuple[np.ndarray, ...],
+    function: Callable[..., np.ndarray],
 ) -> np.ndarray:
     """Let each rank work on its clips, and give the results of all to all; all ranks must call."""
     arrays = clips if isinstance(clips, tuple) else (clips,)
-    count, begin = len(arrays[0]), ranks.rank
-    with ranks.together():
+    count, begin = len(arrays[0]), comm.rank
+    with comm.agree_or_raise():
         # a rank without clips works on the first one, so that it knows the form of the results
-        mine = function(*(each[begin :: ranks.ranks] if begin < count else each[:1]
+        mine = function(*(each[begin :: comm.size] if begin < count else each[:1]
                           for each in arrays))  # fmt: skip
     whole = np.empty((count, *mine.shape[1:]), np.uint8)
-    for rank, data in enumerate(ranks.gather_bytes(np.ascontiguousarray(mine).tobytes())):
+    for rank, data in enumerate(comm.allgather_bytes(np.ascontiguousarray(mine).tobytes())):
         held = np.frombuffer(data, np.uint8).reshape(-1, *mine.shape[1:])
-        whole[rank :: ranks.ranks] = held[: len(whole[rank :: ranks.ranks])]
+        whole[rank :: comm.size] = held[: len(whole[rank :: comm.size])]
     return whole
 
 

@@ -1,0 +1,137 @@
+"""What a program on several ranks needs of the others, the same for one process and for MPI.
+
+Horovod's communicator, which trains, is `dlguide.horovod.communicator.HorovodCommunicator`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dlguide.errors import require
+
+if TYPE_CHECKING:
+    import keras
+    from mpi4py.MPI import Comm
+
+
+class Communicator(Protocol):
+    """The ranks of a program: index, count, and a few collectives that all of them call.
+
+    Attributes:
+        rank: index of this process.
+        size: number of processes (count).
+    """
+
+    rank: int
+    size: int
+
+    def broadcast(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to the values of rank 0."""
+        ...
+
+    def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to their mean over all ranks."""
+        ...
+
+    def allreduce_sum(self, values: Sequence[float]) -> list[float]:
+        """Sum values over ranks in double precision: exact for counts below 2**53."""
+        ...
+
+    def allgather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of every rank, in rank order; lengths may differ."""
+        ...
+
+    def allgather(self, text: str) -> list[str]:
+        """Return the text of every rank, in rank order."""
+        return [each.decode() for each in self.allgather_bytes(text.encode())]
+
+    @contextmanager
+    def agree_or_raise(self, settings: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Leave the block on all ranks, or raise the same error on all ranks.
+
+        A rank that raised alone would leave the others waiting in their next collective. All
+        ranks must enter the block, and nothing inside may communicate.
+
+        Args:
+            settings: JSON-able values that must be equal on all ranks.
+
+        Raises:
+            ValueError: when a setting differs between ranks.
+            RuntimeError: when another rank failed in the block; its text, with its rank.
+        """
+        problem = None
+        try:
+            yield
+        except Exception as error:  # every failure must reach the other ranks
+            problem = error
+        text = "" if problem is None else f"{problem}" or repr(problem)
+        message = json.dumps({"problem": text, "settings": dict(settings or {})})
+        answers = [json.loads(answer) for answer in self.allgather(message)]
+        problems = [answer["problem"] for answer in answers]
+        if problem is not None and len(set(problems)) == 1:
+            raise problem
+        for rank, text in enumerate(problems):
+            if text:
+                raise RuntimeError(f"rank {rank}: {text}") from problem
+        for name, value in answers[0]["settings"].items():
+            for rank, answer in enumerate(answers):
+                other = answer["settings"].get(name)
+                must = f"be the same on all ranks, {value!r} as on rank 0"
+                require(other == value, name, must, other, f"Rank {rank} was called with that.")
+
+
+class SingleProcess(Communicator):
+    """One process by itself: every collective returns what it was given."""
+
+    rank, size = 0, 1
+
+    def broadcast(self, variables: Sequence[keras.Variable]) -> None:
+        """Leave the variables as they are."""
+
+    def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
+        """Leave the variables as they are."""
+
+    def allreduce_sum(self, values: Sequence[float]) -> list[float]:
+        """Return the values as floats."""
+        return [float(value) for value in values]
+
+    def allgather_bytes(self, data: bytes) -> list[bytes]:
+        """Return a list of this process's bytes."""
+        return [data]
+
+    def distribute(self, optimizer: keras.Optimizer, compression: Any = None) -> keras.Optimizer:
+        """Return the optimizer itself, since there are no gradients of others to sum."""
+        return optimizer
+
+
+class MPICommunicator(Communicator):
+    """The ranks of an mpi4py communicator; it has no optimizer that sums gradients."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+
+    def broadcast(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to the values of rank 0."""
+        values = [np.asarray(variable) for variable in variables] if self.rank == 0 else None
+        for variable, value in zip(variables, self.comm.bcast(values), strict=True):
+            variable.assign(value)
+
+    def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to their mean over all ranks."""
+        for variable in variables:
+            total = np.ascontiguousarray(variable, np.float64)
+            mean = self.comm.allreduce(total) / self.size
+            variable.assign(mean.astype(np.asarray(variable).dtype))
+
+    def allreduce_sum(self, values: Sequence[float]) -> list[float]:
+        """Sum values over ranks in double precision: exact for counts below 2**53."""
+        return [float(total) for total in self.comm.allreduce(np.asarray(values, np.float64))]
+
+    def allgather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of every rank, in rank order; lengths may differ."""
+        return self.comm.allgather(data)

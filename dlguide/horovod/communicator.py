@@ -1,0 +1,61 @@
+"""The ranks that Horovod connects, as a communicator for training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import dlguide.horovod as hvd
+from dlguide.collectives.communicator import Communicator
+
+if TYPE_CHECKING:
+    import keras
+
+
+class HorovodCommunicator(Communicator):
+    """All ranks of the launcher, connected by Horovod; every method is called by all of them.
+
+    Args:
+        recording: whether Horovod's timeline will be recorded (`hvd.init_for_recording`).
+    """
+
+    def __init__(self, recording: bool = False) -> None:
+        if recording:
+            hvd.init_for_recording()
+        elif not hvd.is_initialized():
+            hvd.init()
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def distribute(self, optimizer: keras.Optimizer, compression: Any = None) -> keras.Optimizer:
+        """Return the optimizer that sums the gradients over all ranks before it applies them."""
+        chosen = hvd.Compression.none if compression is None else compression
+        return hvd.DistributedOptimizer(optimizer, op=hvd.Sum, compression=chosen)
+
+    def broadcast(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to the values of rank 0."""
+        hvd.broadcast_variables(list(variables), root_rank=0)
+
+    def allreduce_mean(self, variables: Sequence[keras.Variable]) -> None:
+        """Set variables on every rank to their mean over all ranks, in one exchange."""
+        if variables:
+            values = [variable.value for variable in variables]
+            means = hvd.grouped_allreduce(values, op=hvd.Average, name="dlguide.allreduce_mean")
+            for variable, mean in zip(variables, means, strict=True):
+                variable.assign(mean)
+
+    def allreduce_sum(self, values: Sequence[float]) -> list[float]:
+        """Sum values over ranks in double precision: exact for counts below 2**53."""
+        here = np.asarray(values, np.float64)
+        summed = hvd.allreduce(here, op=hvd.Sum, name="dlguide.allreduce_sum")
+        return [float(total) for total in np.asarray(summed)]
+
+    def allgather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of every rank, in rank order; lengths may differ."""
+        name = "dlguide.allgather_bytes"
+        lengths = hvd.allgather(np.array([len(data)], np.int64), name=f"{name}.lengths")
+        gathered = hvd.allgather(np.frombuffer(data, np.uint8), name=name)
+        whole = np.asarray(gathered).tobytes()
+        return [whole[a:b] for a, b in pairwise(np.cumsum([0, *np.asarray(lengths)]))]

@@ -1,0 +1,66 @@
+"""Communicators: the same collectives for one process, for MPI and for Horovod.
+
+Tests dlguide.collectives.communicator and dlguide.horovod.communicator.
+"""
+
+import pytest
+from on_ranks import on_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+def exchanged():
+    import keras
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.collectives.communicator import MPICommunicator, SingleProcess
+    from dlguide.horovod.communicator import HorovodCommunicator
+
+    kinds = [HorovodCommunicator(), MPICommunicator(MPI.COMM_WORLD)]
+    if kinds[0].size == 1:
+        kinds.append(SingleProcess())
+    found = []
+    for comm in kinds:
+        first = keras.Variable(np.full((2, 3), 1.0 + comm.rank))
+        other = keras.Variable(np.full(4, comm.rank), dtype="float64")
+        comm.allreduce_mean([first, other])
+        means = [float(np.mean(each)) for each in (first, other)]
+        first.assign(np.full((2, 3), 7.0 + comm.rank))
+        comm.broadcast([first])
+        answers = [
+            [comm.rank, comm.size], means, np.asarray(first).ravel().tolist(),
+            comm.allreduce_sum([1, comm.rank + 0.5]), comm.allgather("é" * comm.rank),
+            [each.hex() for each in comm.allgather_bytes(bytes(range(comm.rank)))],
+        ]  # fmt: skip
+        for own in ({"seed": comm.rank}, {}):
+            try:
+                with comm.agree_or_raise(own):
+                    if not own and comm.rank == comm.size - 1:
+                        raise KeyError("mine")
+                answers.append("agreed")
+            except Exception as error:
+                answers.append(f"{type(error).__name__}: {error}")
+        found.append(answers)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_all_communicators_answer_alike(ranks, tmp_path):
+    for rank, kinds in enumerate(on_ranks(ranks, exchanged, tmp_path)):
+        assert all(kind == kinds[0] for kind in kinds)
+        place, means, sent, sums, texts, pieces, settings, failure = kinds[0]
+        assert place == [rank, ranks]
+        assert means == [1 + (ranks - 1) / 2, (ranks - 1) / 2]
+        assert sent == [7.0] * 6
+        assert sums == [ranks, sum(each + 0.5 for each in range(ranks))]
+        assert texts == ["é" * each for each in range(ranks)]
+        assert pieces == [bytes(range(each)).hex() for each in range(ranks)]
+        if ranks > 1:
+            assert settings == (
+                "ValueError: `seed` must be the same on all ranks, 0 as on rank 0, got 1. "
+                "Rank 1 was called with that."
+            )
+            assert failure == f"RuntimeError: rank {ranks - 1}: 'mine'"
+        else:
+            assert (settings, failure) == ("agreed", "KeyError: 'mine'")
