@@ -21,7 +21,7 @@ CROP = (ResizedCrop(SIDE, SIDE), Flip())
 
 
 class SlowReading:
-    """Makes reading slow, as `dlguide.scaling.throttle` does."""
+    """Makes reading slow, as `dlguide.scaling.storage` does."""
 
     def take(self, opens, requests, nbytes):
         time.sleep(SLEEP_S * requests)

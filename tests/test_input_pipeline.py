@@ -25,7 +25,7 @@ from dlguide.data.datasets import Dataset, epoch_batches
 from dlguide.data.formats import DamageError, Sample
 from dlguide.data.input_pipeline.order import draws, steps_of
 from dlguide.errors import DataError
-from dlguide.scaling.throttle import BURST_S, Share, Throttle
+from dlguide.scaling.storage import BURST_S, ClientShare, Throttle
 
 SAMPLES, BATCH = 53, 4
 RANDOM = (ip.Flip(), ip.PaddedCrop(11, 9, 2))
@@ -597,7 +597,7 @@ def test_a_pipeline_travels_to_another_process(folder):
 
 
 def test_a_throttled_pipeline_takes_at_least_what_the_share_says(folder):
-    share = Share(byte_s=1e-6, latency_s=0.002)
+    share = ClientShare(byte_s=1e-6, latency_s=0.002)
     plain = ip.build(folder / "tfrecord", BATCH, prefetch=0)
     slow = plain.replace(throttle=Throttle(share), readers=2)
     assert_same(whole(slow), whole(plain))

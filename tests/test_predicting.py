@@ -75,7 +75,7 @@ def test_changes_are_those_of_the_fit(tmp_path):
         (("--points", "1:100,2:190", "--workers", "8.5"), "`workers` must hold a whole number"),
         (("--points", "1:100,2:190", "--workers", "0"), "`workers` must be a whole number"),
         (("--points", "1:9,2:18", "--workers", "8", "--images", "0"), "`images` must"),
-        (("--points", "1:9,2:18", "--workers", "8", "--batch-factor", "0"), "`batch` must"),
+        (("--points", "1:9,2:18", "--workers", "8", "--batch-factor", "0"), "`batch_factor` must"),
         (("--points", "1:9,2:18", "--workers", "8", "--workers-per-node", "0"), "workers_per_node"),
     ],
 )

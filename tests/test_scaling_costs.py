@@ -1,6 +1,6 @@
 """Predicted times of collectives are those of the real algorithms on a virtual network.
 
-Tests dlguide.scaling.costs.collectives, dlguide.scaling.costs.link, dlguide.scaling.costs.laws.
+Tests dlguide.scaling.costs.
 Each rank is a thread with a clock of its own. A message starts when both ends are ready and
 takes the link's time; an addition takes the receiver's. The code that runs is that of
 `dlguide.collectives`, so that a formula which counts one message too few is found.
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import queue
+import re
 import threading
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
+from dlguide import published
 from dlguide.collectives import algorithms, buffers, pieces
 from dlguide.scaling import costs
 from dlguide.scaling.costs import Link
@@ -180,24 +182,9 @@ def test_servers_take_the_time_of_messages_one_after_the_other(workers, servers)
         assert predicted == pytest.approx(max(free_worker), rel=1e-12)
 
 
-def test_best_allreduce_changes_from_few_messages_to_few_bytes():
-    assert costs.best_allreduce(8, 16, LINK)[0] == "recursive_doubling"
-    name, seconds = costs.best_allreduce(1e9, 16, LINK)
-    assert name in ("ring", "halving_doubling")
-    # the least that any allreduce sends: 2 (p - 1)/p of the bytes, and adds (p - 1)/p of them
-    least = 15 / 16 * 1e9 * (2 / LINK.bytes_per_s + 1 / LINK.added_bytes_per_s)
-    assert least <= seconds < 1.001 * least
-
-
 def test_shared_link_gives_each_flow_its_part():
     assert LINK.shared(4).seconds(1e6) == pytest.approx(LINK.latency_s + 4 * 1e6 / 1e9)
     assert LINK.shared(1) == LINK
-
-
-def test_link_takes_the_published_rate():
-    link = Link.published("InfiniBand 4X FDR", 1e-6)
-    assert link.bytes_per_s == pytest.approx(54.6e9 / 8)
-    assert Link.published("InfiniBand 4X FDR", 1e-6, 0.5).bytes_per_s == link.bytes_per_s / 2
 
 
 def test_laws_at_their_known_points():
@@ -227,8 +214,6 @@ def test_slowest_of_normal_workers():
         (lambda: Link(-1e-6, 1e9), "latency_s"),
         (lambda: Link(1e-6, 0), "bytes_per_s"),
         (lambda: Link(1e-6, 1e9, 0), "added_bytes_per_s"),
-        (lambda: Link.published("InfiniBand 5X", 1e-6), "name"),
-        (lambda: Link.published("InfiniBand 4X FDR", 1e-6, 1.5), "efficiency"),
         (lambda: LINK.shared(0), "flows"),
         (lambda: costs.amdahl(-0.1, 2), "serial_fraction"),
         (lambda: costs.gustafson(1.1, 2), "serial_fraction"),
@@ -238,3 +223,109 @@ def test_slowest_of_normal_workers():
 def test_what_cannot_be_is_refused(call, name):
     with pytest.raises(ValueError, match=f"^`{name}` must "):
         call()
+
+
+# --- links by name, and fitted ones ----------------------------------------------------------
+
+ROWS = {row["name"]: row for row in published.load("links")}
+UNKNOWN = [name for name, row in ROWS.items() if row["latency_us"] is None]
+
+
+def test_every_row_names_its_source_and_what_its_latency_is():
+    for row in ROWS.values():
+        assert row["source"]
+        known = ("measured", "upper bound", "model")
+        assert (row["latency_is"] in known) == (row["latency_us"] is not None)
+        assert row["latency_is"] in (*known, "not found")
+        assert 1990 < row["year"] < 2027
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_link_has_the_latency_and_rate_of_the_table(name):
+    found = costs.link(name, latency_s=1e-5 if name in UNKNOWN else None)
+    assert found.bytes_per_s == pytest.approx(ROWS[name]["gbit_per_s"] * 125e6)
+    expected = 1e-5 if name in UNKNOWN else ROWS[name]["latency_us"] * 1e-6
+    assert found.latency_s == pytest.approx(expected)
+    half = costs.link(name, 0.5, latency_s=0.0)
+    assert half.bytes_per_s == pytest.approx(found.bytes_per_s / 2)
+    assert half.latency_s == 0
+
+
+def test_rates_are_those_of_the_tutorial():
+    tutorial = {row["name"]: row for row in published.load("interconnects")}
+    for ours, theirs in {
+        "Gigabit Ethernet": "Gigabit Ethernet",
+        "10-Gigabit Ethernet": "10-Gigabit Ethernet",
+        "100-Gigabit Ethernet (RDMA)": "100-Gigabit Ethernet",
+        "InfiniBand DDR": "InfiniBand 4X DDR",
+        "InfiniBand FDR": "InfiniBand 4X FDR",
+        "InfiniBand EDR": "InfiniBand 4X EDR",
+        "InfiniBand HDR": "InfiniBand 4X HDR",
+        "Omni-Path": "Omni-Path",
+    }.items():
+        assert ROWS[ours]["gbit_per_s"] == tutorial[theirs]["gbit_per_s"]
+        assert ROWS[ours]["year"] == tutorial[theirs]["year"]
+
+
+def test_no_link_is_faster_than_its_generation_allows():
+    # one direction of one link, from the aggregate of both directions in the data sheets
+    sheets = {row["name"]: row["interconnect_gbytes_per_s"] for row in published.load("hardware")}
+    for name, gpu, links in (
+        ("NVLink 1", "NVIDIA P100 SXM2", 4),
+        ("NVLink 2", "NVIDIA V100 SXM2", 6),
+        ("NVLink 3", "NVIDIA A100 SXM4 80 GB", 12),
+        ("NVLink 4", "NVIDIA H100 SXM5", 18),
+        ("NVLink 5", "NVIDIA B200", 18),
+    ):
+        nominal = sheets[gpu] * 8 / 2 / links
+        assert 0.75 * nominal < ROWS[name]["gbit_per_s"] < nominal
+
+
+def test_names_go_from_old_to_new():
+    names = costs.link_names()
+    assert sorted(names) == sorted(ROWS)
+    assert np.all(np.diff([ROWS[name]["year"] for name in names]) >= 0)
+
+
+def test_unknown_link_is_told_the_nearest():
+    with pytest.raises(ValueError, match=r"Did you mean InfiniBand EDR\?"):
+        costs.link("Infiniband EDR")
+    for name in UNKNOWN:
+        with pytest.raises(ValueError, match=re.escape(f"got {name!r}. Give `latency_s`")):
+            costs.link(name)
+    with pytest.raises(ValueError, match="`efficiency` must be above 0"):
+        costs.link("InfiniBand EDR", 0)
+
+
+def test_messages_of_a_link_give_it_back():
+    true = costs.Link(3e-6, 2e9)
+    sizes = [8, 1024, 65536, 1 << 22]
+    found = costs.fit_link((n, true.seconds(n)) for n in sizes)
+    assert found.latency_s == pytest.approx(3e-6)
+    assert found.bytes_per_s == pytest.approx(2e9)
+    noise = np.random.default_rng(0).normal(1, 0.02, 40)
+    noisy = costs.fit_link((n, true.seconds(n) * f) for n, f in zip(sizes * 10, noise, strict=True))
+    assert noisy.latency_s == pytest.approx(3e-6, rel=0.05)
+    assert noisy.bytes_per_s == pytest.approx(2e9, rel=0.05)
+
+
+def test_link_never_has_a_negative_latency():
+    found = costs.fit_link([(100, 1e-7), (1000, 2e-6)])  # a line would begin below 0
+    assert found.latency_s == 0
+    # least squares of the relative errors of t = n / B, in closed form
+    x = np.array([100 / 1e-7, 1000 / 2e-6])
+    assert 1 / found.bytes_per_s == pytest.approx(x.sum() / (x**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        ([], "two sizes"),
+        ([(8, 1e-6), (8, 2e-6)], "two sizes"),
+        ([(8, 0.0), (16, 1e-6)], "positive times"),
+        ([(8, 2e-6), (1 << 20, 1e-6)], "larger times"),
+    ],
+)
+def test_messages_that_cannot_be_are_refused(points, words):
+    with pytest.raises(ValueError, match=words):
+        costs.fit_link(points)

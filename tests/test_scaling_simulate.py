@@ -1,7 +1,6 @@
 """Simulated training takes the time that closed forms say, where there are any.
 
-Tests dlguide.scaling.simulate.lockstep, dlguide.scaling.simulate.serving and
-dlguide.scaling.simulate.workers. Constant times are exact; random ones are held to a few standard
+Tests dlguide.scaling.simulate. Constant times are exact; random ones are held to a few standard
 errors of the simulated mean.
 """
 
@@ -14,7 +13,7 @@ import pytest
 
 from dlguide.parallel import unequal
 from dlguide.scaling.costs import slowest
-from dlguide.scaling.simulate import Workers, asynchronous, local, synchronous
+from dlguide.scaling.simulate import WorkerTimes, asynchronous, local, synchronous
 
 
 def harmonic(count):
@@ -23,36 +22,36 @@ def harmonic(count):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 1000])
 def test_constant_steps_add_up(count):
-    told = synchronous(Workers(count, 0.1), 50, exchange_s=0.02)
+    told = synchronous(WorkerTimes(count, 0.1), 50, exchange_s=0.02)
     assert told.seconds == pytest.approx(50 * 0.12)
     assert (told.updates, told.gradients) == (50, 50 * count)
     assert told.waited == pytest.approx(0.02 / 0.12)
-    slow = synchronous(Workers(count, 0.1, slow={0: 3.0}), 50, exchange_s=0.02)
+    slow = synchronous(WorkerTimes(count, 0.1, slow={0: 3.0}), 50, exchange_s=0.02)
     assert slow.seconds == pytest.approx(50 * 0.32)
     assert slow.waited == pytest.approx(1 - (0.3 + 0.1 * (count - 1)) / (0.32 * count))
 
 
 @pytest.mark.parametrize("count", [2, 10, 200])
 def test_slowest_of_exponential_workers_is_the_harmonic_number(count):
-    told = synchronous(Workers(count, 1.0, spread=1.0), 4000, seed=1)
+    told = synchronous(WorkerTimes(count, 1.0, spread=1.0), 4000, seed=1)
     error = math.sqrt(sum(1 / k**2 for k in range(1, count + 1)) / 4000)
     assert told.seconds / 4000 == pytest.approx(harmonic(count), abs=4 * error)
     # waiting for all but the slowest two of them: the order statistic two places lower
     if count > 2:
-        told = synchronous(Workers(count, 1.0, spread=1.0), 4000, backups=2, seed=1)
+        told = synchronous(WorkerTimes(count, 1.0, spread=1.0), 4000, backups=2, seed=1)
         assert told.seconds / 4000 == pytest.approx(harmonic(count) - 1.5, abs=4 * error)
         assert told.gradients == 4000 * (count - 2)
 
 
 def test_slowest_of_nearly_normal_workers_is_that_of_the_costs():
-    told = synchronous(Workers(64, 1.0, spread=0.02), 3000)
+    told = synchronous(WorkerTimes(64, 1.0, spread=0.02), 3000)
     assert told.seconds / 3000 - 1 == pytest.approx(0.02 * slowest(64), rel=0.05)
 
 
 def test_local_steps_even_out_chance():
-    assert local(Workers(8, 0.1), 20, 5, 0.02).seconds == pytest.approx(20 * 0.52)
-    one = synchronous(Workers(16, 1.0, spread=0.1), 1600)
-    nine = local(Workers(16, 1.0, spread=0.1), 200, 9)
+    assert local(WorkerTimes(8, 0.1), 20, 5, 0.02).seconds == pytest.approx(20 * 0.52)
+    one = synchronous(WorkerTimes(16, 1.0, spread=0.1), 1600)
+    nine = local(WorkerTimes(16, 1.0, spread=0.1), 200, 9)
     # the sum of 9 spreads 3 times as much as one, not 9 times
     late_one, late_nine = one.seconds / 1600 - 1, nine.seconds / 200 / 9 - 1
     assert late_nine == pytest.approx(late_one / 3, rel=0.15)
@@ -60,7 +59,7 @@ def test_local_steps_even_out_chance():
 
 
 def test_period_of_one_is_synchronous():
-    workers = Workers(7, 0.1, spread=0.3, slow={2: 1.5})
+    workers = WorkerTimes(7, 0.1, spread=0.3, slow={2: 1.5})
     assert local(workers, 300, 1, 0.01).seconds == pytest.approx(
         synchronous(workers, 300, 0.01).seconds, rel=1e-12
     )
@@ -68,7 +67,7 @@ def test_period_of_one_is_synchronous():
 
 @pytest.mark.parametrize("count", [1, 4, 30])
 def test_constant_workers_share_a_server_without_waiting_or_fill_it(count):
-    told = asynchronous(Workers(count, 1.0), 60 * count, update_s=0.05, travel_s=0.15)
+    told = asynchronous(WorkerTimes(count, 1.0), 60 * count, update_s=0.05, travel_s=0.15)
     cycle = 1.0 + 0.15 + 0.05
     rate = min(count / cycle, 1 / 0.05)
     assert told.updates_per_s == pytest.approx(rate, rel=0.05)
@@ -83,7 +82,7 @@ def test_exponential_workers_are_the_machine_repair_model(count, busy):
     With constant service the queue is M/D/1//p, which lies between that of exponential service
     and none at all.
     """
-    told = asynchronous(Workers(count, 1.0, spread=1.0), 40_000, update_s=busy, seed=2)
+    told = asynchronous(WorkerTimes(count, 1.0, spread=1.0), 40_000, update_s=busy, seed=2)
     weights = [math.exp(math.lgamma(count + 1) - math.lgamma(count - n + 1)) * busy**n
                for n in range(count + 1)]  # fmt: skip
     exponential = (1 - weights[0] / math.fsum(weights)) / busy
@@ -93,31 +92,31 @@ def test_exponential_workers_are_the_machine_repair_model(count, busy):
 def test_staleness_is_conserved():
     # between two of its gradients a worker sees all that the others did: the mean is p - 1
     for spread in (0.0, 0.5, 1.0):
-        told = asynchronous(Workers(20, 1.0, spread=spread), 20_000)
+        told = asynchronous(WorkerTimes(20, 1.0, spread=spread), 20_000)
         assert told.staleness[2000:].mean() == pytest.approx(19, abs=0.3)
 
 
 def test_slow_worker_slows_nobody_but_itself():
-    plain = asynchronous(Workers(8, 1.0), 4000)
-    slow = asynchronous(Workers(8, 1.0, slow={0: 10.0}), 4000)
+    plain = asynchronous(WorkerTimes(8, 1.0), 4000)
+    slow = asynchronous(WorkerTimes(8, 1.0, slow={0: 10.0}), 4000)
     assert plain.updates_per_s == pytest.approx(8, rel=0.01)
     assert slow.updates_per_s == pytest.approx(7.1, rel=0.01)
     assert slow.staleness.max() >= 69  # ten steps of seven others
-    assert synchronous(Workers(8, 1.0, slow={0: 10.0}), 50).updates_per_s == pytest.approx(0.1)
+    assert synchronous(WorkerTimes(8, 1.0, slow={0: 10.0}), 50).updates_per_s == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_bounded_workers_run_at_the_pace_of_the_slowest(bound):
-    told = asynchronous(Workers(4, 1.0, slow={3: 4.0}), 2000, bound=bound)
+    told = asynchronous(WorkerTimes(4, 1.0, slow={3: 4.0}), 2000, bound=bound)
     assert told.updates_per_s == pytest.approx(4 / 4.0, rel=0.02)
     assert told.staleness.max() <= 3 * (bound + 1) + 3
-    free = asynchronous(Workers(4, 1.0, slow={3: 4.0}), 2000, bound=10_000)
-    none = asynchronous(Workers(4, 1.0, slow={3: 4.0}), 2000)
+    free = asynchronous(WorkerTimes(4, 1.0, slow={3: 4.0}), 2000, bound=10_000)
+    none = asynchronous(WorkerTimes(4, 1.0, slow={3: 4.0}), 2000)
     assert free.seconds == none.seconds
 
 
 def test_bound_of_zero_is_synchronous():
-    workers = Workers(5, 1.0, spread=1.0)
+    workers = WorkerTimes(5, 1.0, spread=1.0)
     rounds = 4000
     told = asynchronous(workers, 5 * rounds, bound=0, seed=3)
     assert told.seconds / rounds == pytest.approx(harmonic(5), rel=0.05)
@@ -125,7 +124,7 @@ def test_bound_of_zero_is_synchronous():
 
 def test_failures_cost_what_daly_says():
     """With a rate r of failures, work w takes (e^(r w) - 1)/r e^(r restart) in the mean."""
-    workers = Workers(100, 1.0, between_failures_s=20_000.0, restart_s=30.0)
+    workers = WorkerTimes(100, 1.0, between_failures_s=20_000.0, restart_s=30.0)
     rate, work, stretches = 100 / 20_000.0, 5 * 10.1 + 9.5, 20_000
     told = synchronous(workers, 5 * stretches, 9.1, checkpoint_every=5, checkpoint_s=9.5, seed=4)
     failures = math.expm1(rate * work) * math.exp(rate * 30.0)
@@ -135,7 +134,7 @@ def test_failures_cost_what_daly_says():
 
 
 def test_failure_of_one_stops_all_or_itself():
-    workers = Workers(10, 1.0, between_failures_s=1000.0, restart_s=50.0)
+    workers = WorkerTimes(10, 1.0, between_failures_s=1000.0, restart_s=50.0)
     all_wait = synchronous(workers, 20_000, checkpoint_every=1, seed=5)
     goes_on = asynchronous(workers, 200_000, seed=5)
     # (e^(r w) - 1)(1/r + restart), once with the rate of one worker and once with that of ten
@@ -146,7 +145,7 @@ def test_failure_of_one_stops_all_or_itself():
 
 
 def test_same_seed_is_the_same_training():
-    workers = Workers(30, 1.0, spread=0.5, between_failures_s=200.0, restart_s=3.0)
+    workers = WorkerTimes(30, 1.0, spread=0.5, between_failures_s=200.0, restart_s=3.0)
     for way in (
         lambda seed: asynchronous(workers, 500, 0.01, 0.1, bound=4, seed=seed),
         lambda seed: synchronous(workers, 50, 0.1, checkpoint_every=2, seed=seed),
@@ -156,7 +155,7 @@ def test_same_seed_is_the_same_training():
 
 
 def test_ten_thousand_workers_are_no_matter():
-    told = asynchronous(Workers(10_000, 1.0, spread=0.2), 100_000, update_s=1e-5)
+    told = asynchronous(WorkerTimes(10_000, 1.0, spread=0.2), 100_000, update_s=1e-5)
     assert told.updates == 100_000
     assert told.updates_per_s == pytest.approx(10_000, rel=0.05)
     assert np.mean(told.staleness[50_000:]) == pytest.approx(9_999, rel=0.02)
@@ -165,24 +164,24 @@ def test_ten_thousand_workers_are_no_matter():
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: Workers(0, 1.0), "count"),
-        (lambda: Workers(2, 0.0), "step_s"),
-        (lambda: Workers(2, 1.0, spread=-1), "spread"),
-        (lambda: Workers(2, 1.0, slow={2: 2.0}), "slow"),
-        (lambda: Workers(2, 1.0, slow={1: 0.0}), r"slow\[1\]"),
-        (lambda: Workers(2, 1.0, between_failures_s=0), "between_failures_s"),
-        (lambda: Workers(2, 1.0, restart_s=-1), "restart_s"),
-        (lambda: synchronous(Workers(2, 1.0), 0), "steps"),
-        (lambda: synchronous(Workers(2, 1.0), 5, -1.0), "exchange_s"),
-        (lambda: synchronous(Workers(2, 1.0), 5, backups=2), "backups"),
-        (lambda: synchronous(Workers(2, 1.0), 5, checkpoint_every=0), "checkpoint_every"),
-        (lambda: synchronous(Workers(2, 1.0), 5, checkpoint_s=math.nan), "checkpoint_s"),
-        (lambda: synchronous(Workers(9, 1.0, between_failures_s=9), 99), "between_failures_s"),
-        (lambda: local(Workers(2, 1.0), 5, 0), "period"),
-        (lambda: asynchronous(Workers(2, 1.0), 0), "updates"),
-        (lambda: asynchronous(Workers(2, 1.0), 5, -1.0), "update_s"),
-        (lambda: asynchronous(Workers(2, 1.0), 5, travel_s=-1.0), "travel_s"),
-        (lambda: asynchronous(Workers(2, 1.0), 5, bound=-1), "bound"),
+        (lambda: WorkerTimes(0, 1.0), "count"),
+        (lambda: WorkerTimes(2, 0.0), "step_s"),
+        (lambda: WorkerTimes(2, 1.0, spread=-1), "spread"),
+        (lambda: WorkerTimes(2, 1.0, slow={2: 2.0}), "slow"),
+        (lambda: WorkerTimes(2, 1.0, slow={1: 0.0}), r"slow\[1\]"),
+        (lambda: WorkerTimes(2, 1.0, between_failures_s=0), "between_failures_s"),
+        (lambda: WorkerTimes(2, 1.0, restart_s=-1), "restart_s"),
+        (lambda: synchronous(WorkerTimes(2, 1.0), 0), "steps"),
+        (lambda: synchronous(WorkerTimes(2, 1.0), 5, -1.0), "exchange_s"),
+        (lambda: synchronous(WorkerTimes(2, 1.0), 5, backups=2), "backups"),
+        (lambda: synchronous(WorkerTimes(2, 1.0), 5, checkpoint_every=0), "checkpoint_every"),
+        (lambda: synchronous(WorkerTimes(2, 1.0), 5, checkpoint_s=math.nan), "checkpoint_s"),
+        (lambda: synchronous(WorkerTimes(9, 1.0, between_failures_s=9), 99), "between_failures_s"),
+        (lambda: local(WorkerTimes(2, 1.0), 5, 0), "period"),
+        (lambda: asynchronous(WorkerTimes(2, 1.0), 0), "updates"),
+        (lambda: asynchronous(WorkerTimes(2, 1.0), 5, -1.0), "update_s"),
+        (lambda: asynchronous(WorkerTimes(2, 1.0), 5, travel_s=-1.0), "travel_s"),
+        (lambda: asynchronous(WorkerTimes(2, 1.0), 5, bound=-1), "bound"),
     ],
 )
 def test_what_cannot_be_is_refused(call, name):
@@ -190,22 +189,9 @@ def test_what_cannot_be_is_refused(call, name):
         call()
 
 
-def test_shares_in_proportion_to_speed_take_the_harmonic_mean():
-    workers = Workers(3, 1.0, slow={2: 3.0})
-    equal, shared = synchronous(workers, 10), synchronous(workers.shared_out(), 10)
-    assert equal.seconds == pytest.approx(30)
-    # speeds 1, 1, 1/3 of a worker do the work of three: 3 / (7/3)
-    assert shared.seconds == pytest.approx(10 * 9 / 7)
-    assert shared.waited == pytest.approx(0, abs=1e-12)
-    # the shares themselves, of a batch of 70: 30 + 30 + 10 images
-    assert unequal.shares(70, [1, 1, 1 / 3]) == [30, 30, 10]
-    alike = Workers(5, 0.2, spread=0.1)
-    assert (alike.shared_out().factors() == 1).all()
-
-
 @pytest.mark.parametrize("slow", [1.1, 2.0, 5.0])
 def test_cut_off_chosen_from_drawn_times_uses_most_gradients_a_second(slow):
-    workers = Workers(8, 1.0, spread=0.05, slow={0: slow, 1: slow})
+    workers = WorkerTimes(8, 1.0, spread=0.05, slow={0: slow, 1: slow})
     random = np.random.default_rng(3)
     chosen = unequal.cut_off(np.array([workers.steps(random) for _ in range(300)]))
     rates = [synchronous(workers, 600, backups=k).gradients_per_s for k in range(8)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from on_ranks import on_ranks
 
-from dlguide.scaling.simulate import Workers, asynchronous, synchronous
+from dlguide.scaling.simulate import WorkerTimes, asynchronous, synchronous
 
 pytestmark = pytest.mark.ranks
 
@@ -64,7 +64,7 @@ def team(found, mode):
     """The simulated workers, with the times that the real ones' gradients took."""
     times = [rank[mode]["gradient_s"] for rank in found[:3]]
     mean = (times[0] + times[1]) / 2
-    return Workers(3, mean, slow={worker: each / mean for worker, each in enumerate(times)})
+    return WorkerTimes(3, mean, slow={worker: each / mean for worker, each in enumerate(times)})
 
 
 def test_asynchronous_updates_a_second_and_staleness(found):
@@ -96,8 +96,8 @@ def test_asynchronous_is_as_much_sooner_as_simulated(found):
         for mode in ("asynchronous", "synchronous")
     ]
     told = [
-        asynchronous(Workers(3, 1.0, slow={2: 3.0}), 98).gradients_per_s,
-        synchronous(Workers(3, 1.0, slow={2: 3.0}), 14).gradients_per_s,
+        asynchronous(WorkerTimes(3, 1.0, slow={2: 3.0}), 98).gradients_per_s,
+        synchronous(WorkerTimes(3, 1.0, slow={2: 3.0}), 14).gradients_per_s,
     ]
     assert told[0] / told[1] == pytest.approx(7 / 3, rel=0.05)  # 1 + 1 + 1/3 against 3 * 1/3
     assert real[0] / real[1] == pytest.approx(told[0] / told[1], rel=0.15)

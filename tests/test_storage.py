@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlguide.scaling import demand, peers, placement, reading, staging
+from dlguide.scaling import placement, storage
 from dlguide.scaling.placement import Tier
 from dlguide.scaling.storage import Clients, Disk, Gpfs, Lustre, epoch
 
@@ -19,31 +19,31 @@ IMAGES, NODES = 1_280_000, 448
 def test_the_guides_figures_come_out():
     # section 6.2.4: "approximately 250k examples", "approximately 33 KB", "roughly 70
     # examples/s", "2.3 MB/second", "1 GB/s"; section 4.6: "around 115.2 million images"
-    run = demand.of(demand.GUIDE)
-    assert demand.GUIDE.samples * demand.GUIDE.epochs == 115_200_000
+    run = storage.demand(storage.GUIDE)
+    assert storage.GUIDE.samples * storage.GUIDE.epochs == 115_200_000
     assert round(run.samples_per_node, -4) == 260_000  # printed as 250k: 257 143
-    assert round(demand.GUIDE.sample_nbytes / 1e3) == 33
+    assert round(storage.GUIDE.sample_nbytes / 1e3) == 33
     assert round(run.samples_per_s_per_node, -1) == 70
     assert run.bytes_per_s_per_node == pytest.approx(2.3e6, rel=0.03)
     assert run.bytes_per_s == pytest.approx(1e9, rel=0.06)
 
 
 def test_the_original_images_ask_for_three_times_as_much():
-    run = demand.of(demand.GUIDE_ORIGINAL_IMAGES)
-    assert demand.GUIDE_ORIGINAL_IMAGES.sample_nbytes == pytest.approx(110e3, rel=0.03)
+    run = storage.demand(storage.GUIDE_ORIGINAL_IMAGES)
+    assert storage.GUIDE_ORIGINAL_IMAGES.sample_nbytes == pytest.approx(110e3, rel=0.03)
     assert round(run.bytes_per_s_per_node / 1e6, 1) == 7.7
     assert run.bytes_per_s == pytest.approx(3.45e9)
 
 
 def test_one_file_an_image_asks_for_32000_opens_per_second():
-    run = demand.of(demand.GUIDE)
+    run = storage.demand(storage.GUIDE)
     assert run.opens_per_s == 32_000
     assert run.opens_per_s_per_node == pytest.approx(32_000 / NODES)
 
 
 def test_packing_divides_the_opens_and_nothing_else():
     single, packed = (
-        demand.of(replace(demand.GUIDE, samples_per_file=number)) for number in (1, 1250)
+        storage.demand(replace(storage.GUIDE, samples_per_file=number)) for number in (1, 1250)
     )
     assert packed.opens_per_s == pytest.approx(single.opens_per_s / 1250)
     assert packed.bytes_per_s == single.bytes_per_s
@@ -64,7 +64,7 @@ CLIENTS = Clients(count=NODES, bytes_per_s=1.25e9, in_flight=16)
 
 def test_small_files_are_limited_by_opens_where_bandwidth_is_plenty():
     # the guide doubts the 1 GB/s; 100 targets give 50 times that, the opens are what fails
-    small = epoch(LUSTRE, reading.one_file_each(IMAGES, 32_812.5), CLIENTS)
+    small = epoch(LUSTRE, storage.one_file_each(IMAGES, 32_812.5), CLIENTS)
     parts = dict(small.parts)
     allowed_s = 3600 / 90
     assert small.limit == "metadata"
@@ -74,7 +74,7 @@ def test_small_files_are_limited_by_opens_where_bandwidth_is_plenty():
 
 
 def test_packed_and_in_order_the_opens_no_longer_count():
-    shards = reading.packed(IMAGES, 32_812.5, files=1024, clients=NODES)
+    shards = storage.packed(IMAGES, 32_812.5, files=1024, clients=NODES)
     parts = dict(epoch(LUSTRE, shards, CLIENTS).parts)
     assert shards.opens == 1024
     assert shards.requests == math.ceil(42e9 / 2**20)
@@ -83,7 +83,7 @@ def test_packed_and_in_order_the_opens_no_longer_count():
 
 
 def test_one_file_on_one_target_is_limited_by_it_and_striping_mends_that():
-    single = reading.packed(IMAGES, 32_812.5, files=1, clients=NODES)
+    single = storage.packed(IMAGES, 32_812.5, files=1, clients=NODES)
     narrow = epoch(LUSTRE, single, CLIENTS)
     wide = epoch(replace(LUSTRE, stripe_count=100), single, CLIENTS)
     assert narrow.limit == "bandwidth"
@@ -92,7 +92,7 @@ def test_one_file_on_one_target_is_limited_by_it_and_striping_mends_that():
 
 
 def test_random_reads_of_a_packed_file_cost_a_request_each_and_an_open_each_client():
-    wide = reading.packed(1000, 3000.0, files=2, clients=4, access="random", request_nbytes=1024)
+    wide = storage.packed(1000, 3000.0, files=2, clients=4, access="random", request_nbytes=1024)
     assert wide.opens == 8
     assert wide.requests == 3000
     assert wide.nbytes == 3e6
@@ -110,13 +110,13 @@ def test_random_reads_of_a_packed_file_cost_a_request_each_and_an_open_each_clie
 )
 def test_busy_targets(files, file_nbytes, count, in_flight, busy):
     lustre = Lustre(1, 1, 10, 1, 1, 1, stripe_count=count)
-    read = reading.Reading(files, file_nbytes, 1, 1, 1)
+    read = storage.ReadPattern(files, file_nbytes, 1, 1, 1)
     assert lustre.busy(read, Clients(1, 1.0, in_flight)) == busy
 
 
 def test_every_part_of_lustre_by_hand():
     lustre = Lustre(2, 100, 4, 1e6, 50, 0.01, stripe_count=2, total_bytes_per_s=3e6)
-    read = reading.Reading(files=10, file_nbytes=2 << 20, opens=400, requests=600, nbytes=24e6)
+    read = storage.ReadPattern(files=10, file_nbytes=2 << 20, opens=400, requests=600, nbytes=24e6)
     times = epoch(lustre, read, Clients(count=4, bytes_per_s=2e6, in_flight=5))
     assert dict(times.parts) == pytest.approx(
         {
@@ -136,7 +136,7 @@ def test_every_part_of_lustre_by_hand():
 
 def test_gpfs_opens_grow_with_the_clients_up_to_its_disks():
     gpfs = Gpfs(100, 1000, 8, 1e9, 1e4, 1e-3)
-    read = reading.one_file_each(12_000, 1000.0)
+    read = storage.one_file_each(12_000, 1000.0)
     seconds = [
         dict(epoch(gpfs, read, Clients(count, 1e9)).parts)["metadata"] for count in (1, 5, 10, 20)
     ]
@@ -145,13 +145,13 @@ def test_gpfs_opens_grow_with_the_clients_up_to_its_disks():
 
 def test_gpfs_spreads_one_file_over_all_servers_by_itself():
     gpfs = Gpfs(100, 1000, 8, 1e9, 1e4, 1e-3, block_nbytes=1 << 20)
-    assert gpfs.busy(reading.Reading(1, 100 << 20, 1, 1, 1), Clients(4, 1e9, 4)) == 8
-    assert gpfs.busy(reading.Reading(1, 3 << 20, 1, 1, 1), Clients(4, 1e9, 4)) == 3
+    assert gpfs.busy(storage.ReadPattern(1, 100 << 20, 1, 1, 1), Clients(4, 1e9, 4)) == 8
+    assert gpfs.busy(storage.ReadPattern(1, 3 << 20, 1, 1, 1), Clients(4, 1e9, 4)) == 3
 
 
 def test_a_disk_of_its_own_gets_faster_with_every_node():
     disk = Disk(bytes_per_s=2e9, requests_per_s=750_000, latency_s=15e-6)
-    read = reading.one_file_each(IMAGES, 32_812.5)
+    read = storage.one_file_each(IMAGES, 32_812.5)
     one, all_nodes = (epoch(disk, read, Clients(count, 1e9)) for count in (1, NODES))
     assert one.least_s == pytest.approx(2 * IMAGES * 15e-6)  # one request at a time: latency
     assert one.most_s == pytest.approx(NODES * all_nodes.most_s)
@@ -162,18 +162,24 @@ def test_a_disk_of_its_own_gets_faster_with_every_node():
 @pytest.mark.parametrize(
     ("broken", "text"),
     [
-        (lambda: reading.packed(10, 5.0, 20, 1), "`files` must be at most the 10 samples, got 20"),
-        (lambda: reading.packed(10, 5.0, 2, 1, "backwards"), "be one of random, sequential"),
-        (lambda: reading.one_file_each(0, 5.0), "`samples` must be a whole number"),
+        (lambda: storage.packed(10, 5.0, 20, 1), "`files` must be at most the 10 samples, got 20"),
+        (lambda: storage.packed(10, 5.0, 2, 1, "backwards"), "be one of random, sequential"),
+        (lambda: storage.one_file_each(0, 5.0), "`samples` must be a whole number"),
         (lambda: Lustre(1, 1, 4, 1, 1, 1, stripe_count=5), "be at most the 4 targets, got 5"),
         (lambda: Lustre(1, 0, 4, 1, 1, 1), "`opens_per_s` must be a positive number, got 0"),
         (lambda: Lustre(1, 1, 4, 1, 1, 1, total_bytes_per_s=-5), "must be above 0, got -5"),
         (lambda: Gpfs(1, 1, 4, 1, 1, 1, total_bytes_per_s=math.nan), "must be above 0, got nan"),
-        (lambda: reading.Reading(1, 1.0, 0, 1, 1.0), "`opens` must be a whole number of at least"),
-        (lambda: reading.Reading(1, 0.0, 1, 1, 1.0), "`file_nbytes` must be a positive number"),
+        (
+            lambda: storage.ReadPattern(1, 1.0, 0, 1, 1.0),
+            "`opens` must be a whole number",
+        ),
+        (lambda: storage.ReadPattern(1, 0.0, 1, 1, 1.0), "`file_nbytes` must be a positive number"),
         (lambda: Clients(0, 1.0), "`count` must be"),
         (lambda: Disk(1, 1, math.nan), "`latency_s` must be a positive number"),
-        (lambda: demand.Training(1, 1, 1, 1, 0), "`seconds` must be a positive number, got 0"),
+        (
+            lambda: storage.TrainingReads(1, 1, 1, 1, 0),
+            "`seconds` must be a positive number",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(broken, text):
@@ -219,7 +225,7 @@ def test_what_fits_nowhere_is_said():
 
 
 def test_the_published_table_is_read_and_its_wrong_rows_marked():
-    rows = {row.name: row for row in placement.published()}
+    rows = {row.name: row for row in placement.published_tiers()}
     nvme, xpoint = rows["NVMe"], rows["3D XPoint"]
     assert (nvme.latency_s, nvme.reads_per_s, nvme.room_nbytes) == (15e-6, 750_000, 2e12)
     assert nvme.doubt == ""
@@ -307,7 +313,7 @@ def test_fetched_bytes_are_what_counting_gives(nodes, copies):
         keepers = {(sample + copy) % nodes for copy in range(copies)}
         reader = sample // nodes
         fetched += reader not in keepers
-    found = peers.exchange(samples, sample_nbytes, nodes, 1e3, copies=copies)
+    found = placement.peer_exchange(samples, sample_nbytes, nodes, 1e3, copies=copies)
     assert found.total_nbytes == pytest.approx(fetched * sample_nbytes)
     assert found.messages * nodes == pytest.approx(fetched)
     assert found.kept_nbytes * nodes == pytest.approx(copies * samples * sample_nbytes)
@@ -319,12 +325,12 @@ def test_a_random_order_fetches_what_is_predicted():
     random.Random(3).shuffle(order)
     # the sample at place i of the order is read by node i % nodes and kept by node s % nodes
     elsewhere = sum(place % nodes != sample % nodes for place, sample in enumerate(order))
-    found = peers.exchange(samples, 1.0, nodes, 1.0)
+    found = placement.peer_exchange(samples, 1.0, nodes, 1.0)
     assert elsewhere == pytest.approx(found.messages * nodes, rel=0.02)
 
 
 def test_the_guides_run_over_peers_is_light_for_each_link():
-    found = peers.exchange(IMAGES, 32_812.5, NODES, bytes_per_s=12.5e9, latency_s=10e-6)
+    found = placement.peer_exchange(IMAGES, 32_812.5, NODES, bytes_per_s=12.5e9, latency_s=10e-6)
     assert found.kept_nbytes == pytest.approx(42e9 / 448)
     assert found.total_nbytes == pytest.approx(42e9 * 447 / 448)
     per_epoch_s = 3600 / 90
@@ -332,16 +338,8 @@ def test_the_guides_run_over_peers_is_light_for_each_link():
     assert found.seconds < 0.01 * per_epoch_s
 
 
-def test_copies_that_fit():
-    assert peers.copies_that_fit(42e9, 448, 1e9) == 10
-    assert peers.copies_that_fit(42e9, 448, 64e9) == 448
-    assert peers.copies_that_fit(42e9, 4, 10e9) == 0
-    with pytest.raises(ValueError, match="`copies` must be at most the 2 nodes, got 3"):
-        peers.exchange(10, 1.0, 2, 1.0, copies=3)
-
-
 def test_copying_all_to_every_node_reads_more_when_nodes_outnumber_epochs():
-    few, many = (peers.shared_bytes(42e9, nodes, 90) for nodes in (4, NODES))
+    few, many = (placement.shared_bytes(42e9, nodes, 90) for nodes in (4, NODES))
     assert few["each node copies all"] < few["read each epoch"]
     assert many["each node copies all"] > many["read each epoch"]
     assert many["each node copies all"] == pytest.approx(18.8e12, rel=0.01)
@@ -360,8 +358,8 @@ def test_bytes_through_each_place_by_hand():
         "each node keeps a part": (100, 25, 25),
     }
     for shared, link, write in ((1, 1e9, 1e9), (1e9, 1, 1e9), (1e9, 1e9, 1), (50, 5, 3)):
-        found = staging.copy_seconds(100.0, 4, shared, link, write)
-        assert found.keys() == through.keys() <= peers.shared_bytes(100.0, 4, 1).keys()
+        found = placement.copy_seconds(100.0, 4, shared, link, write)
+        assert found.keys() == through.keys() <= placement.shared_bytes(100.0, 4, 1).keys()
         for way, (of_shared, of_link, of_disk) in through.items():
             assert found[way] == pytest.approx(
                 max(of_shared / shared, of_link / link, of_disk / write)
@@ -369,19 +367,19 @@ def test_bytes_through_each_place_by_hand():
 
 
 def test_one_node_copies_in_the_same_time_whatever_the_way():
-    assert len(set(staging.copy_seconds(42e9, 1, 50e9, 1.25e9, 1e9).values())) == 1
+    assert len(set(placement.copy_seconds(42e9, 1, 50e9, 1.25e9, 1e9).values())) == 1
 
 
 @pytest.mark.parametrize("copy_s", [0.0, 0.5, 10.0, 12.0, 100.0])
 @pytest.mark.parametrize(("shared_s", "local_s"), [(4.0, 1.0), (1.5, 1.0), (2.0, 0.5)])
 def test_from_the_epochs_to_pay_on_the_copy_is_quicker_and_not_before(copy_s, shared_s, local_s):
-    epochs = staging.epochs_to_pay(copy_s, shared_s, local_s)
+    epochs = placement.epochs_to_pay(copy_s, shared_s, local_s)
     assert copy_s + epochs * local_s < epochs * shared_s
     assert epochs == 1 or copy_s + (epochs - 1) * local_s >= (epochs - 1) * shared_s
 
 
 def test_a_copy_that_is_not_quicker_never_pays():
-    assert staging.epochs_to_pay(1.0, 2.0, 2.0) == math.inf
-    assert staging.epochs_to_pay(0.0, 2.0, 3.0) == math.inf
+    assert placement.epochs_to_pay(1.0, 2.0, 2.0) == math.inf
+    assert placement.epochs_to_pay(0.0, 2.0, 3.0) == math.inf
     with pytest.raises(ValueError, match="`copy_s` must be at least 0, got nan"):
-        staging.epochs_to_pay(math.nan, 2.0, 1.0)
+        placement.epochs_to_pay(math.nan, 2.0, 1.0)

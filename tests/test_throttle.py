@@ -1,4 +1,4 @@
-"""A throttle (dlguide.scaling.throttle) makes reading take what the storage's arithmetic says."""
+"""A throttle (dlguide.scaling.storage) makes reading take what the storage's arithmetic says."""
 
 import pickle
 import threading
@@ -6,8 +6,8 @@ from time import perf_counter
 
 import pytest
 
-from dlguide.scaling import reading, storage, throttle
-from dlguide.scaling.throttle import BURST_S, Share, Throttle
+from dlguide.scaling import storage
+from dlguide.scaling.storage import BURST_S, ClientShare, Throttle
 
 DISK = storage.Disk(bytes_per_s=150e6, requests_per_s=120, latency_s=8e-3)
 LUSTRE = storage.Lustre(
@@ -33,8 +33,8 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now_s = 100.0
-        monkeypatch.setattr(throttle, "perf_counter", lambda: self.now_s)
-        monkeypatch.setattr(throttle, "sleep", self.sleep)
+        monkeypatch.setattr(storage, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(storage, "sleep", self.sleep)
 
     def sleep(self, seconds):
         self.now_s += seconds
@@ -48,13 +48,13 @@ def test_a_clients_part_takes_what_the_storage_predicts(place, clients, way, mon
     # for the slowest part or for the latency, and never longer than all parts one by one.
     samples = 4480
     read = (
-        reading.one_file_each(samples, 33_000)
+        storage.one_file_each(samples, 33_000)
         if way == "one file each"
-        else reading.packed(samples, 33_000, 448, clients, "random")
+        else storage.packed(samples, 33_000, 448, clients, "random")
     )
     nodes = storage.Clients(clients, bytes_per_s=5e9)
     predicted = storage.epoch(place, read, nodes)
-    slow, clock = throttle.of(place, read, nodes), Clock(monkeypatch)
+    slow, clock = storage.throttle(place, read, nodes), Clock(monkeypatch)
     begin = clock.now_s
     mine = samples // clients
     opens = read.opens // clients
@@ -66,9 +66,9 @@ def test_a_clients_part_takes_what_the_storage_predicts(place, clients, way, mon
 
 def test_readers_side_by_side_overlap_in_the_latency_and_share_the_bandwidth(monkeypatch):
     # Ten requests at the same moment: nobody sleeps in between.
-    share = Share(byte_s=1e-6, latency_s=0.5)
+    share = ClientShare(byte_s=1e-6, latency_s=0.5)
     clock, waits = Clock(monkeypatch), []
-    monkeypatch.setattr(throttle, "sleep", waits.append)
+    monkeypatch.setattr(storage, "sleep", waits.append)
     slow = Throttle(share)
     for _ in range(10):
         slow.take(0, 1, 100_000)
@@ -79,7 +79,7 @@ def test_readers_side_by_side_overlap_in_the_latency_and_share_the_bandwidth(mon
 
 def test_an_idle_storage_saves_nothing_up(monkeypatch):
     clock = Clock(monkeypatch)
-    slow = Throttle(Share(byte_s=1e-6))
+    slow = Throttle(ClientShare(byte_s=1e-6))
     slow.take(0, 1, 1_000_000)
     clock.now_s += 1000
     begin = clock.now_s
@@ -88,7 +88,7 @@ def test_an_idle_storage_saves_nothing_up(monkeypatch):
 
 
 def test_threads_never_read_faster_than_the_closed_form():
-    share = Share(open_s=0.001, request_s=0.002, byte_s=1e-8, latency_s=0.005)
+    share = ClientShare(open_s=0.001, request_s=0.002, byte_s=1e-8, latency_s=0.005)
     slow, readers, each = Throttle(share), 4, 10
 
     def read():
@@ -109,15 +109,15 @@ def test_threads_never_read_faster_than_the_closed_form():
 
 def test_ranks_that_share_a_client_get_a_part_of_it_each():
     nodes = storage.Clients(4, bytes_per_s=1e9)
-    read = reading.one_file_each(1000, 33_000)
-    whole, half = (throttle.of(LUSTRE, read, nodes, shared_by=ranks).share for ranks in (1, 2))
+    read = storage.one_file_each(1000, 33_000)
+    whole, half = (storage.throttle(LUSTRE, read, nodes, shared_by=ranks).share for ranks in (1, 2))
     for name in ("open_s", "request_s", "byte_s"):
         assert getattr(half, name) == pytest.approx(2 * getattr(whole, name))
     assert half.latency_s == whole.latency_s
 
 
 def test_a_throttle_travels_to_ranks_without_its_clock():
-    slow = Throttle(Share(byte_s=1e-9))
+    slow = Throttle(ClientShare(byte_s=1e-9))
     slow.take(0, 0, 1000)
     there = pickle.loads(pickle.dumps(slow))
     assert there.share == slow.share
@@ -127,6 +127,6 @@ def test_a_throttle_travels_to_ranks_without_its_clock():
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan")])
 def test_costs_that_are_none_are_refused(value):
     with pytest.raises(ValueError, match="`byte_s` must be at least 0 and finite"):
-        Share(byte_s=value)
+        ClientShare(byte_s=value)
     with pytest.raises(ValueError, match="`shared_by` must be a whole number"):
-        throttle.of(DISK, reading.one_file_each(10, 10), storage.Clients(1, 1e9), shared_by=0)
+        storage.throttle(DISK, storage.one_file_each(10, 10), storage.Clients(1, 1e9), shared_by=0)

@@ -58,7 +58,7 @@ class Row:
     step: Timing
     images_per_s: float
     speedup: float
-    predicted: step.Step | None
+    predicted: step.StepTime | None
     predicted_s: float | None
     alone_s: float
     staleness: float | None = None
@@ -227,7 +227,7 @@ def _synchronous(
     return rows
 
 
-def from_parts(found: Sequence[dict[str, list[float]]]) -> step.Step:
+def from_parts(found: Sequence[dict[str, list[float]]]) -> step.StepTime:
     """Predict the synchronous step of ranks whose parts were measured."""
     together = np.array([rank["together"] for rank in found])
     compute_s = float(np.median(together, axis=1).mean())
@@ -237,7 +237,7 @@ def from_parts(found: Sequence[dict[str, list[float]]]) -> step.Step:
         max(np.median(rank["exchange"]) for rank in found)
         - float(np.mean([np.median(rank["update"]) for rank in found])),
     )
-    return step.Step(
+    return step.StepTime(
         workers=len(found),
         compute_s=compute_s,
         straggler_s=max(0.0, slowest_s - compute_s),
@@ -260,7 +260,7 @@ def _asynchronous(
         workers, server = found[:-1], found[-1]
         per_s = server["updates"] / server["seconds"]
         computing = np.concatenate([each["compute"] for each in workers])
-        team = simulate.Workers(
+        team = simulate.WorkerTimes(
             p, float(computing.mean()), float(computing.std() / computing.mean())
         )
         travel_s = max(0.0, workers[0]["travel"] - server["update"])

@@ -44,7 +44,7 @@ def prediction(
 
     Args:
         points: throughput by number of workers, or pairs of both; empty for none.
-        predictions: what `scaling.predict.Fit.predict` gave, for two numbers of workers or more.
+        predictions: of `scaling.predict.ThroughputFit.predict`, for two numbers of workers or more.
         path: file to write; None for none.
         unit: of the throughput.
 

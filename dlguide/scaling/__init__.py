@@ -1,31 +1,5 @@
-"""What a cluster can do: messages, storages, throughput predicted, training simulated."""
+"""What a cluster can do: costs of messages, storage, throughput predicted, training simulated."""
 
-from dlguide.scaling import (
-    costs,
-    demand,
-    explained,
-    peers,
-    placement,
-    predict,
-    reading,
-    simulate,
-    staging,
-    step,
-    storage,
-    strong,
-)
+from dlguide.scaling import costs, placement, predict, simulate, step, storage, strong
 
-__all__ = [
-    "costs",
-    "demand",
-    "explained",
-    "peers",
-    "placement",
-    "predict",
-    "reading",
-    "simulate",
-    "staging",
-    "step",
-    "storage",
-    "strong",
-]
+__all__ = ["costs", "placement", "predict", "simulate", "step", "storage", "strong"]

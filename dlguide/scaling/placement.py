@@ -1,4 +1,4 @@
-"""Where to put a data set: memory, a disk of the node, a burst buffer, the shared file system."""
+"""Where to put a data set: tiers, striping, copies to the nodes, and parts kept by peers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,38 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlguide import published
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.published import load
+
+__all__ = [
+    "DatasetPlacement",
+    "PeerExchange",
+    "PublishedTier",
+    "Striping",
+    "Tier",
+    "copy_seconds",
+    "crossing_fraction",
+    "epochs_to_pay",
+    "peer_exchange",
+    "place",
+    "published_tiers",
+    "shared_bytes",
+    "striping",
+]
 
 _MIB = 1 << 20
-# Lustre Operations Manual: the size that most advice begins with (the default is 1 or 4 MiB), the
-# size that all stay below, and the most targets of one file.
+# Lustre Operations Manual: the size that most advice starts from (the default is 1 or 4 MiB), the
+# upper limit of the size, and the most targets of one file.
 _STRIPE_NBYTES = _MIB
 _STRIPE_LIMIT_NBYTES = 1 << 32
 _STRIPE_COUNT_LIMIT = 2000
-# No more than one sample in so many may lie on two targets.
+# At most one sample in so many may cross two targets.
 _CROSSING = 8
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A kind of storage that a data set may be put on."""
+    """A storage that a data set may be put on; `room_nbytes` is per node if `per_node`."""
 
     name: str
     room_nbytes: float
@@ -36,7 +52,7 @@ class Tier:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTier:
     """A row of the published table of storages, with what is known to be wrong in it."""
 
     name: str
@@ -48,7 +64,7 @@ class Published:
 
     @property
     def in_flight(self) -> float | None:
-        """Requests under way at full rate, by Little's law: rate times latency (count)."""
+        """Requests in flight at full rate, by Little's law: rate times latency."""
         return None if self.reads_per_s is None else self.reads_per_s * self.latency_s
 
 
@@ -66,25 +82,27 @@ _DOUBTS = {
 }
 
 
-def published(folder: str | os.PathLike | None = None) -> tuple[Published, ...]:
-    """Read the published table of storages and mark the rows that must not be used as printed.
+def published_tiers(folder: str | os.PathLike | None = None) -> tuple[PublishedTier, ...]:
+    """Read the published table of storages; `doubt` marks rows not to be used as printed.
 
     Source:
         Awan, Subramoni, Panda, tutorial High Performance Distributed Deep Learning (2017), table
         of storage technologies. The doubts about NVRAM and 3D XPoint are ours.
     """
     found = []
-    for row in load("storage", folder):
+    for row in published.load("storage", folder):
         printed = row["latency_s"]
         span, doubt = _DOUBTS.get(row["name"], ((printed, printed), ""))
         room_nbytes = row["max_capacity_gb"] * 1e9
-        found.append(Published(row["name"], printed, span, row["read_iops"], room_nbytes, doubt))
+        found.append(
+            PublishedTier(row["name"], printed, span, row["read_iops"], room_nbytes, doubt)
+        )
     return tuple(found)
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where a data set goes."""
+class DatasetPlacement:
+    """The tier chosen for a data set, whole or in parts, and the reasons."""
 
     tier: str
     whole: bool
@@ -95,25 +113,24 @@ class Placement:
         return "\n".join((f"Put it on: {self.tier}.", *self.reasons))
 
 
-def place(nbytes: float, tiers: Sequence[Tier], nodes: int, parts: bool = False) -> Placement:
+def place(
+    nbytes: float, tiers: Sequence[Tier], nodes: int, parts: bool = False
+) -> DatasetPlacement:
     """Choose the storage with the smallest latency that has room for a data set.
 
-    A storage of the nodes has room when each node can hold a copy of the whole, as the guide
-    advises: all later epochs are then local. With `parts` it also has room when all nodes can
-    hold the data together. Leaves out the way to the other nodes: with `parts`, memory comes
-    before a disk of the node although most samples are then fetched over the network.
+    A storage of the nodes has room if each node can hold a copy of the whole, as the PRACE guide
+    advises: all later epochs are then local. With `parts` it also has room if all nodes together
+    can hold the data. Leaves out the network: with `parts`, memory is preferred to a disk of the
+    node although most samples are then fetched from other nodes.
 
     Args:
         nbytes: size of the data set (bytes).
-        tiers: the storages there are, in any order.
-        nodes: nodes of the job (count).
-        parts: whether nodes may keep a part each and fetch from each other (see `peers`).
-
-    Returns:
-        Placement: the storage with reasons.
+        tiers: the available storages, in any order.
+        nodes: nodes of the job.
+        parts: whether nodes may keep a part each and fetch from each other (`peer_exchange`).
 
     Raises:
-        ValueError: when none has room.
+        ValueError: if no tier has room.
 
     Source:
         PRACE Best Practice Guide Deep Learning (2019), section 4.6.
@@ -127,11 +144,11 @@ def place(nbytes: float, tiers: Sequence[Tier], nodes: int, parts: bool = False)
         room = f"{tier.name}: {_text(tier.room_nbytes)} {where}"
         if nbytes <= tier.room_nbytes:
             reasons.append(f"{room}, room for all {_text(nbytes)}.")
-            return Placement(tier.name, True, nbytes, tuple(reasons))
+            return DatasetPlacement(tier.name, True, nbytes, tuple(reasons))
         if parts and tier.per_node and nbytes <= nodes * tier.room_nbytes:
             share = nbytes / nodes
             reasons.append(f"{room}, room for a part of {_text(share)}; the rest from peers.")
-            return Placement(tier.name, False, share, tuple(reasons))
+            return DatasetPlacement(tier.name, False, share, tuple(reasons))
         reasons.append(f"{room}, too small for {_text(nbytes)}.")
 
     def usable(tier: Tier) -> float:
@@ -147,7 +164,7 @@ def place(nbytes: float, tiers: Sequence[Tier], nodes: int, parts: bool = False)
 
 @dataclass(frozen=True)
 class Striping:
-    """How the files of a data set are to be spread over a file system's targets."""
+    """How to spread the files of a data set over a file system's targets."""
 
     count: int
     stripe_nbytes: int
@@ -166,18 +183,15 @@ def striping(
     path: str | os.PathLike,
     file_system: str = "lustre",
 ) -> Striping:
-    """Choose how the files are spread, and write the `lfs setstripe` line for their folder.
+    """Choose how files are striped, and write the `lfs setstripe` line for their folder.
 
     Args:
         file_nbytes: size of one file (bytes).
-        files: files of that size (count).
-        targets: object storage targets of the file system (count).
+        files: number of files of that size.
+        targets: object storage targets of the file system.
         sample_nbytes: mean size of one sample (bytes).
-        path: the folder, still empty, that the files go to.
-        file_system: "lustre" or "gpfs".
-
-    Returns:
-        Striping: the command with its reasons; for GPFS no command.
+        path: the folder, still empty, for the files.
+        file_system: "lustre" or "gpfs"; GPFS needs no command.
 
     Source:
         Lustre Operations Manual, chapter Managing File Layout (Striping) and Free Space; PRACE
@@ -212,13 +226,133 @@ def striping(
 
 
 def crossing_fraction(sample_nbytes: float, stripe_nbytes: float) -> float:
-    """Work out how many samples lie across the border of two stripes.
+    """Return the share of samples that cross the border of two stripes: (b - 1) / s.
 
-    A sample of b bytes at any byte of a stripe of s bytes reaches over its end from b - 1 of
-    the s places: (b - 1) / s.
+    A sample of b bytes reaches over the end of a stripe of s bytes from b - 1 of the s offsets.
     """
     sample_nbytes = require_positive(sample_nbytes, "sample_nbytes")
     return min(1.0, (sample_nbytes - 1) / require_positive(stripe_nbytes, "stripe_nbytes"))
+
+
+def copy_seconds(
+    nbytes: float,
+    nodes: int,
+    shared_bytes_per_s: float,
+    link_bytes_per_s: float,
+    write_bytes_per_s: float,
+) -> dict[str, float]:
+    """Predict the time to bring a packed data set from the shared file system to all nodes.
+
+    A node writes to its disk what arrives on its link at the same time. So each way takes as long
+    as the slowest of three: the shared file system, a node's link, a node's disk.
+
+        each node copies all         max(n b / shared, b / link, b / write)
+        one reads and sends to all   max(b / shared, b / link, b / write)
+        each node keeps a part       max(b / shared, b / n / link, b / n / write)
+
+    The second passes the data from node to node in small pieces, all links working at once.
+    Leaves out opens and latency: the data must be packed.
+
+    >>> {way: round(s) for way, s in copy_seconds(42e9, 448, 50e9, 1.25e9, 1e9).items()}
+    {'each node copies all': 376, 'one reads and sends to all': 42, 'each node keeps a part': 1}
+    """
+    nbytes, nodes = require_positive(nbytes, "nbytes"), require_count(nodes, "nodes")
+    shared = require_positive(shared_bytes_per_s, "shared_bytes_per_s")
+    slower = min(
+        require_positive(link_bytes_per_s, "link_bytes_per_s"),
+        require_positive(write_bytes_per_s, "write_bytes_per_s"),
+    )
+    return {
+        "each node copies all": max(nodes * nbytes / shared, nbytes / slower),
+        "one reads and sends to all": max(nbytes / shared, nbytes / slower),
+        "each node keeps a part": max(nbytes / shared, nbytes / nodes / slower),
+    }
+
+
+def epochs_to_pay(copy_s: float, shared_epoch_s: float, local_epoch_s: float) -> float:
+    """Return the number of epochs after which a copy on the nodes is faster in all.
+
+    After k epochs the copy has paid if
+
+        copy_s + k * local_epoch_s < k * shared_epoch_s
+
+    Times of reading only; if computing takes longer than reading, a copy gains nothing.
+
+    >>> epochs_to_pay(42.0, 64.0, 1.0), epochs_to_pay(42.0, 1.0, 1.0)
+    (1, inf)
+    """
+    require(copy_s >= 0, "copy_s", "be at least 0", copy_s)
+    shared_epoch_s = require_positive(shared_epoch_s, "shared_epoch_s")
+    saved_s = shared_epoch_s - require_positive(local_epoch_s, "local_epoch_s")
+    return math.floor(copy_s / saved_s) + 1 if saved_s > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class PeerExchange:
+    """Bytes, messages and time of an epoch in which each node keeps a part of the data."""
+
+    kept_nbytes: float
+    fetched_nbytes: float
+    total_nbytes: float
+    messages: float
+    seconds: float
+
+
+def peer_exchange(
+    samples: int,
+    sample_nbytes: float,
+    nodes: int,
+    bytes_per_s: float,
+    latency_s: float = 0.0,
+    copies: int = 1,
+) -> PeerExchange:
+    """Predict the network's part of an epoch in which nodes fetch samples from each other.
+
+    The shared file system is read only once, from start to end; the network between the nodes
+    carries the rest. With `copies` c of each sample on n nodes, a random sample is on the node
+    itself with probability c / n. Each node reads samples / n of them:
+
+        fetched = samples / n * sample_nbytes * (1 - c / n)
+
+    so the network carries nearly the whole data set each epoch, however many nodes there are,
+    and each node's part falls with n. Leaves out that some nodes get more requests than others
+    in a step.
+
+    Args:
+        samples: samples in the data set.
+        sample_nbytes: mean size of a sample (bytes).
+        nodes: nodes that keep and read.
+        bytes_per_s: rate of a node's link in one direction (bytes/s).
+        latency_s: time of an empty message (s); one for each fetched sample.
+        copies: nodes that keep the same sample.
+
+    Source:
+        Zhang et al., FanStore, arXiv:1809.10799 (2018), for the idea; the formula is ours.
+    """
+    samples, nodes = require_count(samples, "samples"), require_count(nodes, "nodes")
+    copies = require_count(copies, "copies")
+    require(copies <= nodes, "copies", f"be at most the {nodes} nodes", copies)
+    require(latency_s >= 0, "latency_s", "be at least 0", latency_s)
+    nbytes = samples * require_positive(sample_nbytes, "sample_nbytes")
+    messages = samples / nodes * (1 - copies / nodes)
+    fetched = messages * sample_nbytes
+    seconds = messages * latency_s + fetched / require_positive(bytes_per_s, "bytes_per_s")
+    return PeerExchange(nbytes * copies / nodes, fetched, nodes * fetched, messages, seconds)
+
+
+def shared_bytes(nbytes: float, nodes: int, epochs: int) -> dict[str, float]:
+    """Return the bytes that a run reads from the shared file system, by the way it is used.
+
+    A copy to each node reads more than reading in each epoch if there are more nodes than epochs,
+    though in order and with few opens; one node that reads and sends to the others reads once.
+    """
+    nbytes = require_positive(nbytes, "nbytes")
+    return {
+        "read each epoch": require_count(epochs, "epochs") * nbytes,
+        "each node copies all": require_count(nodes, "nodes") * nbytes,
+        "one reads and sends to all": nbytes,
+        "each node keeps a part": nbytes,
+    }
 
 
 def _stripe_count(file_nbytes: float, files: int, targets: int, stripe: int) -> tuple[int, str]:

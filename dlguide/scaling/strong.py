@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlguide.errors import require, require_count, require_known
+from dlguide.scaling.costs import ring_share
 
-# What an exchange costs, by the algorithm that it may be: shapes over p, 0 for one worker.
+__all__ = ["SHAPES", "StrongFit", "fit"]
+
+# Growth of the exchange with p, by algorithm; 0 for one worker.
 SHAPES = {
-    "ring": lambda p: 2 * (p - 1) / p,
+    "ring": ring_share,
     "tree": lambda p: math.ceil(math.log2(p)),
     "server": lambda p: p - 1.0,
 }
@@ -35,44 +38,44 @@ class StrongFit:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the fit rests on, sentences."""
+        """Assumptions of the fit (sentences)."""
         return (
             "The number of steps is the same at all points, and so is what a step exchanges.",
             "A worker's time is a straight line over its images: fixed + images x cost.",
-            f"The exchange grows as a {self.shape} does, and hides behind nothing.",
-            "All workers are equal; none waits for its input.",
+            f"The exchange grows as a {self.shape} does, and overlaps with nothing.",
+            "All workers are equal; none waits for input.",
         )
 
-    def parts(self, batch: float, workers: int) -> dict[str, float]:
-        """Tell what the time is made of."""
+    def parts(self, global_batch: float, workers: int) -> dict[str, float]:
+        """Return the terms of the time: fixed, images, exchange (s)."""
         p = require_count(workers, "workers")
-        require(0 < batch < math.inf, "batch", "be above 0", batch)
+        require(0 < global_batch < math.inf, "global_batch", "be above 0", global_batch)
         return {
             "fixed": self.fixed_s,
-            "images": self.image_s * batch / p,
+            "images": self.image_s * global_batch / p,
             "exchange": self.exchange_s * SHAPES[self.shape](p),
         }
 
-    def seconds(self, batch: float, workers: int) -> float:
-        """Predict the time."""
-        return math.fsum(self.parts(batch, workers).values())
+    def seconds(self, global_batch: float, workers: int) -> float:
+        """Predict the time (s)."""
+        return math.fsum(self.parts(global_batch, workers).values())
 
-    def speedup(self, batch: float, workers: int) -> float:
-        """Predict how many times sooner p workers have done the same work."""
-        return self.seconds(batch, 1) / self.seconds(batch, workers)
+    def speedup(self, global_batch: float, workers: int) -> float:
+        """Predict the speed-up of p workers over one."""
+        return self.seconds(global_batch, 1) / self.seconds(global_batch, workers)
 
-    def best_workers(self, batch: float) -> int:
-        """Find where more workers make it slower, or bring less than 1 % for twice as many."""
+    def best_workers(self, global_batch: float) -> int:
+        """Return the workers (a power of two) beyond which doubling them gains less than 1 %."""
         p = 1
         while p < MOST_WORKERS:
-            if self.seconds(batch, 2 * p) > 0.99 * self.seconds(batch, p):
+            if self.seconds(global_batch, 2 * p) > 0.99 * self.seconds(global_batch, p):
                 return p
             p *= 2
         return p
 
-    def most_speedup(self, batch: float) -> float:
-        """Predict the largest speed-up that any number of workers reaches."""
-        return max(self.speedup(batch, p) for p in range(1, MOST_WORKERS + 1))
+    def most_speedup(self, global_batch: float) -> float:
+        """Predict the largest speed-up with up to `MOST_WORKERS` workers."""
+        return max(self.speedup(global_batch, p) for p in range(1, MOST_WORKERS + 1))
 
 
 def fit(points: Iterable[tuple[int, int, float]], shape: str | None = None) -> StrongFit:
@@ -81,16 +84,13 @@ def fit(points: Iterable[tuple[int, int, float]], shape: str | None = None) -> S
     No cost may be negative. Leaves out what overlaps, and waiting for the slowest.
 
     Args:
-        points: global batch (count), workers (count), time (s); two batches on one worker tell
-            fixed cost and cost of an image apart, a larger count tells the exchange.
+        points: global batch, workers, time (s); two batches on one worker separate the fixed cost
+            from the cost of an image, a larger number of workers determines the exchange.
         shape: one of `SHAPES`; None for the one that fits best.
 
-    Returns:
-        StrongFit: ask it for times.
-
     Raises:
-        ValueError: when there are fewer than three different pairs of batch and workers, or no
-            two counts of workers, or a number is out of range.
+        ValueError: if there are fewer than three different pairs of batch and workers, or only
+            one number of workers, or a value is out of range.
 
     Source:
         The published series: tutorial, demo of S-Caffe's strong scaling (AlexNet).
@@ -111,23 +111,11 @@ def fit(points: Iterable[tuple[int, int, float]], shape: str | None = None) -> S
 
 
 def _fitted(rows: tuple[tuple[int, int, float], ...], shape: str) -> StrongFit:
+    from scipy.optimize import nnls
+
     batch, workers, seconds = (np.array(column, float) for column in zip(*rows, strict=True))
     terms = [np.ones(len(rows)), batch / workers, np.array([SHAPES[shape](p) for p in workers])]
-    costs = _least_squares_not_negative(np.stack(terms, 1) / seconds[:, None])
+    costs = nnls(np.stack(terms, 1) / seconds[:, None], np.ones(len(rows)))[0]
     errors = (np.stack(terms, 1) @ costs) / seconds - 1
     fixed_s, image_s, exchange_s = (float(cost) for cost in costs)
     return StrongFit(fixed_s, image_s, exchange_s, shape, rows, tuple(map(float, errors)))
-
-
-def _least_squares_not_negative(scaled: np.ndarray) -> np.ndarray:
-    """Solve scaled @ costs = 1: of all subsets of costs, the best whose solution is positive."""
-    kinds = scaled.shape[1]
-    best, least = np.zeros(kinds), math.inf
-    for chosen in range(1, 1 << kinds):
-        used = [kind for kind in range(kinds) if chosen >> kind & 1]
-        found = np.linalg.lstsq(scaled[:, used], np.ones(len(scaled)), rcond=None)[0]
-        away = float(((scaled[:, used] @ found - 1) ** 2).sum())
-        if (found >= 0).all() and away < least:
-            best, least = np.zeros(kinds), away
-            best[used] = found
-    return best

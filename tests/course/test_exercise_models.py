@@ -10,7 +10,7 @@ from dlguide.data import formats
 from dlguide.machine import imagine, layouts
 from dlguide.machine.threads import kmp
 from dlguide.published import load
-from dlguide.scaling import demand, reading
+from dlguide.scaling import storage
 from dlguide.scaling.storage import Clients, Lustre, epoch
 from dlguide.training.stage_line import Stage, seconds_per_sample
 
@@ -70,7 +70,7 @@ def test_sizes_are_those_of_files_that_were_written(kind, tmp_path):
 
 
 def test_demand_of_the_guide_s_run_is_that_of_the_library():
-    needed = demand.of(demand.GUIDE)
+    needed = storage.demand(storage.GUIDE)
     opens, nbytes_per_s, part = lesson_40.limit(*lesson_40.TRAININGS[0])
     assert (opens, nbytes_per_s) == pytest.approx((needed.opens_per_s, needed.bytes_per_s))
     assert part == "opens"
@@ -119,9 +119,9 @@ def limit(read, count, in_flight=16, **more):
 
 def test_storage_model_gives_the_times_and_limits_of_exercise_42_3():
     size = 1_280_000, 32_812.5
-    small, in_order = reading.one_file_each(*size), reading.packed(*size, 1024, 10)
-    single = reading.packed(*size, 1, 448)
-    at_random = reading.packed(*size, 1, 448, access="random")
+    small, in_order = storage.one_file_each(*size), storage.packed(*size, 1024, 10)
+    single = storage.packed(*size, 1, 448)
+    at_random = storage.packed(*size, 1, 448, access="random")
     a, b, c, d, e = (lesson_42.CAUSES[letter][0] for letter in "ABCDE")
     assert limit(small, 448) == limit(small, 224) == (a, 64.0)
     assert limit(at_random, 448) == (b, 1280.0)

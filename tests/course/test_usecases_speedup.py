@@ -18,7 +18,7 @@ from dlcourse.usecases import case, speedup
 from dlguide.bench import parts
 from dlguide.cluster import Cluster
 from dlguide.measure import Timing
-from dlguide.scaling.step import Step as Predicted
+from dlguide.scaling.step import StepTime as Predicted
 
 pytestmark = pytest.mark.ranks
 

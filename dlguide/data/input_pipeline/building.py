@@ -61,7 +61,7 @@ def build(
             for a slow storage overlaps between them (count).
         threads: threads that decode, without such a cache, and augment (count).
         prefetch: batches that are made ready ahead (count, 0 for none).
-        throttle: a `scaling.throttle.Throttle` that makes reading slow; None for none.
+        throttle: a `scaling.storage.Throttle` that makes reading slow; None for none.
         name: of the data in records; None for the source's own.
         samples: how many to use, the first ones (count); None for all.
         part: "train" or "test", of a Dataset; no other source has parts.

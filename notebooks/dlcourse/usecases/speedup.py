@@ -36,7 +36,7 @@ class Speedup:
     difference: float
     alone: Timing
     step: Timing
-    predicted: steps_of.Step
+    predicted: steps_of.StepTime
     wide: Timing | None = None
     wide_threads: int = 0
     equal: float | None = None

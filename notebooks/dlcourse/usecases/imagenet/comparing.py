@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dlcourse import explained
 from dlcourse.usecases.case import Finding
 from dlcourse.usecases.imagenet.outcome import Outcome
 from dlcourse.usecases.imagenet.road import GUIDE
 from dlguide import published
 from dlguide.errors import require
-from dlguide.scaling import demand, explained
+from dlguide.scaling import storage
 
 # Section 6.2.7: top-1 and top-5 after part 1 and after part 2 (percent).
 PUBLISHED_TOP = ((75.6, 92.7), (76.1, 93.2))
@@ -109,7 +110,7 @@ def _time(one: Outcome) -> Finding:
 
 
 def _input(one: Outcome) -> Finding:
-    reduced, original = demand.of(demand.GUIDE), demand.of(demand.GUIDE_ORIGINAL_IMAGES)
+    reduced, original = storage.demand(storage.GUIDE), storage.demand(storage.GUIDE_ORIGINAL_IMAGES)
     speed = one.images_per_s or 0.0
     return Finding(
         "input of a node",

@@ -1,7 +1,6 @@
 """The published scaling tables are explained by the models, each with its assumptions.
 
-Tests dlguide.scaling.explained.hours, dlguide.scaling.explained.result and
-dlguide.scaling.explained.series. The tables are the oracles.
+The tables are the oracles.
 """
 
 from __future__ import annotations
@@ -9,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dlcourse import explained
+from dlcourse.explained import FITTED, PREDICTED, SOLVED, Explained, ExplainedRow
 from dlguide import published
-from dlguide.scaling import costs, explained, predict
-from dlguide.scaling.explained.result import FITTED, PREDICTED, SOLVED, Explained, Row
+from dlguide.scaling import costs, predict
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +128,9 @@ def test_claims_of_the_thesis_lie_in_the_interval_of_eight_gpus(told):
 
 
 def test_interval_and_error_are_what_their_names_say():
-    row = Row("a", 2, 10.0, 11.0, PREDICTED, 9.0, 9.5)
+    row = ExplainedRow("a", 2, 10.0, 11.0, PREDICTED, 9.0, 9.5)
     assert (row.ratio, row.inside) == (1.1, False)
-    free = Row("b", 2, 10.0, 20.0, SOLVED)
+    free = ExplainedRow("b", 2, 10.0, 20.0, SOLVED)
     assert free.inside is None
     assert Explained("t", (row, free), ("It is.",)).worst() == pytest.approx(0.1)
     assert Explained("t", (free,), ()).worst() == 0

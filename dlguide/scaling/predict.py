@@ -1,0 +1,512 @@
+"""Throughput at many workers, predicted from throughput measured at a few.
+
+    throughput(p) = p speed / max(1 + sum over terms of c_k shape_k(p), p / capacity)
+
+Five measured points do not determine five coefficients and a capacity. A bootstrap would resample
+the few points and fit each sample best; terms that the points cannot see would get the coefficient
+0 in every sample, and the interval far away would be far too narrow. So many sets of coefficients
+are drawn from a prior, and those that agree with the measurements are kept (sequential Monte
+Carlo): the measurements are admitted little by little, sets that disagree are dropped, the others
+are copied, and each copy takes a few random steps, so that they stay different. Their spread is
+what the points leave open.
+
+Source:
+    Del Moral, Doucet and Jasra, J. R. Stat. Soc. B 68 (2006), 411-436.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from dlguide import published
+from dlguide.errors import require, require_count, require_positive
+from dlguide.scaling.costs import ring_share, slowest
+from dlguide.scaling.step import TrainingTime, training
+
+__all__ = [
+    "TERMS",
+    "HeldOutPrediction",
+    "SlowdownTerm",
+    "ThroughputFit",
+    "ThroughputPrediction",
+    "fit",
+    "held_out",
+    "published_series",
+]
+
+COMPUTE = "compute"
+LOW, HIGH = 0.05, 0.95
+CONTRADICTORY = 0.2  # repeated measurements that differ by more contradict each other (fraction)
+MOST_WORKERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class SlowdownTerm:
+    """One reason why a step on p workers takes longer than on one, in units of the latter.
+
+    Args:
+        name: label in tables.
+        meaning: what it stands for.
+        shape: growth as a function of the workers p, 0 for one worker.
+        usual: usual size of its coefficient (fraction of the step of one worker): the mean of its
+            prior.
+        of_bytes: whether it shrinks with fewer bytes or a faster link.
+    """
+
+    name: str
+    meaning: str
+    shape: Callable[[int], float]
+    usual: float
+    of_bytes: bool
+
+
+TERMS = (
+    SlowdownTerm(
+        "start",
+        "what any exchange costs: copies, hooks, a shared bus",
+        lambda p: p > 1,
+        0.05,
+        False,
+    ),
+    SlowdownTerm("bandwidth", "bytes of a ring that are not hidden", ring_share, 0.04, True),
+    SlowdownTerm("rounds", "messages of a tree, one after the other", np.log2, 0.02, False),
+    SlowdownTerm("stragglers", "waiting for the slowest of p", slowest, 0.03, False),
+    SlowdownTerm("servers", "p messages through one place", lambda p: p - 1.0, 0.004, True),
+)
+CAPACITY = "capacity"  # a server, switch or storage that hands out no more than so much in all
+MOST_CAPACITY = 4096.0  # in speeds of one worker; one that is larger is never met
+
+ABSENT = 0.5  # prior probability that a term plays no part
+LIMITED = 0.4  # and that there is a capacity that some number of workers would reach
+NOISES = (0.01, 0.02, 0.04)  # of a published or measured throughput (fraction)
+STEPS = (1.0, 0.3, 0.1, 0.03) * 2  # widths of the random steps
+USUAL = np.array([term.usual for term in TERMS])
+
+
+@dataclass(frozen=True)
+class ThroughputPrediction:
+    """Throughput at one number of workers, and the parts of its step.
+
+    Args:
+        workers: number of workers.
+        images_per_s: all of them together, the median of what is possible (images/s).
+        low: one in twenty measurements is expected to be lower (images/s).
+        high: one in twenty is expected to be higher (images/s).
+        efficiency: throughput per worker over that of one worker (fraction).
+        parts: mean shares of the step's time: "compute", each of the terms that lengthen it, and
+            "capacity" for waiting at a full capacity (fractions, sum 1).
+        saturated: probability that a capacity is reached (fraction). The measurements show only
+            where it is not, so it is always high at large counts.
+    """
+
+    workers: int
+    images_per_s: float
+    low: float
+    high: float
+    efficiency: float
+    parts: Mapping[str, float]
+    saturated: float
+
+    @property
+    def limited_by(self) -> str:
+        """The largest part of the step's time beside computing; "compute" if all are below 1 %."""
+        name = max((each for each in self.parts if each != COMPUTE), key=self.parts.__getitem__)
+        return name if self.parts[name] >= 0.01 else COMPUTE
+
+    def training(
+        self,
+        samples: int,
+        epochs: int = 1,
+        evaluated: int = 0,
+        evaluate_image_s: float = 0.0,
+        sharded: bool = True,
+        fixed_s: float = 0.0,
+    ) -> TrainingTime:
+        """Predict the whole training at this throughput, evaluations included.
+
+        Arguments as for `step.training`; a step is one image of each worker.
+        """
+        image_s = self.workers / self.images_per_s
+        more = (evaluated, evaluate_image_s, sharded, fixed_s)
+        return training(image_s, 1, self.workers, samples, epochs, *more)
+
+
+@dataclass(frozen=True)
+class ThroughputFit:
+    """All sets of coefficients that agree with a few measurements.
+
+    Args:
+        points: the measurements, pairs of workers and throughput (images/s).
+        sets: coefficients that agree with them.
+        log_speed: for each set the logarithm of one worker's throughput, (sets,).
+        assumptions: of the prediction, beside the measurements (sentences).
+    """
+
+    points: tuple[tuple[int, float], ...]
+    sets: CoefficientSets
+    log_speed: np.ndarray
+    assumptions: tuple[str, ...]
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the measurements around the model (fraction)."""
+        return float(self.sets.noise.mean())
+
+    def predict(self, workers: Iterable[int]) -> tuple[ThroughputPrediction, ...]:
+        """Predict the throughput at each of several numbers of workers.
+
+        Raises:
+            ValueError: if one is no positive integer, or `workers` is no sequence.
+        """
+        then = "Write `predict([1024])` for one."
+        require(isinstance(workers, Iterable), "workers", "be several numbers", workers, then)
+        return tuple(self._at(require_count(each, "workers")) for each in workers)
+
+    def falls_below(self, efficiency: float) -> int | None:
+        """Return the smallest number of workers with a lower efficiency, or None."""
+        require(0 < efficiency < 1, "efficiency", "lie between 0 and 1", efficiency)
+        if self._efficiency(MOST_WORKERS) >= efficiency:
+            return None
+        above, below = 1, MOST_WORKERS  # efficiency falls in every set, and so does the median
+        while below - above > 1:
+            middle = (above + below) // 2
+            good = self._efficiency(middle) >= efficiency
+            above, below = (middle, below) if good else (above, middle)
+        return below
+
+    def changed(self, batch_factor: float = 1.0, bytes_factor: float = 1.0) -> ThroughputFit:
+        """Return the fit of the same training with another batch, link or format of gradients.
+
+        With twice the batch per worker a step computes twice as long and exchanges the same
+        bytes. A link of twice the bandwidth, or gradients of half the bytes, halves the terms
+        that are proportional to bytes. Waiting for stragglers keeps its share of the step, and a
+        capacity stays the same in images per second.
+
+        Args:
+            batch_factor: batch per worker over that of the measurements (ratio).
+            bytes_factor: bytes of gradients over those of the measurements, divided by the
+                same ratio of bandwidths: 0.5 for half precision, or a link twice as fast.
+
+        Returns:
+            The fit, without points.
+        """
+        require_positive(batch_factor, "batch_factor")
+        require_positive(bytes_factor, "bytes_factor")
+        factors = [
+            (bytes_factor if term.of_bytes else 1.0)
+            / (1.0 if term.name == "stragglers" else batch_factor)
+            for term in TERMS
+        ]
+        return replace(self, points=(), sets=replace(self.sets, terms=self.sets.terms * factors))
+
+    def _at(self, workers: int) -> ThroughputPrediction:
+        log_step = self.sets.log_step((workers,))[:, 0]
+        logs = self.log_speed - log_step + math.log(workers)
+        seen = logs + self.sets.noise * np.random.default_rng(workers).normal(size=len(logs))
+        low, high = np.exp(np.quantile(seen, (LOW, HIGH)))
+        step = np.exp(log_step)
+        exchanges = self.sets.terms * shapes([workers])[:, 0]
+        waiting = step - 1 - exchanges.sum(1)
+        parts = {COMPUTE: float(np.mean(1 / step))}
+        for term, lengths in zip(TERMS, exchanges.T, strict=True):
+            parts[term.name] = float(np.mean(lengths / step))
+        parts[CAPACITY] = float(np.mean(waiting / step))
+        return ThroughputPrediction(
+            workers=workers,
+            images_per_s=float(np.exp(np.median(logs))),
+            low=float(low),
+            high=float(high),
+            efficiency=self._efficiency(workers),
+            parts=parts,
+            saturated=float(np.mean(waiting > 1e-9)),
+        )
+
+    def _efficiency(self, workers: int) -> float:
+        return float(np.exp(-np.median(self.sets.log_step((workers,)))))
+
+
+def fit(
+    points: Mapping[int, float] | Iterable[tuple[int, float]], sets: int = 8000, seed: int = 0
+) -> ThroughputFit:
+    """Fit throughputs that were measured at some numbers of workers.
+
+    Bayesian: each coefficient c_k of the model (see the module) is 0 or positive, and all sets
+    that agree with the measurements count, not only the best one. So the interval of a distant
+    prediction is honest. Weak scaling: the batch per worker is the same at all points. Leaves out
+    what makes more workers faster per worker (caches).
+
+    Args:
+        points: throughput by number of workers (images/s), or pairs of both, in which a number
+            may occur several times.
+        sets: number of coefficient sets to draw; more take longer and give smoother numbers.
+        seed: of the draws.
+
+    Raises:
+        ValueError: if there are fewer than two different numbers of workers, a throughput is not
+            positive, or repeated measurements contradict each other.
+    """
+    pairs = _checked(points)
+    workers = tuple(p for p, _ in pairs)
+    logs = np.log([rate / p for p, rate in pairs])
+    random = np.random.default_rng(seed)
+    found = draw_posterior(workers, logs, require_count(sets, "sets", 100), random)
+    steps = found.log_step(workers)
+    # One worker's speed, as precise as so many measurements with that noise make it.
+    speed = (logs + steps).mean(1)
+    speed += found.noise * random.normal(size=len(speed)) / math.sqrt(len(pairs))
+    return ThroughputFit(pairs, found, speed, tuple(_assumptions(pairs, found)))
+
+
+def _checked(points: Any) -> tuple[tuple[int, float], ...]:
+    given = list(points.items() if isinstance(points, Mapping) else points)
+    must = "be pairs of a number of workers and a throughput above 0"
+    for pair in given:
+        two = isinstance(pair, tuple | list) and len(pair) == 2
+        require(two, "points", must, pair)
+        whole = isinstance(pair[0], Integral) and not isinstance(pair[0], bool) and pair[0] > 0
+        rate = isinstance(pair[1], Real) and 0 < pair[1] < math.inf
+        require(whole and rate, "points", must, tuple(pair))
+    pairs = tuple(sorted((int(p), float(rate)) for p, rate in given))
+    by_workers: dict[int, list[float]] = {}
+    for p, rate in pairs:
+        by_workers.setdefault(p, []).append(rate)
+    then = "Measure at 1, 2 and 4 workers, better still at 8."
+    counts = ", ".join(map(str, by_workers)) or "none"
+    require(len(by_workers) > 1, "points", "have two numbers of workers at least", counts, then)
+    for p, rates in by_workers.items():
+        agree = max(rates) <= (1 + CONTRADICTORY) * min(rates)
+        then = f"Two of them are not the same training: leave one out. ({p} workers)"
+        require(agree, "points", "not contradict each other", rates, then)
+    return pairs
+
+
+def _assumptions(pairs: tuple[tuple[int, float], ...], found: CoefficientSets) -> Iterable[str]:
+    workers = [p for p, _ in pairs]
+    yield "The batch per worker is the same at all numbers of workers (weak scaling)."
+    yield "No capacity is met but one that the points show; the interval allows for others."
+    if workers[0] > 1:
+        yield f"No point has fewer than {workers[0]} workers: one worker's speed is the model's."
+    per_worker = [rate / p for p, rate in pairs]
+    if max(per_worker) > 1.03 * per_worker[0]:
+        yield (
+            "Some point is faster per worker than the smallest, which the model cannot explain: "
+            "noise, a baseline that was too slow, or neighbours on a shared node."
+        )
+    if found.noise.mean() > 0.03:
+        yield "The points scatter by more than 3 % around any smooth curve: the interval is wide."
+    if len(set(workers)) < 4:
+        yield f"Only {len(set(workers))} numbers of workers were measured."
+
+
+@dataclass(frozen=True)
+class HeldOutPrediction:
+    """A prediction and the measurement that the fit has not seen.
+
+    Args:
+        workers: number of workers.
+        predicted: throughput, the median of what is possible (images/s).
+        low: one in twenty measurements is expected to be lower (images/s).
+        high: one in twenty is expected to be higher (images/s).
+        measured: throughput (images/s).
+    """
+
+    workers: int
+    predicted: float
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is above the measurement (fraction of the measurement)."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval holds the measurement."""
+        return self.low <= self.measured <= self.high
+
+
+def published_series(
+    least: int = 4, folder: str | os.PathLike | None = None
+) -> dict[str, dict[int, float]]:
+    """Group the published throughputs into series: the same training on more and more workers.
+
+    A single figure that the PRACE guide states in its text, for synthetic data, is no series.
+
+    Args:
+        least: numbers of workers that a series must have at least.
+        folder: the data folder that holds `published/`; None searches for it.
+
+    Returns:
+        By a name such as "thesis: PyTorch, batch 128" the throughput (images/s) by number of
+        workers.
+    """
+    require_count(least, "least")
+    found: dict[str, dict[int, float]] = {}
+    for table in ("throughput", _TENSORFLOW):
+        for row in published.load(table, folder):
+            if row["table"] != "6.3.4 text":
+                found.setdefault(_name(row, table), {})[row["workers"]] = row["images_per_s"]
+    return {name: points for name, points in found.items() if len(points) >= least}
+
+
+def held_out(
+    points: Mapping[int, float],
+    upto: int = 8,
+    without: Collection[int] = (),
+    sets: int = 8000,
+) -> tuple[HeldOutPrediction, ...]:
+    """Fit the small numbers of workers of a series and predict its large ones.
+
+    Args:
+        points: throughput (images/s) by number of workers.
+        upto: the largest number of workers that the fit sees.
+        without: numbers of workers to leave out of the fit.
+        sets: of coefficients, as for `fit`.
+
+    Returns:
+        For each number above `upto` the prediction and the measurement; empty if there is none.
+
+    Raises:
+        ValueError: if the fit would see fewer than two numbers of workers.
+    """
+    require_count(upto, "upto")
+    many = sorted(p for p in points if p > upto)
+    if not many:
+        return ()
+    few = {p: rate for p, rate in points.items() if p <= upto and p not in without}
+    return tuple(
+        HeldOutPrediction(p.workers, p.images_per_s, p.low, p.high, float(points[p.workers]))
+        for p in fit(few, sets).predict(many)
+    )
+
+
+def _name(row: dict, table: str) -> str:
+    """Name a series: source or machine, framework, net, batch, data."""
+    place = row["table"] if table == _TENSORFLOW else row["study"]
+    kind = [_VERSION.sub("", row["framework"])]
+    if table == _TENSORFLOW:
+        kind = [row["model"], row["data"]]
+    if row["batch_per_worker"] is not None:
+        kind.append(f"batch {row['batch_per_worker']}")
+    return f"{place}: {', '.join(kind)}"
+
+
+_TENSORFLOW = "throughput_tensorflow"
+_VERSION = re.compile(r" (v?\d[\d.]*|\(.*?\))")
+
+
+@dataclass(frozen=True)
+class CoefficientSets:
+    """Many sets of coefficients."""
+
+    terms: np.ndarray
+    capacity: np.ndarray
+    noise: np.ndarray
+
+    def log_step(self, workers: tuple[int, ...]) -> np.ndarray:
+        """Return the logarithm of the step times, (sets, workers)."""
+        exchanging = 1 + self.terms @ shapes(workers)
+        return np.log(np.maximum(exchanging, np.array(workers) / self.capacity[:, None]))
+
+    def __getitem__(self, chosen: np.ndarray) -> CoefficientSets:
+        return CoefficientSets(self.terms[chosen], self.capacity[chosen], self.noise[chosen])
+
+
+def draw_prior(count: int, random: np.random.Generator) -> CoefficientSets:
+    """Draw sets from the prior."""
+    terms = random.exponential(USUAL, (count, len(TERMS)))
+    terms *= random.random(terms.shape) > ABSENT
+    capacity = np.exp(random.uniform(0, np.log(MOST_CAPACITY), count))
+    capacity[random.random(count) > LIMITED] = np.inf
+    return CoefficientSets(terms, capacity, random.choice(NOISES, count))
+
+
+def draw_posterior(
+    workers: tuple[int, ...], log_per_worker: np.ndarray, count: int, random: np.random.Generator
+) -> CoefficientSets:
+    """Draw sets that agree with measured throughputs, by sequential Monte Carlo."""
+
+    def likelihood(sets: CoefficientSets) -> np.ndarray:
+        # The speed of one worker has a flat prior; subtracting the mean removes it.
+        away = log_per_worker + sets.log_step(workers)
+        away -= away.mean(1, keepdims=True)
+        free = len(workers) - 1
+        return -0.5 * (away**2).sum(1) / sets.noise**2 - free * np.log(sets.noise)
+
+    sets = draw_prior(count, random)
+    found, exponent = likelihood(sets), 0.0
+    while exponent < 1:
+        more = _next_exponent(found, exponent)
+        weights = np.exp((more - exponent) * (found - found.max()))
+        exponent = more
+        places = (np.arange(count) + random.random()) / count
+        chosen = np.searchsorted(np.cumsum(weights) / weights.sum(), places).clip(0, count - 1)
+        sets, found = sets[chosen], found[chosen]
+        for width in STEPS:
+            tried, bias = _moved(sets, width, random)
+            there = likelihood(tried)
+            goes = np.log(random.random(count)) < exponent * (there - found) + bias
+            sets = CoefficientSets(
+                np.where(goes[:, None], tried.terms, sets.terms),
+                np.where(goes, tried.capacity, sets.capacity),
+                np.where(goes, tried.noise, sets.noise),
+            )
+            found = np.where(goes, there, found)
+    return sets
+
+
+def _next_exponent(found: np.ndarray, exponent: float) -> float:
+    """Increase the exponent of the likelihood until half of the sets remain effective."""
+
+    def kept(more: float) -> float:
+        weights = np.exp((more - exponent) * (found - found.max()))
+        return weights.sum() ** 2 / (weights**2).sum()
+
+    if kept(1.0) >= len(found) / 2:
+        return 1.0
+    low, high = exponent, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept(middle) > len(found) / 2 else (low, middle)
+    return high
+
+
+def _moved(
+    sets: CoefficientSets, width: float, random: np.random.Generator
+) -> tuple[CoefficientSets, np.ndarray]:
+    """Change one number of each set; return the sets and the logarithm of the Hastings factor."""
+    count, kinds = sets.terms.shape
+    which, every = random.integers(0, kinds + 2, count), np.arange(count)
+    fresh = draw_prior(count, random)
+    column = np.minimum(which, kinds - 1)
+    old = sets.terms[every, column]
+    # A coefficient is drawn anew, which may take its term in or out, or is stretched.
+    anew = random.random(count) < 0.3
+    factor = np.exp(width * random.normal(size=count))
+    new = np.where(anew, fresh.terms[every, column], old * factor)
+    terms = sets.terms.copy()
+    terms[every, column] = np.where(which < kinds, new, old)
+    stretched = (which < kinds) & ~anew & (old > 0)
+    bias = np.where(stretched, (old - new) / USUAL[column] + np.log(factor), 0.0)
+    moved = replace(
+        sets,
+        terms=terms,
+        capacity=np.where(which == kinds, fresh.capacity, sets.capacity),
+        noise=np.where(which == kinds + 1, fresh.noise, sets.noise),
+    )
+    return moved, bias
+
+
+def shapes(workers: Iterable[int]) -> np.ndarray:
+    """Evaluate all terms, (terms, workers)."""
+    return np.array([[float(term.shape(p)) for p in workers] for term in TERMS])
