@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from dlguide import models, published
-from dlguide.models import compared, counting, formulas, imagenet
+from dlguide.models import costs as counting
+from dlguide.models import images
+from dlguide.models.layers import Layers
 
 PUBLISHED = {(row["name"], row["source"]): row for row in published.load("architectures")}
 
@@ -21,9 +23,11 @@ def keras():
 def costs(keras):
     """Count each large net once."""
     found = {}
-    for name, one in imagenet.ARCHITECTURES.items():
-        model = imagenet.assemble(name, one.image, 1000, one.dropout, "float32", 0)
-        found[name] = models.count(model)
+    for name in models.names("imagenet"):
+        net = models.spec(name)
+        sizes = net.resolve({})
+        make = Layers(name, start=net.start)
+        found[name] = models.count(images.undrawn(make, net.shape(sizes), sizes, net.dropout))
     return found
 
 
@@ -173,12 +177,12 @@ def test_a_third_dimension_costs_a_factor_and_not_an_exponent(keras):
     assert deep.multiply_adds == 5 * 12 * flat.multiply_adds
 
 
-@pytest.mark.parametrize("name", [*models.names(), "alexnet", "googlenet", "resnet50"])
+@pytest.mark.parametrize("name", [*models.names("digits"), "alexnet", "googlenet", "resnet50"])
 def test_multiply_adds_are_those_of_tensorflows_profiler(name, keras):
     import tensorflow as tf
 
     profiler = tf.compat.v1.profiler
-    small = {} if name in models.names() else {"image": 64, "classes": 10}
+    small = {} if name in models.names("digits") else {"image": 64, "classes": 10}
     model = models.build(name, **small)
     images = tf.TensorSpec((1, *model.input_shape[1:]))
     graph = tf.function(lambda x: model(x, training=False)).get_concrete_function(images).graph
@@ -272,7 +276,7 @@ def test_open_shapes_and_hidden_graphs_are_refused(keras):
 
 def test_every_formula_is_of_a_layer_that_keras_has(keras):
     operation = {"Relu"}
-    for kind in set(formulas.FORMULAS) - operation:
+    for kind in set(counting.FORMULAS) - operation:
         assert hasattr(keras.layers, kind)
 
 
@@ -284,7 +288,7 @@ def test_a_number_has_the_bytes_of_its_dtype(dtype, size):
 def test_architectures_are_the_guides_nets_and_vgg_has_the_most_gradients(costs):
     rows = {row.name: row for row in models.architectures(["alexnet", "googlenet", "vgg16"])}
     assert list(rows) == ["alexnet", "googlenet", "vgg16"]
-    assert {type(row) for row in rows.values()} == {compared.Footprint}
+    assert {type(row) for row in rows.values()} == {models.Footprint}
     for name, row in rows.items():
         cost = costs[name]
         assert row.gradient_bytes == 4 * models.parameters(name)

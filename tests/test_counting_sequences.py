@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlguide import models
-from dlguide.models import sequence_formulas, sequence_memory
+from dlguide.models import costs
 
 
 @pytest.fixture(scope="module")
@@ -265,9 +265,8 @@ def test_attention_keeps_the_square_of_the_length(keras):
     assert steps[1] - steps[0] == 2 * 32**2 * 4 * 4 * 2
 
 
-def test_every_recurrent_kind_has_its_cost_and_its_memory():
-    assert set(sequence_formulas.PARTS) == set(sequence_memory.INSIDE)
-    parts = sequence_formulas.Parts(10, 100, 1000)
-    assert parts.training(False, False) == 1110
-    assert parts.training(True, False) == 2 * 10 + 3 * 100 + 3 * 1000
-    assert parts.training(False, True) == 2 * 10 + 2 * 100 + 3 * 1000
+def test_each_kind_of_product_has_its_gradients():
+    products = costs.Products(10, 100, 1000)
+    assert products.training(False, False) == 1110
+    assert products.training(True, False) == 2 * 10 + 3 * 100 + 3 * 1000
+    assert products.training(False, True) == 2 * 10 + 2 * 100 + 3 * 1000

@@ -23,7 +23,7 @@ def clips(shape):
 
 @pytest.mark.parametrize("task", ["autoencoder", "generator", "discriminator", "forecaster"])
 def test_nets_that_tell_no_classes_apart_are_refused_with_the_way_on(task):
-    for name in models.further_names(task):
+    for name in models.names(task):
         with pytest.raises(ValueError, match="`net` must be a net that tells classes") as caught:
             settings(name).check()
         assert str(caught.value).endswith(
@@ -32,7 +32,7 @@ def test_nets_that_tell_no_classes_apart_are_refused_with_the_way_on(task):
 
 
 def test_classifiers_take_data_of_their_shape_and_no_other():
-    for name in models.names():
+    for name in models.names("digits"):
         settings(name).check()
     settings("resnet20", "cifar10").check()
     settings("cnn_3d", clips((8, 32, 32, 1))).check()

@@ -7,7 +7,7 @@ import pytest
 from on_ranks import on_ranks
 
 from dlguide import models
-from dlguide.models import blocks, building, imagenet, mnist
+from dlguide.models.layers import Layers
 
 pytestmark = pytest.mark.ranks
 
@@ -21,15 +21,9 @@ def digest(model):
     return hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
 
 
-def test_the_large_nets_are_beside_the_small_ones():
-    assert set(building.imagenet_names()) == set(imagenet.ARCHITECTURES)
-    assert set(building.names()) == set(mnist.DROPOUT)
-    assert not set(building.imagenet_names()) & set(building.names())
-
-
 def test_a_convolution_with_stride_pads_both_sides(keras):
     """As the papers: 224 becomes 112, and the first window has padding on its left."""
-    make = blocks.Layers("float32")
+    make = Layers("padded", start="zeros")
     images = keras.Input((8, 8, 1))
     model = keras.Model(images, make.normalised(images, 1, 3, 2, "conv"))
     model.get_layer("conv").kernel.assign(np.ones((3, 3, 1, 1)))
@@ -40,7 +34,7 @@ def test_a_convolution_with_stride_pads_both_sides(keras):
 
 def small(name, **options):
     """Build a large net for the smallest images it takes."""
-    return models.build(name, image=imagenet.ARCHITECTURES[name].smallest, classes=7, **options)
+    return models.build(name, image=models.spec(name).least["image"], classes=7, **options)
 
 
 @pytest.mark.parametrize("name", ["alexnet", "googlenet", "densenet121"])
@@ -132,10 +126,13 @@ def test_dropout_of_a_large_net_is_its_papers_or_the_callers(keras):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"name": "resnet5"}, "`name` must be one of mlp, .* Did you mean resnet50"),
+        ({"name": "resnet5"}, "`name` must be one of alexnet, .* Did you mean resnet5"),
         ({"name": "resnet50", "image": 31}, "`image` must be a whole number of at least 32, got"),
         ({"name": "resnet50", "classes": 0}, "`classes` must be a whole number of at least 1"),
-        ({"name": "mlp", "image": 28}, "`image` must be left out for mlp, whose images and"),
+        (
+            {"name": "mlp", "image": 28},
+            r"for mlp, got 28\. The sizes of mlp are fixed",
+        ),
         ({"name": "mlp", "classes": 10}, "`classes` must be left out for mlp"),
     ],
 )

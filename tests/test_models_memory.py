@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from dlguide import models
-from dlguide.models import kept
+from dlguide.models.memory import backward_peak, record, saved_activations
 
 SMALL = [
-    *((name, {}) for name in models.names()),
+    *((name, {}) for name in models.names("digits")),
     ("vgg16", {"image": 32}),
     ("resnet50", {"image": 32}),
     ("densenet121", {"image": 32}),
@@ -123,15 +123,18 @@ def test_what_two_layers_need_is_kept_once_and_freed_going_backward(keras):
             keras.layers.Dense(100, use_bias=False),
         ]
     )
-    calls = kept.record(model)
-    assert sum(kept.kept(calls).values()) == 800
+    calls = record(model)
+    assert sum(saved_activations(calls).values()) == 800
     # second layer: images, ReLU's output, gradients of its output and input
-    assert kept.backward_peak(calls) == 1600
+    assert backward_peak(calls) == 1600
+    # of these, the working memory is what comes on top of the activations
+    memory = models.memory(model, 3)
+    assert (memory.activations, memory.working) == (3 * 800, 3 * 800)
     dense, norm = keras.layers.Dense, keras.layers.BatchNormalization
     layers = [dense(1000, use_bias=False), norm(), dense(10, use_bias=False)]
-    calls = kept.record(keras.Sequential([keras.Input((10,)), *layers]))
+    calls = record(keras.Sequential([keras.Input((10,)), *layers]))
     # at the normalisation: images, its input, two gradients, two temporaries; its output is free
-    assert kept.backward_peak(calls) == 40 + 5 * 4000
+    assert backward_peak(calls) == 40 + 5 * 4000
 
 
 def test_a_memory_prints_its_parts(keras):
@@ -148,7 +151,7 @@ def test_a_memory_prints_its_parts(keras):
         (("mlp", 0), "`batch` must be a whole number of at least 1, got 0"),
         (("mlp", 1, "adm"), "`optimizer` must be one of .*Did you mean adam"),
         (("mlp", 1, "adam", "bfloat16"), "`precision` must be one of float32, float64, mixed_"),
-        (("mlpp", 1), "`name` must be one of mlp, .*Did you mean mlp"),
+        (("mlpp", 1), "`name` must be one of alexnet, .*Did you mean mlp"),
         ((0, 1), "`net` must be a whole number of at least 1, got 0"),
     ],
 )

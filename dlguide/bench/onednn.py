@@ -69,7 +69,7 @@ def compare(
         ValueError: when an argument makes no sense.
         RuntimeError: when the two sides do not compute the same, or a process fails.
     """
-    require_known(net, (*models.names(), *models.imagenet_names()), "net")
+    require_known(net, models.names("digits", "imagenet"), "net")
     require_count(batch, "batch")
     require_count(turns, "turns")
     require_positive(seconds, "seconds")

@@ -143,7 +143,7 @@ def measure(
         mode: one of `MODES`.
         ranks: numbers of ranks; for asynchronous, of workers (counts).
         update: one of `UPDATES`.
-        net: one of `models.classifier_names()`.
+        net: one of `models.names("digits", "classifier")`.
         batch: images of a step: of each rank in "weak", of all in "strong" (count).
         steps: measured steps of each part (count).
         rounds: turns that these are divided into; asynchronous has one (count).
@@ -160,7 +160,7 @@ def measure(
     """
     require_known(mode, MODES, "mode")
     require_known(update, UPDATES, "update")
-    require_known(net, models.classifier_names(), "net")
+    require_known(net, models.names("digits", "classifier"), "net")
     for name, value in (("batch", batch), ("steps", steps), ("rounds", rounds)):
         require_count(value, name)
     require(rounds <= steps, "rounds", f"be at most the {steps} steps", rounds)

@@ -22,7 +22,7 @@ def synchronous(
     """Measure on all ranks, in rounds, so that a disturbance hits all parts alike; collective.
 
     Args:
-        net: one of `models.classifier_names()`.
+        net: one of `models.names("digits", "classifier")`.
         batch: images of each rank and step (count).
         alone_batch: images of the step of one rank by itself (count).
         steps: of each part and round that count; one more goes before them (count).
@@ -70,7 +70,7 @@ def asynchronous(net: str, batch: int, steps: int, seed: int) -> dict[str, Any]:
     """Train with one server, the last rank, and measure the parts first; collective.
 
     Args:
-        net: one of `models.classifier_names()`.
+        net: one of `models.names("digits", "classifier")`.
         batch: images of each worker and step (count).
         steps: of each worker (count).
         seed: of weights and images.

@@ -88,7 +88,7 @@ def compare(
     if splits is None:
         splits = sorted({2**power for power in range(cores.bit_length())} | {cores})
     require(len(splits) > 0, "splits", "name at least one number of streams", list(splits))
-    require_known(net, (*models.names(), *models.imagenet_names()), "net")
+    require_known(net, models.names("digits", "imagenet"), "net")
     require_count(batch, "batch")
     require_count(turns, "turns")
     require_positive(seconds, "seconds")

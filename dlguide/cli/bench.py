@@ -23,7 +23,7 @@ def _image_of(net: str, image: int | None) -> int | None:
     """Take the size that was asked for; the nets for MNIST have one of their own."""
     from dlguide import models
 
-    return None if image is None and net in models.names() else image or 224
+    return None if image is None and net in models.names("digits") else image or 224
 
 
 @bench.command("onednn")

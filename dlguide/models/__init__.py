@@ -1,34 +1,31 @@
-"""Nets: built the same way on every rank, and what they cost in flops, bytes and memory."""
+"""Neural networks by name, the same on every rank, and their cost in flops, bytes and memory."""
 
-from dlguide.models.averages import set_momentum
-from dlguide.models.building import (
+from dlguide.models import generative, images, sequences  # noqa: F401  they register their nets
+from dlguide.models.costs import Cost, Footprint, LayerCost, architectures, count
+from dlguide.models.memory import Memory, memory
+from dlguide.models.registry import (
+    NetSpec,
     build,
-    classifier_names,
-    further_names,
-    imagenet_names,
     names,
     parameters,
     sample_shape,
+    set_momentum,
+    spec,
 )
-from dlguide.models.compared import Footprint, architectures
-from dlguide.models.costs import Cost, LayerCost
-from dlguide.models.counting import count
-from dlguide.models.memory import Memory, memory
 
 __all__ = [
     "Cost",
     "Footprint",
     "LayerCost",
     "Memory",
+    "NetSpec",
     "architectures",
     "build",
-    "classifier_names",
     "count",
-    "further_names",
-    "imagenet_names",
     "memory",
     "names",
     "parameters",
     "sample_shape",
     "set_momentum",
+    "spec",
 ]

@@ -1,8 +1,18 @@
-"""What a net costs for one image: plain numbers, layer by layer and in total."""
+"""Multiply-adds, flops and bytes of a net, counted from the shapes of its layers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlguide.errors import require, require_count, require_known
+from dlguide.models import images, registry
+from dlguide.models.layers import Layers
+
+if TYPE_CHECKING:
+    import keras
 
 FLOAT32_BYTES = 4
 
@@ -184,4 +194,494 @@ def _line(name: str, cost: LayerCost | Cost, other_flops: int) -> str:
     return (
         f"{name:28} {cost.parameters:12,} {cost.multiply_adds:15,} {other_flops:13,} "
         f"{cost.bytes_moved / 1e6:9.2f} {cost.flops_per_byte:10.1f}"
+    )
+
+
+def count(model: keras.Model, batch: int = 1) -> Cost:
+    """Count multiply-adds, flops and bytes of a Keras model for one image.
+
+    A convolution with a kernel of k x k over C channels to F filters, with H x W positions at
+    its output, has
+
+        multiply_adds = H W k k C F
+
+    and a dense layer of C inputs and F outputs C F. A third dimension of the kernel multiplies
+    the weights by k and the work by k times the positions along it. A group divides C. A
+    recurrent layer of g gates, f features and u units has L g u (f + u) in L steps; attention of
+    h heads of k over L positions of width d has 4 L d h k + 2 h L L k. Papers publish these
+    multiply-adds, often as "FLOPs"; here flops are 2 for each, and the arithmetic of all other
+    layers is added: bias 1, batch normalisation 2, ReLU 1, softmax 3 for each element, pooling 1
+    for each element of its window.
+
+    All numbers are for one image. Weights are read once for a batch, so that the bytes moved for
+    each image, and they only, depend on `batch`. Padding counts as work, as every kernel library
+    does it. Left out: the optimizer, data types other than those of the layers, and fusion.
+
+    Args:
+        model: a functional or sequential Keras model with fixed shapes; models inside it are
+            entered.
+        batch: images that share one reading of the weights.
+
+    Returns:
+        Cost: each layer and the sums; `print` it for a table.
+
+    Raises:
+        ValueError: when the model is not built, has an open shape, or a layer with weights is of
+            a kind whose cost is not known.
+    """
+    require_count(batch, "batch")
+    walk = _Walk(batch)
+    walk.enter(model, "", ())
+    return Cost(model.name, batch, tuple(walk.found.values()), tuple(walk.uncounted))
+
+
+class _Walk:
+    """Goes through the graph of a model and collects the costs of its layers."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.found: dict[str, LayerCost] = {}
+        self.uncounted: list[str] = []
+        # for each tensor, by its id, whether trained weights come before it
+        self.trained: dict[int, bool] = {}
+
+    def enter(self, model: Any, prefix: str, before: tuple[bool, ...]) -> bool:
+        """Count every call; return whether trained weights come before any output."""
+        graph = graph_of(model)
+        for number, tensor in enumerate(graph.inputs):
+            self.trained[id(tensor)] = bool(before and before[number % len(before)])
+        for node in nodes_of(graph):
+            if not node.is_input:
+                self._call(node, prefix)
+        return any(self.trained[id(tensor)] for tensor in graph.outputs)
+
+    def _call(self, node: Any, prefix: str) -> None:
+        layer = node.operation
+        before = tuple(self.trained.get(id(tensor), False) for tensor in node.input_tensors)
+        if hasattr(layer, "_nodes_by_depth") or hasattr(layer, "_functional"):
+            inner = [shape_of(tensor, layer.name) for tensor in graph_of(layer).inputs]
+            outer = [shape_of(tensor, layer.name) for tensor in node.input_tensors]
+            must = f"call {layer.name} with the shapes it was built for, {inner}"
+            require(inner == outer, "model", must, outer)
+            after = self.enter(layer, f"{prefix}{layer.name}/", before)
+        else:
+            one = self._cost(node, f"{prefix}{layer.name}", any(before))
+            after = any(before) or one.trainable > 0
+            seen = self.found.get(one.name)
+            self.found[one.name] = one if seen is None else _again(seen, one)
+        for tensor in node.output_tensors:
+            self.trained[id(tensor)] = after
+
+    def _cost(self, node: Any, name: str, trained_before: bool) -> LayerCost:
+        layer, kind = node.operation, type(node.operation).__name__
+        inputs = [shape_of(tensor, name) for tensor in node.input_tensors]
+        outputs = [shape_of(tensor, name) for tensor in node.output_tensors]
+        weights = list(getattr(layer, "weights", ()))
+        of_keras = type(layer).__module__.startswith("keras.")
+        formula = FORMULAS.get(kind) if of_keras else None
+        if formula is None:
+            require(
+                not weights,
+                "model",
+                "be made of layers whose cost is known",
+                f"layer {name} of kind {kind} with {len(weights)} weights",
+                "Count this layer by hand, and the others as a model without it.",
+            )
+            if name not in self.uncounted:
+                self.uncounted.append(name)
+        multiply_adds, other = formula(layer, inputs, outputs[0]) if formula else (0, 0)
+        statistics = _statistics(layer, kind)
+        trainable = sum(prod(w.shape) for w in getattr(layer, "trainable_weights", ()))
+        weight_bytes = sum(prod(w.shape) * itemsize(w.dtype) for w in weights)
+        written = 0 if kind in FREE else _nbytes(node.output_tensors, outputs)
+        read = 0 if kind in FREE else _nbytes(node.input_tensors, inputs)
+        training = multiply_adds * (1 + (trainable > 0) + trained_before)
+        if formula and kind in _PARTS:
+            training = _PARTS[kind](layer, inputs).training(trainable > 0, trained_before)
+        # an embedding reads the rows it looks up, as many bytes as it writes
+        shared = written * self.batch if kind == "Embedding" else weight_bytes
+        return LayerCost(
+            name=name,
+            kind=kind,
+            output_shape=outputs[0],
+            parameters=sum(prod(w.shape) for w in weights) - statistics,
+            statistics=statistics,
+            trainable=trainable,
+            multiply_adds=multiply_adds,
+            other_flops=other,
+            training_multiply_adds=training,
+            activation_bytes=written,
+            weight_bytes=weight_bytes,
+            bytes_moved=read + written + shared / self.batch,
+        )
+
+
+def graph_of(model: Any) -> Any:
+    """Return the functional graph of a model."""
+    graph = getattr(model, "_functional", model)
+    require(
+        hasattr(graph, "_nodes_by_depth"),
+        "model",
+        "be a functional or sequential Keras model with known input shape",
+        type(model).__name__,
+        "Build it with keras.Input first; a subclassed model hides its layers.",
+    )
+    return graph
+
+
+def nodes_of(graph: Any) -> list[Any]:
+    """List the calls of a functional model, each after those it depends on."""
+    depths = sorted(graph._nodes_by_depth, reverse=True)
+    return [node for depth in depths for node in graph._nodes_by_depth[depth]]
+
+
+def shape_of(tensor: Any, name: str) -> tuple[int, ...]:
+    """Return the shape of one image of a symbolic tensor."""
+    shape = tuple(tensor.shape[1:])
+    then = "Give keras.Input the size of the images."
+    require(None not in shape, "model", f"have fixed shapes at layer {name}", shape, then)
+    return shape
+
+
+def itemsize(dtype: Any) -> int:
+    """Return the bytes of one element of a dtype."""
+    if str(dtype) in ("bfloat16", "bool"):
+        return 2 if str(dtype) == "bfloat16" else 1
+    import numpy as np
+
+    return np.dtype(dtype).itemsize
+
+
+def _nbytes(tensors: list[Any], shapes: list[tuple[int, ...]]) -> int:
+    return sum(
+        prod(shape) * itemsize(tensor.dtype) for tensor, shape in zip(tensors, shapes, strict=True)
+    )
+
+
+def _statistics(layer: Any, kind: str) -> int:
+    if kind == "BatchNormalization":
+        return prod(layer.moving_mean.shape) + prod(layer.moving_variance.shape)
+    if kind == "Normalization":
+        return sum(prod(w.shape) for w in layer.weights)
+    return 0
+
+
+def _again(seen: LayerCost, one: LayerCost) -> LayerCost:
+    """Add a further call of a layer: its weights are the same, its work is done again."""
+    summed = ("multiply_adds", "other_flops", "training_multiply_adds", "activation_bytes")
+    more = {name: getattr(seen, name) + getattr(one, name) for name in (*summed, "bytes_moved")}
+    return replace(seen, **more)
+
+
+# --- formulas of the layers ---
+
+Shape = tuple[int, ...]
+Work = tuple[int, int]
+# A formula takes a layer and the shapes of one image at its inputs and output, and gives
+# (multiply-adds, other flops) for that image.
+Formula = Callable[[Any, list[Shape], Shape], Work]
+
+# Kinds that hand on what they get, or that do nothing when a net infers: no bytes move.
+FREE = {
+    *("InputLayer", "Flatten", "Reshape", "Identity", "ActivityRegularization"),
+    *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"),
+    *("AlphaDropout", "GaussianDropout", "GaussianNoise"),
+}
+
+
+def _activation(layer: Any, output: Shape) -> int:
+    name = getattr(getattr(layer, "activation", None), "__name__", "linear")
+    # softmax: one exponential, one addition and one division for each element
+    return {"linear": 0, "softmax": 3}.get(name, 1) * prod(output)
+
+
+def _biased(layer: Any, output: Shape) -> int:
+    return prod(output) * bool(layer.use_bias) + _activation(layer, output)
+
+
+def _convolution(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    positions = prod(output) // layer.filters
+    return positions * prod(layer.kernel.shape), _biased(layer, output)
+
+
+def _transposed(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    channels = layer.kernel.shape[-1]
+    return prod(inputs[0]) // channels * prod(layer.kernel.shape), _biased(layer, output)
+
+
+def _depthwise(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    positions = prod(output) // prod(layer.kernel.shape[-2:])
+    return positions * prod(layer.kernel.shape), _biased(layer, output)
+
+
+def _separable(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    kernels = prod(layer.depthwise_kernel.shape) + prod(layer.pointwise_kernel.shape)
+    return prod(output) // layer.filters * kernels, _biased(layer, output)
+
+
+def _dense(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    return prod(output) // layer.units * prod(layer.kernel.shape), _biased(layer, output)
+
+
+def _pooling(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    # one comparison or addition for each element under the window
+    return 0, prod(output) * prod(layer.pool_size)
+
+
+def _over_inputs(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    return 0, prod(inputs[0])
+
+
+def _merge(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    return 0, max(1, len(inputs) - 1) * prod(output)
+
+
+def _function(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    return 0, _activation(layer, output)
+
+
+# Gates of each kind, and the other flops of one unit in one step, biases left out.
+#
+# SimpleRNN: one addition of the two products, one tanh. LSTM: four additions, four activations,
+# f c + i g with three, tanh of it, one product. GRU: three additions, three activations, the
+# product with the reset gate, z h + (1 - z) g with four.
+_CELLS = {"SimpleRNN": (1, 2), "LSTM": (4, 13), "GRU": (3, 11)}
+
+
+class Products(NamedTuple):
+    """Multiply-adds of a layer, by what the backward pass needs of them.
+
+    `inward` multiply the layer's input by weights, `inner` something computed inside by weights,
+    `between` two things that are both computed inside.
+    """
+
+    inward: int
+    inner: int
+    between: int
+
+    def training(self, trainable: bool, trained_before: bool) -> int:
+        """Count the multiply-adds of a training step.
+
+        A product of F multiply-adds has two gradients of F each: of its one factor and of its
+        other. That of weights is needed when they are trained; that of the layer's input when
+        weights before it are trained; those of what is computed inside in both cases.
+        """
+        inside = trainable or trained_before
+        return (
+            self.inward * (1 + trainable + trained_before)
+            + self.inner * (1 + trainable + inside)
+            + self.between * (1 + 2 * inside)
+        )
+
+
+def _recurrent_parts(layer: Any, inputs: list[Shape]) -> Products:
+    """Count the products of a recurrent layer.
+
+    With f features, u units, g gates and L steps
+
+        multiply_adds = L g u (f + u)
+    """
+    steps, features = inputs[0]
+    gates = _CELLS[type(layer).__name__][0]
+    each = steps * gates * layer.units
+    return Products(each * features, each * layer.units, 0)
+
+
+def _attention_parts(layer: Any, inputs: list[Shape]) -> Products:
+    """Count the products of multi-head attention.
+
+    With h heads of k, L positions that ask and S that answer, of width d:
+
+        multiply_adds = (2 L + 2 S) d h k + 2 h L S k
+
+    A causal mask changes nothing: the products that it hides are computed, and then hidden.
+    """
+    flat = all(len(shape) == 2 for shape in inputs)
+    then = "Count this layer by hand."
+    require(flat, "model", f"have attention over one axis at layer {layer.name}", inputs, then)
+    queries, values = inputs[0], inputs[1]
+    keys = inputs[2] if len(inputs) > 2 else values
+    heads, width, value_width = layer.num_heads, layer.key_dim, layer.value_dim or layer.key_dim
+    projected = heads * (
+        queries[0] * queries[1] * width
+        + keys[0] * keys[1] * width
+        + values[0] * values[1] * value_width
+    )
+    result = queries[0] * heads * value_width * (_width_of_result(layer, queries))
+    between = heads * queries[0] * values[0] * (width + value_width)
+    return Products(projected, result, between)
+
+
+def _width_of_result(layer: Any, queries: Shape) -> int:
+    shape = getattr(layer, "_output_shape", None)
+    return prod(shape) if shape else queries[-1]
+
+
+def _recurrent(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    """Give the multiply-adds and the other flops of a recurrent layer."""
+    gates, others = _CELLS[type(layer).__name__]
+    biases = gates * (2 if getattr(layer, "reset_after", False) else 1) if layer.use_bias else 0
+    each = others + biases
+    return sum(_recurrent_parts(layer, inputs)), inputs[0][0] * layer.units * each
+
+
+def _attention(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    """Give the multiply-adds and the other flops of multi-head attention.
+
+    The others are the biases, one division of each query or score, and softmax with 3 for each
+    score.
+    """
+    queries, values = inputs[0], inputs[1]
+    heads, width, value_width = layer.num_heads, layer.key_dim, layer.value_dim or layer.key_dim
+    asked, scores = heads * width * queries[0], heads * queries[0] * values[0]
+    biases = asked + heads * values[0] * (width + value_width) + prod(output)
+    other = asked + 3 * scores + (biases if layer.use_bias else 0)
+    return sum(_attention_parts(layer, inputs)), other
+
+
+def _einsum(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    """Give the multiply-adds and the other flops of an EinsumDense layer.
+
+    One multiply-add for each combination of all its indices but that of the batch.
+    """
+    equation = layer.equation
+    must = f"have an equation without ellipsis at layer {layer.name}"
+    require("." not in equation, "model", must, equation, "Name every axis by a letter.")
+    given, result = equation.replace(" ", "").split("->")
+    first, kernel = given.split(",")
+    lengths = dict(zip(first[1:], inputs[0], strict=True))
+    lengths |= dict(zip(kernel, layer.kernel.shape, strict=True))
+    lengths |= dict(zip(result[1:], output, strict=True))
+    name = getattr(layer.activation, "__name__", "linear")
+    activation = {"linear": 0, "softmax": 3}.get(name, 1)
+    return prod(lengths.values()), prod(output) * (activation + (layer.bias is not None))
+
+
+# Kinds whose backward pass is not that of one product of the input by weights.
+_PARTS = {**dict.fromkeys(_CELLS, _recurrent_parts), "MultiHeadAttention": _attention_parts}
+
+
+def _each(flops: int) -> Formula:
+    def formula(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+        return 0, flops * prod(output)
+
+    return formula
+
+
+def _numbered(text: str, formula: Formula, most: int = 3) -> dict[str, Formula]:
+    return {text.format(f"{dimensions}D"): formula for dimensions in range(1, most + 1)}
+
+
+FORMULAS: dict[str, Formula] = {
+    **_numbered("Conv{}", _convolution),
+    **_numbered("Conv{}Transpose", _transposed),
+    **_numbered("DepthwiseConv{}", _depthwise, most=2),
+    **_numbered("SeparableConv{}", _separable, most=2),
+    "Dense": _dense,
+    "EinsumDense": _einsum,
+    **dict.fromkeys(("SimpleRNN", "LSTM", "GRU"), _recurrent),
+    "MultiHeadAttention": _attention,
+    **_numbered("MaxPooling{}", _pooling),
+    **_numbered("AveragePooling{}", _pooling),
+    **_numbered("GlobalMaxPooling{}", _over_inputs),
+    **_numbered("GlobalAveragePooling{}", _over_inputs),
+    # when a net infers, its statistics are constants: one scale, one shift
+    "BatchNormalization": _each(2),
+    # mean, centre, square, sum, divide, scale, shift
+    "LayerNormalization": _each(7),
+    "GroupNormalization": _each(7),
+    **dict.fromkeys(("Add", "Subtract", "Multiply", "Maximum", "Minimum", "Average"), _merge),
+    **dict.fromkeys(("ReLU", "Relu", "LeakyReLU", "ELU"), _each(1)),
+    "Activation": _function,
+    "PReLU": _each(2),
+    "Softmax": _each(3),
+    **dict.fromkeys(("Rescaling", "Normalization"), _each(2)),
+    **dict.fromkeys(("Concatenate", "Permute", "RepeatVector", "Embedding"), _each(0)),
+    **_numbered("ZeroPadding{}", _each(0)),
+    **_numbered("Cropping{}", _each(0)),
+    **_numbered("UpSampling{}", _each(0)),
+    **dict.fromkeys(FREE, _each(0)),
+}
+
+
+# --- the large nets compared ---
+
+_SHOWN = (
+    *("alexnet", "vgg16", "googlenet", "inception_v3", "resnet50", "resnet101"),
+    *("densenet121", "xception", "mobilenet_v2"),
+)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one net needs for one image, and for one exchange of gradients.
+
+    `image` in pixels, `parameters` the trained ones, `multiply_adds` of one forward pass,
+    `activation_bytes` what the forward pass keeps for the backward pass, `gradient_bytes` what
+    each rank gives to the allreduce, `flops_per_gradient_byte` those of a training step on one
+    image for each of these bytes.
+    """
+
+    name: str
+    image: int
+    parameters: int
+    multiply_adds: int
+    activation_bytes: int
+    gradient_bytes: int
+    flops_per_gradient_byte: float
+
+    def __str__(self) -> str:
+        """Write one line: M parameters, G multiply-adds, MB of activations and gradients."""
+        return (
+            f"{self.name:14} {self.image:4} px {self.parameters / 1e6:7.2f} M parameters "
+            f"{self.multiply_adds / 1e9:6.2f} G multiply-adds "
+            f"{self.activation_bytes / 1e6:6.1f} MB activations "
+            f"{self.gradient_bytes / 1e6:6.1f} MB gradients "
+            f"{self.flops_per_gradient_byte:5.0f} flops/byte"
+        )
+
+
+def architectures(names: Sequence[str] = _SHOWN) -> tuple[Footprint, ...]:
+    """Compute what the guide's nets need, with 1000 classes and their own size of images.
+
+    The guide expects communication to be the bottleneck where a net has many parameters for its
+    amount of computation (section 3.4). The last column is that ratio: with an equal batch on
+    each rank and an equal network, the net with the most flops for each byte of gradients
+    scales best. It takes one to two seconds for each net.
+
+    Args:
+        names: which of `names("imagenet")`.
+
+    Returns:
+        tuple: one Footprint for each name, in the order of the names.
+
+    Raises:
+        ValueError: when a name is unknown.
+
+    Source:
+        PRACE Best Practice Guide Deep Learning (2019), sections 2.3 and 3.4.
+    """
+    listed = not isinstance(names, str)
+    require(listed, "names", "be a sequence of names", names, f"Write [{names!r}].")
+    for name in names:
+        require_known(name, registry.names("imagenet"), "names")
+    return tuple(_footprint(name) for name in names)
+
+
+def _footprint(name: str) -> Footprint:
+    from dlguide.models.memory import record, saved_activations
+
+    net = registry.spec(name)
+    sizes = net.resolve({})
+    # without initial weights: counting does not look at them
+    model = images.undrawn(Layers(name, start=net.start), net.shape(sizes), sizes, net.dropout)
+    cost = count(model)
+    return Footprint(
+        name=name,
+        image=int(sizes["image"]),
+        parameters=cost.trainable,
+        multiply_adds=cost.multiply_adds,
+        activation_bytes=sum(saved_activations(record(model)).values()),
+        gradient_bytes=cost.gradient_bytes,
+        flops_per_gradient_byte=cost.flops_per_gradient_byte,
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.models.building import build
-from dlguide.models.counting import itemsize
-from dlguide.models.kept import backward_peak, kept, record
+from dlguide.models.costs import FREE, graph_of, itemsize, nodes_of, shape_of
+from dlguide.models.registry import DTYPES, build
 
 if TYPE_CHECKING:
     import keras
@@ -20,7 +19,6 @@ _SLOTS = {
     **{"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lars": 1},
     **{"adam": 2, "adamw": 2, "lamb": 2},
 }
-_PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Memory:
         return self.fixed + self.activations + self.working
 
     def largest_batch(self, nbytes: int) -> int:
-        """Tell how large a batch fits into a memory."""
+        """Return the largest batch that fits into `nbytes` of memory."""
         require_count(nbytes, "nbytes", least=0)
         growing = self.activations + self.working
         then = "Give `models.memory` a net instead of a number of parameters."
@@ -108,7 +106,7 @@ def memory(
     Args:
         net: a functional or sequential Keras model, a name that `build` takes, or a number of
             parameters alone (then activations and working are 0).
-        batch: images that this rank trains on at once (count).
+        batch: images that this rank trains on at once.
         optimizer: "sgd", "momentum", "adagrad", "rmsprop", "lars", "adam", "adamw" or "lamb".
         precision: "float32", "float64", "mixed_bfloat16" or "mixed_float16"; None takes that of
             the model, and float32 for a name or a number.
@@ -129,7 +127,7 @@ def memory(
     require_count(batch, "batch")
     slots = _SLOTS[require_known(optimizer, _SLOTS, "optimizer")]
     if precision is not None:
-        require_known(precision, _PRECISIONS, "precision")
+        require_known(precision, DTYPES, "precision")
     if isinstance(net, Integral):
         trained = require_count(net, "net") * (8 if precision == "float64" else 4)
         copies = 2 * net if precision and precision.startswith("mixed") else 0
@@ -146,7 +144,7 @@ def memory(
     if own.startswith("mixed"):
         kernels = [weight for weight in model.weights if weight.name.endswith("kernel")]
         copies = sum(2 * prod(kernel.shape) for kernel in kernels)
-    activations = sum(kept(calls).values())
+    activations = sum(saved_activations(calls).values())
     return Memory(
         batch=batch,
         weights=sum(_nbytes(weight) for weight in model.weights) + copies,
@@ -166,3 +164,236 @@ def _precision(model: keras.Model) -> str:
     names = {layer.dtype_policy.name for layer in model.layers if layer.weights}
     mixed = sorted(name for name in names if name.startswith("mixed"))
     return (mixed or sorted(names) or ["float32"])[0]
+
+
+# --- what the forward pass keeps for the backward pass, array by array ---
+
+# Numbers that each kind keeps of a unit in a step. SimpleRNN: its state. LSTM: four activations,
+# tanh of the memory, and memory and state of the step before. GRU: three activations, 1 - z,
+# the product that the reset gate multiplies, and the state of the step before.
+_OF_A_UNIT = {"SimpleRNN": 1, "LSTM": 7, "GRU": 6}
+_MERGES = {"Add", "Subtract", "Average"}
+_FORGETFUL = {
+    *("Concatenate", "Permute", "RepeatVector", "Rescaling"),
+    *(f"{kind}{n}D" for kind in ("ZeroPadding", "Cropping", "UpSampling") for n in (1, 2, 3)),
+    *(f"{kind}AveragePooling{n}D" for kind in ("", "Global") for n in (1, 2, 3)),
+}
+_BY_OUTPUT = {"ReLU", "Relu", "ELU", "Softmax"}
+_BY_INPUT = {"LeakyReLU", "PReLU", "GroupNormalization", *_OF_A_UNIT, "MultiHeadAttention"}
+_LINEAR = ("Conv", "DepthwiseConv", "Dense", "EinsumDense")
+# Activation functions whose gradient needs the output; the others need the input.
+_FUNCTIONS_BY_OUTPUT = {"relu", "relu6", "sigmoid", "tanh", "softmax", "elu", "selu"}
+_TEMPORARIES_OF_NORMALISATION = 2
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of the forward pass, for one image: its number, elements and dtype."""
+
+    number: int
+    elements: int
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes for one image."""
+        return self.elements * itemsize(self.dtype)
+
+
+# An array in the dtype in which it is kept, and its bytes for one image.
+Saved = dict[tuple[int, str], int]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer: its arrays, which inputs need a gradient, what it keeps."""
+
+    kind: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    before: tuple[bool, ...]
+    keeps: Saved = field(default_factory=dict)
+
+
+def record(model: Any) -> list[Call]:
+    """List the calls of a net's layers that take part in the backward pass, in order."""
+    recorder = _Recorder()
+    recorder.enter(model, None)
+    return recorder.calls
+
+
+def saved_activations(calls: list[Call]) -> Saved:
+    """Collect what all calls keep; an array that several need is there once."""
+    arrays: Saved = {}
+    for call in calls:
+        arrays.update(call.keeps)
+    return arrays
+
+
+def backward_peak(calls: list[Call]) -> int:
+    """Follow the gradients backward and find the fullest moment."""
+    needed_until: dict[tuple[int, str], int] = {}
+    for number, call in enumerate(calls):
+        for key in call.keeps:
+            needed_until.setdefault(key, number)
+    sizes, alive, peak = saved_activations(calls), {}, 0
+    for number in range(len(calls) - 1, -1, -1):
+        call = calls[number]
+        held = sum(sizes[key] for key, until in needed_until.items() if until <= number)
+        incoming = {array.number: array.nbytes for array in call.outputs}
+        given = {
+            array.number: array.nbytes
+            for array, needs in zip(call.inputs, call.before, strict=True)
+            if needs
+        }
+        others = sum(nbytes for key, nbytes in alive.items() if key not in incoming)
+        temporary = 0
+        if call.kind == "BatchNormalization":
+            temporary = _TEMPORARIES_OF_NORMALISATION * call.inputs[0].elements * 4
+        # an addition hands the same gradient to all its inputs
+        fresh = 0 if call.kind in _MERGES else sum(given.values())
+        peak = max(peak, held + others + sum(incoming.values()) + fresh + temporary)
+        for array in call.outputs:
+            alive.pop(array.number, None)
+        alive.update(given)
+    return peak
+
+
+class _Recorder:
+    """Numbers the arrays of a graph and notes the calls that a gradient passes through."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.arrays: dict[int, Array] = {}
+        self.trained: dict[int, bool] = {}
+        self.count = 0
+
+    def enter(self, model: Any, given: list[Any] | None) -> list[Any]:
+        graph = graph_of(model)
+        for number, tensor in enumerate(graph.inputs):
+            outer = given[number] if given else None
+            self.arrays[id(tensor)] = self._array(tensor) if outer is None else self._of(outer)
+            self.trained[id(tensor)] = outer is not None and self.trained[id(outer)]
+        for node in nodes_of(graph):
+            if not node.is_input:
+                self._call(node)
+        return list(graph.outputs)
+
+    def _array(self, tensor: Any) -> Array:
+        self.count += 1
+        elements = prod(shape_of(tensor, tensor.name))
+        return Array(self.count, elements, str(tensor.dtype))
+
+    def _of(self, tensor: Any) -> Array:
+        return self.arrays[id(tensor)]
+
+    def _call(self, node: Any) -> None:
+        layer, kind = node.operation, type(node.operation).__name__
+        before = tuple(self.trained[id(tensor)] for tensor in node.input_tensors)
+        trained = bool(getattr(layer, "trainable_weights", ()))
+        if hasattr(layer, "_nodes_by_depth") or hasattr(layer, "_functional"):
+            results = self.enter(layer, list(node.input_tensors))
+            for inner, outer in zip(results, node.output_tensors, strict=True):
+                self.arrays[id(outer)] = self._of(inner)
+                self.trained[id(outer)] = self.trained[id(inner)]
+            return
+        inputs = tuple(self._of(tensor) for tensor in node.input_tensors)
+        passes = kind in FREE and not getattr(layer, "rate", 0)
+        for tensor in node.output_tensors:
+            self.arrays[id(tensor)] = inputs[0] if passes else self._array(tensor)
+            self.trained[id(tensor)] = trained or any(before)
+        if not passes and (trained or any(before)):
+            outputs = tuple(self._of(tensor) for tensor in node.output_tensors)
+            keeps = _keeps(layer, kind, inputs, outputs, trained)
+            if kind in (*_OF_A_UNIT, "MultiHeadAttention"):
+                count = _inside_recurrent if kind in _OF_A_UNIT else _inside_attention
+                inside = count(node, str(layer.compute_dtype))
+                keeps = {**keeps, (-outputs[0].number, "inside"): inside}
+            self.calls.append(Call(kind, inputs, outputs, before, keeps))
+
+
+def _keeps(
+    layer: Any, kind: str, inputs: tuple[Array, ...], outputs: tuple[Array, ...], trained: bool
+) -> Saved:
+    """Tell what the gradient of a layer needs of its forward pass."""
+    dtype = str(getattr(layer, "compute_dtype", inputs[0].dtype))
+    before = {(a.number, dtype): a.elements * itemsize(dtype) for a in inputs}
+    after = {(a.number, a.dtype): a.nbytes for a in outputs}
+    name = getattr(getattr(layer, "activation", None), "__name__", "linear")
+    if kind == "LayerNormalization":
+        return _kept_by_rows(layer, inputs[0], outputs[0], dtype)
+    if kind == "Embedding":
+        return {(a.number, a.dtype): a.nbytes for a in inputs}
+    if kind == "BatchNormalization":
+        wide = "float32" if itemsize(dtype) == 2 else dtype
+        return {(inputs[0].number, wide): inputs[0].elements * itemsize(wide)}
+    if kind.startswith("SeparableConv"):
+        # between its two convolutions
+        positions = outputs[0].elements // layer.filters
+        middle = positions * prod(layer.depthwise_kernel.shape[-2:]) * itemsize(dtype)
+        return {**before, (-outputs[0].number, dtype): middle}
+    if kind.startswith(_LINEAR):
+        # the input is for the gradient of the weights, the output for that of the activation
+        needed = before if trained else {}
+        if name in _FUNCTIONS_BY_OUTPUT:
+            needed = {**needed, **after}
+        elif name != "linear":
+            unactivated = {(-array.number, array.dtype): array.nbytes for array in outputs}
+            needed = {**needed, **unactivated}
+        return needed
+    if kind == "Activation":
+        return after if name in _FUNCTIONS_BY_OUTPUT else before if name != "linear" else {}
+    if "Dropout" in kind:
+        # the mask, one byte for each element
+        return {(-outputs[0].number, "bool"): outputs[0].elements}
+    if kind in _MERGES or kind in _FORGETFUL:
+        return {}
+    if kind in _BY_OUTPUT:
+        return after
+    if kind in _BY_INPUT:
+        return before
+    # maximum pooling, products and whatever else: all that could be needed
+    return {**before, **after}
+
+
+def _kept_by_rows(layer: Any, given: Array, output: Array, dtype: str) -> Saved:
+    """Tell what normalisation of each row keeps: its input, the scales, three numbers a row."""
+    wide = "float32" if itemsize(dtype) == 2 else dtype
+    rows = given.elements // prod(layer.weights[0].shape) if layer.weights else 0
+    nbytes = given.elements * itemsize(wide)
+    scales = nbytes + 3 * rows * itemsize(wide)
+    return {(given.number, wide): nbytes, (-output.number, wide): scales}
+
+
+def _inside_recurrent(node: Any, dtype: str) -> int:
+    """Count what a recurrent layer keeps of its steps, beside its input.
+
+    This is what the graph keeps in which every step is written out; a loop keeps the same in
+    lists.
+    """
+    layer, kind = node.operation, type(node.operation).__name__
+    steps = node.input_tensors[0].shape[1]
+    units = steps * _OF_A_UNIT[kind] * layer.units
+    if kind == "SimpleRNN" and layer.return_sequences:
+        # states are kept one by one, and once more in the row that the next layer takes
+        units += layer.units
+    return units * itemsize(dtype)
+
+
+def _inside_attention(node: Any, dtype: str) -> int:
+    """Count what attention keeps: queries, keys, values, weights, their mean, a causal mask.
+
+    The weights after softmax are one number for each head and pair of positions: they grow with
+    the square of the length, and all else with the length.
+    """
+    layer = node.operation
+    shapes = [tensor.shape for tensor in node.input_tensors]
+    asked, answered = prod(shapes[0][1:-1]), prod(shapes[1][1:-1])
+    heads, width, value_width = layer.num_heads, layer.key_dim, layer.value_dim or layer.key_dim
+    projected = heads * (asked * width + answered * (width + value_width))
+    weights = heads * asked * answered
+    numbers = projected + weights + heads * asked * value_width
+    # softmax computes in 32 bits, and its result is kept so and in 16
+    wide = 4 * weights if itemsize(dtype) == 2 else 0
+    masked = node.arguments.kwargs.get("use_causal_mask", False)
+    return numbers * itemsize(dtype) + wide + (weights if masked else 0)

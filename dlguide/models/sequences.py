@@ -6,91 +6,95 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require
-from dlguide.models.described import Described, Size
-from dlguide.models.seeded import Seeded
+from dlguide.models.layers import Layers
+from dlguide.models.registry import NetSpec, Size, register
 
 if TYPE_CHECKING:
     import keras
 
-# Keras' layer, and its gates: blocks of units that each have a kernel of their own.
-_CELLS = {"rnn": ("SimpleRNN", 1), "lstm": ("LSTM", 4), "gru": ("GRU", 3)}
+_CELLS = {"rnn": "SimpleRNN", "lstm": "LSTM", "gru": "GRU"}
+_SERIES = {"length": 32, "features": 1}
 _BLOCKS = {"width": 32, "heads": 4, "layers": 2}
-NETS = {
-    **{
-        name: Described(
-            task="forecaster",
-            sizes={"length": 32, "features": 1, "units": 32, "layers": 1, "outputs": 1},
-            inputs=("length", "features"),
-            dropout=0.0,
-        )
-        for name in _CELLS
-    },
-    "transformer": Described(
-        task="forecaster",
-        sizes={"length": 32, "features": 1, **_BLOCKS, "outputs": 1},
-        inputs=("length", "features"),
-        dropout=0.0,
-    ),
-    "causal_transformer": Described(
-        task="predictor of tokens",
-        sizes={"length": 64, "vocabulary": 128, **_BLOCKS},
-        inputs=("length",),
-        dropout=0.0,
-    ),
-}
-START: dict[str, Any] = {"start": "GlorotUniform"}
 
 
-def assemble(name: str, make: Seeded, sizes: Mapping[str, Size], dropout: float) -> keras.Model:
-    """Put a net for sequences together.
+def _series(name: str, parameters: int, **sizes: int) -> NetSpec:
+    inputs, sizes = ("length", "features"), {**_SERIES, **sizes, "outputs": 1}
+    return NetSpec(name, "forecaster", parameters, inputs, sizes, start="GlorotUniform")
 
-    - "rnn", "lstm", "gru": recurrent layers of `units`; from the state after the last step one
-      dense layer gives `outputs` numbers, such as the next values of a series, or logits.
-    - "transformer": the same task. Steps become vectors of `width` with a learned position
-      added; each block is multi-head attention and then two dense layers of 4 width and width,
-      both with layer normalisation before and a shortcut around; the mean over the steps goes
-      to the dense layer.
-    - "causal_transformer": whole numbers below `vocabulary` become, at each position, logits of
-      the next one. No position sees a later one. Embeddings are scaled by a learned vector.
 
-    Normalisation before the attention, not after it as in the paper, trains without warmup. GRU
-    has its reset gate after the recurrent product (Keras' reset_after), which gives it a second
-    bias; Cho et al. have it before.
+@register(
+    _series("rnn", 1_121, units=32, layers=1),
+    _series("lstm", 4_385, units=32, layers=1),
+    _series("gru", 3_393, units=32, layers=1),
+)
+def recurrent(
+    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+) -> keras.Model:
+    """Build recurrent layers of `units`, and one dense layer after the last step.
+
+    It gives `outputs` values, such as the next ones of a series, or logits. GRU has its reset gate
+    after the recurrent product (Keras' reset_after), which gives it a second bias; Cho et al. have
+    it before.
 
     Source:
         Hochreiter and Schmidhuber, Neural Computation 9 (1997), 1735-1780; Cho et al. 2014
-        (arXiv:1406.1078); Vaswani et al. 2017 (arXiv:1706.03762), section 3; Xiong et al. 2020
-        (arXiv:2002.04745) on where to normalise; Radford et al. 2019 (GPT-2).
+        (arXiv:1406.1078).
     """
     import keras
 
-    tokens = name == "causal_transformer"
-    dtype = "int32" if tokens else make.wide
-    inputs = keras.Input(NETS[name].sample(sizes), dtype=dtype, name="sequence")
-    if name in _CELLS:
-        x = _recurrent(make, inputs, _CELLS[name][0], sizes)
-        x = make("Dropout", x, dropout, name="dropout")
-    else:
-        x = _transformed(make, inputs, sizes, dropout, tokens)
-    if tokens:
-        x = make.results(x, int(sizes["vocabulary"]), use_bias=False)
-    else:
-        x = make.results(x, int(sizes["outputs"]), name="outputs")
-    return keras.Model(inputs, x, name=name)
-
-
-def _recurrent(make: Seeded, x: Any, kind: str, sizes: Mapping[str, Size]) -> Any:
-    layers = int(sizes["layers"])
+    inputs = x = keras.Input(shape, dtype=make.wide, name="sequence")
+    kind, layers = _CELLS[make.name], int(sizes["layers"])
     for number in range(1, layers + 1):
-        every_step = number < layers
-        name = f"{kind.lower()}{number}"
+        every_step, name = number < layers, f"{kind.lower()}{number}"
         x = make(kind, x, int(sizes["units"]), return_sequences=every_step, name=name)
-    return x
+    x = make("Dropout", x, dropout, name="dropout")
+    x = make.logits(x, int(sizes["outputs"]), name="outputs")
+    return keras.Model(inputs, x, name=make.name)
 
 
-def _transformed(
-    make: Seeded, x: Any, sizes: Mapping[str, Size], dropout: float, tokens: bool
-) -> Any:
+@register(
+    _series("transformer", 26_561, **_BLOCKS),
+    NetSpec(
+        "causal_transformer",
+        "language model",
+        35_744,
+        ("length",),
+        {"length": 64, "vocabulary": 128, **_BLOCKS},
+        start="GlorotUniform",
+    ),
+)
+def transformer(
+    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+) -> keras.Model:
+    """Build a transformer for a series, or a causal one for tokens.
+
+    - "transformer": steps become vectors of `width` with a learned position added; each block is
+      multi-head attention and then two dense layers of 4 width and width, both with layer
+      normalisation before and a shortcut around; the mean over the steps goes to a dense layer
+      of `outputs` values.
+    - "causal_transformer": whole numbers below `vocabulary` become, at each position, logits of
+      the next one. No position sees a later one. Embeddings are scaled by a learned vector.
+
+    Normalisation before the attention, not after it as in the paper, trains without warmup.
+
+    Source:
+        Vaswani et al. 2017 (arXiv:1706.03762), section 3; Xiong et al. 2020 (arXiv:2002.04745)
+        on where to normalise; Radford et al. 2019 (GPT-2).
+    """
+    import keras
+
+    tokens = make.name == "causal_transformer"
+    inputs = keras.Input(shape, dtype="int32" if tokens else make.wide, name="sequence")
+    x = _blocks(make, inputs, sizes, dropout, tokens)
+    if tokens:
+        x = make.logits(x, int(sizes["vocabulary"]), use_bias=False)
+    else:
+        x = make("GlobalAveragePooling1D", x, name="mean")
+        x = make.logits(x, int(sizes["outputs"]), name="outputs")
+    return keras.Model(inputs, x, name=make.name)
+
+
+def _blocks(make: Layers, x: Any, sizes: Mapping[str, Size], dropout: float, tokens: bool) -> Any:
     length, width, heads = (int(sizes[one]) for one in ("length", "width", "heads"))
     then = f"Take {width - width % heads or heads}."
     require(width % heads == 0, "width", f"be a multiple of the {heads} heads", width, then)
@@ -98,11 +102,11 @@ def _transformed(
     added = {
         "output_shape": (length, width),
         "bias_axes": "ld",
-        "bias_initializer": make.initial("RandomNormal", stddev=0.02),
+        "bias_initializer": make.initial("RandomNormal"),
         "name": "positions",
     }
     if tokens:
-        start = make.initial("RandomNormal", stddev=0.02)
+        start = make.initial("RandomNormal")
         vocabulary = int(sizes["vocabulary"])
         x = make("Embedding", x, vocabulary, width, start, name="tokens")
         x = make("EinsumDense", x, "bld,d->bld", kernel_initializer="ones", **added)
@@ -120,39 +124,4 @@ def _transformed(
         y = make("Dense", y, width, name=f"{name}_dense2")
         y = make("Dropout", y, dropout, name=f"{name}_dropout2")
         x = make("Add", [x, y], name=f"{name}_add2")
-    x = make("LayerNormalization", x, epsilon=1e-5, name="norm")
-    return x if tokens else make("GlobalAveragePooling1D", x, name="mean")
-
-
-def parameters(name: str, sizes: Mapping[str, Size]) -> int:
-    """Count the trainable parameters from the closed form.
-
-    With f features and u units a recurrent layer has
-
-        rnn u (f + u + 1)    lstm 4 u (f + u + 1)    gru 3 u (f + u + 2)
-
-    and a block of a transformer of width d has 12 d d + 13 d: four kernels of d d in the
-    attention, two of 4 d d after it, biases 4 d + 5 d, two normalisations of 2 d.
-
-    Args:
-        name: a key of `NETS`.
-        sizes: those of the net.
-
-    Returns:
-        int: number of trainable parameters (count).
-    """
-    size = {key: int(value) for key, value in sizes.items()}
-    if name in _CELLS:
-        units, inputs, total = size["units"], size["features"], 0
-        for _ in range(size["layers"]):
-            biases = 2 if name == "gru" else 1
-            total += _CELLS[name][1] * units * (inputs + units + biases)
-            inputs = units
-        return total + (units + 1) * size["outputs"]
-    width = size["width"]
-    blocks = size["layers"] * (12 * width**2 + 13 * width) + 2 * width
-    positions = size["length"] * width
-    if name == "transformer":
-        first, last = size["features"] * width, (width + 1) * size["outputs"]
-        return first + positions + blocks + last
-    return 2 * size["vocabulary"] * width + width + positions + blocks
+    return make("LayerNormalization", x, epsilon=1e-5, name="norm")

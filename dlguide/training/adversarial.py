@@ -69,7 +69,7 @@ def dense_pair(
     """
     import keras
 
-    from dlguide.models.seeded import Seeded
+    from dlguide.models.layers import Layers
 
     require_count(seed, "seed", least=0)
     for name, value in (("features", features), ("latent", latent), ("hidden", hidden)):
@@ -78,11 +78,11 @@ def dense_pair(
     require_known(dtype, ("float32", "float64"), "dtype")
 
     def dense(name: str, inputs: int, outputs: int, activation: str) -> tuple[Any, Any]:
-        make = Seeded(name, seed, dtype, seed, start="HeNormal")
+        make = Layers(name, seed, dtype, seed, start="HeNormal")
         x = given = keras.Input((inputs,), dtype=dtype)
         for number in (1, 2):
             x = make("Dense", x, hidden, activation=activation, name=f"hidden{number}")
-        return given, make.results(x, outputs)
+        return given, make.logits(x, outputs)
 
     given, x = dense("dense_generator", latent + conditions, features, "relu")
     if conditions:

@@ -118,8 +118,8 @@ def bottleneck(
 
     Args:
         pipeline: an input pipeline of `dlguide.data.input_pipeline`.
-        net: one of `models.names()`, or a function without arguments that returns a Keras model
-            with logits for the pipeline's images.
+        net: a name of `models.names("digits")`, or a function that returns a Keras model with
+            logits for the pipeline's images.
         seconds: time for each measurement, at least; slow stages take longer (s).
 
     Returns:

@@ -84,7 +84,7 @@ def fit(
     the end of that epoch.
 
     Args:
-        net: one of `models.classifier_names()`, or a function without arguments that returns a
+        net: a name of `models.names("digits", "classifier")`, or a function that returns a
             Keras model with logits.
         data: one of `datasets.names()`, a Dataset, or an `input_pipeline.build(...)`, whose
             batch, seed, shuffle, rank and ranks are then those of the training.

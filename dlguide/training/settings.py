@@ -127,7 +127,8 @@ class Settings:
 
     def _require_classifier(self) -> None:
         """Refuse a name whose net does not give one logit a class."""
-        known, classifiers = models.further_names(), models.classifier_names()
+        classifiers = models.names("digits", "classifier")
+        known = set(models.names()) - set(models.names("imagenet"))
         then = "Build it with `models.build` and train it in a loop of your own."
         other = isinstance(self.net, str) and self.net in known and self.net not in classifiers
         require(not other, "net", "be a net that tells classes apart", self.net, then)

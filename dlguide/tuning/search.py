@@ -94,7 +94,7 @@ def tune(
     checkpoints, and the reading of data that does not lie in memory.
 
     Args:
-        net: one of `models.names()` or `models.imagenet_names()`.
+        net: one of `models.names("digits")` or `models.names("imagenet")`.
         batch: images of a step over all ranks, the global batch (count).
         budget_s: time for all of it (s). One start of ranks may go beyond it.
         data: "mnist" or "random" images of the net's shape; None takes what fits the net.
@@ -117,7 +117,7 @@ def tune(
         RuntimeError: when no candidate could be measured.
     """
     begin, unix_s = time.monotonic(), time.time()
-    fitting = "mnist" if net in models.names() else "random"
+    fitting = "mnist" if net in models.names("digits") else "random"
     work = Work(net, batch, fitting if data is None else data, optimizer, seed, image)
     work.check()
     require_positive(budget_s, "budget_s")

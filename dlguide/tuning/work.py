@@ -39,12 +39,12 @@ class Work:
         Raises:
             ValueError: in the house's form, for the first field that does not hold.
         """
-        require_known(self.net, (*models.names(), *models.imagenet_names()), "net")
+        require_known(self.net, models.names("digits", "imagenet"), "net")
         require_count(self.batch, "batch")
         require_known(self.data, DATA, "data")
         require_known(self.optimizer, OPTIMIZERS, "optimizer")
         require_count(self.seed, "seed", least=0)
-        small = self.net in models.names()
+        small = self.net in models.names("digits")
         fits = f'be "random" for {self.net}, whose images are not those of MNIST'
         require(self.data == "random" or small, "data", fits, self.data)
         require(self.image is None or not small, "image", f"be None for {self.net}", self.image)

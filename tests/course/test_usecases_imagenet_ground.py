@@ -1,7 +1,7 @@
 """What the road of ResNet-50 needs of the floors below.
 
-dlguide.models.averages, dlguide.data.input_pipeline.shards, `checkpoint.branch`, `Recipe.first` and
-the top-k of `steps.evaluator`.
+dlguide.models.set_momentum, dlguide.data.input_pipeline.shards, `checkpoint.branch`,
+`Recipe.first` and the top-k of `steps.evaluator`.
 """
 
 import numpy as np

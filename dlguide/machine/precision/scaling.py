@@ -187,7 +187,7 @@ def train(
     take the same steps whatever it is.
 
     Args:
-        net: one of `models.names()` for images of 28 x 28.
+        net: one of `models.names("digits")` for images of 28 x 28.
         data: training images and labels, test images and labels.
         dtype: as for `models.build`.
         scaled: whether Keras' LossScaleOptimizer goes around SGD.

@@ -133,7 +133,7 @@ def _data_of(setting: Setting) -> tuple[str, int | None, int | None]:
 def _check(setting: Setting, cluster: Ranks | None, nets: Mapping, data: Mapping) -> None:
     require(isinstance(setting, Setting), "settings", "hold Settings", setting)
     if setting.net not in nets:
-        require_known(setting.net, [*known_nets.classifier_names(), *nets], "net")
+        require_known(setting.net, [*known_nets.names("digits", "classifier"), *nets], "net")
     if setting.data not in data:
         require_known(setting.data, [*datasets.names(), *data], "data")
     ranks = 1 if cluster is None else cluster.ranks

@@ -8,7 +8,7 @@ from dlguide import models
 from dlguide.data.input_pipeline import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalise
 from dlguide.data.synthetic import FINDINGS
 from dlguide.errors import require_count, require_known
-from dlguide.models.seeded import Seeded
+from dlguide.models.layers import Layers
 
 if TYPE_CHECKING:
     import keras
@@ -60,14 +60,14 @@ def build(
         return models.build(net, seed, dtype=dtype, image=image, classes=outputs)
     import keras
 
-    make = Seeded(net, require_count(seed, "seed", least=0), dtype, seed, start="HeNormal")
+    make = Layers(net, require_count(seed, "seed", least=0), dtype, seed, start="HeNormal")
     x = images = keras.Input((image, image, 1), dtype=make.wide, name="images")
     for number, filters in enumerate(_FILTERS, start=1):
         x = make("Conv2D", x, filters, 3, padding="same", activation="relu", name=f"conv{number}")
         x = make("MaxPooling2D", x, 2, name=f"pool{number}")
     x = make("Flatten", x, name="flatten")
     x = make("Dense", x, _HIDDEN, activation="relu", name="hidden")
-    return keras.Model(images, make.results(x, outputs, name=HEAD), name=net)
+    return keras.Model(images, make.logits(x, outputs, name=HEAD), name=net)
 
 
 def channels(net: str) -> int:

@@ -71,7 +71,8 @@ def planned(
         least = 2 * road.global_batch
         road = replace(road, samples=require_count(samples, "samples", least))
     if net is not None:
-        known = (*models.imagenet_names(), *(n for n in models.classifier_names() if "resnet" in n))
+        small = [name for name in models.names("classifier") if "resnet" in name]
+        known = [*models.names("imagenet"), *small]
         road = replace(road, net=require_known(net, known, "net"))
     steps = -(-road.samples // road.global_batch)
     short = min(road.warmup, road.collapse)

@@ -41,7 +41,7 @@ class Road:
     """A training with warmup, linear decay and collapsed decay, in plain numbers.
 
     Args:
-        net: one of `models.imagenet_names()` or a residual net of `models.classifier_names()`.
+        net: one of `models.names("imagenet")` or a residual net of `models.names("classifier")`.
         image: height and width of what the net sees (pixels).
         stored: height and width of made-up pictures (pixels); 0 where they are real.
         classes: logits (count).

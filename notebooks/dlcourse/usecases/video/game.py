@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlcourse.usecases.video import nets
 from dlguide.collectives.communicator import Communicator
-from dlguide.models import video as nets
 
 if TYPE_CHECKING:
     import keras

@@ -8,8 +8,8 @@ from numbers import Real
 from typing import Any
 
 from dlcourse.usecases.video import scenes
+from dlcourse.usecases.video.nets import resolutions
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.models.video import resolutions
 
 # The guide's frames have 128 pixels; a lesson has 32.
 SIZE, REAL_SIZE = 32, 128

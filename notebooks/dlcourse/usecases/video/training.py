@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.usecases.video import growing, scenes, trivial
+from dlcourse.usecases.video import growing, nets, scenes, trivial
 from dlcourse.usecases.video.game import Pair, centred, flat
 from dlcourse.usecases.video.outcome import GAN, Outcome, examples, judge, shown
 from dlcourse.usecases.video.resuming import Resuming
@@ -18,7 +18,6 @@ from dlcourse.usecases.video.settings import Settings, named
 from dlguide import measure
 from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require
-from dlguide.models import video as nets
 from dlguide.training.clock import Clock
 from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dlguide.models import recursive
+from dlcourse import recursive
 from dlguide.training import tensorflow_one, tensorflow_threads
 
 NET = recursive.weights(words=9, width=5, seed=3)

@@ -1,13 +1,13 @@
 """Chains of products are as long as the nets are deep, and gates let through what they should.
 
-Tests dlguide.models.through_time.
+Tests dlcourse.through_time.
 """
 
 import numpy as np
 import pytest
 
+from dlcourse.through_time import longest_chain, memory_rate
 from dlguide import models
-from dlguide.models.through_time import longest_chain, memory_rate
 
 
 @pytest.fixture(scope="module")

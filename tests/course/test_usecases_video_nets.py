@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from dlcourse.usecases.video import nets as video
 from dlguide import models
-from dlguide.models import video
 
 
 def clips(seed, size, count=2, frames=6):
