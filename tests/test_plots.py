@@ -21,6 +21,7 @@ from sklearn.metrics import roc_auc_score
 from test_experiments import a_result, a_run, seeds_of
 from test_measure import some_run
 
+from dlcourse import search_theory
 from dlguide import plots, search
 from dlguide.bench.comparison import Speed
 from dlguide.data.mixtures import Ring
@@ -35,7 +36,6 @@ from dlguide.plots import compression, frameworks, video
 from dlguide.plots.storage import limits
 from dlguide.plots.timeline import COLOURS, COMPUTE
 from dlguide.published import load
-from dlguide.search import makespan
 from dlguide.training import experiments as ex
 
 
@@ -764,8 +764,8 @@ def test_best_so_far_holds_until_a_better_one_and_the_median_is_thick():
 def test_bars_are_the_tasks_of_each_rank_and_the_prediction_a_line():
     seconds = [3.0, 1.0, 1.0, 1.0]
     panels = {
-        "free": makespan.first_free(seconds, 2),
-        "dealt": makespan.beforehand(seconds, 2),
+        "free": search_theory.first_free(seconds, 2),
+        "dealt": search_theory.beforehand(seconds, 2),
     }
     drawn = plots.rank_bars(panels, {"free": 3.0})
     for axes, bars in zip(drawn.axes, panels.values(), strict=True):

@@ -1,7 +1,6 @@
 """A search makes the trials its seed says, orders what failed last, and names what is wrong.
 
-Tests dlguide.search.spaces, dlguide.search.results, dlguide.search.running and
-dlguide.search.progress.
+Tests dlguide.search.spaces and dlguide.search.running.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pytest
 from dlguide import search
 from dlguide.cluster import RankError
 from dlguide.search import spaces
-from dlguide.search.progress import Progress
+from dlguide.search.running import _ProgressLine
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 SPACE = {
@@ -170,7 +169,7 @@ def test_objective_that_never_gives_a_score_ends_the_search_with_the_reason(retu
         (lambda: search.run(3, SPACE, search.Random(1)), "`objective` must be a function"),
         (lambda: search.run(lambda p: 1, SPACE, search.Random(1)), "take parameters, epochs and s"),
         (lambda: search.run(valley, {}, search.Random(1)), "at least one parameter"),
-        (lambda: search.run(valley, SPACE, 20), "Take Grid, Random, Halving or TPE"),
+        (lambda: search.run(valley, SPACE, 20), "Use Grid, Random, Halving or TPE"),
         (lambda: search.run(valley, SPACE, search.Random(1), seed=-1), "`seed` must be a whole"),
         (lambda: search.Random(0), "`trials` must be a whole number of at least 1"),
         (lambda: search.Random(1, epochs=0), "`epochs` must be a whole number of at least 1"),
@@ -207,7 +206,7 @@ def test_progress_in_a_file_ends_with_one_line(capsys):
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     assert "random [####################] 3/3, best" in out
-    Progress("nothing", show=False).close()
+    _ProgressLine("nothing", show=False).close()
     assert capsys.readouterr().out == ""
 
 
@@ -244,10 +243,10 @@ def test_rank_that_dies_ends_the_search_and_keeps_the_finished_trials(cluster):
     assert sum(share > 2.5 for share in expected) >= cluster.ranks
     with pytest.raises(RankError) as caught:
         search.run(killer, SPACE, search.Random(40), cluster, show=False)
-    kept = caught.value.found.trials
+    kept = caught.value.result.trials
     assert kept
     assert all(trial.score == expected[trial.number] <= 2.5 for trial in kept)
-    assert caught.value.found.best().score == min(trial.score for trial in kept)
+    assert caught.value.result.best().score == min(trial.score for trial in kept)
 
 
 def test_objective_that_cannot_be_sent_is_named(cluster):

@@ -1,12 +1,10 @@
-"""Methods of search: budgets are those of the closed form, learning pays, makespans are bounded.
+"""Methods of search: budgets are those of the closed form, learning pays.
 
-Tests dlguide.search.methods, dlguide.search.tpe, dlguide.search.makespan,
-dlguide.search.selection and dlguide.search.small_net.
+Tests dlguide.search.methods, dlguide.search.tpe and dlguide.search.small_net.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 
 from dlguide import search
 from dlguide.data.datasets import Dataset
-from dlguide.search import makespan, methods, selection, small_net, spaces, tpe
+from dlguide.search import methods, small_net, spaces, tpe
 
 SPACE = {"x": search.Uniform(0.0, 1.0), "y": search.Uniform(0.0, 1.0)}
 MIXED = {
@@ -161,67 +159,6 @@ def test_shares_count_with_one_more_of_each():
     assert shares.density(np.array([0.1, 0.5, 1.0])) == pytest.approx([1.5, 1.0, 0.5])
     drawn = [kind.at(place) for place in shares.draw(np.random.default_rng(1), 6000)]
     assert drawn.count("a") == pytest.approx(3000, abs=200)
-
-
-# --- makespan ----------------------------------------------------------------------------------
-
-
-@given(st.lists(st.floats(0, 10), min_size=1, max_size=7), st.integers(1, 3))
-def test_first_free_keeps_its_bounds_and_is_at_most_twice_the_best(seconds, ranks):
-    bars = makespan.first_free(seconds, ranks)
-    length = makespan.makespan(bars)
-    least, most = makespan.bounds(seconds, ranks)
-    assert least - 1e-9 <= length <= most + 1e-9
-    best = min(
-        max(
-            sum(s for s, rank in zip(seconds, dealt, strict=True) if rank == r)
-            for r in range(ranks)
-        )
-        for dealt in itertools.product(range(ranks), repeat=len(seconds))
-    )
-    assert least - 1e-9 <= best <= length + 1e-9
-    assert length <= (2 - 1 / ranks) * best + 1e-9
-    for rank in range(ranks):
-        mine = [bar for bar in bars if bar.rank == rank]
-        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(mine))
-    assert [bar.seconds for bar in bars] == pytest.approx(seconds)
-
-
-def test_known_schedules():
-    # Graham 1969: p = 3, the long one last is 5/3 of the best, the bound 2 - 1/p itself
-    assert makespan.makespan(makespan.first_free([1, 1, 1, 1, 1, 1, 3], 3)) == 5
-    assert makespan.bounds([1, 1, 1, 1, 1, 1, 3], 3) == (3, 5)
-    dealt = makespan.beforehand([4, 4, 1, 1, 1], 2)
-    assert [bar.rank for bar in dealt] == [0, 0, 0, 1, 1]
-    assert makespan.makespan(dealt) == 9
-    assert makespan.makespan([]) == 0.0
-
-
-def test_wrong_schedules_are_refused():
-    with pytest.raises(ValueError, match="`ranks` must be"):
-        makespan.first_free([1.0], 0)
-    with pytest.raises(ValueError, match="`seconds` must be at least 0"):
-        makespan.beforehand([1.0, -1.0], 2)
-
-
-# --- the winner's luck -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [0.02, 0.15, 0.9])
-@pytest.mark.parametrize("trials", [1, 5, 60])
-def test_least_error_is_that_of_drawn_nets(error, trials):
-    drawn = np.random.default_rng(0).binomial(300, error, (4000, trials)).min(axis=1) / 300
-    came = selection.expected_least_error(error, 300, trials)
-    assert came == pytest.approx(drawn.mean(), abs=5 * drawn.std() / math.sqrt(4000) + 1e-9)
-
-
-def test_least_error_of_one_net_is_its_own_and_falls_with_more():
-    assert selection.expected_least_error(0.15, 500, 1) == pytest.approx(0.15)
-    falls = [selection.expected_least_error(0.15, 500, trials) for trials in (1, 2, 8, 64)]
-    assert falls == sorted(falls, reverse=True)
-    assert [selection.expected_least_error(each, 9, 4) for each in (0, 1)] == [0.0, 1.0]
-    with pytest.raises(ValueError, match="`error` must be a share from 0 to 1"):
-        selection.expected_least_error(2, 9, 4)
 
 
 # --- the small net -----------------------------------------------------------------------------

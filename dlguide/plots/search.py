@@ -32,7 +32,7 @@ def search_scores(
     crosses at the upper edge.
 
     Args:
-        trials: with `parameters`, `score`, `epochs` and `failed`, as `search.Found` has them.
+        trials: with `parameters`, `score`, `epochs` and `failed`, as in `search.SearchResult`.
         best: the one to mark; None for none.
         label: what the score is, with its unit.
         path: file to write; None for none.

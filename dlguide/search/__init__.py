@@ -5,16 +5,14 @@ found = search.run(objective, space, search.Random(trials=24, epochs=3), cluster
 print(found.best())
 """
 
-from dlguide.search.methods import Grid, Halving, Proposal, Random, Rung
-from dlguide.search.results import Found, Trial
-from dlguide.search.running import run
+from dlguide.search.methods import Grid, Halving, Proposal, Random, Rung, Trial
+from dlguide.search.running import SearchResult, run
 from dlguide.search.spaces import Choice, Integer, LogUniform, Uniform
 from dlguide.search.tpe import TPE
 
 __all__ = [
     "TPE",
     "Choice",
-    "Found",
     "Grid",
     "Halving",
     "Integer",
@@ -22,6 +20,7 @@ __all__ = [
     "Proposal",
     "Random",
     "Rung",
+    "SearchResult",
     "Trial",
     "Uniform",
     "run",

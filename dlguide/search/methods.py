@@ -1,8 +1,8 @@
-"""Which trials to make: a grid, at random, or many short ones of which the best go on.
+"""Methods of search: grid, random, successive halving; proposals and trials.
 
-A method gives its trials in rounds. All trials of a round are known before its first one begins,
-and a later round depends on scores of earlier ones alone. So the same seed gives the same trials
-on any number of ranks. The price is that ranks wait for each other at the end of each round.
+A method yields its trials in rounds. All trials of a round are known before its first one begins,
+and a later round depends only on scores of earlier ones. So the same seed gives the same trials on
+any number of ranks. The price is that ranks wait for each other at the end of each round.
 """
 
 from __future__ import annotations
@@ -13,20 +13,14 @@ from typing import Any
 
 from dlguide.errors import require, require_count
 from dlguide.search import spaces
-from dlguide.search.results import Trial
 from dlguide.search.spaces import Space
+
+__all__ = ["Grid", "Halving", "Proposal", "Random", "Rounds", "Rung", "Trial", "survivors"]
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial that is to be made.
-
-    Args:
-        parameters: a value for each parameter.
-        epochs: length of the training (count).
-        rung: of successive halving (index).
-        parent: the trial of the rung before (index); None for none.
-    """
+    """A trial to make; `parent` is the trial of the previous rung, if any (index)."""
 
     parameters: Mapping[str, Any]
     epochs: int
@@ -34,17 +28,70 @@ class Proposal:
     parent: int | None = None
 
 
-# A method takes the trials of the last round and gives the proposals of the next.
+@dataclass(frozen=True)
+class Trial:
+    """One training with one set of parameters.
+
+    Args:
+        number: index of the trial; a longer training of the same parameters in a later rung is
+            another trial.
+        parameters: a value for each parameter.
+        epochs: length of the training.
+        rung: round of successive halving (index); 0 for other methods.
+        parent: the trial of the previous rung with these parameters (index), or None.
+        score: the last of the history, smaller is better; infinity if the trial failed.
+        history: the score after each epoch, or the only score; () if the trial failed.
+        rank: the rank that trained.
+        start_s: start, counted from the start of the search (s).
+        end_s: end, likewise (s).
+        error: the reason of a failure, one line; "" if there was none.
+        traceback: of a failure; "" if there was none.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    epochs: int
+    rung: int
+    parent: int | None
+    score: float
+    history: tuple[float, ...]
+    rank: int
+    start_s: float
+    end_s: float
+    error: str = ""
+    traceback: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Duration (s)."""
+        return self.end_s - self.start_s
+
+    @property
+    def failed(self) -> bool:
+        """Whether it returned no score."""
+        return bool(self.error)
+
+    def same(self) -> tuple:
+        """Return everything except rank and times: it must not depend on the number of ranks."""
+        shown = tuple(sorted(self.parameters.items()))
+        return self.number, shown, self.epochs, self.rung, self.parent, self.score, self.history
+
+    def __str__(self) -> str:
+        score = f"{self.score:.4f}" if not self.failed else "failed"
+        return f"trial {self.number}: {score} ({parameters_text(self.parameters)})"
+
+
+# A method receives the trials of the last round and yields the proposals of the next.
 Rounds = Generator[Sequence[Proposal], Sequence[Trial], None]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All combinations of equally spaced values.
+    """All combinations of `points` equally spaced values of each number and all of each `Choice`.
 
     Args:
-        points: values of each number (count); a `Choice` takes all of its own.
-        epochs: length of each training (count).
+        points: values of each number.
+        epochs: length of each training.
     """
 
     points: int
@@ -55,15 +102,7 @@ class Grid:
         require_count(self.epochs, "epochs")
 
     def rounds(self, space: Space, seed: int) -> Rounds:
-        """Give all trials in one round.
-
-        Args:
-            space: for each parameter its kind.
-            seed: not used, a grid leaves nothing to chance.
-
-        Yields:
-            Sequence: the proposals.
-        """
+        """Yield all trials in one round."""
         yield [Proposal(one, self.epochs) for one in spaces.grid(space, self.points)]
 
     def __str__(self) -> str:
@@ -72,11 +111,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Random:
-    """Points drawn at random, each by itself.
+    """Independent random points.
 
     Args:
-        trials: how many (count).
-        epochs: length of each training (count).
+        trials: number of trials.
+        epochs: length of each training.
     """
 
     trials: int
@@ -87,15 +126,7 @@ class Random:
         require_count(self.epochs, "epochs")
 
     def rounds(self, space: Space, seed: int) -> Rounds:
-        """Give all trials in one round.
-
-        Args:
-            space: for each parameter its kind.
-            seed: of the search.
-
-        Yields:
-            Sequence: the proposals.
-        """
+        """Yield all trials in one round."""
         numbers = range(self.trials)
         yield [Proposal(spaces.draw(space, seed, number), self.epochs) for number in numbers]
 
@@ -105,12 +136,7 @@ class Random:
 
 @dataclass(frozen=True)
 class Rung:
-    """One round of successive halving.
-
-    Args:
-        trials: how many train (count).
-        epochs: how long each of them trains (count).
-    """
+    """One round of successive halving: `trials` trainings of `epochs` each."""
 
     trials: int
     epochs: int
@@ -123,20 +149,20 @@ class Rung:
 
 @dataclass(frozen=True)
 class Halving:
-    """Many short trainings; the best of them again and longer, until few are left.
+    """Successive halving: many short trainings, the best repeated for longer, until few are left.
 
     Rung k has floor(n / f^k) trials of r f^k epochs, for k = 0 to K - 1, each from new weights.
-    Where f^(K-1) divides n every rung costs n r epochs, and all of it K n r. Leaves out training
-    on from the weights of the rung before, and Hyperband's several starts.
+    If f^(K-1) divides n, every rung costs n r epochs, and all of them K n r. Leaves out continuing
+    from the weights of the previous rung, and Hyperband's several brackets.
 
     Args:
-        trials: n, on the first rung (count).
-        epochs: r, of each training on the first rung (count).
-        factor: f, one of so many goes on, and trains so many times as long.
-        rungs: K (count); None for as many as leave one trial or more.
+        trials: n, on the first rung.
+        epochs: r, of each training on the first rung.
+        factor: f; one in f trials continues, and trains f times as long.
+        rungs: K; None for as many as leave at least one trial.
 
     Raises:
-        ValueError: when an argument is out of range, or the last rung would have no trial.
+        ValueError: if an argument is out of range, or the last rung would have no trial.
 
     Source:
         Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter
@@ -178,19 +204,11 @@ class Halving:
 
     @property
     def budget(self) -> int:
-        """The epochs of all rungs, when no trial fails (count)."""
+        """The epochs of all rungs, if no trial fails."""
         return sum(rung.spent for rung in self.plan())
 
     def rounds(self, space: Space, seed: int) -> Rounds:
-        """Give one rung after the other; what failed does not go on.
-
-        Args:
-            space: for each parameter its kind.
-            seed: of the search.
-
-        Yields:
-            Sequence: the proposals of a rung.
-        """
+        """Yield one rung after the other; failed trials do not continue."""
         first, *others = self.plan()
         ended = yield [
             Proposal(spaces.draw(space, seed, number), first.epochs)
@@ -209,6 +227,24 @@ class Halving:
 
 
 def survivors(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """Return the best trials that gave a score, the best first; of equal ones the first."""
+    """Return the best trials with a score, the best first; ties keep the order of numbers."""
     good = [trial for trial in trials if not trial.failed]
     return sorted(good, key=lambda trial: (trial.score, trial.number))[:count]
+
+
+def value_text(value: Any) -> str:
+    """Format a value, floats with three digits.
+
+    >>> value_text(0.0123456), value_text(64), value_text("adam")
+    ('0.0123', '64', 'adam')
+    """
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def parameters_text(parameters: Mapping[str, Any]) -> str:
+    """Format the parameters in one line.
+
+    >>> parameters_text({"rate": 0.1, "width": 32})
+    'rate 0.1, width 32'
+    """
+    return ", ".join(f"{name} {value_text(value)}" for name, value in parameters.items())

@@ -1,13 +1,16 @@
-"""Run a search: each trial trains on one rank, the ranks take the next trial as they get free."""
+"""Run a search: each trial trains on one rank, a free rank takes the next trial; the result."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from numbers import Real
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,19 +19,121 @@ from dlguide.cluster import Cluster, RankError
 from dlguide.cluster.tasks import Outcome, checked_ranks, do, payload
 from dlguide.errors import require, require_count
 from dlguide.search import spaces
-from dlguide.search.methods import Proposal, Rounds
-from dlguide.search.progress import Progress
-from dlguide.search.results import Found, Trial
+from dlguide.search.methods import Proposal, Rounds, Trial, parameters_text, value_text
 from dlguide.search.spaces import Space
+
+__all__ = ["Method", "SearchResult", "run"]
+
+DRAW_S = 0.1  # between two updates of the progress line
+LINE_S = 5.0  # between two lines in a file or a pipe
 
 Objective = Callable[[Mapping[str, Any], int, int], Any]
 
 
 class Method(Protocol):
-    """What gives trials in rounds: `Grid`, `Random`, `Halving`, `TPE`, or one of your own."""
+    """A source of trials in rounds: `Grid`, `Random`, `Halving`, `TPE`, or your own."""
 
     def rounds(self, space: Space, seed: int) -> Rounds:
-        """Give the proposals of each round; takes the trials of the round before."""
+        """Yield the proposals of each round; receives the trials of the previous one."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The trials of a search, in the order of their numbers.
+
+    Args:
+        method: its name.
+        trials: all of them.
+        seconds: time of the whole search (s).
+        ranks: number of ranks that shared the trials.
+        seed: of the search.
+    """
+
+    method: str
+    trials: tuple[Trial, ...]
+    seconds: float
+    ranks: int
+    seed: int
+
+    @property
+    def epochs(self) -> int:
+        """The budget spent: epochs of all trials."""
+        return sum(trial.epochs for trial in self.trials)
+
+    @property
+    def failed(self) -> tuple[Trial, ...]:
+        """The trials without a score."""
+        return tuple(trial for trial in self.trials if trial.failed)
+
+    def best(self) -> Trial:
+        """Return the trial with the smallest score among the longest trainings.
+
+        After successive halving these are the trials of the last rung: scores of trainings of
+        different length must not be compared. Of equal scores the first counts.
+        """
+        good = [trial for trial in self.trials if not trial.failed]
+        if not good:
+            raise ValueError(f"no trial of this search gave a score.\n{self}")
+        longest = max(trial.epochs for trial in good)
+        whole = [trial for trial in good if trial.epochs == longest]
+        return min(whole, key=lambda trial: trial.score)
+
+    def same(self) -> list[tuple]:
+        """Return everything that must not depend on the number of ranks."""
+        return [trial.same() for trial in self.trials]
+
+    def best_so_far(self, by: str = "epochs") -> tuple[list[float], list[float]]:
+        """Return the budget spent and the best score so far, after each trial with a score before.
+
+        By "epochs" the trials count in the order of their numbers, by "seconds" as they ended.
+        """
+        spent, least, spots, scores = 0, math.inf, [], []
+        by_time = by == "seconds"
+        for trial in sorted(self.trials, key=attrgetter("end_s" if by_time else "number")):
+            spent += trial.epochs
+            least = min(least, trial.score)
+            if math.isfinite(least):
+                spots.append(trial.end_s if by_time else spent)
+                scores.append(least)
+        return spots, scores
+
+    def table(self, rows: int = 10) -> str:
+        """Return the best trials as a table, longest trainings first, failed ones last."""
+        names = list(self.trials[0].parameters) if self.trials else []
+        order = sorted(self.trials, key=lambda one: (one.failed, -one.epochs, one.score))
+        lines = [("trial", "score", "epochs", "rung", "rank", "seconds", *names)]
+        lines += [
+            (
+                str(one.number),
+                one.error if one.failed else f"{one.score:.4f}",
+                *(str(each) for each in (one.epochs, one.rung, one.rank)),
+                f"{one.seconds:.2f}",
+                *(value_text(one.parameters[name]) for name in names),
+            )
+            for one in order[:rows]
+        ]
+        wide = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        text = "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, wide, strict=True))
+            for line in lines
+        )
+        left = len(order) - rows
+        return text + (f"\n... and {left} more" if left > 0 else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        good = len(self.trials) - len(self.failed)
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        first = f"{self.method}: {len(self.trials)} trials{failed}, {self.epochs} epochs, "
+        first += f"{self.seconds:.1f} s on {self.ranks} rank{'s'[: self.ranks != 1]}"
+        last = f"best {self.best()}" if good else ""
+        errors = [f"trial {each.number} failed: {each.error}" for each in self.failed[:3]]
+        more = len(self.failed) - len(errors)
+        errors += [f"... and {more} more"] if more else []
+        return "\n".join(filter(None, [first, last, *errors]))
 
 
 def run(
@@ -41,48 +146,46 @@ def run(
     ranks: Sequence[int] | None = None,
     beforehand: bool = False,
     show: bool = True,
-) -> Found:
-    """Search a space for the parameters with the least score.
+) -> SearchResult:
+    """Search a space for the parameters with the smallest score.
 
-    The trials are single trainings, each on one rank, and the ranks send nothing to each other.
-    The same seed gives the same trials on any number of ranks. A trial whose objective raises, or
-    returns no finite number, has failed: it counts as the worst, its error is in the result.
+    The trials are independent trainings, each on one rank; a rank takes the next trial as soon as
+    it is free. The same seed gives the same trials on any number of ranks. A trial whose objective
+    raises, or returns no finite number, has failed: it counts as the worst, and its error is in
+    the result.
 
     Args:
         objective: called as objective(parameters, epochs, seed) with a dictionary, the length of
-            the training and the seed of the search; returns the score, which is to be small, or
-            the list of the scores after each epoch. Goes to the ranks with the data it uses.
+            the training and the seed of the search; returns the score to minimise, or the list of
+            the scores after each epoch. It is sent to the ranks with the data it uses.
         space: for each parameter its kind, see `spaces`.
         method: which trials to make.
         cluster: the ranks; None for this process.
-        seed: of the search, and of each training (count).
-        ranks: those of the cluster that take part; None for all.
-        beforehand: deal the trials of a round out in blocks, and not as ranks get free.
+        seed: of the search, and of each training.
+        ranks: indices of the ranks that take part; None for all.
+        beforehand: assign the trials of a round in blocks, instead of to the first free rank.
         show: whether to show progress.
 
-    Returns:
-        Found: all trials.
-
     Raises:
-        ValueError: when an argument is not what it must be, or no trial of the first round gave
-            a score; the text says what went wrong in the first one.
-        RankError: when a rank died; `found` in it has the trials that had ended. So it is with
-            KeyboardInterrupt.
+        ValueError: if an argument is invalid, or no trial of the first round returned a score;
+            the text has the error of the first one.
+        RankError: if a rank died; its attribute `result` has the trials that had ended. The same
+            holds for KeyboardInterrupt.
     """
     space = spaces.check(space)
     require_count(seed, "seed", least=0)
-    then = "Take Grid, Random, Halving or TPE."
+    then = "Use Grid, Random, Halving or TPE."
     require(hasattr(method, "rounds"), "method", "be a method of search", method, then)
     _require_objective(objective, cluster)
     if cluster is not None:
         ranks = checked_ranks(ranks, cluster.ranks)
     begin_s = time.monotonic()
     trials: list[Trial] = []
-    progress = Progress(str(method), show)
+    progress = _ProgressLine(str(method), show)
 
-    def found() -> Found:
+    def result() -> SearchResult:
         seconds = time.monotonic() - begin_s
-        return Found(str(method), tuple(trials), seconds, len(ranks) if ranks else 1, seed)
+        return SearchResult(str(method), tuple(trials), seconds, len(ranks) if ranks else 1, seed)
 
     rounds = method.rounds(space, seed)
     try:
@@ -91,12 +194,12 @@ def run(
             first = len(trials)
             progress.expect(len(proposals))
             read = partial(_trial, proposals, first, begin_s)
-            tell = lambda outcome, read=read: progress.tell(read(outcome))  # noqa: E731
+            ended_one = lambda outcome, read=read: progress.add(read(outcome))  # noqa: E731
             try:
-                done = _round(objective, proposals, seed, cluster, ranks, beforehand, tell)
+                done = _round(objective, proposals, seed, cluster, ranks, beforehand, ended_one)
             except (RankError, KeyboardInterrupt) as error:
                 trials += [read(each) for each in getattr(error, "outcomes", ())]
-                error.found = found()
+                error.result = result()
                 raise
             ended = [read(each) for each in done]
             trials += ended
@@ -105,7 +208,7 @@ def run(
             proposals = _next(rounds, ended)
     finally:
         progress.close()
-    return found()
+    return result()
 
 
 def _next(rounds: Rounds, ended: Sequence[Trial]) -> Sequence[Proposal] | None:
@@ -122,18 +225,18 @@ def _round(
     cluster: Cluster | None,
     ranks: Sequence[int] | None,
     beforehand: bool,
-    tell: Callable[[Outcome], None],
+    on_result: Callable[[Outcome], None],
 ) -> list[Outcome]:
-    """Make the trials of one round."""
+    """Run the trials of one round, on the ranks or here."""
     call = partial(attempt, objective, seed)
     items = [(dict(one.parameters), one.epochs) for one in proposals]
     if cluster is not None:
-        return cluster.map(call, items, ranks, tell, beforehand)
+        return cluster.map(call, items, ranks, on_result, beforehand)
     outcomes: list[Outcome] = []
     try:
         for number, item in enumerate(items):
             outcomes.append(do(call, item, number, rank=0))
-            tell(outcomes[-1])
+            on_result(outcomes[-1])
     except KeyboardInterrupt as error:
         error.outcomes = outcomes
         raise
@@ -143,13 +246,13 @@ def _round(
 def attempt(
     objective: Objective, seed: int, item: tuple[Mapping[str, Any], int]
 ) -> tuple[float, ...]:
-    """Call an objective and return its scores; on the rank."""
+    """Call an objective on a rank and return its scores."""
     parameters, epochs = item
     return scores(objective(parameters, epochs, seed))
 
 
 def scores(returned: Any) -> tuple[float, ...]:
-    """Read what an objective returned.
+    """Return the scores of an objective's value.
 
     >>> scores([0.5, 0.25])
     (0.5, 0.25)
@@ -204,3 +307,60 @@ def _all_failed(trials: Sequence[Trial]) -> None:
     got = f"{len(trials)} failures"
     then = f"Trial 0: {trials[0].error}\n{trials[0].traceback}"
     require(False, "objective", must, got, then)
+
+
+class _ProgressLine:
+    """Progress of a search: one updated line in a terminal or notebook, rare lines in a file."""
+
+    def __init__(self, method: str, show: bool) -> None:
+        self.method = method
+        self.show = show
+        self.begin_s = self.drawn_s = self.line_s = time.monotonic()
+        self.expected = self.ended = self.failed = 0
+        self.best: Trial | None = None
+        self.width = 0
+        self.live = show and (sys.stdout.isatty() or hasattr(sys.stdout, "topic"))
+
+    def expect(self, trials: int) -> None:
+        """Announce a round."""
+        self.expected += trials
+
+    def add(self, trial: Trial) -> None:
+        """Count a finished trial and redraw the line from time to time."""
+        self.ended += 1
+        self.failed += trial.failed
+        if not trial.failed and (self.best is None or trial.score < self.best.score):
+            self.best = trial
+        now_s = time.monotonic()
+        if self.live and now_s - self.drawn_s >= DRAW_S:
+            self.drawn_s = now_s
+            self._draw()
+        elif self.show and not self.live and now_s - self.line_s >= LINE_S:
+            self.line_s = now_s
+            sys.stdout.write(f"{self.text()}\n")
+            sys.stdout.flush()
+
+    def text(self) -> str:
+        """Return the line: method, finished trials, the best, failures, seconds."""
+        done = round(20 * self.ended / max(1, self.expected))
+        parts = [f"{self.method} [{'#' * done}{'.' * (20 - done)}] {self.ended}/{self.expected}"]
+        if self.best is not None:
+            best = f"best {self.best.score:.4f}: trial {self.best.number}"
+            parts.append(f"{best} ({parameters_text(self.best.parameters)})")
+        parts += [f"{self.failed} failed"] if self.failed else []
+        return ", ".join([*parts, f"{time.monotonic() - self.begin_s:.1f} s"])
+
+    def close(self) -> None:
+        """Draw the line a last time."""
+        if self.live:
+            self._draw()
+            sys.stdout.write("\n")
+        elif self.show:
+            sys.stdout.write(f"{self.text()}\n")
+        sys.stdout.flush()
+
+    def _draw(self) -> None:
+        text = self.text()
+        sys.stdout.write("\r" + text.ljust(self.width))
+        sys.stdout.flush()
+        self.width = len(text)

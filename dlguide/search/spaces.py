@@ -1,11 +1,11 @@
-"""What may be chosen: the values of each parameter, and points drawn from a seed.
+"""Search spaces: the range of each parameter, and points drawn from a seed.
 
-A space is a dictionary from a parameter's name to one of the four kinds here:
+A space is a dictionary from a parameter's name to one of four kinds:
 
     space = {"rate": LogUniform(1e-3, 1.0), "batch": Choice((16, 32, 64)), "width": Integer(8, 64)}
 
-Every kind maps the interval [0, 1) to its values, so that a point of any space is a point of a
-unit cube: random search draws there, and the Parzen estimators of `tpe` live there.
+Every kind maps the interval [0, 1) to its values, so a point of any space is a point of a unit
+cube: random search and the Parzen estimators of `tpe` work there.
 """
 
 from __future__ import annotations
@@ -21,15 +21,12 @@ import numpy as np
 
 from dlguide.errors import require, require_count
 
+__all__ = ["Choice", "Integer", "LogUniform", "Space", "Uniform", "check", "draw", "grid"]
+
 
 @dataclass(frozen=True)
 class Uniform:
-    """Numbers from low to high, each as likely as another.
-
-    Args:
-        low: the smallest.
-        high: the largest, above it.
-    """
+    """Uniformly distributed numbers from `low` to `high`."""
 
     low: float
     high: float
@@ -38,38 +35,17 @@ class Uniform:
         _require_numbers(self.low, self.high)
 
     def at(self, place: float) -> float:
-        """Return the value at a place.
-
-        Args:
-            place: in [0, 1].
-
-        Returns:
-            float: low + place (high - low).
-        """
+        """Return low + place (high - low)."""
         return float(self.low + place * (self.high - self.low))
 
     def place(self, value: float) -> float:
-        """Return the place of a value, the inverse of `at`.
-
-        Args:
-            value: from low to high.
-
-        Returns:
-            float: in [0, 1].
-        """
+        """Return the place of a value in [0, 1], the inverse of `at`."""
         return (value - self.low) / (self.high - self.low)
 
 
 @dataclass(frozen=True)
 class LogUniform:
-    """Positive numbers whose logarithm is uniform: each factor of 10 is as likely as another.
-
-    For learning rates and all that matters by its order of magnitude.
-
-    Args:
-        low: the smallest, above 0.
-        high: the largest, above it.
-    """
+    """Positive numbers whose logarithm is uniform, such as learning rates."""
 
     low: float
     high: float
@@ -79,36 +55,17 @@ class LogUniform:
         require(self.low > 0, "low", "be above 0 on a logarithmic scale", self.low)
 
     def at(self, place: float) -> float:
-        """Return the value at a place.
-
-        Args:
-            place: in [0, 1].
-
-        Returns:
-            float: low (high / low) ** place.
-        """
+        """Return low (high / low) ** place."""
         return float(self.low * (self.high / self.low) ** place)
 
     def place(self, value: float) -> float:
-        """Return the place of a value, the inverse of `at`.
-
-        Args:
-            value: from low to high.
-
-        Returns:
-            float: in [0, 1].
-        """
+        """Return the place of a value in [0, 1], the inverse of `at`."""
         return math.log(value / self.low) / math.log(self.high / self.low)
 
 
 @dataclass(frozen=True)
 class Integer:
-    """Whole numbers from low to high, both included, each as likely as another.
-
-    Args:
-        low: the smallest.
-        high: the largest, above it.
-    """
+    """Uniformly distributed integers from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -121,35 +78,17 @@ class Integer:
         _require_numbers(self.low, self.high)
 
     def at(self, place: float) -> int:
-        """Return the value at a place; each has an equal part of [0, 1].
-
-        Args:
-            place: in [0, 1].
-
-        Returns:
-            int: the value.
-        """
+        """Return the value at a place; each value has an equal part of [0, 1]."""
         return min(int(self.high), int(self.low) + int(place * (self.high - self.low + 1)))
 
     def place(self, value: int) -> float:
-        """Return the middle of the part of [0, 1] that belongs to a value.
-
-        Args:
-            value: from low to high.
-
-        Returns:
-            float: in [0, 1].
-        """
+        """Return the middle of the part of [0, 1] that belongs to a value."""
         return (value - self.low + 0.5) / (self.high - self.low + 1)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values that need no order, such as names.
-
-    Args:
-        values: at least one; each as likely as another.
-    """
+    """One of several equally likely values without order, such as names."""
 
     values: tuple[Any, ...]
 
@@ -159,25 +98,11 @@ class Choice:
         object.__setattr__(self, "values", tuple(self.values))
 
     def at(self, place: float) -> Any:
-        """Return the value at a place; each has an equal part of [0, 1].
-
-        Args:
-            place: in [0, 1].
-
-        Returns:
-            Any: the value.
-        """
+        """Return the value at a place; each value has an equal part of [0, 1]."""
         return self.values[min(len(self.values) - 1, int(place * len(self.values)))]
 
     def place(self, value: Any) -> float:
-        """Return the middle of the part of [0, 1] that belongs to a value.
-
-        Args:
-            value: one of the values.
-
-        Returns:
-            float: in [0, 1].
-        """
+        """Return the middle of the part of [0, 1] that belongs to a value."""
         return (self.values.index(value) + 0.5) / len(self.values)
 
 
@@ -186,17 +111,7 @@ Space = Mapping[str, Kind]
 
 
 def check(space: Space) -> dict[str, Kind]:
-    """Return the space as a dictionary, or say what is wrong with it.
-
-    Args:
-        space: for each parameter its kind.
-
-    Returns:
-        dict: the same.
-
-    Raises:
-        ValueError: when it is empty, or a name or a kind is none.
-    """
+    """Return the space as a dictionary, or raise if it is none."""
     filled = isinstance(space, Mapping) and len(space) > 0
     require(filled, "space", "be a dictionary with at least one parameter", space)
     for name, kind in space.items():
@@ -212,7 +127,7 @@ def check(space: Space) -> dict[str, Kind]:
 
 
 def draw(space: Space, seed: int, number: int) -> dict[str, Any]:
-    """Draw the parameters of a trial; they depend on seed and number alone.
+    """Draw the parameters of a trial, which depend only on `seed` and `number`.
 
     So trial 7 is the same whether 8 or 800 are made, and in whatever order they end.
 
@@ -226,8 +141,8 @@ def draw(space: Space, seed: int, number: int) -> dict[str, Any]:
 def grid(space: Space, points: int) -> list[dict[str, Any]]:
     """Return all combinations of equally spaced values, the last parameter varying fastest.
 
-    Numbers take the middles of `points` equal parts of their interval (on their own scale); of
-    whole numbers that coincide one is kept; a `Choice` takes all its values.
+    Numbers take the middles of `points` equal parts of their interval (on their own scale), of
+    equal integers one is kept; a `Choice` takes all its values.
     """
     require_count(points, "points")
     middles = [(point + 0.5) / points for point in range(points)]

@@ -1,8 +1,8 @@
-"""Search that learns from its trials: tree-structured Parzen estimators, in one dimension each.
+"""Tree-structured Parzen estimators (TPE): search that learns from its trials.
 
-Split the trials so far into the good and the others. Estimate where the good ones lie, l(x), and
-where the others lie, g(x); then try the x with the largest l(x) / g(x). Under the model of the
-paper that is the x of the largest expected improvement.
+Split the trials so far into the good and the others. Estimate the density of the good ones, l(x),
+and of the others, g(x), in one dimension each; then try the x with the largest l(x) / g(x). Under
+the model of the paper this x has the largest expected improvement.
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ import numpy as np
 
 from dlguide.errors import require, require_count
 from dlguide.search import spaces
-from dlguide.search.methods import Proposal, Rounds
-from dlguide.search.results import Trial
+from dlguide.search.methods import Proposal, Rounds, Trial
 from dlguide.search.spaces import Choice, Kind, Space
 
 
 @dataclass(frozen=True)
 class TPE:
-    """Begin at random, then draw where good trials are dense and the others are not.
+    """Start at random, then draw where good trials are dense and the others are not.
 
-    Each parameter by itself (see `suggest`), so what matters only together is not seen. Trials
-    are proposed `together` at a time from the same scores, that ranks may share them; the more,
-    the less each knows. More candidates are greedier: they crowd where it looks best so far.
+    Each parameter is treated alone (see `suggest`), so interactions are not seen. `together`
+    trials are proposed at a time from the same scores, so that ranks can share them; the more,
+    the fewer scores each proposal uses. More candidates are greedier.
 
     Args:
-        trials: how many in all (count).
-        epochs: length of each training (count).
-        first: of them at random (count); None for a quarter, at least 4.
-        together: how many each later round proposes (count).
-        good: the share of the trials that count as good.
-        candidates: points that are compared for each number (count); HyperOpt compares 24.
+        trials: number of trials in all.
+        epochs: length of each training.
+        first: number of random trials; None for a quarter, at least 4.
+        together: trials of each later round.
+        good: share of the trials that count as good.
+        candidates: points that are compared for each number; HyperOpt compares 24.
 
     Raises:
-        ValueError: when an argument is out of range.
+        ValueError: if an argument is out of range.
 
     Source:
         Bergstra, Bardenet, Bengio, Kegl: Algorithms for Hyper-Parameter Optimization, NIPS 2011,
@@ -60,15 +59,7 @@ class TPE:
         require(0 < self.good < 1, "good", "be a share between 0 and 1", self.good)
 
     def rounds(self, space: Space, seed: int) -> Rounds:
-        """Give the random trials, then a few at a time.
-
-        Args:
-            space: for each parameter its kind.
-            seed: of the search.
-
-        Yields:
-            Sequence: the proposals of a round.
-        """
+        """Yield the random trials, then `together` at a time."""
         begin = min(self.trials, self.first or max(4, self.trials // 4))
         known = list(
             (yield [Proposal(spaces.draw(space, seed, one), self.epochs) for one in range(begin)])
@@ -83,11 +74,11 @@ class TPE:
     def suggest(
         self, space: Space, known: Sequence[Trial], seed: int, number: int
     ) -> dict[str, Any]:
-        """Propose the parameters of one trial from the scores there are.
+        """Propose the parameters of one trial from the scores so far.
 
         For each number: draw candidates from l, and take the one with the largest l / g. For a
-        `Choice` one draw from l decides. The good are ceil(good * n) of n trials; what failed is
-        among the others.
+        `Choice` one draw from l decides. The good are ceil(good * n) of n trials; failed trials
+        are among the others.
         """
         random = np.random.default_rng([seed, number, 1])
         order = sorted(known, key=lambda trial: (trial.failed, trial.score, trial.number))
@@ -98,7 +89,7 @@ class TPE:
                 estimator(kind, [kind.place(one.parameters[name]) for one in part])
                 for part in (order[:count], order[count:])
             )
-            # Among few values the best ratio would always be the same one's: bad luck for ever.
+            # Among few values the same one would have the best ratio indefinitely.
             points = 1 if isinstance(kind, Choice) else self.candidates
             places = good.draw(random, points)
             gain = good.density(places) / others.density(places)
@@ -111,15 +102,15 @@ class TPE:
 
 @dataclass(frozen=True)
 class Parzen:
-    """A density on [0, 1]: one bell about each place that was seen, and a flat one.
+    """A density on [0, 1]: a normal density around each known place, and a uniform one.
 
-    With n places x_i, widths s_i, and N cut off outside [0, 1]:
+    With n places x_i, widths s_i, and N truncated to [0, 1]:
 
         p(x) = (1 + sum_i N(x; x_i, s_i)) / (n + 1)
 
-    s_i is the larger one of the distances to the neighbours (0 and 1 are the outermost ones'),
-    at least 1 / min(100, n + 2), at most 1: wide where little is known. The flat part lets no
-    place be impossible.
+    s_i is the larger distance to a neighbour (0 and 1 are neighbours of the outermost places),
+    at least 1 / min(100, n + 2), at most 1: wide where little is known. The uniform part keeps
+    every place possible.
     """
 
     places: np.ndarray
@@ -133,7 +124,7 @@ class Parzen:
 
     def draw(self, random: np.random.Generator, points: int) -> np.ndarray:
         """Draw places from the density."""
-        drawn = random.random(points)  # those of the flat part stay
+        drawn = random.random(points)  # those of the uniform part stay
         which = random.integers(len(self.places) + 1, size=points) - 1
         for point in np.flatnonzero(which >= 0):
             bell = which[point]
@@ -144,17 +135,16 @@ class Parzen:
         return drawn
 
     def _inside(self) -> np.ndarray:
-        """Return the share of each bell that lies in [0, 1]."""
+        """Return the share of each normal density that is in [0, 1]."""
+        from scipy.special import ndtr
+
         low, high = ((edge - self.places) / self.widths for edge in (0.0, 1.0))
-        return np.array([_below(b) - _below(a) for a, b in zip(low, high, strict=True)])
+        return ndtr(high) - ndtr(low)
 
 
 @dataclass(frozen=True)
-class Shares:
-    """The shares of values without order, as a density on [0, 1] with steps.
-
-    Of k values, one that was seen c times of n has the share (c + 1) / (n + k).
-    """
+class ValueShares:
+    """Shares of k values without order as a density on [0, 1]: (c + 1) / (n + k) for c of n."""
 
     shares: np.ndarray
 
@@ -169,17 +159,13 @@ class Shares:
         return (random.choice(values, points, p=self.shares) + 0.5) / values
 
 
-def estimator(kind: Kind, places: Sequence[float]) -> Parzen | Shares:
-    """Estimate how dense a parameter's values lie."""
+def estimator(kind: Kind, places: Sequence[float]) -> Parzen | ValueShares:
+    """Estimate the density of a parameter's places."""
     if isinstance(kind, Choice):
         values = len(kind.values)
         seen = np.bincount([int(place * values) for place in places], minlength=values)
-        return Shares((seen + 1) / (len(places) + values))
+        return ValueShares((seen + 1) / (len(places) + values))
     ordered = np.sort(np.asarray(places, float))
     gaps = np.diff(ordered, prepend=0.0, append=1.0)
     least = 1 / min(100, len(ordered) + 2)
     return Parzen(ordered, np.clip(np.maximum(gaps[:-1], gaps[1:]), least, 1.0))
-
-
-def _below(deviations: float) -> float:
-    return 0.5 * (1 + math.erf(deviations / math.sqrt(2)))

@@ -1,0 +1,73 @@
+"""Makespans keep Graham's bounds; the smallest of several errors is that of drawn nets."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlcourse import search_theory
+
+# --- makespan ----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=7), st.integers(1, 3))
+def test_first_free_keeps_its_bounds_and_is_at_most_twice_the_best(seconds, ranks):
+    bars = search_theory.first_free(seconds, ranks)
+    length = search_theory.makespan(bars)
+    least, most = search_theory.bounds(seconds, ranks)
+    assert least - 1e-9 <= length <= most + 1e-9
+    best = min(
+        max(
+            sum(s for s, rank in zip(seconds, dealt, strict=True) if rank == r)
+            for r in range(ranks)
+        )
+        for dealt in itertools.product(range(ranks), repeat=len(seconds))
+    )
+    assert least - 1e-9 <= best <= length + 1e-9
+    assert length <= (2 - 1 / ranks) * best + 1e-9
+    for rank in range(ranks):
+        mine = [bar for bar in bars if bar.rank == rank]
+        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(mine))
+    assert [bar.seconds for bar in bars] == pytest.approx(seconds)
+
+
+def test_known_schedules():
+    # Graham 1969: p = 3, the long one last is 5/3 of the best, the bound 2 - 1/p itself
+    assert search_theory.makespan(search_theory.first_free([1, 1, 1, 1, 1, 1, 3], 3)) == 5
+    assert search_theory.bounds([1, 1, 1, 1, 1, 1, 3], 3) == (3, 5)
+    dealt = search_theory.beforehand([4, 4, 1, 1, 1], 2)
+    assert [bar.rank for bar in dealt] == [0, 0, 0, 1, 1]
+    assert search_theory.makespan(dealt) == 9
+    assert search_theory.makespan([]) == 0.0
+
+
+def test_wrong_schedules_are_refused():
+    with pytest.raises(ValueError, match="`ranks` must be"):
+        search_theory.first_free([1.0], 0)
+    with pytest.raises(ValueError, match="`seconds` must be at least 0"):
+        search_theory.beforehand([1.0, -1.0], 2)
+
+
+# --- the winner's luck -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [0.02, 0.15, 0.9])
+@pytest.mark.parametrize("trials", [1, 5, 60])
+def test_least_error_is_that_of_drawn_nets(error, trials):
+    drawn = np.random.default_rng(0).binomial(300, error, (4000, trials)).min(axis=1) / 300
+    came = search_theory.expected_least_error(error, 300, trials)
+    assert came == pytest.approx(drawn.mean(), abs=5 * drawn.std() / math.sqrt(4000) + 1e-9)
+
+
+def test_least_error_of_one_net_is_its_own_and_falls_with_more():
+    assert search_theory.expected_least_error(0.15, 500, 1) == pytest.approx(0.15)
+    falls = [search_theory.expected_least_error(0.15, 500, trials) for trials in (1, 2, 8, 64)]
+    assert falls == sorted(falls, reverse=True)
+    assert [search_theory.expected_least_error(each, 9, 4) for each in (0, 1)] == [0.0, 1.0]
+    with pytest.raises(ValueError, match="`error` must be a share from 0 to 1"):
+        search_theory.expected_least_error(2, 9, 4)
