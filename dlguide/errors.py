@@ -16,6 +16,10 @@ class DataError(RuntimeError):
     """A data file is missing or not what it should be; the text says how to restore it."""
 
 
+class TransferError(DataError):
+    """A data set could not be brought to its place; the text says why and what to do."""
+
+
 class LockHeldError(RuntimeError):
     """Another process holds a lock; `owner` names it."""
 

@@ -125,6 +125,26 @@ def file_lock(path: str | os.PathLike, wait: bool) -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def new_folder(folder: str | os.PathLike) -> Iterator[Path]:
+    """Give a folder to write into, which gets its name when the block ends.
+
+    A block that raises leaves nothing; what a killed process wrote stands beside the name, under
+    one that begins with a point.
+    """
+    final = Path(folder)
+    require(not final.exists(), "folder", "be a name that is not taken yet", str(folder))
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        partial.rename(final)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
 def sha256(path: str | os.PathLike) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal digits."""
     with open(path, "rb") as file:

@@ -10,7 +10,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlguide.data.mixtures import Ring
+from dlcourse.mixtures import Ring
 from dlguide.training import adversarial
 
 pytestmark = pytest.mark.ranks
@@ -169,7 +169,7 @@ def plays(batch, parallel):
     import numpy as np
 
     import dlguide.horovod as hvd
-    from dlguide.data.mixtures import Ring
+    from dlcourse.mixtures import Ring
     from dlguide.training import adversarial
 
     hvd.init()
@@ -195,7 +195,7 @@ def test_ranks_play_the_game_of_one_process_with_the_global_batch(ranks, alone, 
 
 def refused(batch):
     import dlguide.horovod as hvd
-    from dlguide.data.mixtures import Ring
+    from dlcourse.mixtures import Ring
     from dlguide.training import adversarial
 
     hvd.init()

@@ -22,9 +22,9 @@ from test_experiments import a_result, a_run, seeds_of
 from test_measure import some_run
 
 from dlcourse import search_theory
+from dlcourse.mixtures import Ring
 from dlguide import plots, search
 from dlguide.bench.comparison import Speed
-from dlguide.data.mixtures import Ring
 from dlguide.machine import layouts, onednn, precision
 from dlguide.measure import Timing, Utilisation
 from dlguide.measure.start_up import StartUp

@@ -1,7 +1,4 @@
-"""One rank of each node copies, all get the same copy or the same error, and nobody hangs.
-
-Tests dlguide.data.transfer.staging, dlguide.data.transfer.copying, dlguide.data.transfer.listing
-"""
+"""One rank of each node copies, all get the same copy or the same error, and nobody hangs."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ import pytest
 from lanes import RANKS
 from on_ranks import mpiexec, on_ranks
 
-from dlguide.data import formats, transfer
+from dlguide.data import formats, staging, verification
 from dlguide.data.formats import DamageError
-from dlguide.data.transfer import copying, listing, staging
 from dlguide.errors import LockHeldError, MissingComponentError
 from dlguide.files import file_lock
 
@@ -67,7 +63,7 @@ def test_a_copy_has_every_byte_and_a_second_stage_copies_nothing(kind, tmp_path)
     source = make(kind, tmp_path / "source")
     target = tmp_path / "local" / "deep" / "copy"
     told = []
-    first = transfer.stage(source, target, progress=lambda done, of: told.append((done, of)))
+    first = staging.stage(source, target, progress=lambda done, of: told.append((done, of)))
     copied = tree(target)
     original = tree(source)
     if kind in ("plain", "sums"):
@@ -83,18 +79,18 @@ def test_a_copy_has_every_byte_and_a_second_stage_copies_nothing(kind, tmp_path)
     assert json.loads(json.dumps(first.as_dict()))["path"] == str(target)
     before = {path: path.stat().st_ino for path in target.rglob("*")}
     for quick in (False, True):
-        again = transfer.stage(source, target, quick=quick)
+        again = staging.stage(source, target, quick=quick)
         assert not again.copied
         assert again.nbytes == first.nbytes
     assert {path: path.stat().st_ino for path in target.rglob("*")} == before
     assert nothing_beside(target)
-    assert transfer.verify(target).ok
+    assert verification.verify(target).ok
 
 
 def test_times_of_change_are_kept(tmp_path):
     source = make("plain", tmp_path / "source")
     os.utime(source / "empty", ns=(1, 123_456_789_000))
-    transfer.stage(source, tmp_path / "copy")
+    staging.stage(source, tmp_path / "copy")
     assert (tmp_path / "copy" / "empty").stat().st_mtime_ns == 123_456_789_000
 
 
@@ -102,15 +98,15 @@ def test_times_of_change_are_kept(tmp_path):
 def test_a_copy_with_one_flipped_bit_is_not_used_but_replaced_when_asked(kind, tmp_path):
     source = make(kind, tmp_path / "source")
     target = tmp_path / "local" / "copy"
-    transfer.stage(source, target)
+    staging.stage(source, target)
     whole = tree(target)
     for path in [path for path in target.rglob("*") if path.is_file() and path.stat().st_size]:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 4
         path.write_bytes(data)
         with pytest.raises(ValueError, match=r"`target` must hold nothing, or a whole copy"):
-            transfer.stage(source, target)
-        assert transfer.stage(source, target, replace=True).copied
+            staging.stage(source, target)
+        assert staging.stage(source, target, replace=True).copied
         assert tree(target) == whole
     assert nothing_beside(target)
 
@@ -121,19 +117,19 @@ def test_other_things_under_the_name_are_refused_and_stay(tmp_path):
     target.mkdir()
     (target / "precious").write_text("mine")
     with pytest.raises(ValueError, match=r"it is no copy that was staged"):
-        transfer.stage(source, target)
+        staging.stage(source, target)
     assert tree(target) == {"precious": b"mine"}
     file = tmp_path / "file"
     file.write_text("mine")
     with pytest.raises(ValueError, match=r"`target` must hold nothing"):
-        transfer.stage(source, file)
+        staging.stage(source, file)
     assert file.read_text() == "mine"
 
 
 @pytest.mark.parametrize("change", ["longer", "newer", "more", "fewer"])
 def test_a_source_that_has_changed_is_seen(change, tmp_path):
     source, target = make("plain", tmp_path / "source"), tmp_path / "copy"
-    transfer.stage(source, target)
+    staging.stage(source, target)
     path = source / "a" / "b" / "3.bin"
     if change == "longer":
         path.write_bytes(b"another")
@@ -145,9 +141,9 @@ def test_a_source_that_has_changed_is_seen(change, tmp_path):
     else:
         path.unlink()
     with pytest.raises(ValueError, match=r"only in one of the two|in the source"):
-        transfer.stage(source, target, quick=True)
-    assert transfer.stage(source, target, replace=True).copied
-    assert not transfer.stage(source, target).copied
+        staging.stage(source, target, quick=True)
+    assert staging.stage(source, target, replace=True).copied
+    assert not staging.stage(source, target).copied
 
 
 def rewrite(path: Path) -> None:
@@ -160,7 +156,7 @@ def rewrite(path: Path) -> None:
 def test_a_file_that_changes_while_it_is_copied_is_never_certified(when, tmp_path, monkeypatch):
     source = make("plain", tmp_path / "source")
     path = source / "a" / "b" / "3.bin"
-    module, name = (staging, "list_files") if when == "listed" else (copying, "_read")
+    module, name = (staging, "list_files") if when == "listed" else (staging, "read_digest")
     real = getattr(module, name)
 
     def then_changed(*words):
@@ -174,7 +170,7 @@ def test_a_file_that_changes_while_it_is_copied_is_never_certified(when, tmp_pat
     monkeypatch.setattr(module, name, then_changed)
     said = "cannot be read: No such file" if when == "removed" else "was changed while"
     with pytest.raises(DamageError, match=rf"3\.bin: {said}"):
-        transfer.stage(source, tmp_path / "local" / "copy")
+        staging.stage(source, tmp_path / "local" / "copy")
     assert os.listdir(tmp_path / "local") == []
 
 
@@ -188,12 +184,12 @@ def test_a_new_time_alone_does_not_stop_a_file_that_fits_its_checksum(tmp_path, 
         return found
 
     monkeypatch.setattr(staging, "list_files", then_touched)
-    assert transfer.stage(source, tmp_path / "copy").copied
+    assert staging.stage(source, tmp_path / "copy").copied
 
 
 def test_a_job_that_waited_compares_with_the_present_source(tmp_path, monkeypatch):
     source, target = make("plain", tmp_path / "source"), tmp_path / "copy"
-    transfer.stage(source, target)
+    staging.stage(source, target)
 
     @contextmanager
     def locked_late(path, wait):
@@ -203,7 +199,7 @@ def test_a_job_that_waited_compares_with_the_present_source(tmp_path, monkeypatc
 
     monkeypatch.setattr(staging, "file_lock", locked_late)
     with pytest.raises(ValueError, match=r"3\.bin' has another time of change than in the source"):
-        transfer.stage(source, target)
+        staging.stage(source, target)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])
@@ -215,7 +211,7 @@ def test_damage_in_the_source_is_named_and_never_copied(kind, tmp_path):
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(DamageError, match=path.name):
-        transfer.stage(source, tmp_path / "local" / "copy")
+        staging.stage(source, tmp_path / "local" / "copy")
     assert sorted(os.listdir(tmp_path)) in (["local", "source"], ["source"])
     assert not list(tmp_path.glob("local/*"))
 
@@ -234,19 +230,19 @@ def test_links_pipes_and_lost_files_are_refused(tmp_path):
         source = make("sums", tmp_path / f"source{number}")
         spoil(source)
         with pytest.raises(DamageError, match=f"source{number}"):
-            transfer.stage(source, tmp_path / "copy")
+            staging.stage(source, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
 def test_arguments_are_checked_before_anything_is_written(tmp_path):
     source = make("plain", tmp_path / "source")
     with pytest.raises(MissingComponentError, match=r"dlguide data fetch"):
-        transfer.stage(tmp_path / "nothing", tmp_path / "copy")
+        staging.stage(tmp_path / "nothing", tmp_path / "copy")
     for target in (source, source / "a" / "copy", tmp_path):
         with pytest.raises(ValueError, match=r"`target` must lie apart from the source"):
-            transfer.stage(source, target, replace=True)
+            staging.stage(source, target, replace=True)
     with pytest.raises(ValueError, match=r"`target` must be a folder this process can write to"):
-        transfer.stage(source, "/dev/null/copy")
+        staging.stage(source, "/dev/null/copy")
     assert sorted(os.listdir(tmp_path)) == ["source"]
 
 
@@ -260,7 +256,7 @@ def test_a_disk_that_is_too_full_is_told_before_the_copy(tmp_path, monkeypatch):
     with big.open("wb") as file:
         file.truncate(2_000_000)
     with pytest.raises(ValueError, match=r"be on a disk with room for 2\.0 MB"):
-        transfer.stage(source, tmp_path / "local" / "copy")
+        staging.stage(source, tmp_path / "local" / "copy")
     assert os.listdir(tmp_path / "local") == []
 
 
@@ -270,9 +266,9 @@ def test_a_write_error_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dlguide.data.transfer.copying.os.utime", full)
+    monkeypatch.setattr("dlguide.data.staging.os.utime", full)
     with pytest.raises(OSError, match="No space left"):
-        transfer.stage(source, tmp_path / "local" / "copy")
+        staging.stage(source, tmp_path / "local" / "copy")
     assert os.listdir(tmp_path / "local") == []
 
 
@@ -280,11 +276,11 @@ def test_sums_name_each_file_once_and_inside(tmp_path):
     path = tmp_path / "SHA256SUMS"
     good = "A" * 64
     path.write_text(f"{good}  ./a b/c\n{good} *d\n")
-    assert listing.read_sums(path) == {"a b/c": good.lower(), "d": good.lower()}
+    assert verification.read_sums(path) == {"a b/c": good.lower(), "d": good.lower()}
     for line in ("/x", "../x", "a/../x", "a//b", "d"):
         path.write_text(f"{good}  d\n{good}  {line}\n")
         with pytest.raises(DamageError, match="line 2"):
-            listing.read_sums(path)
+            verification.read_sums(path)
 
 
 def test_names_with_every_sign_that_ends_a_line_elsewhere_are_listed(tmp_path):
@@ -292,20 +288,20 @@ def test_names_with_every_sign_that_ends_a_line_elsewhere_are_listed(tmp_path):
     names = [f"a{sign}b" for sign in "\f\v\x1c\x85\u2028\u2029"]
     for name in names:
         (source / name).write_text(name)
-    transfer.stage(source, tmp_path / "copy")
-    assert set(names) < set(listing.read_sums(tmp_path / "copy" / "SHA256SUMS"))
-    assert not transfer.stage(source, tmp_path / "copy").copied
+    staging.stage(source, tmp_path / "copy")
+    assert set(names) < set(verification.read_sums(tmp_path / "copy" / "SHA256SUMS"))
+    assert not staging.stage(source, tmp_path / "copy").copied
 
 
 def test_sums_may_be_empty_or_have_the_line_ends_of_windows(tmp_path):
     path = tmp_path / "SHA256SUMS"
     path.write_bytes(b"")
-    assert listing.read_sums(path) == {}
+    assert verification.read_sums(path) == {}
     path.write_bytes(b"a" * 64 + b"  x\r\n" + b"b" * 64 + b"  y")
-    assert listing.read_sums(path) == {"x": "a" * 64, "y": "b" * 64}
+    assert verification.read_sums(path) == {"x": "a" * 64, "y": "b" * 64}
     path.write_bytes(b"a" * 64 + b"  x\n\n")
     with pytest.raises(DamageError, match="line 2"):
-        listing.read_sums(path)
+        verification.read_sums(path)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +320,7 @@ def test_names_that_no_list_of_checksums_can_hold_are_refused_first(name, said, 
     except OSError as error:
         pytest.skip(f"the file system refuses such names itself: {error.strerror}")
     with pytest.raises(DamageError, match=said) as refused:
-        transfer.stage(source, tmp_path / "local" / "copy")
+        staging.stage(source, tmp_path / "local" / "copy")
     assert len(str(refused.value).encode().splitlines()) == 1  # it can be printed
     assert os.listdir(tmp_path / "local") == []
 
@@ -333,13 +329,13 @@ def test_names_that_no_list_of_checksums_can_hold_are_refused_first(name, said, 
 
 SLOWLY = """
 import os, sys, time
-from dlguide.data.transfer import copying, staging
-real = copying._copy
+from dlguide.data import staging
+real = staging._copy_file
 def slow(*all):
     time.sleep(float(sys.argv[3]))
     os.write(1, b"copying\\n")  # at once, as several threads copy
     return real(*all)
-copying._copy = slow
+staging._copy_file = slow
 print(staging.stage(sys.argv[1], sys.argv[2]).copied, flush=True)
 """
 
@@ -360,7 +356,7 @@ def test_a_killed_copy_leaves_nothing_under_the_name_and_the_next_one_takes_over
         process.stdout.close()
     assert not target.exists()
     assert ".copy.partial" in os.listdir(target.parent)
-    assert transfer.stage(source, target).copied
+    assert staging.stage(source, target).copied
     assert nothing_beside(target)
     assert tree(target) == tree(source)
 
@@ -420,13 +416,13 @@ def stage_on_ranks(source, disks):
 
     from mpi4py import MPI
 
-    from dlguide.data import transfer
+    from dlguide.data import staging
 
     comm = MPI.COMM_WORLD
 
     def attempt(*words, **more):
         try:
-            transfer.stage(*words, **more)
+            staging.stage(*words, **more)
         except Exception as error:
             return [type(error).__name__, str(error)]
         return None
@@ -437,10 +433,10 @@ def stage_on_ranks(source, disks):
         place = Path(disks) / f"of{per_node}"
         target = place / f"node{number}" / "copy"
         told = []
-        staged = transfer.stage(source, target, comm, node, progress=lambda *two: told.append(two))
+        staged = staging.stage(source, target, comm, node, progress=lambda *two: told.append(two))
         out = {"first": {**staged.as_dict(), "told": len(told)}}
         out["sha256"] = hashlib.sha256((target / "a/b/3.bin").read_bytes()).hexdigest()
-        out["second"] = transfer.stage(source, target, comm, node).copied
+        out["second"] = staging.stage(source, target, comm, node).copied
         comm.Barrier()
         if comm.rank == 0:
             path = place / f"node{last}" / "copy" / "a" / "b" / "3.bin"
@@ -514,10 +510,10 @@ def test_ranks_of_imitated_nodes_all_get_the_copy_or_the_same_error(ranks, tmp_p
 DYING = """
 import os, signal, sys
 from mpi4py import MPI
-from dlguide.data.transfer import copying, staging
+from dlguide.data import staging
 def die(*all):
     os.kill(os.getpid(), signal.SIGKILL)
-copying._copy = die
+staging._copy_file = die
 staging.stage(sys.argv[1], sys.argv[2], MPI.COMM_WORLD)
 """
 
@@ -532,7 +528,7 @@ def test_a_rank_that_is_killed_while_it_copies_ends_the_job(tmp_path):
     assert done.status not in (0, None), done.output  # None: it hung until the limit
     assert time.monotonic() - began < 120
     assert not target.exists()
-    assert transfer.stage(source, target).copied
+    assert staging.stage(source, target).copied
     assert nothing_beside(target)
 
 
@@ -542,15 +538,15 @@ def wait_for_copy(source, target, pause_s):
 
     from mpi4py import MPI
 
-    from dlguide.data.transfer import copying, staging
+    from dlguide.data import staging
 
-    real = copying._copy
+    real = staging._copy_file
 
     def slow(*words):
         time.sleep(pause_s)
         return real(*words)
 
-    copying._copy = slow
+    staging._copy_file = slow
     began, used = time.monotonic(), time.process_time()
     staging.stage(source, target, MPI.COMM_WORLD)
     return [time.monotonic() - began, time.process_time() - used, os.getpid()]

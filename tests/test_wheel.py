@@ -143,10 +143,10 @@ def test_install_horovod_comes_as_far_as_the_compiler(installed, tmp_path):
 
 def test_fetching_from_a_wheel_asks_for_a_folder(installed, tmp_path):
     code = """
-from dlguide.data import transfer
+from dlguide.data import download
 from dlguide.errors import MissingComponentError
 try:
-    transfer.fetch("fashion_mnist")
+    download.fetch("fashion_mnist")
 except MissingComponentError as error:
     print(error)
 """

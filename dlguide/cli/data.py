@@ -1,4 +1,4 @@
-"""`dlguide data`: list, fetch, unpack, verify and stage data sets."""
+"""`dlguide data`: list, fetch, verify and stage data sets."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @data.command("list")
 def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> None:
     """List the data sets that the course knows: what is here, and where the others come from."""
-    from dlguide.data import datasets, transfer
+    from dlguide.data import datasets, download
     from dlguide.files import data_folder
 
     place = data_folder(folder)
-    here = {name for name in transfer.names() if (place / name).is_dir()}
+    here = {name for name in download.names() if (place / name).is_dir()}
     here -= set(datasets.names()) - set(datasets.present(place))
     rows = [
         {
@@ -45,14 +45,14 @@ def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> No
             "fetch": bool(source.downloads),
             "page": source.page,
         }
-        for source in transfer.CATALOGUE.values()
+        for source in download.CATALOGUE.values()
     ]
     if as_json:
         print(json.dumps(rows))
         return
     for row in rows:
         how = f"`dlguide data fetch {row['name']}` gets {row['bytes_to_download'] / 1e6:.0f} MB"
-        by_hand = transfer.CATALOGUE[row["name"]].by_hand
+        by_hand = download.CATALOGUE[row["name"]].by_hand
         print(f"{row['name']}: {row['title']}")
         print(
             f"    {'in' if row['here'] else 'not in'} {place}; {how if row['fetch'] else by_hand}"
@@ -69,37 +69,26 @@ def fetch_command(
     ] = None,
 ) -> None:
     """Download a data set, or a file by its URL; what is there and whole is left alone."""
-    from dlguide.data import transfer
-    from dlguide.data.transfer.unpacking import refusal
-    from dlguide.files import data_folder
+    from dlguide.data import download
+    from dlguide.files import data_folder_to_write
 
     if "://" in name:
         file = PurePosixPath(unquote(urlsplit(name).path)).name
-        require(not refusal(file), "name", "be a URL that ends in the name of a file", name)
-        place = data_folder(folder) / file
-        found = (transfer.fetch_file(name, place, sha256, progress=True),)
+        plain = file.isprintable() and "\\" not in file and file not in ("", "..")
+        require(plain, "name", "be a URL that ends in the name of a file", name)
+        place = data_folder_to_write(folder) / file
+        found = (download.fetch_file(name, place, sha256, progress=True),)
     else:
         require(sha256 is None, "sha256", "be given with a URL only", sha256)
-        found = transfer.fetch(name, folder, progress=True)
+        found = download.fetch(name, folder, progress=True)
     for each in found:
         came = f"{each.downloaded_nbytes:,} came now" if each.downloaded_nbytes else "was there"
-        held = "SHA-256 right" if each.checked else f"SHA-256 {each.sha256}, held against nothing"
+        held = (
+            "SHA-256 as expected"
+            if each.checked
+            else f"SHA-256 {each.sha256}, compared with nothing"
+        )
         print(f"{each.path}: {each.nbytes:,} bytes, {came}; {held}")
-
-
-@data.command("unpack")
-def unpack_command(
-    archive: Annotated[Path, typer.Argument(help="A tar or zip archive.")],
-    folder: Annotated[Path, typer.Argument(help="The new folder.")],
-    most_bytes: Annotated[
-        int | None, typer.Option(help="Limit of what it unpacks to; default 200 x the archive.")
-    ] = None,
-) -> None:
-    """Unpack an archive safely: no links, no `..`, no bombs, and all of it or nothing."""
-    from dlguide.data import transfer
-
-    done = transfer.unpack(archive, folder, most_nbytes=most_bytes, progress=True)
-    print(f"{done.path}: {done.files:,} files, {done.nbytes:,} bytes, {_speed(done)}")
 
 
 @data.command("verify")
@@ -108,13 +97,13 @@ def verify_command(
     as_json: JsonOption = False,
 ) -> None:
     """Check all files of a data set; exit status 1 when one is damaged, with the place."""
-    from dlguide.data import transfer
+    from dlguide.data import download, verification
     from dlguide.files import data_folder
 
-    if not folder.exists() and str(folder) in transfer.CATALOGUE:
+    if not folder.exists() and str(folder) in download.CATALOGUE:
         folder = data_folder() / folder
     started = time.monotonic()
-    report = transfer.verify(folder, progress=not as_json)
+    report = verification.verify(folder, progress=not as_json)
     seconds = time.monotonic() - started
     if as_json:
         print(json.dumps({**asdict(report), "ok": report.ok, "seconds": seconds}))
@@ -145,7 +134,7 @@ def stage_command(
 
     On a cluster start it on all nodes of a job: `srun dlguide data stage SOURCE TARGET`.
     """
-    from dlguide.data import transfer
+    from dlguide.data import staging
 
     rank, there = launched()
     if ranks is not None and there == 1:
@@ -157,7 +146,7 @@ def stage_command(
         comm = MPI.COMM_WORLD
     work: dict[str, Any] = {"quick": quick, "replace": replace, "progress": not as_json}
     try:
-        staged = transfer.stage(source, target, comm, **work)
+        staged = staging.stage(source, target, comm, **work)
     except (ValueError, RuntimeError, OSError) as error:
         if comm is None:
             raise

@@ -1,5 +1,25 @@
-"""Data sets, the formats they are kept in, the pipelines that read them, and who reads what."""
+"""Data sets, their formats, the pipelines that read them, and which rank reads what."""
 
-from dlguide.data import datasets, formats, input_pipeline
+from importlib import import_module
+from typing import Any
 
-__all__ = ["datasets", "formats", "input_pipeline"]
+__all__ = [
+    "datasets",
+    "download",
+    "formats",
+    "input_pipeline",
+    "readers",
+    "staging",
+    "synthetic",
+    "verification",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return import_module(f"dlguide.data.{name}")
+    raise AttributeError(f"dlguide.data has no {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__

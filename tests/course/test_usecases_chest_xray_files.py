@@ -2,14 +2,14 @@
 
 import shutil
 
+import layout_writers
 import numpy as np
 import pytest
 
 from dlcourse.usecases import chest_xray
-from dlcourse.usecases.chest_xray import collection, pretraining
-from dlguide.data import formats, synthetic
-from dlguide.data.layouts import chestxray14
-from dlguide.data.synthetic import FINDINGS
+from dlcourse.usecases.chest_xray import chestxray14, collection, phantoms, pretraining
+from dlcourse.usecases.chest_xray.phantoms import FINDINGS
+from dlguide.data import formats
 from dlguide.errors import DataError, MissingComponentError
 
 
@@ -21,7 +21,7 @@ def packed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unpacked") / "ChestX-ray14"
-    return chestxray14.write(folder, synthetic.chest(44, 40, 3))
+    return layout_writers.write_chestxray14(folder, phantoms.chest(44, 40, 3))
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_no_patient_is_both_trained_and_tested_on(packed):
 
 
 def test_packed_radiographs_are_those_that_were_made(packed):
-    made = list(synthetic.chest(44, 32, 3))
+    made = list(phantoms.chest(44, 32, 3))
     found = chest_xray.read(packed)
     for part, split in ((found.train, "train"), (found.test, "test")):
         mine = [one for one in made if (one.patient % 3 == 0) == (split == "test")]
@@ -172,10 +172,10 @@ def test_archive_has_coarse_labels_of_other_patients(tmp_path):
         labels = np.array([one.labels for one in records])
         first = records[0].data
     assert labels.shape == (20, len(pretraining.COARSE))
-    assert first != synthetic.chest(1, 32, 0)[0].encoded()
+    assert first != phantoms.chest(1, 32, 0)[0].encoded()
     gathered = [name for names in pretraining.PLACES.values() for name in names]
     assert sorted(gathered) == sorted(FINDINGS)
-    made = list(synthetic.chest(20, 32, pretraining._OTHER_PATIENTS))
+    made = list(phantoms.chest(20, 32, pretraining._OTHER_PATIENTS))
     for row, one in zip(labels, made, strict=True):
         assert row[-1] == (one.view == "AP")
         assert row[:-1].any() == bool(one.findings)

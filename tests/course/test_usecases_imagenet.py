@@ -20,8 +20,8 @@ from dlcourse.usecases import case, imagenet
 from dlcourse.usecases.imagenet import GUIDE, SMALL
 from dlguide import errors, plots
 from dlguide.data import input_pipeline, synthetic
-from dlguide.data.layouts import imagenet as layout
-from dlguide.data.layouts import imagenet_shards
+from dlguide.data.readers import imagenet as layout
+from dlguide.data.readers import imagenet_shards
 from dlguide.errors import DataError
 from dlguide.training.schedules import recipe_from
 

@@ -11,7 +11,7 @@ from dlguide import models
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets, synthetic
 from dlguide.data import input_pipeline as ip
-from dlguide.data.layouts import imagenet, imagenet_shards
+from dlguide.data.readers import imagenet, imagenet_shards
 from dlguide.errors import DataError
 from dlguide.training import checkpoint, fit, optimizers, schedules
 from dlguide.training.steps import evaluator

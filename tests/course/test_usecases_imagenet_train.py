@@ -13,7 +13,7 @@ from on_ranks import on_ranks
 
 from dlcourse.usecases import imagenet
 from dlguide.data import synthetic
-from dlguide.data.layouts import imagenet as layout
+from dlguide.data.readers import imagenet as layout
 
 pytestmark = pytest.mark.ranks
 

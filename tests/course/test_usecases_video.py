@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import layout_writers
 import numpy as np
 import pytest
 
@@ -14,11 +15,10 @@ from dlcourse.usecases.video import (
     outcome,
     scenes,
     settings,
+    street_scenes,
     trivial,
     writing,
 )
-from dlguide.data import synthetic
-from dlguide.data.layouts import kitti_tracking
 from dlguide.errors import DataError, MissingComponentError
 
 RANDOM = np.random.default_rng(80)
@@ -122,7 +122,7 @@ def test_clips_of_drives_are_squares_of_the_middle_in_their_order():
     found = scenes.load(size=32, drives=2, held_out=1, frames=16, step=2, seed=3)
     assert found.past.shape == (2 * 3, 6, 32, 32, 3)
     assert found.test_past.shape == (1, 6, 32, 32, 3)
-    drive = synthetic.driving(frames=16, size=32, seed=scenes._DRIVES * 3)
+    drive = street_scenes.driving(frames=16, size=32, seed=scenes._DRIVES * 3)
     middle = np.stack([drive[number].pixels[:, 37:69] for number in range(14)])
     assert np.array_equal(np.concatenate([found.past[1], found.future[1]]), middle[2:14])
 
@@ -138,8 +138,8 @@ def test_drives_that_are_held_out_are_none_of_those_learnt_from():
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Five sequences of KITTI's form, one of them too short for a clip."""
-    drives = [synthetic.driving(frames, 32, seed=frames) for frames in (12, 14, 5, 24, 13)]
-    return kitti_tracking.write(tmp_path_factory.mktemp("kitti") / "training", drives)
+    drives = [street_scenes.driving(frames, 32, seed=frames) for frames in (12, 14, 5, 24, 13)]
+    return layout_writers.write_kitti(tmp_path_factory.mktemp("kitti") / "training", drives)
 
 
 @pytest.fixture

@@ -5,15 +5,21 @@ What a rank lends is dlcourse.usecases.video.lending.
 
 from functools import partial
 
+import layout_writers
 import numpy as np
 import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-from dlcourse.usecases.video import game, resuming, settings, stepping, training
+from dlcourse.usecases.video import (
+    game,
+    resuming,
+    settings,
+    stepping,
+    street_scenes,
+    training,
+)
 from dlguide.collectives.communicator import SingleProcess
-from dlguide.data import synthetic
-from dlguide.data.layouts import kitti_tracking
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
 
@@ -26,8 +32,8 @@ TINY |= {"dtype": "float64", "adversarial": 0.1}
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Two sequences of KITTI's form, with 5 clips to learn from."""
-    drives = [synthetic.driving(frames, 32, seed=frames) for frames in (24, 13)]
-    return str(kitti_tracking.write(tmp_path_factory.mktemp("kitti") / "training", drives))
+    drives = [street_scenes.driving(frames, 32, seed=frames) for frames in (24, 13)]
+    return str(layout_writers.write_kitti(tmp_path_factory.mktemp("kitti") / "training", drives))
 
 
 def played(real, saves, own, stop):

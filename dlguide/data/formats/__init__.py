@@ -22,7 +22,13 @@ from dlguide.data.formats.opening import KINDS, create
 from dlguide.data.formats.opening import open_dataset as open
 from dlguide.data.formats.plain import PlainRecords, open_plain
 from dlguide.data.formats.reading import Dataset
-from dlguide.data.formats.sample import Fields, MalformedError, Sample, features
+from dlguide.data.formats.sample import (
+    Fields,
+    MalformedError,
+    Sample,
+    encode_features,
+    features,
+)
 from dlguide.data.formats.verifying import verify, verify_plain
 from dlguide.data.formats.writing import Writer
 
@@ -41,6 +47,7 @@ __all__ = [
     "Writer",
     "convert",
     "create",
+    "encode_features",
     "features",
     "open",
     "open_plain",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,28 @@ def encode(sample: Sample, number: int) -> bytes:
         _entry(b"data", _field(1, _field(1, sample.data))),
     ]
     return _field(1, b"".join(parts))
+
+
+def encode_features(values: Mapping[str, Sequence[bytes | int | float]]) -> bytes:
+    """Write lists of any names as a `tf.train.Example`, which `features` and TensorFlow read.
+
+    Source:
+        Protocol Buffers, Encoding (wire format); TensorFlow, example.proto and feature.proto.
+    """
+    entries = []
+    for name, each in values.items():
+        kinds = {type(value) for value in each}
+        known = len(kinds) <= 1 and kinds <= {bytes, int, float}
+        require(known, name, "be a list of bytes, of whole numbers or of floats", list(each))
+        feature = b""
+        if bytes in kinds:
+            feature = _field(1, b"".join(_field(1, value) for value in each))
+        elif float in kinds:
+            feature = _field(2, _field(1, struct.pack(f"<{len(each)}f", *each)))
+        elif int in kinds:
+            feature = _field(3, _field(1, b"".join(map(_varint, each))))
+        entries.append(_entry(name.encode(), feature))
+    return _field(1, b"".join(entries))
 
 
 def decode(block: bytes, start: int, end: int, fields: Fields, number: int | None) -> Sample:

@@ -13,11 +13,11 @@ from dlguide.errors import require
 
 if TYPE_CHECKING:
     from dlguide.data.formats.damage import DamageError
-    from dlguide.data.layouts.imagenet_shards import Shards
+    from dlguide.data.readers.imagenet_shards import Shards
 
 
 class ShardSource(Source):
-    """The shards that `layouts.imagenet_shards.read` found; each record is checked when read.
+    """The shards that `readers.imagenet_shards.read` found; each record is checked when read.
 
     Args:
         shards: of one split.

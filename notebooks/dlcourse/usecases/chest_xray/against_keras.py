@@ -24,11 +24,11 @@ from PIL import Image
 
 from dlcourse.usecases.chest_xray import net as nets
 from dlcourse.usecases.chest_xray.collection import read
+from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlcourse.usecases.chest_xray.pretraining import RATE
 from dlcourse.usecases.chest_xray.steps import balance, label_step, weighted_loss
 from dlguide import measure
 from dlguide.data import formats
-from dlguide.data.synthetic import FINDINGS
 from dlguide.errors import require, require_count
 from dlguide.measure import Ratio, Timing
 from dlguide.training import optimizers

@@ -22,14 +22,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dlguide.data import formats, input_pipeline, synthetic
+from dlcourse.usecases.chest_xray import chestxray14, phantoms
+from dlcourse.usecases.chest_xray.phantoms import FINDINGS, SMALLEST
+from dlguide.data import formats, input_pipeline
 from dlguide.data.formats import Sample
 from dlguide.data.input_pipeline import Source
-from dlguide.data.layouts import chestxray14
-from dlguide.data.layouts.files import whole_folder
-from dlguide.data.synthetic import FINDINGS
-from dlguide.data.synthetic.patients import SMALLEST
 from dlguide.errors import DataError, MissingComponentError, require, require_count
+from dlguide.files import new_folder
 
 SPLITS = ("train", "test")
 PATIENTS = "patients.txt"
@@ -146,7 +145,7 @@ def make(folder: str | os.PathLike, count: int, size: int, seed: int, rates: str
     Raises:
         ValueError: when a number is out of range or the folder exists.
     """
-    made = list(synthetic.chest(count, size, seed, rates))
+    made = list(phantoms.chest(count, size, seed, rates))
     splits: dict[str, list[Sample]] = {split: [] for split in SPLITS}
     for one in made:
         split = "train" if one.patient % _TEST_ONE_IN else "test"
@@ -176,7 +175,7 @@ def require_made(folder: str | os.PathLike, asked: dict[str, Any]) -> None:
         require(there.get(name) == value, name, must, value, then)
 
 
-def as_sample(radiograph: synthetic.Radiograph, labels: Iterable[float]) -> Sample:
+def as_sample(radiograph: phantoms.Radiograph, labels: Iterable[float]) -> Sample:
     """Encode a radiograph for a record."""
     return Sample(radiograph.encoded(), tuple(int(one) for one in labels), radiograph.name)
 
@@ -186,7 +185,7 @@ def _write(
     splits: dict[str, Iterable[Sample]],
     made: dict[str, Any] | None = None,
 ) -> Path:
-    with whole_folder(folder) as partial, (partial / PATIENTS).open("w") as patients:
+    with new_folder(folder) as partial, (partial / PATIENTS).open("w") as patients:
         for split, samples in splits.items():
             with formats.create(partial / split, "tfrecord", _SHARD_SAMPLES) as writer:
                 for sample in samples:

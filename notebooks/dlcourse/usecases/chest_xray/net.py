@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide import models
 from dlguide.data.input_pipeline import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalise
-from dlguide.data.synthetic import FINDINGS
 from dlguide.errors import require_count, require_known
 from dlguide.models.layers import Layers
 

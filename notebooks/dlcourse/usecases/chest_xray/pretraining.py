@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from dlcourse.usecases.chest_xray import collection, fitting, net, steps
+from dlcourse.usecases.chest_xray import collection, fitting, net, phantoms, steps
 from dlguide.collectives.communicator import Communicator
-from dlguide.data import formats, input_pipeline, synthetic
+from dlguide.data import formats, input_pipeline
 from dlguide.data.input_pipeline import Pipeline, Source
 from dlguide.data.input_pipeline.building import as_source
-from dlguide.data.layouts.files import whole_folder
 from dlguide.errors import DataError, MissingComponentError
+from dlguide.files import new_folder
 from dlguide.training import schedules
 from dlguide.training.schedules import Recipe
 
@@ -53,9 +53,9 @@ _OTHER_PATIENTS = 1_000_003
 
 def make_archive(folder: str | os.PathLike, count: int, size: int, seed: int) -> Path:
     """Make an archive of radiographs with coarse labels, packed in TFRecords."""
-    made = synthetic.chest(count, size, seed + _OTHER_PATIENTS)
+    made = phantoms.chest(count, size, seed + _OTHER_PATIENTS)
     about = collection.told(count, size, seed)
-    with whole_folder(folder) as partial, formats.create(partial / "train", "tfrecord") as writer:
+    with new_folder(folder) as partial, formats.create(partial / "train", "tfrecord") as writer:
         for one in made:
             writer.append(collection.as_sample(one, coarse(one)))
         (partial / collection.MADE).write_text(json.dumps(about) + "\n")
@@ -80,7 +80,7 @@ def require_archive(folder: str | os.PathLike) -> np.ndarray:
     return np.array(labels, np.int32)
 
 
-def coarse(radiograph: synthetic.Radiograph) -> tuple[int, ...]:
+def coarse(radiograph: phantoms.Radiograph) -> tuple[int, ...]:
     """Give the coarse labels of a radiograph."""
     places = [bool(set(found) & set(radiograph.findings)) for found in PLACES.values()]
     return *(int(one) for one in places), int(radiograph.view == "AP")

@@ -9,9 +9,9 @@ import numpy as np
 
 from dlcourse.usecases import case
 from dlcourse.usecases.chest_xray import net as nets
+from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlcourse.usecases.chest_xray.steps import balance, label_step
 from dlguide.collectives.communicator import Communicator
-from dlguide.data.synthetic import FINDINGS
 from dlguide.errors import require_count
 from dlguide.training import optimizers
 

@@ -17,10 +17,10 @@ from dlcourse.usecases.chest_xray import net as nets
 from dlcourse.usecases.chest_xray import pretraining as before
 from dlcourse.usecases.chest_xray import weights as given
 from dlcourse.usecases.chest_xray.outcome import Outcome
+from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlcourse.usecases.chest_xray.setting import Setting, require_start
 from dlguide.collectives.communicator import Communicator
 from dlguide.data import input_pipeline
-from dlguide.data.synthetic import FINDINGS
 from dlguide.errors import require
 from dlguide.training import devices, settings
 from dlguide.training.devices import connect

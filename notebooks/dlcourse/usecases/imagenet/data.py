@@ -14,7 +14,7 @@ from dlcourse.usecases.imagenet.road import DEVIATION, MEAN, Road
 from dlguide.data import input_pipeline, synthetic
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
-from dlguide.data.layouts import imagenet, imagenet_shards
+from dlguide.data.readers import imagenet, imagenet_shards
 from dlguide.errors import DataError, MissingComponentError
 
 FOLDERS, SHARDS = "class folders", "TFRecord shards"

@@ -13,11 +13,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from dlcourse.usecases.video import kitti_tracking
+from dlcourse.usecases.video.kitti_tracking import clips
+from dlcourse.usecases.video.street_scenes import (
+    KITTI_COLUMNS,
+    KITTI_ROWS,
+    Camera,
+    Frame,
+    draw,
+    vehicles,
+)
 from dlguide.collectives.communicator import Communicator, SingleProcess
-from dlguide.data.layouts import clips, kitti_tracking
-from dlguide.data.synthetic import Frame
-from dlguide.data.synthetic.road import draw
-from dlguide.data.synthetic.traffic import KITTI_COLUMNS, KITTI_ROWS, Camera, vehicles
 from dlguide.errors import DataError, require, require_count
 
 # Frames that the nets see and predict, as in the guide's Table 2.

@@ -1,21 +1,17 @@
-"""Folders that appear whole or not at all, and images that are checked when they are read."""
+"""Images, lists and tables of published data sets, checked when they are read."""
 
 from __future__ import annotations
 
 import csv
 import io
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from dlguide.data.formats.sample import Sample
-from dlguide.errors import DataError, MissingComponentError, require
+from dlguide.errors import DataError, MissingComponentError
 
 # Without this list Pillow asks all its decoders; the one for EPS starts another program.
 FORMATS = ("JPEG", "PNG")
@@ -25,33 +21,12 @@ _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError)
 
 
-@contextmanager
-def whole_folder(folder: str | os.PathLike) -> Iterator[Path]:
-    """Give a folder to write into, which gets its name when all is written.
-
-    A run that is stopped leaves nothing under the name; what it wrote stands beside it under a
-    name that begins with a point.
-    """
-    final = Path(folder)
-    require(not final.exists(), "folder", "be a name that is not taken yet", str(folder))
-    final.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
-    try:
-        yield partial
-        partial.chmod(0o755)
-        partial.rename(final)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def existing(path: Path, what: str, origin: str = "") -> Path:
+def require_existing(path: Path, what: str, origin: str = "") -> Path:
     """Return a path that must be there."""
     if not path.exists():
         raise MissingComponentError(
             f"There is no {what} at {path}. {origin}{' ' * bool(origin)}Give the folder that holds "
-            "the data set, for one copied from another machine, or write a synthetic one with "
-            "`write`, which needs no network."
+            "the data set; it may be copied from another machine."
         )
     return path
 
@@ -102,7 +77,7 @@ def _contents(path: Path) -> bytes:
 def read_lines(path: Path, what: str, origin: str = "") -> list[str]:
     """Read a text file line by line."""
     try:
-        return existing(path, what, origin).read_text(encoding="utf-8").splitlines()
+        return require_existing(path, what, origin).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: no text from byte {error.start} on.") from error
 

@@ -1,12 +1,12 @@
 """The ring of places: its density, its points, and the verdict on others' points.
 
-Tests dlguide.data.mixtures.
+Tests dlcourse.mixtures.
 """
 
 import numpy as np
 import pytest
 
-from dlguide.data.mixtures import Ring
+from dlcourse.mixtures import Ring
 
 
 def test_density_is_one_in_all():

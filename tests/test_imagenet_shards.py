@@ -15,11 +15,11 @@ from PIL import Image
 from dlguide.data import formats, synthetic
 from dlguide.data.formats.framing import FRAMINGS
 from dlguide.data.formats.manifest import crc32c
-from dlguide.data.layouts import example, imagenet_record, imagenet_shards, record_index
+from dlguide.data.readers import imagenet_shards
 from dlguide.errors import DataError, MissingComponentError
 
 TRAIN, VALIDATION = synthetic.images(3, 32, 17, seed=1, vary=True), synthetic.images(3, 32, 6, 2)
-BOX = imagenet_record.Box(0.125, 0.25, 0.5, 1.0)  # exact in 32 bits
+BOX = imagenet_shards.Box(0.125, 0.25, 0.5, 1.0)  # exact in 32 bits
 
 
 def drawn(picture):
@@ -163,15 +163,15 @@ VALUES = st.one_of(
 
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=20), VALUES, max_size=5))
 def test_any_features_come_back(features):
-    contents = example.encode_features(features)
+    contents = formats.encode_features(features)
     assert formats.features(contents, 0, len(contents)) == features
 
 
 def test_features_of_two_kinds_are_refused():
     with pytest.raises(ValueError, match="`label` must be a list of bytes, of whole numbers or"):
-        example.encode_features({"label": [1, 2.0]})
+        formats.encode_features({"label": [1, 2.0]})
     with pytest.raises(ValueError, match="`label` must be a list of bytes"):
-        example.encode_features({"label": ["text"]})
+        formats.encode_features({"label": ["text"]})
 
 
 # --- into the formats --------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_no_ordinary_files_are_refused(copy):
     path.unlink()
     path.mkdir()
     with pytest.raises(DataError, match="00001-of-00005: is not an ordinary file"):
-        record_index.index_records([path])
+        imagenet_shards.index_records([path])
 
 
 PICTURE = TRAIN[3]
@@ -322,8 +322,8 @@ Image.fromarray(PICTURE.pixels).save(PNG, "png")
     ],
 )  # fmt: skip
 def test_a_record_that_does_not_hold_is_named(changed, text, tmp_path):
-    good = example.encode_features(fields(TRAIN[0]))
-    bad = example.encode_features(fields(PICTURE, **changed))
+    good = formats.encode_features(fields(TRAIN[0]))
+    bad = formats.encode_features(fields(PICTURE, **changed))
     found = imagenet_shards.read(one_shard(tmp_path / "bad", good, bad))
     assert found[0].label == 0
     with pytest.raises(DataError, match=rf"train-00000-of-00001: record 1 at byte \d+: .*{text}"):
@@ -336,18 +336,18 @@ def test_no_decoder_but_that_of_jpeg_sees_a_record(tmp_path, monkeypatch):
     monkeypatch.setitem(Image.OPEN, "ANY", (Image.Image, asked.append))
     monkeypatch.setattr(Image, "ID", ["ANY", *Image.ID])
     changed = {"image/encoded": [PICTURE.encoded()[:30]]}
-    bad = example.encode_features(fields(PICTURE, **changed))
+    bad = formats.encode_features(fields(PICTURE, **changed))
     with pytest.raises(DataError, match="no whole JPEG"):
         imagenet_shards.read(one_shard(tmp_path / "bad", bad))[0]
     assert asked == []
 
 
 def test_labels_that_change_their_class_are_named(tmp_path):
-    records = [example.encode_features(fields(TRAIN[number])) for number in (0, 1)]
-    swapped = example.encode_features(fields(TRAIN[3], **{"image/class/label": [2]}))
+    records = [formats.encode_features(fields(TRAIN[number])) for number in (0, 1)]
+    swapped = formats.encode_features(fields(TRAIN[3], **{"image/class/label": [2]}))
     other = fields(TRAIN[4], **{
         "image/class/synset": [b"n90000009"], "image/filename": [b"n90000009_4.JPEG"]})  # fmt: skip
-    folder = one_shard(tmp_path / "mixed", *records, swapped, example.encode_features(other))
+    folder = one_shard(tmp_path / "mixed", *records, swapped, formats.encode_features(other))
     found = imagenet_shards.read(folder)
     assert [found[k].synset for k in (0, 1)] == ["n90000000", "n90000001"]
     with pytest.raises(DataError, match=r"record 2 .*label 2 is n90000000 here and n90000001 else"):
@@ -356,7 +356,7 @@ def test_labels_that_change_their_class_are_named(tmp_path):
         found[3]
     again = imagenet_shards.read(folder)
     assert again[0].label == 0
-    alone = example.encode_features(fields(TRAIN[3], **{"image/class/label": [7]}))
+    alone = formats.encode_features(fields(TRAIN[3], **{"image/class/label": [7]}))
     one_shard(folder, records[0], alone)
     again = imagenet_shards.read(folder)
     assert again[0].label == 0
@@ -367,7 +367,7 @@ def test_labels_that_change_their_class_are_named(tmp_path):
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_bytes_in_a_record_give_anything_but_a_picture_or_an_error(data, tmp_path):
-    contents = bytearray(example.encode_features(fields(TRAIN[0])))
+    contents = bytearray(formats.encode_features(fields(TRAIN[0])))
     head = min(len(contents), 400)  # most features stand at the begin
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, head - 1))

@@ -2,21 +2,25 @@
 
 import shutil
 
+import layout_writers
 import numpy as np
 import pytest
 from PIL import Image
 
+from dlcourse.usecases.chest_xray import chestxray14, phantoms
+from dlcourse.usecases.video import kitti_tracking, street_scenes
+from dlcourse.usecases.video.kitti_tracking import clips
 from dlguide.data import formats, synthetic
-from dlguide.data.layouts import chestxray14, clips, imagenet, kitti_tracking, video
+from dlguide.data.readers import imagenet
 from dlguide.errors import DataError
 
-DRIVES = [synthetic.driving(frames, 32, seed=frames) for frames in (30, 11, 14)]
+DRIVES = [street_scenes.driving(frames, 32, seed=frames) for frames in (30, 11, 14)]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Three drives of 30, 11 and 14 frames."""
-    return kitti_tracking.write(tmp_path_factory.mktemp("kitti") / "training", DRIVES)
+    return layout_writers.write_kitti(tmp_path_factory.mktemp("kitti") / "training", DRIVES)
 
 
 @pytest.fixture
@@ -63,7 +67,7 @@ def test_all_clips_that_fit_are_there_and_no_other(before, after, step):
 
 
 def test_frames_are_brought_to_one_size(made):
-    found = video.clips(read_all(made), 2, 1, size=(16, 53))
+    found = clips(read_all(made), 2, 1, size=(16, 53))
     first = DRIVES[0][0].pixels
     assert found[0].past.shape == (2, 16, 53, 3)
     # half as large: each pixel is about the mean of four
@@ -133,8 +137,8 @@ def test_the_last_frame_of_a_cut_sequence_is_missed_by_its_labels(copy):
 def test_every_layout_becomes_a_data_set_of_the_house(kind, made, tmp_path):
     pictures = synthetic.images(3, 32, 7, seed=1)
     imagenet.write(tmp_path / "imagenet", pictures, pictures[:3])
-    radiographs = synthetic.chest(9, 32, seed=3)
-    chestxray14.write(tmp_path / "chest", radiographs, images_per_folder=4)
+    radiographs = phantoms.chest(9, 32, seed=3)
+    layout_writers.write_chestxray14(tmp_path / "chest", radiographs, images_per_folder=4)
     drive = DRIVES[1]
     for number, (found, expected) in enumerate(
         (

@@ -11,25 +11,26 @@ fields mean, how many shards); Russakovsky et al., arXiv:1409.0575 (numbers of p
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from dlguide.data.formats.damage import Damage, DamageError
 from dlguide.data.formats.framing import FRAMINGS
 from dlguide.data.formats.manifest import crc32c
-from dlguide.data.formats.sample import Sample
-from dlguide.data.layouts.example import encode_features
-from dlguide.data.layouts.files import whole_folder
-from dlguide.data.layouts.imagenet import ORIGIN, synset
-from dlguide.data.layouts.imagenet_record import BOX_FIELDS, Box, Record, parse
-from dlguide.data.layouts.record_index import RecordIndex, index_records
+from dlguide.data.formats.sample import MalformedError, Sample, encode_features, features
+from dlguide.data.readers.image_files import DAMAGE, decode_image
+from dlguide.data.readers.imagenet import ORIGIN, synset
 from dlguide.data.synthetic import Picture, Samples
 from dlguide.errors import MissingComponentError, require, require_count, require_known
+from dlguide.files import new_folder
 
 SPLITS = ("train", "validation")
 PUBLISHED_SHARDS = {"train": 1024, "validation": 128}
@@ -106,7 +107,7 @@ def write(
         ValueError: when the folder exists, a picture is no JPEG or there are more shards than
             pictures.
     """
-    with whole_folder(folder) as partial:
+    with new_folder(folder) as partial:
         for split, pictures, count in zip(SPLITS, (train, validation), shards, strict=True):
             require_count(count, "shards")
             fits = f"be at most the {len(pictures)} pictures of {split}"
@@ -120,6 +121,24 @@ def write(
                         before, after = FRAMINGS["tfrecord"].frame(len(record), crc32c(record))
                         file.write(before + record + after)
     return Path(folder)
+
+
+# What `dlguide.data.verify` needs: files at the top of the folder, the parts, what is not checked.
+MARKS = tuple(f"{split}-?????-of-?????" for split in SPLITS)
+
+
+def parts(folder: Path) -> list[dict[str, str]]:
+    """Name the arguments of `read` for each split that is there."""
+    marks = zip(SPLITS, MARKS, strict=True)
+    return [{"split": split} for split, mark in marks if next(folder.glob(mark), None)]
+
+
+def unchecked(folder: Path) -> tuple[str, ...]:
+    """Say what these files give no means to check."""
+    return (
+        "whether a record decodes to a picture: it is checked against its checksum only",
+        "whether a shard lost one record, or the last shard some, at its end",
+    )
 
 
 def read(
@@ -183,8 +202,7 @@ def _shard_paths(folder: Path, split: str) -> list[Path]:
         first = f"{split}-00000-of-{PUBLISHED_SHARDS[split]:05d}"
         raise MissingComponentError(
             f"There are no shards of ImageNet like {first} in {folder}. {ORIGIN} Give the folder "
-            "that holds the shards, for ones copied from another machine, or write synthetic ones "
-            "with `imagenet_shards.write`, which needs no network."
+            "that holds the shards, for ones copied from another machine."
         )
     if len(found) > 1:
         what = f"holds shards of {split} out of {' and out of '.join(map(str, sorted(found)))}"
@@ -226,3 +244,212 @@ def _encoded(picture: Picture, split: str, boxes: Sequence[Box]) -> bytes:
 
 def _validation(index: int) -> str:
     return f"ILSVRC2012_val_{index + 1:08d}"
+
+
+_FRAMING = FRAMINGS["tfrecord"]
+_BEFORE, _AFTER = _FRAMING.before_nbytes, _FRAMING.after_nbytes
+_ROW = np.dtype([("file", "<u4"), ("offset", "<u8"), ("nbytes", "<u8"), ("check", "<u4")])
+_THEN = "Get the file again from its source, or repeat the conversion."
+
+
+@dataclass(frozen=True, eq=False)
+class RecordIndex:
+    """The records of several files, numbered through all of them."""
+
+    paths: tuple[Path, ...]
+    table: np.ndarray = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def counts(self) -> list[int]:
+        """Count the records of each file."""
+        return np.bincount(self.table["file"], minlength=len(self.paths)).tolist()
+
+    def read(self, number: int) -> bytes:
+        """Read a record and hold it against its checksum."""
+        _, offset, nbytes, check = self.table[number].tolist()
+        try:
+            with self.path_of(number).open("rb") as file:
+                contents = os.pread(file.fileno(), nbytes, offset)
+        except OSError as error:
+            raise self.damaged(number, f"cannot be read: {error.strerror}") from error
+        after = _FRAMING.frame(nbytes, crc32c(contents))[1]
+        if len(contents) != nbytes or after != check.to_bytes(_AFTER, "little"):
+            raise self.damaged(number, "its bytes do not fit their checksum")
+        return contents
+
+    def damaged(self, number: int, what: str, then: str = _THEN) -> DamageError:
+        """Make the error for a record that is wrong."""
+        offset = int(self.table[number]["offset"])
+        return DamageError(Damage(str(self.path_of(number)), what, number, offset), then)
+
+    def repeated(self) -> tuple[int, int] | None:
+        """Find two records with the same bytes, as there are when a file was copied twice."""
+        order = np.lexsort((self.table["check"], self.table["nbytes"]))
+        ordered = self.table[order]
+        alike = (ordered["check"][1:] == ordered["check"][:-1]) & (
+            ordered["nbytes"][1:] == ordered["nbytes"][:-1]
+        )
+        for place in np.flatnonzero(alike).tolist():
+            # equal checksums happen by chance too, among a million records
+            one, other = sorted(order[place : place + 2].tolist())
+            if self.read(one) == self.read(other):
+                return one, other
+        return None
+
+    def path_of(self, number: int) -> Path:
+        """Name the file of a record."""
+        return self.paths[int(self.table[number]["file"])]
+
+
+def index_records(paths: list[Path]) -> RecordIndex:
+    """Go from header to header through TFRecord files, without reading the records.
+
+    Every length is held against its checksum and against what is left of the file.
+    """
+    tables, first = [], 0
+    for number, path in enumerate(paths):
+        if not path.is_file():
+            raise DamageError(Damage(str(path), "is not an ordinary file"), _THEN)
+        try:
+            with path.open("rb") as file:
+                rows = list(_walk(file.fileno(), path, first))
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
+            raise DamageError(Damage(str(path), what), _THEN) from error
+        if not rows:
+            raise DamageError(Damage(str(path), "holds no record"), _THEN)
+        tables.append(np.array([(number, *row) for row in rows], _ROW))
+        first += len(rows)
+    return RecordIndex(tuple(paths), np.concatenate(tables))
+
+
+def _walk(descriptor: int, path: Path, number: int) -> Iterator[tuple[int, int, int]]:
+    """Yield first byte, length and checksum of each record; `number` is that of the first."""
+    size, at = os.fstat(descriptor).st_size, 0
+    head = os.pread(descriptor, _BEFORE, 0)
+    while at < size:
+        if size - at < _BEFORE:
+            what = f"the file ends within a record's header ({size - at} bytes left)"
+            raise DamageError(Damage(str(path), what, number, at), _THEN)
+        try:
+            nbytes = _FRAMING.declared(head)
+        except ValueError as error:
+            raise DamageError(Damage(str(path), str(error), number, at), _THEN) from error
+        left = size - at - _BEFORE - _AFTER
+        if nbytes > left:
+            what = f"it declares {nbytes} bytes where {max(left, 0)} are left in the file"
+            raise DamageError(Damage(str(path), what, number, at), _THEN)
+        # the record's checksum and the next header, in one request
+        following = os.pread(descriptor, _AFTER + _BEFORE, at + _BEFORE + nbytes)
+        check = int.from_bytes(following[:_AFTER], "little")
+        yield at + _BEFORE, nbytes, check
+        number += 1
+        at += _BEFORE + nbytes + _AFTER
+        head = following[_AFTER:]
+
+
+BOX_FIELDS = ("xmin", "ymin", "xmax", "ymax")
+_SYNSET = re.compile(r"n\d{8}")
+_VALIDATION = re.compile(r"ILSVRC2012_val_\d{8}\.JPEG")
+_JPEG_BEGIN, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+
+
+class Box(NamedTuple):
+    """A bounding box in shares of the picture, 0 to 1: left, top, right, bottom."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A labelled picture, still encoded."""
+
+    index: int
+    label: int
+    synset: str
+    text: str
+    name: str
+    rows: int
+    columns: int
+    boxes: tuple[Box, ...]
+    encoded: bytes = field(repr=False)
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The picture decoded: uint8 of shape (rows, columns, 3)."""
+        return decode_image(self.encoded, "RGB", f"record {self.index}, {self.name}")[0]
+
+
+def parse(number: int, contents: bytes, split: str, classes: int) -> Record:
+    """Read a record and check that its features fit each other.
+
+    Of the JPEG begin, end and size are checked; it is decoded when its pixels are asked for.
+    """
+    found = features(contents, 0, len(contents))
+    encoded = _one(found, "image/encoded", bytes)
+    label = _one(found, "image/class/label", int)
+    rows, columns = _one(found, "image/height", int), _one(found, "image/width", int)
+    synset, name = _text(found, "image/class/synset"), _text(found, "image/filename")
+    if not 1 <= label <= classes:
+        raise ValueError(f"label {label} must be 1 to {classes}")
+    if not _SYNSET.fullmatch(synset):
+        raise ValueError(f"the class must be called n and 8 digits, got {synset!r}")
+    fits = name.startswith(f"{synset}_") if split == "train" else _VALIDATION.fullmatch(name)
+    if not fits:
+        raise ValueError(f"a picture called {name!r} among those of {synset} for {split}")
+    _require_jpeg(encoded, rows, columns)
+    text = _text(found, "image/class/text") if found.get("image/class/text") else ""
+    boxes = _boxes(found, label)
+    return Record(number, label - 1, synset, text, name, rows, columns, boxes, encoded)
+
+
+def _require_jpeg(encoded: bytes, rows: int, columns: int) -> None:
+    kind = f"begins with {encoded[:8]!r}"
+    if encoded.startswith(_JPEG_BEGIN):
+        try:
+            with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
+                size = image.size
+        except DAMAGE as error:
+            kind = str(error)
+        else:
+            if size != (columns, rows):
+                raise ValueError(f"its JPEG has {size} pixels, the record says {(columns, rows)}")
+            if _JPEG_END in encoded:
+                return
+            kind = "has no end"
+    raise ValueError(f"image/encoded is no whole JPEG ({len(encoded)} bytes): {kind}")
+
+
+def _boxes(found: dict[str, list], label: int) -> tuple[Box, ...]:
+    sides = [found.get(f"image/object/bbox/{side}", []) for side in BOX_FIELDS]
+    labels = found.get("image/object/bbox/label", [])
+    if len({len(side) for side in sides}) > 1:
+        raise ValueError(f"its boxes have {[len(side) for side in sides]} sides")
+    if labels and labels != [label] * len(sides[0]):
+        raise ValueError(f"its {len(sides[0])} boxes have the labels {labels}, it has {label}")
+    boxes = tuple(Box(*box) for box in zip(*sides, strict=True))
+    for box in boxes:
+        if not (0 <= box.left <= box.right <= 1 and 0 <= box.top <= box.bottom <= 1):
+            raise ValueError(f"its {box} is not within the picture, 0 to 1")
+    return boxes
+
+
+def _one(found: dict[str, list], name: str, kind: type) -> Any:
+    values = found.get(name)
+    if values is None:
+        raise MalformedError(f"it has no feature {name!r}")
+    if len(values) != 1 or not isinstance(values[0], kind):
+        raise MalformedError(f"its feature {name!r} is not one {kind.__name__}")
+    return values[0]
+
+
+def _text(found: dict[str, list], name: str) -> str:
+    try:
+        return _one(found, name, bytes).decode()
+    except UnicodeDecodeError:
+        raise MalformedError(f"its feature {name!r} is not UTF-8") from None

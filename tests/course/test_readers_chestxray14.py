@@ -3,17 +3,17 @@
 import re
 import shutil
 
+import layout_writers
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlguide.data import synthetic
-from dlguide.data.layouts import chestxray14, chestxray14_boxes
+from dlcourse.usecases.chest_xray import chestxray14, phantoms
 from dlguide.errors import DataError, MissingComponentError
 
 TABLE, TRAIN, BOXES = "Data_Entry_2017.csv", "train_val_list.txt", "BBox_List_2017.csv"
-RADIOGRAPHS = synthetic.chest(22, 32, seed=3)
+RADIOGRAPHS = phantoms.chest(22, 32, seed=3)
 # as the published list has them: many digits, and two boxes of one finding on a radiograph
 DRAWN = (
     chestxray14.Box(RADIOGRAPHS[0].name, "Infiltration", 4.084745762712, 5.5, 10.25, 20.0),
@@ -27,7 +27,7 @@ DRAWN = (
 def made(tmp_path_factory):
     """22 radiographs, 5 in a folder, 4 boxes."""
     folder = tmp_path_factory.mktemp("delivered") / "chest"
-    return chestxray14.write(folder, RADIOGRAPHS, images_per_folder=5, boxes=DRAWN)
+    return layout_writers.write_chestxray14(folder, RADIOGRAPHS, images_per_folder=5, boxes=DRAWN)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_images_lie_in_numbered_folders_and_are_found_there(made):
 
 
 def test_one_folder_of_all_images_gives_the_same(made, tmp_path):
-    one = chestxray14.write(tmp_path / "one", RADIOGRAPHS)
+    one = layout_writers.write_chestxray14(tmp_path / "one", RADIOGRAPHS)
     assert chestxray14.read(one).rows == chestxray14.read(made).rows
     assert not (one / BOXES).exists()
 
@@ -203,9 +203,9 @@ def test_a_missing_list_of_boxes_and_an_unknown_finding_are_refused(copy, tmp_pa
         chestxray14.boxes(copy)
     strange = chestxray14.Box(RADIOGRAPHS[0].name, "Hernia", 1, 1, 1, 1)
     with pytest.raises(ValueError, match=r"`finding` must be one of Atelectasis, .*, got 'Hernia'"):
-        chestxray14_boxes.write(tmp_path / "boxes.csv", [strange])
+        layout_writers.write_boxes(tmp_path / "boxes.csv", [strange])
     with pytest.raises(ValueError, match="`images_per_folder` must be a whole number of at least"):
-        chestxray14.write(tmp_path / "new", RADIOGRAPHS, images_per_folder=0)
+        layout_writers.write_chestxray14(tmp_path / "new", RADIOGRAPHS, images_per_folder=0)
     assert not (tmp_path / "new").exists()
 
 

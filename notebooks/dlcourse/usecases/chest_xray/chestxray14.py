@@ -1,32 +1,40 @@
-"""NIH ChestX-ray14: `images_001/images/00000001_000.png`, `Data_Entry_2017.csv`, two lists.
+"""NIH ChestX-ray14: `images_001/images/00000001_000.png`, `Data_Entry_2017.csv`, lists, boxes.
 
 The images are delivered in twelve archives. Unpacked in one place they give one folder `images`,
-unpacked each on its own `images_001/images` to `images_012/images`; both are read.
+unpacked each on its own `images_001/images` to `images_012/images`; both are read. The lists divide
+the radiographs by patient, so that none is trained and tested on the same one. Some of the
+published files have four channels; all are read as grey.
 
-The lists divide the radiographs by patient, so that none is trained and tested on the same one.
-Some of the published files have four channels; all are read as grey.
+The list of bounding boxes, `BBox_List_2017.csv`, has about a thousand boxes for 8 of the 14
+findings: file name, finding, x, y, width and height in pixels of the published images of 1024 x
+1024; three empty columns end each line. It says "Infiltrate" for what the table calls Infiltration.
+
+Source: Wang et al., ChestX-ray8, CVPR 2017 (boxes for 8 findings), and the published files.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from PIL import Image
+
+from dlcourse.usecases.chest_xray.phantoms import FINDINGS, Radiograph
 from dlguide.data.formats.sample import Sample
-from dlguide.data.layouts import chestxray14_boxes
-from dlguide.data.layouts.chestxray14_boxes import ORIGIN, Box
-from dlguide.data.layouts.files import (
+from dlguide.data.readers.image_files import (
+    DAMAGE,
+    FORMATS,
     file_sample,
     read_image,
     read_lines,
     read_table,
-    whole_folder,
 )
-from dlguide.data.synthetic import FINDINGS, Radiograph, Samples
-from dlguide.errors import DataError, MissingComponentError, require_count, require_known
+from dlguide.data.synthetic import Samples
+from dlguide.errors import DataError, MissingComponentError, require_known
 
 TABLE = "Data_Entry_2017.csv"
 BOXES = "BBox_List_2017.csv"
@@ -42,8 +50,29 @@ _NUMBER = re.compile(r"\d{1,8}")
 # An early release has 058Y, and M or D for months and days.
 _AGE = re.compile(r"0*(\d{1,3})([YMD]?)")
 _SIZE = re.compile(r"0*[1-9]\d*(\.\d+)?|0*\.\d*[1-9]\d*")
-_SPACING_MM = 0.143
-_TEST_ONE_IN = 5
+ORIGIN = "nihcc.app.box.com/v/ChestXray-NIHCC gives it out."
+BOX_HEADER = "Image Index,Finding Label,Bbox [x,y,w,h],,,"
+BOX_FINDINGS = (
+    *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia"),
+    "Pneumothorax",
+)
+_BOX_COLUMNS, _BOX_EMPTY = 6, 3
+_IN_LIST = {"Infiltration": "Infiltrate"}
+_IN_TABLE = {listed: name for name, listed in _IN_LIST.items()}
+# Boxes reach to the last pixel's middle or its end.
+_BORDER = 1.0
+
+
+@dataclass(frozen=True)
+class Box:
+    """A bounding box."""
+
+    name: str
+    finding: str
+    left: float
+    top: float
+    width: float
+    height: float
 
 
 @dataclass(frozen=True)
@@ -109,53 +138,18 @@ class Radiographs(Sequence):
             yield file_sample(path, labels, path.name)
 
 
-def write(
-    folder: str | os.PathLike,
-    radiographs: Iterable[Radiograph],
-    images_per_folder: int | None = None,
-    boxes: Iterable[Box] | None = None,
-) -> Path:
-    """Write radiographs as ChestX-ray14 has them; every fifth patient goes to the test list.
+# What `dlguide.data.verify` needs: files at the top of the folder, the parts, what is not checked.
+MARKS = (TABLE,)
 
-    Args:
-        folder: the new folder.
-        radiographs: what to write, for example `synthetic.chest(...)`.
-        images_per_folder: begin a new one of `images_001/images`, `images_002/images`, ... after
-            so many (count); None writes one folder `images`.
-        boxes: what to write into the list of bounding boxes; None writes no list.
 
-    Returns:
-        pathlib.Path: the folder.
+def unchecked(folder: Path) -> tuple[str, ...]:
+    """Say what these files give no means to check."""
+    return ("changed bytes of an image that can still be decoded: it has no checksum",)
 
-    Raises:
-        ValueError: when the folder exists or a number is out of range.
-    """
-    if images_per_folder is not None:
-        require_count(images_per_folder, "images_per_folder")
-    with whole_folder(folder) as partial:
-        if images_per_folder is None:
-            (partial / "images").mkdir()
-        lists = {split: (partial / name).open("w") for split, name in LISTS.items()}
-        try:
-            with (partial / TABLE).open("w") as table:
-                table.write(HEADER + "\n")
-                for count, one in enumerate(radiographs):
-                    images = partial / "images"
-                    if images_per_folder is not None:
-                        images = partial / f"images_{count // images_per_folder + 1:03d}" / "images"
-                        images.mkdir(parents=True, exist_ok=True)
-                    (images / one.name).write_bytes(one.encoded())
-                    rows, columns = one.pixels.shape
-                    cells = (one.name, one.finding_labels, one.follow_up, one.patient, one.age)
-                    cells += (one.gender, one.view, columns, rows, _SPACING_MM, _SPACING_MM)
-                    table.write(",".join(map(str, cells)) + ",\n")
-                    lists["train" if one.patient % _TEST_ONE_IN else "test"].write(one.name + "\n")
-        finally:
-            for file in lists.values():
-                file.close()
-        if boxes is not None:
-            chestxray14_boxes.write(partial / BOXES, boxes)
-    return Path(folder)
+
+def parts(folder: Path) -> list[dict[str, str]]:
+    """Name the arguments of `read` for each split."""
+    return [{"split": split} for split in LISTS]
 
 
 def read(folder: str | os.PathLike, split: str = "train") -> Radiographs:
@@ -199,7 +193,7 @@ def boxes(folder: str | os.PathLike) -> dict[str, tuple[Box, ...]]:
     """Read the bounding boxes that were drawn on some of the radiographs."""
     base = Path(folder)
     names = {row.name for row in _table(base / TABLE)}
-    return chestxray14_boxes.read(base / BOXES, names, _images(base))
+    return _read_boxes(base / BOXES, names, _images(base))
 
 
 def _images(base: Path) -> dict[str, Path]:
@@ -214,9 +208,8 @@ def _images(base: Path) -> dict[str, Path]:
     if not any(one.is_dir() for one in folders):
         raise MissingComponentError(
             f"There is no folder of ChestX-ray14's images at {base / 'images'}, nor at "
-            f"{base / 'images_001/images'}. {ORIGIN} Give the folder that holds the data set, for "
-            "one copied from another machine, or write a synthetic one with `write`, which needs "
-            "no network."
+            f"{base / 'images_001/images'}. {ORIGIN} Give the folder that holds the data set; "
+            "it may be copied from another machine."
         )
     return found
 
@@ -268,3 +261,53 @@ def _list(path: Path, table: dict[str, Row]) -> list[str]:
         seen.add(name)
         names.append(name)
     return names
+
+
+def _read_boxes(path: Path, names: set[str], images: dict[str, Path]) -> dict[str, tuple[Box, ...]]:
+    """Read a list of boxes and check each against its image, where that is there."""
+    found: dict[str, tuple[Box, ...]] = {}
+    for where, cells in read_table(path, "list of ChestX-ray14's boxes", BOX_HEADER, ORIGIN):
+        box = _box(cells, where)
+        if box.name not in names:
+            raise DataError(f"{where}: {box.name!r} does not stand in the table.")
+        if box in found.get(box.name, ()):
+            raise DataError(f"{where}: this box stands in the list twice.")
+        if box.name in images:
+            columns, rows = _size(images[box.name])
+            right, bottom = box.left + box.width, box.top + box.height
+            if right > columns + _BORDER or bottom > rows + _BORDER:
+                raise DataError(
+                    f"{where}: the box ends at ({right:g}, {bottom:g}), outside of {box.name} with "
+                    f"{columns} x {rows} pixels."
+                )
+        found[box.name] = (*found.get(box.name, ()), box)
+    return found
+
+
+def _box(cells: list[str], where: str) -> Box:
+    empty = cells[_BOX_COLUMNS:]
+    if len(cells) < _BOX_COLUMNS or len(empty) not in (0, _BOX_EMPTY) or any(empty):
+        raise DataError(
+            f"{where}: {len(cells)} columns, must be {_BOX_COLUMNS} and {_BOX_EMPTY} empty ones."
+        )
+    name, label = cells[:2]
+    finding = _IN_TABLE.get(label, label)
+    if finding not in BOX_FINDINGS:
+        raise DataError(f"{where}: {label!r} is none of the 8 findings that have boxes.")
+    try:
+        left, top, width, height = map(float, cells[2:_BOX_COLUMNS])
+    except ValueError as error:
+        raise DataError(f"{where}: {error}.") from None
+    finite = all(map(math.isfinite, (left, top, width, height)))
+    if not (finite and left >= 0 and top >= 0 and width > 0 and height > 0):
+        got = cells[2:_BOX_COLUMNS]
+        raise DataError(f"{where}: the box must be x, y, width, height, got {got}.")
+    return Box(name, finding, left, top, width, height)
+
+
+def _size(path: Path) -> tuple[int, int]:
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return image.size
+    except DAMAGE as error:
+        raise DataError(f"{path}: no image that can be read: {error}") from error

@@ -1,7 +1,7 @@
-"""KITTI tracking: `image_02/0000/000000.png` frame by frame, `label_02/0000.txt` a sequence.
+"""KITTI tracking: `image_02/0000/000000.png` frame by frame, `label_02/0000.txt` a sequence; clips.
 
 `training` has 21 sequences with labels, `testing` 29 without. Frames come ten times a second;
-`layouts.clips` cuts them into what a net that predicts video learns from.
+`clips` cuts them into what a net that predicts video learns from.
 """
 
 from __future__ import annotations
@@ -9,20 +9,24 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from PIL import Image
+
+from dlcourse.usecases.video.street_scenes import Frame, Label
 from dlguide.data.formats.sample import Sample
-from dlguide.data.layouts.files import (
-    existing,
+from dlguide.data.readers.image_files import (
     file_sample,
     read_image,
     read_lines,
-    whole_folder,
+    require_existing,
 )
-from dlguide.data.synthetic import Frame, Label, Samples
-from dlguide.errors import DataError
+from dlguide.data.synthetic import Samples
+from dlguide.errors import DataError, require, require_count
 
 IMAGES, LABELS = "image_02", "label_02"
 ORIGIN = (
@@ -79,29 +83,22 @@ class Drive(Sequence):
             yield file_sample(path, (int(self.images.name), number), key)
 
 
-def write(folder: str | os.PathLike, drives: Iterable[Iterable[Frame]]) -> Path:
-    """Write drives as KITTI tracking has them.
+# What `dlguide.data.verify` needs: files at the top of the folder, the parts, what is not checked.
+MARKS = (IMAGES, LABELS)
 
-    Args:
-        folder: the new folder.
-        drives: one sequence of frames each, for example `[synthetic.driving(...)]`.
 
-    Returns:
-        pathlib.Path: the folder.
+def parts(folder: Path) -> list[dict[str, Any]]:
+    """Name the arguments of `read` for each sequence."""
+    labels = (folder / LABELS).exists()
+    return [{"name": name, "labels": labels} for name in names(folder)]
 
-    Raises:
-        ValueError: when the folder exists.
-    """
-    with whole_folder(folder) as partial:
-        (partial / LABELS).mkdir()
-        for number, drive in enumerate(drives):
-            images = partial / IMAGES / f"{number:04d}"
-            images.mkdir(parents=True)
-            with (partial / LABELS / f"{number:04d}.txt").open("w") as file:
-                for frame in drive:
-                    (images / f"{frame.index:06d}.png").write_bytes(frame.encoded())
-                    file.writelines(label.line() + "\n" for label in frame.labels)
-    return Path(folder)
+
+def unchecked(folder: Path) -> tuple[str, ...]:
+    """Say what these files give no means to check."""
+    found = ("changed bytes of an image that can still be decoded: it has no checksum",)
+    if not (folder / LABELS).exists():
+        found += (f"labels: there is no {LABELS}, as in the published `testing`",)
+    return found
 
 
 def names(folder: str | os.PathLike) -> tuple[str, ...]:
@@ -117,7 +114,7 @@ def names(folder: str | os.PathLike) -> tuple[str, ...]:
         MissingComponentError: when `image_02` is not there.
         DataError: when something in it is no sequence.
     """
-    base = existing(Path(folder) / IMAGES, "folder of KITTI's left colour images", ORIGIN)
+    base = require_existing(Path(folder) / IMAGES, "folder of KITTI's left colour images", ORIGIN)
     found = sorted(os.listdir(base))
     for name in found:
         if not _SEQUENCE.fullmatch(name) or not (base / name).is_dir():
@@ -140,7 +137,7 @@ def read(folder: str | os.PathLike, name: str, labels: bool = True) -> Drive:
         MissingComponentError: when the images or the labels are not there.
         DataError: when a frame is missing or a label is not as it must be; names file and line.
     """
-    images = existing(Path(folder) / IMAGES / name, f"sequence {name!r}", ORIGIN)
+    images = require_existing(Path(folder) / IMAGES / name, f"sequence {name!r}", ORIGIN)
     found = sorted(os.listdir(images))
     for number, file in enumerate(found):
         if file != f"{number:06d}.png":
@@ -195,3 +192,97 @@ def _label(line: str, where: str, frames: int) -> Label:
             f"{track}, {truncated} and {occluded}."
         )
     return label
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Frames in a row out of one video."""
+
+    video: int
+    first: int
+    past: np.ndarray = field(repr=False)
+    future: np.ndarray = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Clips(Sequence):
+    """The clips of several videos; each is read when it is asked for."""
+
+    videos: tuple[Sequence[Frame], ...] = field(repr=False)
+    places: tuple[tuple[int, int], ...] = field(repr=False)
+    before: int
+    after: int
+    size: tuple[int, int] | None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int | slice) -> Clip | Samples:
+        if isinstance(index, slice):
+            return Samples(range(len(self))[index], self.__getitem__)
+        video, first = self.places[index]
+        frames: list[np.ndarray] = []
+        for number in range(first, first + self.before + self.after):
+            pixels = self._resized(self.videos[video][number].pixels)
+            if frames and pixels.shape != frames[0].shape:
+                raise DataError(
+                    f"{self.videos[video]}: frame {number} has the shape {pixels.shape}, frame "
+                    f"{first} {frames[0].shape}. Give `size`, or take frames of one camera."
+                )
+            frames.append(pixels)
+        return Clip(video, first, np.stack(frames[: self.before]), np.stack(frames[self.before :]))
+
+    def _resized(self, pixels: np.ndarray) -> np.ndarray:
+        if self.size is None or pixels.shape[:2] == self.size:
+            return pixels
+        rows, columns = self.size
+        image = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR)
+        return np.asarray(image)
+
+
+def clips(
+    videos: Sequence[Sequence[Frame]],
+    before: int = 6,
+    after: int = 6,
+    step: int | None = None,
+    size: tuple[int, int] | None = None,
+) -> Clips:
+    """Cut videos into clips; none goes over the end of a video.
+
+    Clips of one video show the same street: divide into training and test by video, not by clip.
+    KITTI's sequences have slightly different sizes; with `size` they fit into one batch.
+
+    Args:
+        videos: for example `[kitti_tracking.read(folder, name) for name in names]`, or
+            `[street_scenes.driving(...)]`.
+        before: frames that the net sees (count).
+        after: frames that it shall predict (count).
+        step: frames from the begin of a clip to that of the next (count); None for
+            `before + after`, so that no frame is in two clips.
+        size: rows and columns to bring the frames to (pixels); None keeps those of the files.
+
+    Returns:
+        Clips: a sequence of `Clip`.
+
+    Raises:
+        ValueError: when a number is out of range, or no video is long enough for one clip.
+
+    >>> from dlcourse.usecases.video.street_scenes import driving
+    >>> found = clips([driving(frames=30, size=32, seed=1)])
+    >>> [clip.first for clip in found], found[0].past.shape
+    ([0, 12], (6, 32, 106, 3))
+    """
+    length = require_count(before, "before") + require_count(after, "after")
+    step = length if step is None else require_count(step, "step")
+    if size is not None:
+        require(len(size) == 2, "size", "be rows and columns", size)
+        size = tuple(require_count(side, "size") for side in size)
+    places = tuple(
+        (video, first)
+        for video, frames in enumerate(videos)
+        for first in range(0, len(frames) - length + 1, step)
+    )
+    longest = max((len(frames) for frames in videos), default=0)
+    enough = f"hold one of at least {length} frames for clips of {before} + {after}"
+    require(len(places) > 0, "videos", enough, longest)
+    return Clips(tuple(videos), places, before, after, size)

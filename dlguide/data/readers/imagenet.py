@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlguide.data.formats.sample import Sample
-from dlguide.data.layouts.files import existing, file_sample, read_image, whole_folder
+from dlguide.data.readers.image_files import file_sample, read_image, require_existing
 from dlguide.data.synthetic import Picture, Samples
 from dlguide.errors import DataError, require, require_known
+from dlguide.files import new_folder
 
 SPLITS = ("train", "val")
 ORIGIN = (
     "image-net.org gives it out after registration: ILSVRC2012_img_train.tar, "
-    "ILSVRC2012_img_val.tar."
+    "ILSVRC2012_img_val.tar; `write` makes a synthetic one without a network."
 )
 _SYNSET = re.compile(r"n\d{8}")
 # The files of some smaller sets are called otherwise; those that name a class must tell the truth.
@@ -78,7 +79,7 @@ def write(folder: str | os.PathLike, train: Sequence[Picture], val: Sequence[Pic
     Raises:
         ValueError: when the folder exists or a picture is no JPEG.
     """
-    with whole_folder(folder) as partial:
+    with new_folder(folder) as partial:
         for split, pictures in zip(SPLITS, (train, val), strict=True):
             for picture in pictures:
                 require(picture.kind == "jpeg", "kind", "be 'jpeg' as in ImageNet", picture.kind)
@@ -88,6 +89,20 @@ def write(folder: str | os.PathLike, train: Sequence[Picture], val: Sequence[Pic
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(picture.encoded())
     return Path(folder)
+
+
+# What `dlguide.data.verify` needs: files at the top of the folder, the parts, what is not checked.
+MARKS = SPLITS
+
+
+def parts(folder: Path) -> list[dict[str, str]]:
+    """Name the arguments of `read` for each split that is there."""
+    return [{"split": split} for split in SPLITS if (folder / split).exists()]
+
+
+def unchecked(folder: Path) -> tuple[str, ...]:
+    """Say what these files give no means to check."""
+    return ("changed bytes of an image that can still be decoded: it has no checksum",)
 
 
 def read(folder: str | os.PathLike, split: str = "train") -> ClassFolders:
@@ -106,7 +121,7 @@ def read(folder: str | os.PathLike, split: str = "train") -> ClassFolders:
             empty class, or a class of `val` that `train` does not have; names it.
     """
     require_known(split, SPLITS, "split")
-    base = existing(Path(folder) / split, f"folder {split!r} of ImageNet", ORIGIN)
+    base = require_existing(Path(folder) / split, f"folder {split!r} of ImageNet", ORIGIN)
     # validation alone would number the classes otherwise when it lacks one
     numbered = Path(folder) / "train"
     synsets = _classes(numbered if numbered.is_dir() else base)

@@ -6,22 +6,28 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dlguide.data.transfer.copying import copy_all, difference
-from dlguide.data.transfer.errors import TransferError
-from dlguide.data.transfer.listing import Listing, list_files, require_folder
-from dlguide.data.transfer.progress import Progress, reporting
-from dlguide.errors import require
+from dlguide.data.formats.damage import Damage, DamageError
+from dlguide.data.formats.manifest import NAME as MANIFEST
+from dlguide.data.progress import Progress, reporting
+from dlguide.data.verification import SUMS, Listed, Listing, list_files, read_digest, require_folder
+from dlguide.errors import TransferError, require
 from dlguide.files import file_lock, require_writable
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
+
 _LOOK_S = 0.005
+_THREADS, _AT_ONCE = 4, 1000
+_AGAIN = "Nothing was kept. Wait until nobody writes to the data set, then copy it again."
+_THEN = "Check the data set with `dlguide data verify FOLDER`, and fetch or convert it again."
+Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def stage(
     """Copy a data set to a disk of each node; collective over `comm`.
 
     On each node one rank copies. The others sleep: they would take its core while they wait.
-    What is read is held against the checksums of the data set on the way; a file without one
+    What is read is compared with the checksums of the data set on the way; a file without one
     must not change while it is copied. The copy gets its name when it is whole; a copy that was
     killed leaves nothing under the name, and the next one clears up. When two jobs stage to the
     same place at once the second waits for the first and finds its copy. A copy that is there and
@@ -78,7 +84,7 @@ def stage(
         node_comm: the ranks of `comm` that use the same target; None for those that share
             memory, which are those of a node.
         quick: whether to trust a copy that is there when names, lengths and, without checksums,
-            times of change fit. Otherwise its bytes are read and held against their checksums.
+            times of change fit. Otherwise its bytes are read and compared with their checksums.
         replace: whether to replace what stands under the name when it is no whole copy of the
             source.
         progress: True draws a bar; a function is called with the bytes done and in all; on
@@ -193,7 +199,7 @@ def _is_there(
 ) -> bool:
     if not os.path.lexists(final):
         return False
-    what = difference(listing, final, quick, done)
+    what = _difference(listing, final, quick, done)
     must = "hold nothing, or a whole copy of the source"
     then = "Remove it, choose another target, or use `replace=True`."
     require(not what or replace, "target", must, f"{final}: {what}", then)
@@ -202,7 +208,7 @@ def _is_there(
 
 def _copy(source: Path, partial: Path, listing: Listing, done: Callable[[int], None]) -> None:
     try:
-        copy_all(source, partial, listing, done)
+        _copy_all(source, partial, listing, done)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -226,3 +232,104 @@ def _require_apart(source: Path, target: Path) -> None:
     real, goal = source.resolve(), target.resolve()
     apart = real != goal and real not in goal.parents and goal not in real.parents
     require(apart, "target", f"lie apart from the source {source}", str(target))
+
+
+def _copy_all(source: Path, target: Path, listing: Listing, done: Callable[[int], None]) -> None:
+    """Copy files into a new folder; what is read is held against its checksum on the way.
+
+    A data set without a manifest gets a complete SHA256SUMS in its copy, so that the copy can
+    be checked later. Times of change are kept.
+    """
+    target.mkdir(mode=0o755)
+    for folder in sorted({os.path.dirname(file.name) for file in listing.files}):
+        (target / folder).mkdir(parents=True, exist_ok=True)
+    with open(target / SUMS, "x", encoding="utf-8") as sums:
+        copied = _in_parallel(
+            lambda file: _copy_file(source / file.name, target / file.name, file, done),
+            listing.files,
+        )
+        for file, digest in zip(listing.files, copied, strict=True):
+            sums.write(f"{digest}  {file.name}\n")
+    if listing.kind == "manifest":
+        (target / SUMS).unlink()  # the manifest has them
+
+
+def _difference(listing: Listing, target: Path, quick: bool, done: Callable[[int], None]) -> str:
+    """Say in which way a copy differs from its source; the source's files are not read.
+
+    A file counts as the same when its length and its checksum are; where the source has no
+    checksum its time of change must be the same too. Then the copy is held against its own
+    checksums, so that damage is seen.
+    """
+    mark = MANIFEST if listing.kind == "manifest" else SUMS
+    if not (target / mark).is_file():
+        return f"there is no {mark}: it is no copy that was staged"
+    try:
+        copied = list_files(target)
+    except DamageError as error:
+        return str(error.damage)
+    there = {file.name: file for file in copied.files}
+    names = [file.name for file in listing.files]
+    if copied.kind != listing.kind or sorted(there) != sorted(names):
+        odd = sorted(set(there) ^ set(names))
+        return f"{odd[0]!r} is only in one of the two" if odd else "the form is another"
+    for file in listing.files:
+        what = _differs(file, there[file.name])
+        if what:
+            return f"{file.name!r} has another {what} than in the source"
+    return "" if quick else _damage(target, copied, done)
+
+
+def _differs(file: Listed, copy: Listed) -> str:
+    if file.nbytes != copy.nbytes:
+        return "length"
+    if file.sha256:
+        return "" if file.sha256 == copy.sha256 else "checksum"
+    return "" if file.modified_ns == copy.modified_ns else "time of change"
+
+
+def _damage(target: Path, copied: Listing, done: Callable[[int], None]) -> str:
+    def check(file: Listed) -> str:
+        if not file.sha256:
+            return f"{file.name!r} is not in its {SUMS}"
+        try:
+            found = read_digest(target / file.name, file.nbytes, done)
+        except DamageError as error:
+            return str(error.damage)
+        return "" if found == file.sha256 else f"{file.name!r} is damaged: its SHA-256 is another"
+
+    return next(filter(None, _in_parallel(check, copied.files)), "")
+
+
+def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Do the same with each item, a few at a time, and give the results in order.
+
+    A file system that is far away answers each question late, but many at once.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        # a million at once would take gigabytes for what waits
+        for at in range(0, len(items), _AT_ONCE):
+            yield from pool.map(work, items[at : at + _AT_ONCE])
+
+
+def _copy_file(source: Path, target: Path, file: Listed, done: Callable[[int], None]) -> str:
+    with open(target, "xb") as writing:
+        found = read_digest(source, file.nbytes, done, writing.write)
+    if file.sha256 and found != file.sha256:
+        what = f"its SHA-256 is {found}, not {file.sha256}"
+        raise DamageError(Damage(str(source), what), _THEN)
+    if not file.sha256:
+        _require_unchanged(source, file)
+    os.utime(target, ns=(file.modified_ns, file.modified_ns))
+    return found
+
+
+def _require_unchanged(source: Path, file: Listed) -> None:
+    """Check that what was read is what was listed; without a checksum only its time tells."""
+    try:
+        found = os.stat(source, follow_symlinks=False)
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise DamageError(Damage(str(source), what), _AGAIN) from error
+    if (found.st_mtime_ns, found.st_size) != (file.modified_ns, file.nbytes):
+        raise DamageError(Damage(str(source), "was changed while it was copied"), _AGAIN)

@@ -1,0 +1,359 @@
+"""Where data sets come from, and downloading those that a program can have.
+
+from dlguide.data import download
+
+download.fetch("fashion_mnist", progress=True)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlguide.data.datasets.originals import CIFAR_ARCHIVE, ORIGINALS, restoring
+from dlguide.data.progress import Progress, reporting
+from dlguide.errors import DataError, TransferError, require, require_known, require_positive
+from dlguide.files import data_folder_to_write, file_lock, require_writable
+from dlguide.files import sha256 as digest
+
+_FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TRIES_AGAIN = 2
+_OFFLINE = (
+    "Without a network: mnist is part of this repository, and dlguide.data.synthetic makes data."
+)
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file to download: url, name (in the folder of its data set), sha256, nbytes."""
+
+    url: str
+    name: str
+    sha256: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a data set comes from.
+
+    name, title, page (of the publisher), downloads (empty when a program cannot have them),
+    unpacks (whether the one download is an archive), by_hand (why a program cannot have it), then
+    (what to do with the archives, a sentence).
+    """
+
+    name: str
+    title: str
+    page: str
+    downloads: tuple[Download, ...] = ()
+    unpacks: bool = False
+    by_hand: str = ""
+    then: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to download."""
+        return sum(each.nbytes for each in self.downloads)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A file that was brought here.
+
+    path, nbytes (of the file), downloaded_nbytes (0 when it was there already), seconds, sha256
+    (of the file), checked (whether it was compared with a checksum that was known before).
+    """
+
+    path: str
+    nbytes: int
+    downloaded_nbytes: int
+    seconds: float
+    sha256: str
+    checked: bool
+
+
+CATALOGUE = {
+    source.name: source
+    for source in (
+        DataSource(
+            "mnist",
+            "MNIST, 70 000 digits of 28 x 28",
+            "http://yann.lecun.com/exdb/mnist/",
+            by_hand="it is part of this repository, in `data/mnist`",
+        ),
+        DataSource(
+            "fashion_mnist",
+            "Fashion-MNIST, 70 000 articles of clothing of 28 x 28",
+            "https://github.com/zalandoresearch/fashion-mnist",
+            tuple(
+                Download(f"{_FASHION}/{one.name}", one.name, one.sha256, one.nbytes)
+                for one in ORIGINALS["fashion_mnist"].files
+            ),
+        ),
+        DataSource(
+            "cifar10",
+            "CIFAR-10, 60 000 colour images of 32 x 32, binary version",
+            "https://www.cs.toronto.edu/~kriz/cifar.html",
+            (
+                Download(
+                    f"https://www.cs.toronto.edu/~kriz/{CIFAR_ARCHIVE}",
+                    CIFAR_ARCHIVE,
+                    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                    170_052_171,
+                ),
+            ),
+            unpacks=True,
+        ),
+        DataSource(
+            "imagenet",
+            "ImageNet ILSVRC 2012, 1.28 million images",
+            "https://www.image-net.org/download.php",
+            by_hand="its publishers ask for registration and consent to their terms",
+            then="The training archive holds an archive per class: unpack each into "
+            "`train/CLASS`, and sort the validation images into `val/CLASS` by their list.",
+        ),
+        DataSource(
+            "chestxray14",
+            "NIH ChestX-ray14, 112 120 radiographs",
+            "https://nihcc.app.box.com/v/ChestXray-NIHCC",
+            by_hand="its publishers offer it on a page for browsers, under terms to be read there",
+            then="Unpack each archive into a folder of its own name: `images_001`, `images_002`.",
+        ),
+        DataSource(
+            "kitti_tracking",
+            "KITTI tracking, 21 labelled sequences",
+            "https://www.cvlibs.net/datasets/kitti/eval_tracking.php",
+            by_hand="its publishers ask for registration",
+            then="Unpack data_tracking_image_2.zip and data_tracking_label_2.zip, and move "
+            "`label_02` beside `image_02`: the folder of both is the data set.",
+        ),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """List the data sets whose origin is known: names that `fetch` takes."""
+    return tuple(CATALOGUE)
+
+
+def fetch(
+    name: str,
+    folder: str | os.PathLike | None = None,
+    progress: bool | Progress | None = None,
+) -> tuple[Fetched, ...]:
+    """Bring a data set into the data folder, as `dlguide.data.datasets.load` reads it.
+
+    Files that are there and have their SHA-256 are left alone. An archive is unpacked, also one
+    that was copied to its place, without a network.
+
+    Args:
+        name: one of `names()`.
+        folder: the data folder, which gets a folder of this name; None takes $DLGUIDE_DATA or the
+            repository's `data`.
+        progress: True draws a bar per file; a function is called with the bytes done and in all.
+
+    Returns:
+        tuple: a `Fetched` for each file that is read, whether it was downloaded or there.
+
+    Raises:
+        ValueError: when there is no such data set; the message lists those there are.
+        TransferError: when it cannot be had: no network, or a publisher who asks for
+            registration; the text says what to do instead.
+        DataError: when what is there or has come is damaged.
+        MissingComponentError: when there is no data folder.
+        LockHeldError: when another process downloads it.
+    """
+    source = CATALOGUE[require_known(name, names(), "name")]
+    place = data_folder_to_write(folder) / name
+    if name in ORIGINALS and (there := _there(name, place)) is not None:
+        return there
+    if not source.downloads:
+        raise TransferError(
+            f"{name} cannot be fetched by a program: {source.by_hand}. Download it at "
+            f"{source.page} and unpack it below {place}. {source.then} Check it with `dlguide data "
+            f"verify {place}`. Without it: dlguide.data.synthetic makes data."
+        )
+    try:
+        if source.unpacks:
+            return _fetch_archive(source, place, progress)
+        return tuple(
+            fetch_file(each.url, place / each.name, each.sha256, progress=progress)
+            for each in source.downloads
+        )
+    except TransferError as error:
+        with suppress(OSError):
+            place.rmdir()  # when nothing has come
+        files = ", ".join(each.url for each in source.downloads)
+        raise TransferError(f"{error} {name} needs {len(source.downloads)}: {files}.") from error
+
+
+def fetch_file(
+    url: str,
+    path: str | os.PathLike,
+    sha256: str | None = None,
+    timeout_s: float = 30.0,
+    progress: bool | Progress | None = None,
+) -> Fetched:
+    """Download a file over HTTP; it gets its name when it is whole and checked.
+
+    A file that is there is left alone when it has the checksum, or when none is known.
+
+    Args:
+        url: address, http or https.
+        path: name of the file to write.
+        sha256: its SHA-256 in hexadecimal; None when it is not known.
+        timeout_s: the longest silence of the server (s).
+        progress: True draws a bar; a function is called with the bytes done and in all.
+
+    Returns:
+        Fetched: path, length and checksum.
+
+    Raises:
+        ValueError: when an argument is not what it must be.
+        TransferError: when the file cannot be had or does not have this checksum; the text names
+            address and reason and says how to bring it by hand.
+        LockHeldError: when another process downloads it.
+    """
+    require(
+        str(url).startswith(("http://", "https://")), "url", "begin with http:// or https://", url
+    )
+    good = sha256 is None or _SHA256.fullmatch(sha256) is not None
+    require(good, "sha256", "be 64 hexadecimal digits in lower case", sha256)
+    require_positive(timeout_s, "timeout_s")
+    final = Path(os.path.abspath(path))
+    require(not final.is_dir(), "path", "be the name of a file", str(path))
+    require_writable(final.parent, "path")
+    started = time.monotonic()
+    with file_lock(final.with_name(f"{final.name}.lock"), wait=False):
+        there = final.is_file() and sha256 in (None, digest(final))
+        if not there:
+            with reporting(progress, final.name) as report:
+                _download(url, final, sha256, timeout_s, report)
+    nbytes = final.stat().st_size
+    seconds = time.monotonic() - started
+    checked = sha256 is not None
+    return Fetched(str(final), nbytes, 0 if there else nbytes, seconds, digest(final), checked)
+
+
+class _Bar:
+    """What pooch calls while it downloads."""
+
+    def __init__(self, report: Progress) -> None:
+        self.total, self._done, self._report = 0, 0, report
+
+    def update(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._report(self._done, self.total or None)
+
+    def reset(self) -> None:
+        self._done = 0
+
+    def close(self) -> None:
+        pass
+
+
+def _download(
+    url: str, final: Path, sha256: str | None, timeout_s: float, report: Progress
+) -> None:
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel("ERROR")
+    downloader = pooch.HTTPDownloader(progressbar=_Bar(report), timeout=timeout_s)
+    files = pooch.create(
+        final.parent,
+        base_url="",
+        registry={final.name: sha256},
+        urls={final.name: url},
+        retry_if_failed=_TRIES_AGAIN,
+    )
+    try:
+        files.fetch(final.name, downloader=downloader)
+    except requests.RequestException as error:
+        raise TransferError(
+            f"{url} cannot be had: {error}. {_OFFLINE} To bring it by hand, download it where "
+            f"there is a network and copy it to {final}."
+        ) from error
+    except ValueError as error:  # pooch compares the checksum before the file gets its name
+        raise TransferError(
+            f"{url} is not the file that was expected, with SHA-256 {sha256}: {error} Nothing was "
+            f"kept. Ask the publisher, or bring {final} from elsewhere."
+        ) from error
+    except OSError as error:
+        raise TransferError(f"{final} cannot be written: {error.strerror}.") from error
+
+
+def _fetch_archive(
+    source: DataSource, place: Path, progress: bool | Progress | None
+) -> tuple[Fetched, ...]:
+    """Download the archive, unpack it, and give its folders their names once all is checked."""
+    started = time.monotonic()
+    (archive,) = source.downloads
+    path = place / archive.name
+    packed = fetch_file(archive.url, path, archive.sha256, progress=progress)
+    with file_lock(place / ".unpacking.lock", wait=True), _folder_beside(place) as beside:
+        whole = _there(source.name, place)
+        if whole is None:
+            _unpack(path, beside / "all")
+            for file in ORIGINALS[source.name].files:
+                made = beside / "all" / file.name
+                if not made.is_file() or digest(made) != file.sha256:
+                    name = f"{source.name}: the archive holds no {file.name}"
+                    raise DataError(f"{name} as it was published.")
+            for made in (beside / "all").iterdir():
+                if (place / made.name).exists():
+                    (place / made.name).rename(beside / f"before-{made.name}")
+                made.rename(place / made.name)
+            whole = _there(source.name, place)
+    assert whole is not None
+    path.unlink(missing_ok=True)
+    seconds, came = time.monotonic() - started, packed.downloaded_nbytes
+    return tuple(
+        Fetched(one.path, one.nbytes, came * (number == 0), seconds, one.sha256, True)
+        for number, one in enumerate(whole)
+    )
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack a tar archive; `tarfile` refuses names and links that lead outside, and devices."""
+    try:
+        with tarfile.open(archive) as packed:
+            # Python before 3.11.4 has no filters; the archive's checksum has been compared
+            safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            packed.extractall(folder, **safe)
+    except (tarfile.TarError, EOFError) as error:
+        raise DataError(f"{archive} cannot be unpacked: {error}. Nothing was kept.") from error
+
+
+@contextmanager
+def _folder_beside(place: Path) -> Iterator[Path]:
+    """Give a folder to unpack into; the lock is held, so others were left by killed processes."""
+    for left in place.glob(".unpacking-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as folder:
+        yield Path(folder)
+
+
+def _there(name: str, place: Path) -> tuple[Fetched, ...] | None:
+    """Return the files of a data set when all are there and as published, else None."""
+    started, found = time.monotonic(), []
+    for file in ORIGINALS[name].files:
+        path = place / file.name
+        same_length = path.is_file() and path.stat().st_size == file.nbytes
+        if not same_length or digest(path) != file.sha256:
+            if ORIGINALS[name].in_repository:
+                what = "is damaged" if path.is_file() else "is not there"
+                raise DataError(f"{path} {what}. {restoring(name, place)}")
+            return None
+        found.append((path, file))
+    seconds = time.monotonic() - started
+    return tuple(Fetched(str(p), f.nbytes, 0, seconds, f.sha256, True) for p, f in found)

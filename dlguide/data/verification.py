@@ -1,0 +1,331 @@
+"""Verifying a data set of any kind that is known here: what is damaged, and where."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dlguide.data.datasets.originals import ORIGINALS, OriginalSet
+from dlguide.data.download import CATALOGUE
+from dlguide.data.formats.damage import MOST, Damage, DamageError, Report
+from dlguide.data.formats.folder import FolderDataset
+from dlguide.data.formats.manifest import NAME as MANIFEST
+from dlguide.data.formats.manifest import is_inside, open_file
+from dlguide.data.formats.opening import open_dataset
+from dlguide.data.formats.verifying import verify as verify_format
+from dlguide.data.progress import Progress, reporting
+from dlguide.data.readers import READERS
+from dlguide.errors import DataError, MissingComponentError, require
+
+SUMS = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)")
+_THEN = "Write it again with `sha256sum`, or take it from where the data set came from."
+_GET = "Fetch the data set again, or restore the file."
+_BLOCK = 1 << 20
+_WRONG = (DataError, MissingComponentError, OSError)
+_Check = Callable[[Path, Progress], Report]
+
+
+def verify(folder: str | os.PathLike, progress: bool | Progress | None = None) -> Report:
+    """Check every file of a data set as far as its kind allows.
+
+    A folder of `formats.create` is compared with its manifest; one with SHA256SUMS, and the
+    originals of MNIST, Fashion-MNIST and CIFAR-10, against their checksums. ImageNet's shards
+    have a checksum for each record. ImageNet's folders have none: there every image is decoded;
+    with the course installed also those of ChestX-ray14 and KITTI tracking, whose tables and
+    lists are compared. The report names what cannot be seen that way.
+
+    Args:
+        folder: of the data set.
+        progress: True draws a bar; a function is called with what is done and what there is in
+            all: bytes, and for published folders images.
+
+    Returns:
+        Report: `ok` tells whether nothing was found; `str()` of it has a line per damage. With
+            SHA256SUMS its `count` is of files.
+
+    Raises:
+        ValueError: when the folder holds none of these.
+        MissingComponentError: when there is no such folder; says how to get a data set.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise MissingComponentError(_missing(place))
+    check, unit = _known(place)
+    with reporting(progress, f"verifying {place.resolve().name}", unit) as report:
+        return check(place, report)
+
+
+def _known(place: Path) -> tuple[_Check, str]:
+    """Find out which kind of data set a folder holds, and the unit of its progress."""
+    if os.path.lexists(place / MANIFEST):
+        return verify_format, "bytes"
+    if os.path.lexists(place / SUMS):
+        return _sums, "bytes"
+    original = ORIGINALS.get(place.resolve().name)
+    if original is not None and any((place / file.name).exists() for file in original.files):
+        return partial(_originals, original), "bytes"
+    for name, module in READERS.items():
+        reader = import_module(module)
+        if any(next(place.glob(mark), None) for mark in reader.MARKS):
+            return partial(_published, name, reader), "images"
+    known = f"{MANIFEST}, {SUMS}, the files of {', '.join([*ORIGINALS, *READERS])}"
+    require(False, "folder", f"hold {known}", str(place), "`sha256sum` writes SHA256SUMS.")
+    raise AssertionError  # `require` has raised
+
+
+def _sums(folder: Path, report: Progress) -> Report:
+    try:
+        listing = list_files(folder)
+        sums = read_sums(folder / SUMS)
+    except DamageError as error:
+        return Report(str(folder), SUMS, 0, 0, (error.damage,))
+    files = [(file.name, file.sha256, file.nbytes) for file in listing.files if file.sha256]
+    damages, nbytes = _digests(folder, files, report)
+    others = [file.name for file in listing.files if not file.sha256]
+    unchecked = [
+        f"{len(others)} files that {SUMS} does not list, such as {each!r}" for each in others[:1]
+    ]
+    return _OfFiles(str(folder), SUMS, len(sums), nbytes, damages, tuple(unchecked))
+
+
+class _OfFiles(Report):
+    """A report that counts files: a list of checksums knows no records."""
+
+    def __str__(self) -> str:
+        begin = f"{self.path}: {self.kind}, {self.count}"
+        return f"{begin} files" + super().__str__().removeprefix(f"{begin} records")
+
+
+def _originals(original: OriginalSet, folder: Path, report: Progress) -> Report:
+    files = [(file.name, file.sha256, file.nbytes) for file in original.files]
+    damages, nbytes = _digests(folder, files, report)
+    images = sum(file.shape[0] for file in original.files if len(file.shape) > 1)
+    return Report(str(folder), original.name, images, nbytes, damages)
+
+
+def _digests(
+    folder: Path, files: Sequence[tuple[str, str, int]], report: Progress
+) -> tuple[tuple[Damage, ...], int]:
+    """Compare files with their checksums; gives the damages and the bytes that were read."""
+    total, done, damages = sum(nbytes for _, _, nbytes in files), 0, []
+
+    def add(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        report(done, total)
+
+    for name, sha256, nbytes in files:
+        try:
+            if read_digest(folder / name, nbytes, add) != sha256:
+                damages.append(Damage(str(folder / name), f"its SHA-256 is not {sha256}"))
+        except DamageError as error:
+            damages.append(error.damage)
+        if len(damages) == MOST:
+            break
+    return tuple(damages), done
+
+
+def _published(name: str, reader: Any, folder: Path, report: Progress) -> Report:
+    """Read every sample of a data set in its published form."""
+    parts: list[Sequence] = []
+    found: dict[Damage, None] = {}  # in order; two splits may share what is wrong
+    try:
+        for part in reader.parts(folder):
+            try:
+                parts.append(reader.read(folder, **part))  # checks tables and lists
+            except _WRONG as error:
+                found[_damage(error)] = None
+    except _WRONG as error:
+        return Report(str(folder), name, 0, 0, (_damage(error),))
+    damages, count, total = list(found), 0, sum(map(len, parts))
+    for part, number in ((one, number) for one in parts for number in range(len(one))):
+        if len(damages) >= MOST:
+            break
+        try:
+            part[number]
+        except DataError as error:
+            damages.append(_damage(error))
+        count += 1
+        report(count, total)
+    unchecked = reader.unchecked(folder)
+    return Report(str(folder), name, count, 0, tuple(damages[:MOST]), unchecked)
+
+
+def _damage(error: Exception) -> Damage:
+    """Take a reader's sentence apart, which begins with the file, and the line where it has one."""
+    if isinstance(error, DamageError):
+        return error.damage
+    file, _, what = str(error).partition(": ")
+    return Damage(file, what or "cannot be read")
+
+
+def _missing(place: Path) -> str:
+    name = place.name if place.name in CATALOGUE else "NAME"
+    return (
+        f"There is no folder {place}. Run `dlguide data fetch {name}` to get "
+        f"{'it' if name != 'NAME' else 'a data set; `dlguide data list` names them'}. Without a "
+        "network, copy the folder from another machine, or use dlguide.data.synthetic."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file of a data set.
+
+    name (relative to the folder, with /), nbytes, sha256 (empty where nobody knows it),
+    modified_ns (when it was changed last).
+    """
+
+    name: str
+    nbytes: int
+    sha256: str
+    modified_ns: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a data set: kind ("manifest" or "sums"), files, nbytes (of all)."""
+
+    kind: str
+    files: tuple[Listed, ...]
+    nbytes: int
+
+
+def list_files(folder: Path) -> Listing:
+    """List the files of a data set without reading them.
+
+    Where `formats.create` wrote the folder these are the files that its manifest vouches for,
+    and the manifest; elsewhere all files in it and below but SHA256SUMS, which gives the
+    checksums if it is there.
+    """
+    require_folder(folder)
+    there = (folder / MANIFEST).is_file()
+    files = _of_manifest(folder) if there else _of_folder(folder)
+    return Listing("manifest" if there else "sums", files, sum(file.nbytes for file in files))
+
+
+def require_folder(folder: Path) -> None:
+    """Check that there is a folder, before anything is written."""
+    if not folder.is_dir():
+        raise MissingComponentError(
+            f"There is no folder {folder}. `dlguide data fetch NAME` gets a data set, "
+            "`dlguide data list` names those there are; dlguide.data.synthetic makes one without "
+            "a network."
+        )
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """Read a file of checksums as `sha256sum` writes it."""
+    found: dict[str, str] = {}
+    try:
+        # `splitlines` would also end a line at a form feed or U+2028 within a name
+        lines = path.read_bytes().decode().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamageError(Damage(str(path), f"cannot be read: {error}"), _THEN) from error
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+        match = _LINE.fullmatch(line.removesuffix("\r"))
+        if match is None or not is_inside(match[2]) or match[2] in found:
+            twice = match is not None and match[2] in found
+            what = "names a file twice" if twice else "is no checksum and name inside the folder"
+            raise DamageError(Damage(str(path), f"line {number} {what}"), _THEN)
+        found[match[2]] = match[1].lower()
+    return found
+
+
+def _of_manifest(folder: Path) -> tuple[Listed, ...]:
+    with open_dataset(folder) as dataset:
+        facts = [(file.name, file.nbytes, file.sha256) for file in dataset.manifest.files]
+        if isinstance(dataset, FolderDataset):
+            for number in range(dataset.count):
+                one = dataset.facts(number)
+                facts.append((one["name"], int(dataset.index[number]["nbytes"]), one["sha256"]))
+    files = [_listed(folder, name, sha256, nbytes) for name, nbytes, sha256 in sorted(facts)]
+    with open(folder / MANIFEST, "rb") as file:
+        own = hashlib.file_digest(file, "sha256").hexdigest()
+    return (*files, _listed(folder, MANIFEST, own))
+
+
+def _of_folder(folder: Path) -> tuple[Listed, ...]:
+    sums = read_sums(folder / SUMS) if os.path.lexists(folder / SUMS) else {}
+    names = sorted(set(_walk(folder)) - {SUMS})
+    lost = sorted(set(sums) - set(names))
+    if lost:
+        raise DamageError(Damage(str(folder / lost[0]), f"is listed in {SUMS} but not there"), _GET)
+    return tuple(_listed(folder, name, sums.get(name, "")) for name in names)
+
+
+def _walk(folder: Path, below: str = "") -> list[str]:
+    """Name all files in a folder and below."""
+    found = []
+    with os.scandir(folder / below) as entries:
+        for entry in entries:
+            name = f"{below}{entry.name}"
+            _require_listable(folder, name)
+            if entry.is_dir(follow_symlinks=False):
+                found += _walk(folder, f"{name}/")
+            elif entry.is_file(follow_symlinks=False):
+                found.append(name)
+            else:
+                what = "is a link" if entry.is_symlink() else "is no ordinary file"
+                then = "A data set consists of folders and ordinary files only."
+                raise DamageError(Damage(str(folder / name), what), then)
+    return found
+
+
+def _require_listable(folder: Path, name: str) -> None:
+    """Refuse a name that would spoil the list of checksums, which is UTF-8 with a name a line."""
+    utf_8 = not any(0xD800 <= ord(sign) < 0xE000 for sign in name)
+    if not utf_8 or "\n" in name or "\r" in name:
+        what = "has a name that " + ("holds an end of line" if utf_8 else "is no UTF-8")
+        then = f"Rename it: {SUMS} cannot list it."
+        raise DamageError(Damage(ascii(str(folder / name)), what), then)
+
+
+def _listed(folder: Path, name: str, sha256: str, nbytes: int | None = None) -> Listed:
+    path = folder / name
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError as error:
+        raise DamageError(Damage(str(path), f"cannot be read: {error.strerror}"), _GET) from error
+    if nbytes is not None and found.st_size != nbytes:
+        what = f"has {found.st_size} bytes, its manifest says {nbytes}"
+        raise DamageError(Damage(str(path), what))
+    return Listed(name, found.st_size, sha256, found.st_mtime_ns)
+
+
+def read_digest(
+    path: Path,
+    nbytes: int,
+    done: Callable[[int], None],
+    use: Callable[[memoryview], object] | None = None,
+) -> str:
+    """Read a file, give each block to `use`, and return the SHA-256."""
+    descriptor, _ = open_file(path, nbytes)
+    digest, total = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(min(_BLOCK, max(nbytes, 1))))
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        while read := _into(file, buffer, path, total):
+            if use is not None:
+                use(buffer[:read])
+            digest.update(buffer[:read])
+            total += read
+            done(read)
+    if total != nbytes:
+        raise DamageError(Damage(str(path), f"has changed its length to {total} bytes"), _THEN)
+    return digest.hexdigest()
+
+
+def _into(file: object, buffer: memoryview, path: Path, offset: int) -> int:
+    try:
+        return file.readinto(buffer)
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise DamageError(Damage(str(path), what, offset=offset)) from error

@@ -1,0 +1,567 @@
+"""Synthetic radiographs of the chest with 14 findings, by patient, as in ChestX-ray14.
+
+Places go from -1 to 1; left in the picture is the patient's right. A radiograph is built from the
+darkness of the lungs, and what adds brightness on top: heart, spine, ribs, vessels. The findings
+are the textbook signs in a simple form: made to be distinguished by a net and seen by a reader,
+not training material for anybody who reads radiographs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from dlguide.data.synthetic import Samples, clouds, encoded, grid, sample_rng, smooth_step
+from dlguide.errors import require_count, require_known
+
+SIDES = (-1, 1)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The measures of one patient, in half widths of the picture."""
+
+    lung_width: float
+    lung_top: float
+    domes: tuple[float, float]
+    flatness: float
+    heart: float
+    air: float
+    ribs: int
+    tilt: float
+    bones: float
+
+
+def anatomy(rng: np.random.Generator, lying: bool = False) -> Anatomy:
+    """Draw a patient's measures."""
+    dome = rng.uniform(0.5, 0.6)
+    values = Anatomy(
+        lung_width=rng.uniform(0.335, 0.375),
+        lung_top=rng.uniform(-0.82, -0.74),
+        domes=(dome, dome + rng.uniform(0.03, 0.08)),
+        flatness=rng.uniform(0, 0.25),
+        heart=rng.uniform(0.30, 0.35),
+        air=rng.uniform(0.9, 1.05),
+        ribs=int(rng.integers(8, 10)),
+        tilt=rng.uniform(-0.04, 0.04),
+        bones=rng.uniform(0.8, 1.15),
+    )
+    if not lying:
+        return values
+    return replace(
+        values, domes=tuple(dome - 0.08 for dome in values.domes), heart=values.heart + 0.04
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Chest:
+    """Where things are in one radiograph: what findings are painted on."""
+
+    x: np.ndarray
+    y: np.ndarray
+    lungs: tuple[np.ndarray, np.ndarray]
+    distances: tuple[np.ndarray, np.ndarray]
+    heart: np.ndarray
+    domes: tuple[np.ndarray, np.ndarray]
+    body: Anatomy
+
+    @property
+    def lung(self) -> np.ndarray:
+        """Inside of either lung, 0 to 1, shape (size, size)."""
+        return np.maximum(*self.lungs)
+
+
+def outline(body: Anatomy, size: int) -> Chest:
+    """Lay out lungs, heart and diaphragm."""
+    x, y = (np.broadcast_to(axis, (size, size)) for axis in grid(size, size))
+    c, s = math.cos(body.tilt), math.sin(body.tilt)
+    x, y = c * x + s * y, c * y - s * x
+    border = max(0.025, 3 / size)
+    lungs, distances, domes = [], [], []
+    for side, dome in zip(SIDES, body.domes, strict=True):
+        distance, lower = _lung(body, side, dome, x, y)
+        distances.append(distance)
+        domes.append(lower)
+        lungs.append(smooth_step(distance, border))
+    tip = body.domes[1] - 0.02
+    heart = smooth_step(_heart(body, x, y, tip), 2 * border)
+    return Chest(x, y, tuple(lungs), tuple(distances), heart, tuple(domes), body)
+
+
+def render(chest: Chest, rng: np.random.Generator) -> np.ndarray:
+    """Draw a chest without any finding."""
+    x, y, body = chest.x, chest.y, chest.body
+    size = len(x)
+    widest = 0.86 + 0.1 * np.clip(y + 0.3, -0.6, 0.6)
+    trunk = smooth_step(np.abs(x) - np.where(y < -0.72, widest + 1.1 * (y + 0.72), widest), 0.12)
+    picture = 0.05 + trunk * (0.60 + 0.05 * clouds(rng, size, size, 2))
+    picture = picture - 0.13 * trunk * smooth_step(0.86 - np.abs(x), 0.2)
+    picture = picture - chest.lung * body.air * (0.42 - 0.06 * (y + 0.2))
+    picture = picture + 0.14 * smooth_step(np.abs(x) - 0.13, 0.14) * trunk
+    picture = picture + 0.05 * _vertebrae(x, y) * body.bones
+    picture = np.maximum(picture, picture + chest.heart * (0.78 - picture))
+    below = sum(
+        smooth_step(dome - y, 0.03) * smooth_step(-side * x, 0.06)
+        for side, dome in zip(SIDES, chest.domes, strict=True)
+    )
+    picture = picture + 0.12 * trunk * np.clip(below, 0, 1) * smooth_step(np.abs(x) - 0.8, 0.2)
+    picture = picture + _vessels(chest, rng)
+    picture = picture + body.bones * (_ribs(chest) + _clavicles(x, y))
+    # the windpipe, and a stomach's bubble of air under the patient's left dome
+    picture = picture - 0.10 * smooth_step(np.abs(x) - 0.05, 0.05) * smooth_step(y + 0.32, 0.15)
+    bubble = np.hypot((x - 0.33) / 1.5, y - body.domes[1] - 0.17) - 0.075
+    return picture - 0.16 * smooth_step(bubble, 0.06)
+
+
+def exposed(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Turn brightness into the grey values of a film: contrast, grain, unequal exposure.
+
+    Args:
+        picture: brightness, about 0 to 1, shape (size, size).
+        rng: random numbers.
+
+    Returns:
+        numpy.ndarray: uint8, shape (size, size).
+    """
+    slope = 1 + rng.uniform(-0.06, 0.06) * np.linspace(-1, 1, len(picture), dtype=np.float32)
+    grain = 0.012 * rng.standard_normal(picture.shape, np.float32)
+    value = np.clip(picture * slope + grain, 0, 1) ** rng.uniform(0.9, 1.12)
+    return np.round(255 * value * rng.uniform(0.92, 1.04)).clip(0, 255).astype(np.uint8)
+
+
+def _lung(
+    body: Anatomy, side: int, dome: float, x: np.ndarray, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    out = side * x
+    # outwards the chest is round; inwards the middle of the chest is in the way
+    height = np.clip((dome + 0.25 - y) / (dome + 0.25 - body.lung_top), 0, 1)
+    outer = 0.12 + 2 * body.lung_width * np.sqrt(np.clip(1 - height**3.2, 0, 1))
+    inner = 0.12 + 0.03 * np.clip(y, -0.5, 1)
+    curve = (1 - body.flatness) * 1.5
+    lower = dome + curve * (out - 0.12 - 0.75 * body.lung_width) ** 2
+    distance = np.maximum(np.maximum(out - outer, inner - out), y - lower)
+    return np.maximum(distance, body.lung_top - y), lower
+
+
+def _heart(body: Anatomy, x: np.ndarray, y: np.ndarray, tip: float) -> np.ndarray:
+    # an egg with its tip to the patient's left, the right heart, and the great vessels above
+    c, s = math.cos(0.5), math.sin(0.5)
+    u, v = x - 0.42 * body.heart, y - tip + 0.27
+    u, v = c * u + s * v, c * v - s * u
+    egg = np.hypot(u / (1.05 * body.heart), v / (0.11 + 0.44 * body.heart)) - 1
+    right = np.hypot((x + 0.3 * body.heart) / (0.55 * body.heart), (y - tip + 0.2) / 0.26) - 1
+    stem = np.maximum(np.abs(x - 0.01) - 0.14, np.abs(y + 0.1) - 0.3)
+    knob = np.hypot(x - 0.13, y + 0.3) - 0.09
+    return np.minimum(np.minimum(egg, right) * body.heart * 0.8, np.minimum(stem, knob))
+
+
+def _vertebrae(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return smooth_step(np.abs(x) - 0.09, 0.04) * np.sign(np.sin(38 * y)) * 0.5
+
+
+def _ribs(chest: Chest) -> np.ndarray:
+    x, y, body = chest.x, chest.y, chest.body
+    total = np.zeros_like(x)
+    inside = smooth_step(np.abs(x) - 0.88, 0.08)
+    for rib in range(body.ribs):
+        start = body.lung_top + 0.05 + rib * 1.22 / body.ribs
+        out = np.abs(x)
+        # behind it falls outwards; in front it comes back down and inwards
+        back = start - 0.06 + 0.42 * np.clip(out - 0.1, 0, 1) ** 2 - 0.12 * out
+        front = start + 0.42 - 0.30 * out
+        total = total + 0.085 * _line(y - back, 0.022) * smooth_step(0.1 - out, 0.05)
+        total = total + 0.035 * _line(y - front, 0.02) * smooth_step(0.42 - out, 0.2) * (y < 0.45)
+    return total * inside * (0.35 + 0.65 * chest.lung)
+
+
+def _clavicles(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    out = np.abs(x)
+    bow = -0.60 - 0.22 * (out - 0.1) + 0.05 * np.sin(7 * out)
+    return 0.12 * _line(y - bow, 0.032) * smooth_step(0.1 - out, 0.05) * smooth_step(out - 0.8, 0.1)
+
+
+def _vessels(chest: Chest, rng: np.random.Generator) -> np.ndarray:
+    total = np.zeros_like(chest.x)
+    for side, lung in zip(SIDES, chest.lungs, strict=True):
+        # only where the lung is: this is most of the work
+        where = np.s_[:, np.flatnonzero(lung.any(0))[0] : np.flatnonzero(lung.any(0))[-1] + 1]
+        lung = (lung * (1 - chest.heart))[where]
+        u, v = side * chest.x[where] - 0.14, chest.y[where] + 0.02
+        radius, direction = np.hypot(u, v), np.arctan2(v, u)
+        seen = 0.12 * lung * smooth_step(np.hypot(u / 0.8, v / 1.4) - 0.1, 0.25)
+        fading = 0.09 * lung * smooth_step(radius - 0.5, 0.35) * smooth_step(0.06 - radius, 0.1)
+        width = 0.018 * np.clip(1 - radius / 0.65, 0.2, 1)
+        for number in range(11):
+            angle = -1.3 + 0.27 * number + rng.uniform(-0.1, 0.1)
+            bend, wave = rng.uniform(-0.8, 0.8), rng.uniform(0, 6)
+            course = angle + bend * (radius - 0.1) + 0.07 * np.sin(9 * radius + wave)
+            seen += fading * _line(radius * (direction - course), width)
+        total[where] += seen
+    return total
+
+
+def _line(distance: np.ndarray, width: float) -> np.ndarray:
+    square = np.square(distance / width)
+    return np.exp(-np.square(square))
+
+
+Random = np.random.Generator
+
+
+def _side(rng: Random) -> int:
+    """Draw a side; always the first number drawn, so measures and brightness agree on it."""
+    return int(rng.integers(2))
+
+
+def _large_heart(body: Anatomy, rng: Random) -> Anatomy:
+    return replace(body, heart=rng.uniform(0.45, 0.51))
+
+
+def _raised_dome(body: Anatomy, rng: Random) -> Anatomy:
+    domes = list(body.domes)
+    domes[_side(rng)] -= rng.uniform(0.14, 0.2)
+    return replace(body, domes=tuple(domes))
+
+
+def _overinflated(body: Anatomy, rng: Random) -> Anatomy:
+    return replace(
+        body,
+        lung_width=min(body.lung_width + 0.03, 0.375),
+        domes=tuple(dome + 0.14 for dome in body.domes),
+        flatness=rng.uniform(0.8, 1.0),
+        heart=body.heart - 0.08,
+        air=rng.uniform(1.25, 1.4),
+    )
+
+
+MEASURES: dict[str, Callable[[Anatomy, Random], Anatomy]] = {
+    "Atelectasis": _raised_dome,
+    "Cardiomegaly": _large_heart,
+    "Emphysema": _overinflated,
+}
+
+
+def _blob(
+    chest: Chest, side: int, out: float, y: float, wide: float, high: float, soft: float
+) -> np.ndarray:
+    u = (SIDES[side] * chest.x - out) / wide
+    return smooth_step(np.hypot(u, (chest.y - y) / high) - 1, soft) * chest.lungs[side]
+
+
+def _around(chest: Chest, side: int) -> np.ndarray:
+    """A lung with its border, for what is as bright as the border: no dark line stays between."""
+    return smooth_step(chest.distances[side] - 0.03, 0.03)
+
+
+def _toward(picture: np.ndarray, mask: np.ndarray, value: float) -> np.ndarray:
+    return mask * np.maximum(value - picture, 0)
+
+
+def _atelectasis(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    side, total = _side(rng), np.zeros_like(picture)
+    for band in range(3):
+        y = chest.body.domes[side] - 0.1 - 0.11 * band
+        course = y + rng.uniform(-0.12, 0.12) * (SIDES[side] * chest.x - 0.5)
+        length = smooth_step(np.abs(SIDES[side] * chest.x - rng.uniform(0.42, 0.55)) - 0.2, 0.12)
+        total += 0.2 * np.exp(-(((chest.y - course) / 0.02) ** 2)) * length
+    return total * chest.lungs[side] * (1 - chest.heart)
+
+
+def _consolidation(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    side = _side(rng)
+    out = SIDES[side] * chest.x
+    fissure = rng.uniform(-0.32, -0.18) + 0.12 * out
+    lobe = smooth_step(chest.y - fissure, 0.03) * _around(chest, side)
+    branches = np.zeros_like(picture)
+    for angle in (-1.9, -1.5, -1.1, -0.7):
+        u, v = out - 0.2, chest.y + 0.15
+        away = np.hypot(u, v) * (np.arctan2(v, u) - angle / 1.3)
+        branches = np.maximum(branches, np.exp(-((away / 0.016) ** 2)))
+    return _toward(picture, lobe * (0.92 - 0.3 * branches), rng.uniform(0.66, 0.74))
+
+
+def _edema(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    total = np.zeros_like(picture)
+    for side in (0, 1):
+        wing = _blob(chest, side, 0.27, 0.02, 0.27, 0.42, 0.9)
+        total += rng.uniform(0.24, 0.3) * wing
+        lines = np.clip(np.sin(70 * chest.y), 0, 1) ** 3
+        rim = smooth_step(-chest.distances[side] - 0.09, 0.03) * (chest.y > 0.15)
+        total += 0.1 * lines * rim * chest.lungs[side]
+    return total * (1 - chest.heart)
+
+
+def _effusion(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    side = _side(rng)
+    out = SIDES[side] * chest.x
+    level = chest.body.domes[side] - rng.uniform(0.14, 0.3) - 0.55 * np.clip(out - 0.25, 0, 1) ** 2
+    fluid = smooth_step(level - chest.y, 0.05) * _around(chest, side)
+    return _toward(picture, fluid, 0.78)
+
+
+def _emphysema(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    total = np.zeros_like(picture)
+    for _ in range(3):
+        side, radius = _side(rng), rng.uniform(0.07, 0.12)
+        u = SIDES[side] * chest.x - rng.uniform(0.35, 0.55)
+        from_middle = np.hypot(u, chest.y - rng.uniform(-0.5, -0.1))
+        rim = np.exp(-(((from_middle - radius) / 0.012) ** 2))
+        total += (0.08 * rim - 0.06 * smooth_step(from_middle - radius, 0.03)) * chest.lungs[side]
+    return total
+
+
+def _fibrosis(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    noise = clouds(rng, *picture.shape, 13)
+    net = np.exp(-((noise / 0.22) ** 2))
+    where = smooth_step(0.1 - chest.y, 0.4) * (
+        0.45 + 0.55 * smooth_step(-np.maximum(*_depth(chest)) - 0.2, 0.2)
+    )
+    return 0.22 * net * where * chest.lung * (1 - chest.heart)
+
+
+def _depth(chest: Chest) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(np.where(distance < 0, distance, -1) for distance in chest.distances)
+
+
+def _hernia(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    at, radius = rng.uniform(0.0, 0.1), rng.uniform(0.2, 0.25)
+    level = chest.body.domes[1] - 0.1
+    away = np.hypot((chest.x - at) / 1.2, chest.y - level - 0.02)
+    sac = smooth_step(away - radius, 0.05)
+    air = smooth_step(away - 0.8 * radius, 0.08) * smooth_step(chest.y - level, 0.02)
+    return sac * (0.06 + np.maximum(0.84 - picture, 0) * 0.7) - 0.28 * air
+
+
+def _infiltration(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    side = _side(rng)
+    where = _blob(chest, side, 0.45, rng.uniform(-0.15, 0.15), 0.32, 0.38, 0.7)
+    patches = np.clip(clouds(rng, *picture.shape, 9) * 0.55 + 0.5, 0, 1.4)
+    return rng.uniform(0.26, 0.32) * where * patches * (1 - chest.heart)
+
+
+def _mass(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    radius = rng.uniform(0.11, 0.15)
+    return _round(picture, chest, rng, radius, 0.72)
+
+
+def _nodule(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    return _round(picture, chest, rng, rng.uniform(0.045, 0.065), 0.7)
+
+
+def _round(
+    picture: np.ndarray, chest: Chest, rng: Random, radius: float, value: float
+) -> np.ndarray:
+    side = _side(rng)
+    # above the heart, which would hide it, and not in the chest's wall
+    u = SIDES[side] * chest.x - rng.uniform(0.33, 0.48)
+    v = chest.y - rng.uniform(-0.4, -0.1)
+    angle = np.arctan2(v, u)
+    lobes = 1 + 0.09 * np.sin(3 * angle + rng.uniform(0, 6)) + 0.05 * np.sin(5 * angle)
+    return _toward(picture, smooth_step(np.hypot(u, v) / lobes - radius, 0.03), value)
+
+
+def _pleural_thickening(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    side = _side(rng)
+    waves = 0.07 + 0.025 * np.sin(9 * chest.y + rng.uniform(0, 6))
+    out = SIDES[side] * chest.x
+    rim = smooth_step(-chest.distances[side] - waves, 0.03) * smooth_step(0.3 - out, 0.1)
+    return _toward(picture, rim * _around(chest, side) * smooth_step(chest.y - 0.3, 0.1), 0.66)
+
+
+def _pneumonia(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    side = _side(rng)
+    place = _blob(chest, side, 0.33, chest.body.domes[side] - 0.2, 0.33, 0.27, 0.6)
+    dense = np.clip(0.85 + 0.25 * clouds(rng, *picture.shape, 5), 0.3, 1)
+    return _toward(picture, place * dense, rng.uniform(0.7, 0.76))
+
+
+def _pneumothorax(picture: np.ndarray, chest: Chest, rng: Random) -> np.ndarray:
+    side = _side(rng)
+    depth = rng.uniform(0.14, 0.19) + 0.1 * np.clip(-chest.y, -0.5, 0.7)
+    where = (
+        smooth_step(0.3 - SIDES[side] * chest.x, 0.1)
+        * smooth_step(chest.y - 0.3, 0.2)
+        * chest.lungs[side]
+    )
+    shrunk = -chest.distances[side] - depth
+    edge = np.exp(-((shrunk / 0.012) ** 2))
+    air = 0.8 * smooth_step(shrunk, 0.012) * np.maximum(picture - 0.06, 0)
+    return where * (0.2 * edge - air)
+
+
+BRIGHTNESS: dict[str, Callable[[np.ndarray, Chest, Random], np.ndarray]] = {
+    "Atelectasis": _atelectasis,
+    "Consolidation": _consolidation,
+    "Edema": _edema,
+    "Effusion": _effusion,
+    "Emphysema": _emphysema,
+    "Fibrosis": _fibrosis,
+    "Hernia": _hernia,
+    "Infiltration": _infiltration,
+    "Mass": _mass,
+    "Nodule": _nodule,
+    "Pleural_Thickening": _pleural_thickening,
+    "Pneumonia": _pneumonia,
+    "Pneumothorax": _pneumothorax,
+}
+
+
+# How many of the 112 120 published radiographs have each finding. Source: Wang et al.,
+# ChestX-ray8, CVPR 2017, and the labels published with the 14 findings (Data_Entry_2017).
+PUBLISHED = {
+    "Atelectasis": 11559,
+    "Cardiomegaly": 2776,
+    "Effusion": 13317,
+    "Infiltration": 19894,
+    "Mass": 5782,
+    "Nodule": 6331,
+    "Pneumonia": 1431,
+    "Pneumothorax": 5302,
+    "Consolidation": 4667,
+    "Edema": 2303,
+    "Emphysema": 2516,
+    "Fibrosis": 1686,
+    "Pleural_Thickening": 3385,
+    "Hernia": 227,
+}
+FINDINGS = tuple(PUBLISHED)
+NO_FINDING = "No Finding"
+PUBLISHED_RADIOGRAPHS = 112_120
+# Three patients to eleven radiographs: 3.67 each; the published data have 3.64.
+_PATIENTS, _RADIOGRAPHS = 3, 11
+# Beside the finding that it is made for, a radiograph has each other one so often.
+_BESIDE = 0.06
+RATES = ("even", "published")
+SMALLEST = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Radiograph:
+    """A radiograph of the chest with what is known about it.
+
+    Args:
+        index: its number in the data set.
+        patient: number of the patient, from 1.
+        follow_up: number of the patient's radiograph, from 0.
+        age: age of the patient (years).
+        gender: "F" or "M".
+        view: "PA" (standing, from behind) or "AP" (lying, from the front).
+        findings: names from `FINDINGS`, in their order; empty when there is none.
+        pixels: uint8, shape (size, size).
+    """
+
+    index: int
+    patient: int
+    follow_up: int
+    age: int
+    gender: str
+    view: str
+    findings: tuple[str, ...]
+    pixels: np.ndarray = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """File name as in the published data, for example 00000001_000.png."""
+        return f"{self.patient:08d}_{self.follow_up:03d}.png"
+
+    @property
+    def labels(self) -> np.ndarray:
+        """One number per finding, 1 where it is present, float32 of shape (14,)."""
+        return np.array([name in self.findings for name in FINDINGS], np.float32)
+
+    @property
+    def finding_labels(self) -> str:
+        """The findings as the published table has them, for example "Edema|Mass"."""
+        return "|".join(sorted(self.findings)) or NO_FINDING
+
+    def encoded(self) -> bytes:
+        """Write the radiograph as a grey PNG file.
+
+        Returns:
+            bytes: what stands in the file.
+        """
+        return encoded(self.pixels, "png")
+
+
+def chest(count: int, size: int, seed: int, rates: str = "even") -> Samples:
+    """Make radiographs of phantoms, as many as wanted.
+
+    With "even", each 15 radiographs in a row hold one made for each finding and one without;
+    others come beside it now and then. With "published", each finding occurs as often as in
+    ChestX-ray14, independently of the others: Hernia once in 494.
+
+    Args:
+        count: number of radiographs (count).
+        size: length of the sides (pixels); the published ones have 1024.
+        seed: 0 or more; another one gives other patients.
+        rates: "even" or "published".
+
+    Returns:
+        Samples: of `Radiograph`.
+
+    Raises:
+        ValueError: when a number is too small or the rates are unknown.
+    """
+    require_count(size, "size", least=SMALLEST)
+    require_count(seed, "seed", least=0)
+    require_known(rates, RATES, "rates")
+    make = partial(_radiograph, size=size, seed=seed, rates=rates)
+    return Samples(range(require_count(count, "count")), make)
+
+
+def _radiograph(index: int, size: int, seed: int, rates: str) -> Radiograph:
+    patient, follow_up = _patient(index, seed)
+    person = sample_rng(seed, "patient", patient)
+    age, gender = int(np.clip(person.normal(47, 17), 1, 94)), "FM"[int(person.random() < 0.565)]
+    chance = sample_rng(seed, "radiograph", index)
+    view = "AP" if chance.random() < 0.4 else "PA"
+    findings = _findings(index, seed, rates)
+    pixels = draw(seed, index, patient, view, findings, size)
+    return Radiograph(index, patient, follow_up, age + follow_up, gender, view, findings, pixels)
+
+
+def draw(
+    seed: int, index: int, patient: int, view: str, findings: tuple[str, ...], size: int
+) -> np.ndarray:
+    """Draw one radiograph; with other findings all else in it stays as it is."""
+    body = anatomy(sample_rng(seed, "patient", patient, 1), lying=view == "AP")
+    chances = {name: (seed, "findings", index, FINDINGS.index(name)) for name in findings}
+    for name in findings:
+        if name in MEASURES:
+            body = MEASURES[name](body, sample_rng(*chances[name]))
+    where = outline(body, size)
+    picture = render(where, sample_rng(seed, "patient", patient, 2))
+    for name in findings:
+        if name in BRIGHTNESS:
+            picture = picture + BRIGHTNESS[name](picture, where, sample_rng(*chances[name]))
+    return exposed(picture, sample_rng(seed, "radiograph", index, 1))
+
+
+def _patient(index: int, seed: int) -> tuple[int, int]:
+    """Number the patient and the follow-up of a radiograph."""
+    block, place = divmod(index, _RADIOGRAPHS)
+    cuts = sample_rng(seed, "patients", block).choice(
+        _RADIOGRAPHS - 1, _PATIENTS - 1, replace=False
+    )
+    starts = [0, *sorted(int(cut) + 1 for cut in cuts)]
+    which = sum(place >= start for start in starts) - 1
+    return 1 + block * _PATIENTS + which, place - starts[which]
+
+
+def _findings(index: int, seed: int, rates: str) -> tuple[str, ...]:
+    chance = sample_rng(seed, "findings", index)
+    draws = chance.random(len(FINDINGS))
+    if rates == "published":
+        often = np.array(list(PUBLISHED.values())) / PUBLISHED_RADIOGRAPHS
+        return tuple(np.array(FINDINGS)[draws < often].tolist())
+    block, place = divmod(index, len(FINDINGS) + 1)
+    made_for = int(sample_rng(seed, "findings", block, 99, 0).permutation(len(FINDINGS) + 1)[place])
+    if made_for == len(FINDINGS):
+        return ()
+    present = draws < _BESIDE
+    present[made_for] = True
+    return tuple(np.array(FINDINGS)[present].tolist())

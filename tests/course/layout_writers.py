@@ -1,0 +1,74 @@
+"""Writers of ChestX-ray14 and KITTI tracking, for tests of their readers."""
+
+from pathlib import Path
+
+from dlcourse.usecases.chest_xray.chestxray14 import (
+    _IN_LIST,
+    BOX_FINDINGS,
+    BOX_HEADER,
+    BOXES,
+    HEADER,
+    LISTS,
+    TABLE,
+)
+from dlcourse.usecases.video.kitti_tracking import IMAGES, LABELS
+from dlguide.errors import require_count, require_known
+from dlguide.files import new_folder
+
+_SPACING_MM = 0.143
+_TEST_ONE_IN = 5
+
+
+def write_boxes(path, boxes):
+    """Write a list of boxes."""
+    with path.open("x") as file:
+        file.write(BOX_HEADER + "\n")
+        for box in boxes:
+            finding = require_known(box.finding, BOX_FINDINGS, "finding")
+            cells = (box.name, _IN_LIST.get(finding, finding), box.left, box.top)
+            cells += (box.width, box.height, "", "", "")
+            file.write(",".join(map(str, cells)) + "\n")
+
+
+def write_chestxray14(folder, radiographs, images_per_folder=None, boxes=None):
+    """Write radiographs as ChestX-ray14 has them; every fifth patient goes to the test list."""
+    if images_per_folder is not None:
+        require_count(images_per_folder, "images_per_folder")
+    with new_folder(folder) as partial:
+        if images_per_folder is None:
+            (partial / "images").mkdir()
+        lists = {split: (partial / name).open("w") for split, name in LISTS.items()}
+        try:
+            with (partial / TABLE).open("w") as table:
+                table.write(HEADER + "\n")
+                for count, one in enumerate(radiographs):
+                    images = partial / "images"
+                    if images_per_folder is not None:
+                        images = partial / f"images_{count // images_per_folder + 1:03d}" / "images"
+                        images.mkdir(parents=True, exist_ok=True)
+                    (images / one.name).write_bytes(one.encoded())
+                    rows, columns = one.pixels.shape
+                    cells = (one.name, one.finding_labels, one.follow_up, one.patient, one.age)
+                    cells += (one.gender, one.view, columns, rows, _SPACING_MM, _SPACING_MM)
+                    table.write(",".join(map(str, cells)) + ",\n")
+                    lists["train" if one.patient % _TEST_ONE_IN else "test"].write(one.name + "\n")
+        finally:
+            for file in lists.values():
+                file.close()
+        if boxes is not None:
+            write_boxes(partial / BOXES, boxes)
+    return Path(folder)
+
+
+def write_kitti(folder, drives):
+    """Write drives as KITTI tracking has them."""
+    with new_folder(folder) as partial:
+        (partial / LABELS).mkdir()
+        for number, drive in enumerate(drives):
+            images = partial / IMAGES / f"{number:04d}"
+            images.mkdir(parents=True)
+            with (partial / LABELS / f"{number:04d}.txt").open("w") as file:
+                for frame in drive:
+                    (images / f"{frame.index:06d}.png").write_bytes(frame.encoded())
+                    file.writelines(label.line() + "\n" for label in frame.labels)
+    return Path(folder)

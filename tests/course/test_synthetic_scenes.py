@@ -1,0 +1,352 @@
+"""Phantoms and street scenes follow from seed and index, and show what their labels say."""
+
+import io
+import json
+import pickle
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dlcourse.usecases.chest_xray import phantoms
+from dlcourse.usecases.chest_xray.phantoms import FINDINGS
+from dlcourse.usecases.video import street_scenes
+from dlcourse.usecases.video.street_scenes import Camera
+from dlguide import commands
+from dlguide.data.synthetic import sample_rng
+
+MAKERS = {
+    "chest": lambda count, seed=5: phantoms.chest(count, 48, seed),
+    "driving": lambda count, seed=5: street_scenes.driving(count, 48, seed),
+}
+
+
+def plain(sample):
+    """All that a sample holds, to be compared."""
+    values = {name: getattr(sample, name) for name in sample.__dataclass_fields__}
+    return {**values, "pixels": (sample.pixels.shape, sample.pixels.tobytes())}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_sample_depends_on_seed_and_index_alone(name):
+    wanted = [plain(sample) for sample in MAKERS[name](20)]
+    many = MAKERS[name](1_000_000_000)
+    for index in (19, 3, 11, 3, 0):
+        assert plain(many[index]) == wanted[index]
+    assert plain(many[999_999_999]) == plain(MAKERS[name](1_000_000_000)[-1])
+    assert plain(MAKERS[name](20, seed=6)[3]) != wanted[3]
+    assert wanted[3]["pixels"] != wanted[10]["pixels"]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_slices_are_a_ranks_part(name):
+    samples = MAKERS[name](11)
+    parts = [samples[rank::3] for rank in range(3)]
+    assert [len(part) for part in parts] == [4, 4, 3]
+    assert plain(parts[2][1]) == plain(samples[5])
+    assert [sample.index for sample in parts[1]] == [1, 4, 7, 10]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_samples_can_be_sent_to_another_process(name):
+    samples = pickle.loads(pickle.dumps(MAKERS[name](9)))
+    assert plain(samples[4]) == plain(MAKERS[name](9)[4])
+
+
+# In a process of its own: what other threads of this one allocate is not the samples'.
+PEAK = """
+import json, sys, tracemalloc
+from test_synthetic_scenes import MAKERS
+def peak(samples):
+    tracemalloc.start()
+    for sample in samples:
+        assert sample.pixels.nbytes
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found
+for make in MAKERS.values():
+    peak(make(10**9)[:3])
+print(json.dumps({name: [peak(make(10**9)[:n]) for n in (6, 60)] for name, make in MAKERS.items()}))
+"""
+
+
+def test_the_memory_is_that_of_one_sample():
+    done = commands.run([sys.executable, "-c", PEAK], 120, folder=Path(__file__).parent)
+    assert done.ok, done.output
+    for name, (few, many) in json.loads(done.output.splitlines()[-1]).items():
+        # one frame may hold more cars than another, but not ten times as many
+        assert many < 2 * few, name
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: phantoms.chest(0, 64, 0), "`count` must be a whole number of at least 1"),
+        (lambda: phantoms.chest(1, 64, 0, "usual"), "`rates` must be one of even, published"),
+        (lambda: street_scenes.driving(1, 8, 0), "`size` must be a whole number of at least 32"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+# --- chest -------------------------------------------------------------------------------------
+
+
+def test_the_findings_are_those_of_chestxray14():
+    assert len(FINDINGS) == 14
+    assert set(phantoms.MEASURES) | set(phantoms.BRIGHTNESS) == set(FINDINGS)
+    assert sum(phantoms.PUBLISHED.values()) == 81_176  # labels in the published table
+
+
+def test_each_finding_and_none_are_made_equally_often():
+    samples = [phantoms._findings(index, 3, "even") for index in range(1500)]
+    counts = {name: sum(name in found for found in samples) for name in FINDINGS}
+    assert sum(found == () for found in samples) == 100
+    # 100 are made for it, and of the 1300 made for others 6 % have it too
+    assert all(100 + 78 - 35 < count < 100 + 78 + 35 for count in counts.values())
+
+
+def test_published_rates_come_out():
+    count = 20_000
+    samples = [phantoms._findings(index, 3, "published") for index in range(count)]
+    for name, published in phantoms.PUBLISHED.items():
+        expected = published / phantoms.PUBLISHED_RADIOGRAPHS * count
+        assert sum(name in found for found in samples) == pytest.approx(
+            expected, abs=5 * expected**0.5
+        )
+
+
+def test_a_patients_radiographs_are_numbered_from_0_and_share_age_and_gender():
+    people = {}
+    for one in phantoms.chest(66, 32, 8):
+        people.setdefault(one.patient, []).append(one)
+    assert sorted(people) == list(range(1, 19))  # three to eleven radiographs
+    for all_of_one in people.values():
+        assert [one.follow_up for one in all_of_one] == list(range(len(all_of_one)))
+        assert len({one.gender for one in all_of_one}) == 1
+        assert len({one.age - one.follow_up for one in all_of_one}) == 1
+        assert 1 <= all_of_one[0].age <= 94
+    first = people[1][0]
+    assert first.name == "00000001_000.png"
+    assert {one.view for group in people.values() for one in group} == {"PA", "AP"}
+
+
+def test_labels_text_and_numbers_say_the_same():
+    for one in phantoms.chest(30, 32, 8):
+        text = "No Finding" if not one.findings else "|".join(sorted(one.findings))
+        assert one.finding_labels == text
+        assert [FINDINGS[k] for k in np.flatnonzero(one.labels)] == list(one.findings)
+
+
+def test_radiographs_are_grey_png_files_of_the_stated_size():
+    one = phantoms.chest(5, 64, 1)[4]
+    decoded = Image.open(io.BytesIO(one.encoded()))
+    assert (decoded.format, decoded.mode, decoded.size) == ("PNG", "L", (64, 64))
+    assert np.array_equal(np.asarray(decoded), one.pixels)
+
+
+@pytest.mark.parametrize("finding", FINDINGS)
+def test_a_finding_changes_what_is_seen_and_only_in_the_chest(finding):
+    for index in range(4):
+        view = ("PA", "AP")[index % 2]
+        without, with_it = (
+            phantoms.draw(2, index, index + 1, view, names, 96).astype(int)
+            for names in ((), (finding,))
+        )
+        changed = np.abs(with_it - without) > 16
+        assert 15 < changed.sum() < 0.5 * changed.size
+        assert not changed[:, :3].any()
+        assert not changed[:6].any()
+
+
+def test_nothing_but_the_finding_changes_in_its_picture():
+    # grain, exposure, ribs and vessels stay: outside of the mass no pixel differs
+    without, with_it = (
+        phantoms.draw(2, 6, 3, "PA", names, 96).astype(int) for names in ((), ("Mass",))
+    )
+    rows, columns = np.nonzero(with_it != without)
+    assert rows.max() - rows.min() < 0.2 * 96
+    assert columns.max() - columns.min() < 0.2 * 96
+    assert (with_it - without).max() > 50
+
+
+def test_a_mass_is_larger_than_a_nodule_and_both_are_round_spots_in_a_lung():
+    for index in range(10):
+        areas = {}
+        for name in ("Nodule", "Mass"):
+            body = phantoms.anatomy(sample_rng(2, "patient", index, 1))
+            chest = phantoms.outline(body, 128)
+            dark = np.zeros_like(chest.x)
+            spot = phantoms.BRIGHTNESS[name](dark, chest, sample_rng(2, "findings", index)) > 0.3
+            areas[name] = spot.sum()
+            assert (chest.lung[spot] > 0.5).mean() > 0.97
+            rows, columns = (np.ptp(places) for places in np.nonzero(spot))
+            assert 0.6 < rows / columns < 1.6
+        assert areas["Mass"] > 2 * areas["Nodule"] > 0
+
+
+def test_a_large_heart_is_wider_than_half_the_chest():
+    for patient in range(1, 9):
+        body = phantoms.anatomy(sample_rng(2, "patient", patient, 1))
+        widths = []
+        for measured in (
+            body,
+            phantoms.MEASURES["Cardiomegaly"](body, sample_rng(2, "findings", 1)),
+        ):
+            chest = phantoms.outline(measured, 128)
+            row = np.flatnonzero((chest.heart > 0.5).any(0))
+            lungs = np.flatnonzero((chest.lung > 0.5).any(0))
+            widths.append((row.max() - row.min()) / (lungs.max() - lungs.min()))
+        normal, large = widths
+        assert normal < 0.5 < large
+
+
+def test_logistic_regression_tells_every_finding():
+    # each finding against none, 128 numbers a picture, other patients to test with
+    def row(index, names):
+        pixels = phantoms.draw(4, index, index + 1, "PA", names, 48) / 255
+        blocks = pixels.reshape(8, 6, 8, 6).swapaxes(1, 2).reshape(64, 36)
+        return np.concatenate([blocks.mean(1), blocks.std(1)])
+
+    healthy = [row(index, ()) for index in range(0, 160, 2)]
+    scores = {}
+    for finding in FINDINGS:
+        ill = [row(index, (finding,)) for index in range(1, 160, 2)]
+        rows = np.array([one for pair in zip(healthy, ill, strict=True) for one in pair])
+        scores[finding] = accuracy_of_regression(rows, np.arange(160) % 2, 100)
+    assert min(scores.values()) > 0.65, scores
+    assert np.mean(list(scores.values())) > 0.9, scores
+
+
+def accuracy_of_regression(rows, labels, train):
+    """Fit a logistic regression to the first rows and try it on the rest."""
+    rows = (rows - rows[:train].mean(0)) / (rows[:train].std(0) + 1e-6)
+    weights, bias = np.zeros(rows.shape[1]), 0.0
+    for _ in range(300):
+        error = 1 / (1 + np.exp(-rows[:train] @ weights - bias)) - labels[:train]
+        weights -= 0.1 * (rows[:train].T @ error / train + 0.02 * weights)
+        bias -= 0.1 * error.mean()
+    return np.mean((rows[train:] @ weights + bias > 0) == labels[train:])
+
+
+# --- driving -----------------------------------------------------------------------------------
+
+CAMERA = Camera(150, 497)
+
+
+def test_boxes_enclose_exactly_the_pixels_of_their_vehicle():
+    checked = 0
+    for frame in range(0, 200, 15):
+        ahead = street_scenes.vehicles(7, frame)
+        picture = street_scenes.draw(7, frame, ahead, CAMERA).astype(int)
+        for place, vehicle in enumerate(ahead):
+            seen = street_scenes.seen_parts(ahead, CAMERA)[place]
+            label = street_scenes.label(vehicle, frame, CAMERA, seen)
+            if label is None or label.occluded or label.bottom - label.top < 8:
+                continue
+            rest = [one for one in ahead if one is not vehicle]
+            different = (picture != street_scenes.draw(7, frame, rest, CAMERA)).any(2)
+            rows, columns = np.nonzero(different)
+            drawn = columns.min(), rows.min(), columns.max(), rows.max()
+            box = label.left, label.top, label.right, label.bottom
+            outside = np.array(drawn) - np.array(box)
+            # never outside by more than the pixel that a border cuts, and close all around
+            assert np.abs(outside).max() < 2.5, (frame, label, drawn)
+            checked += 1
+    assert checked > 15
+
+
+def test_vehicles_move_steadily_and_keep_their_looks():
+    seen = {}
+    for frame in range(120):
+        for one in street_scenes.vehicles(9, frame):
+            seen.setdefault(one.track, []).append((frame, one))
+    assert len(seen) > 8
+    for course in seen.values():
+        frames = [frame for frame, _ in course]
+        assert frames == list(range(frames[0], frames[0] + len(frames)))
+        assert len({(one.kind, one.size, one.hue, one.x) for _, one in course}) == 1
+        moves = np.diff([one.z for _, one in course])
+        assert np.abs(moves).max(initial=0) < 3
+
+
+def test_vehicles_never_overlap():
+    for seed in range(5):
+        for frame in range(0, 300, 25):
+            lanes = {}
+            for one in street_scenes.vehicles(seed, frame):
+                lanes.setdefault(one.track % 3, []).append(one)
+            for lane in lanes.values():
+                for far, near in pairwise(lane):
+                    assert far.z - far.size[2] / 2 > near.z + near.size[2] / 2
+
+
+def test_what_is_hidden_is_marked():
+    near = replace(street_scenes.vehicles(1, 0)[-1], x=0.0, z=12.0, size=(3.2, 2.5, 8.5), track=900)
+    behind = replace(near, z=40.0, size=(1.5, 1.7, 4.0), track=901)
+    beside = replace(behind, x=8.0, track=902)
+    parts = street_scenes.seen_parts([behind, beside, near], CAMERA)
+    assert parts[0] == 0
+    assert parts[1] == parts[2] == 1
+    assert street_scenes.label(behind, 0, CAMERA, parts[0]) is None
+    assert street_scenes.label(behind, 0, CAMERA, 0.7).occluded == 1
+    assert street_scenes.label(behind, 0, CAMERA, 0.3).occluded == 2
+    half = replace(near, kind="Car", x=-7.0, z=8.5)
+    assert street_scenes.label(half, 0, CAMERA, 1.0).truncated in (1, 2)
+
+
+def test_the_camera_is_kittis_and_the_box_is_its_projection():
+    camera = Camera(375, 1242)
+    matrix = np.array([[721.5377, 0, 609.5593], [0, 721.5377, 172.854], [0, 0, 1]])
+    vehicle = street_scenes.vehicles(3, 20)[0]
+    points = np.array(vehicle.corners()) @ matrix.T
+    points = points[:, :2] / points[:, 2:]
+    label = street_scenes.label(vehicle, 20, camera, 1.0)
+    box = label.left, label.top, label.right, label.bottom
+    assert box == pytest.approx([*points.min(0), *points.max(0)])
+
+
+def test_a_line_has_kittis_17_columns():
+    frame = street_scenes.driving(50, 48, 3)[20]
+    for label in frame.labels:
+        columns = label.line().split(" ")
+        assert len(columns) == 17
+        assert columns[:3] == ["20", str(label.track), label.kind]
+        assert columns[3] in "012"
+        assert columns[4] in "012"
+        left, top, right, bottom = map(float, columns[6:10])
+        assert 0 <= left < right <= frame.pixels.shape[1] - 1
+        assert 0 <= top < bottom <= frame.pixels.shape[0] - 1
+        assert float(columns[15]) == pytest.approx(label.z)
+        assert -np.pi <= float(columns[5]) <= np.pi
+
+
+def test_frames_have_kittis_shape_and_are_png_files():
+    frame = street_scenes.driving(2, 75, 3)[1]
+    decoded = Image.open(io.BytesIO(frame.encoded()))
+    assert (decoded.format, decoded.size) == ("PNG", (248, 75))
+    assert np.array_equal(np.asarray(decoded), frame.pixels)
+
+
+def test_logistic_regression_tells_vehicles_from_what_is_beside_them():
+    rows, labels = [], []
+    for frame in street_scenes.driving(400, 96, 12)[::4]:
+        image = Image.fromarray(frame.pixels).convert("L")
+        for label in frame.labels:
+            wide, high = label.right - label.left, label.bottom - label.top
+            if label.occluded or label.truncated or high < 6:
+                continue
+            for shift, is_vehicle in ((0, 1), (1.6 * wide * (1 if label.x > 0 else -1), 0)):
+                box = label.left + shift, label.top, label.right + shift, label.bottom
+                small = image.crop(tuple(map(round, box))).resize((8, 8), Image.Resampling.BOX)
+                rows.append(np.asarray(small, float).ravel() / 255)
+                labels.append(is_vehicle)
+    rows, labels = np.array(rows), np.array(labels)
+    assert len(rows) > 300
+    assert accuracy_of_regression(rows, labels, len(rows) * 2 // 3) > 0.85

@@ -1,0 +1,75 @@
+"""`verify` knows the data sets whose readers the course adds: ChestX-ray14 and KITTI tracking."""
+
+import shutil
+
+import layout_writers
+import pytest
+
+from dlcourse.usecases.chest_xray import phantoms
+from dlcourse.usecases.video import street_scenes
+from dlguide.data import verification
+
+
+def write(kind, path):
+    """Write a small data set; return its folder and how many records it should count."""
+    if kind == "chestxray14":
+        return layout_writers.write_chestxray14(path, phantoms.chest(12, 32, seed=1)), 12
+    drives = [street_scenes.driving(3, 32, seed=number) for number in range(2)]
+    return layout_writers.write_kitti(path, drives), 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("chestxray14", "test_list.txt"), ("kitti_tracking", "label_02/0001.txt")]
+)
+def test_whole_folders_pass_and_what_is_cut_or_lost_is_named(kind, name, tmp_path):
+    folder, count = write(kind, tmp_path / "data")
+    calls = []
+    report = verification.verify(folder, progress=lambda *two: calls.append(two))
+    assert (report.ok, report.count) == (True, count), str(report)
+    assert calls[-1][0] == calls[-1][1] > 0
+    assert "it has no checksum" in " ".join(report.unchecked)
+    path = max(folder.rglob("*.png"), key=lambda path: path.stat().st_size)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    report = verification.verify(folder)
+    assert not report.ok
+    assert path.name in str(report)
+    path.write_bytes(whole)
+    (folder / name).unlink()
+    assert name in str(verification.verify(folder))
+
+
+def test_sequences_without_labels_are_whole_and_that_is_said(tmp_path):
+    folder, count = write("kitti_tracking", tmp_path / "testing")
+    assert not [text for text in verification.verify(folder).unchecked if "label_02" in text]
+    shutil.rmtree(folder / "label_02")
+    report = verification.verify(folder)
+    assert (report.ok, report.count) == (True, count), str(report)
+    assert "not checked: labels: there is no label_02" in str(report)
+    path = folder / "image_02" / "0001" / "000001.png"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert [damage.file for damage in verification.verify(folder).damages] == [str(path)]
+
+
+def test_a_bad_sequence_does_not_hide_the_others(tmp_path):
+    folder, _ = write("kitti_tracking", tmp_path / "data")
+    (folder / "label_02" / "0000.txt").write_text("nonsense\n")
+    cut = folder / "image_02" / "0001" / "000002.png"
+    cut.write_bytes(cut.read_bytes()[:-20])
+    report = verification.verify(folder)
+    assert report.count == 3
+    labels, image = report.damages
+    assert labels.file == f"{folder / 'label_02' / '0000.txt'}, line 1"
+    assert image.file == str(cut)
+
+
+def test_nothing_is_read_after_the_most_damages_that_are_told(tmp_path, monkeypatch):
+    folder, _ = write("kitti_tracking", tmp_path / "data")
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"")
+    monkeypatch.setattr(verification, "MOST", 2)
+    report = verification.verify(folder)
+    assert (report.count, len(report.damages)) == (2, 2)
+    (folder / "label_02" / "0000.txt").write_text("nonsense\n")
+    report = verification.verify(folder)
+    assert (report.count, len(report.damages)) == (1, 2)

@@ -1,0 +1,346 @@
+"""Downloads from a server on this machine, without the internet."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import random
+import tarfile
+import threading
+from dataclasses import replace
+
+import pytest
+
+from dlguide.data import download, verification
+from dlguide.data.datasets import originals
+from dlguide.data.progress import reporting
+from dlguide.errors import DataError, LockHeldError, MissingComponentError, TransferError
+from dlguide.files import file_lock
+
+DATA = random.Random(3).randbytes(300_000)
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+class Server:
+    """A web server on this machine; each request takes the next behaviour, the last one stays."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {"/file": DATA}
+        self.behaviours: list[str] = ["well"]
+        self.sent: list[int] = []  # bytes of each answer
+        self.asked = 0
+        self.stop = threading.Event()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.answer(self)
+
+            def log_message(self, *_):
+                pass
+
+        self.httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.httpd.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.httpd.server_port}/file"
+        threading.Thread(target=self.httpd.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.stop.set()
+        self.httpd.shutdown()
+        self.httpd.server_close()
+
+    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        how = self.behaviours.pop(0) if len(self.behaviours) > 1 else self.behaviours[0]
+        self.asked += 1
+        data = self.data.get(request.path)
+        if how == "silent":
+            self.stop.wait(30)
+            return
+        status = int(how) if how.isdigit() else 200 if data is not None else 404
+        request.send_response(302 if how.startswith("/") or how.startswith("file:") else status)
+        if how.startswith(("/", "file:")):
+            request.send_header("Location", how)
+        body = data if status == 200 and data and how in ("well", "cut", "other") else b""
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        if how == "cut":
+            body = body[: len(body) // 2]
+        request.wfile.write(body[::-1] if how == "other" else body)
+        self.sent.append(len(body))
+        request.close_connection = True
+
+
+@pytest.fixture
+def server(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
+    server = Server()
+    yield server
+    server.close()
+
+
+# --- one file ----------------------------------------------------------------------------------
+
+
+def test_a_file_comes_whole_and_is_reported(server, tmp_path):
+    calls = []
+    path = tmp_path / "below" / "file"
+    found = download.fetch_file(server.url, path, SHA256, progress=lambda *two: calls.append(two))
+    assert path.read_bytes() == DATA
+    assert (found.path, found.nbytes, found.downloaded_nbytes) == (str(path), 300_000, 300_000)
+    assert (found.sha256, found.checked) == (SHA256, True)
+    assert calls[-1] == (300_000, 300_000)
+    assert os.listdir(path.parent) == ["file"]
+    again = download.fetch_file(server.url, path, SHA256)
+    assert (again.downloaded_nbytes, server.asked) == (0, 1)
+    assert download.fetch_file(server.url, path).checked is False
+    assert server.asked == 1
+
+
+@pytest.mark.parametrize("first", ["cut", "503", "other"])
+def test_what_passes_is_tried_again(first, server, tmp_path):
+    server.behaviours = [first, "well"]
+    download.fetch_file(server.url, tmp_path / "file", SHA256)
+    assert (tmp_path / "file").read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("404", "cannot be had: .*404"),
+        ("500", "cannot be had: .*500"),
+        ("cut", "cannot be had"),
+        ("silent", "cannot be had: .*timed out"),
+        ("other", "is not the file that was expected, with SHA-256"),
+        ("file:///etc/passwd", "cannot be had"),
+    ],
+)
+def test_a_file_that_cannot_be_had_leaves_nothing(how, text, server, tmp_path):
+    server.behaviours = [how]
+    path = tmp_path / "file"
+    with pytest.raises(TransferError, match=text) as error:
+        download.fetch_file(server.url, path, SHA256, timeout_s=0.2)
+    assert server.url in str(error.value)
+    assert str(path) in str(error.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_a_server_the_text_says_how_to_bring_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
+    with pytest.raises(TransferError, match=r"mnist is part of this repository.* copy it to"):
+        download.fetch_file("http://127.0.0.1:9/file", tmp_path / "file")
+
+
+def test_a_damaged_file_under_the_name_is_replaced_only_by_the_expected_one(server, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"damaged")
+    server.behaviours = ["other"]
+    with pytest.raises(TransferError):
+        download.fetch_file(server.url, path, SHA256)
+    assert path.read_bytes() == b"damaged"
+    server.behaviours = ["well"]
+    download.fetch_file(server.url, path, SHA256)
+    assert path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"url": "ftp://x/file"}, "`url` must begin with http:// or https://"),
+        ({"sha256": "abc"}, "`sha256` must be 64 hexadecimal digits"),
+        ({"timeout_s": 0}, "`timeout_s` must be a positive number"),
+        ({"path": "."}, "`path` must be the name of a file"),
+        ({"path": "/dev/null/file"}, "`path` must be a folder this process can write to"),
+    ],
+)
+def test_arguments_are_checked_first(arguments, text, server, tmp_path):
+    with pytest.raises(ValueError, match=text):
+        download.fetch_file(**{"url": server.url, "path": tmp_path / "file"} | arguments)
+    assert server.asked == 0
+
+
+def test_one_process_at_a_time_downloads_a_file(server, tmp_path):
+    with (
+        file_lock(tmp_path / "file.lock", wait=False),
+        pytest.raises(LockHeldError, match=rf"Process {os.getpid()} on .* is at work on file in"),
+    ):
+        download.fetch_file(server.url, tmp_path / "file")
+    assert server.asked == 0
+
+
+def test_a_bar_is_drawn_to_standard_error(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with reporting(True, "some [file]") as report:
+        report(1_000_000, 2_000_000)
+    shown = capsys.readouterr()
+    assert "some [file]" in shown.err
+    assert "1.0/2.0 MB" in shown.err
+    assert shown.out == ""
+    with reporting(True, "some", "images") as report:
+        report(1_000_000, 2_000_000)
+    shown = capsys.readouterr()
+    assert "1000000/2000000" in shown.err
+    assert "images" in shown.err
+    assert "MB" not in shown.err
+    with reporting(None, "x") as report:
+        report(1, None)
+
+
+# --- data sets by name -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(server, monkeypatch):
+    """Put small files in the place of the published ones, on our own server."""
+    parts = {
+        f"part{number}.gz": gzip.compress(bytes([number]) * 50, mtime=0) for number in range(4)
+    }
+    batches = {f"cifar-10-batches-bin/{number}.bin": bytes([number]) * 99 for number in range(3)}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, data in batches.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    base = server.url.removesuffix("/file")
+    server.data = {f"/{name}": data for name, data in parts.items()}
+    server.data["/archive.tar.gz"] = packed.getvalue()
+
+    def facts(data):
+        return hashlib.sha256(data).hexdigest(), len(data)
+
+    for name, files in (("fashion_mnist", parts), ("cifar10", batches)):
+        found = tuple(originals.Original(each, *facts(data), (1,)) for each, data in files.items())
+        known = replace(originals.ORIGINALS[name], files=found)
+        monkeypatch.setitem(originals.ORIGINALS, name, known)
+    downloads = tuple(
+        download.Download(f"{base}/{name}", name, *facts(data)) for name, data in parts.items()
+    )
+    archive = download.Download(
+        f"{base}/archive.tar.gz", "archive.tar.gz", *facts(packed.getvalue())
+    )
+    for name, new in (("fashion_mnist", downloads), ("cifar10", (archive,))):
+        source = replace(download.CATALOGUE[name], downloads=new)
+        monkeypatch.setitem(download.CATALOGUE, name, source)
+    return {"fashion_mnist": parts, "cifar10": batches}
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
+def test_a_data_set_by_its_name_lies_where_it_is_read(name, small, server, tmp_path):
+    found = download.fetch(name, tmp_path)
+    place = tmp_path / name
+    assert {each: (place / each).read_bytes() for each in small[name]} == small[name]
+    assert sum(each.downloaded_nbytes for each in found) == sum(server.sent)
+    assert [each.path for each in found] == [str(place / each) for each in small[name]]
+    files = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    assert files == set(small[name]), "nothing else is left"
+    asked = server.asked
+    assert sum(each.downloaded_nbytes for each in download.fetch(name, tmp_path)) == 0
+    assert server.asked == asked
+    report = verification.verify(place)
+    assert report.ok
+    assert report.nbytes == sum(map(len, small[name].values()))
+    # one damaged file is seen, and repaired by fetching again
+    path = place / list(small[name])[1]
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    report = verification.verify(place)
+    assert [damage.file for damage in report.damages] == [str(path)]
+    download.fetch(name, tmp_path)
+    assert verification.verify(place).ok
+
+
+def test_an_archive_brought_by_hand_is_unpacked_without_a_network(small, server, tmp_path):
+    data = server.data["/archive.tar.gz"]
+    server.close()
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "archive.tar.gz").write_bytes(data)
+    (tmp_path / "cifar10" / ".unpacking-left").mkdir()
+    found = download.fetch("cifar10", tmp_path)
+    assert sum(each.downloaded_nbytes for each in found) == 0
+    assert sorted(os.listdir(tmp_path / "cifar10")) == ["cifar-10-batches-bin"]
+
+
+def test_an_archive_with_other_contents_is_refused(small, server, tmp_path, monkeypatch):
+    wrong = replace(originals.ORIGINALS["cifar10"].files[0], sha256="0" * 64)
+    files = (wrong, *originals.ORIGINALS["cifar10"].files[1:])
+    known = replace(originals.ORIGINALS["cifar10"], files=files)
+    monkeypatch.setitem(originals.ORIGINALS, "cifar10", known)
+    with pytest.raises(DataError, match=r"the archive holds no cifar-10-batches-bin/0\.bin"):
+        download.fetch("cifar10", tmp_path)
+    assert sorted(os.listdir(tmp_path / "cifar10")) == ["archive.tar.gz"]
+
+
+def test_mnist_is_there_and_damage_says_how_to_restore_it(tmp_path):
+    assert sum(each.downloaded_nbytes for each in download.fetch("mnist")) == 0
+    with pytest.raises(DataError, match="git checkout -- data/mnist"):
+        download.fetch("mnist", tmp_path)
+
+
+def test_an_archive_that_leads_outside_writes_nothing_there(small, server, tmp_path, monkeypatch):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        member = tarfile.TarInfo("../../outside")
+        member.size = 3
+        archive.addfile(member, io.BytesIO(b"bad"))
+    data = packed.getvalue()
+    server.data["/archive.tar.gz"] = data
+    (one,) = download.CATALOGUE["cifar10"].downloads
+    one = replace(one, sha256=hashlib.sha256(data).hexdigest(), nbytes=len(data))
+    source = replace(download.CATALOGUE["cifar10"], downloads=(one,))
+    monkeypatch.setitem(download.CATALOGUE, "cifar10", source)
+    with pytest.raises(DataError, match=r"cannot be unpacked: .*outside"):
+        download.fetch("cifar10", tmp_path)
+    assert os.listdir(tmp_path) == ["cifar10"]
+    assert os.listdir(tmp_path / "cifar10") == ["archive.tar.gz"]
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
+def test_a_data_set_that_cannot_be_reached_names_all_files_to_bring(name, small, server, tmp_path):
+    server.behaviours = ["404"]
+    with pytest.raises(TransferError, match="cannot be had") as error:
+        download.fetch(name, tmp_path)
+    for each in download.CATALOGUE[name].downloads:
+        assert each.url in str(error.value)
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["imagenet", "chestxray14", "kitti_tracking"])
+def test_what_only_a_person_can_download_is_said_with_its_page(name, tmp_path):
+    with pytest.raises(TransferError) as error:
+        download.fetch(name, tmp_path)
+    source = download.CATALOGUE[name]
+    for word in (
+        source.page,
+        source.then,
+        "dlguide data verify",
+        "dlguide.data.synthetic",
+        str(tmp_path / name),
+    ):
+        assert word in str(error.value)
+
+
+def test_names_and_folders_are_checked(tmp_path):
+    with pytest.raises(ValueError, match="Did you mean cifar10"):
+        download.fetch("cifar")
+    with pytest.raises(MissingComponentError, match="does not exist"):
+        download.fetch("fashion_mnist", tmp_path / "nothing")
+
+
+def test_the_catalogue_agrees_with_what_is_read():
+    assert set(originals.ORIGINALS) <= set(download.names())
+    fashion = download.CATALOGUE["fashion_mnist"]
+    assert [each.name for each in fashion.downloads] == [
+        each.name for each in originals.ORIGINALS["fashion_mnist"].files
+    ]
+    for source in download.CATALOGUE.values():
+        assert bool(source.downloads) != bool(source.by_hand)
+        assert source.nbytes == sum(each.nbytes for each in source.downloads)
+        for each in source.downloads:
+            assert download._SHA256.fullmatch(each.sha256)
+            assert each.url.startswith("https://")
