@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dlguide import build_horovod, commands, preflight, wheelhouse
 from dlguide.build_horovod import HOROVOD_VERSION, RECIPE
-from dlguide.cluster import shared_memory
+from dlguide.cluster import processes
 from dlguide.errors import MissingComponentError, require
 from dlguide.files import cache_folder
 
@@ -170,7 +170,7 @@ def self_test(mpi_bin: Path) -> None:
     if (mpi_bin / "mpiexec.gforker").exists():
         launcher = mpi_bin / "mpiexec.gforker"
         env["UCX_TLS"] = "sm,self"  # one host: no listener outside it
-    shared_memory.remove_orphans()
+    processes.remove_orphaned_shared_memory()
     build_horovod.run_step(
         [launcher, "-n", "2", sys.executable, "-c", SELF_TEST], env=env, timeout_s=SELF_TEST_S
     )

@@ -57,6 +57,14 @@ def is_frozen():
     MPI.COMM_WORLD.allreduce(1)
 
 
+def aborts():
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 1:
+        MPI.COMM_WORLD.Abort(3)
+    MPI.COMM_WORLD.allreduce(1)
+
+
 def is_absent():
     from mpi4py import MPI
 
@@ -130,6 +138,7 @@ KINDS = {
     leaves_with_sys_exit: ("exited", (1,)),
     leaves_with_os_exit: ("died", (1,)),
     is_killed: ("died", (1,)),
+    aborts: ("died", (1,)),
     is_absent: ("deadlock", (1,)),
     makes_fewer_steps: ("deadlock", None),
     receives_first: ("deadlock", None),

@@ -15,7 +15,7 @@ from typing import Any
 import kept_ranks
 
 from dlguide import commands
-from dlguide.cluster import shared_memory
+from dlguide.cluster import processes
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 _KEPT: dict[int, kept_ranks.Ranks] = {}
@@ -83,14 +83,14 @@ def mpiexec(
     ranks: int, command: list, timeout_s: float = 120, env: dict[str, str] | None = None
 ) -> commands.Done:
     """Start a command on ranks of this machine; no rank outlives the time limit."""
-    shared_memory.remove_orphans()
+    processes.remove_orphaned_shared_memory()
     return commands.run([*_launcher(ranks), *command], timeout_s, _environment() | (env or {}))
 
 
 def kept(ranks: int) -> kept_ranks.Ranks:
     """The ranks that serve all tests of this process, started at their first use."""
     if ranks not in _KEPT:
-        shared_memory.remove_orphans()
+        processes.remove_orphaned_shared_memory()
         command = [*_launcher(ranks), sys.executable, "-m", "mpi4py"]
         _KEPT[ranks] = kept_ranks.Ranks(command, ranks, _environment())
     return _KEPT[ranks]

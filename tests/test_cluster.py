@@ -18,7 +18,7 @@ import psutil
 import pytest
 from lanes import RANKS
 
-from dlguide.cluster import Cluster, processes, shared_memory
+from dlguide.cluster import Cluster, processes
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.cluster.rank import NEW_OBJECTS
 from dlguide.errors import MissingComponentError
@@ -191,7 +191,7 @@ def test_an_interrupt_gives_control_back_and_the_cluster_works_on(block):
 def test_a_killed_owner_leaves_nothing_after_15_s():
     owner, name, folder = start_owner("import time; time.sleep(60)")
     assert len(ours(name)) > 5
-    shared = set().union(*(shared_memory.opened_by(each.pid) for each in ours(name)))
+    shared = set().union(*(processes.shared_memory_of(each.pid) for each in ours(name)))
     assert shared
     owner.kill()
     owner.wait()

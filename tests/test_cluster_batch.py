@@ -1,7 +1,6 @@
 """Batch scripts say what was asked, are sound bash, and do it; bad input is refused by name.
 
-Tests dlguide.cluster.batch.job, dlguide.cluster.batch.profile, dlguide.cluster.batch.render,
-dlguide.cluster.batch.submit and dlguide.cli.batch.
+Tests dlguide.cluster.batch and its command.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typer.testing import CliRunner
 
 from dlguide.cli.app import app
 from dlguide.cli.batch import batch as command
-from dlguide.cluster import batch, launch_lines
-from dlguide.cluster.batch import Job, Profile, profile, render
+from dlguide.cluster import batch
+from dlguide.cluster.batch import Job, Profile, render
+from dlguide.cluster.batch import job as jobs
 from dlguide.cluster.batch.job import seconds_of
-from dlguide.cluster.explain import explain
 from dlguide.errors import MissingComponentError
 
 assert command  # importing it adds the command
@@ -141,19 +140,6 @@ def test_jobs_of_the_thesis_can_be_said(name):
     assert (said["--job-name"], said["--partition"]) == (name, "gpu")
     assert f'tar -xf {TAR} -C "$STAGED"' in text
     assert len(batch.commands(job, SITE, "job.sh")) == asked.get("chain", 1)
-
-
-@pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
-def test_launch_line_says_to_the_dictionary_of_launchers_what_the_job_says(launcher):
-    job = LARGE.but(stage=(), arguments=())
-    said = explain(render.launch(job, Profile(launcher=launcher))).job
-    assert (said.ranks, said.per_node, said.program) == ("8", "4", ("python", "train.py"))
-    lines = launch_lines.all_lines(said)
-    if launcher == "srun":
-        assert (said.nodes, said.cpus) == ("2", "7")
-        assert lines["Slurm"].startswith("srun --nodes=2 --ntasks=8")
-    else:
-        assert "-bind-to core:7" in render.launch(job, Profile())
 
 
 # --- a job that really runs, under bash with small stand-ins for mpiexec and qsub ---------------
@@ -290,7 +276,7 @@ def test_job_that_makes_no_progress_does_not_begin_anew_for_ever(place):
 BAD_JOBS = {
     "no script": ({"program": "train"}, "`program` must be a script.py"),
     "two hours?": ({"time": "2:00"}, "must be written H:MM:SS .* Two hours are 2:00:00"),
-    "no time": ({"time": "0:00:00"}, "more than nothing"),
+    "no time": ({"time": "0:00:00"}, "longer than 0 s"),
     "no nodes": ({"nodes": 0}, "`nodes` must be a whole number of at least 1"),
     "half a rank": ({"ranks_per_node": 0.5}, "`ranks_per_node` must be a whole number"),
     "memory": ({"memory": "sixty"}, "such as 60G"),
@@ -351,7 +337,7 @@ def test_profile_is_read_as_it_is_written(tmp_path):
         local_disk="/local/$USER", environment={"NCCL_DEBUG": "INFO"},
     )  # fmt: skip
     assert "export NCCL_DEBUG=INFO" in batch.script(Job("a.py"), read)
-    assert profile.profile_of({}) == Profile()
+    assert jobs.profile_of({}) == Profile()
 
 
 def test_job_larger_than_any_node_of_the_site_is_refused_before_it_waits():

@@ -1,6 +1,6 @@
 """A cluster finds the nodes of its Slurm job, and looks only at the ranks it can see.
 
-Tests dlguide.cluster.allocation.
+Tests dlguide.cluster.environment.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from dlguide.cluster import Cluster, RankError, allocation
-from dlguide.cluster.allocation import Allocation
+from dlguide.cluster import Cluster, RankError, environment, processes
+from dlguide.cluster.environment import Allocation
 from dlguide.errors import MissingComponentError
 
 pytestmark = pytest.mark.ranks
@@ -26,7 +26,7 @@ def slurm(monkeypatch):
     def inside(**more):
         for name, value in {**SLURM, **more}.items():
             monkeypatch.setenv(name, value)
-        return allocation.find("slurm")
+        return environment.find_allocation("slurm")
 
     for name in SLURM:
         monkeypatch.delenv(name, raising=False)
@@ -34,7 +34,7 @@ def slurm(monkeypatch):
 
 
 def test_nodes_and_ranks_are_those_of_the_job(slurm):
-    assert allocation.find(None) == Allocation("", 1, 0)
+    assert environment.find_allocation(None) == Allocation("", 1, 0)
     found = slurm()
     assert (found, str(found)) == (Allocation("7", 2, 4), ", 2 nodes of Slurm job 7")
     assert [found.ranks_per_node(ranks) for ranks in (None, 2, 8)] == [4, 1, 4]
@@ -79,7 +79,7 @@ def test_address_is_one_that_others_can_reach(monkeypatch):
     names = {"loopback first": ["127.0.1.1", "10.0.0.5"], "one": ["10.0.0.5"]}
     for found in names.values():
         monkeypatch.setattr("socket.gethostbyname_ex", lambda name, found=found: (name, [], found))
-        assert allocation.reachable_address() == "10.0.0.5"
+        assert environment.reachable_address() == "10.0.0.5"
     monkeypatch.setattr("socket.gethostbyname_ex", lambda name: (name, [], ["127.0.1.1"]))
 
     class NoWayOut:
@@ -94,7 +94,7 @@ def test_address_is_one_that_others_can_reach(monkeypatch):
 
     monkeypatch.setattr("socket.socket", NoWayOut)
     with pytest.raises(RuntimeError, match=r"by loopback only. Set DLGUIDE_ADDRESS"):
-        allocation.reachable_address()
+        environment.reachable_address()
 
 
 def my_rank(wait_s=0.0):
@@ -107,12 +107,12 @@ def my_rank(wait_s=0.0):
 @pytest.mark.timeout(240)
 def test_ranks_of_another_machine_are_waited_for_and_their_end_is_noticed():
     with Cluster(ranks=2) as cluster:
-        here = allocation.machine()
+        here = processes.machine_id()
         assert [each["machine"] for each in cluster.engines] == [here, here]
         far = dict(cluster.engines[1])
         cluster.engines[1] |= {"machine": "another", "pid": 2**22 + 1}  # no such pid here
-        assert allocation.local_pids(cluster.engines) == {0: cluster.engines[0]["pid"]}
-        assert allocation.alive(cluster.engines)
+        assert processes.local_pids(cluster.engines) == {0: cluster.engines[0]["pid"]}
+        assert processes.alive(cluster.engines)
         assert cluster.run(my_rank) == [3, 3]
         killer = threading.Timer(1.0, os.kill, (far["pid"], signal.SIGKILL))
         killer.start()

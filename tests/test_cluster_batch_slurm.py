@@ -2,7 +2,7 @@
 
 A Slurm of two nodes that are both this machine is started here, where its programs are there and
 root may start them (Debian: `apt-get install slurm-wlm munge`), and ended afterwards.
-Tests dlguide.cluster.batch with dlguide.cluster.allocation.
+Tests dlguide.cluster.batch with dlguide.cluster.environment.
 """
 
 from __future__ import annotations

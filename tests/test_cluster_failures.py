@@ -30,6 +30,7 @@ def cluster(request):
 
 WORDS = {
     failures.raises: r"rank 1 raised ValueError: bad batch[\s\S]*in raises",
+    failures.aborts: r"rank 1 ended all ranks by MPI_Abort[\s\S]*MPI_Abort\(MPI_COMM_WORLD, 3\)",
     failures.makes_fewer_horovod_steps: r"rank 1 has not joined `\S*gradients\S*`",
 }
 # Loading TensorFlow on three ranks of two cores takes long, and shows no more than on two.

@@ -1,6 +1,6 @@
 """Tasks on ranks: the first free rank takes the next, failures stay alone, nothing is lost.
 
-Tests dlguide.cluster.tasks, dlguide.cluster.outcomes and Cluster.map.
+Tests dlguide.cluster.tasks and Cluster.map.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from lanes import long
 
-from dlguide.cluster import Cluster, RankError, outcomes, tasks
+from dlguide.cluster import Cluster, RankError, tasks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 
@@ -89,7 +89,7 @@ def deadly(item):
 
 def test_each_item_is_done_once_and_comes_back_in_its_place(cluster):
     told, begin_s = [], time.monotonic()
-    outcomes = cluster.map(square, range(40), tell=told.append)
+    outcomes = cluster.map(square, range(40), on_result=told.append)
     assert [each.value for each in outcomes] == [item * item for item in range(40)]
     assert sorted(each.number for each in told) == list(range(40))
     assert {each.rank for each in outcomes} <= set(range(cluster.ranks))
@@ -112,7 +112,7 @@ def test_first_free_rank_takes_the_next_task_and_blocks_do_not_care(cluster):
     long = free[0]
     others = [each for each in free[1:] if each.rank == long.rank]
     assert len(others) == (8 if cluster.ranks == 1 else 0)
-    dealt = [each.rank for each in cluster.map(who, seconds, beforehand=True)]
+    dealt = [each.rank for each in cluster.map(who, seconds, static=True)]
     parts = np.array_split(np.arange(9), cluster.ranks)
     assert dealt == [rank for rank, part in enumerate(parts) for _ in part]
 
@@ -152,17 +152,17 @@ def test_interruption_is_no_outcome():
 
 
 def test_outcome_comes_back_as_it_was_packed():
-    outcome = tasks.Outcome(3, 1, 2.0, 2.5, {"loss": [1.0]})
-    assert outcomes.unpacked(outcomes.packed(outcome)) == outcome
+    outcome = tasks.TaskResult(3, 1, 2.0, 2.5, {"loss": [1.0]})
+    assert tasks.unpack(tasks.pack(outcome)) == outcome
     error = SyntaxError("invalid", ("file.py", 1, 1, "a b", 1, 2))
-    assert outcomes.in_one_line(error) == "SyntaxError: invalid"
+    assert tasks.in_one_line(error) == "SyntaxError: invalid"
 
 
 def test_rank_that_dies_ends_the_tasks_and_what_was_done_is_kept(cluster):
     with pytest.raises(RankError) as caught:
         cluster.map(deadly, range(5))
     assert caught.value.kind == "died"
-    assert [each.value for each in caught.value.outcomes] == [0, 1, 2, 3]
+    assert [each.value for each in caught.value.results] == [0, 1, 2, 3]
     assert "4 of 5 tasks had ended" in "".join(caught.value.__notes__)
     assert [each.value for each in cluster.map(square, [3])] == [9]  # the ranks are back
 

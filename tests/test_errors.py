@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from dlguide.cluster import errors, rank, supervise, watch
+from dlguide.cluster import errors, rank, supervision
 
 
 def test_the_first_fault_leads_and_its_consequences_follow():
@@ -71,8 +71,8 @@ def test_whatever_a_function_does_becomes_an_outcome(monitor, tmp_path):
     assert raised["error"] == "ZeroDivisionError: division by zero"
     assert "in divide" in raised["traceback"]
     assert "rank.py" not in raised["traceback"]
-    assert watch.read_states(tmp_path, [0], 3)[0]["phase"] == "raised"
-    assert watch.read_states(tmp_path, [0], 2) == {}
+    assert supervision.read_states(tmp_path, [0], 3)[0]["phase"] == "raised"
+    assert supervision.read_states(tmp_path, [0], 2) == {}
 
 
 def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, tmp_path):
@@ -98,14 +98,14 @@ def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, t
 def late(monkeypatch):
     """Look at a process that waits, every second until a time: is it late by then?"""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    while (letter := watch._process(process.pid)[0]) != "S":
+    while (letter := supervision._process(process.pid)[0]) != "S":
         time.sleep(0.05)  # it starts still, or loads
-    monkeypatch.setattr(watch, "now", lambda: 0.0)
-    pids = watch.Processes({0: process.pid})
+    pids = supervision.RankProcesses({0: process.pid})
+    pids.looked_s = 0.0
     seen = {"s": 0.0}
 
     def late(until_s, faults=7, phase="running", pause_s=1.0):
-        monkeypatch.setattr(watch, "_process", lambda pid: (letter, faults))
+        monkeypatch.setattr(supervision, "_process", lambda pid: (letter, faults))
         found = []
         while not found and seen["s"] < until_s:
             seen["s"] = min(until_s, seen["s"] + pause_s)
@@ -120,25 +120,25 @@ def late(monkeypatch):
 
 
 def test_a_silent_process_is_frozen(late):
-    assert late(watch.SILENT_S) == []
-    assert late(watch.SILENT_S + 1) == [0]
+    assert late(supervision.SILENT_S) == []
+    assert late(supervision.SILENT_S + 1) == [0]
 
 
 def test_a_process_that_loads_is_not_frozen(late):
-    assert late(watch.SILENT_S) == []
+    assert late(supervision.SILENT_S) == []
     # pages were read since the last look, so the silence counts from here
-    assert late(2 * watch.SILENT_S, faults=9) == []
-    assert late(3 * watch.SILENT_S, faults=9) == [0]
+    assert late(2 * supervision.SILENT_S, faults=9) == []
+    assert late(3 * supervision.SILENT_S, faults=9) == [0]
 
 
 def test_a_rank_that_has_done_its_part_may_be_silent(late):
-    assert late(4 * watch.SILENT_S, phase="returned") == []
+    assert late(4 * supervision.SILENT_S, phase="returned") == []
 
 
 def test_a_pause_of_the_whole_machine_is_not_a_ranks(late):
     assert late(5.0) == []
-    assert late(5.0 + 2 * watch.SILENT_S, pause_s=2 * watch.SILENT_S) == []
-    assert late(6.0 + 3 * watch.SILENT_S) == [0]
+    assert late(5.0 + 2 * supervision.SILENT_S, pause_s=2 * supervision.SILENT_S) == []
+    assert late(6.0 + 3 * supervision.SILENT_S) == [0]
 
 
 class Pids:
@@ -161,10 +161,9 @@ class Pids:
 
 def wait_for(tmp_path, pids, answers, everyone=2):
     shown = []
-    result = supervise.supervise(
-        tmp_path, everyone, range(everyone), 1, pids, lambda out: out.update(answers),
-        lambda: shown.append(1),
-    )  # fmt: skip
+    result = supervision.Supervisor(tmp_path, everyone, range(everyone), 1, pids).wait(
+        lambda out: out.update(answers), lambda: shown.append(1)
+    )
     assert shown
     return result
 
@@ -181,7 +180,7 @@ def test_supervise_returns_at_the_first_thing_that_is_past_mending(tmp_path):
     # One has failed and the other never answers: the failure is told after a moment.
     assert wait_for(tmp_path, Pids(), {1: bad})[1].ranks == (1,)
     # All say they have finished long ago, and no answer comes.
-    long_ago = time.monotonic() - supervise.LOST_S - 1
+    long_ago = time.monotonic() - supervision.LOST_S - 1
     state = {"run": 1, "phase": "returned", "since": long_ago, "beat": long_ago, "call": ""}
     for number in range(2):
         (tmp_path / f"state-rank{number}.json").write_text(json.dumps({**state, "place": ""}))
@@ -204,7 +203,7 @@ def test_stall_of_an_earlier_run_is_no_deadlock_of_this_one(tmp_path):
         # the other rank answers after the ranks have been judged a few times
         out.update({0: good, 1: good} if time.monotonic() - began > 1 else {0: good})
 
-    result = supervise.supervise(tmp_path, 2, range(2), 1, Pids(), answers, lambda: None)
+    result = supervision.Supervisor(tmp_path, 2, range(2), 1, Pids()).wait(answers, lambda: None)
     assert result == ({0: good, 1: good}, None)
 
 
@@ -220,6 +219,8 @@ def test_ranks_that_have_all_returned_wait_for_nobody(tmp_path):
         if time.monotonic() - began > 1:
             out.update({0: good, 1: good})
 
-    outcomes, error = supervise.supervise(tmp_path, 2, range(2), 1, Pids(), answers, lambda: None)
+    outcomes, error = supervision.Supervisor(tmp_path, 2, range(2), 1, Pids()).wait(
+        answers, lambda: None
+    )
     assert error is None
     assert outcomes == {0: good, 1: good}

@@ -1,6 +1,6 @@
 """In a notebook: `%%px`, a cell that is run again, and a closed or killed kernel.
 
-Covers dlguide.cluster.magics and dlguide.cluster.engine in a real kernel.
+Covers dlguide.cluster.magics in a real kernel.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def test_px_runs_cells_on_the_ranks_under_watch():
             "[0] 0\n[1] 10\n",
             "[1] 10\n[0] 0\n",
         )
+        assert sorted(run("%pxresult").split("\n")) == ["", "[0] 0", "[1] 10"]
         assert run("%%px --targets 1\nprint('only', rank)") == "[1] only 1\n"
         assert sorted(run("%px print(rank)").split("\n")) == ["", "[0] 0", "[1] 1"]
         assert run("%%px --local\nhere = 5\nassert here == 5") == ""

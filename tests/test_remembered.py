@@ -1,6 +1,6 @@
 """What was tuned is found again on the same machine only, and a damaged file harms nobody.
 
-Tests dlguide.machine.threads.remembered and dlguide.cluster.planned.
+Tests dlguide.machine.threads.remembered and dlguide.cluster.launch.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import pytest
 from fake_machine import machine
 
 from dlguide.cluster import Cluster
-from dlguide.cluster.planned import planned
+from dlguide.cluster.launch import default_plan
 from dlguide.machine import describe, threads
 from dlguide.machine.threads import Candidate, Row, TuneResult, remembered
 
@@ -193,7 +193,7 @@ def keep_here(speeds):
 def test_a_cluster_plans_with_what_was_tuned_for_its_ranks(cache):
     tuned = Candidate(1, 1, 2, bound=False)
     here = keep_here({tuned: 9.0})
-    plan, how = planned(ranks=1)
+    plan, how = default_plan(ranks=1)
     assert plan == tuned.plan(here)
     assert plan.environment(0)["TF_NUM_INTEROP_THREADS"] == "2"
     assert how.startswith("as tuned on ")
@@ -202,16 +202,16 @@ def test_a_cluster_plans_with_what_was_tuned_for_its_ranks(cache):
 def test_a_cluster_plans_without_it_when_told_so_or_for_other_ranks(cache):
     cores = describe().usable_cores
     here = keep_here({Candidate(1, 1, 2, bound=False): 9.0})
-    assert planned(ranks=1, tuned=False) == (threads.plan(here, ranks=1), "")
+    assert default_plan(ranks=1, tuned=False) == (threads.plan(here, ranks=1), "")
     more = cores + 1
     crowd = threads.plan(here, ranks=more, oversubscribe=True)
-    assert planned(ranks=more, oversubscribe=True) == (crowd, "")
+    assert default_plan(ranks=more, oversubscribe=True) == (crowd, "")
 
 
 def test_tuned_true_chooses_the_ranks_too(cache):
     best = Candidate(1, 1, 1)
     here = keep_here({best: 9.0, Candidate(1, 1, 2): 8.0})
-    assert planned(tuned=True)[0] == best.plan(here)
+    assert default_plan(tuned=True)[0] == best.plan(here)
 
 
 def test_tuned_true_without_anything_is_refused_with_the_next_step(cache):

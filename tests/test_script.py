@@ -11,7 +11,7 @@ import time
 import pytest
 from command_line import dlguide, left_by
 
-from dlguide.cluster import watch
+from dlguide.cluster import supervision
 from dlguide.cluster.script import run_script
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(90)]
@@ -76,7 +76,7 @@ def test_a_rank_may_work_on_alone_when_the_others_have_done_their_part(
     tmp_path, monkeypatch, capfd
 ):
     # longer than a rank at work may be silent: those that wait in MPI_Finalize are
-    monkeypatch.setattr(watch, "SILENT_S", 3.0)
+    monkeypatch.setattr(supervision, "SILENT_S", 3.0)
     script = tmp_path / "alone.py"
     script.write_text(ALONE)
     run_script(str(script), [], ranks=2)

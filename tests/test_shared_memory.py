@@ -1,6 +1,6 @@
 """Shared memory of killed ranks is removed before it can harm a later start.
 
-Tests dlguide.cluster.shared_memory.
+Tests dlguide.cluster.processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import uuid
 import pytest
 from on_ranks import SCRIPTS, on_ranks
 
-from dlguide.cluster import shared_memory
+from dlguide.cluster import processes
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(90)]
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(90)]
 @pytest.fixture
 def left():
     """A file as a killed rank leaves it, an hour old."""
-    path = shared_memory.FOLDER / f"{shared_memory.NAME}{uuid.uuid4().hex[:8]}_0"
+    path = processes.SHARED_MEMORY / f"{processes.SHARED_NAME}{uuid.uuid4().hex[:8]}_0"
     path.write_bytes(bytes(4096))
     os.utime(path, (time.time() - 3600,) * 2)
     yield path
@@ -32,32 +32,32 @@ def left():
 
 
 def test_what_nobody_has_open_is_removed(left):
-    assert left in shared_memory.remove_orphans()
+    assert left in processes.remove_orphaned_shared_memory()
     assert not left.exists()
-    assert left not in shared_memory.remove_orphans()
+    assert left not in processes.remove_orphaned_shared_memory()
 
 
 def test_what_a_process_has_open_stays(left):
     with left.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        assert shared_memory.opened_by(os.getpid()) >= {left}
-        assert left not in shared_memory.remove_orphans()
+        assert processes.shared_memory_of(os.getpid()) >= {left}
+        assert left not in processes.remove_orphaned_shared_memory()
     assert left.exists()
 
 
 def test_what_has_just_been_made_stays(left):
     os.utime(left)
-    assert left not in shared_memory.remove_orphans()
+    assert left not in processes.remove_orphaned_shared_memory()
     assert left.exists()
 
 
 def test_what_belongs_to_somebody_else_stays(left, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: os.stat(left).st_uid + 1)
-    assert left not in shared_memory.remove_orphans()
+    assert left not in processes.remove_orphaned_shared_memory()
     assert left.exists()
 
 
 def test_a_process_that_is_gone_has_nothing_open():
-    assert shared_memory.opened_by(2**22 + 1) == set()
+    assert processes.shared_memory_of(2**22 + 1) == set()
 
 
 RANK = "import time; from mpi4py import MPI; print('up', flush=True); time.sleep(60)"
@@ -76,7 +76,7 @@ def test_the_next_start_removes_what_killed_ranks_left(tmp_path):
     try:
         assert [launcher.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
         pids = children(launcher.pid)
-        shared = set().union(*(shared_memory.opened_by(pid) for pid in pids))
+        shared = set().union(*(processes.shared_memory_of(pid) for pid in pids))
     finally:
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.communicate()

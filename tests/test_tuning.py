@@ -22,7 +22,7 @@ from rich.console import Console
 
 from dlguide import plots, tuning
 from dlguide.cluster import processes
-from dlguide.cluster.planned import planned
+from dlguide.cluster.launch import default_plan
 from dlguide.machine import describe, threads
 from dlguide.machine.threads import Candidate, Row, TuneResult, remembered
 from dlguide.tuning import Work, search, teams
@@ -78,7 +78,7 @@ def test_the_outcome_is_kept_for_the_cluster(tuned):
     record = remembered.recall(here, "mlp", 60)
     assert record.candidates == tuple(row.candidate for row in found.rows)
     assert str(remembered.folder_of(here)) in found.stored
-    plan, how = planned(ranks=2, oversubscribe=True)
+    plan, how = default_plan(ranks=2, oversubscribe=True)
     pair = next(row.candidate for row in found.rows if row.candidate.ranks == 2)
     assert plan == pair.plan(here)
     assert "for mlp with batches of 60" in how

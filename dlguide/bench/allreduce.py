@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide import commands
-from dlguide.cluster import shared_memory
+from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.collectives import LIBRARY, NAMES, Table
 from dlguide.errors import require, require_count, require_known
@@ -157,7 +157,7 @@ def allreduce(
         target = Path(folder) / "measured.json"
         rank = [sys.executable, "-P", "-m", "mpi4py", "-m", "dlguide.bench.allreduce_rank"]
         command = [find_mpiexec(), "-n", ranks, *rank, json.dumps(order), target]
-        shared_memory.remove_orphans()
+        processes.remove_orphaned_shared_memory()
         done = commands.run(command, timeout_s, surroundings)
         if not (done.ok and target.exists()):
             raise RuntimeError(f"The ranks of the benchmark failed.\n{done.tail()}")

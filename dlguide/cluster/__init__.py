@@ -1,8 +1,27 @@
-"""MPI ranks on this machine: started from a cell or a script, watched, and cleaned up after."""
+"""MPI ranks on this machine: started from a notebook or script, supervised, and cleaned up."""
 
-from dlguide.cluster import batch
-from dlguide.cluster.errors import RankError
-from dlguide.cluster.explain import explain
-from dlguide.cluster.launch import Cluster
+from importlib import import_module
+from typing import Any
 
-__all__ = ["Cluster", "RankError", "batch", "explain"]
+# Resolved when first used: `python -m dlguide.cluster.watchdog` must start at once.
+_PLACES = {
+    "Cluster": "launch",
+    "RankError": "errors",
+    "TaskResult": "tasks",
+    "batch": "",
+    "run_script": "script",
+}
+__all__ = ["Cluster", "RankError", "TaskResult", "batch", "run_script"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = _PLACES[name]
+    if not place:
+        return import_module(f"{__name__}.{name}")
+    return getattr(import_module(f"{__name__}.{place}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,19 +1,24 @@
-"""What ranks are started with: the launcher and the environment variables."""
+"""How ranks are started: the launcher, its environment variables, and the machines of a job."""
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import processes
 from dlguide.cluster.rank import STALL_WARNING_S
-from dlguide.errors import MissingComponentError, require
+from dlguide.errors import MissingComponentError, require, require_count
 from dlguide.machine import threads
 
-# What only the cluster may set: by these its processes know each other.
+LOOPBACK = "127.0.0.1"
+# Only the cluster may set these: its processes are recognised by them.
 OWN = (processes.MARK, processes.OWNER, processes.FOLDER, "IPYTHONDIR", "IPP_ENABLE_CURVE")
 
 
@@ -38,7 +43,7 @@ def rank_environment(
 
 
 def checked_environment(environment: Any, plan: threads.ThreadPlan) -> dict[str, str]:
-    """Return the variables that a user wants for the ranks, or say what is wrong with them."""
+    """Return a user's variables for the ranks once they are valid."""
     given = {} if environment is None else environment
     then = 'Write `environment={"HOROVOD_CYCLE_TIME": "5"}`.'
     require(isinstance(given, Mapping), "environment", "be a dict of texts", environment, then)
@@ -58,10 +63,13 @@ def checked_environment(environment: Any, plan: threads.ThreadPlan) -> dict[str,
 def find_mpiexec() -> Path:
     """Find the launcher for one machine that belongs to this Python's MPI.
 
-    The notebook's kernel may lack the environment's folder in its PATH, so it is not asked.
-    `mpiexec.gforker` forks the ranks and, unlike Hydra, opens no port to the outside. Where
-    mpi4py and Horovod were built against a site's own MPI, the environment variable
-    DLGUIDE_MPIEXEC names that one's launcher.
+    PATH is not searched: a notebook's kernel may lack the environment's folder in it.
+    `mpiexec.gforker` forks the ranks and, unlike Hydra, opens no port to the outside. If mpi4py
+    and Horovod were built with a site's MPI, the environment variable DLGUIDE_MPIEXEC names its
+    launcher.
+
+    Raises:
+        MissingComponentError: if there is no launcher.
     """
     folder = Path(sysconfig.get_path("scripts"))
     named = os.environ.get("DLGUIDE_MPIEXEC")
@@ -69,5 +77,100 @@ def find_mpiexec() -> Path:
     for path in known:
         if os.access(path, os.X_OK):
             return path
-    mend = "Correct DLGUIDE_MPIEXEC." if named else "Run `pip install mpich`."
-    raise MissingComponentError(f"There is no mpiexec at {known[-1]}. {mend}")
+    fix = "Correct DLGUIDE_MPIEXEC." if named else "Run `pip install mpich`."
+    raise MissingComponentError(f"There is no mpiexec at {known[-1]}. {fix}")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The machines on which a cluster starts its ranks."""
+
+    job: str = ""
+    nodes: int = 1
+    tasks_per_node: int = 0
+
+    def ranks_per_node(self, ranks: int | None) -> int | None:
+        """Return how many of `ranks` run on each node."""
+        if ranks is None:
+            return self.tasks_per_node or None
+        if not self.job:
+            return ranks
+        fits = require_count(ranks, "ranks") % self.nodes == 0
+        require(fits, "ranks", f"be a multiple of the {self.nodes} nodes of the job", ranks)
+        return ranks // self.nodes
+
+    @property
+    def parent(self) -> Path | None:
+        """Parent of the cluster's folder: None for the default, else one that all nodes share."""
+        return Path.cwd() if self.nodes > 1 else None
+
+    def launcher(self, per_node: int) -> list[str]:
+        """Return the launcher with its options, except for the number of ranks."""
+        if self.nodes == 1:
+            return [str(find_mpiexec())]
+        # only Hydra reaches other nodes, by srun; gforker forks on this one
+        hydra = Path(sysconfig.get_path("scripts")) / "mpiexec"
+        found = Path(os.environ.get("DLGUIDE_MPIEXEC", hydra))
+        if not os.access(found, os.X_OK):
+            raise MissingComponentError(f"There is no mpiexec at {found}. Run `pip install mpich`.")
+        return [str(found), "-ppn", str(per_node)]
+
+    def listening(self) -> list[str]:
+        """Return the controller's options: where it listens and how ranks reach it."""
+        address = LOOPBACK if self.nodes == 1 else reachable_address()
+        return [f"--ip={address}", f"--location={address}"]
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Let the ranks talk over the network where there are several nodes."""
+        own = dict(env)
+        if self.nodes > 1 and "UCX_TLS" not in os.environ:
+            own.pop("UCX_TLS", None)  # shared memory alone does not reach other nodes
+        return own
+
+    def __str__(self) -> str:
+        nodes = f"{self.nodes} node{'s'[: self.nodes != 1]}"
+        return f", {nodes} of Slurm job {self.job}" if self.job else ""
+
+
+def find_allocation(inside: str | None) -> Allocation:
+    """Return this machine, or with "slurm" the nodes of the Slurm job around this process.
+
+    Raises:
+        ValueError: outside a Slurm job, or if its nodes have different numbers of ranks.
+
+    Source:
+        Slurm's manual, sbatch, section "Output environment variables".
+    """
+    require(inside in (None, "slurm"), "inside", 'be None or "slurm"', inside)
+    if inside is None:
+        return Allocation()
+    job = os.environ.get("SLURM_JOB_ID", "")
+    then = "Write a script with `dlguide batch --inside` and submit it, or leave `inside` out."
+    require(bool(job), "inside", "be None outside a Slurm job", inside, then)
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    tasks = os.environ.get("SLURM_TASKS_PER_NODE", "1")
+    equal = re.fullmatch(r"(\d+)(?:\(x\d+\))?", tasks)  # "4(x2)": four on each of two nodes
+    then = "Ask for `--ntasks-per-node`, not for `--ntasks`."
+    require(bool(equal), "inside", "be in a job with as many ranks on each node", tasks, then)
+    return Allocation(job, nodes, int(equal[1]))
+
+
+def reachable_address() -> str:
+    """Return an address of this node that other nodes can reach; DLGUIDE_ADDRESS overrides it."""
+    named = os.environ.get("DLGUIDE_ADDRESS")
+    if named:
+        return named
+    found = []
+    with suppress(OSError):  # a node whose name is not resolved may still have a route
+        found += socket.gethostbyname_ex(socket.gethostname())[2]
+    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # of no host: a datagram socket sends nothing here
+        found.append(probe.getsockname()[0])
+    outside = [address for address in found if not address.startswith("127.")]
+    if not outside:
+        raise RuntimeError(
+            f"Other nodes cannot reach {socket.gethostname()}: it knows itself by loopback only. "
+            "Set DLGUIDE_ADDRESS to the address of its network."
+        )
+    return outside[0]

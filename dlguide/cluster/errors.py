@@ -1,4 +1,4 @@
-"""What a run on ranks raises when a rank fails, and the words for it."""
+"""`RankError`, which a call on ranks raises when a rank fails, and its texts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any
 from dlguide.cluster.rank import log_path
 
 LAUNCHER_LOG = "cluster.log"
-SHUT_DOWN = "Horovod has been shut down"  # what a rank gets to hear when another one has gone
+SHUT_DOWN = "Horovod has been shut down"  # the error on a rank when another one has gone
 ENDING = re.compile(r"^\[\d+\](\d+):Return code = (\d+(?:, signaled with \w+)?)", re.MULTILINE)
+
+# Written by MPICH; every aborting rank writes into its own log.
+ABORT = re.compile(r"^Abort\(-?\d+\) on node \d+ .*", re.MULTILINE)
 
 
 class RankError(RuntimeError):
-    """One or more ranks failed, left early, or can never go on; all ranks were then stopped.
+    """One or more ranks failed, left early, or can never continue; all ranks were then stopped.
 
     Attributes:
         kind: "raised", "exited", "died", "frozen", "deadlock" or "lost".
-        ranks: the ranks it is about (indices).
+        ranks: the failed ranks (indices).
         detail: tracebacks, or what each rank was doing.
     """
 
@@ -31,7 +34,7 @@ class RankError(RuntimeError):
         self.detail = detail
 
     def _render_traceback_(self) -> list[str]:
-        """Show the text alone in a notebook: the frames of the launcher teach nobody anything."""
+        """Show the text without the launcher's frames in a notebook."""
         return [f"RankError: {line}" if i == 0 else line for i, line in enumerate(self.lines())]
 
     def lines(self) -> list[str]:
@@ -49,10 +52,10 @@ def names_of(ranks: Sequence[int]) -> str:
 
 
 def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
-    """Describe ranks whose process ended in the middle of a run, with their last words.
+    """Describe ranks whose process ended during a run, with the last lines of their output.
 
-    When one rank dies the launcher ends the others with SIGINT, so that several may be gone by
-    the time one looks; its own log tells who was first.
+    When one rank dies the launcher ends the others with SIGINT, so several may be gone when they
+    are looked at; the launcher's log shows which was first.
     """
     deadline = time.monotonic() + wait_s
     while not (endings := read_endings(folder)) and time.monotonic() < deadline:
@@ -73,8 +76,25 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
     return RankError("died", first, message, "\n".join(words))
 
 
+def aborted(ranks: int, folder: Path) -> RankError | None:
+    """Describe the rank whose MPI ended all ranks (`MPI.COMM_WORLD.Abort`, a fatal error), if any.
+
+    The launcher ends all ranks with SIGINT then, so they would seem to be interrupted.
+    """
+    for rank in range(ranks):
+        try:
+            text = log_path(folder, rank).read_text(errors="replace")
+        except FileNotFoundError:
+            continue
+        found = ABORT.search(text)
+        if found:
+            detail = f"--- from the output of rank {rank} ---\n{found[0]}"
+            return RankError("died", [rank], f"rank {rank} ended all ranks by MPI_Abort.", detail)
+    return None
+
+
 def read_endings(folder: Path) -> dict[int, str]:
-    """Read from the launcher's log how ranks ended that did not end by themselves with status 0."""
+    """Read from the launcher's log how ranks ended that did not exit with status 0."""
     try:
         text = (folder / LAUNCHER_LOG).read_text(errors="replace")
     except FileNotFoundError:
@@ -83,7 +103,7 @@ def read_endings(folder: Path) -> dict[int, str]:
 
 
 def frozen(ranks: Sequence[int]) -> RankError:
-    """Describe ranks that are stopped or give no sign of life."""
+    """Describe ranks that are stopped or silent."""
     message = f"{names_of(ranks)} stands still: stopped (SIGSTOP) or without a sign of life."
     return RankError("frozen", ranks, message)
 

@@ -1,4 +1,4 @@
-"""One line that starts MPI ranks, runs functions on them, and leaves nothing behind."""
+"""`Cluster`: starts MPI ranks, runs functions on them, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -18,47 +18,48 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from dlguide.cluster import allocation, processes, shared_memory
-from dlguide.cluster.environment import checked_environment, rank_environment
+from dlguide.cluster import processes
+from dlguide.cluster import rank as rank_side
+from dlguide.cluster.environment import checked_environment, find_allocation, rank_environment
 from dlguide.cluster.errors import LAUNCHER_LOG
-from dlguide.cluster.planned import planned
-from dlguide.cluster.run import FunctionRun
-from dlguide.cluster.tasks import Outcome, TaskRun, checked_ranks, payload
-from dlguide.machine import threads
+from dlguide.cluster.supervision import RemoteCall
+from dlguide.cluster.tasks import TaskPool, TaskResult, checked_ranks, payload
+from dlguide.errors import require, require_count
+from dlguide.machine import describe, threads
+from dlguide.machine.threads import remembered
 
 START_S = 60.0
 CONNECTION = "security/ipcontroller-dlguide-client.json"
 
 
 class Cluster:
-    """MPI ranks on this machine, or on a batch job's, ready to run functions and cells.
+    """MPI ranks on this machine, or on the nodes of a Slurm job, that run functions and cells.
 
-    The ranks are ipyparallel engines under one `mpiexec`, with the cores shared among them by a
-    thread plan. On one machine they listen on loopback only; all messages are encrypted. Nothing
-    outlives this object or the process that made it, not even after a SIGKILL, nor do the ranks'
-    temporary files.
+    The ranks are ipyparallel engines under one `mpiexec`; a thread plan divides the cores among
+    them. On one machine they listen on loopback only; all messages are encrypted. No process and
+    no temporary file of the ranks outlives this object or the process that made it, even after a
+    SIGKILL. In a notebook a new cluster with magics stops the earlier ones and says so.
 
     Args:
         plan: a thread plan, or None to plan `ranks` on this machine.
-        ranks: number of ranks when no plan is given (count); None for 2, or with tuned=True for
-            as many as were fastest.
+        ranks: number of ranks if no plan is given; None for 2, or with tuned=True for as many as
+            were fastest.
         oversubscribe: allow more ranks than cores.
         magics: in a notebook, let `%%px` run cells on these ranks.
-        tuned: whether to use what `dlguide tune` has found here: None where it has measured that
-            number of ranks, False never, True always, for ranks=None also their number.
-        environment: variables of the ranks beside this process's own, such as
-            {"HOROVOD_FUSION_THRESHOLD": "0"}, not those of the thread plan; they win over defaults.
-        inside: "slurm" for all nodes of the Slurm job that this runs in; `plan` is one node's.
+        tuned: whether to use the plan that `dlguide tune` has found here: None if it has measured
+            this number of ranks, False never, True always, with ranks=None also their number.
+        environment: variables of the ranks in addition to this process's, such as
+            {"HOROVOD_FUSION_THRESHOLD": "0"}; they override defaults, not the thread plan.
+        inside: "slurm" for all nodes of the surrounding Slurm job; `plan` is that of one node.
 
     Raises:
-        ValueError: when there are more ranks than cores and `oversubscribe` is False, when
-            tuned=True and nothing was found for this machine, or when `environment` is not
-            what it must be, or `inside` outside a Slurm job.
-        MissingComponentError: when there is no mpiexec.
-        RuntimeError: when the ranks do not start; the text ends with their log.
+        ValueError: if there are more ranks than cores and `oversubscribe` is False, if tuned=True
+            and nothing was measured on this machine, or if `environment` or `inside` is invalid.
+        MissingComponentError: if there is no mpiexec.
+        RuntimeError: if the ranks do not start; the text ends with their log.
     """
 
-    # A notebook's cell that is run again makes a new cluster before the old one is let go.
+    # A notebook's cell that is run again makes a new cluster before the old one is released.
     started: ClassVar[weakref.WeakSet[Cluster]] = weakref.WeakSet()
 
     def __init__(
@@ -76,16 +77,18 @@ class Cluster:
         self.client: Any = None
         self.folder: Path | None = None
         self.tuned = ""
-        self.allocation = allocation.find(inside)
+        self.allocation = find_allocation(inside)
         if plan is None:
             ranks = self.allocation.ranks_per_node(ranks)
-            plan, self.tuned = planned(ranks, oversubscribe, tuned)
+            plan, self.tuned = default_plan(ranks, oversubscribe, tuned)
         self.plan = plan
         self.environment = checked_environment(environment, plan)
         self.run_number = 0
+        self.last_call: RemoteCall | None = None
         self.children: list[subprocess.Popen] = []
         if in_notebook() and magics:
             for earlier in list(self.started):
+                print(f"The earlier cluster of {earlier.ranks} ranks was stopped.")
                 earlier.stop()
         self.start()
         if magics and in_notebook():
@@ -95,7 +98,7 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks (count)."""
+        """Number of ranks."""
         return self.plan.ranks * self.allocation.nodes
 
     def start(self) -> None:
@@ -111,7 +114,7 @@ class Cluster:
         atexit.register(self.stop)
 
     def _start(self, launcher: list[str]) -> None:
-        module = [sys.executable, "-P", "-m"]  # no module of the working directory comes first
+        module = [sys.executable, "-P", "-m"]  # the working directory shadows no module
         env = rank_environment(self.plan, self.name, self.folder, self.environment)
         env = self.allocation.environment(env) | {"IPYTHONDIR": str(self.folder)}
         env["IPP_ENABLE_CURVE"] = "1"
@@ -123,7 +126,7 @@ class Cluster:
         listening = self.allocation.listening()
         self._spawn([*module, "ipyparallel.controller", *where, *listening, *beats], env)
         self._wait_for(lambda: _complete(self.folder / CONNECTION), "the controller")
-        shared_memory.remove_orphans()
+        processes.remove_orphaned_shared_memory()
         engine = [*module, "ipyparallel.engine", "--mpi", *where]
         self._spawn([*launcher, "-n", str(self.ranks), *engine], env)
 
@@ -131,16 +134,14 @@ class Cluster:
 
         self.client = ipyparallel.Client(str(self.folder / CONNECTION), timeout=START_S)
         self._wait_for(lambda: len(self.client.ids) == self.ranks, f"{self.ranks} ranks")
-        from dlguide.cluster import engine as engine_side
-
         # ipyparallel puts the working directory first; behind all others it shadows no module.
         last = "import sys; sys.path[:] = [*filter(None, sys.path), '']"
         self.client[:].execute(last, silent=True, block=False)
         facts = (str(self.folder), asdict(self.plan), sys.path)
-        made = self.client[:].apply_async(engine_side.prepare, *facts)
+        made = self.client[:].apply_async(rank_side.prepare, *facts)
         self._wait_for(made.ready, f"{self.ranks} ranks")
-        told = [{**each, "id": i} for each, i in zip(made.get(), self.client.ids, strict=True)]
-        self.engines = sorted(told, key=lambda each: each["rank"])
+        engines = [{**each, "id": i} for each, i in zip(made.get(), self.client.ids, strict=True)]
+        self.engines = sorted(engines, key=lambda each: each["rank"])
 
     def _spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
         with (self.folder / LAUNCHER_LOG).open("ab") as log:
@@ -161,23 +162,21 @@ class Cluster:
             time.sleep(0.02)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a function on every rank and return what each of them returns.
+        """Call a function with the same arguments on every rank.
 
-        What the ranks print appears here, each line behind its rank; so does the progress of a
-        training. When a rank fails in whatever way, all are stopped and the next call starts
-        them again; variables in the ranks are lost then.
+        The output of the ranks appears here, each line after its rank, and the progress of a
+        training. If a rank fails, all are stopped and the next call starts them again; their
+        variables are lost then.
 
         Args:
-            function: a function that can be pickled, also one of the notebook.
-            args: its positional arguments, the same on all ranks.
-            kwargs: its keyword arguments, the same on all ranks.
+            function: a function that can be pickled, also one of a notebook's cell.
 
         Returns:
             list: one result per rank, in rank order.
 
         Raises:
-            RankError: when a rank raised, left, died, stands still or waits for ever.
-            KeyboardInterrupt: when the kernel was interrupted; the ranks are stopped.
+            RankError: if a rank raises, exits, dies, is frozen or can never continue.
+            KeyboardInterrupt: if the kernel was interrupted; the ranks are stopped.
         """
         return self.run_on(range(self.ranks), function, *args, **kwargs)
 
@@ -189,67 +188,66 @@ class Cluster:
         Args:
             ranks: the ranks that take part (indices), each once.
             function: a function that can be pickled.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
 
         Returns:
-            list: one result per rank that took part.
+            list: one result for each of `ranks`.
 
         Raises:
             RankError: as in `run`.
-            ValueError: when there is no rank, one twice, or one that does not exist.
+            ValueError: if `ranks` is empty, or has an index twice or one that does not exist.
         """
-        with self._ready(FunctionRun, ranks) as run:
-            return run.results(function, args, kwargs)
+        with self._ready(ranks) as call:
+            return call.results(function, args, kwargs)
 
     def map(
         self,
         function: Callable[[Any], Any],
         items: Sequence[Any],
         ranks: Sequence[int] | None = None,
-        tell: Callable[[Outcome], None] | None = None,
-        beforehand: bool = False,
-    ) -> list[Outcome]:
-        """Call a function once for each item, alone on the first rank that is free, without MPI.
+        on_result: Callable[[TaskResult], None] | None = None,
+        static: bool = False,
+    ) -> list[TaskResult]:
+        """Call a function once for each item, on the first free rank and without MPI.
 
         Args:
             function: a function of one item that can be pickled.
-            items: what it is called with.
+            items: its arguments.
             ranks: the ranks that share the tasks (indices); None for all.
-            tell: called here with each outcome as soon as it is there.
-            beforehand: deal the items out in equal blocks instead, at once.
+            on_result: called in this process with each result as soon as it arrives.
+            static: divide the items into equal blocks beforehand (static scheduling).
 
         Returns:
-            list: a `tasks.Outcome` for each item: what it returned or raised, rank and times.
+            list: a `TaskResult` for each item: its value or error, its rank and times.
 
         Raises:
-            ValueError: when the function cannot be sent or there is no such rank.
-            RankError: when a rank died; its `outcomes` are of the tasks that had ended.
+            ValueError: if the function cannot be sent or there is no such rank.
+            RankError: if a rank died; its `results` are those of the finished tasks.
         """
         packed = payload(function, items)
-        with self._ready(TaskRun, ranks) as run:
-            return run.share(packed, len(items), tell, beforehand)
+        with self._ready(ranks) as call:
+            return TaskPool(call, on_result).run(packed, len(items), static)
 
     @contextmanager
-    def _ready(self, kind: type, ranks: Sequence[int] | None) -> Iterator[Any]:
+    def _ready(self, ranks: Sequence[int] | None) -> Iterator[RemoteCall]:
         ranks = checked_ranks(ranks, self.ranks)
-        if self.client is None or not allocation.alive(self.engines):
+        if self.client is None or not processes.alive(self.engines):
             self.restart()
         self.run_number += 1
-        run = kind(self.client, self.engines, self.folder, ranks, self.run_number)
+        call = RemoteCall(self.client, self.engines, self.folder, ranks, self.run_number)
+        self.last_call = call
         try:
-            yield run
+            yield call
         finally:
-            if not run.clean:
+            if not call.clean:
                 self.stop()
 
     def restart(self) -> None:
-        """Stop the ranks, whatever they are doing, and start them again."""
+        """Stop the ranks at once and start them again."""
         self.stop()
         self.start()
 
     def stop(self) -> None:
-        """End all processes of this cluster; `run` starts them again when needed."""
+        """End all processes of this cluster; the next call starts them again."""
         if self.folder is None:
             return
         if self.client is not None:
@@ -290,8 +288,30 @@ class Cluster:
         return "\n".join(lines)
 
 
+def default_plan(
+    ranks: int | None = None, oversubscribe: bool = False, tuned: bool | None = None
+) -> tuple[threads.ThreadPlan, str]:
+    """Return the thread plan for this machine, and where it comes from if it was measured."""
+    require(tuned in (True, False, None), "tuned", "be True, False or None", tuned)
+    machine = describe()
+    if ranks is not None or not tuned:
+        ranks = require_count(2 if ranks is None else ranks, "ranks")
+        # refuses too many ranks, whatever was measured
+        plain = threads.plan(machine, ranks=ranks, oversubscribe=oversubscribe)
+    found = None if tuned is False else remembered.recall(machine)
+    best = found and found.best(machine, ranks, oversubscribe)
+    if best:
+        return best.plan(machine), str(found)
+    whose = "this machine" if ranks is None else f"{ranks} ranks of this machine"
+    then = "Run `dlguide tune` first."
+    require(
+        not tuned, "tuned", f"be False or None where nothing was measured for {whose}", tuned, then
+    )
+    return plain, ""
+
+
 def _complete(connection: Path) -> bool:
-    """Tell whether the controller has written its connection file to the end."""
+    """Return whether the controller has written its whole connection file."""
     try:
         return bool(json.loads(connection.read_text()))
     except (FileNotFoundError, json.JSONDecodeError):
@@ -299,7 +319,7 @@ def _complete(connection: Path) -> bool:
 
 
 def in_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     shell = sys.modules.get("IPython")
     shell = shell.get_ipython() if shell else None
     return shell is not None and hasattr(shell, "kernel")

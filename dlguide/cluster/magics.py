@@ -1,4 +1,4 @@
-"""`%%px` for our clusters: a cell runs on the ranks under the same watch as a function."""
+"""`%%px` for a `Cluster`: a cell runs on the ranks under the same supervision as a function."""
 
 from __future__ import annotations
 
@@ -7,21 +7,33 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from dlguide.cluster import rank
+from dlguide.cluster.output import RankOutput
 from dlguide.errors import require
 
 
 def register(cluster: Callable[[], Any]) -> None:
-    """Give this notebook the magics `%px` and `%%px` for a cluster."""
+    """Register the magics `%px`, `%%px` and `%pxresult` for a cluster in this notebook."""
     import IPython
 
-    def px(line: str, cell: str | None = None) -> None:
-        live = cluster()
-        if live is None:
+    def live() -> Any:
+        found = cluster()
+        if found is None:
             raise RuntimeError("The cluster is gone. Run `cluster = dlguide.cluster.Cluster()`.")
-        _run_cell(live, line, cell)
+        return found
+
+    def px(line: str, cell: str | None = None) -> None:
+        _run_cell(live(), line, cell)
+
+    def pxresult(line: str) -> None:
+        call = live().last_call
+        if call is None:
+            raise RuntimeError("No cell has run on the ranks. Run one with `%%px`.")
+        RankOutput(call.folder, call.calls).close()
 
     shell = IPython.get_ipython()
     shell.register_magic_function(px, "line_cell", "px")
+    shell.register_magic_function(pxresult, "line", "pxresult")
 
 
 def _run_cell(cluster: Any, line: str, cell: str | None) -> None:
@@ -29,8 +41,6 @@ def _run_cell(cluster: Any, line: str, cell: str | None) -> None:
 
     Options: `--targets 0,2` for some ranks only, `--local` to run it in this kernel as well.
     """
-    from dlguide.cluster import engine
-
     if cell is None:
         ranks, local, code = list(range(cluster.ranks)), False, line
     else:
@@ -40,11 +50,11 @@ def _run_cell(cluster: Any, line: str, cell: str | None) -> None:
         import IPython
 
         IPython.get_ipython().run_cell(code)
-    cluster.run_on(ranks, engine.run_cell, code)
+    cluster.run_on(ranks, rank.run_cell, code)
 
 
 def options(line: str, ranks: int) -> tuple[list[int], bool]:
-    """Read the options of a `%%px` line.
+    """Parse the options of a `%%px` line.
 
     >>> options("--targets 0,2", 3)
     ([0, 2], False)

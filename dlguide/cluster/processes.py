@@ -1,26 +1,34 @@
-"""Find and end the processes of our clusters, and no others.
+"""Find and end the processes of our clusters, and no others, with the shared memory they leave.
 
-Every process that a cluster starts, down to the last nanny, inherits two environment variables:
-which cluster it belongs to and which process owns the cluster. The kernel keeps them in /proc,
-so that ours can be told from everybody else's without a list that could go stale.
+Every process that a cluster starts inherits two environment variables: which cluster it belongs
+to and which process owns the cluster. The kernel keeps them in /proc, so that ours can be
+distinguished from all others without a list that could go stale.
+
+MPICH names the shared memory of its ranks after the process id of their launcher. Ranks that end
+normally remove it, killed ones cannot. Process ids are reused: a later launcher with the same id
+takes the old memory for its own, and its ranks fail in MPI_Init ("Out of memory", "invalid
+bandwidth 0.00", "Message truncated") or wait there indefinitely.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from dlguide.cluster import shared_memory
+from typing import Any
 
 MARK = "DLGUIDE_CLUSTER"
 OWNER = "DLGUIDE_OWNER"
 FOLDER = "DLGUIDE_RUN_FOLDER"
 PREFIX = "dlguide-"
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_NAME = "mpich_shm_"
+SETTLED_S = 10.0  # ranks that are just starting may not have opened theirs yet
 
 
 @dataclass(frozen=True)
@@ -35,19 +43,28 @@ class ClusterProcess:
 
 
 def identity(pid: int) -> str:
-    """Name a process for good: pids are reused, a pid with its start time is not.
-
-    Args:
-        pid: a process id.
-
-    Returns:
-        str: "pid:start time in clock ticks", or "" when there is no such process.
-    """
+    """Return "pid:start time in clock ticks", which is never reused, or "" without a process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else f"{pid}:{fields[19]}"
+
+
+def machine_id() -> str:
+    """Return the id of this machine's boot: processes with the same one share clock and /proc."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def local_pids(engines: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Return the process ids of the ranks that run on this machine."""
+    here = machine_id()
+    return {each["rank"]: each["pid"] for each in engines if each["machine"] == here}
+
+
+def alive(engines: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether all ranks' processes on this machine exist."""
+    return all(identity(pid) for pid in local_pids(engines).values())
 
 
 def living() -> Iterator[ClusterProcess]:
@@ -73,12 +90,12 @@ def living() -> Iterator[ClusterProcess]:
 
 
 def leftovers() -> list[ClusterProcess]:
-    """List the processes whose owner is gone; a watchdog at its work does not count."""
+    """List the processes whose owner no longer exists."""
     return [each for each in living() if not _owner_lives(each)]
 
 
 def _owner_lives(process: ClusterProcess) -> bool:
-    """Tell whether the process that started this one's cluster is still there."""
+    """Return whether the process that started this one's cluster still exists."""
     pid = process.owner.partition(":")[0]
     return pid.isdigit() and identity(int(pid)) == process.owner
 
@@ -93,7 +110,7 @@ def end(cluster: str, timeout_s: float = 5.0) -> list[int]:
         if not ours:
             break
         for each in ours:
-            shared |= shared_memory.opened_by(each.pid)
+            shared |= shared_memory_of(each.pid)
             try:
                 os.kill(each.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -114,16 +131,50 @@ def cleanup() -> list[ClusterProcess]:
         end(cluster)
     for folder in {each.folder for each in found if each.folder}:
         remove_folder(Path(folder))
-    shared_memory.remove_orphans()
+    remove_orphaned_shared_memory()
     return found
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a cluster's folder and the shared memory that its ranks wrote down there."""
+    """Remove a cluster's folder and the shared memory that its ranks recorded in it."""
     if not folder.name.startswith(PREFIX):
         return  # the name came from an environment variable: remove nothing that is not ours
     for note in folder.glob("shared-memory-*"):
         for line in note.read_text().splitlines():
-            if line.startswith("/dev/shm/mpich_shm"):
+            if line.startswith(f"{SHARED_MEMORY}/{SHARED_NAME}"):
                 Path(line).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def shared_memory_of(pid: int) -> set[Path]:
+    """Return the shared memory of MPI that a process has open."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    found = re.findall(rf"{SHARED_MEMORY}/{SHARED_NAME}\S+(?=\n)", maps)
+    return {Path(path) for path in found}
+
+
+def remove_orphaned_shared_memory() -> list[Path]:
+    """Remove this user's shared memory of MPI that no process has open; call before a start."""
+    settled = time.time() - SETTLED_S
+    found = [path for path in SHARED_MEMORY.glob(f"{SHARED_NAME}*") if _is_ours(path, settled)]
+    if not found:
+        return []
+    opened = set[Path]()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            opened |= shared_memory_of(int(entry.name))
+    orphans = [path for path in found if path not in opened]
+    for path in orphans:
+        path.unlink(missing_ok=True)
+    return orphans
+
+
+def _is_ours(path: Path, settled: float) -> bool:
+    try:
+        about = path.stat()
+    except FileNotFoundError:
+        return False
+    return about.st_uid == os.getuid() and about.st_mtime < settled

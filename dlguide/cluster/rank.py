@@ -1,8 +1,8 @@
-"""What runs inside a rank: a monitor that writes down what the rank is doing, and the call itself.
+"""The rank's side of a cluster: preparing an engine, calling a function, and the monitor.
 
-The launcher must be able to tell a rank that computes from one that waits for ever. Only the
-rank knows, and its main thread may be stuck in C code; so a thread beside it looks at the main
-thread four times a second and writes what it sees into the cluster's folder.
+The launcher must distinguish a rank that computes from one that waits indefinitely. Only the
+rank knows, and its main thread may be stuck in C code; so a thread beside it inspects the main
+thread four times a second and writes its state into the cluster's folder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -21,21 +22,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dlguide.cluster import shared_memory, waiting
+from dlguide.cluster import mpi_call, processes
+from dlguide.machine import threads
 
 BEAT_S = 0.25
-NEW_OBJECTS = 10_000  # between two looks for garbage; Python 3.11 by itself looks after 700
+NEW_OBJECTS = 10_000  # between two collections; Python 3.11 collects after 700 by default
 OWN_FOLDER = Path(__file__).parent
 LAUNCHING = (str(OWN_FOLDER), "<frozen runpy>")
 STALL_WARNING_S = 1  # Horovod's own inspector names missing ranks after one to two of these
 
 
 class Monitor(threading.Thread):
-    """Write this rank's state into `state-rank<rank>.json` of the cluster's folder.
+    """Writes this rank's state into `state-rank<rank>.json` of the cluster's folder.
 
-    Whether the main thread moves is found with a pending call: Python runs it in the main thread
-    as soon as that thread executes any Python, so one that has not run means a main thread that
-    sits in C code. `since` is the last time it ran.
+    A pending call shows whether the main thread moves: Python runs it in the main thread as soon
+    as that thread executes any Python, so if it has not run, the main thread is in C code.
+    `since` is the last time it ran.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -53,19 +55,19 @@ class Monitor(threading.Thread):
         self.probe = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.moved)
 
     def moved(self, _argument: Any) -> int:
-        """Note that the main thread executes Python (called in the main thread)."""
+        """Record that the main thread executes Python (called in the main thread)."""
         self.pending = False
         self.since, self.spent_before_s = time.monotonic(), time.thread_time()
         return 0
 
     def enter(self, phase: str, run_number: int) -> None:
-        """Change the phase and write it down at once."""
+        """Change the phase and write it at once."""
         self.run_number, self.phase = run_number, phase
         self.since, self.spent_before_s = time.monotonic(), time.thread_time()
         self.write()
 
     def run(self) -> None:
-        """Look at the main thread for ever."""
+        """Write the state until the process ends."""
         while True:
             self.write()
             if not self.shared_noted and not {"mpi4py.MPI", "horovod"}.isdisjoint(sys.modules):
@@ -73,13 +75,13 @@ class Monitor(threading.Thread):
             time.sleep(BEAT_S if self.shared_noted else BEAT_S / 5)
 
     def note_shared_memory(self) -> None:
-        """Write down which shared memory MPI has opened: a killed rank cannot remove it."""
-        shared = sorted(str(each) for each in shared_memory.opened_by(os.getpid()))
+        """Record which shared memory MPI has opened: a killed rank cannot remove it."""
+        shared = sorted(str(each) for each in processes.shared_memory_of(os.getpid()))
         (self.folder / f"shared-memory-{self.rank}").write_text("\n".join(shared))
         self.shared_noted = bool(shared)
 
     def write(self) -> None:
-        """Write the state in one piece: a reader sees the old one or the new one."""
+        """Write the state atomically: a reader sees the old or the new one."""
         if not self.pending:
             self.pending = True
             ctypes.pythonapi.Py_AddPendingCall(self.probe, None)
@@ -94,13 +96,13 @@ class Monitor(threading.Thread):
         }
         draft = self.path.with_name(f".{self.path.name}.{threading.get_ident()}")
         draft.write_text(json.dumps(state))
-        draft.replace(self.path)
+        draft.replace(self.path)  # without an fsync: four times a second, and of no later use
 
     def spent_s(self) -> float:
         """Return the processor time the main thread has used since it last moved (s).
 
-        Infinite when it sleeps, and so waits for something: a thread that waits in MPI burns its
-        core, one that has used nothing may just not have been given a core.
+        Infinite when it sleeps and so waits for something. A thread that waits in MPI keeps its
+        core busy; one that has used nothing may only not have been given a core.
         """
         task = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
         if task.read_text().rpartition(")")[2].split()[0] == "S":
@@ -113,12 +115,12 @@ class Monitor(threading.Thread):
         if self.phase != "running" or time.monotonic() - self.since < BEAT_S:
             return {"call": "", "place": ""}
         frame = sys._current_frames().get(self.thread)
-        call = waiting.blocking_call(frame) if frame else ""
+        call = mpi_call.blocking_call(frame) if frame else ""
         return {"call": call, "place": _place(frame)}
 
 
 def _place(frame: FrameType | None) -> str:
-    """Say where in the user's own code a thread is: the innermost frame that is in no library."""
+    """Return the line and function of the innermost frame that is in no library."""
     inside = (sys.base_prefix, str(OWN_FOLDER.parent), "<string>", "<frozen")
     while frame is not None:
         name = frame.f_code.co_filename
@@ -137,39 +139,96 @@ def start_monitor(folder: str, rank: int) -> Monitor:
 
 
 def collect_rarely() -> None:
-    """Let this process look for garbage less often than Python does by itself.
+    """Make the garbage collector run less often.
 
-    Loading TensorFlow makes so many objects that Python 3.11 looks for garbage 900 times, although
-    hardly any of them can go: that is half a second of a core. At its end Python looks several
-    times more, which takes a second; it leaves frozen objects alone.
+    Loading TensorFlow makes so many objects that Python 3.11 collects 900 times, although hardly
+    any of them can be freed: half a second of a core. At exit Python collects several times more,
+    which takes a second; it skips frozen objects.
     """
     gc.set_threshold(NEW_OBJECTS)
     atexit.register(gc.freeze)
 
 
 def log_path(folder: Path, rank: int) -> Path:
-    """Return the file that takes what native libraries print in a rank."""
+    """Return the file for the output of native libraries in a rank."""
     return folder / f"native-rank{rank}.log"
 
 
 def guarded(monitor: Monitor, run_number: int, call: Callable[[], Any]) -> dict[str, Any]:
-    """Call a function so that whatever happens in it becomes a value that can be sent."""
+    """Call a function and return its result or its exception as a reply that can be sent."""
     monitor.thread = threading.get_ident()
     monitor.enter("running", run_number)
     try:
-        outcome = {"phase": "returned", "value": call()}
+        reply = {"phase": "returned", "value": call()}
     except SystemExit as error:
-        outcome = _failure("exited", f"sys.exit({'' if error.code is None else repr(error.code)})")
+        reply = _failure("exited", f"sys.exit({'' if error.code is None else repr(error.code)})")
     except BaseException as error:
-        outcome = _failure("raised", traceback.format_exception_only(error)[-1].strip())
-    monitor.enter(outcome["phase"], run_number)
-    return outcome
+        reply = _failure("raised", traceback.format_exception_only(error)[-1].strip())
+    monitor.enter(reply["phase"], run_number)
+    return reply
 
 
 def _failure(phase: str, error: str) -> dict[str, Any]:
-    """Describe the exception that is being handled, without this module's own frames."""
+    """Describe the current exception without this package's frames."""
     kind, value, trace = sys.exc_info()
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(LAUNCHING):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(kind, value, trace))
     return {"phase": phase, "error": error, "traceback": text}
+
+
+def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    """Prepare an engine before it loads TensorFlow: cores, threads, modules, log, monitor."""
+    import IPython
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    collect_rarely()
+    sys.path += [each for each in path if each not in sys.path]
+    log = os.open(log_path(Path(folder), rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # A rank may be killed at any moment: its temporary files (TensorFlow makes one for each
+    # function it traces) are removed with the cluster's folder.
+    tempfile.tempdir = folder
+    own = threads.ThreadPlan.from_dict(plan)
+    threads.apply(own, rank % own.ranks)  # the plan is one node's; nodes are filled in turn
+    # The first sum of Python objects makes mpi4py duplicate the communicator while it holds the
+    # interpreter: a rank that is blocked in that one call could not report it.
+    MPI.COMM_WORLD.allreduce(0)
+    # The shell lives as long as the engine and belongs to it alone.
+    IPython.get_ipython().dlguide_monitor = start_monitor(folder, rank)
+    return {
+        "rank": rank,
+        "ranks": MPI.COMM_WORLD.size,
+        "pid": os.getpid(),
+        "machine": processes.machine_id(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "threads": int(os.environ["TF_NUM_INTRAOP_THREADS"]),
+    }
+
+
+def call_pickled(run_number: int, payload: bytes) -> bytes:
+    """Call a pickled (function, args, kwargs) in this engine and return the pickled reply."""
+    import cloudpickle
+    import IPython
+
+    def call() -> bytes:
+        function, args, kwargs = cloudpickle.loads(payload)
+        return cloudpickle.dumps(function(*args, **kwargs))
+
+    reply = guarded(IPython.get_ipython().dlguide_monitor, run_number, call)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return cloudpickle.dumps(reply)
+
+
+def run_cell(code: str) -> None:
+    """Run a cell's text in this engine's own namespace, as `%%px` does."""
+    import IPython
+
+    shell = IPython.get_ipython()
+    result = shell.run_cell(code, store_history=True, silent=False)
+    error = result.error_before_exec or result.error_in_exec
+    if error is not None:
+        raise error

@@ -1,7 +1,7 @@
-"""`dlguide run`: a script on MPI ranks that never reports success when a rank has failed.
+"""`dlguide run`: a script on MPI ranks that never reports success if a rank has failed.
 
-An MPI launcher alone is content when a rank leaves with `os._exit(0)`, and waits for ever when
-one returns early. This one reads the ranks' own word for it.
+An MPI launcher alone reports success when a rank exits with `os._exit(0)`, and waits indefinitely
+when one returns early. Here each rank records how its script ended.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlguide.cluster import errors, inspection, processes, shared_memory, watch
+from dlguide.cluster import errors, inspection, processes, supervision
 from dlguide.cluster.environment import find_mpiexec, rank_environment
 from dlguide.cluster.errors import RankError
+from dlguide.cluster.output import RankPipes, redirect
 from dlguide.cluster.rank import BEAT_S, collect_rarely, guarded, log_path, start_monitor
-from dlguide.cluster.streaming import Streams, redirect
-from dlguide.cluster.supervise import LOOK_S, Outcomes, supervise
+from dlguide.cluster.supervision import LOOK_S, RankProcesses, Replies, Supervisor
 from dlguide.errors import require
+from dlguide.files import atomic_write
 from dlguide.machine import describe, threads
 from dlguide.measure import launched
 
 START_S = 60.0
-END_S = 60.0  # libraries may take long to leave, on ranks that share a core
+END_S = 60.0  # libraries may take long to exit on ranks that share a core
 GO = "go"  # the ranks begin when this file appears: from then on every death is seen
 
 
@@ -44,7 +45,21 @@ def run_script(
     oversubscribe: bool = False,
     seed: int | None = None,
 ) -> dict[str, Any] | None:
-    """Run a Python script on MPI ranks of this machine and wait for its end."""
+    """Run a Python script on MPI ranks of this machine and wait for its end.
+
+    Args:
+        arguments: the script's command line.
+        oversubscribe: allow more ranks than cores.
+        seed: of a Keras script for one process that the ranks run in parallel unchanged
+            (`dlguide.horovod.transparent`); None for a script that uses MPI or Horovod itself.
+
+    Returns:
+        The report of a transparent run, else None.
+
+    Raises:
+        RankError: if a rank failed, or the script cannot be made parallel.
+        ValueError: if there is no such script, or there are more ranks than cores.
+    """
     require(Path(script).is_file(), "script", "be a file that exists", script)
     if seed is not None:
         _refuse(script, inspection.forbidden(script))
@@ -55,7 +70,7 @@ def run_script(
     env = {**rank_environment(plan, name, folder), "PYTHONUNBUFFERED": "1"}
     if seed is not None:
         env["PYTHONHASHSEED"] = str(seed)  # the order of sets decides the order of files
-    module = [sys.executable, "-P", "-m"]  # no module of the working directory comes first
+    module = [sys.executable, "-P", "-m"]  # the working directory shadows no module
     subprocess.Popen(
         [*module, "dlguide.cluster.watchdog", str(os.getpid()), name, str(folder)],
         env=env, stdin=subprocess.DEVNULL, start_new_session=True,
@@ -63,8 +78,8 @@ def run_script(
     seeded = json.dumps(seed)
     where = [str(folder), json.dumps(asdict(plan)), seeded]
     rank_command = [*module, "dlguide.cluster.script", *where]
-    shared_memory.remove_orphans()
-    streams = Streams(folder, ranks, plain=[(0, 1)] if seed is not None else [])
+    processes.remove_orphaned_shared_memory()
+    pipes = RankPipes(folder, ranks, plain=[(0, 1)] if seed is not None else [])
     launcher = subprocess.Popen(
         [str(mpiexec), "-n", str(ranks), *rank_command, script, *arguments],
         env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
@@ -76,7 +91,7 @@ def run_script(
             _wait(launcher, folder, ranks)
             copier.join(timeout=1.0)
         finally:
-            streams.close()  # before anything is said of how the ranks ended
+            pipes.close()  # before a failure is reported
         # The launcher reports success for ranks that a signal ended while they were leaving.
         endings = errors.read_endings(folder)
         if endings:
@@ -95,14 +110,14 @@ def run_script(
 
 
 def _refuse(script: str, reasons: Sequence[str]) -> None:
-    """Raise when there are reasons why a script cannot be made parallel."""
+    """Raise if there are reasons why a script cannot be made parallel."""
     if reasons:
         message = f"{script} cannot be made parallel:"
         raise RankError("refused", (), message, "\n".join(f"  {each}" for each in reasons))
 
 
 def _copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
-    """Copy what the launcher says itself, and how it says that ranks have ended to its log."""
+    """Copy the launcher's own messages, and those about ended ranks to its log."""
     with (
         log_path(folder, 0).open("ab", buffering=0) as log,
         (folder / errors.LAUNCHER_LOG).open("ab", buffering=0) as launcher_log,
@@ -120,22 +135,23 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
     """Wait for the ranks to begin, to answer and to end."""
     everyone = range(ranks)
     deadline = time.monotonic() + START_S
-    while len(states := watch.read_states(folder, everyone, 1)) < ranks:
+    while len(states := supervision.read_states(folder, everyone, 1)) < ranks:
         if launcher.poll() is not None or time.monotonic() > deadline:
             missing = [rank for rank in everyone if rank not in states]
             raise RankError("died", missing, f"{errors.names_of(missing)} did not begin.")
         time.sleep(LOOK_S)
-    pids = watch.Processes({rank: state["pid"] for rank, state in states.items()})
+    pids = RankProcesses({rank: state["pid"] for rank, state in states.items()})
     (folder / GO).touch()
 
-    def collect(outcomes: Outcomes) -> None:
+    def collect(replies: Replies) -> None:
         for rank in everyone:
-            path = _outcome_path(folder, rank)
-            if rank not in outcomes and path.exists():
-                outcomes[rank] = json.loads(path.read_text())
+            path = _reply_path(folder, rank)
+            if rank not in replies and path.exists():
+                replies[rank] = json.loads(path.read_text())
 
     try:
-        _, error = supervise(folder, ranks, everyone, 1, pids, collect, lambda: None)
+        supervisor = Supervisor(folder, ranks, everyone, 1, pids)
+        _, error = supervisor.wait(collect, lambda: None)
     finally:
         pids.close()
     if error is not None:
@@ -149,9 +165,9 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
         raise RankError("died", everyone, message)
 
 
-def _outcome_path(folder: Path, rank: int) -> Path:
-    """Return the file in which a rank says how its script has ended."""
-    return folder / f"outcome-rank{rank}.json"
+def _reply_path(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank records how its script has ended."""
+    return folder / f"reply-rank{rank}.json"
 
 
 def rank_main(
@@ -161,7 +177,7 @@ def rank_main(
     script: str,
     arguments: list[str],
 ) -> None:
-    """Run the script as one rank and write down how it ended."""
+    """Run the script as one rank and record how it ended."""
     rank, _ = launched()
     collect_rarely()
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
@@ -187,16 +203,15 @@ def rank_main(
         if session is not None:
             transparent.finish(session)
 
-    outcome: dict[str, Any] = guarded(monitor, 1, call)
+    reply: dict[str, Any] = guarded(monitor, 1, call)
     for stream in (sys.stdout, sys.stderr):
-        # A script may have closed them, put None there, or something of its own.
+        # A script may have closed them or replaced them, even by None.
         with contextlib.suppress(ValueError, OSError, AttributeError):
             stream.flush()
-    draft = folder / f".outcome-rank{rank}"
-    draft.write_text(json.dumps(outcome))
-    draft.replace(_outcome_path(folder, rank))
-    if outcome["phase"] != "returned":
-        # Leaving now would end the others before they can say what happened to them.
+    with atomic_write(_reply_path(folder, rank)) as file:
+        json.dump(reply, file)
+    if reply["phase"] != "returned":
+        # Exiting now would end the others before they can report what happened to them.
         time.sleep(10 * BEAT_S + END_S)
         os._exit(1)
 

@@ -1,8 +1,8 @@
-"""Many small calls on the ranks of a cluster, each on the first rank that is free.
+"""Many small calls on the ranks of a cluster, each on the first free rank.
 
-The ranks serve as a pool: each takes the next task that nobody has taken yet, by creating a file
-of that number in the cluster's folder. The system lets exactly one succeed, so no rank is needed
-to deal the tasks out. Outcomes are files too: what was finished is kept when a rank dies.
+The ranks are a pool: each takes the next task that is not taken yet, by creating a file of that
+number in the cluster's folder. The system lets exactly one succeed, so no rank has to distribute
+the tasks. Results are files too: finished ones are kept when a rank dies.
 """
 
 from __future__ import annotations
@@ -15,68 +15,101 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dlguide.cluster import outcomes
 from dlguide.cluster.errors import RankError
-from dlguide.cluster.outcomes import Outcome
 from dlguide.cluster.processes import FOLDER
-from dlguide.cluster.run import FunctionRun
-from dlguide.cluster.supervise import Outcomes
+from dlguide.cluster.supervision import RemoteCall
 from dlguide.errors import require
 
 
-class TaskRun(FunctionRun):
-    """Tasks on their way through the ranks of a cluster; the arguments are those of the base."""
+@dataclass(frozen=True)
+class TaskResult:
+    """How one task ended.
 
-    def share(
-        self,
-        tasks: bytes,
-        count: int,
-        tell: Callable[[Outcome], None] | None,
-        beforehand: bool,
-    ) -> list[Outcome]:
+    Args:
+        number: which task (index into the items).
+        rank: the rank that did it.
+        start_s: when it began (s, on the monotonic clock, which all ranks of a machine share).
+        end_s: when it ended (s, on that clock).
+        value: what the function returned; None if it failed.
+        error: the exception in one line; "" when it returned.
+        traceback: where it was raised; "" when it returned.
+    """
+
+    number: int
+    rank: int
+    start_s: float
+    end_s: float
+    value: Any = None
+    error: str = ""
+    traceback: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long the task took (s)."""
+        return self.end_s - self.start_s
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return type and message of an exception, without its notes.
+
+    >>> in_one_line(ValueError("first\\nsecond"))
+    'ValueError: first second'
+    """
+    described = traceback.TracebackException.from_exception(error)
+    described.__notes__ = None
+    return " ".join(list(described.format_exception_only())[-1].split())
+
+
+class TaskPool:
+    """Tasks that the ranks of one remote call share."""
+
+    def __init__(
+        self, call: RemoteCall, on_result: Callable[[TaskResult], None] | None = None
+    ) -> None:
+        self.call = call
+        self.on_result = on_result
+        self.ended: dict[int, TaskResult] = {}
+        self.place = call.folder / f"tasks-{call.number}"
+
+    def run(self, tasks: bytes, count: int, static: bool) -> list[TaskResult]:
         """Call the function once for each item, and wait for all."""
-        self.tell = tell
-        self.ended: dict[int, Outcome] = {}
-        self.place = self.folder / f"tasks-{self.number}"
         self.place.mkdir()
-        parts = blocks(count, len(self.ranks)) if beforehand else None
+        ranks = tuple(self.call.ranks)
+        parts = blocks(count, len(ranks)) if static else None
         try:
-            self.results(work, (str(self.place), tasks, tuple(self.ranks), parts), {})
+            self.call.results(work, (str(self.place), tasks, ranks, parts), {}, self._read)
             self._read()
         except (RankError, KeyboardInterrupt) as error:
             self._read()
-            error.outcomes = self._in_order()
+            error.results = self._in_order()
             if isinstance(error, RankError):
                 done = f"{len(self.ended)} of {count} tasks had ended"
-                error.add_note(f"{done}; their outcomes are in this error's `outcomes`.")
+                error.add_note(f"{done}; they are in this error's `results`.")
             raise
         shutil.rmtree(self.place)
         return self._in_order()
 
-    def _in_order(self) -> list[Outcome]:
+    def _in_order(self) -> list[TaskResult]:
         return [self.ended[number] for number in sorted(self.ended)]
 
-    def _collect(self, outcomes: Outcomes) -> None:
-        super()._collect(outcomes)
-        self._read()
-
     def _read(self) -> None:
-        """Take in the outcomes that have been written since the last look, in their order."""
+        """Read the results that have been written since the last look, in their order."""
         found = []
         for path in self.place.glob("done-*"):
-            found.append(outcomes.unpacked(path.read_bytes()))
+            found.append(unpack(path.read_bytes()))
             path.unlink()
-        for outcome in sorted(found, key=lambda each: each.end_s):
-            self.ended[outcome.number] = outcome
-            if self.tell is not None:
-                self.tell(outcome)
+        for result in sorted(found, key=lambda each: each.end_s):
+            self.ended[result.number] = result
+            if self.on_result is not None:
+                self.on_result(result)
 
 
 def payload(function: Callable[..., Any], items: Sequence[Any], name: str = "function") -> bytes:
-    """Pickle a function and its items, or say that they cannot be sent."""
+    """Pickle a function and its items, or raise a ValueError if they cannot be sent."""
     import cloudpickle
 
     require(callable(function), name, "be a function", function)
@@ -93,15 +126,15 @@ def payload(function: Callable[..., Any], items: Sequence[Any], name: str = "fun
 
 
 def checked_ranks(ranks: Sequence[int] | None, everyone: int) -> tuple[int, ...]:
-    """Return the ranks asked for, None for all; refuse none, one twice, one that does not exist."""
+    """Return the given ranks (None: all); each must exist and occur once."""
     asked = tuple(range(everyone) if ranks is None else ranks)
-    there = set(asked) <= set(range(everyone)) and len(set(asked)) == len(asked)
-    require(bool(asked) and there, "ranks", f"be some of 0 to {everyone - 1}, each once", asked)
+    valid = set(asked) <= set(range(everyone)) and len(set(asked)) == len(asked)
+    require(bool(asked) and valid, "ranks", f"be some of 0 to {everyone - 1}, each once", asked)
     return asked
 
 
 def blocks(tasks: int, ranks: int) -> list[range]:
-    """Cut tasks into blocks as equal as they can be, one for each rank.
+    """Cut tasks into one block for each rank, as equal as possible.
 
     >>> blocks(5, 2)
     [range(0, 3), range(3, 5)]
@@ -117,7 +150,7 @@ def work(
     ranks: Sequence[int],
     parts: Sequence[range] | None,
 ) -> int:
-    """Do tasks on this rank until none is left; runs in the engine."""
+    """Do tasks on this rank until none is left."""
     import cloudpickle
     from mpi4py import MPI
 
@@ -134,15 +167,7 @@ def work(
 
 
 def claims(folder: Path, tasks: int) -> Iterator[int]:
-    """Yield the tasks that this process is the first to claim, one at a time.
-
-    Args:
-        folder: where all that share the tasks claim them.
-        tasks: how many there are (count).
-
-    Yields:
-        int: a task that is now this process's own.
-    """
+    """Yield the tasks that this process is the first to claim, one at a time."""
     for number in range(tasks):
         try:
             os.close(os.open(folder / f"claim-{number}", os.O_CREAT | os.O_EXCL))
@@ -151,33 +176,62 @@ def claims(folder: Path, tasks: int) -> Iterator[int]:
         yield number
 
 
-def do(function: Callable[[Any], Any], item: Any, number: int, rank: int) -> Outcome:
-    """Do one task so that whatever happens in it becomes an outcome."""
+def do(function: Callable[[Any], Any], item: Any, number: int, rank: int) -> TaskResult:
+    """Do one task; an exception becomes a failed result."""
     start_s = time.monotonic()
     try:
         value = function(item)
-    except KeyboardInterrupt:  # this is how all tasks are stopped
+    except KeyboardInterrupt:  # which stops all tasks
         raise
     except BaseException as error:
-        line, where = outcomes.in_one_line(error), traceback.format_exc()
-        return Outcome(number, rank, start_s, time.monotonic(), None, line, where)
-    return Outcome(number, rank, start_s, time.monotonic(), value)
+        line, where = in_one_line(error), traceback.format_exc()
+        return TaskResult(number, rank, start_s, time.monotonic(), None, line, where)
+    return TaskResult(number, rank, start_s, time.monotonic(), value)
 
 
-def _write(folder: Path, outcome: Outcome) -> None:
-    """Write an outcome in one piece."""
+def _write(folder: Path, result: TaskResult) -> None:
+    """Write a result atomically."""
     sys.stdout.flush()
-    draft = folder / f"draft-{outcome.number}"
-    draft.write_bytes(outcomes.packed(outcome))
-    draft.replace(folder / f"done-{outcome.number}")
+    draft = folder / f"draft-{result.number}"
+    draft.write_bytes(pack(result))
+    draft.replace(folder / f"done-{result.number}")
 
 
 @contextmanager
 def _unobserved() -> Iterator[None]:
-    """Keep trainings from reporting their own progress: the progress of all tasks counts here."""
+    """Keep trainings from reporting their progress: that of all tasks is shown."""
     kept: Mapping[str, str] = {FOLDER: os.environ[FOLDER]} if FOLDER in os.environ else {}
     os.environ.pop(FOLDER, None)
     try:
         yield
     finally:
         os.environ.update(kept)
+
+
+def pack(result: TaskResult) -> bytes:
+    """Pickle a result, or a failed one if its value cannot be sent."""
+    import cloudpickle
+
+    try:
+        value = cloudpickle.dumps(result.value)
+    except Exception as error:
+        value, result = cloudpickle.dumps(None), _unsent(result, error)
+    # the value apart: where it cannot be read, the rest can
+    return cloudpickle.dumps((replace(result, value=None), value))
+
+
+def unpack(data: bytes) -> TaskResult:
+    """Read what `pack` has written, or return a failed result if its value cannot be read."""
+    import cloudpickle
+
+    result, value = cloudpickle.loads(data)
+    try:
+        return replace(result, value=cloudpickle.loads(value))
+    except Exception as error:
+        return _unsent(result, error)
+
+
+def _unsent(result: TaskResult, error: Exception) -> TaskResult:
+    """Return a failed result for one whose value cannot be sent."""
+    line = f"what the task returned cannot be sent: {in_one_line(error)}"
+    return replace(result, value=None, error=line, traceback=traceback.format_exc())

@@ -1,7 +1,7 @@
-"""Outlive the owner of a cluster, in order to end its processes when the owner is gone.
+"""The program that ends a cluster's processes when the owner of the cluster is gone.
 
-A notebook's kernel may be killed with SIGKILL and cannot clean up then. This process waits for
-the owner's end (the kernel of the system tells it at once) and ends what is left.
+A notebook's kernel that is killed with SIGKILL cannot clean up. This process waits for the
+owner's end, of which the operating system notifies it at once, and ends the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def watch(owner_pid: int, cluster: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # A Ctrl-C in a terminal goes to all its processes; this one has to stay.
+    # Ctrl-C in a terminal reaches all its processes; this one has to stay.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     watch(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

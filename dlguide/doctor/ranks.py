@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dlguide import commands
-from dlguide.cluster import shared_memory
+from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.doctor.finding import Finding
 from dlguide.errors import MissingComponentError
@@ -101,7 +101,7 @@ def two_ranks(limit_s: float, launcher: Path | None = None) -> list[Finding]:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    shared_memory.remove_orphans()
+    processes.remove_orphaned_shared_memory()
     done = commands.run([path, "-n", "2", sys.executable, "-c", TWO_RANKS], limit_s, env)
     # Another rank's error may follow on the same line.
     records = [json.JSONDecoder().raw_decode(line)[0] for line in _marked(done.output)]

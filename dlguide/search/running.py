@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dlguide.cluster import Cluster, RankError
-from dlguide.cluster.tasks import Outcome, checked_ranks, do, payload
+from dlguide.cluster.tasks import TaskResult, checked_ranks, do, payload
 from dlguide.errors import require, require_count
 from dlguide.search import spaces
 from dlguide.search.methods import Proposal, Rounds, Trial, parameters_text, value_text
@@ -198,7 +198,7 @@ def run(
             try:
                 done = _round(objective, proposals, seed, cluster, ranks, beforehand, ended_one)
             except (RankError, KeyboardInterrupt) as error:
-                trials += [read(each) for each in getattr(error, "outcomes", ())]
+                trials += [read(each) for each in getattr(error, "results", ())]
                 error.result = result()
                 raise
             ended = [read(each) for each in done]
@@ -225,20 +225,20 @@ def _round(
     cluster: Cluster | None,
     ranks: Sequence[int] | None,
     beforehand: bool,
-    on_result: Callable[[Outcome], None],
-) -> list[Outcome]:
+    on_result: Callable[[TaskResult], None],
+) -> list[TaskResult]:
     """Run the trials of one round, on the ranks or here."""
     call = partial(attempt, objective, seed)
     items = [(dict(one.parameters), one.epochs) for one in proposals]
     if cluster is not None:
         return cluster.map(call, items, ranks, on_result, beforehand)
-    outcomes: list[Outcome] = []
+    outcomes: list[TaskResult] = []
     try:
         for number, item in enumerate(items):
             outcomes.append(do(call, item, number, rank=0))
             on_result(outcomes[-1])
     except KeyboardInterrupt as error:
-        error.outcomes = outcomes
+        error.results = outcomes
         raise
     return outcomes
 
@@ -270,7 +270,7 @@ def scores(returned: Any) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
-def _trial(proposals: Sequence[Proposal], first: int, begin_s: float, outcome: Outcome) -> Trial:
+def _trial(proposals: Sequence[Proposal], first: int, begin_s: float, outcome: TaskResult) -> Trial:
     proposal = proposals[outcome.number]
     history = outcome.value or ()
     return Trial(

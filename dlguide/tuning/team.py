@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from dlguide.cluster import shared_memory
+from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec, rank_environment
 from dlguide.machine.threads import Candidate, ThreadPlan
 from dlguide.tuning.work import Work
@@ -68,7 +68,7 @@ class Team:
             "dlguide.tuning.worker", str(around.folder), around.address, self.name,
             json.dumps(around.work.as_dict()), json.dumps(given),
         ]  # fmt: skip
-        shared_memory.remove_orphans()
+        processes.remove_orphaned_shared_memory()
         with self.log.open("ab") as log:
             self.launcher = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -171,7 +171,7 @@ class Team:
 
     def end(self) -> None:
         """End the ranks, their launcher, and the shared memory that killed ranks leave."""
-        shared = {path for pid in self.pids.values() for path in shared_memory.opened_by(pid)}
+        shared = {path for pid in self.pids.values() for path in processes.shared_memory_of(pid)}
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.launcher.pid, signal.SIGKILL)
         self.signal(signal.SIGKILL)

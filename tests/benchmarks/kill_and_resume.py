@@ -35,7 +35,7 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 import keras
 
-from dlguide.cluster import shared_memory
+from dlguide.cluster import processes
 from dlguide.data import datasets
 from dlguide.training import fit, schedules
 from dlguide.training.divergence import Watch
@@ -172,7 +172,7 @@ def on(ranks: int, work: Callable[[int], None]) -> bool:
     """
     if ranks == 1:
         return os.waitpid(in_child(work), 0)[1] == 0
-    shared_memory.remove_orphans()
+    processes.remove_orphaned_shared_memory()
     with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as door:
         door.bind(f"{name}/door")
         door.listen()

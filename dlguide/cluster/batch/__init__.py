@@ -1,18 +1,18 @@
-"""Jobs for a batch system: described, checked, written as a script, and submitted when asked."""
+"""Jobs for Slurm and PBS: described, validated, written as a script, and submitted if asked."""
 
-from dlguide.cluster.batch.job import Job
-from dlguide.cluster.batch.profile import Profile, read_profile
-from dlguide.cluster.batch.rehearsal import rehearse
+from dlguide.cluster.batch.dry_run import DryRun, dry_run
+from dlguide.cluster.batch.job import Job, Profile, read_profile
 from dlguide.cluster.batch.render import definition, script
 from dlguide.cluster.batch.submit import commands, submit, try_out
 
 __all__ = [
+    "DryRun",
     "Job",
     "Profile",
     "commands",
     "definition",
+    "dry_run",
     "read_profile",
-    "rehearse",
     "script",
     "submit",
     "try_out",

@@ -1,53 +1,58 @@
-"""What a batch job asks for, checked before anybody waits in a queue for it."""
+"""What a batch job asks for and how a site writes jobs, validated before one is queued."""
 
 from __future__ import annotations
 
+import os
 import re
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from dlguide.errors import require, require_count
+from dlguide.errors import require, require_count, require_known
 
 TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 MEMORY = re.compile(r"\d+[KMGT]?")
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-PLACES = ("{staged}", "{link}")  # what an argument may hold, filled in where the job runs
+PLACES = ("{staged}", "{link}")  # replaced in arguments where the job runs
+SCHEDULERS = ("slurm", "pbs")
+LAUNCHERS = ("mpiexec", "srun")
+PLACE = re.compile(r"[\w/.+:-]*(?:\$(?:\w+|\{\w+\})[\w/.+:-]*)*")
+WORD = re.compile(r"[\w/.+:@=,-]*")
+TEXTS = {str: "a text", int: "a whole number", bool: "true or false"}
 
 
 @dataclass(frozen=True)
 class Job:
     """A program of ranks, the machines it wants and for how long.
 
-    In `arguments`, `{staged}` stands for the folder on each node's own disk to which the job has
-    copied its data, and `{link}` for the number of the job in a chain, from 1 on.
+    In `arguments`, `{staged}` is replaced by the folder on each node's disk to which the job has
+    copied its data, and `{link}` by the number of the job in a chain, from 1 on.
 
     Args:
-        program: a Python script, or a notebook, which `inside` must be True for.
-        arguments: its command line.
-        name: of the job; "" for the program's name.
-        nodes: number of nodes (count).
-        ranks_per_node: MPI ranks on each node (count).
-        threads: cores of each rank (count).
-        gpus_per_node: GPUs on each node (count).
-        time: longest time it may take, as H:MM:SS or D-HH:MM:SS.
-        memory: of a node, such as "60G"; "" for the site's rule, "0" in Slurm for all of it.
-        exclusive: whether to share no node with others' jobs.
-        stage: files, folders and tar archives to bring to each node's disk first; an archive is
+        program: a Python script, or a notebook, which needs `inside=True`.
+        arguments: the program's command line.
+        name: name of the job; "" for the program's name.
+        threads: cores of each rank.
+        time: time limit, as H:MM:SS or D-HH:MM:SS.
+        memory: memory of a node, such as "60G"; "" for the site's default, "0" in Slurm for all.
+        exclusive: whether to share no node with other jobs.
+        stage: files, folders and tar archives to copy to each node's disk first; archives are
             unpacked there.
-        requeue: whether to begin anew, from the last checkpoint, when the time is over.
-        warn_s: how long before the limit the job is told that it ends (s).
-        restarts: how often at most it begins anew (count).
-        chain: number of such jobs, each beginning when the one before has ended well (count).
-        inside: whether the program runs once, on the first node, and starts its ranks itself
+        requeue: whether to start again, from the last checkpoint, at the time limit.
+        warn_s: how long before the limit the job gets a signal (s).
+        restarts: how often it starts again at most.
+        chain: number of such jobs; each starts after the previous one has succeeded.
+        inside: whether the program runs once, on the first node, and starts its ranks
             with `Cluster(inside="slurm")`.
-        container: image of Apptainer in which the program runs; "" for none.
+        container: Apptainer image in which the program runs; "" for none.
         environment: further variables of the job.
 
     Raises:
-        ValueError: when a field is not what it must be.
+        ValueError: if a field is invalid.
     """
 
     program: str
@@ -97,10 +102,10 @@ class Job:
         self._check_texts()
 
     def _check_texts(self) -> None:
-        """Refuse what would break out of its line of the script, and staging that is not there."""
+        """Refuse texts that would break out of their line of the script, and missing staging."""
         for name in ("arguments", "stage"):
             value = getattr(self, name)
-            # a text is a sequence, too: of letters
+            # a str is a sequence too
             require(isinstance(value, tuple | list), name, "be a tuple of texts", value)
         texts = [self.program, self.container, *self.arguments, *self.stage]
         texts += [*self.environment, *self.environment.values()]
@@ -130,41 +135,34 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks in all (count)."""
+        """Total number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def cores(self) -> int:
-        """Number of cores in all (count)."""
+        """Total number of cores."""
         return self.ranks * self.threads
 
     @property
     def seconds(self) -> int:
-        """Longest time it may take (s)."""
+        """Time limit (s)."""
         return seconds_of(self.time)
 
     @property
     def core_hours(self) -> float:
-        """Core-hours that are paid at most, all jobs of the chain together."""
+        """Largest possible cost of all jobs of the chain (core-hours)."""
         return self.cores * self.seconds / 3600 * self.chain
 
     def but(self, **changes: object) -> Job:
-        """Return the same job with some fields changed.
-
-        Args:
-            changes: new values by field.
-
-        Returns:
-            Job: checked like a new one.
-        """
+        """Return the job with some fields changed, validated like a new one."""
         return replace(self, **changes)
 
 
 def seconds_of(time: str) -> int:
-    """Read a time limit.
+    """Return a time limit in seconds.
 
-    Slurm reads "2:00" as two minutes and "2" as two as well, PBS as two seconds; many who write
-    them mean hours. So only the full form is taken.
+    Slurm reads "2:00" and "2" as two minutes, PBS as two seconds, and many users mean hours. So
+    only the full form is accepted.
 
     >>> seconds_of("2:00:00"), seconds_of("1-12:00:00")
     (7200, 129600)
@@ -174,12 +172,12 @@ def seconds_of(time: str) -> int:
     require(bool(found), "time", "be written H:MM:SS or D-HH:MM:SS", time, then)
     days, hours, minutes, seconds = (int(each or 0) for each in found.groups())
     limit_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    require(limit_s > 0, "time", "be more than nothing", time)
+    require(limit_s > 0, "time", "be longer than 0 s", time)
     return limit_s
 
 
 def hours_minutes_seconds(seconds: int) -> str:
-    """Write a time as HH:MM:SS, which Slurm and PBS read alike.
+    """Format a time as HH:MM:SS, which Slurm and PBS both read.
 
     >>> hours_minutes_seconds(129600)
     '36:00:00'
@@ -188,5 +186,142 @@ def hours_minutes_seconds(seconds: int) -> str:
 
 
 def is_archive(path: str) -> bool:
-    """Tell whether a path is that of a tar archive, by its name."""
+    """Return whether a path is that of a tar archive, by its name."""
     return path.endswith(ARCHIVES)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How jobs are written for one site.
+
+    Args:
+        scheduler: "slurm" or "pbs".
+        account: project that pays; "" for the user's own.
+        partition: Slurm's partition, or PBS' queue; "" for the site's default.
+        gpu_type: what Slurm calls its GPUs, such as "p100"; "" to take any.
+        cores_per_node: cores of a node; 0 if unknown, then nothing is checked.
+        gpus_per_node: GPUs of a node; 0 if unknown.
+        max_time: longest time limit of the site, as H:MM:SS; "" if unknown.
+        memory: memory of a node, for jobs that do not ask for another.
+        exclusive: whether jobs share no node with other jobs.
+        modules: modules to load.
+        venv: folder of a virtual environment to activate; "" for none.
+        setup: further lines of bash.
+        launcher: "mpiexec" or, with Slurm, "srun".
+        mpi: process manager interface of srun: "pmi2" for MPICH, "pmix" for Open MPI 5.
+        local_disk: folder on each node's disk; may contain shell variables.
+        binds: further folders that are visible in a container.
+        options: further directives, without "#SBATCH" or "#PBS".
+        environment: variables of all jobs.
+    """
+
+    scheduler: str = "slurm"
+    account: str = ""
+    partition: str = ""
+    gpu_type: str = ""
+    cores_per_node: int = 0
+    gpus_per_node: int = 0
+    max_time: str = ""
+    memory: str = ""
+    exclusive: bool = False
+    modules: tuple[str, ...] = ()
+    venv: str = ""
+    setup: tuple[str, ...] = ()
+    launcher: str = "mpiexec"
+    mpi: str = "pmi2"
+    local_disk: str = "${TMPDIR:-/tmp}"
+    binds: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        require_known(self.scheduler, SCHEDULERS, "scheduler")
+        require_known(self.launcher, LAUNCHERS, "launcher")
+        fits = self.scheduler == "slurm" or self.launcher != "srun"
+        require(fits, "launcher", "be mpiexec if the scheduler is pbs", self.launcher)
+        for counted in ("cores_per_node", "gpus_per_node"):
+            require_count(getattr(self, counted), counted, least=0)
+        if self.max_time:
+            seconds_of(self.max_time)
+        fits = not self.memory or MEMORY.fullmatch(self.memory)
+        require(fits, "memory", "be a number with K, M, G or T, such as 60G", self.memory)
+        for name in ("account", "partition", "gpu_type", "mpi"):
+            fits = WORD.fullmatch(getattr(self, name))
+            require(fits, name, "be one word", getattr(self, name))
+        for name in ("modules", "options", "setup", "binds"):
+            texts = getattr(self, name)
+            # a str is a sequence too
+            require(isinstance(texts, tuple | list), name, "be a tuple of texts", texts)
+            for text in texts:
+                fits = isinstance(text, str) and bool(text.strip()) and text.isprintable()
+                require(fits, name, "hold texts of one line", text)
+        fits = PLACE.fullmatch(self.local_disk) or self.local_disk == "${TMPDIR:-/tmp}"
+        then = "Such as /local/$USER or $TMPDIR."
+        require(bool(self.local_disk and fits), "local_disk", "be a path", self.local_disk, then)
+        for name, value in self.environment.items():
+            fits = VARIABLE.fullmatch(name) and isinstance(value, str) and value.isprintable()
+            require(fits, "environment", "give variables texts of one line", {name: value})
+
+    def require_fit(self, job: Job) -> None:
+        """Refuse a job that no node of the site can run."""
+        wanted = job.ranks_per_node * job.threads
+        most = self.cores_per_node or wanted
+        must = f"be such that ranks x threads fit into the {most} cores of a node"
+        asked = f"{job.ranks_per_node} ranks x {job.threads} threads = {wanted}"
+        require(wanted <= most, "threads", must, asked)
+        most = self.gpus_per_node or job.gpus_per_node
+        must = f"be at most the {most} of a node"
+        require(job.gpus_per_node <= most, "gpus_per_node", must, job.gpus_per_node)
+        if self.max_time:
+            must = f"be at most the site's {self.max_time}"
+            fits = job.seconds <= seconds_of(self.max_time)
+            then = "Ask for less, with `requeue` or in a `chain`."
+            require(fits, "time", must, job.time, then)
+        if self.scheduler == "pbs":
+            then = "Start one process per rank with mpiexec."
+            require(not job.inside, "inside", "be False under PBS", job.inside, then)
+
+
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read a site profile from a TOML file whose keys are the fields of `Profile`.
+
+    Raises:
+        ValueError: if there is no such file, it is not TOML, a key is unknown (the text names the
+            nearest known one) or a value has the wrong type.
+    """
+    require(Path(path).is_file(), "profile", "be a file that exists", str(path))
+    try:
+        given = tomllib.loads(Path(path).read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        require(False, "profile", f"be TOML ({error})", str(path))
+    return profile_of(given)
+
+
+def profile_of(given: Mapping[str, Any]) -> Profile:
+    """Return a profile from the content of a file.
+
+    >>> profile_of({"partiton": "gpu"})
+    Traceback (most recent call last):
+    ValueError: `key of the profile` must be one of account, binds, cores_per_node, environment, \
+exclusive, gpu_type, gpus_per_node, launcher, local_disk, max_time, memory, modules, mpi, \
+options, partition, scheduler, setup, venv, got 'partiton'. Did you mean partition?
+    """
+    plain = Profile()
+    known = [each.name for each in fields(Profile)]
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        require_known(key, known, "key of the profile")
+        kind = type(getattr(plain, key))
+        if kind is tuple:
+            must = "be a list of texts, in [ ]"
+            fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
+            require(fits, key, must, value)
+            values[key] = tuple(value)
+        elif kind is dict:
+            require(isinstance(value, dict), key, "be a table of texts", value)
+            values[key] = value
+        else:
+            require(type(value) is kind, key, f"be {TEXTS[kind]}", value)
+            values[key] = value
+    return Profile(**values)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dlguide.cluster import launch_lines
-from dlguide.cluster.batch.job import PLACES, Job, hours_minutes_seconds, is_archive
-from dlguide.cluster.batch.profile import Profile
+from dlguide.cluster import launch_command
+from dlguide.cluster.batch.job import PLACES, Job, Profile, hours_minutes_seconds, is_archive
 from dlguide.errors import require
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -34,7 +33,7 @@ def script(job: Job, profile: Profile | None = None, path: str = "") -> str:
         ValueError: when no node of the site could run it.
     """
     profile = Profile() if profile is None else profile
-    profile.require_room(job)
+    profile.require_fit(job)
     slurm = profile.scheduler == "slurm"
     must = "be known for a PBS job that begins anew, since it submits itself"
     require(slurm or not job.requeue or bool(path), "output", must, path, "Name an `output`.")
@@ -60,7 +59,7 @@ def launch(job: Job, profile: Profile) -> str:
     words = tuple(program(job, profile))
     if job.inside:
         return " ".join(words)
-    line = launch_lines.Job(
+    line = launch_command.LaunchLine(
         ranks=str(job.ranks),
         per_node=str(job.ranks_per_node),
         nodes=str(job.nodes) if profile.launcher == "srun" else "",
@@ -72,8 +71,8 @@ def launch(job: Job, profile: Profile) -> str:
         program=words,
     )
     if profile.launcher == "mpiexec":
-        return launch_lines.mpich(line)
-    return launch_lines.srun(line).replace("srun ", f"srun --mpi={profile.mpi} ", 1)
+        return launch_command.mpich(line)
+    return launch_command.srun(line).replace("srun ", f"srun --mpi={profile.mpi} ", 1)
 
 
 def program(job: Job, profile: Profile) -> Iterator[str]:

@@ -7,8 +7,7 @@ import shlex
 import shutil
 import subprocess
 
-from dlguide.cluster.batch.job import Job
-from dlguide.cluster.batch.profile import Profile
+from dlguide.cluster.batch.job import Job, Profile
 from dlguide.errors import MissingComponentError, require
 
 _PROGRAMS = {"slurm": "sbatch", "pbs": "qsub"}

@@ -1,6 +1,6 @@
 """Launch lines of the sources are understood word by word, and written for today's launchers.
 
-Tests dlguide.cluster.explain, dlguide.cluster.launch_words and dlguide.cluster.launch_lines.
+Tests dlcourse.launch_lines and dlguide.cluster.launch_command.
 """
 
 import shlex
@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlguide import cluster
-from dlguide.cluster import launch_words
+from dlcourse import launch_lines
+from dlguide.cluster import launch_command
+from dlguide.cluster.batch import Job, Profile, render
 
 IMAGENET = """MLSL_NUM_SERVERS=2 MLSL_SERVER_AFFINITY="39,38,43,42" OMP_NUM_THREADS=22
 KMP_AFFINITY="granularity=fine,compact,1,0"
@@ -53,7 +54,7 @@ def said(launch, beginning):
 
 @pytest.mark.parametrize("line", LINES)
 def test_every_word_of_the_line_is_explained_or_belongs_to_the_program(line):
-    launch = cluster.explain(line)
+    launch = launch_lines.explain(line)
     told = " ".join(word.text for word in launch.words).split()
     plain = shlex.split(line.replace("\\\n", " "), posix=True)
     program = [word.strip('"') for word in launch.job.program]
@@ -66,7 +67,7 @@ def test_every_word_of_the_line_is_explained_or_belongs_to_the_program(line):
 
 
 def test_the_imagenet_line_is_448_nodes_and_its_dead_words_are_named():
-    launch = cluster.explain(IMAGENET)
+    launch = launch_lines.explain(IMAGENET)
     assert launch.launcher == "mpiexec of MPICH and Intel MPI"
     job = launch.job
     assert (job.ranks, job.per_node, job.cpus, job.hostfile) == ("896", "2", "22", "hostfile")
@@ -79,7 +80,7 @@ def test_the_imagenet_line_is_448_nodes_and_its_dead_words_are_named():
 
 
 def test_c12_the_copied_flags_are_called_harmful_and_left_out_of_todays_lines():
-    launch = cluster.explain(THESIS)
+    launch = launch_lines.explain(THESIS)
     harmful = {word.text for word in launch.words if word.state == "harmful"}
     assert harmful == {"-bind-to none", "-mca pml ob1", "-mca btl ^openib", "-oversubscribe"}
     assert "no InfiniBand" in said(launch, "-mca btl").did
@@ -89,7 +90,7 @@ def test_c12_the_copied_flags_are_called_harmful_and_left_out_of_todays_lines():
 
 
 def test_c25_the_line_with_export_runs_nothing_and_needs_256_nodes():
-    launch = cluster.explain(GUIDE_64)
+    launch = launch_lines.explain(GUIDE_64)
     assert any("As printed this runs nothing" in finding for finding in launch.findings)
     assert "512 ranks, 2 on a node, need 256 nodes." in launch.findings
     assert "2 ranks x 20 threads keep 40 cores of a node busy." in launch.findings
@@ -104,7 +105,7 @@ def test_c25_the_line_with_export_runs_nothing_and_needs_256_nodes():
 
 
 def test_shell_variables_stay_in_the_job():
-    launch = cluster.explain(DECK)
+    launch = launch_lines.explain(DECK)
     assert launch.launcher == "mpirun of Open MPI"
     assert said(launch, "-cpus-per-proc").state == "dead"
     commands = launch.commands
@@ -114,42 +115,42 @@ def test_shell_variables_stay_in_the_job():
 
 
 def test_mpirun_rsh_takes_hosts_and_variables_before_the_program():
-    launch = cluster.explain(TUTORIAL)
+    launch = launch_lines.explain(TUTORIAL)
     job = launch.job
     assert (job.hosts, job.per_node) == ("gpu01,gpu02", "2")
     assert job.variables == {"MV2_USE_CUDA": "1"}
     assert job.program == ("caffe", "train", "-solver", "s")
     assert "--host gpu01:2,gpu02:2" in launch.commands["Open MPI 5"]
-    by_file = cluster.explain("mpirun_rsh -np 4 -hostfile hosts MV2_USE_CUDA=1 ./test gpu").job
+    by_file = launch_lines.explain("mpirun_rsh -np 4 -hostfile hosts MV2_USE_CUDA=1 ./test gpu").job
     assert (by_file.hostfile, by_file.hosts, by_file.program) == ("hosts", "", ("./test", "gpu"))
 
 
 def test_joined_options_of_srun_are_taken_apart():
-    launch = cluster.explain(SRUN)
+    launch = launch_lines.explain(SRUN)
     job = launch.job
     assert (job.nodes, job.ranks, job.cpus, job.label) == ("1", "1", "28", True)
     assert job.program == ("python", "./main.py", "--rank", "3")
     assert [word.text for word in launch.words][-2:] == ["&", "wait"]
-    twice = cluster.explain("srun -ln1 -n 2 main")
+    twice = launch_lines.explain("srun -ln1 -n 2 main")
     assert twice.job.ranks == "2"
     assert any("given twice" in word.note for word in twice.words)
-    more = cluster.explain(f"{SRUN.partition('&')[0]} &\n{SRUN}")
+    more = launch_lines.explain(f"{SRUN.partition('&')[0]} &\n{SRUN}")
     assert "After it come 1 more launch lines: read them one by one." in more.findings
 
 
 def test_i_mpi_debug_and_its_likes_are_known():
-    launch = cluster.explain(HANDS_ON)
+    launch = launch_lines.explain(HANDS_ON)
     assert "CPUs of every rank" in said(launch, "-genv I_MPI_DEBUG=5").did
     assert launch.job.variables == {"OMP_NUM_THREADS": "2", "I_MPI_DEBUG": "5"}
-    assert "dead" in said(cluster.explain(MXNET), "../../tools/launch.py").note
-    assert cluster.explain(NVCAFFE).job.per_node == "1"
+    assert "dead" in said(launch_lines.explain(MXNET), "../../tools/launch.py").note
+    assert launch_lines.explain(NVCAFFE).job.per_node == "1"
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_todays_lines_say_the_same_job(line):
-    job = cluster.explain(line).job
-    for name, command in cluster.explain(line).commands.items():
-        again = cluster.explain(command)
+    job = launch_lines.explain(line).job
+    for name, command in launch_lines.explain(line).commands.items():
+        again = launch_lines.explain(command)
         if name in ("MPICH", "Intel MPI"):
             assert again.launcher == "mpiexec of MPICH and Intel MPI"
         assert again.job.ranks == job.ranks
@@ -163,7 +164,7 @@ def test_todays_lines_say_the_same_job(line):
 def test_mpichs_line_really_starts_the_ranks():
     folder = Path(sysconfig.get_path("scripts"))
     program = f"{sys.executable} -c 'import os; print(os.environ[\"DL_X\"])'"
-    launch = cluster.explain(f"mpirun -bind-to none -np 2 -x DL_X=a,b --tag-output {program}")
+    launch = launch_lines.explain(f"mpirun -bind-to none -np 2 -x DL_X=a,b --tag-output {program}")
     words = shlex.split(launch.commands["MPICH"])
     ran = subprocess.run(
         [str(folder / words[0]), *words[1:]], capture_output=True, text=True, timeout=60
@@ -189,25 +190,38 @@ def test_mpichs_line_really_starts_the_ranks():
 )
 def test_a_fault_is_shown_at_its_place(line, must):
     with pytest.raises(ValueError, match=must):
-        cluster.explain(line)
+        launch_lines.explain(line)
 
 
 def test_a_line_without_a_program_is_noticed():
-    assert any("no program" in finding for finding in cluster.explain("mpirun -np 2").findings)
+    assert any("no program" in finding for finding in launch_lines.explain("mpirun -np 2").findings)
 
 
 @given(st.text(st.sampled_from("mpirun-x $='\"&\\\n2"), max_size=30))
 def test_any_line_is_read_or_refused(rest):
     reasons = []
     try:
-        str(cluster.explain(f"mpirun {rest}"))
+        str(launch_lines.explain(f"mpirun {rest}"))
     except ValueError as error:
         reasons.append(str(error))
     assert all(reason.startswith("`") for reason in reasons)
 
 
 def test_every_option_of_every_launcher_is_described():
-    for name, table, _ in launch_words.FAMILIES.values():
+    for name, table, _ in launch_lines.FAMILIES.values():
         for option in table.values():
             assert option.did, name
             assert option.note or option.state == "works", name
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
+def test_launch_line_of_a_batch_job_is_explained_as_that_job(launcher):
+    job = Job("train.py", nodes=2, ranks_per_node=4, threads=7)
+    said = launch_lines.explain(render.launch(job, Profile(launcher=launcher))).job
+    assert (said.ranks, said.per_node, said.program) == ("8", "4", ("python", "train.py"))
+    lines = launch_command.all_lines(said)
+    if launcher == "srun":
+        assert (said.nodes, said.cpus) == ("2", "7")
+        assert lines["Slurm"].startswith("srun --nodes=2 --ntasks=8")
+    else:
+        assert "-bind-to core:7" in render.launch(job, Profile())

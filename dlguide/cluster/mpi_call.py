@@ -1,8 +1,8 @@
-"""Tell from outside a thread whether it waits in an MPI call, and in which.
+"""Find out from outside a thread which MPI call it waits in, if any.
 
-A rank that is blocked in MPI burns its core like one that computes, and Python shows nothing of
-C code. But the Python frame that made the call is still there, and its current instruction says
-what is being called.
+A rank that is blocked in MPI keeps its core busy like one that computes, and Python shows nothing
+of C code. But the Python frame that made the call still exists, and its current instruction
+contains the name of the called function.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCKING = COLLECTIVES | SENDS | RECEIVES | EITHER
 
 
 def blocking_call(frame: FrameType) -> str:
-    """Name the MPI call that a frame is in.
+    """Return the name of the blocking MPI call that a frame is in, or "".
 
     Lower-case calls, which send Python objects, get the name of their upper-case twins. A name
     such as `wait` counts only when the object it is called on comes from mpi4py.
@@ -64,7 +64,7 @@ def _begin(instruction: dis.Instruction) -> tuple[int | None, int | None]:
 
 
 def _receivers(frame: FrameType, names: list[str]) -> list[Any]:
-    """Look up the objects along a dotted name in a frame; empty where it cannot be told."""
+    """Look up the objects along a dotted name in a frame; empty if there are none."""
     found: list[Any] = []
     for name in names:
         if found:
@@ -75,6 +75,6 @@ def _receivers(frame: FrameType, names: list[str]) -> list[Any]:
 
 
 def _from_mpi(value: Any) -> bool:
-    """Tell whether an object, a class or a module belongs to mpi4py."""
+    """Return whether an object, a class or a module belongs to mpi4py."""
     owner = value if isinstance(value, type) else type(value)
     return owner.__module__.startswith("mpi4py") or getattr(value, "__name__", "") == "mpi4py.MPI"

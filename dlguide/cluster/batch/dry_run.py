@@ -1,4 +1,4 @@
-"""Run a batch script on this machine, without a batch system, before others wait for it."""
+"""Run a batch script on this machine, without a batch system."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlguide import commands
-from dlguide.cluster.batch.job import Job
-from dlguide.cluster.batch.profile import Profile
+from dlguide.cluster.batch.job import Job, Profile
 from dlguide.cluster.batch.render import script
 from dlguide.errors import require, require_count, require_positive
 
@@ -20,8 +19,8 @@ _WARNED = '(sleep "$0" && kill -USR1 $$) & exec bash "$1"'
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """One run of a script."""
+class DryRun:
+    """One run of a batch script: exit status, output, time, and whether it asked for a requeue."""
 
     status: int | None
     output: str
@@ -29,18 +28,18 @@ class Rehearsal:
     requeued: bool
 
 
-def rehearse(
+def dry_run(
     job: Job,
     profile: Profile,
     folder: str | os.PathLike[str],
     link: int = 1,
     warn_after_s: float | None = None,
     timeout_s: float = 60.0,
-) -> list[Rehearsal]:
-    """Run the Slurm script of a job of one node here, and again whenever it asks for that.
+) -> list[DryRun]:
+    """Run the Slurm script of a job of one node here, and again whenever it requeues itself.
 
-    The ranks, the staging and what the script does at its end are real; the queue, other nodes
-    and the limits that Slurm enforces are not. Modules are not loaded.
+    The ranks, the staging and the end of the script are real; the queue, other nodes and the
+    limits that Slurm enforces are not. Modules are not loaded.
 
     Args:
         job: what is asked for, of one node.
@@ -52,22 +51,22 @@ def rehearse(
         timeout_s: longest time of a run, all its processes are ended then (s).
 
     Returns:
-        list[Rehearsal]: one for each run; a second one where the first asked to begin anew.
+        list[DryRun]: one for each run; a second one where the first asked to begin anew.
 
     Raises:
         ValueError: when the job wants several nodes, is for PBS, or starts its ranks itself.
     """
-    require(job.nodes == 1, "nodes", "be 1 in a rehearsal", job.nodes)
-    require(not job.inside, "inside", "be False in a rehearsal", job.inside)
+    require(job.nodes == 1, "nodes", "be 1 in a dry run", job.nodes)
+    require(not job.inside, "inside", "be False in a dry run", job.inside)
     slurm = profile.scheduler
-    require(slurm == "slurm", "scheduler", "be slurm in a rehearsal", slurm)
+    require(slurm == "slurm", "scheduler", "be slurm in a dry run", slurm)
     require_count(link, "link")
     if warn_after_s is not None:
         require_positive(warn_after_s, "warn_after_s")
         must = "be None for a job without `requeue`, which a warning would end"
         require(job.requeue, "warn_after_s", must, warn_after_s)
-    runs: list[Rehearsal] = []
-    with tempfile.TemporaryDirectory(prefix="dlguide-rehearsal-") as made:
+    runs: list[DryRun] = []
+    with tempfile.TemporaryDirectory(prefix="dlguide-dry-run-") as made:
         place = Path(made)
         lines = script(job, profile).splitlines(keepends=True)
         path = place / "job.sh"
@@ -89,6 +88,6 @@ def rehearse(
             if warn_after_s is not None and not runs:
                 words = ["bash", "-c", _WARNED, warn_after_s, path]
             done = commands.run(words, timeout_s, env, folder)
-            runs.append(Rehearsal(done.status, done.output, done.seconds, asked.exists()))
+            runs.append(DryRun(done.status, done.output, done.seconds, asked.exists()))
             asked.unlink(missing_ok=True)
     return runs

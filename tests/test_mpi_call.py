@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from on_ranks import on_ranks
 
-from dlguide.cluster import watch
+from dlguide.cluster import supervision
 
 pytestmark = pytest.mark.ranks
 
@@ -19,7 +19,7 @@ def calls_seen():
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.cluster.waiting import blocking_call
+    from dlguide.cluster.mpi_call import blocking_call
 
     comm = MPI.COMM_WORLD
     buffer = np.zeros(1)
@@ -105,8 +105,8 @@ def state(phase="running", call="", since=0.0, spent_s=9.0):
 
 
 NOW = 100.0
-FRESH = NOW - watch.BLOCKED_S / 2
-STUCK = NOW - watch.BLOCKED_S - 1
+FRESH = NOW - supervision.BLOCKED_S / 2
+STUCK = NOW - supervision.BLOCKED_S - 1
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ STUCK = NOW - watch.BLOCKED_S - 1
         ([state(call="Allreduce", since=STUCK), state(since=STUCK)], {}, None),
         # All in one collective: a large message may take its time.
         ([state(call="Allreduce", since=STUCK)] * 2, {}, None),
-        ([state(call="Allreduce", since=NOW - watch.LONG_CALL_S - 1)] * 2, {}, (0, 1)),
+        ([state(call="Allreduce", since=NOW - supervision.LONG_CALL_S - 1)] * 2, {}, (0, 1)),
         # Different collectives, all receivers, all senders: nobody can ever go on.
         ([state(call="Bcast", since=STUCK), state(call="Barrier", since=STUCK)], {}, (0, 1)),
         ([state(call="Recv", since=STUCK)] * 3, {}, (0, 1, 2)),
@@ -136,14 +136,14 @@ STUCK = NOW - watch.BLOCKED_S - 1
         # Horovod misses a rank that only computes.
         ([state(since=STUCK), state(since=STUCK)], {1: ["g"]}, None),
         # A rank that holds the interpreter and says nothing, with and without one to wait for.
-        ([state(since=NOW - watch.MUTE_S - 1), state("returned")], {}, (1,)),
-        ([state(since=NOW - watch.MUTE_S - 1), state(since=NOW)], {}, None),
+        ([state(since=NOW - supervision.MUTE_S - 1), state("returned")], {}, (1,)),
+        ([state(since=NOW - supervision.MUTE_S - 1), state(since=NOW)], {}, None),
         # A rank that takes no part cannot be waited for.
         ([state(call="Recv", since=STUCK), state("absent")], {}, (1,)),
     ],
 )
 def test_only_ranks_past_help_are_a_deadlock(states, missing, blamed):
-    error = watch.deadlock(dict(enumerate(states)), missing, NOW)
+    error = supervision.deadlock(dict(enumerate(states)), missing, NOW)
     assert (error.ranks if error else None) == blamed
     if error:
         assert error.kind == "deadlock"
@@ -158,14 +158,15 @@ Missing ranks:
 
 
 def test_stalls_are_read_from_the_log_and_forgotten_when_not_repeated(tmp_path):
-    log, stalls = tmp_path / "log", watch.Stalls()
-    stalls.read(log, 1.0)
+    log = tmp_path / "log"
+    stalls = supervision.StallWarnings(log)
+    stalls.read(1.0)
     assert stalls.current(1.0) == {}
     log.write_text("something else\n" + STALL.replace("0: [a, b]", "1: [a]"))
-    stalls.read(log, 2.0)
+    stalls.read(2.0)
     with log.open("a") as file:
         file.write(STALL)
-    stalls.read(log, 3.0)
+    stalls.read(3.0)
     assert stalls.current(3.5) == {0: ("a", "b"), 2: ("c",)}
-    stalls.read(log, 4.0)
+    stalls.read(4.0)
     assert stalls.current(9.0) == {}

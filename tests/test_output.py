@@ -1,7 +1,8 @@
-"""What ranks print: at once, whole, with the rank in front."""
+"""What ranks print appears at once and whole, after the rank; so does the progress."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlguide.cluster.streaming import LONG, Lines, Streams, pipe_path, redirect
+from dlguide.cluster.output import (
+    LONG,
+    LineBuffer,
+    RankOutput,
+    RankPipes,
+    pipe_path,
+    progress_text,
+    redirect,
+)
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -34,7 +43,7 @@ pieces = st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\r", b"")), m
 
 @given(pieces)
 def test_no_byte_of_a_line_is_lost_however_it_is_cut(given):
-    lines = Lines(b"> ")
+    lines = LineBuffer(b"> ")
     shown = b"".join(lines.add(piece) for piece in given) + lines.rest()
     expected = b"".join(given)
     expected += b"\n" * (expected != b"" and not expected.endswith(b"\n"))
@@ -43,9 +52,9 @@ def test_no_byte_of_a_line_is_lost_however_it_is_cut(given):
 
 @given(st.lists(st.sampled_from([b"\r", b"\n", b"a", b"bc"]), max_size=12))
 def test_what_goes_back_over_a_line_never_hides_it(given):
-    lines = Lines(b"")
+    lines = LineBuffer(b"")
     assert b"".join(lines.add(piece) for piece in given) == b"".join(given)  # without a prefix
-    lines = Lines(b"> ")
+    lines = LineBuffer(b"> ")
     shown = b"".join(lines.add(piece) for piece in given) + lines.rest()
     letters = bytes(b for b in b"".join(given) if b not in b"\r\n")
     assert shown.replace(b"> ", b"").replace(b"\n", b"") == letters
@@ -53,14 +62,14 @@ def test_what_goes_back_over_a_line_never_hides_it(given):
 
 
 def test_a_carriage_return_ends_a_line_and_counts_once_before_a_line_feed():
-    lines = Lines(b"> ")
+    lines = LineBuffer(b"> ")
     assert lines.add(b"\r10 %") == b""
     assert lines.add(b"\r20 %\r") == b"> 10 %\n"
     assert lines.add(b"\nnext\n") == b"> 20 %\n> next\n"
 
 
 def test_an_endless_line_is_shown_in_pieces():
-    lines = Lines(b"> ")
+    lines = LineBuffer(b"> ")
     shown = b"".join(lines.add(b"x" * 1000) for _ in range(200))
     assert shown.count(b"x") >= 200_000 - LONG - 1000
     assert len(lines.kept) <= LONG
@@ -113,7 +122,7 @@ def test_when_nobody_reads_any_more_the_ranks_are_told(tmp_path):
 
 
 def test_a_silent_stream_goes_nowhere_and_a_plain_one_has_no_prefix(tmp_path, capfdbinary):
-    streams = Streams(tmp_path, 2, plain=[(0, 1)])
+    streams = RankPipes(tmp_path, 2, plain=[(0, 1)])
     for rank, silent in ((0, ()), (1, (1,))):
         if not (child := os.fork()):
             redirect(tmp_path, rank, silent)
@@ -126,3 +135,64 @@ def test_a_silent_stream_goes_nowhere_and_a_plain_one_has_no_prefix(tmp_path, ca
     assert shown.out == b"out\n"
     assert sorted(shown.err.split(b"\n")) == [b"", b"[0] error", b"[1] error"]
     assert pipe_path(tmp_path, 1, 2).exists()
+
+
+class Call:
+    """What RankOutput needs of an AsyncResult."""
+
+    def __init__(self):
+        self.metadata = {"stdout": "", "stderr": "", "outputs": [], "execute_result": None}
+        self.done = False
+
+    def ready(self):
+        return self.done
+
+    def wait_for_output(self, timeout):
+        self.metadata["stdout"] += "late\n"
+
+
+def test_lines_appear_whole_behind_their_rank_and_once(tmp_path, capsys):
+    calls = {0: Call(), 1: Call()}
+    display = RankOutput(tmp_path, calls)
+    calls[0].metadata["stdout"] = "one\ntw"
+    display.show()
+    assert capsys.readouterr().out == "[0] one\n"
+    display.show()
+    calls[0].metadata["stdout"] += "o\n"
+    calls[1].metadata["execute_result"] = {"data": {"text/plain": "42"}}
+    calls[1].done = True
+    display.show()
+    assert capsys.readouterr().out == "[0] two\n"
+    display.close()
+    assert capsys.readouterr().out == "[1] late\n[1] 42\n"
+
+
+def test_progress_is_drawn_over_itself_in_a_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    display = RankOutput(tmp_path, {})
+    numbers = {"epoch": 1, "epochs": 1, "step": 1, "steps": 4, "images_per_s": 10.0, "loss": 2.0}
+    (tmp_path / "progress-rank0.json").write_text(json.dumps(numbers))
+    display.show()
+    display.close()
+    out = capsys.readouterr().out
+    assert out.startswith("\repoch 1 of 1 [#####...............] step 1 of 4, 10 images/s loss 2.0")
+    assert out.endswith("\n")
+
+
+def test_progress_of_an_earlier_run_is_not_shown(tmp_path, capsys):
+    (tmp_path / "progress-rank0.json").write_text('{"epoch": 9, "epochs": 9}')
+    display = RankOutput(tmp_path, {})
+    display.started += 10
+    display.close()
+    assert capsys.readouterr().out == ""
+    assert progress_text({}) == ""
+
+
+def test_in_a_file_the_last_step_is_the_last_line_of_progress(tmp_path, capsys):
+    output = RankOutput(tmp_path, {})
+    for step in (1, 4):
+        (tmp_path / "progress-rank0.json").write_text(json.dumps({"step": step, "steps": 4}))
+        output.progress_s = 0.0
+        output.show()
+    output.close()
+    assert capsys.readouterr().out == "[####################] step 4 of 4,\n"

@@ -1,4 +1,4 @@
-"""Read a launch line word by word, and write the same job for today's launchers."""
+"""Explain a launch line of 2019 word by word, and write the same job for today's launchers."""
 
 from __future__ import annotations
 
@@ -7,30 +7,212 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from dlguide.cluster import launch_lines, launch_words
-from dlguide.cluster.launch_lines import Job
-from dlguide.cluster.launch_words import DEAD, WORKS, Explained, Option
+from dlguide.cluster import launch_command
+from dlguide.cluster.launch_command import LaunchLine
 from dlguide.errors import require
 from dlguide.machine.threads import recipes
 from dlguide.machine.threads.reading import Word, require_at
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.S)
-_OPEN_MPI_ONLY = set(launch_words.OPEN_MPI) - set(launch_words.HYDRA)
+WORKS, DEAD, HARMFUL = "works", "dead", "harmful"
 
 
 @dataclass(frozen=True)
-class Launch:
+class Option:
+    """One option of a launcher."""
+
+    did: str
+    sets: str = ""
+    values: int = 1
+    state: str = WORKS
+    note: str = ""
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class ExplainedWord:
+    """A word of a launch line with its values.
+
+    Args:
+        text: the word and its values.
+        did: what it asks for.
+        state: "works", "harmful", "dead", or "not here" (TensorFlow does not heed it).
+        note: what to know about it.
+    """
+
+    text: str
+    did: str
+    state: str = WORKS
+    note: str = ""
+
+    def __str__(self) -> str:
+        state = "" if self.state == WORKS else f"{self.state.upper()}: "
+        after = f". {state}{self.note[0].upper()}{self.note[1:]}" if self.note else ""
+        return f"{self.text}\n    {self.did}{after}."
+
+
+_RANKS = Option("number of ranks in all", "ranks")
+_FILE = Option("file with the names of the nodes", "hostfile")
+_HOSTS = Option("names of the nodes", "hosts")
+_LABEL = Option("writes the rank before each line of output", "label", 0, value="yes")
+_MAP = Option("how ranks are dealt to nodes, sockets or slots", "")
+_BIND = Option("what each rank is bound to", "bind")
+_ENV = Option("gives all ranks this variable", "variable")
+_OMPI4 = "an option of Open MPI 1.6 that later ones refuse"
+
+HYDRA: Mapping[str, Option] = {
+    **dict.fromkeys(("n", "np"), _RANKS),
+    **dict.fromkeys(("ppn", "perhost"), Option("ranks on each node", "per_node")),
+    **dict.fromkeys(("f", "hostfile", "machinefile"), _FILE),
+    **dict.fromkeys(("hosts", "host"), _HOSTS),
+    **dict.fromkeys(("l", "prepend-rank"), _LABEL),
+    **dict.fromkeys(("genv", "env"), Option(_ENV.did, "variable", 2)),
+    "genvall": Option("gives all ranks all variables of this shell", "all_variables", 0),
+    "genvlist": Option("gives all ranks these variables of this shell", "variable"),
+    "bind-to": _BIND,
+    "map-by": _MAP,
+    "launcher": Option("how other nodes are reached, such as ssh"),
+    "iface": Option("network interface for starting the ranks"),
+    "PSM2": Option(
+        "uses the network Omni-Path", "", 0, DEAD,
+        "Intel MPI since 2019 finds it by libfabric; by hand: FI_PROVIDER=psm2 or opx",
+    ),
+}  # fmt: skip
+OPEN_MPI: Mapping[str, Option] = {
+    **dict.fromkeys(("n", "np", "c"), _RANKS),
+    **dict.fromkeys(("hostfile", "machinefile"), _FILE),
+    **dict.fromkeys(("H", "host"), _HOSTS),
+    "x": _ENV,
+    "map-by": _MAP,
+    "bind-to": _BIND,
+    "mca": Option("sets a parameter of Open MPI", "", 2),
+    "oversubscribe": Option(
+        "allows more ranks than slots", "", 0, HARMFUL,
+        "it hides a wrong count: ranks then take turns on the cores. Leave it out",
+    ),
+    "report-bindings": Option("prints the cores each rank is bound to", "report", 0, value="yes"),
+    "cpus-per-proc": Option(
+        "cores for each rank", "cpus", 1, DEAD, f"{_OMPI4}; now `--map-by slot:PE=...`"
+    ),
+    "pernode": Option(
+        "one rank on each node", "per_node", 0, DEAD, "now `--map-by ppr:1:node`", "1"
+    ),
+    "npernode": Option("ranks on each node", "per_node", 1, DEAD, "now `--map-by ppr:...:node`"),
+    "tag-output": Option(
+        _LABEL.did, "label", 0, WORKS, "Open MPI 5 writes it `--output tag`", "yes"
+    ),
+    "output": Option("`tag` writes the rank before each line of output", "label"),
+    "allow-run-as-root": Option(
+        "starts ranks as root", "", 0, WORKS, "for containers only: a faulty program may then "
+        "break the whole machine",
+    ),
+}  # fmt: skip
+MVAPICH: Mapping[str, Option] = {
+    **dict.fromkeys(("n", "np"), _RANKS),
+    "hostfile": _FILE,
+    "export-all": Option(
+        "gives all ranks all variables of this shell", "all_variables", 0, value="yes"
+    ),
+    "export": Option("gives all ranks the variables after it", "", 0),
+}
+SRUN: Mapping[str, Option] = {
+    **dict.fromkeys(("n", "ntasks"), _RANKS),
+    **dict.fromkeys(("N", "nodes"), Option("number of nodes", "nodes")),
+    **dict.fromkeys(
+        ("c", "cpus-per-task"),
+        Option("CPUs for each rank", "cpus", note="say it in `srun` too: since Slurm 22.05 it "
+               "does not take it over from `sbatch`"),
+    ),
+    **dict.fromkeys(
+        ("r", "relative"),
+        Option("begins at this node of the job, counted from 0", "", note="so several `srun ... "
+               "&` share one job, each on nodes of its own"),
+    ),
+    **dict.fromkeys(("l", "label"), _LABEL),
+    **dict.fromkeys(("w", "nodelist"), _HOSTS),
+    **dict.fromkeys(("F", "nodefile"), _FILE),
+    "ntasks-per-node": Option("ranks on each node", "per_node"),
+    "tasks-per-node": Option("ranks on each node", "per_node", note="the documented name is "
+                             "`--ntasks-per-node`"),
+    "cpu-bind": Option("what each rank is bound to", "bind"),
+    "mpi": Option("how Slurm tells MPI who is who", note="MPICH wants pmi2, Open MPI 5 pmix"),
+    "export": Option("variables all ranks get", "variable"),
+    "exclusive": Option("shares no node with others", "", 0),
+    "exact": Option("takes only the CPUs that were asked for", "", 0),
+}  # fmt: skip
+MXNET: Mapping[str, Option] = {
+    **dict.fromkeys(("n", "num-workers"), Option("number of workers", "ranks")),
+    **dict.fromkeys(("s", "num-servers"), Option("number of parameter servers")),
+    **dict.fromkeys(("H", "hostfile"), _FILE),
+    "launcher": Option("how other nodes are reached, such as ssh"),
+}
+HOROVODRUN: Mapping[str, Option] = {
+    **dict.fromkeys(("n", "np", "num-proc"), _RANKS),
+    **dict.fromkeys(("H", "hosts"), _HOSTS),
+    "hostfile": _FILE,
+    "verbose": Option("prints the command it runs", "", 0),
+    "mpi": Option("communicates by MPI", "", 0),
+    "gloo": Option("communicates by Gloo", "", 0),
+}
+
+# What a family is called, its options, and what to know about it.
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Option], str]] = {
+    "hydra": ("mpiexec of MPICH and Intel MPI", HYDRA, ""),
+    "open_mpi": ("mpirun of Open MPI", OPEN_MPI, ""),
+    "mvapich": ("mpirun_rsh of MVAPICH2", MVAPICH, "MVAPICH 3 and later start with mpiexec"),
+    "srun": ("srun of Slurm", SRUN, ""),
+    "mxnet": ("launch.py of MXNet", MXNET, "MXNet has been in the attic since 2023: dead"),
+    "horovodrun": ("horovodrun", HOROVODRUN, "it does not know MPICH 4 and later: use mpiexec"),
+}
+PROGRAMS: Mapping[str, str] = {
+    "mpiexec.hydra": "hydra",
+    "mpiexec.gforker": "hydra",
+    "mpirun_rsh": "mvapich",
+    "srun": "srun",
+    "launch.py": "mxnet",
+    "horovodrun": "horovodrun",
+}
+SHARED_NAMES = ("mpirun", "mpiexec", "orterun")  # which MPI it is, only the options tell
+
+# What values mean, by option and value: (what it does, state, what to know).
+MEANINGS: Mapping[tuple[str, str], tuple[str, str, str]] = {
+    ("bind-to", "none"): (
+        "binds nothing: the kernel moves ranks and threads about", HARMFUL,
+        "it gives up pinning. Leave it out, or bind each rank to its cores",
+    ),
+    ("mca", "pml ob1"): (
+        "sends messages by Open MPI's older layer ob1, not by UCX", HARMFUL,
+        "on InfiniBand UCX is the fast way now. Leave it out",
+    ),
+    ("mca", "btl ^openib"): (
+        "`^` means all but these: no InfiniBand by verbs", HARMFUL,
+        "MPI then goes over TCP, while NCCL finds its own way. Copied from Horovod's "
+        "instructions; Open MPI 5 has no openib. Leave it out",
+    ),
+    ("map-by", "slot"): ("fills one node's slots, then the next node's", WORKS, "the default"),
+    ("map-by", "socket"): ("deals ranks to the sockets in turn", WORKS, ""),
+    ("cpu-bind", "none"): (
+        "binds nothing: the kernel moves ranks and threads about", HARMFUL,
+        "it gives up pinning. Leave it out",
+    ),
+}  # fmt: skip
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.S)
+_OPEN_MPI_ONLY = set(OPEN_MPI) - set(HYDRA)
+
+
+@dataclass(frozen=True)
+class ExplainedLaunch:
     """A launch line explained; `print` shows it."""
 
     launcher: str
-    words: tuple[Explained, ...]
-    job: Job
+    words: tuple[ExplainedWord, ...]
+    job: LaunchLine
     findings: tuple[str, ...]
 
     @property
     def commands(self) -> dict[str, str]:
         """The same job for each of today's launchers, ranks bound, without what harms."""
-        return launch_lines.all_lines(self.job)
+        return launch_command.all_lines(self.job)
 
     def __str__(self) -> str:
         parts = [f"launcher: {self.launcher}", *map(str, self.words), ""]
@@ -40,7 +222,7 @@ class Launch:
         return "\n".join(parts).replace("\n\n\n", "\n\n")
 
 
-def explain(command: str) -> Launch:
+def explain(command: str) -> ExplainedLaunch:
     """Read a launch line of the sources word by word.
 
     Knows mpiexec (MPICH, Intel MPI), mpirun of Open MPI, mpirun_rsh, srun, MXNet's launch.py and
@@ -51,7 +233,7 @@ def explain(command: str) -> Launch:
         command: the line, also over several lines with a backslash at their ends.
 
     Returns:
-        Launch: its words, the job, what is wrong, and the job for today's launchers.
+        ExplainedLaunch: its words, the job, what is wrong, and the job for today's launchers.
 
     Raises:
         ValueError: when there is no launcher, or an option is unknown or lacks its value; the
@@ -63,7 +245,7 @@ def explain(command: str) -> Launch:
     require(isinstance(command, str) and command.strip(), "command", "be a launch line", command)
     words = _split(command.replace("\\\n", " \n"))
     at = next((i for i, word in enumerate(words) if _family(word.said)), None)
-    known = ", ".join([*launch_words.SHARED_NAMES, *launch_words.PROGRAMS])
+    known = ", ".join([*SHARED_NAMES, *PROGRAMS])
     if at is None:
         words[0].require(False, "command", f"have a launcher, one of {known}")
     told, variables, findings = _before(words[:at])
@@ -71,8 +253,8 @@ def explain(command: str) -> Launch:
     rest = words[at + 1 :]
     if family == "?":
         family = _which_mpi(rest)
-    name, table, note = launch_words.FAMILIES[family]
-    told.append(Explained(words[at].said, f"launcher: {name}", note=note))
+    name, table, note = FAMILIES[family]
+    told.append(ExplainedWord(words[at].said, f"launcher: {name}", note=note))
     parts: dict[str, str] = {}
     rest = _options(family, table, rest, told, parts, variables)
     if family == "mvapich":
@@ -81,11 +263,11 @@ def explain(command: str) -> Launch:
     more = sum(bool(_family(word.said)) for word in after)
     if more:
         findings.append(f"After it come {more} more launch lines: read them one by one.")
-    told += [Explained(word.said, _SHELL[word.said]) for word in after if word.said in _SHELL]
+    told += [ExplainedWord(word.said, _SHELL[word.said]) for word in after if word.said in _SHELL]
     dead = [name for name, value in variables.items() if _state(name, value) == DEAD]
     if dead:
         findings.append(f"Left out below, because dead: {', '.join(dead)}.")
-    job = Job(
+    job = LaunchLine(
         ranks=parts.get("ranks", ""),
         per_node=parts.get("per_node", ""),
         nodes=parts.get("nodes", ""),
@@ -97,7 +279,7 @@ def explain(command: str) -> Launch:
         program=tuple(word.said for word in program),
     )
     findings += _findings(job)
-    return Launch(name, tuple(told), job, tuple(findings))
+    return ExplainedLaunch(name, tuple(told), job, tuple(findings))
 
 
 _SHELL = {
@@ -118,13 +300,13 @@ def _split(command: str) -> list[Word]:
 
 def _family(said: str) -> str:
     name = said.rpartition("/")[2]
-    return "?" if name in launch_words.SHARED_NAMES else launch_words.PROGRAMS.get(name, "")
+    return "?" if name in SHARED_NAMES else PROGRAMS.get(name, "")
 
 
 def _which_mpi(words: Sequence[Word]) -> str:
     """Tell by the options whose mpirun it is; also by one that is almost an option."""
     options = [word.said.lstrip("-") for word in words if word.said.startswith("-")]
-    strange = [name for name in options if name.partition("=")[0] not in launch_words.HYDRA]
+    strange = [name for name in options if name.partition("=")[0] not in HYDRA]
     near = any(get_close_matches(name, _OPEN_MPI_ONLY, cutoff=0.75) for name in strange)
     return "open_mpi" if near else "hydra"
 
@@ -133,7 +315,7 @@ def _plain(text: str) -> str:
     return text.replace('"', "").replace("'", "")
 
 
-def _before(words: Sequence[Word]) -> tuple[list[Explained], dict[str, str | None], list[str]]:
+def _before(words: Sequence[Word]) -> tuple[list[ExplainedWord], dict[str, str | None], list[str]]:
     """Explain what stands before the launcher: variables, `export`, an interpreter."""
     told, variables, findings = [], {}, []
     for word in words:
@@ -142,7 +324,7 @@ def _before(words: Sequence[Word]) -> tuple[list[Explained], dict[str, str | Non
             variables[name] = _plain(value)
             told.append(_variable(word.said, name, _plain(value)))
         elif word.said == "export":
-            told.append(Explained("export", "gives what follows to all later commands"))
+            told.append(ExplainedWord("export", "gives what follows to all later commands"))
             findings = [
                 "As printed this runs nothing: all that follows the first `export` on the line "
                 "are its arguments, the launcher too. Each `export` needs a line of its own."
@@ -150,17 +332,17 @@ def _before(words: Sequence[Word]) -> tuple[list[Explained], dict[str, str | Non
         else:
             must = "have variables or the launcher here"
             word.require(re.search(r"python[\d.]*$", word.said), "command", must)
-            told.append(Explained(word.said, "runs a script of Python"))
+            told.append(ExplainedWord(word.said, "runs a script of Python"))
     return told, variables, findings
 
 
-def _variable(text: str, name: str, value: str | None) -> Explained:
+def _variable(text: str, name: str, value: str | None) -> ExplainedWord:
     recipe = recipes.RECIPES.get(name)
     if recipe is None:
-        return Explained(text, "a variable of the environment")
+        return ExplainedWord(text, "a variable of the environment")
     note = recipe.why + (f"; instead: {recipe.today}" if recipe.today else "")
     recipes.line(name, value)
-    return Explained(text, recipe.did, _state(name, value), note)
+    return ExplainedWord(text, recipe.did, _state(name, value), note)
 
 
 def _state(name: str, value: str | None) -> str:
@@ -174,7 +356,7 @@ def _options(
     family: str,
     table: Mapping[str, Option],
     words: Sequence[Word],
-    told: list[Explained],
+    told: list[ExplainedWord],
     parts: dict[str, str],
     variables: dict[str, str | None],
 ) -> list[Word]:
@@ -191,7 +373,7 @@ def _options(
         near = get_close_matches(name, table, n=1)
         known = ", ".join(_dashed(family, each) for each in table)
         then = f"Did you mean {_dashed(family, near[0])}?" if near else f"Known are {known}."
-        must = f"have an option of {launch_words.FAMILIES[family][0]} here"
+        must = f"have an option of {FAMILIES[family][0]} here"
         word.require(name in table, "command", must, then)
         option = table[name]
         if joined and len(word.said) > 2:  # -lN1 is -l -N 1
@@ -236,15 +418,15 @@ def _again(more: Word) -> Word:
     return Word(text, more.start, more.end + 1)
 
 
-def _tell(text: str, name: str, option: Option, values: Sequence[str]) -> Explained:
+def _tell(text: str, name: str, option: Option, values: Sequence[str]) -> ExplainedWord:
     said = " ".join([text, *(value for value in values if value not in text.partition("=")[2:])])
-    meaning = launch_words.MEANINGS.get((name, " ".join(values)))
-    return Explained(said, *(meaning or (option.did, option.state, option.note)))
+    meaning = MEANINGS.get((name, " ".join(values)))
+    return ExplainedWord(said, *(meaning or (option.did, option.state, option.note)))
 
 
 def _rsh_hosts(
     words: Sequence[Word],
-    told: list[Explained],
+    told: list[ExplainedWord],
     parts: dict[str, str],
     variables: dict[str, str | None],
 ) -> list[Word]:
@@ -260,7 +442,7 @@ def _rsh_hosts(
             told.append(_variable(word.said, name, variables[name]))
         else:
             hosts.append(word.said)
-            told.append(Explained(word.said, f"the node of rank {len(hosts) - 1}"))
+            told.append(ExplainedWord(word.said, f"the node of rank {len(hosts) - 1}"))
     parts["hosts"] = ",".join(dict.fromkeys(hosts))
     each = {hosts.count(host) for host in hosts}
     if len(each) == 1:
@@ -274,7 +456,7 @@ def _program(words: Sequence[Word]) -> tuple[list[Word], list[Word]]:
     return list(words[:end]), list(words[end:])
 
 
-def _findings(job: Job) -> list[str]:
+def _findings(job: LaunchLine) -> list[str]:
     ranks, each, cpus = (
         int(text) if text.isdigit() else 0 for text in (job.ranks, job.per_node, job.cpus)
     )

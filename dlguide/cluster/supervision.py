@@ -1,0 +1,384 @@
+"""Run a function on ranks and stop waiting as soon as waiting is useless.
+
+Three things are observed: the processes themselves (a dead one is noticed at once), the state
+that each rank's monitor writes, and the warnings of Horovod's stall inspector. A slow rank is
+never taken for a deadlock: that verdict needs every rank that is waited for to have returned or
+to wait for something itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlguide.cluster import errors, mpi_call, processes
+from dlguide.cluster import rank as rank_side
+from dlguide.cluster.errors import RankError, names_of
+from dlguide.cluster.output import RankOutput
+from dlguide.cluster.rank import STALL_WARNING_S, log_path
+
+LOOK_S = 0.05
+JUDGE_S = 0.25
+GRACE_S = 1.0  # after the first failure, for the others to fail too and to report why
+LOST_S = 20.0  # the transfer of a very large result may take this long
+BLOCKED_S = 2.5  # in the same call for this long, without a line of Python in between
+SPENT_S = 0.4  # CPU time in the call: on a full machine a rank may only not get a core
+MUTE_S = 10.0  # no sign of life while another rank has ended
+FROZEN_S = 8.0  # stopped (SIGSTOP, a debugger) for this long
+SILENT_S = 25.0  # no sign of life from the monitor for this long
+PAUSE_S = 5.0  # between two looks: then the whole machine was paused, not a rank
+LONG_CALL_S = 30.0  # for calls that match but take long, as a very large message does
+
+Replies = dict[int, dict[str, Any]]
+
+
+class RemoteCall:
+    """One call of a function on some ranks of a cluster."""
+
+    def __init__(
+        self,
+        client: Any,
+        engines: Sequence[Mapping[str, Any]],
+        folder: Path,
+        ranks: Sequence[int],
+        number: int,
+    ) -> None:
+        self.client = client
+        self.engines = engines
+        self.folder = folder
+        self.ranks = ranks
+        self.number = number
+        self.clean = False  # every rank has answered and can take the next call
+        self.calls: dict[int, Any] = {}
+
+    def results(
+        self,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        on_look: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
+        """Send the function, wait, and return one result per rank; `on_look` runs meanwhile."""
+        import cloudpickle
+
+        payload = cloudpickle.dumps((function, args, dict(kwargs)))
+        for rank in self.ranks:
+            view = self.client[self.engines[rank]["id"]]
+            self.calls[rank] = view.apply_async(rank_side.call_pickled, self.number, payload)
+        pids = RankProcesses(processes.local_pids(self.engines))
+        output = RankOutput(self.folder, self.calls)
+
+        def look() -> None:
+            on_look()
+            output.show()
+
+        supervisor = Supervisor(self.folder, len(self.engines), self.ranks, self.number, pids)
+        try:
+            replies, error = supervisor.wait(self._collect, look)
+        except KeyboardInterrupt:
+            self._interrupt(pids)
+            then = "were stopped; the next run starts them again"
+            then = "are free again" if self.clean else then
+            # without the frames of this package in which the launcher happened to wait
+            raise KeyboardInterrupt(f"The ranks {then}.") from None
+        finally:
+            output.close()
+            pids.close()
+        self.clean = len(replies) == len(self.calls)
+        if error is not None:
+            if not self.clean:
+                error.add_note("The ranks were stopped; the next run starts them again.")
+            raise error
+        return [cloudpickle.loads(replies[rank]["value"]) for rank in self.ranks]
+
+    def _collect(self, replies: Replies) -> None:
+        import cloudpickle
+
+        for rank, call in self.calls.items():
+            if rank not in replies and call.ready() and call.successful():
+                replies[rank] = cloudpickle.loads(call.get())
+
+    def _interrupt(self, pids: RankProcesses) -> None:
+        """Forward Ctrl-C; ranks that do not return to their prompt soon are stopped later."""
+        for rank, call in self.calls.items():
+            if not call.ready() and rank in pids.pids and rank not in pids.dead():
+                os.kill(pids.pids[rank], signal.SIGINT)
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and not self.clean:
+            time.sleep(LOOK_S)
+            self.clean = all(call.ready() for call in self.calls.values())
+
+
+class Supervisor:
+    """Waits for ranks until all have answered or one failure ends the call."""
+
+    def __init__(
+        self,
+        folder: Path,
+        cluster_size: int,
+        ranks: Sequence[int],
+        run_number: int,
+        pids: RankProcesses,
+    ) -> None:
+        self.folder = folder
+        self.cluster_size = cluster_size
+        self.ranks = ranks
+        self.run_number = run_number
+        self.pids = pids
+        self.stalls = StallWarnings(log_path(folder, 0))
+        self.stalls.read(float("-inf"))  # warnings of earlier runs do not count
+
+    def wait(
+        self, collect: Callable[[Replies], None], show: Callable[[], None]
+    ) -> tuple[Replies, RankError | None]:
+        """Return the replies that `collect` has gathered, and the failure if there is one."""
+        replies: Replies = {}
+        judged_s = failed_s = 0.0
+        while True:
+            dead = self.pids.dead(LOOK_S)
+            now_s = time.monotonic()
+            collect(replies)
+            show()
+            lost = [rank for rank in dead if rank not in replies]
+            failed = [rank for rank in replies if replies[rank]["phase"] != "returned"]
+            if failed:
+                failed_s = failed_s or now_s
+                if len(replies) == len(self.ranks) or lost or now_s - failed_s > GRACE_S:
+                    aborted = errors.aborted(self.cluster_size, self.folder)
+                    return replies, aborted or errors.failed(replies)
+            elif len(replies) == len(self.ranks):
+                return replies, None
+            elif lost:
+                aborted = errors.aborted(self.cluster_size, self.folder)
+                return replies, aborted or errors.died(lost, self.folder)
+            # Other machines have other clocks; if one of their ranks dies, the launcher ends ours.
+            elif len(self.pids.pids) == self.cluster_size and now_s - judged_s > JUDGE_S:
+                judged_s = now_s
+                error = self._judge(now_s)
+                if error is not None:
+                    return replies, error
+
+    def _judge(self, now_s: float) -> RankError | None:
+        """Look once at the states that the ranks' monitors have written."""
+        self.stalls.read(now_s)
+        states = read_states(self.folder, self.ranks, self.run_number)
+        self.pids.renew(states, now_s)
+        standing = self.pids.frozen(states, now_s)
+        if standing:
+            return errors.frozen(standing)
+        if len(states) < len(self.ranks):
+            return None  # some have not begun
+        if all(state["phase"] != "running" for state in states.values()):
+            if any(now_s - state["since"] <= LOST_S for state in states.values()):
+                return None  # the answers are on their way
+            message = (
+                "every rank has finished, but the answers do not arrive: the controller is gone."
+            )
+            return RankError("lost", self.ranks, message)
+        absent = {"phase": "absent", "since": now_s, "beat": now_s, "call": "", "place": ""}
+        for rank in range(self.cluster_size):
+            states.setdefault(rank, dict(absent))
+        return deadlock(states, self.stalls.current(now_s), now_s)
+
+
+class StallWarnings:
+    """The newest warning of Horovod's stall inspector: for each missing rank the tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.missing: dict[int, tuple[str, ...]] = {}
+        self.seen_s = 0.0
+        self.offset = 0
+
+    def read(self, now_s: float) -> None:
+        """Read what has been added to rank 0's log since the last look."""
+        try:
+            with self.path.open("rb") as log:
+                log.seek(self.offset)
+                text = log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return
+        self.offset += len(text.encode())
+        *_, block = text.rpartition("Missing ranks:")
+        if block != text:
+            pairs = re.findall(r"^(\d+)!?: \[(.*)\]", block, re.MULTILINE)
+            self.missing = {int(rank): tuple(names.split(", ")) for rank, names in pairs}
+            self.seen_s = now_s
+
+    def current(self, now_s: float) -> dict[int, tuple[str, ...]]:
+        """Return missing ranks and tensors; empty if the warning was not repeated."""
+        fresh = now_s - self.seen_s < 2.5 * STALL_WARNING_S
+        return self.missing if fresh else {}
+
+
+def deadlock(
+    states: Mapping[int, Mapping[str, Any]],
+    missing: Mapping[int, Sequence[str]],
+    now_s: float,
+) -> RankError | None:
+    """Decide from the ranks' states and Horovod's warnings whether they are in a deadlock."""
+    still = {rank: now_s - state["since"] for rank, state in states.items()}
+    ended = {rank for rank, state in states.items() if state["phase"] != "running"}
+    # The first sum of Python objects holds the interpreter, so its rank's monitor falls silent.
+    mute = {rank for rank in states if ended and now_s - states[rank]["beat"] >= MUTE_S} - ended
+    blocked = mute | {
+        rank
+        for rank, state in states.items()
+        if rank not in ended and state["call"]
+        if still[rank] >= BLOCKED_S and state["spent_s"] >= SPENT_S
+    }
+    tensors = {name for names in missing.values() for name in names}
+    waits_for = {
+        rank: sorted(name for name in tensors if name not in missing.get(rank, ()))
+        for rank in states
+        if rank not in ended | blocked and still[rank] >= BLOCKED_S
+    }
+    waiting_still = blocked | {rank for rank, names in waits_for.items() if names}
+    # A warning may be old: the late rank has joined and returned, and another one computes.
+    if waiting_still and any(rank in ended | waiting_still for rank in missing):
+        return _verdict(states, missing, waits_for, now_s)
+    if not blocked or blocked | ended != set(states):
+        return None
+    calls = {states[rank]["call"] for rank in blocked}
+    # These may be one very large message on its way, so they get more time.
+    same_collective = len(calls) == 1 and calls <= mpi_call.COLLECTIVES and not ended
+    exchange = bool(calls & mpi_call.EITHER) and len(blocked) > 1
+    pair = bool(calls & mpi_call.SENDS) and bool(calls & mpi_call.RECEIVES)
+    if (same_collective or exchange or pair) and min(still[rank] for rank in blocked) < LONG_CALL_S:
+        return None
+    return _verdict(states, missing, waits_for, now_s)
+
+
+def _verdict(
+    states: Mapping[int, Mapping[str, Any]],
+    missing: Mapping[int, Sequence[str]],
+    waits_for: Mapping[int, Sequence[str]],
+    now_s: float,
+) -> RankError:
+    """Describe a deadlock: which rank waits where and for which."""
+    lines = []
+    for rank, state in sorted(states.items()):
+        if state["phase"] == "absent":
+            doing = "takes no part"
+        elif state["phase"] != "running":
+            doing = f"has {state['phase']}"
+        else:
+            call = state["call"] or ", ".join(f"`{name}`" for name in waits_for.get(rank, ()))
+            mute = now_s - state["beat"] >= MUTE_S
+            doing = f"waits in {call}" if call else "does not answer" if mute else "computes"
+            doing += f", {state['place']}" if state["place"] else ""
+            doing += f", since {now_s - state['since']:.1f} s"
+        lines.append(f"  rank {rank} {doing}")
+    for rank, names in sorted(missing.items()):
+        lines.append(f"  rank {rank} has not joined {', '.join(f'`{name}`' for name in names)}")
+    culprits = sorted(missing) or [r for r, s in sorted(states.items()) if s["phase"] != "running"]
+    culprits = culprits or sorted(states)
+    calls = {state["call"] for state in states.values() if state["phase"] == "running"}
+    advice = "Every rank must make the same collective calls in the same order."
+    if calls and calls <= mpi_call.SENDS | mpi_call.RECEIVES:
+        advice = "Each message needs one rank that sends and one that receives at the same time."
+    message = f"deadlock: the ranks wait for {names_of(culprits)} and would wait for ever. {advice}"
+    return RankError("deadlock", culprits, message, "\n".join(lines))
+
+
+def read_states(folder: Path, ranks: Sequence[int], run_number: int) -> dict[int, dict[str, Any]]:
+    """Read the states that belong to this run; a rank that has not begun has none."""
+    states = {}
+    for rank in ranks:
+        try:
+            state = json.loads((folder / f"state-rank{rank}.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue
+        if state["run"] == run_number:
+            states[rank] = state
+    return states
+
+
+class RankProcesses:
+    """The ranks' processes on this machine: which have died, are stopped, or are silent."""
+
+    def __init__(self, pids: Mapping[int, int]) -> None:
+        self.pids = dict(pids)
+        self.poll = select.poll()
+        self.handles: dict[int, int] = {}
+        self.gone: set[int] = set()
+        self.stopped_since: dict[int, float] = {}
+        self.page_faults: dict[int, int] = {}
+        self.loaded_s: dict[int, float] = {}
+        self.looked_s = time.monotonic()
+        for rank, pid in self.pids.items():
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self.gone.add(rank)
+                continue
+            self.handles[handle] = rank
+            self.poll.register(handle, select.POLLIN)
+
+    def dead(self, timeout_s: float = 0.0) -> list[int]:
+        """Return the ranks whose process has ended, waiting up to `timeout_s` for the next one.
+
+        The kernel wakes the caller at the first death, before the launcher can end the other
+        ranks because of it: so the first one seen is the cause.
+        """
+        for handle, _ in self.poll.poll(timeout_s * 1000):
+            self.poll.unregister(handle)
+            self.gone.add(self.handles[handle])
+        return sorted(self.gone)
+
+    def renew(self, states: Mapping[int, dict[str, Any]], now_s: float) -> None:
+        """Treat a process that loads from a disk as alive.
+
+        The first import of TensorFlow from a slow disk holds the interpreter for a minute, and
+        with it the rank's monitor; but the kernel counts the pages that it reads. After a pause
+        of the whole machine (a laptop that slept) silence does not mean anything either.
+        """
+        paused = now_s - self.looked_s > PAUSE_S
+        self.looked_s = now_s
+        for rank, state in states.items():
+            letter, faults = _process(self.pids.get(rank, 0))
+            if paused or letter == "D" or faults != self.page_faults.get(rank, faults):
+                self.loaded_s[rank] = now_s
+            self.page_faults[rank] = faults
+            state["beat"] = max(state["beat"], self.loaded_s.get(rank, 0.0))
+
+    def frozen(self, states: Mapping[int, Mapping[str, Any]], now_s: float) -> list[int]:
+        """Return the ranks that are stopped or have been silent for too long.
+
+        A rank that has returned is silent while it waits in MPI_Finalize for the others.
+        """
+        late = []
+        for rank, pid in self.pids.items():
+            letter, _ = _process(pid)
+            if not letter:
+                continue
+            if letter not in "Tt":
+                self.stopped_since.pop(rank, None)
+            since = self.stopped_since.setdefault(rank, now_s) if letter in "Tt" else now_s
+            speaks = rank in states and states[rank]["phase"] == "running"
+            silent = now_s - states[rank]["beat"] if speaks else 0.0
+            if now_s - since > FROZEN_S or silent > SILENT_S:
+                late.append(rank)
+        return late
+
+    def close(self) -> None:
+        """Close the process handles."""
+        for handle in self.handles:
+            os.close(handle)
+        self.handles.clear()
+
+
+def _process(pid: int) -> tuple[str, int]:
+    """Return a process's state, "" if it does not exist, and its major page faults."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return fields[0], int(fields[9])
