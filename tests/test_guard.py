@@ -26,7 +26,7 @@ def broadcast_after_the_first_update(passes):
     return np.asarray(weight).tolist()
 
 
-def fits_with_unequal_batches(batches):
+def fits_with_unequal_batches(batches, callback):
     import keras
     import numpy as np
     from horovod_cases import error_of
@@ -37,15 +37,19 @@ def fits_with_unequal_batches(batches):
     net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     net.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     rows = batches[hvd.rank()]
-    first = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-    ways = {"batch_size": 1, "verbose": 0, "callbacks": [first]}
+    first = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if callback else []
+    if not callback:
+        hvd.broadcast_global_variables(0, model=net)
+    ways = {"batch_size": 1, "verbose": 0, "callbacks": first}
     refused = error_of(lambda: net.fit(np.ones((rows, 2)), np.ones(rows), **ways))
     equal = error_of(lambda: net.fit(np.ones((rows, 2)), np.ones(rows), steps_per_epoch=8, **ways))
     return [refused, equal]
 
 
-def test_unequal_numbers_of_batches_are_refused_with_ranks_and_numbers(tmp_path):
-    (refused, equal), other = on_ranks(2, fits_with_unequal_batches, tmp_path, batches=[10, 8])
+@pytest.mark.parametrize("callback", [True, False])
+def test_unequal_numbers_of_batches_are_refused_with_ranks_and_numbers(tmp_path, callback):
+    arguments = {"batches": [10, 8], "callback": callback}
+    (refused, equal), other = on_ranks(2, fits_with_unequal_batches, tmp_path, **arguments)
     assert [refused, equal] == other
     assert refused.startswith("RanksDifferError: The batches per epoch must be as many on every")
     assert "got rank 0: 10, rank 1: 8." in refused

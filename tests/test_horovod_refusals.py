@@ -11,19 +11,14 @@ import pytest
 
 import dlguide.horovod
 import dlguide.horovod.callbacks as callbacks
-import dlguide.horovod.exchange as exchange
-import dlguide.horovod.grouped as grouped
 import dlguide.horovod.guard as guard
-import dlguide.horovod.loss_scale as loss_scale
 import dlguide.horovod.native as native
+import dlguide.horovod.ops as ops
 import dlguide.horovod.optimizer as optimizer
 import dlguide.horovod.reduction as reduction
 import dlguide.horovod.runtime as runtime
-import dlguide.horovod.saving as saving
-import dlguide.horovod.schedules as schedules
+import dlguide.horovod.state as state
 import dlguide.horovod.tape as tape
-import dlguide.horovod.variables as variables
-import dlguide.horovod.wire as wire
 
 SGD = keras.optimizers.SGD
 REFUSED = [
@@ -59,8 +54,8 @@ def test_only_keras_optimizers_are_wrapped_and_only_once():
     for again in (once, keras.optimizers.LossScaleOptimizer(once)):
         with pytest.raises(ValueError, match="must be one that is not distributed yet"):
             optimizer.DistributedOptimizer(again)
-    assert len(loss_scale.exchanges(keras.optimizers.LossScaleOptimizer(once))) == 1
-    assert isinstance(once._exchange, exchange.Exchange)
+    assert len(reduction.reducers_of(keras.optimizers.LossScaleOptimizer(once))) == 1
+    assert isinstance(once._reducer, reduction.GradientReducer)
 
 
 def test_wrapped_optimizer_is_still_what_it_was():
@@ -74,7 +69,7 @@ def test_wrapped_optimizer_is_still_what_it_was():
     )
     for copy in (wrapped.from_config(config), wrapped.__class__.from_config(config)):
         assert copy.get_config() == config
-        assert loss_scale.exchanges(copy), "a copy of a distributed optimizer is distributed"
+        assert reduction.reducers_of(copy), "a copy of a distributed optimizer is distributed"
     wrapped.learning_rate = 0.5
     assert float(wrapped.learning_rate) == 0.5
     assert int(wrapped.iterations) == 0
@@ -84,18 +79,16 @@ def test_wrapped_optimizer_is_still_what_it_was():
 def test_num_groups_is_the_old_form_of_groups():
     with pytest.warns(DeprecationWarning, match="called `groups` now"):
         wrapped = optimizer.DistributedOptimizer(SGD(0.1), num_groups=3)
-    assert wrapped._exchange.reduction.groups == 3
+    assert wrapped._reducer.groups == 3
 
 
 def test_groups_take_every_gradient_once():
     values = [keras.Variable([float(i)]) for i in range(5)]
-    settings = {"name": "n", "key": reduction.variable_key}
-    by_count = reduction.Reduction(groups=2, **settings)
-    keys = ((reduction.variable_key(values[3]), reduction.variable_key(values[0])),)
-    by_list = reduction.Reduction(groups=keys, **settings)
-    grads = dict(enumerate(values))
-    assert by_count._split(grads, values) == [[0, 1, 2], [3, 4]]
-    assert by_list._split(grads, values) == [[3, 0], [1], [2], [4]]
+    by_count = reduction.GradientReducer("n", groups=2)
+    by_list = reduction.GradientReducer("n", groups=[[values[3], values[0]]])
+    places = list(range(5))
+    assert by_count._split(places, values) == [[0, 1, 2], [3, 4]]
+    assert by_list._split(places, values) == [[3, 0], [1], [2], [4]]
 
 
 def test_layers_tapes_and_callbacks_are_checked():
@@ -106,27 +99,27 @@ def test_layers_tapes_and_callbacks_are_checked():
     with pytest.raises(ValueError, match="`local_variables` must be variables"):
         callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["kernel"])
     with pytest.raises(ValueError, match="`initial_lr` must be a positive number, got None"):
-        schedules.LearningRateScheduleCallback(None, 0.1)
+        callbacks.LearningRateScheduleCallback(None, 0.1)
     with pytest.raises(ValueError, match="`warmup_epochs` must be a whole number"):
-        schedules.LearningRateWarmupCallback(0.1, warmup_epochs=0)
+        callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=0)
     with pytest.raises(ValueError, match="Keras 3 has no legacy optimizers"):
-        saving.load_model("model.keras", legacy_opts=True)
+        state.load_model("model.keras", legacy_opts=True)
 
 
 def test_schedule_of_keras_and_callback_do_not_both_set_the_rate():
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(SGD(schedule), "mse")
-    callback = schedules.LearningRateScheduleCallback(0.1, 0.5)
+    callback = callbacks.LearningRateScheduleCallback(0.1, 0.5)
     with pytest.raises(ValueError, match="`learning_rate` must be a number where a callback"):
         model.fit(np.ones((1, 1)), np.ones((1, 1)), callbacks=[callback], verbose=0)
 
 
 def test_without_init_everything_says_so():
     for call in (
-        lambda: wire.run("horovod_allreduce", [1.0], "a", native.global_process_set),
-        lambda: grouped.grouped_allreduce([1.0], op=native.Sum),
-        lambda: variables.broadcast_variables(keras.Variable(1.0), 0),
+        lambda: ops.allreduce(1.0, "a"),
+        lambda: ops.grouped_allreduce([1.0], op=native.Sum),
+        lambda: state.broadcast_variables(keras.Variable(1.0), 0),
         lambda: optimizer.DistributedOptimizer(SGD(0.1)).apply(
             [keras.ops.ones(1)], [keras.Variable([1.0])]
         ),
@@ -146,8 +139,8 @@ def test_what_horovod_has_and_this_has_not_names_what_to_use():
 
 
 def test_names_stay_apart_when_tensorflow_cannot_take_them():
-    assert wire.node_name("loss.1") == "loss.1"
-    names = {wire.node_name(name) for name in ("a b", "a/b", "a_b", "ä", "", "-")}
+    assert ops.node_name("loss.1") == "loss.1"
+    names = {ops.node_name(name) for name in ("a b", "a/b", "a_b", "ä", "", "-")}
     assert len(names) == 6
 
 

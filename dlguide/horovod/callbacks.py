@@ -1,22 +1,26 @@
-"""Keras callbacks for training on ranks; give all ranks the same ones in the same order."""
+"""Keras callbacks for training on ranks; all ranks pass the same ones in the same order."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from dlguide.errors import require
-from dlguide.horovod.collectives import allgather, allreduce
-from dlguide.horovod.guard import CHANGED_ASIDE, RanksDifferError, agree, check_weights
-from dlguide.horovod.guard import check_every as checked_every
-from dlguide.horovod.loss_scale import exchanges
+from dlguide.errors import require, require_count, require_positive
+from dlguide.horovod.guard import (
+    CHANGED_ELSEWHERE,
+    agree,
+    check_interval,
+    check_weights,
+    require_equal_steps,
+)
 from dlguide.horovod.native import Average, Min, communicates, global_process_set, native
-from dlguide.horovod.reduction import variable_key
-from dlguide.horovod.schedules import LearningRateScheduleCallback, LearningRateWarmupCallback
-from dlguide.horovod.variables import broadcast_variables, model_state
+from dlguide.horovod.ops import allreduce
+from dlguide.horovod.reduction import GradientReducer, reducers_of, variable_key
+from dlguide.horovod.state import broadcast_variables, model_state
 
 __all__ = [
     "BestModelCheckpoint",
@@ -33,17 +37,17 @@ PLAIN_OPTIMIZER = (
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Start all ranks from one rank's weights and optimizer state, and watch that they stay equal.
+    """Start all ranks from one rank's weights and optimizer state, and check that they stay equal.
 
     The broadcast comes before the first batch, or after it when the model is built by it. Seeds
-    of random layers stay each rank's own. Before the first batch the ranks' numbers of batches are
+    of random layers remain different. Before the first batch the ranks' numbers of batches are
     compared; after the second one, then every so many, and at the end of each epoch their trainable
     weights.
 
     Args:
-        root_rank: the rank whose values count.
+        root_rank: the rank whose values are sent.
         device: device for the broadcast; empty leaves it to TensorFlow.
-        local_variables: a variable or several that stay each rank's own.
+        local_variables: one variable, or several, that are not broadcast.
         check_every: batches between two comparisons, 0 for never; None takes the environment's
             DLGUIDE_HVD_CHECK_EVERY, or 100.
     """
@@ -59,7 +63,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         super().__init__()
         self.root_rank = root_rank
         self.device = device
-        self.check_every = checked_every(check_every)
+        self.check_every = check_interval(check_every)
         self.broadcast_done = False
         self.batches = 0
         self._local: set = set()
@@ -76,19 +80,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Refuse ranks with different numbers of batches: the others would wait indefinitely."""
-        if not communicates(global_process_set):
-            return
-        steps = (self.params or {}).get("steps")
-        own = [-1 if steps is None else steps, int(self._in_process_set())]
-        batches, apart = allgather(np.array([own]), "broadcast.steps").numpy().T
-        if apart.any() or batches.min() < 0 or batches.min() == batches.max():
-            return
-        counts = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(batches))
-        raise RanksDifferError(
-            "The batches per epoch must be as many on every rank, because each of them exchanges "
-            f"gradients; got {counts}. Cut the data into equal parts, or give `fit` "
-            f"`steps_per_epoch={batches.min()}` on every rank."
-        )
+        if not self._reducers():  # with a distributed optimizer every `fit` compares them
+            require_equal_steps((self.params or {}).get("steps"))
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         """Broadcast before the first batch when all ranks have built their model."""
@@ -102,7 +95,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Broadcast after the first batch if it was not done before; compare now and then."""
+        """Broadcast after the first batch unless done before; compare weights when due."""
         if not self.broadcast_done:
             self._broadcast()
         self.batches += 1
@@ -123,31 +116,27 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             broadcast_variables(state, self.root_rank)
         self.broadcast_done = True
 
-    def _exchanges(self) -> list:
-        return exchanges(self.model.optimizer) if self.model.optimizer is not None else []
-
-    def _in_process_set(self) -> bool:
-        return any(each.reduction.process_set.process_set_id for each in self._exchanges())
+    def _reducers(self) -> list[GradientReducer]:
+        return reducers_of(self.model.optimizer) if self.model.optimizer is not None else []
 
     def _compare(self) -> None:
-        if self._in_process_set():
+        reducers = self._reducers()
+        if any(reducer.process_set.process_set_id for reducer in reducers):
             return  # ranks of several process sets are not meant to be equal
-        found = self._exchanges()
-        own = {key for each in found for key in each.local}
         variables = [
             variable
             for variable in self.model.trainable_variables
             if variable_key(variable) not in self._local
-            and not any(each.reduction.key(variable) in own for each in found)
+            and not any(reducer.is_local(variable) for reducer in reducers)
         ]
-        check_weights(variables, CHANGED_ASIDE if found else PLAIN_OPTIMIZER)
+        check_weights(variables, CHANGED_ELSEWHERE if reducers else PLAIN_OPTIMIZER)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
     """Average the metrics of an epoch over the ranks, before other callbacks use them.
 
-    Put it in front of callbacks that read metrics, such as `ReduceLROnPlateau`. One exchange of
-    8 bytes a metric; every rank counts the same, however many samples it saw.
+    Put it before callbacks that read metrics, such as `ReduceLROnPlateau`. One exchange of
+    8 bytes per metric; all ranks have the same weight, however many samples they had.
 
     Args:
         device: device for the exchange; empty leaves it to TensorFlow.
@@ -172,14 +161,10 @@ class MetricAverageCallback(keras.callbacks.Callback):
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keep the best model of the training, written by rank 0.
 
-    Put it behind `MetricAverageCallback`, so that the best epoch is that of all ranks.
+    Put it after `MetricAverageCallback`, so that the best epoch is that of all ranks. The arguments
+    are those of `keras.callbacks.ModelCheckpoint`.
 
     Args:
-        monitor: the metric to compare.
-        verbose: 0 or 1.
-        save_weights_only: leave out the architecture and the optimizer.
-        mode: "auto", "min" or "max".
-        save_freq: "epoch" or a count of batches.
         filepath: the file to write; may be set later as `callback.filepath`.
     """
 
@@ -207,10 +192,170 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             self.filepath = None
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Refuse to train towards no file."""
+        """Refuse to train without a file."""
         then = "Pass `filepath=` or set `callback.filepath`."
         require(self.filepath is not None, "filepath", "be set before training", None, then)
 
     def _save_model(self, epoch: int, batch: int | None, logs: dict | None) -> None:
         if native.rank() == 0:
             super()._save_model(epoch=epoch, batch=batch, logs=logs)
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Set the learning rate to `initial_lr * multiplier` within a range of epochs.
+
+    With `staircase` at the first batch of each epoch, otherwise at each batch, where the epoch is
+    epoch + batch / steps_per_epoch. Momentum correction scales the velocity, which contains the
+    old rate as a factor, to the new one (SGD with momentum, RMSprop):
+
+        v <- m (lr_new / lr_old) v - lr_new g
+
+    The velocity is scaled, not the momentum, because Keras compiles the momentum into the step;
+    the two differ only in the last term of Nesterov's rule.
+
+    Args:
+        initial_lr: the learning rate that is multiplied.
+        multiplier: a function of the epoch, or a number m for m ** (epoch - start_epoch).
+        start_epoch: the first epoch in which the rate is set.
+        end_epoch: the first epoch in which it is no longer set; None for never.
+        staircase: set it once per epoch.
+        steps_per_epoch: batches per epoch; None takes them from `fit`.
+
+    Raises:
+        ValueError: when `initial_lr` is missing, or the optimizer's rate is a schedule of Keras.
+
+    Source:
+        Goyal et al., Accurate, Large Minibatch SGD (2017), sections 2.2 and 3.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.initial_lr = require_positive(initial_lr, "initial_lr")
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Find the steps of an epoch, and check that the rate can be set."""
+        rate = getattr(_stepping(self.model.optimizer), "_learning_rate", None)
+        require(
+            isinstance(rate, keras.Variable),
+            "learning_rate",
+            "be a number where a callback sets it",
+            rate,
+            "Give the optimizer a number, or leave the callback out.",
+        )
+        if not self.staircase and not self.steps_per_epoch:
+            steps = (self.params or {}).get("steps")
+            then = "Pass it: `fit` does not know how many batches an epoch has."
+            require(bool(steps), "steps_per_epoch", "be known", steps, then)
+            self.steps_per_epoch = steps
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Remember the epoch."""
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        """Set the rate for this batch."""
+        ended = self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        if self.current_epoch < self.start_epoch or ended:
+            return
+        if not self.staircase:
+            self._set_rate(self.current_epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._set_rate(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Log the rate as `lr`."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def _set_rate(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old = self._rate()
+        optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+        new = self._rate()
+        if self.momentum_correction and old and new != old:
+            for velocity in _velocities(_stepping(optimizer)):
+                velocity.assign(velocity * (new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raise the learning rate batch by batch from `initial_lr` / p to `initial_lr`.
+
+        lr(e) = initial_lr / p * (1 + e (p - 1) / warmup_epochs),  e = epoch + (batch + 1) / steps
+
+    so that the last batch of the warmup runs at exactly `initial_lr`.
+
+    Args:
+        initial_lr: the final rate, usually the rate of a single process times p.
+        steps_per_epoch: batches per epoch; None takes them from `fit`.
+        verbose: 1 prints a line on rank 0 at the end of the warmup.
+
+    Source:
+        Goyal et al., Accurate, Large Minibatch SGD (2017), section 2.2.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.warmup_epochs = require_count(warmup_epochs, "warmup_epochs")
+        self.verbose = verbose
+        super().__init__(
+            initial_lr,
+            self._fraction,
+            end_epoch=self.warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+
+    def _fraction(self, epoch: float) -> float:
+        ranks = native.size()
+        done = epoch + 1 / self.steps_per_epoch
+        return (1 + done * (ranks - 1) / self.warmup_epochs) / ranks
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Log the rate, and print the end of the warmup."""
+        super().on_epoch_end(epoch, logs)
+        if epoch == self.end_epoch - 1 and self.verbose > 0 and native.rank() == 0:
+            rate = self._rate()
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+def _stepping(optimizer: Any) -> Any:
+    """Return the optimizer inside a loss scale, which makes the step."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _velocities(optimizer: Any) -> list[keras.Variable]:
+    """Return the variables that hold past gradients times past learning rates."""
+    kinds = keras.optimizers.SGD | keras.optimizers.RMSprop
+    if not isinstance(optimizer, kinds) or not optimizer.built or not optimizer.momentum:
+        return []
+    found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])
+    return [velocity for velocity in found if velocity is not None]

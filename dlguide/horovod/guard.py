@@ -1,9 +1,9 @@
-"""Notice when ranks that should be equal are not, and say so on all of them together.
+"""Detect ranks that should be equal and are not, and fail on all of them together.
 
 Ranks that average their gradients hold the same weights, bit for bit, as long as they started
-from the same ones. Now and then every rank sends a 64-bit fingerprint of each trainable weight
-(8 bytes a variable); only when two differ are values compared. Differences of the size of
-rounding errors, as processors of several kinds make them, are warned about once; larger ones end
+from the same ones. At intervals every rank sends a 64-bit fingerprint of each trainable weight
+(8 bytes per variable); only when two differ are values compared. Differences of the size of
+rounding errors, which processors of several kinds produce, cause one warning; larger ones end
 the training with the ranks' numbers and the likely cause.
 """
 
@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from dlguide.errors import require, require_count
-from dlguide.horovod.collectives import allgather, broadcast
 from dlguide.horovod.native import (
     ProcessSet,
     communicates,
@@ -29,17 +28,18 @@ from dlguide.horovod.native import (
     members,
     native,
 )
+from dlguide.horovod.ops import allgather, broadcast
 
 CHECK_EVERY = 100  # updates; the switch is DLGUIDE_HVD_CHECK_EVERY, 0 turns the guard off
 ROUNDING = 1000  # differences up to this many units in the last place may be rounding
 NO_BROADCAST = (
     "The ranks did not start from the same weights: broadcast them first, with "
     "`hvd.callbacks.BroadcastGlobalVariablesCallback(0)` in `fit` or "
-    "`hvd.broadcast_variables(model.weights, root_rank=0)` in a loop of your own"
+    "`hvd.broadcast_variables(model.weights, root_rank=0)` in your own loop"
 )
-CHANGED_ASIDE = (
-    "Something beside this optimizer changes weights on some ranks: another optimizer that is not "
-    "distributed, weights loaded on one rank only, or a rank that skips steps"
+CHANGED_ELSEWHERE = (
+    "Something other than this optimizer changes weights on some ranks: another optimizer that is "
+    "not distributed, weights loaded on one rank only, or a rank that skips steps"
 )
 
 
@@ -47,8 +47,8 @@ class RanksDifferError(RuntimeError):
     """Ranks that must be equal are not; raised on all of them together."""
 
 
-def check_every(value: int | None) -> int:
-    """Return how many updates pass between two checks."""
+def check_interval(value: int | None) -> int:
+    """Return the number of updates between two checks."""
     if value is None:
         text = os.environ.get("DLGUIDE_HVD_CHECK_EVERY", "")
         value = int(text) if text.isdecimal() else CHECK_EVERY
@@ -56,17 +56,10 @@ def check_every(value: int | None) -> int:
 
 
 def agree(lines: Sequence[str], what: str, process_set: ProcessSet = global_process_set) -> None:
-    """Raise on every rank when one of them describes something differently.
+    """Raise on every rank when their descriptions differ, with the first line that does.
 
-    Called by all ranks of the set, eagerly; moves 8 bytes per rank when they agree.
-
-    Args:
-        lines: what this rank has.
-        what: what it is about, as a subject that must be the same on every rank.
-        process_set: the ranks to compare.
-
-    Raises:
-        RanksDifferError: when the lines of the ranks differ; names the first difference.
+    `what` is the subject that must be the same. Called by all ranks of the set, eagerly; sends
+    8 bytes per rank when they agree.
     """
     if not communicates(process_set):
         return
@@ -101,12 +94,11 @@ def check_weights(
 ) -> None:
     """Raise on every rank when their weights are not the same.
 
-    Called by all ranks of the set, eagerly; moves 8 bytes a variable per rank.
+    Called by all ranks of the set, eagerly; sends 8 bytes per variable and rank.
 
     Args:
         variables: the trainable variables, in the same order on all ranks.
-        cause: what to suggest when they differ, a sentence without its full stop.
-        process_set: the ranks to compare.
+        cause: the likely cause for the error's text, a sentence without its full stop.
 
     Raises:
         RanksDifferError: when weights differ by more than rounding.
@@ -114,11 +106,11 @@ def check_weights(
     if variables and communicates(process_set):
         gathered = _gather_fingerprints(variables, process_set)
         if not bool(_equal_rows(gathered)):
-            _raise(explain(gathered.numpy(), variables, cause, process_set))
+            _raise(_complaint(gathered.numpy(), variables, cause, process_set))
 
 
 def refuse_synchronized_layers() -> None:
-    """Make `BatchNormalization(synchronized=True)` raise on ranks, which Keras does not reach."""
+    """Make `BatchNormalization(synchronized=True)` raise on several ranks."""
     kind = keras.layers.BatchNormalization
     plain = kind._moments
     if getattr(plain, "refuses_ranks", False):
@@ -127,7 +119,7 @@ def refuse_synchronized_layers() -> None:
     def moments(self: Any, inputs: Any, mask: Any) -> Any:
         ranks = native.size() if native.is_initialized() else 1
         must = f"be False in the layer {self.name!r} on {ranks} ranks, because Keras synchronizes "
-        must += "replicas within a process only: each rank would use statistics of its own"
+        must += "replicas within a process only: each rank would use its own statistics"
         then = "Use `keras.layers.GroupNormalization`, or `dlguide run --transparent`, which forms "
         then += "the statistics of the whole batch."
         require(not self.synchronized or ranks == 1, "synchronized", must, True, then)
@@ -137,22 +129,40 @@ def refuse_synchronized_layers() -> None:
     kind._moments = moments
 
 
-class Watch:
-    """The check inside a distributed optimizer: before the second update, then every so many."""
+def require_equal_steps(steps: int | None, process_set: ProcessSet = global_process_set) -> None:
+    """Refuse ranks with different numbers of batches: the others would wait indefinitely."""
+    if not communicates(process_set):
+        return
+    own = np.array([-1 if steps is None else steps])
+    batches = allgather(own, "dlguide.steps", process_set=process_set).numpy()
+    if batches.min() < 0 or batches.min() == batches.max():
+        return
+    pairs = zip(members(process_set), batches, strict=True)
+    counts = ", ".join(f"rank {rank}: {count}" for rank, count in pairs)
+    raise RanksDifferError(
+        "The batches per epoch must be as many on every rank, because each of them exchanges "
+        f"gradients; got {counts}. Cut the data into equal parts, or give `fit` "
+        f"`steps_per_epoch={batches.min()}` on every rank."
+    )
 
-    def __init__(
-        self, every: int, process_set: ProcessSet, passes: int = 1, name: str = ""
-    ) -> None:
+
+class WeightConsistencyCheck:
+    """The check inside a distributed optimizer: before the second update, then every so many.
+
+    `passes` calls make one update.
+    """
+
+    def __init__(self, every: int, process_set: ProcessSet, passes: int, name: str) -> None:
         self.name = name
         self.every = every * passes
-        self.passes = passes  # calls that make one update
+        self.passes = passes
         self.process_set = process_set
         self.calls: tf.Variable | None = None
 
     def before_update(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Compare the ranks' weights when it is time, and return the gradients.
+        """Compare the ranks' weights when it is due, and return the gradients.
 
-        The weights are looked at before the second update, not the first: many scripts broadcast
+        The first comparison is before the second update, not the first: many scripts broadcast
         after one step, when all variables exist.
         """
         if not self.every or not variables:
@@ -162,7 +172,7 @@ class Watch:
                 self.calls = tf.Variable(0, dtype=tf.int64, trainable=False)
         done = self.calls.read_value()
         due = (done == self.passes) | ((done > 0) & (done % self.every == 0))
-        passed = tf.cond(due, lambda: self._look(done, variables), lambda: tf.constant(True))
+        passed = tf.cond(due, lambda: self._compare(done, variables), lambda: tf.constant(True))
         self.calls.assign_add(1)
         if tf.executing_eagerly():
             return grads
@@ -174,12 +184,12 @@ class Watch:
                 for grad in grads
             ]
 
-    def _look(self, done: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
+    def _compare(self, done: tf.Tensor, variables: Sequence[Any]) -> tf.Tensor:
         gathered = _gather_fingerprints(variables, self.process_set, self.name)
 
         def complaint(rows: tf.Tensor, calls: tf.Tensor) -> str:
-            cause = NO_BROADCAST if int(calls) == self.passes else CHANGED_ASIDE
-            return explain(rows.numpy(), variables, cause, self.process_set)
+            cause = NO_BROADCAST if int(calls) == self.passes else CHANGED_ELSEWHERE
+            return _complaint(rows.numpy(), variables, cause, self.process_set)
 
         if tf.executing_eagerly():
             _raise(complaint(gathered, done) if not _equal_rows(gathered) else "")
@@ -191,8 +201,8 @@ class Watch:
             text = tf.py_function(complaint, [gathered, done], tf.string)
             text = tf.ensure_shape(text, [])
             fine = tf.equal(tf.strings.length(text), 0)
-            told = tf.strings.join(["RanksDifferError: ", text])
-            stopped = tf.raw_ops.Assert(condition=fine, data=[told], summarize=1)
+            message = tf.strings.join(["RanksDifferError: ", text])
+            stopped = tf.raw_ops.Assert(condition=fine, data=[message], summarize=1)
             with tf.control_dependencies([stopped]):
                 return tf.constant(True)
 
@@ -208,7 +218,7 @@ def _gather_fingerprints(
     variables: Sequence[Any], process_set: ProcessSet, name: str = ""
 ) -> tf.Tensor:
     """Return one row of 64-bit fingerprints for each rank: shape (ranks, variables)."""
-    # Two nets that are trained in one graph look at the same time, each under a name of its own.
+    # Two models that are trained in one graph compare at the same time, under different names.
     shapes = repr([tuple(each.shape) for each in variables])
     name = f"dlguide.fingerprints.{name}.{zlib.crc32(shapes.encode()):08x}"
     with tf.device("CPU:0"):
@@ -221,22 +231,13 @@ def _equal_rows(rows: tf.Tensor) -> tf.Tensor:
     return tf.reduce_all(rows == rows[:1])
 
 
-def explain(
+def _complaint(
     fingerprints: np.ndarray, variables: Sequence[Any], cause: str, process_set: ProcessSet
 ) -> str:
-    """Measure how far the ranks' weights are apart; warn of rounding, else say what is wrong.
+    """Measure how far the ranks' weights are apart; return "" and warn when it is rounding.
 
     Called by all ranks of the set with the same fingerprints; broadcasts the variables that
     differ.
-
-    Args:
-        fingerprints: one row for each rank, shape (ranks, variables).
-        variables: the variables they belong to.
-        cause: what to suggest, a sentence without its full stop.
-        process_set: the ranks to compare.
-
-    Returns:
-        str: the complaint; empty when the difference is that of rounding.
     """
     # The collectives here go without names: a name takes a tf.function, which needs a thread of
     # TensorFlow's pool, and from within a graph this code may be running on the only one.
@@ -276,7 +277,7 @@ def explain(
 
 
 def _parties(fingerprints: np.ndarray, ranks: Sequence[int]) -> str:
-    """Say which ranks are alone: 'rank 2 differs from ranks 0, 1'."""
+    """Return which ranks differ from the others: 'rank 2 differs from ranks 0, 1'."""
     groups: dict[bytes, list[int]] = {}
     for rank, row in zip(ranks, fingerprints, strict=True):
         groups.setdefault(row.tobytes(), []).append(rank)

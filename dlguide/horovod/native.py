@@ -32,11 +32,11 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
-    "check_ready",
     "communicates",
     "global_process_set",
     "members",
     "native",
+    "require_ready",
 ]
 
 ProcessSet = native.ProcessSet
@@ -45,40 +45,24 @@ Compression = native.Compression
 
 Average, Sum, Adasum = native.Average, native.Sum, native.Adasum
 Min, Max, Product = native.Min, native.Max, native.Product
-NAMES = {
-    Average: "Average",
-    Sum: "Sum",
-    Adasum: "Adasum",
-    Min: "Min",
-    Max: "Max",
-    Product: "Product",
-}
+_OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+NAMES = {getattr(native, name): name for name in _OPS}
 
 
 def members(process_set: ProcessSet) -> tuple[int, ...]:
-    """Return the ranks that take part in a process set's collectives, in their order.
-
-    Args:
-        process_set: an initialised process set.
-
-    Returns:
-        tuple[int, ...]: global rank numbers.
-    """
+    """Return the global ranks of an initialised process set, in their order."""
     if process_set.process_set_id == 0:
         return tuple(range(native.size()))
     return tuple(process_set.ranks)
 
 
-def check_ready(process_set: ProcessSet) -> None:
-    """Refuse to communicate before Horovod knows the process set, or after it was removed.
-
-    Args:
-        process_set: the ranks that are to take part.
+def require_ready(process_set: ProcessSet) -> None:
+    """Refuse to communicate before Horovod has registered the process set, or after its removal.
 
     Raises:
-        RuntimeError: when `hvd.init()` was not called, or the set is unknown: Horovod would take
-            all ranks instead.
-        ValueError: when Horovod knows no set of that number.
+        RuntimeError: when `hvd.init()` was not called, or the set has no number: Horovod would
+            take all ranks instead.
+        ValueError: when Horovod has no set of that number.
     """
     if not native.is_initialized():
         raise RuntimeError("Horovod must be initialised first. Call `hvd.init()`.")
@@ -92,18 +76,11 @@ def check_ready(process_set: ProcessSet) -> None:
 
 
 def communicates(process_set: ProcessSet) -> bool:
-    """Say whether this rank exchanges anything with others in a process set.
+    """Return whether this rank exchanges anything with others in a process set.
 
-    Args:
-        process_set: the set to look at.
-
-    Returns:
-        bool: False on a rank outside the set and in a set of one rank.
-
-    Raises:
-        RuntimeError: when `hvd.init()` was not called, or the set was never added.
+    False on a rank outside the set and in a set of one rank. Raises as `require_ready`.
     """
-    check_ready(process_set)
+    require_ready(process_set)
     if process_set.process_set_id == 0:
         return native.size() > 1
     return bool(process_set.included()) and process_set.size() > 1

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras.src import api_export
+from keras.src.callbacks.callback_list import CallbackList
 from keras.src.saving import object_registration
 
 from dlguide.errors import require, require_count
-from dlguide.horovod.exchange import Exchange, Passes, Sums
-from dlguide.horovod.guard import check_every as checked_every
-from dlguide.horovod.guard import refuse_synchronized_layers
-from dlguide.horovod.loss_scale import agree_on_finite, exchanges
-from dlguide.horovod.native import Average, Compression, ProcessSet, Sum, global_process_set
-from dlguide.horovod.reduction import reduction
-
-agree_on_finite()
-refuse_synchronized_layers()
+from dlguide.horovod.guard import (
+    check_interval,
+    refuse_synchronized_layers,
+    require_equal_steps,
+)
+from dlguide.horovod.native import (
+    Average,
+    Compression,
+    Min,
+    ProcessSet,
+    Sum,
+    communicates,
+    global_process_set,
+)
+from dlguide.horovod.ops import allreduce
+from dlguide.horovod.reduction import GradientReducer, reducers_of
 
 
 def DistributedOptimizer(
@@ -43,12 +53,16 @@ def DistributedOptimizer(
 
         w <- update(w, (g_0 + ... + g_(p-1)) / p)
 
-    The optimizer itself becomes distributed and is returned, with all it has learnt so far; it
-    stays an instance of its class and is saved as the plain optimizer it was, so that a saved
-    model opens with Horovod and without. Clipping, loss scales, moving averages and Keras' own
-    gradient accumulation work on the averaged gradients. All ranks must apply as often as the
-    others. Leaves out Adasum, which combines updates rather than gradients, and XLA
-    (`jit_compile=True`), for which Horovod has no kernels.
+    The optimizer itself becomes distributed and is returned; it keeps its state, stays an instance
+    of its class and is saved as the plain optimizer, so that a saved model opens with Horovod and
+    without. Clipping, moving averages and Keras' own gradient accumulation work on the averaged
+    gradients. All ranks must apply equally often. Adasum, which combines updates rather than
+    gradients, is not supported, nor is XLA (`jit_compile=True`), for which Horovod has no kernels.
+
+    With a `LossScaleOptimizer` all ranks skip a step together when the gradients of one overflow.
+    In half precision a rank's gradients are those of the mean over its own part of the batch, up
+    to p times as large as that part's share in the mean over the whole batch: they overflow at
+    smaller scales, and other steps are skipped than in one process with the whole batch.
 
     Args:
         optimizer: any Keras 3 optimizer, built or not.
@@ -57,15 +71,15 @@ def DistributedOptimizer(
         device_sparse: device for the exchange of `tf.IndexedSlices`.
         compression: `Compression.none`, `Compression.fp16`, or a compressor made for this training
             by `dlguide.parallel.compression`.
-        sparse_as_dense: turn sparse gradients (of embeddings) into dense ones first.
+        sparse_as_dense: convert sparse gradients (of embeddings) to dense ones first.
         gradient_predivide_factor: divide by it before the sum, and by p / factor after.
         op: Average or Sum.
-        backward_passes_per_step: exchange and apply at every so many calls; the gradients of the
-            calls between are added up on each rank. `iterations` counts calls.
+        backward_passes_per_step: exchange and apply once in this many calls; each rank adds up
+            the gradients of the calls between. `iterations` counts calls.
         average_aggregated_gradients: divide these sums by `backward_passes_per_step`.
-        num_groups: the old form of `groups`.
-        groups: None sends all gradients of a dtype as one group; a count splits them into so
-            many; lists of variables name the groups (others go alone).
+        num_groups: deprecated form of `groups`.
+        groups: None sends all gradients of a dtype as one group; a count splits them into this
+            many; lists of variables name the groups (each other variable is a group).
         process_set: the ranks that average; others apply their own gradients.
         scale_local_gradients: divide the gradients of local variables by p.
         check_every: updates between two checks that all ranks hold equal weights, 0 for never;
@@ -78,15 +92,82 @@ def DistributedOptimizer(
         TypeError: when it is no Keras optimizer.
         ValueError: when an argument is out of range, or the optimizer is distributed already.
     """
-    _check_optimizer(optimizer)
-    require(
-        op in (Average, Sum),
-        "op",
-        "be Average or Sum",
-        op,
-        "Adasum, Min, Max and Product work in `hvd.allreduce`.",
-    )
     passes = require_count(backward_passes_per_step, "backward_passes_per_step")
+    _require_optimizer(optimizer, op, passes, compression)
+    reducer = GradientReducer(
+        name or f"Distributed{type(optimizer).__name__}",
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        num_groups=num_groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        backward_passes_per_step=passes,
+        check_every=check_interval(check_every),
+        key=optimizer._var_key,
+    )
+    distributed = _distributed_class(type(optimizer), reducer, average_aggregated_gradients)
+    object.__setattr__(optimizer, "__class__", distributed)
+    distributed._set_reducer(optimizer, reducer)
+    return optimizer
+
+
+def PartialDistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    *args: Any,
+    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
+    **options: Any,
+) -> keras.optimizers.Optimizer:
+    """Make an optimizer average the gradients of all layers but the local ones.
+
+    A local layer is trained on its rank's own data alone, as in model parallelism.
+
+    Args:
+        optimizer: any Keras 3 optimizer.
+        args: see `DistributedOptimizer`.
+        local_layers: one built layer, or several, whose gradients stay on their rank.
+        options: see `DistributedOptimizer`.
+
+    Returns:
+        keras.optimizers.Optimizer: `optimizer`.
+
+    Raises:
+        ValueError: when `local_layers` are no layers.
+    """
+    variables = trainable_of(local_layers)
+    DistributedOptimizer(optimizer, *args, **options)
+    for variable in variables:
+        optimizer.register_local_var(variable)
+    return optimizer
+
+
+def trainable_of(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[Any]:
+    """Return the trainable weights of local layers."""
+    listed = [layers] if isinstance(layers, keras.Layer) else list(layers or [])
+    are_layers = all(isinstance(layer, keras.Layer) for layer in listed)
+    require(are_layers, "local_layers", "be Keras layers", layers)
+    return [variable for layer in listed for variable in layer.trainable_weights]
+
+
+def _require_optimizer(optimizer: Any, op: int, passes: int, compression: Any) -> None:
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`optimizer` must be an optimizer of Keras 3, such as `keras.optimizers.SGD(0.1)`, "
+            f"got {type(optimizer).__module__}.{type(optimizer).__name__}."
+        )
+    require(
+        not reducers_of(optimizer),
+        "optimizer",
+        "be one that is not distributed yet",
+        optimizer.name,
+        "Wrap it once: averaging twice changes nothing but the cost.",
+    )
+    then = "Adasum, Min, Max and Product work in `hvd.allreduce`."
+    require(op in (Average, Sum), "op", "be Average or Sum", op, then)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     require(
         passes == 1 or not inner.gradient_accumulation_steps,
@@ -98,107 +179,10 @@ def DistributedOptimizer(
     require(
         not (scaled and getattr(compression, "keeps_errors", False)),
         "optimizer",
-        "hand over gradients without a loss scale where `compression` remembers errors",
+        "pass on gradients without a loss scale where `compression` remembers errors",
         optimizer.name,
         "The scale changes, what is remembered does not: use "
         "`LossScaleOptimizer(hvd.DistributedOptimizer(optimizer, compression=...))`.",
-    )
-    settings = reduction(
-        f"Distributed{type(optimizer).__name__}",
-        name=name,
-        groups=groups,
-        num_groups=num_groups,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        key=optimizer._var_key,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-    )
-    exchange = Exchange(
-        settings, Passes(passes, average_aggregated_gradients), checked_every(check_every)
-    )
-    distributed = _distributed_class(type(optimizer), exchange)
-    object.__setattr__(optimizer, "__class__", distributed)
-    object.__setattr__(optimizer, "_exchange", exchange)
-    return optimizer
-
-
-def PartialDistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: int = Average,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
-    scale_local_gradients: bool = True,
-) -> keras.optimizers.Optimizer:
-    """Make an optimizer average the gradients of all layers but the local ones.
-
-    A local layer is trained by its rank's own data alone, as in model parallelism.
-
-    Args:
-        optimizer: any Keras 3 optimizer.
-        name: see `DistributedOptimizer`, as for all arguments that are not named here.
-        device_dense: see there.
-        device_sparse: see there.
-        compression: see there.
-        sparse_as_dense: see there.
-        gradient_predivide_factor: see there.
-        op: see there.
-        groups: see there.
-        process_set: see there.
-        local_layers: one built layer, or several, whose gradients stay on their rank.
-        scale_local_gradients: divide the gradients of local variables by p.
-
-    Returns:
-        keras.optimizers.Optimizer: `optimizer`.
-
-    Raises:
-        ValueError: when `local_layers` are no layers.
-    """
-    layers = [local_layers] if isinstance(local_layers, keras.Layer) else list(local_layers or [])
-    are_layers = all(isinstance(layer, keras.Layer) for layer in layers)
-    require(are_layers, "local_layers", "be Keras layers", local_layers)
-    DistributedOptimizer(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    for layer in layers:
-        for variable in layer.trainable_weights:
-            optimizer.register_local_var(variable)
-    return optimizer
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`optimizer` must be an optimizer of Keras 3, such as `keras.optimizers.SGD(0.1)`, "
-            f"got {type(optimizer).__module__}.{type(optimizer).__name__}."
-        )
-    require(
-        not exchanges(optimizer),
-        "optimizer",
-        "be one that is not distributed yet",
-        optimizer.name,
-        "Wrap it once: averaging twice changes nothing but the cost.",
     )
 
 
@@ -209,26 +193,35 @@ class CallableList(list):
         return self
 
 
-def _distributed_class(base: type, template: Exchange) -> type:
+def _distributed_class(base: type, template: GradientReducer, average_passes: bool) -> type:
     """Make a subclass of an optimizer's class that exchanges gradients as `template` says."""
 
     class Distributed(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            object.__setattr__(self, "_exchange", template.fresh())
+            self._set_reducer(template.copy())
+
+        def _set_reducer(self, reducer: GradientReducer) -> None:
+            # Past Keras, which would take them for state of the optimizer.
+            object.__setattr__(self, "_reducer", reducer)
+            sums = _PassSums(reducer.passes, average_passes) if reducer.passes > 1 else None
+            object.__setattr__(self, "_agg_helper", sums)  # Horovod's name for it
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-            if trainable_variables is None:
-                variables = list(self._trainable_variables)
-            else:
-                variables = list(trainable_variables)
+            given = trainable_variables
+            variables = list(self._trainable_variables if given is None else given)
             if not grads or len(grads) != len(variables):
-                return super().apply(grads, trainable_variables)  # it says what is wrong
-            return self._exchange.step(self, super().apply, list(grads), variables)
+                return super().apply(grads, trainable_variables)  # raises with the reason
+            grads = self._reducer.prepare(list(grads), variables)
+            if self._agg_helper is not None:
+                return self._agg_helper.apply(self, super().apply, grads, variables)
+            if _accumulates(self, variables):
+                return super().apply(_reduce_accumulated(self, grads, variables), variables)
+            return super().apply(self._reducer.reduce(grads, variables), variables)
 
         def register_local_var(self, var: Any) -> None:
             """Keep the gradients of a variable on their rank."""
-            self._exchange.local.add(self._var_key(var))
+            self._reducer.local.add(self._var_key(var))
 
         @property
         def variables(self) -> CallableList:
@@ -236,15 +229,11 @@ def _distributed_class(base: type, template: Exchange) -> type:
 
         @property
         def process_set(self) -> ProcessSet:
-            return self._exchange.reduction.process_set
-
-        @property
-        def _agg_helper(self) -> Sums | None:
-            return self._exchange.sums
+            return self._reducer.process_set
 
         def __dir__(self) -> list[str]:
-            # What the plain optimizer shows: Keras compares it before and after serialization.
-            own = {"_exchange", "_agg_helper", "register_local_var", "process_set"}
+            # The names of the plain optimizer: Keras compares them when it (de)serializes.
+            own = {"_reducer", "_set_reducer", "_agg_helper", "register_local_var", "process_set"}
             return [name for name in super().__dir__() if name not in own]
 
     Distributed.__name__, Distributed.__qualname__ = base.__name__, base.__qualname__
@@ -254,3 +243,162 @@ def _distributed_class(base: type, template: Exchange) -> type:
         if base in names:
             names[Distributed] = names[base]
     return Distributed
+
+
+class _PassSums:
+    """Gradients of several backward passes, added up on this rank alone.
+
+    `counter` is the number of passes in the sums.
+    """
+
+    def __init__(self, passes: int, average: bool) -> None:
+        self.passes, self.average = passes, average
+        self.counter: tf.Variable | None = None
+        self.buffers: list[tf.Variable | None] = []
+
+    def apply(
+        self, optimizer: Any, apply: Callable[..., Any], grads: list[Any], variables: list[Any]
+    ) -> None:
+        """Add the gradients of one pass; exchange and apply the sums after the last pass."""
+        reducer = optimizer._reducer
+        require(
+            reducer.sparse_as_dense or not any(isinstance(g, tf.IndexedSlices) for g in grads),
+            "sparse_as_dense",
+            "be True when gradients are sparse and `backward_passes_per_step` is above 1",
+            reducer.sparse_as_dense,
+        )
+        self._add([None if grad is None else tf.convert_to_tensor(grad) for grad in grads])
+
+        def update() -> tf.Tensor:
+            sums = reducer.reduce(self._take(), variables)
+            if self.average:
+                sums = [None if s is None else s / tf.cast(self.passes, s.dtype) for s in sums]
+            apply(sums, variables)
+            return tf.constant(True)
+
+        def wait() -> tf.Tensor:
+            optimizer.iterations.assign_add(1)
+            return tf.constant(False)
+
+        _build(optimizer, variables)
+        tf.cond(self.counter == self.passes, update, wait)
+
+    def _add(self, grads: Sequence[Any]) -> None:
+        if self.counter is None:
+            with tf.init_scope():
+                self.counter = tf.Variable(0, trainable=False)
+                self.buffers = [
+                    None if g is None else tf.Variable(tf.zeros(g.shape, g.dtype), trainable=False)
+                    for g in grads
+                ]
+        for buffer, grad in zip(self.buffers, grads, strict=True):
+            if buffer is not None:
+                buffer.assign_add(grad)
+        self.counter.assign_add(1)
+
+    def _take(self) -> list[Any]:
+        """Return the sums and start again from zero."""
+        sums = [None if buffer is None else buffer.read_value() for buffer in self.buffers]
+        for buffer in self.buffers:
+            if buffer is not None:
+                buffer.assign(tf.zeros_like(buffer))
+        self.counter.assign(0)
+        return sums
+
+
+def _accumulates(optimizer: Any, variables: list[Any]) -> bool:
+    """Return whether Keras accumulates gradients in an optimizer that exchanges them."""
+    replaced = any(getattr(v, "overwrite_with_gradient", False) for v in variables)
+    steps = optimizer.gradient_accumulation_steps
+    return bool(steps) and not replaced and communicates(optimizer._reducer.process_set)
+
+
+def _reduce_accumulated(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
+    """Exchange with Keras' own gradient accumulation: once an update, not once a pass.
+
+    In the pass that updates, Keras applies (accumulated + gradient) / steps. That sum is formed
+    and exchanged here, and the accumulators are set to zero, so that Keras finds it whole.
+    """
+    _build(optimizer, variables)
+    places = [i for i, grad in enumerate(grads) if grad is not None]
+    own = [tf.convert_to_tensor(grads[i]) for i in places]
+    kept = [
+        optimizer._accumulated_gradients[optimizer._get_variable_index(variables[i])].value
+        for i in places
+    ]
+    scale = optimizer.loss_scale_factor or 1.0  # accumulators hold unscaled gradients
+
+    def exchange() -> list[Any]:
+        sums = [
+            g + tf.constant(scale, g.dtype) * tf.cast(k, g.dtype)
+            for g, k in zip(own, kept, strict=True)
+        ]
+        for variable in kept:
+            variable.assign(tf.zeros_like(variable))
+        return optimizer._reducer.reduce(sums, [variables[i] for i in places])
+
+    passes = optimizer._iterations.value + 1
+    updates = tf.equal(passes % optimizer.gradient_accumulation_steps, 0)
+    reduced = tf.cond(updates, exchange, lambda: list(own))
+    result = list(grads)
+    for i, grad in zip(places, reduced, strict=True):
+        result[i] = grad
+    return result
+
+
+def _build(optimizer: Any, variables: list[Any]) -> None:
+    """Build an optimizer for its variables, as its own `apply` would."""
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name):
+            optimizer.build(variables)
+        optimizer.built = True
+
+
+def agree_on_overflow() -> None:
+    """Make `LossScaleOptimizer.check_finite` ask all ranks around a distributed optimizer.
+
+    `LossScaleOptimizer` decides from the gradients it is given whether to apply them. Around a
+    distributed optimizer these are still each rank's own: one rank would skip the step while the
+    others wait for it. (Keras adds a loss scale by itself with the policy `mixed_float16`.)
+    """
+    plain = keras.optimizers.LossScaleOptimizer.check_finite
+    if getattr(plain, "asks_all_ranks", False):
+        return
+
+    def check_finite(self: Any, grads: list[Any]) -> Any:
+        finite = plain(self, grads)
+        for reducer in reducers_of(self.inner_optimizer):
+            if communicates(reducer.process_set):
+                everywhere = allreduce(
+                    tf.cast(finite, tf.int32),
+                    "loss_scale.finite",
+                    op=Min,
+                    process_set=reducer.process_set,
+                )
+                finite = tf.cast(everywhere, tf.bool)
+        return finite
+
+    check_finite.asks_all_ranks = True
+    keras.optimizers.LossScaleOptimizer.check_finite = check_finite
+
+
+def compare_steps() -> None:
+    """Make `fit` compare the ranks' numbers of batches before it trains a distributed optimizer."""
+    plain = CallbackList.on_train_begin
+    if getattr(plain, "compares_steps", False):
+        return
+
+    @functools.wraps(plain)
+    def on_train_begin(self: Any, logs: dict | None = None) -> Any:
+        optimizer = getattr(self.model, "optimizer", None)
+        for reducer in [] if optimizer is None else reducers_of(optimizer)[:1]:
+            require_equal_steps((self.params or {}).get("steps"), reducer.process_set)
+        return plain(self, logs)
+
+    on_train_begin.compares_steps = True
+    CallbackList.on_train_begin = on_train_begin
+
+
+agree_on_overflow()
+compare_steps()
+refuse_synchronized_layers()

@@ -1,12 +1,16 @@
-"""Horovod started and stopped in this process."""
+"""Horovod started and stopped in this process, and its timeline recorded."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from dlguide.errors import require
+from dlguide.files import require_writable
 from dlguide.horovod.native import ProcessSet, native
 
 TIMELINE, ON_CALL = "HOROVOD_TIMELINE", "DYNAMIC"
@@ -23,16 +27,11 @@ _OWNER = (
 )
 
 
-class _Mpi:
-    """Who started MPI in this process, and so ends it: no process can start it twice."""
+class _Started:
+    """What this process has started: MPI and Horovod each start at most as often as they can."""
 
-    owner = ""
-
-
-class _Horovod:
-    """What Horovod was started with so far in this process."""
-
-    fixed: frozenset[str] = frozenset()
+    mpi_owner = ""  # who started MPI, and so ends it
+    fixed: frozenset[str] = frozenset()  # of `FATAL_TOGETHER`, what was set so far
     tuned = False
     records_on_call = False
 
@@ -43,7 +42,7 @@ def init(
     """Start Horovod; every rank must call it.
 
     Args:
-        comm: the ranks to take part, or an mpi4py communicator; None for all.
+        comm: the ranks that take part, or an mpi4py communicator; None for all.
         process_sets: sets of ranks that will reduce among themselves, or "dynamic" to add them
             later with `hvd.add_process_set`.
 
@@ -55,10 +54,10 @@ def init(
         problem = _ended() or _fatal()
         if problem:
             raise RuntimeError(f"Horovod cannot start again: {problem}")
-        _Mpi.owner = "mpi4py" if "mpi4py.MPI" in sys.modules else "horovod"
-        _Horovod.fixed |= FATAL_TOGETHER & set(os.environ)
-        _Horovod.tuned |= os.environ.get(TUNER, "0") not in ("", "0")
-        _Horovod.records_on_call = os.environ.get(TIMELINE) == ON_CALL
+        _Started.mpi_owner = "mpi4py" if "mpi4py.MPI" in sys.modules else "horovod"
+        _Started.fixed |= FATAL_TOGETHER & set(os.environ)
+        _Started.tuned |= os.environ.get(TUNER, "0") not in ("", "0")
+        _Started.records_on_call = os.environ.get(TIMELINE) == ON_CALL
     native.init(comm, process_sets)
 
 
@@ -69,15 +68,15 @@ def shutdown() -> None:
     when Horovod runs over Gloo; and not when HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME were
     both set, nor after HOROVOD_AUTOTUNE with one of them set by hand.
     """
-    if native.is_initialized() and native.mpi_enabled() and _Mpi.owner == "horovod":
-        _Mpi.owner = "ended"
+    if native.is_initialized() and native.mpi_enabled() and _Started.mpi_owner == "horovod":
+        _Started.mpi_owner = "ended"
     native.shutdown()
 
 
 def restart() -> None:
-    """Stop Horovod and start it again, so that it reads its environment anew; every rank must call.
+    """Stop Horovod and start it again with the current environment; every rank must call it.
 
-    Process sets that were added are gone then.
+    Process sets that were added are lost.
 
     Raises:
         RuntimeError: when Horovod cannot start again, see `shutdown`; it then runs on.
@@ -90,26 +89,94 @@ def restart() -> None:
 
 
 def restart_problem() -> str:
-    """Say why Horovod cannot be stopped and started again in this process."""
-    owns = native.is_initialized() and native.mpi_enabled() and _Mpi.owner == "horovod"
+    """Return why Horovod cannot be stopped and started again in this process; empty if it can."""
+    owns = native.is_initialized() and native.mpi_enabled() and _Started.mpi_owner == "horovod"
     return (_OWNER.format("has started") if owns else "") or _ended() or _fatal()
 
 
-def records_on_call() -> bool:
-    """Tell whether `hvd.start_timeline` can be called."""
-    return native.is_initialized() and _Horovod.records_on_call
+def init_for_recording() -> None:
+    """Start Horovod, unless it runs, so that `record_timeline` can record; every rank must call it.
+
+    A thread of rank 0 then polls for something to write, which takes up to a whole core, until
+    Horovod stops.
+    """
+    if not native.is_initialized():
+        import mpi4py.MPI  # noqa: F401  MPI then outlives Horovod
+
+        with _variable(ON_CALL):
+            init()
+
+
+@contextmanager
+def record_timeline(path: str | os.PathLike, mark_cycles: bool = False) -> Iterator[None]:
+    """Record what Horovod does in a block of code; every rank must enter it.
+
+    Rank 0 writes the file, which is complete after the block; `dlguide.measure.timeline.read`
+    reads it. When the block raises, the recording goes on.
+
+    Horovod must have been started with HOROVOD_TIMELINE=DYNAMIC. Where it was not, it is stopped
+    and started again, and process sets that were added are lost; and once more after the block,
+    because a thread of rank 0 takes up to a whole core as long as Horovod can record. Where it
+    cannot be started again, that thread remains until the ranks end.
+
+    Args:
+        path: the file, on rank 0's machine; one that exists is replaced.
+        mark_cycles: also record when each of Horovod's cycles begins.
+
+    Raises:
+        RuntimeError: when Horovod runs, cannot record and cannot be started again.
+        ValueError: on all ranks, when rank 0 cannot write the file.
+    """
+    wanted = os.environ.get(TIMELINE) == ON_CALL
+    init_for_recording()
+    path = Path(path).absolute()
+    problem = native.broadcast_object(_problem(path) if native.rank() == 0 else "", 0)
+    if problem:
+        raise ValueError(problem)
+    if not _Started.records_on_call:
+        with _variable(ON_CALL):
+            restart()
+    native.start_timeline(str(path), mark_cycles)
+    yield
+    native.stop_timeline()
+    if not wanted and not restart_problem():
+        with _variable(None):
+            restart()
+
+
+@contextmanager
+def _variable(value: str | None) -> Iterator[None]:
+    """Set HOROVOD_TIMELINE, or remove it, for the time of the block."""
+    before = os.environ.pop(TIMELINE, None)
+    if value is not None:
+        os.environ[TIMELINE] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(TIMELINE, None)
+        if before is not None:
+            os.environ[TIMELINE] = before
+
+
+def _problem(path: Path) -> str:
+    try:
+        require(not path.is_dir(), "path", "be a file", str(path), "Name a file in that folder.")
+        require_writable(path.parent, "path")
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _ended() -> str:
-    return _OWNER.format("had started and ended") if _Mpi.owner == "ended" else ""
+    return _OWNER.format("had started and ended") if _Started.mpi_owner == "ended" else ""
 
 
 def _fatal() -> str:
-    names = " and ".join(sorted(_Horovod.fixed))
-    if _Horovod.fixed == FATAL_TOGETHER:
+    names = " and ".join(sorted(_Started.fixed))
+    if _Started.fixed == FATAL_TOGETHER:
         reason = f"{names} were both set, and Horovod 0.28.1 crashes when it starts a second time"
         reason += " with both."
-    elif _Horovod.fixed and _Horovod.tuned:
+    elif _Started.fixed and _Started.tuned:
         reason = f"it has tuned itself ({TUNER}) with {names} set by hand, and Horovod 0.28.1 may"
         reason += " crash when it starts again after that."
     else:

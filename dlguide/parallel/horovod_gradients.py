@@ -112,14 +112,14 @@ def _dense(grads: list[Any]) -> list[Any]:
     """Give the tensors in which gradients travel that are not compressed."""
     import tensorflow as tf
 
-    from dlguide.horovod.wire import REDUCED, carried
+    from dlguide.horovod.ops import REDUCED, transmitted
 
     parts = [
         part
         for grad in grads
         for part in ((grad.values, grad.indices) if isinstance(grad, tf.IndexedSlices) else (grad,))
     ]
-    return [carried(part, REDUCED) for part in parts]
+    return [transmitted(part, REDUCED) for part in parts]
 
 
 def _exchange(

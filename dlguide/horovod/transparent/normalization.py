@@ -23,8 +23,8 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
-from dlguide.horovod.collectives import allgather, allreduce
 from dlguide.horovod.native import Sum
+from dlguide.horovod.ops import allgather, allreduce
 from dlguide.horovod.transparent.session import Session
 
 TWICE = "takes the gradient of a gradient through the batch normalization `{}`"

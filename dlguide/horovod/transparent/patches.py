@@ -14,7 +14,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers import trainer as base
 
 from dlguide.horovod.callbacks import BroadcastGlobalVariablesCallback
-from dlguide.horovod.loss_scale import exchanges
+from dlguide.horovod.reduction import reducers_of
 from dlguide.horovod.transparent.models import check_model
 from dlguide.horovod.transparent.parts import shared
 from dlguide.horovod.transparent.session import Session
@@ -256,7 +256,7 @@ def _watch_optimizers(session: Session) -> None:
                 "applies gradients in a loop of its own, outside `fit`: move the step into the "
                 "`train_step` of a model and call `fit`"
             )
-        if exchanges(self) or id(self) in session.known:
+        if reducers_of(self) or id(self) in session.known:
             return plain(self, grads, trainable_variables)
         exchange_in(session, self)  # it becomes one that exchanges, and applies as such
         return self.apply(grads, trainable_variables)

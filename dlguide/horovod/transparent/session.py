@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from dlguide.horovod.collectives import allgather, allreduce
 from dlguide.horovod.native import Max
+from dlguide.horovod.ops import allgather, allreduce
 from dlguide.horovod.transparent.report import Report
 
 REFUSED = "refused"  # the file of the run's folder that says why

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,8 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-from dlguide.horovod.loss_scale import exchanges
 from dlguide.horovod.optimizer import DistributedOptimizer
-from dlguide.horovod.reduction import variable_key
+from dlguide.horovod.reduction import reducers_of, variable_key
 from dlguide.horovod.transparent.parts import OWN, PRINT, TOTAL
 from dlguide.horovod.transparent.session import Session
 
@@ -148,7 +146,7 @@ def exchange_in(session: Session, optimizer: keras.optimizers.Optimizer) -> None
     def weigh(grads: list[Any]) -> list[Any]:
         return [None if grad is None else _times(grad, session.weight) for grad in grads]
 
-    if not exchanges(optimizer):
+    if not reducers_of(optimizer):
         # A model may have several, whose exchanges must not be taken for one another: names apart,
         # and the ranks' weights compared beside the step, by the callback that `fit` is given.
         name = f"transparent{len(session.known)}.{type(optimizer).__name__}"
@@ -163,10 +161,10 @@ def exchange_in(session: Session, optimizer: keras.optimizers.Optimizer) -> None
             *getattr(optimizer, "optimizers", []),
         ]
         session.known |= {id(each): each for each in inner if each is not None}
-    for exchange in exchanges(optimizer):
-        exchange.weigh = weigh
+    for reducer in reducers_of(optimizer):
+        reducer.weigh = weigh
         # One process squares the rows of an embedding's gradients before it adds them up.
-        exchange.reduction = dataclasses.replace(exchange.reduction, sum_rows=False)
+        reducer.sum_rows = False
 
 
 def _times(grad: Any, weight: tf.Tensor) -> Any:

@@ -8,12 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dlguide.horovod.collectives import allreduce
-from dlguide.horovod.grouped import grouped_allreduce
 from dlguide.horovod.native import Average, Sum
+from dlguide.horovod.ops import allreduce, grouped_allreduce
+from dlguide.horovod.state import broadcast_variables
 from dlguide.horovod.transparent.session import Session
 from dlguide.horovod.transparent.step import Counts, metric_state, own_state
-from dlguide.horovod.variables import broadcast_variables
 
 
 def sum_metrics(model: keras.Model) -> None:
