@@ -72,8 +72,8 @@ docs: .venv/docs  ## pages for researchers and the API reference as HTML: build/
 
 pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
 
-wheelhouse: setup  ## fill FOLDER with all that `make setup` needs on a machine without the internet
-	$(BIN)/dlguide wheelhouse "$(or $(FOLDER),build/wheelhouse)"
+wheelhouse: setup  ## fill FOLDER with all that `make setup` needs on a machine without the internet; PYTORCH=1 for lesson 53
+	$(BIN)/python tools/wheelhouse.py fill "$(or $(FOLDER),build/wheelhouse)" $(if $(PYTORCH),--pytorch)
 
 lint: setup     ## ruff, layers, stripped notebooks
 	$(BIN)/python -m ruff check
@@ -101,6 +101,6 @@ distclean: clean  ## remove .venv too
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[pytorch]'
 	@touch $@
 
-.venv/horovod: .venv/packages dlguide/install_horovod.py dlguide/build_horovod.py
+.venv/horovod: .venv/packages dlguide/install_horovod.py
 	$(BIN)/python -m dlguide.install_horovod
 	@touch $@

@@ -1,7 +1,11 @@
-"""Install Horovod for this Python, this TensorFlow and one MPI.
+"""Build Horovod for this Python, this TensorFlow and one MPI, and install it.
 
-The finished wheel is kept in a cache whose key names all that went into it, so that the build
-happens once a machine. Each installation ends with an allreduce on two ranks.
+The finished wheel is kept in a cache whose key contains everything that it depends on, so that
+it is built once per machine. Each installation ends with an allreduce on two ranks.
+
+Horovod 0.28.1 is the last release; its source does not compile against TensorFlow 2.21 as it
+stands. One line is removed: the file that lowers Horovod's operators to XLA, which is off by
+default. Everything else is built as published, with MPI and Gloo.
 """
 
 from __future__ import annotations
@@ -11,22 +15,38 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
+import threading
+import time
 import zipfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from dlguide import build_horovod, commands, preflight, wheelhouse
-from dlguide.build_horovod import HOROVOD_VERSION, RECIPE
+from dlguide import commands, preflight
 from dlguide.cluster import processes
 from dlguide.errors import MissingComponentError, require
-from dlguide.files import cache_folder
+from dlguide.files import cache_folder, sha256
+
+HOROVOD_VERSION = "0.28.1"
+SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+RECIPE = "3"  # raise it when the steps below change, so that no older wheel is used
+# As in constraints.txt, which is not there when the package was installed without its repository.
+BUILD_TOOLS = ("cmake==4.4.4", "packaging==26.3", "setuptools==80.10.2", "wheel==0.48.0")
+PARTS = ("WITH_TENSORFLOW", "WITHOUT_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITH_GLOO")
+PIP = (sys.executable, "-m", "pip")
+XLA_LINE = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 
 WHEELHOUSE = "DLGUIDE_WHEELHOUSE"  # `make setup WHEELHOUSE=...` sets it
-
+SCRATCH = "dlguide-horovod-"  # prefix of a build's temporary folder; its process's number follows
+PROGRESS_S = 15.0
 SELF_TEST_S = 300.0  # from a slow file system TensorFlow alone may take minutes, the first time
 
 # Run on two ranks, started by the MPI that Horovod was built against.
@@ -41,11 +61,20 @@ assert hvd.size() == 2 and total == 3.0, (hvd.size(), total)
 
 
 def install(mpicc: str | None = None, force: bool = False) -> Path:
-    """Install Horovod into this Python's environment, from the cache where it can.
+    """Install Horovod into this Python's environment, from the cache if possible.
 
     It ends with an allreduce on two ranks. A wheel of the cache that is damaged or fails there,
     because a home folder is shared between unlike machines, is built again; so is one of a
-    wheelhouse, from the source that lies in it too.
+    wheelhouse, from the source in it.
+
+    Args:
+        mpicc: a site's own MPI compiler; None for the one of this environment.
+        force: build again, whatever the cache holds.
+
+    Raises:
+        ValueError: when `mpicc` cannot be run.
+        MissingComponentError: when a tool, TensorFlow or the MPI compiler is missing.
+        RuntimeError: when a step fails; the text ends with the last lines of its output.
     """
     mpicc_path = find_mpicc(mpicc)
     _check_tensorflow()
@@ -57,7 +86,7 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
         except RuntimeError as error:
             print(f"It does not work here: {error}", flush=True)
     check_tools()
-    return _install_wheel(build_horovod.build(mpicc_path, folder), mpicc_path)
+    return _install_wheel(build(mpicc_path, folder), mpicc_path)
 
 
 def finished_wheel(mpicc: Path) -> Path:
@@ -66,32 +95,34 @@ def finished_wheel(mpicc: Path) -> Path:
     cached = _cached_wheel(folder)
     if cached is None:
         check_tools()
-        cached = build_horovod.build(mpicc, folder)
+        cached = build(mpicc, folder)
     return cached
 
 
 def _finished(mpicc: Path) -> list[Path]:
-    """Find wheels that may fit: the cache's own, then a wheelhouse's for an older C library."""
+    """Return wheels that may fit: the cache's own, then a wheelhouse's for an older C library."""
     key = cache_key(mpicc)
     named = os.environ.get(WHEELHOUSE)
-    place = Path(named).expanduser() / wheelhouse.HOROVOD if named else None
+    place = Path(named).expanduser() / "horovod" if named else None
     alike = key.replace("".join(platform.libc_ver()), "*")
     folders = [wheels_folder() / key, *(sorted(place.glob(alike)) if place else [])]
     return [wheel for wheel in map(_cached_wheel, folders) if wheel]
 
 
 def _install_wheel(wheel: Path, mpicc: Path) -> Path:
-    """Put a finished wheel into this environment and sum a number over two ranks with it."""
-    build_horovod.run_step(
+    """Install a finished wheel into this environment and sum a value over two ranks with it."""
+    run_step(
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", wheel]
     )
     self_test(mpicc.parent)
-    print(f"Horovod {HOROVOD_VERSION}: an allreduce on 2 ranks gave the right sum.", flush=True)
+    print(
+        f"Horovod {HOROVOD_VERSION}: an allreduce on 2 ranks returned the correct sum.", flush=True
+    )
     return wheel
 
 
 def _cached_wheel(folder: Path) -> Path | None:
-    """Find a whole wheel in a folder of the cache; None when its checksums do not hold."""
+    """Return an undamaged wheel of a folder of the cache, or None."""
     for wheel in sorted(folder.glob("horovod-*.whl")):
         with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(wheel) as archive:
             if archive.testzip() is None:
@@ -116,7 +147,7 @@ def find_mpicc(mpicc: str | None = None) -> Path:
 
 
 def check_tools() -> None:
-    """Say what is missing before anything is downloaded."""
+    """Raise when something is missing, before anything is downloaded."""
     if lack := preflight.compiler() or preflight.make():
         raise MissingComponentError(lack)
     try:
@@ -147,13 +178,13 @@ def wheels_folder() -> Path:
 
 
 def cache_key(mpicc: Path) -> str:
-    """Name all that a wheel depends on: Python, TensorFlow, MPI, machine, recipe.
+    """Return a name with everything a wheel depends on: Python, TensorFlow, MPI, machine, recipe.
 
-    The environment's own folder is part of it only for an MPI of the site, whose path is built
-    in; the mpich wheel is found relative to Horovod's own file.
+    The path of the MPI is part of it only for an MPI of the site; the mpich wheel is found relative
+    to Horovod's own file.
     """
     tensorflow = _installed_version("tensorflow-cpu") or _installed_version("tensorflow")
-    if build_horovod.in_this_environment(mpicc):
+    if in_this_environment(mpicc):
         mpi = f"mpich{_installed_version('mpich')}"
     else:
         shown = commands.run([mpicc, "-show"], timeout_s=60).output
@@ -164,20 +195,183 @@ def cache_key(mpicc: Path) -> str:
 
 
 def self_test(mpi_bin: Path) -> None:
-    """Sum a number over two ranks with the Horovod just installed."""
+    """Sum a value over two ranks with the Horovod just installed."""
     env = {**commands.without_mpi(), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     launcher = mpi_bin / "mpiexec"
     if (mpi_bin / "mpiexec.gforker").exists():
         launcher = mpi_bin / "mpiexec.gforker"
         env["UCX_TLS"] = "sm,self"  # one host: no listener outside it
     processes.remove_orphaned_shared_memory()
-    build_horovod.run_step(
-        [launcher, "-n", "2", sys.executable, "-c", SELF_TEST], env=env, timeout_s=SELF_TEST_S
+    run_step([launcher, "-n", "2", sys.executable, "-c", SELF_TEST], env=env, timeout_s=SELF_TEST_S)
+
+
+def build(mpicc: Path, folder: Path) -> Path:
+    """Build a wheel from the source archive; the environment stays as it is."""
+    print(
+        f"Horovod {HOROVOD_VERSION}: building once; 1 to 4 minutes on 2 idle cores ...", flush=True
     )
+    with _scratch_folder() as scratch:
+        tools = fetch_tools(scratch)
+        env = _build_environment(mpicc, tools)
+        _unpack(fetch_source(scratch, mpicc, tools))
+        tree = scratch / f"horovod-{HOROVOD_VERSION}"
+        _drop_xla_lowering(tree / "horovod" / "tensorflow" / "CMakeLists.txt")
+        words = ["wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, tree]
+        run_step([*PIP, *words], env, progress=True)
+        wheel = next(scratch.glob("horovod-*.whl"))
+        folder.mkdir(parents=True, exist_ok=True)
+        # Copy under another name, then rename: a build that is killed leaves no half wheel.
+        partial = folder / f".{wheel.name}.{os.getpid()}"
+        shutil.copyfile(wheel, partial)
+        return partial.replace(folder / wheel.name)
+
+
+def fetch_tools(scratch: Path) -> Path:
+    """Install the build tools into a separate folder."""
+    tools = scratch / "tools"
+    run_step([*PIP, "install", "-q", "--target", tools, *BUILD_TOOLS])
+    return tools
+
+
+def fetch_source(scratch: Path, mpicc: Path, tools: Path) -> Path:
+    """Download Horovod's source archive and check that it is the published one."""
+    source = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
+    wanted = ["-d", scratch, f"horovod=={HOROVOD_VERSION}"]
+    run_step([*PIP, "download", "-q", *source, *wanted], _build_environment(mpicc, tools))
+    archive = scratch / f"horovod-{HOROVOD_VERSION}.tar.gz"
+    _require_published(archive)
+    return archive
+
+
+def _require_published(archive: Path) -> None:
+    found = sha256(archive)
+    if found != SOURCE_SHA256:
+        raise RuntimeError(f"{archive.name} has SHA-256 {found}, expected {SOURCE_SHA256}.")
+
+
+def _unpack(archive: Path) -> None:
+    """Unpack the source archive beside itself, if it is the published one."""
+    _require_published(archive)
+    with tarfile.open(archive) as unpacked:
+        # Python before 3.11.4 has no filters; the checksum was compared.
+        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        unpacked.extractall(archive.parent, **safe)
+
+
+def _drop_xla_lowering(cmake_lists: Path) -> None:
+    """Remove the one source file that TensorFlow 2.21 no longer compiles."""
+    text = cmake_lists.read_text()
+    if XLA_LINE not in text:
+        raise RuntimeError(f"{cmake_lists.name} of Horovod {HOROVOD_VERSION} is not as expected.")
+    cmake_lists.write_text(text.replace(XLA_LINE, ""))
+
+
+def _build_environment(mpicc: Path, tools: Path) -> dict[str, str]:
+    """Return the environment of the build: which MPI, which parts, the path of libmpi."""
+    scripts = sysconfig.get_path("scripts")
+    path = [str(mpicc.parent), str(tools / "bin"), scripts, os.environ["PATH"]]
+    env = {
+        **os.environ,
+        "PATH": os.pathsep.join(path),
+        "PYTHONPATH": str(tools),
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0))),
+        "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+        **dict.fromkeys((f"HOROVOD_{part}" for part in PARTS), "1"),
+    }
+    if in_this_environment(mpicc):
+        # From horovod/tensorflow/ up to the environment's lib/, where the mpich wheel puts libmpi.
+        env["LDFLAGS"] = "-Wl,-rpath,$ORIGIN/../../../.."
+    return env
+
+
+def in_this_environment(path: Path) -> bool:
+    """Return whether a path is in this Python's environment."""
+    return Path(sys.prefix).absolute() in path.absolute().parents
+
+
+def run_step(
+    command: list,
+    env: dict[str, str] | None = None,
+    timeout_s: float = 1800,
+    progress: bool = False,
+) -> None:
+    """Run a step quietly; with `progress` print how far it is from time to time."""
+    words = [str(word) for word in command]
+    with tempfile.TemporaryFile("w+b") as log:
+        try:
+            step = subprocess.Popen(
+                words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise RuntimeError(f"`{words[0]}` cannot be run: {error.strerror}.") from error
+        try:
+            status = _wait(step, timeout_s, log.fileno() if progress else None)
+        finally:
+            _end_session(step)
+        if status != 0:
+            how = f"failed ({status})" if status else f"did not end in {timeout_s:.0f} s"
+            last = [line for line in _text(log.fileno()).splitlines() if line.strip()][-25:]
+            shown = "\n".join(last)
+            raise RuntimeError(f"`{' '.join(words[:6])} ...` {how}:\n{shown}")
+
+
+def _wait(step: subprocess.Popen, timeout_s: float, log: int | None) -> int | None:
+    """Wait for a step and return its exit status, None after the limit."""
+    began = time.monotonic()
+    while (left_s := began + timeout_s - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return step.wait(min(left_s, PROGRESS_S))
+        if log is not None:
+            done = re.findall(r"\[ *(\d+%)\]", _text(log))  # as CMake prints it
+            part = f", {done[-1]} compiled" if done else ""
+            print(f"  building: {time.monotonic() - began:.0f} s{part}", flush=True)
+    return None
+
+
+def _text(log: int) -> str:
+    return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
+
+
+def _end_session(step: subprocess.Popen) -> None:
+    """Kill a step that still runs and everything that it started in its session."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(process.name)) == step.pid:
+                os.kill(int(process.name), signal.SIGKILL)
+    step.wait()
+
+
+@contextlib.contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """Make a temporary folder that is removed however the process ends.
+
+    SIGTERM and SIGHUP end the block as Ctrl-C does. What a process left that was killed is removed
+    by the next one.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        owner = left.name.removeprefix(SCRATCH).split("-")[0]
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    if threading.current_thread() is not threading.main_thread():
+        signals = ()
+    before = {each: signal.signal(each, end) for each in signals}
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as folder:
+            yield Path(folder)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Install Horovod from the command line; a failure is told without a traceback."""
+    """Install Horovod from the command line; a failure prints no traceback."""
     parser = argparse.ArgumentParser("dlguide.install_horovod")
     parser.add_argument("--mpicc", help="the site's MPI compiler; default: this environment's")
     parser.add_argument("--force", action="store_true", help="build again, whatever the cache has")

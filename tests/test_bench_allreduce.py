@@ -13,7 +13,7 @@ from lanes import RANKS
 from dlguide import plots
 from dlguide.bench import allreduce as bench
 from dlguide.cli.bench_allreduce import allreduce_command
-from dlguide.collectives import NAMES, keeping
+from dlguide.collectives import NAMES, autotune
 
 pytestmark = pytest.mark.ranks
 
@@ -100,7 +100,7 @@ def test_the_command_writes_numbers_plot_and_table(monkeypatch, tmp_path, capsys
     record = json.loads((tmp_path / "out" / "allreduce.json").read_text())
     assert {point["nbytes"] for point in record["points"]} == {64, 1024}
     assert (tmp_path / "out" / "allreduce.png").exists()
-    assert keeping.load(1).ranks == 1
+    assert autotune.load_table(1).ranks == 1
     said = capsys.readouterr().out
     assert "Fastest: from 0 bytes" in said
     assert "most probably MVAPICH2-GDR" in said

@@ -1,7 +1,6 @@
 """Every collective equals NumPy on the stacked arrays of all ranks, for any size and dtype.
 
-Tests dlguide.collectives.algorithms, dlguide.collectives.pieces, dlguide.collectives.buffers,
-dlguide.collectives.groups, dlguide.collectives.choosing and dlguide.collectives.keeping.
+Tests dlguide.collectives.algorithms, dlguide.collectives.buffers and dlguide.collectives.autotune.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from lanes import RANKS, long
 from on_ranks import on_ranks
 
-from dlguide.collectives import Table, buffers, choosing, keeping
+from dlguide.collectives import AllreduceTable, autotune, buffers
 
 pytestmark = pytest.mark.ranks
 
@@ -27,7 +26,7 @@ def every_algorithm_against_numpy():
     from mpi4py import MPI
 
     from dlguide import collectives
-    from dlguide.collectives import algorithms, groups
+    from dlguide.collectives import algorithms
 
     comm, wrong = MPI.COMM_WORLD, []
     p, rank = comm.size, comm.rank
@@ -77,8 +76,8 @@ def every_algorithm_against_numpy():
     collectives.allreduce(mine, part, algorithm="ring")
     if set(mine) != {sum(r for r in range(p) if r % 2 == rank % 2)}:
         wrong.append("communicator of some ranks")
-    node, leaders = groups.levels(comm, 2)
-    if groups.levels(comm, 2) != (node, leaders) or node.size != min(2, p - rank // 2 * 2):
+    node, leaders = algorithms.node_levels(comm, 2)
+    if algorithms.node_levels(comm, 2) != (node, leaders) or node.size != min(2, p - rank // 2 * 2):
         wrong.append("levels")
     return wrong
 
@@ -93,7 +92,7 @@ def every_piece_against_numpy():
     from mpi4py import MPI
 
     from dlguide import collectives
-    from dlguide.collectives import buffers, pieces
+    from dlguide.collectives import algorithms, buffers
 
     comm, wrong = MPI.COMM_WORLD, []
     p, rank = comm.size, comm.rank
@@ -106,25 +105,25 @@ def every_piece_against_numpy():
                 collectives.broadcast(mine, comm, root, name)
                 wrong += [] if np.array_equal(mine, arrays[root]) else [[name, size, root]]
             mine = arrays[rank].copy()
-            pieces.broadcast_chain(mine, comm, root, segment_bytes=24)
+            algorithms.broadcast_chain(mine, comm, root, segment_bytes=24)
             wrong += [] if np.array_equal(mine, arrays[root]) else [["chain of 24", size, root]]
             mine = arrays[rank].copy()
-            pieces.reduce_tree(mine, comm, root)
+            algorithms.reduce_tree(mine, comm, root)
             right = rank != root or np.array_equal(mine, arrays.sum(0))
             wrong += [] if right else [["reduce", size, root]]
         for segment in (None, 16):
             mine = arrays[rank].copy()
-            part = pieces.reduce_scatter_ring(mine, comm, "sum", segment)
+            part = algorithms.reduce_scatter_ring(mine, comm, "sum", segment)
             right = np.array_equal(part, buffers.parts(arrays.sum(0), p)[rank])
             wrong += [] if right and np.shares_memory(part, mine) == bool(part.size) else [
                 ["reduce-scatter", size, segment]]  # fmt: skip
         mine = np.full(size, -1.0)
         buffers.parts(mine, p)[rank][:] = buffers.parts(arrays[0], p)[rank]
-        pieces.allgather_ring(mine, comm)
+        algorithms.allgather_ring(mine, comm)
         wrong += [] if np.array_equal(mine, arrays[0]) else [["allgather", size]]
     table = random.integers(0, 99, (p, p, 3))
     mine = table[rank].copy()
-    pieces.alltoall(mine, comm)
+    algorithms.alltoall(mine, comm)
     wrong += [] if np.array_equal(mine, table[:, rank]) else ["alltoall"]
     return wrong
 
@@ -244,26 +243,29 @@ def test_table_takes_the_fastest_and_the_library_where_little_is_won():
         10_000: {"library": 1.04, "ring": 1.0, "tree": 2.0},
         1_000_000: {"library": 2.0, "ring": 1.0, "tree": 2.0},
     }
-    table = Table.from_measured(2, measured)
+    table = AllreduceTable.from_measured(2, measured)
     assert table.steps == ((0, "library"), (100_000, "ring"))
     assert [table.choose(nbytes) for nbytes in (0, 99_999, 100_000, 10**9)] == [
         *("library", "library", "ring", "ring")
     ]
-    assert Table.from_dict({"ranks": 2, "steps": [[0, "library"], [100_000, "ring"]]}) == table
+    assert (
+        AllreduceTable.from_dict({"ranks": 2, "steps": [[0, "library"], [100_000, "ring"]]})
+        == table
+    )
     with pytest.raises(ValueError, match="`seconds` must hold at least one size"):
-        Table.from_measured(2, {})
+        AllreduceTable.from_measured(2, {})
     for steps in ([[0, "rong"]], [[5, "ring"]], [[0, "ring"], [9, "tree"], [3, "ring"]], []):
         with pytest.raises(ValueError, match="`steps` must be sizes from 0 up and names"):
-            Table.from_dict({"ranks": 2, "steps": steps})
+            AllreduceTable.from_dict({"ranks": 2, "steps": steps})
 
 
 def measured_on_ranks():
     from mpi4py import MPI
 
-    from dlguide.collectives import Table, choosing
+    from dlguide.collectives import AllreduceTable, autotune
 
-    samples = choosing.measure(MPI.COMM_WORLD, [8, 4096], repeats=3, least_s=1e-4)
-    table = Table.from_measured(MPI.COMM_WORLD.size, choosing.medians(samples))
+    samples = autotune.measure(MPI.COMM_WORLD, [8, 4096], repeats=3, least_s=1e-4)
+    table = AllreduceTable.from_measured(MPI.COMM_WORLD.size, autotune.medians(samples))
     return [[len(each) for each in times.values()] for times in samples.values()], table.steps
 
 
@@ -271,21 +273,21 @@ def measured_on_ranks():
 def test_measuring_gives_every_rank_the_same_table(tmp_path, ranks):
     found = on_ranks(ranks, measured_on_ranks, tmp_path)
     assert all(each == found[0] for each in found)
-    assert found[0][0] == [[3] * len(choosing.NAMES)] * 2
+    assert found[0][0] == [[3] * len(autotune.NAMES)] * 2
 
 
 def test_a_kept_table_is_found_again_and_a_damaged_one_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
-    assert [keeping.load(2).choose(nbytes) for nbytes in (8, 10**9)] == ["library"] * 2
-    table = Table(2, ((0, "ring"),))
-    assert keeping.keep(table) == keeping.path(2)
-    assert keeping.load(2) == table
-    assert keeping.load(3).choose(10**9) == "library"
-    assert [each.name for each in (tmp_path / "cache").iterdir()] == [keeping.path(2).name]
+    assert [autotune.load_table(2).choose(nbytes) for nbytes in (8, 10**9)] == ["library"] * 2
+    table = AllreduceTable(2, ((0, "ring"),))
+    assert autotune.save_table(table) == autotune.table_path(2)
+    assert autotune.load_table(2) == table
+    assert autotune.load_table(3).choose(10**9) == "library"
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == [autotune.table_path(2).name]
     for damaged in ("{", "[]", '{"ranks": 2, "steps": [[0, "rong"]]}', '{"ranks": 2}'):
-        keeping.path(2).write_text(damaged)
+        autotune.table_path(2).write_text(damaged)
         with pytest.warns(RuntimeWarning, match=r"is not a table of allreduces .* Delete it"):
-            assert keeping.load(2).choose(10**9) == "library"
+            assert autotune.load_table(2).choose(10**9) == "library"
 
 
 def what_auto_chose(kept):
@@ -295,25 +297,27 @@ def what_auto_chose(kept):
     from mpi4py import MPI
 
     from dlguide import collectives
-    from dlguide.collectives import choosing
+    from dlguide.collectives import autotune
 
     comm, chosen = MPI.COMM_WORLD, []
     # only the first rank's file counts
     os.environ["DLGUIDE_CACHE"] = kept if comm.rank == 0 else kept + "/nowhere"
-    usual = choosing.run
-    choosing.run = lambda name, *rest: (chosen.append(name), usual(name, *rest))[1]
+    usual = autotune.run
+    autotune.run = lambda name, *rest: (chosen.append(name), usual(name, *rest))[1]
     # MPI's own is called at once
     arguments = collectives.library_arguments
     collectives.library_arguments = lambda op: (chosen.append("library"), arguments(op))[1]
     for size in (10, 1000):
         collectives.allreduce(np.zeros(size, "f4"), comm)
     collectives.allreduce(np.zeros(10, "f2"), comm)
-    collectives.allreduce(np.zeros(10, "f4"), comm, table=collectives.Table(1, ((0, "ring"),)))
+    collectives.allreduce(
+        np.zeros(10, "f4"), comm, table=collectives.AllreduceTable(1, ((0, "ring"),))
+    )
     return chosen
 
 
 def test_auto_takes_the_kept_table_of_the_first_rank_on_all_ranks(monkeypatch, tmp_path):
     monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
-    keeping.keep(Table(2, ((0, "library"), (2000, "tree"))))
+    autotune.save_table(AllreduceTable(2, ((0, "library"), (2000, "tree"))))
     chosen = on_ranks(2, what_auto_chose, tmp_path, fresh=True, kept=str(tmp_path / "cache"))
     assert chosen == [["library", "tree", "recursive_doubling", "ring"]] * 2

@@ -58,7 +58,7 @@ def test_every_command_of_ours_exists_with_its_options():
         for word in words[2:]:
             assert not word.startswith("--") or f"`{word}`" in sections[name], line
         found.add(name)
-    assert {"doctor", "notebooks", "progress", "wheelhouse", "cleanup", "lab", "batch"} <= found
+    assert {"doctor", "notebooks", "progress", "cleanup", "lab", "batch"} <= found
 
 
 def test_every_target_of_make_exists():

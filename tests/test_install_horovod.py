@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
 import sys
 import sysconfig
+import tempfile
+import time
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
-from dlguide import build_horovod, install_horovod, preflight
+from dlguide import install_horovod, preflight
 from dlguide.errors import MissingComponentError
 
 BIN = Path(sysconfig.get_path("scripts"))
@@ -42,8 +48,8 @@ def cache_by_xdg(monkeypatch):
 
 def test_mpicc_is_the_environments_own():
     assert install_horovod.find_mpicc() == BIN / "mpicc"
-    assert build_horovod.in_this_environment(BIN / "mpicc")
-    assert not build_horovod.in_this_environment(Path("/usr/bin/mpicc"))
+    assert install_horovod.in_this_environment(BIN / "mpicc")
+    assert not install_horovod.in_this_environment(Path("/usr/bin/mpicc"))
 
 
 def test_mpicc_that_cannot_be_run_is_refused():
@@ -58,7 +64,7 @@ def test_missing_mpicc_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_missing_compiler_is_told_before_anything_is_downloaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_horovod, "build", lambda *arguments: pytest.fail("was built"))
+    monkeypatch.setattr(install_horovod, "build", lambda *arguments: pytest.fail("was built"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert preflight.compiler().startswith("g++ is needed")
@@ -104,7 +110,7 @@ def cache(tmp_path, monkeypatch):
         notes.append("build")
         return wheel(folder)
 
-    monkeypatch.setattr(build_horovod, "build", build)
+    monkeypatch.setattr(install_horovod, "build", build)
     monkeypatch.setattr(
         install_horovod, "_install_wheel", lambda path, mpicc: notes.append("install") or path
     )
@@ -160,44 +166,90 @@ def test_cached_wheel_that_fails_here_is_built_again(cache, monkeypatch, capsys)
 
 def test_only_the_xla_line_is_dropped(tmp_path):
     lists = tmp_path / "CMakeLists.txt"
-    lists.write_text(f"first\n{build_horovod.XLA_LINE}\nlast\n")
-    build_horovod._drop_xla_lowering(lists)
+    lists.write_text(f"first\n{install_horovod.XLA_LINE}\nlast\n")
+    install_horovod._drop_xla_lowering(lists)
     assert lists.read_text() == "first\n\nlast\n"
     with pytest.raises(RuntimeError, match="not as expected"):
-        build_horovod._drop_xla_lowering(lists)
+        install_horovod._drop_xla_lowering(lists)
 
 
 def test_source_that_is_not_the_published_one_is_not_unpacked(tmp_path):
     archive = tmp_path / "horovod-0.28.1.tar.gz"
     archive.write_bytes(b"something else")
     with pytest.raises(RuntimeError, match=r"has SHA-256 [0-9a-f]{64}, expected 92a43f5a"):
-        build_horovod._unpack(archive)
+        install_horovod._unpack(archive)
     assert list(tmp_path.iterdir()) == [archive]
 
 
 def test_build_takes_the_named_mpi_and_its_own_tools_first(tmp_path):
-    env = build_horovod._build_environment(Path("/opt/mpi/bin/mpicc"), tmp_path)
+    env = install_horovod._build_environment(Path("/opt/mpi/bin/mpicc"), tmp_path)
     assert env["PATH"].startswith(f"/opt/mpi/bin:{tmp_path}/bin:")
     assert env["PYTHONPATH"] == str(tmp_path)
     assert env["HOROVOD_WITH_MPI"] == env["HOROVOD_WITHOUT_PYTORCH"] == "1"
     assert "ORIGIN" not in env.get("LDFLAGS", "")
-    own = build_horovod._build_environment(BIN / "mpicc", tmp_path)
+    own = install_horovod._build_environment(BIN / "mpicc", tmp_path)
     assert own["LDFLAGS"] == "-Wl,-rpath,$ORIGIN/../../../.."
 
 
 def test_step_that_fails_is_told_with_its_last_lines():
     with pytest.raises(RuntimeError, match=r"`sh -c .*` failed \(4\):\nthe reason"):
-        build_horovod.run_step(["sh", "-c", "echo the reason; exit 4"])
+        install_horovod.run_step(["sh", "-c", "echo the reason; exit 4"])
+
+
+STEP = """
+import sys
+from dlguide import install_horovod
+
+with install_horovod._scratch_folder() as scratch:
+    print(scratch, flush=True)
+    install_horovod.run_step(["sh", "-c", "sleep 617 & sleep 617"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_ended_build_leaves_no_compiler_and_no_folder(number):
+    build = subprocess.Popen([sys.executable, "-c", STEP], stdout=subprocess.PIPE, text=True)
+    scratch = Path(build.stdout.readline().strip())
+    assert scratch.is_dir()
+    deadline = time.monotonic() + 20
+    while len(children := psutil.Process(build.pid).children(recursive=True)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    build.send_signal(number)
+    assert build.wait(20) != 0
+    assert not scratch.exists()
+    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # uncollected in a container
+    assert not [c for c in children if c.is_running() and c.status() not in ended]
+
+
+def test_folder_of_a_killed_build_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = tmp_path / f"{install_horovod.SCRATCH}{ended.pid}-abc"
+    running = tmp_path / f"{install_horovod.SCRATCH}{os.getpid()}-abc"
+    for folder in (left, running):
+        folder.mkdir()
+        (folder / "a.o").touch()
+    with install_horovod._scratch_folder() as scratch:
+        assert sorted(tmp_path.iterdir()) == sorted([running, scratch])
+
+
+def test_build_shows_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(install_horovod, "PROGRESS_S", 0.2)
+    command = "echo '[ 12%] Building CXX object'; sleep 0.7"
+    install_horovod.run_step(["sh", "-c", command], progress=True)
+    assert re.search(r"^  building: \d+ s, 12% compiled$", capsys.readouterr().out, re.M)
 
 
 def test_step_that_hangs_is_told():
     with pytest.raises(RuntimeError, match=r"`sleep 616 \.\.\.` did not end in 1 s"):
-        build_horovod.run_step(["sleep", "616"], timeout_s=1)
+        install_horovod.run_step(["sleep", "616"], timeout_s=1)
 
 
 def test_step_without_its_program_is_told():
     with pytest.raises(RuntimeError, match="`/no/program` cannot be run: No such file"):
-        build_horovod.run_step(["/no/program"])
+        install_horovod.run_step(["/no/program"])
 
 
 # --- the self-test -----------------------------------------------------------------------------

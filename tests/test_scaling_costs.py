@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from dlguide import published
-from dlguide.collectives import algorithms, buffers, pieces
+from dlguide.collectives import algorithms, buffers
 from dlguide.scaling import costs
 from dlguide.scaling.costs import Link
 
@@ -85,7 +85,7 @@ class Comm:
 @pytest.fixture
 def virtual(monkeypatch):
     """Run a collective on a virtual network; give its time and what each rank holds."""
-    for module in (buffers, pieces, algorithms):
+    for module in (buffers, algorithms):
         monkeypatch.setattr(module, "message", lambda array: array)
 
     def run(collective, nbytes, ranks, inside=LINK, between=LINK, per_node=1, levels=False):
@@ -105,9 +105,8 @@ def virtual(monkeypatch):
             alike = [each for each in range(ranks) if each % per_node == comm.me % per_node]
             return Comm(network, first, comm.me), Comm(network, alike, comm.me)
 
-        for module in (pieces, algorithms):
-            monkeypatch.setattr(module, "operation", operation)
-        monkeypatch.setattr(algorithms, "levels", split)
+        monkeypatch.setattr(algorithms, "operation", operation)
+        monkeypatch.setattr(algorithms, "node_levels", split)
         arrays = [np.full(nbytes // 8, float(rank + 1)) for rank in range(ranks)]
 
         def work(rank):
@@ -149,10 +148,13 @@ def test_hierarchical_takes_the_time_of_the_algorithm(nodes, per_node, virtual):
 def test_parts_of_an_allreduce_take_the_time_of_the_algorithms(ranks, virtual):
     nbytes = 8 * 1680 * 4
     for collective, cost in (
-        (pieces.broadcast_tree, costs.broadcast),
-        (pieces.reduce_scatter_ring, costs.reduce_scatter),
-        (pieces.allgather_ring, costs.allgather),
-        (lambda array, comm: pieces.alltoall(array.reshape(comm.size, -1), comm), costs.alltoall),
+        (algorithms.broadcast_tree, costs.broadcast),
+        (algorithms.reduce_scatter_ring, costs.reduce_scatter),
+        (algorithms.allgather_ring, costs.allgather),
+        (
+            lambda array, comm: algorithms.alltoall(array.reshape(comm.size, -1), comm),
+            costs.alltoall,
+        ),
     ):
         seconds, _ = virtual(collective, nbytes, ranks)
         assert cost(nbytes, ranks, LINK) == pytest.approx(seconds, rel=1e-12, abs=1e-15)

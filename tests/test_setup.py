@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from dlguide import build_horovod, preflight
+from dlguide import install_horovod, preflight
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -110,7 +110,7 @@ def _closure(root, extra):
 
 def test_build_tools_of_horovod_are_the_pinned_ones():
     pins = {str(pin).split(" ;")[0] for pin in constraints("3.11").values()}
-    assert set(build_horovod.BUILD_TOOLS) <= pins
+    assert set(install_horovod.BUILD_TOOLS) <= pins
     setuptools = str(constraints("3.11")["setuptools"].specifier).removeprefix("==")
     assert Version(setuptools) < Version("81")
 
@@ -148,7 +148,7 @@ def test_conda_versions_are_those_of_the_constraints():
     _, found = conda()
     pins = constraints("3.12")
     assert found.pop("python") == "3.12"
-    assert found.pop("horovod") == build_horovod.HOROVOD_VERSION
+    assert found.pop("horovod") == install_horovod.HOROVOD_VERSION
     assert found.pop("pip") == ""
     for name, version in found.items():
         pin = next(pins[each] for each in (name, name.removesuffix("-base")) if each in pins)
@@ -179,7 +179,7 @@ def clone(tmp_path):
     (folder / "notebooks").mkdir()
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "notebooks/pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
-    for name in ("preflight.py", "install_horovod.py", "build_horovod.py"):
+    for name in ("preflight.py", "install_horovod.py"):
         shutil.copy(ROOT / "dlguide" / name, folder / "dlguide")
     return folder
 

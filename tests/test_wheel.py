@@ -115,16 +115,16 @@ esac
 """
 INSTALL = """
 import hashlib, pathlib, sys, tarfile
-from dlguide import build_horovod, install_horovod
+from dlguide import install_horovod
 here = pathlib.Path.cwd()
 tree = here / "horovod-0.28.1" / "horovod" / "tensorflow"
 tree.mkdir(parents=True)
-(tree / "CMakeLists.txt").write_text("project(x)\\n" + build_horovod.XLA_LINE)
+(tree / "CMakeLists.txt").write_text("project(x)\\n" + install_horovod.XLA_LINE)
 archive = here / "horovod-0.28.1.tar.gz"
 with tarfile.open(archive, "w:gz") as packed:
     packed.add("horovod-0.28.1")
-build_horovod.SOURCE_SHA256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-build_horovod.PIP = (str(here / "fake_pip"),)
+install_horovod.SOURCE_SHA256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+install_horovod.PIP = (str(here / "fake_pip"),)
 sys.exit(install_horovod.main(["--force"]) != 1)
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -14,17 +15,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from dlcourse import execution
-from dlguide import build_horovod, install_horovod, make_wheelhouse, wheelhouse
-from dlguide.cli import offline
-from dlguide.cli.app import app
-from dlguide.errors import MissingComponentError
+from dlguide import install_horovod
 
 ROOT = Path(__file__).resolve().parents[1]
+_SPEC = importlib.util.spec_from_file_location("wheelhouse", ROOT / "tools" / "wheelhouse.py")
+wheelhouse = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(wheelhouse)
 HERE = {"python": "3.11", "machine": "x86_64", "libc": "glibc 2.36"}
-PINS = "# versions\nNumPy==2.4.6\nruamel.yaml==1.0\novers==7 ; python_version < '3.12'\n"
 
 
 def wheel(folder: Path, name: str = "tiny", version: str = "1.0", tag: str = "py3-none-any"):
@@ -52,18 +51,14 @@ def _digest(text: str) -> str:
 
 
 def describe(folder: Path, **changes) -> Path:
-    """Write the manifest of a folder, as it is now."""
-    files = {
-        path.relative_to(folder).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
+    """Write the checksums of a folder, as it is now, and the machine that it fits."""
+    (folder / "machine.json").write_text(json.dumps({**HERE, **changes}))
+    sums = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "wheelhouse.json"
-    }
-    pins = {"numpy": "2.4.6", "ruamel-yaml": "1.0", "overs": "7"}
-    manifest = {"format": 1, **HERE, "pins": pins, "files": files, **changes}
-    (folder / "wheelhouse.json").write_text(json.dumps(manifest))
+        if path.is_file() and path.name != "SHA256SUMS"
+    ]
+    (folder / "SHA256SUMS").write_text("".join(sums))
     return folder
 
 
@@ -71,99 +66,53 @@ def describe(folder: Path, **changes) -> Path:
 def house(tmp_path):
     folder = tmp_path / "wheels"
     wheel(folder)
-    wheel(folder, "fat", tag="cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64")
     wheel(folder / "horovod" / "horovod0.28.1-cp311", "horovod", "0.28.1")
     return describe(folder)
 
 
-@pytest.fixture
-def pins(tmp_path):
-    path = tmp_path / "constraints.txt"
-    path.write_text(PINS)
-    return path
-
-
 def only(lines):
-    """Return the one complaint there is."""
+    """Return the one line there is."""
     assert len(lines) == 1, lines
     return lines[0]
 
 
-def test_whole_wheelhouse_has_no_complaint(house, pins):
-    assert wheelhouse.complaints(house, pins, HERE) == []
-    assert wheelhouse.complaints(house, machine=HERE | {"libc": "glibc 2.27"}) == []
+def test_whole_wheelhouse_has_no_problem(house):
+    assert wheelhouse.problems(house, HERE) == []
+    checked = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    assert subprocess.run(checked, cwd=house, stdout=subprocess.DEVNULL).returncode == 0
 
 
-def test_folder_that_is_not_there_or_no_wheelhouse_is_told(tmp_path):
-    assert "There is no folder" in only(wheelhouse.complaints(tmp_path / "none", machine=HERE))
-    assert "holds no wheelhouse.json" in only(wheelhouse.complaints(tmp_path, machine=HERE))
-    spaced = only(wheelhouse.complaints(tmp_path / "a stick", machine=HERE))
-    assert "has a space" in spaced
+def test_folder_that_is_no_wheelhouse_is_named(tmp_path, house):
+    assert "There is no folder" in only(wheelhouse.problems(tmp_path / "none", HERE))
+    assert "has no machine.json: it is no wheelhouse" in only(wheelhouse.problems(tmp_path, HERE))
+    assert "has a space" in only(wheelhouse.problems(tmp_path / "a stick", HERE))
+    for name, text in {"SHA256SUMS": "no sums", "machine.json": "[1]"}.items():
+        (house / name).write_text(text)
+        line = only(wheelhouse.problems(house, HERE))
+        assert "cannot be read" in line
+        assert line.endswith("Copy the wheelhouse again.")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[1]",
-        '{"format": 2}',
-        '{"format": 1, "python": "3.11", "machine": "x", "libc": "g", "pins": {}, "files": []}',
-        '{"format": 1, "python": "3.11", "machine": "x", "libc": "g", "pins": {}, "files":'
-        ' {"../../etc/passwd": {"bytes": 1, "sha256": "0"}}}',
-        '{"format": 1, "python": "3.11", "machine": "x", "libc": "g", "pins": {}, "files":'
-        ' {"a.whl": {"bytes": "1", "sha256": "0"}}}',
-    ],
-)
-def test_damaged_manifest_is_told(house, text):
-    (house / "wheelhouse.json").write_text(text)
-    line = only(wheelhouse.complaints(house, machine=HERE))
-    assert "wheelhouse.json cannot be read" in line
-    assert line.endswith("Copy the wheelhouse again.")
-    (house / "wheelhouse.json").write_bytes(b"\xff\xfe\x00")
-    assert "it holds no text" in only(wheelhouse.complaints(house, machine=HERE))
-
-
-def test_wheelhouse_for_another_python_names_both_and_the_command(house):
-    line = only(wheelhouse.complaints(house, machine=HERE | {"python": "3.12"}))
-    assert "is for Python 3.11 on x86_64, got Python 3.12" in line
+def test_wheelhouse_for_another_machine_names_both_and_the_command(house):
+    line = only(wheelhouse.problems(house, HERE | {"python": "3.12"}))
+    assert "is for Python 3.11 on x86_64, got Python 3.12 on x86_64" in line
     assert "`make setup PYTHON=python3.11 WHEELHOUSE=...`" in line
-
-
-def test_wheelhouse_for_another_processor_is_told(house):
-    line = only(wheelhouse.complaints(house, machine=HERE | {"machine": "aarch64"}))
-    assert "on x86_64, this machine is aarch64" in line
-
-
-def test_older_c_library_than_a_wheel_needs_is_told_with_the_wheel(house):
-    line = only(wheelhouse.complaints(house, machine=HERE | {"libc": "glibc 2.17"}))
-    assert line.startswith("fat-1.0-cp311")
-    assert "needs glibc 2.27 or later, this machine has glibc 2.17" in line
-
-
-def test_other_pins_name_the_packages(house, pins):
-    pins.write_text(PINS.replace("2.4.6", "2.5.0"))
-    line = only(wheelhouse.complaints(house, pins, HERE))
-    assert "numpy 2.4.6 instead of 2.5.0" in line
-    pins.write_text(PINS + "newcomer==1\n")
-    assert wheelhouse.complaints(house, pins, HERE) == []
+    assert "got Python 3.11 on arm" in only(wheelhouse.problems(house, HERE | {"machine": "arm"}))
 
 
 def test_missing_short_and_flipped_files_are_named(house):
     path = house / "tiny-1.0-py3-none-any.whl"
     whole = path.read_bytes()
-    path.write_bytes(whole[:-7])
-    told = only(wheelhouse.complaints(house, machine=HERE))
-    assert f"{path.name} is damaged: it holds {len(whole) - 7} bytes of {len(whole)}" in told
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
-    path.write_bytes(flipped)
-    told = only(wheelhouse.complaints(house, machine=HERE))
-    assert f"{path.name} is damaged: its SHA-256" in told
+    for damaged in (whole[:-7], flipped):
+        path.write_bytes(damaged)
+        line = only(wheelhouse.problems(house, HERE))
+        assert f"{path.name} is damaged: its SHA-256" in line
     path.unlink()
-    told = only(wheelhouse.complaints(house, machine=HERE))
-    assert f"{path.name} is missing" in told
-    assert told.endswith("Copy the wheelhouse again.")
+    line = only(wheelhouse.problems(house, HERE))
+    assert f"{path.name} is missing" in line
+    assert line.endswith("Copy the wheelhouse again.")
 
 
 def test_many_damaged_files_are_counted(tmp_path):
@@ -172,37 +121,30 @@ def test_many_damaged_files_are_counted(tmp_path):
     describe(folder)
     for path in paths:
         path.unlink()
-    lines = wheelhouse.complaints(folder, machine=HERE)
+    lines = wheelhouse.problems(folder, HERE)
     assert len(lines) == wheelhouse.SHOWN + 1
     assert lines[-1].startswith("4 more files")
 
 
-def test_pins_are_read_without_their_markers():
-    assert wheelhouse.parse_pins(PINS) == {"numpy": "2.4.6", "ruamel-yaml": "1.0", "overs": "7"}
-    ours = wheelhouse.parse_pins((ROOT / "constraints.txt").read_text())
-    assert len(ours) > 100
-    assert {"numpy", "tensorflow-cpu", "mpich"} <= set(ours)
-
-
-def look(*arguments):
-    """Run the file by its path, as setting up does: with nothing but the standard library."""
-    command = [sys.executable, "-I", "-S", ROOT / "dlguide" / "wheelhouse.py", *arguments]
+def check(*arguments):
+    """Run the script by its path, as setting up does: with nothing but the standard library."""
+    command = [sys.executable, "-I", "-S", ROOT / "tools" / "wheelhouse.py", "check", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_it_runs_by_its_path_and_tells_by_its_exit_status(house):
-    describe(house, **wheelhouse.here())
-    assert look(house).returncode == 0
-    assert "3 files" in look(house).stdout
-    describe(house, **wheelhouse.here() | {"libc": "glibc 99.1"})
-    assert look(house).returncode == 3
+def test_it_runs_by_its_path_and_its_exit_status_says_whether_horovod_must_be_compiled(house):
+    describe(house, **wheelhouse.this_machine())
+    assert check(house).returncode == 0
+    assert "all files are whole" in check(house).stdout
+    describe(house, **wheelhouse.this_machine() | {"libc": "glibc 99.1"})
+    assert check(house).returncode == 3
     shutil.rmtree(house / "horovod")
-    assert look(describe(house, **wheelhouse.here())).returncode == 3
+    assert check(describe(house, **wheelhouse.this_machine())).returncode == 3
     (house / "tiny-1.0-py3-none-any.whl").unlink()
-    bad = look(house)
+    bad = check(house)
     assert bad.returncode == 1
     assert bad.stderr.startswith("tiny-1.0-py3-none-any.whl is missing")
-    assert look().returncode == 2
+    assert check().returncode == 2
 
 
 # --- filling one -------------------------------------------------------------------------------
@@ -215,74 +157,57 @@ def sources(tmp_path, monkeypatch):
     wheel(place)
     for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place)}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(make_wheelhouse, "requirements", lambda pytorch: ["tiny>=1"])
+    monkeypatch.setattr(wheelhouse, "requirements", lambda pytorch: ["tiny>=1"])
     built = wheel(tmp_path / "cache" / "horovod0.28.1-cp311", "horovod", "0.28.1")
     monkeypatch.setattr(install_horovod, "finished_wheel", lambda mpicc: built)
-    monkeypatch.setattr(build_horovod, "fetch_tools", lambda scratch: scratch)
+    monkeypatch.setattr(install_horovod, "fetch_tools", lambda scratch: scratch)
 
     def fetch_source(scratch, mpicc, tools):
         (scratch / "horovod-0.28.1.tar.gz").write_text("source")
         return scratch / "horovod-0.28.1.tar.gz"
 
-    monkeypatch.setattr(build_horovod, "fetch_source", fetch_source)
+    monkeypatch.setattr(install_horovod, "fetch_source", fetch_source)
     return place
 
 
 def test_filled_wheelhouse_is_whole_and_holds_the_course(sources, tmp_path):
-    folder = make_wheelhouse.fill(tmp_path / "new" / "wheels")
-    assert wheelhouse.complaints(folder, ROOT / "constraints.txt") == []
+    folder = wheelhouse.fill(tmp_path / "new" / "wheels")
+    assert wheelhouse.problems(folder, wheelhouse.this_machine()) == []
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert names == {
-        *("tiny-1.0-py3-none-any.whl", "horovod-0.28.1.tar.gz", "wheelhouse.json"),
-        *("README.txt", "check.py", "dlguide.tar.gz"),
+        *("tiny-1.0-py3-none-any.whl", "horovod-0.28.1.tar.gz", "SHA256SUMS"),
+        *("README.txt", "machine.json", "dlguide.tar.gz"),
         "horovod/horovod0.28.1-cp311/horovod-0.28.1-py3-none-any.whl",
     }
-    assert not wheelhouse.needs_compiler(folder)
+    assert not wheelhouse.must_compile(folder, wheelhouse.this_machine())
     with tarfile.open(folder / "dlguide.tar.gz") as archive:
         held = set(archive.getnames())
     assert {"dlguide/Makefile", "dlguide/notebooks/00_start_here.ipynb"} <= held
     assert not [name for name in held if name.startswith(("dlguide/.venv", "dlguide/build/"))]
-    checked = subprocess.run(
-        [sys.executable, "-I", "check.py", "."], cwd=folder, capture_output=True, text=True
-    )
-    assert (checked.returncode, checked.stderr) == (0, "")
     assert "make setup PYTHON=python3." in (folder / "README.txt").read_text()
 
 
 def test_full_wheelhouse_is_replaced_and_anything_else_is_not(sources, tmp_path):
-    folder = make_wheelhouse.fill(tmp_path / "wheels")
+    folder = wheelhouse.fill(tmp_path / "wheels")
     (sources / "tiny-1.0-py3-none-any.whl").unlink()
     wheel(sources, version="2.0")
-    make_wheelhouse.fill(folder)
+    wheelhouse.fill(folder)
     assert [path.name for path in folder.glob("tiny*")] == ["tiny-2.0-py3-none-any.whl"]
     own = tmp_path / "photos"
     own.mkdir()
     (own / "me.jpg").write_text("x")
     with pytest.raises(ValueError, match="`folder` must be new, empty or a wheelhouse"):
-        make_wheelhouse.fill(own)
+        wheelhouse.fill(own)
     with pytest.raises(ValueError, match="have no space"):
-        make_wheelhouse.fill(tmp_path / "my stick")
-
-
-def test_command_fills_one_and_says_what_to_do_next(monkeypatch, house):
-    asked = []
-    monkeypatch.setattr(
-        make_wheelhouse, "fill", lambda folder, pytorch: asked.append((folder, pytorch)) or folder
-    )
-    done = CliRunner().invoke(app, ["wheelhouse", str(house), "--pytorch"])
-    assert done.exit_code == 0
-    assert asked == [(house, True)]
-    assert "3 files" in done.output
-    assert f"`make setup WHEELHOUSE={house}`" in done.output.replace("\n", "")
-    assert offline.wheelhouse in [each.callback for each in app.registered_commands]
+        wheelhouse.fill(tmp_path / "my stick")
 
 
 def test_package_that_cannot_be_had_leaves_the_old_wheelhouse(sources, tmp_path, monkeypatch):
-    folder = make_wheelhouse.fill(tmp_path / "wheels")
+    folder = wheelhouse.fill(tmp_path / "wheels")
     before = sorted(path.name for path in folder.iterdir())
-    monkeypatch.setattr(make_wheelhouse, "requirements", lambda pytorch: ["no-such-package"])
+    monkeypatch.setattr(wheelhouse, "requirements", lambda pytorch: ["no-such-package"])
     with pytest.raises(RuntimeError, match="no-such-package"):
-        make_wheelhouse.fill(folder)
+        wheelhouse.fill(folder)
     assert sorted(path.name for path in folder.iterdir()) == before
     assert not list(tmp_path.glob(".wheelhouse-*"))
 
@@ -290,19 +215,16 @@ def test_package_that_cannot_be_had_leaves_the_old_wheelhouse(sources, tmp_path,
 def test_too_little_room_is_told_before_the_download(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 10**8))
     with pytest.raises(ValueError, match=r"room for 2000\.0 MB.* with 100\.0 MB free"):
-        make_wheelhouse.fill(tmp_path / "wheels")
+        wheelhouse.fill(tmp_path / "wheels")
     assert not (tmp_path / "wheels").exists()
 
 
-def test_requirements_are_the_projects_and_the_tools_that_build_horovod(monkeypatch, tmp_path):
-    needed = make_wheelhouse.requirements()
+def test_requirements_are_the_projects_and_the_tools_that_install_horovod(monkeypatch, tmp_path):
+    needed = wheelhouse.requirements()
     names = {line.split("=")[0].split(">")[0].split("<")[0].strip() for line in needed}
     assert {"keras", "jupyterlab", "pytest", "setuptools", "cmake", "wheel"} <= names
     assert not any(line.startswith("torch") for line in needed)
-    assert any(line.startswith("torch") for line in make_wheelhouse.requirements(pytorch=True))
-    monkeypatch.setattr(make_wheelhouse, "ROOT", tmp_path)
-    with pytest.raises(MissingComponentError, match="clone of the repository"):
-        make_wheelhouse.requirements()
+    assert any(line.startswith("torch") for line in wheelhouse.requirements(pytorch=True))
 
 
 # --- Horovod from one --------------------------------------------------------------------------
@@ -315,7 +237,7 @@ def test_horovod_of_a_wheelhouse_is_tried_when_the_cache_has_none(tmp_path, monk
     monkeypatch.delenv("DLGUIDE_WHEELHOUSE", raising=False)
     assert install_horovod._finished(mpicc) == []
     monkeypatch.setenv("DLGUIDE_WHEELHOUSE", str(tmp_path / "wheels"))
-    libc = wheelhouse.here()["libc"].replace(" ", "")
+    libc = wheelhouse.this_machine()["libc"].replace(" ", "")
     older = wheel(tmp_path / "wheels" / "horovod" / key.replace(libc, "glibc2.28"), "horovod")
     wheel(tmp_path / "wheels" / "horovod" / key.replace("-cp3", "-cp4"), "horovod")
     assert install_horovod._finished(mpicc) == [older]
@@ -331,10 +253,10 @@ def clone(tmp_path):
     (folder / "dlguide").mkdir(parents=True)
     shutil.copytree(ROOT / ".ci", folder / ".ci")
     shutil.copy(ROOT / "Makefile", folder)
-    for name in ("preflight.py", "wheelhouse.py"):
-        shutil.copy(ROOT / "dlguide" / name, folder / "dlguide")
+    (folder / "tools").mkdir()
+    for name in ("dlguide/preflight.py", "tools/wheelhouse.py"):
+        shutil.copy(ROOT / name, folder / name)
     (folder / "dlguide" / "__init__.py").touch()
-    (folder / "dlguide" / "build_horovod.py").touch()
     noting = "import os, tiny\nprint('tiny', tiny.VERSION, os.environ['DLGUIDE_WHEELHOUSE'])\n"
     (folder / "dlguide" / "install_horovod.py").write_text(noting)
     (folder / "constraints.txt").write_text("tiny==1.0\n")
@@ -392,7 +314,7 @@ def small(tmp_path):
     wheel(folder)
     wheel(folder, version="2.0")
     builder(folder)
-    return describe(folder, **wheelhouse.here(), pins={"tiny": "1.0"})
+    return describe(folder, **wheelhouse.this_machine())
 
 
 def test_setup_takes_everything_from_the_wheelhouse_with_the_network_cut(clone, small):
@@ -408,12 +330,12 @@ def test_setup_from_a_damaged_wheelhouse_stops_before_anything_is_made(clone, sm
     (small / "tiny-1.0-py3-none-any.whl").write_bytes(b"PK")
     done = setup(clone, small)
     assert done.returncode != 0
-    assert "tiny-1.0-py3-none-any.whl is damaged: it holds 2 bytes" in done.stderr
+    assert "tiny-1.0-py3-none-any.whl is damaged: its SHA-256" in done.stderr
     assert not (clone / ".venv").exists()
 
 
 def test_setup_from_a_wheelhouse_for_another_python_stops(clone, small):
-    describe(small, **wheelhouse.here() | {"python": "3.99"})
+    describe(small, **wheelhouse.this_machine() | {"python": "3.99"})
     done = setup(clone, small)
     assert done.returncode != 0
     assert "This wheelhouse is for Python 3.99" in done.stderr
@@ -432,6 +354,6 @@ def test_setup_needs_no_compiler_where_horovod_is_finished(clone, small, tmp_pat
     assert refused.returncode != 0
     assert "g++ is needed to build Horovod" in refused.stderr
     wheel(small / "horovod" / "horovod0.28.1-cp311", "horovod")
-    describe(small, **wheelhouse.here(), pins={"tiny": "1.0"})
+    describe(small, **wheelhouse.this_machine(), pins={"tiny": "1.0"})
     done = setup(clone, small, without)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ from typing import Any
 from dlguide import commands
 from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec
-from dlguide.collectives import LIBRARY, NAMES, Table
+from dlguide.collectives import LIBRARY, NAMES, AllreduceTable
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe, threads
 
@@ -89,13 +89,13 @@ class Comparison:
             found.setdefault(point.nbytes, {})[point.name] = point.median_s
         return found
 
-    def table(self) -> Table:
+    def table(self) -> AllreduceTable:
         """Make the table by which `collectives.allreduce` chooses: ours and the library's."""
         usable = {
             nbytes: {name: each for name, each in times.items() if name in NAMES}
             for nbytes, times in self.seconds().items()
         }
-        return Table.from_measured(self.ranks, usable)
+        return AllreduceTable.from_measured(self.ranks, usable)
 
     def as_dict(self) -> dict[str, Any]:
         """Give plain numbers and texts, ready for JSON."""

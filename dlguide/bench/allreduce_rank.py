@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.collectives import LIBRARY, choosing
+from dlguide.collectives import LIBRARY, autotune
 from dlguide.machine import threads
 
 HOROVOD = "horovod"
@@ -50,7 +50,7 @@ def bytes_sent(comm: Any, sizes: list[int], names: list[str]) -> dict[str, dict[
             through = counting(comm)
             # the two levels of the hierarchical one are communicators of their own
             if name != "hierarchical":
-                choosing.run(name, np.zeros(max(1, nbytes // 4), np.float32), through)
+                autotune.run(name, np.zeros(max(1, nbytes // 4), np.float32), through)
                 found.setdefault(name, {})[nbytes] = comm.allgather(through.sent)
     return found
 
@@ -91,7 +91,7 @@ def main(order: dict[str, Any], target: Path) -> None:
     comm = MPI.COMM_WORLD
     threads.apply(threads.ThreadPlan.from_dict(order["plan"]), comm.rank)
     sizes, names, repeats = order["sizes"], order["names"], order["repeats"]
-    samples = choosing.measure(comm, sizes, names, repeats)
+    samples = autotune.measure(comm, sizes, names, repeats)
     sent = bytes_sent(comm, sizes, [name for name in names if name != LIBRARY])
     if order["horovod"]:
         for nbytes, times in measure_horovod(comm, sizes, repeats).items():

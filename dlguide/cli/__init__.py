@@ -18,7 +18,6 @@ from dlguide.cli import (  # noqa: F401  they add commands
     data,
     doctor,
     management,
-    offline,
     predicting,
     run,
     training,

@@ -39,7 +39,7 @@ def allreduce_command(
     """Compare allreduces from 8 bytes to 64 MiB, and keep which one is fastest where."""
     from dlguide import plots, published
     from dlguide.bench import allreduce as comparison
-    from dlguide.collectives import keeping
+    from dlguide.collectives import autotune
     from dlguide.files import require_writable
 
     require_writable(output, "output")
@@ -62,7 +62,10 @@ def allreduce_command(
     plots.allreduce(found.seconds(), ranks, others, output / f"{name}.png")
     print(f"Numbers and plot: {output / name}.json, {output / name}.png")
     if keep and not library_algorithms:
-        print(f"collectives.allreduce on {ranks} ranks chooses by {keeping.keep(found.table())}")
+        print(
+            f"collectives.allreduce on {ranks} ranks chooses by "
+            f"{autotune.save_table(found.table())}"
+        )
 
 
 def _bytes(word: str) -> int:

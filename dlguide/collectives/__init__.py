@@ -1,7 +1,7 @@
-"""Collectives on messages between two ranks: allreduce and what it is made of, to read and to use.
+"""Collectives on messages between two ranks, to read and to use.
 
-The algorithms stand in `algorithms.py` and `pieces.py`; `allreduce` chooses among them and the
-MPI library's own by size and ranks.
+The algorithms are in `algorithms.py`; `allreduce` chooses among them and the MPI library's own by
+size and ranks.
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.collectives import choosing
+from dlguide.collectives import autotune
 from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.collectives.algorithms import (
     ALGORITHMS,
+    allgather_ring,
     allreduce_halving_doubling,
     allreduce_hierarchical,
     allreduce_recursive_doubling,
     allreduce_ring,
     allreduce_ring_segmented,
     allreduce_tree,
-)
-from dlguide.collectives.buffers import OPERATIONS, flatten, parts
-from dlguide.collectives.choosing import LIBRARY, NAMES, Table, library_arguments, library_can
-from dlguide.collectives.keeping import table_of
-from dlguide.collectives.pieces import (
-    allgather_ring,
     alltoall,
     broadcast_chain,
     broadcast_scatter_allgather,
@@ -33,6 +28,15 @@ from dlguide.collectives.pieces import (
     reduce_scatter_ring,
     reduce_tree,
 )
+from dlguide.collectives.autotune import (
+    LIBRARY,
+    NAMES,
+    AllreduceTable,
+    library_arguments,
+    library_can,
+    table_of,
+)
+from dlguide.collectives.buffers import OPERATIONS, flatten, parts
 from dlguide.errors import require, require_known
 
 if TYPE_CHECKING:
@@ -42,7 +46,7 @@ __all__ = [
     "ALGORITHMS",
     "LIBRARY",
     "NAMES",
-    "Table",
+    "AllreduceTable",
     "allgather_ring",
     "allreduce",
     "allreduce_halving_doubling",
@@ -52,11 +56,11 @@ __all__ = [
     "allreduce_ring_segmented",
     "allreduce_tree",
     "alltoall",
+    "autotune",
     "broadcast",
     "broadcast_chain",
     "broadcast_scatter_allgather",
     "broadcast_tree",
-    "choosing",
     "parts",
     "reduce_scatter_ring",
     "reduce_tree",
@@ -69,21 +73,20 @@ def allreduce(
     comm: Comm,
     op: str = "sum",
     algorithm: str = "auto",
-    table: Table | None = None,
+    table: AllreduceTable | None = None,
     check: bool = True,
 ) -> np.ndarray:
-    """Join the arrays of all ranks into one that all hold afterwards, in place.
+    """Combine the arrays of all ranks, in place; every rank holds the result afterwards.
 
     "auto" looks the size up in a table of measured times, as MVAPICH2 does, and takes the MPI
     library's own where nothing is faster. Every rank must call, with the same arguments.
 
     Args:
-        array: any shape and dtype of numbers, contiguous; holds the result afterwards.
-        comm: the ranks.
+        array: any shape and numeric dtype, contiguous; holds the result afterwards.
         op: "sum", "prod", "min" or "max".
         algorithm: "auto", "library", or one of `ALGORITHMS`.
-        table: what "auto" looks up; None takes the one that `dlguide bench allreduce` measured and
-            kept for this machine and number of ranks; without one the library's own is taken.
+        table: for "auto"; None takes the one that `dlguide bench allreduce` measured and stored
+            for this machine and number of ranks; without one the library's own is taken.
         check: compare shape, dtype and arguments of all ranks first, which costs one allreduce
             of 16 bytes; without it a mistake hangs or gives garbage, as in MPI.
 
@@ -113,18 +116,16 @@ def allreduce(
         must, then = "be able to add the array's numbers", "Take another algorithm."
         require(algorithm == "auto", "algorithm", must, str(array.dtype), then)
         name = "recursive_doubling"
-    return choosing.run(name, array, comm, op)
+    return autotune.run(name, array, comm, op)
 
 
 def broadcast(
     array: np.ndarray, comm: Comm, root: int = 0, algorithm: str = "tree", check: bool = True
 ) -> np.ndarray:
-    """Give the root's array to all ranks, in place.
+    """Send the root's array to all ranks, in place.
 
     Args:
-        array: any shape and dtype of numbers, contiguous; the root's afterwards.
-        comm: the ranks.
-        root: the rank whose array is sent.
+        array: any shape and numeric dtype, contiguous; the root's afterwards.
         algorithm: "tree" (fewest steps), "chain" (large arrays, many ranks) or
             "scatter_allgather".
         check: compare shape, dtype and arguments of all ranks first.
@@ -133,15 +134,15 @@ def broadcast(
         numpy.ndarray: `array`.
 
     Raises:
-        ValueError: on all ranks alike, when they differ or the root is no rank.
+        ValueError: on all ranks alike, when they differ or there is no rank `root`.
     """
-    ways = {
+    algorithms = {
         "tree": broadcast_tree,
         "chain": broadcast_chain,
         "scatter_allgather": broadcast_scatter_allgather,
     }
-    require_known(algorithm, ways, "algorithm")
+    require_known(algorithm, algorithms, "algorithm")
     if check:
         require_equal_buffers(comm, array, root=root, algorithm=algorithm)
     require(root in range(comm.size), "root", f"be a rank, 0 to {comm.size - 1}", root)
-    return ways[algorithm](array, comm, root) if flatten(array).size else array
+    return algorithms[algorithm](array, comm, root) if flatten(array).size else array

@@ -1,10 +1,13 @@
-"""Allreduce in six ways, on nothing but messages between two ranks.
+"""Collectives on nothing but messages between two ranks, to be read from top to bottom.
 
-All work in place on a contiguous array of any dtype and size, for any number of ranks p, and
-leave bit by bit the same result on every rank. Every rank of the communicator must call, with an
-array of the same size; `dlguide.collectives.allreduce` checks that and chooses among them.
+First the parts that allreduces are made of: reduce, broadcast, and parts that travel around a
+ring; then allreduce in six ways. All work in place on a contiguous array of any dtype and shape,
+for any number of ranks p. Every rank of the communicator must call, with an array of the same
+size; `dlguide.collectives.allreduce` checks that and chooses among them. `op` is "sum", "prod",
+"min" or "max". All but `reduce_scatter_ring` return `array`. An allreduce leaves the same result
+on every rank, bit by bit.
 
-With n bytes, a latency a for each message and b seconds for each byte (additions left out):
+With n bytes, a latency a per message and b seconds per byte (additions not counted):
 
     tree                  2 ceil(log2 p) (a + n b)
     recursive doubling      ceil(log2 p) (a + n b)
@@ -14,35 +17,196 @@ With n bytes, a latency a for each message and b seconds for each byte (addition
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.collectives.buffers import TAG, exchange, flatten, message, operation
-from dlguide.collectives.groups import levels
-from dlguide.collectives.pieces import (
-    allgather_ring,
-    broadcast_tree,
-    reduce_scatter_ring,
-    reduce_tree,
-)
+from dlguide.collectives.buffers import TAG, exchange, flatten, message, operation, parts
+from dlguide.errors import require_count
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
+
+
+def reduce_tree(array: np.ndarray, comm: Comm, root: int = 0, op: str = "sum") -> np.ndarray:
+    """Reduce to one rank along a binomial tree.
+
+    In step k the ranks whose distance from the root is an odd multiple of 2**k send their partial
+    result and are done: ceil(log2 p) steps of n bytes. On other ranks than the root the array
+    holds a partial result afterwards.
+    """
+    join, flat = operation(op), flatten(array)
+    place, received, distance = (comm.rank - root) % comm.size, None, 1
+    while distance < comm.size:
+        if place & distance:
+            comm.Send(message(flat), (comm.rank - distance) % comm.size, TAG)
+            break
+        if place + distance < comm.size:
+            received = np.empty_like(flat) if received is None else received
+            comm.Recv(message(received), (comm.rank + distance) % comm.size, TAG)
+            join(flat, received, out=flat)
+        distance *= 2
+    return array
+
+
+def broadcast_tree(array: np.ndarray, comm: Comm, root: int = 0) -> np.ndarray:
+    """Broadcast along a binomial tree: each rank forwards what it received, ceil(log2 p) steps."""
+    flat, place = flatten(array), (comm.rank - root) % comm.size
+    # the lowest bit set in a place is the step in which it receives
+    first = place & -place if place else 1 << (comm.size - 1).bit_length()
+    if place:
+        comm.Recv(message(flat), (comm.rank - first) % comm.size, TAG)
+    distance = first >> 1
+    while distance:
+        if place + distance < comm.size:
+            comm.Send(message(flat), (comm.rank + distance) % comm.size, TAG)
+        distance >>= 1
+    return array
+
+
+def broadcast_chain(
+    array: np.ndarray, comm: Comm, root: int = 0, segment_bytes: int = 1 << 18
+) -> np.ndarray:
+    """Broadcast along a chain in segments: a rank sends a segment while it receives the next.
+
+    With s segments it takes (p - 2 + s)(a + n/s b): for large arrays n b, whatever p is.
+
+    Args:
+        segment_bytes: size of a segment (bytes).
+    """
+    from mpi4py import MPI
+
+    place, sent = (comm.rank - root) % comm.size, []
+    for segment in segments(flatten(array), segment_bytes):
+        if place:
+            comm.Recv(message(segment), (comm.rank - 1) % comm.size, TAG)
+        if place + 1 < comm.size:
+            sent.append(comm.Isend(message(segment), (comm.rank + 1) % comm.size, TAG))
+    MPI.Request.Waitall(sent)
+    return array
+
+
+def broadcast_scatter_allgather(array: np.ndarray, comm: Comm, root: int = 0) -> np.ndarray:
+    """Broadcast by sending each rank one part, then passing the parts around a ring.
+
+    About 2 n b for large arrays, where the tree takes log2 p n b.
+
+    Source:
+        van de Geijn's algorithm, in Thakur et al. (2005), section 4.2.
+    """
+    mine = parts(array, comm.size)
+    if comm.rank == root:
+        for rank, part in enumerate(mine):
+            if rank != root:
+                comm.Send(message(part), rank, TAG)
+    else:
+        comm.Recv(message(mine[comm.rank]), root, TAG)
+    return allgather_ring(array, comm)
+
+
+def reduce_scatter_ring(
+    array: np.ndarray, comm: Comm, op: str = "sum", segment_bytes: int | None = None
+) -> np.ndarray:
+    """Sum the arrays of all ranks and leave one part of the sum on each.
+
+    In step s rank r sends part r - 1 - s to the right and adds part r - 2 - s from the left. After
+    p - 1 steps part r on rank r has passed every rank. Each rank sends (p - 1)/p n bytes. The rest
+    of the array holds partial results afterwards.
+
+    Args:
+        segment_bytes: send parts in segments of this size and add one while the next is
+            in transit; None sends whole parts (bytes).
+
+    Returns:
+        numpy.ndarray: this rank's part, a flat view of `array`; `buffers.parts` returns all.
+    """
+    join, ranks, rank = operation(op), comm.size, comm.rank
+    cut = parts(array, ranks)
+    received = np.empty(max(part.size for part in cut), array.dtype)
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    for step in range(ranks - 1):
+        out, come = cut[(rank - 1 - step) % ranks], cut[(rank - 2 - step) % ranks]
+        space = received[: come.size]
+        if segment_bytes is None:
+            exchange(comm, out, right, space, left)
+            join(come, space, out=come)
+        else:
+            _add_by_segments(comm, out, right, come, space, left, join, segment_bytes)
+    return cut[rank]
+
+
+def allgather_ring(array: np.ndarray, comm: Comm) -> np.ndarray:
+    """Pass the parts around until every rank has all: p - 1 steps, (p - 1)/p n bytes sent.
+
+    Args:
+        array: any shape, contiguous; on entry part number `rank` holds this rank's data, as
+            `reduce_scatter_ring` leaves it.
+
+    Returns:
+        numpy.ndarray: `array`, the same on all ranks.
+    """
+    ranks, rank = comm.size, comm.rank
+    cut = parts(array, ranks)
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    for step in range(ranks - 1):
+        exchange(comm, cut[(rank - step) % ranks], right, cut[(rank - step - 1) % ranks], left)
+    return array
+
+
+def alltoall(array: np.ndarray, comm: Comm) -> np.ndarray:
+    """Send row j of every rank's array to rank j: the transpose of a table of ranks and rows.
+
+    Model-parallel layers and experts need it. p - 1 exchanges, (p - 1)/p n bytes sent.
+
+    Args:
+        array: first dimension of p rows, contiguous; row i comes from rank i afterwards.
+
+    Raises:
+        ValueError: when the array does not have one row for each rank.
+    """
+    rows = len(array) if array.ndim else 0
+    if rows != comm.size:
+        raise ValueError(f"`array` must have one row for each of {comm.size} ranks, got {rows}.")
+    flat = array.reshape(comm.size, -1)
+    given = flat.copy()
+    for step in range(1, comm.size):
+        to, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
+        exchange(comm, given[to], to, flat[source], source)
+    return array
+
+
+def segments(flat: np.ndarray, segment_bytes: int) -> list[np.ndarray]:
+    """Cut a flat array into segments of at most `segment_bytes`, at least one element each."""
+    length = max(1, require_count(segment_bytes, "segment_bytes") // flat.itemsize)
+    return [flat[start : start + length] for start in range(0, flat.size, length)]
+
+
+def _add_by_segments(
+    comm: Comm,
+    out: np.ndarray,
+    right: int,
+    come: np.ndarray,
+    space: np.ndarray,
+    left: int,
+    join: np.ufunc,
+    segment_bytes: int,
+) -> None:
+    from mpi4py import MPI
+
+    spaces = segments(space, segment_bytes)
+    coming = [comm.Irecv(message(each), left, TAG) for each in spaces]
+    sent = [comm.Isend(message(each), right, TAG) for each in segments(out, segment_bytes)]
+    for request, each, target in zip(coming, spaces, segments(come, segment_bytes), strict=True):
+        request.Wait()
+        join(target, each, out=target)
+    MPI.Request.Waitall(sent)
 
 
 def allreduce_tree(array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray:
     """Reduce along a binomial tree to rank 0, then broadcast along the same tree (Caffe).
 
     The root receives and sends ceil(log2 p) whole arrays, one after the other.
-
-    Args:
-        array: any shape, contiguous; holds the result afterwards.
-        comm: the ranks.
-        op: "sum", "prod", "min" or "max".
-
-    Returns:
-        numpy.ndarray: `array`.
 
     Source:
         Jia et al., Caffe, ACM Multimedia (2014): its reduction among GPUs.
@@ -52,18 +216,10 @@ def allreduce_tree(array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray
 
 
 def allreduce_ring(array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray:
-    """Pass parts around a ring: p - 1 steps to sum them, p - 1 to hand the sums around.
+    """Pass parts around a ring: p - 1 steps to sum them, p - 1 to distribute the sums.
 
     Each rank sends 2 (p - 1)/p n bytes whatever p is, the least possible; but 2 (p - 1) messages
     wait for each other, so it is slow for small arrays.
-
-    Args:
-        array: any shape, contiguous; holds the result afterwards.
-        comm: the ranks.
-        op: "sum", "prod", "min" or "max".
-
-    Returns:
-        numpy.ndarray: `array`.
 
     Source:
         Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009), 117-124; Baidu Research (2017).
@@ -75,19 +231,13 @@ def allreduce_ring(array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray
 def allreduce_ring_segmented(
     array: np.ndarray, comm: Comm, op: str = "sum", segment_bytes: int = 1 << 18
 ) -> np.ndarray:
-    """Pass parts around a ring in segments, adding one while the next is under way.
+    """Pass parts around a ring in segments, adding one while the next is in transit.
 
-    Sends the same bytes as the ring, in more messages; what it wins is that adding and sending
+    Sends the same bytes as the ring, in more messages; the gain is that adding and sending
     overlap, and that a segment is still in the cache when it is added.
 
     Args:
-        array: any shape, contiguous; holds the result afterwards.
-        comm: the ranks.
-        op: "sum", "prod", "min" or "max".
         segment_bytes: size of a segment (bytes).
-
-    Returns:
-        numpy.ndarray: `array`.
     """
     reduce_scatter_ring(array, comm, op, segment_bytes)
     return allgather_ring(array, comm)
@@ -97,15 +247,7 @@ def allreduce_recursive_doubling(array: np.ndarray, comm: Comm, op: str = "sum")
     """Exchange whole arrays with the partner at distance 1, 2, 4, ... and add.
 
     ceil(log2 p) messages of n bytes: the fewest messages, so the best for small arrays. Ranks
-    above the largest power of two hand their array to a neighbour first and get the result last.
-
-    Args:
-        array: any shape, contiguous; holds the result afterwards.
-        comm: the ranks.
-        op: "sum", "prod", "min" or "max".
-
-    Returns:
-        numpy.ndarray: `array`.
+    above the largest power of two send their array to a neighbour first and get the result last.
 
     Source:
         Thakur, Rabenseifner and Gropp, Int. J. High Perform. Comput. Appl. 19 (2005), 49-66.
@@ -126,19 +268,11 @@ def allreduce_recursive_doubling(array: np.ndarray, comm: Comm, op: str = "sum")
 
 
 def allreduce_halving_doubling(array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray:
-    """Halve the array while doubling the distance is halved, then the way back (Rabenseifner).
+    """Halve the array and the distance in each step, then reverse (Rabenseifner).
 
     A reduce-scatter by recursive halving, then an allgather by recursive doubling: the bytes of
     the ring in the messages of a tree. Ranks above the largest power of two as in
     `allreduce_recursive_doubling`.
-
-    Args:
-        array: any shape, contiguous; holds the result afterwards.
-        comm: the ranks.
-        op: "sum", "prod", "min" or "max".
-
-    Returns:
-        numpy.ndarray: `array`.
 
     Source:
         Rabenseifner, ICCS (2004), 1-9; Thakur et al. (2005), section 4.5.
@@ -168,20 +302,14 @@ def allreduce_halving_doubling(array: np.ndarray, comm: Comm, op: str = "sum") -
 def allreduce_hierarchical(
     array: np.ndarray, comm: Comm, op: str = "sum", ranks_per_node: int | None = None
 ) -> np.ndarray:
-    """Reduce inside each node, allreduce by a ring among one leader a node, broadcast inside.
+    """Reduce inside each node, allreduce by a ring among one leader per node, broadcast inside.
 
-    Between nodes, where links are slow, only one rank of a node speaks: 2 (k - 1)/k n bytes for
-    k nodes instead of one share for every rank.
+    Between nodes, where links are slow, only one rank per node communicates: 2 (k - 1)/k n bytes
+    for k nodes instead of one share for every rank.
 
     Args:
-        array: any shape, contiguous; holds the result afterwards.
-        comm: the ranks.
-        op: "sum", "prod", "min" or "max".
         ranks_per_node: consecutive ranks that count as one node; None for the ranks that share
             memory, the real nodes.
-
-    Returns:
-        numpy.ndarray: `array`.
 
     Raises:
         ValueError: when `ranks_per_node` is below 1.
@@ -189,17 +317,27 @@ def allreduce_hierarchical(
     Source:
         Awan et al., S-Caffe, PPoPP (2017); Cho et al., PowerAI DDL, arXiv:1708.02188.
     """
-    node, leaders = levels(comm, ranks_per_node)
+    node, leaders = node_levels(comm, ranks_per_node)
     reduce_tree(array, node, 0, op)
     if node.rank == 0:
         allreduce_ring(array, leaders, op)
     return broadcast_tree(array, node, 0)
 
 
-def _fold(flat: np.ndarray, comm: Comm, join: np.ufunc) -> tuple[int, int] | None:
-    """Leave a power of two of ranks; give this rank's place among them and their number.
+ALGORITHMS = {
+    "tree": allreduce_tree,
+    "ring": allreduce_ring,
+    "ring_segmented": allreduce_ring_segmented,
+    "recursive_doubling": allreduce_recursive_doubling,
+    "halving_doubling": allreduce_halving_doubling,
+    "hierarchical": allreduce_hierarchical,
+}
 
-    Of the first 2 e ranks, with e = p - 2**k, each even one gives its array to the next.
+
+def _fold(flat: np.ndarray, comm: Comm, join: np.ufunc) -> tuple[int, int] | None:
+    """Reduce to a power of two of ranks; return this rank's place among them and their number.
+
+    Of the first 2 e ranks, with e = p - 2**k, each even one sends its array to the next.
     """
     size = 1 << (comm.size.bit_length() - 1)
     extra = comm.size - size
@@ -220,7 +358,7 @@ def _unfolded(place: int, ranks: int) -> int:
 
 
 def _unfold(flat: np.ndarray, comm: Comm) -> None:
-    """Give the result to the ranks that `_fold` left out."""
+    """Send the result to the ranks that `_fold` left out."""
     extra = comm.size - (1 << (comm.size.bit_length() - 1))
     if comm.rank >= 2 * extra:
         return
@@ -230,11 +368,40 @@ def _unfold(flat: np.ndarray, comm: Comm) -> None:
         comm.Send(message(flat), comm.rank - 1, TAG)
 
 
-ALGORITHMS = {
-    "tree": allreduce_tree,
-    "ring": allreduce_ring,
-    "ring_segmented": allreduce_ring_segmented,
-    "recursive_doubling": allreduce_recursive_doubling,
-    "halving_doubling": allreduce_halving_doubling,
-    "hierarchical": allreduce_hierarchical,
-}
+def node_levels(comm: Comm, ranks_per_node: int | None = None) -> tuple[Comm, Comm]:
+    """Split a communicator into nodes and leaders; collective at the first call.
+
+    Creating communicators costs far more than a sum, so they are kept with `comm` and freed
+    with it.
+    """
+    if ranks_per_node is not None:
+        require_count(ranks_per_node, "ranks_per_node")
+    kept = comm.Get_attr(_levels_key())
+    if kept is None:
+        kept = {}
+        comm.Set_attr(_levels_key(), kept)
+    if ranks_per_node not in kept:
+        kept[ranks_per_node] = _split_nodes(comm, ranks_per_node)
+    return kept[ranks_per_node]
+
+
+def _split_nodes(comm: Comm, ranks_per_node: int | None) -> tuple[Comm, Comm]:
+    from mpi4py import MPI
+
+    if ranks_per_node is None:
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    else:
+        node = comm.Split(comm.rank // ranks_per_node, comm.rank)
+    return node, comm.Split(node.rank, comm.rank)
+
+
+@cache
+def _levels_key() -> int:
+    from mpi4py import MPI
+
+    def free(comm: Comm, key: int, kept: dict) -> None:
+        for node, leaders in kept.values():
+            node.Free()
+            leaders.Free()
+
+    return MPI.Comm.Create_keyval(delete_fn=free)

@@ -1,4 +1,4 @@
-"""What every collective needs: parts of an array, messages between neighbours, agreement."""
+"""What every collective needs: parts of an array and messages between neighbours."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 OPERATIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-# Messages of these collectives; a message of the user's own has another tag.
+# The tag of these collectives' messages, unlike any other message's.
 TAG = 7741
 
 
 def operation(op: str) -> np.ufunc:
-    """Find the function that joins two arrays."""
+    """Return the NumPy function that combines two arrays."""
     return OPERATIONS[require_known(op, OPERATIONS, "op")]
 
 
@@ -26,14 +26,7 @@ def parts(array: np.ndarray, ranks: int) -> list[np.ndarray]:
     """Cut an array into one part per rank, whose sizes differ by at most one element.
 
     Parts are views. With fewer elements than ranks some parts are empty, which every algorithm
-    here allows: forgetting them is the usual mistake in a ring written by hand.
-
-    Args:
-        array: contiguous, of any shape.
-        ranks: number of parts (count).
-
-    Returns:
-        list: flat views, in order.
+    here allows: the usual mistake in a ring is to forget them.
 
     >>> [part.size for part in parts(np.zeros(5), 3)]
     [1, 2, 2]
@@ -44,28 +37,17 @@ def parts(array: np.ndarray, ranks: int) -> list[np.ndarray]:
 
 
 def flatten(array: np.ndarray) -> np.ndarray:
-    """Give a flat view of a contiguous array."""
+    """Return a flat view of a contiguous array."""
     return array.reshape(-1)
 
 
 def message(array: np.ndarray) -> list[Any]:
-    """Describe memory to MPI as bytes, so that every dtype can travel.
-
-    MPI knows no float16 and no bfloat16; for moving data it need not.
-    """
+    """Describe memory to MPI as bytes: MPI has no float16 and no bfloat16."""
     from mpi4py import MPI
 
     return [array.view(np.uint8), array.nbytes, MPI.BYTE]
 
 
 def exchange(comm: Comm, send: np.ndarray, to: int, receive: np.ndarray, source: int) -> None:
-    """Send one array and receive another at the same time.
-
-    Args:
-        comm: the ranks.
-        send: what goes out; flat.
-        to: the rank that gets it.
-        receive: where to put what comes in; flat.
-        source: the rank it comes from.
-    """
+    """Send one flat array and receive another at the same time."""
     comm.Sendrecv(message(send), to, TAG, message(receive), source, TAG)

@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from dlguide import commands, preflight
-from dlguide.build_horovod import HOROVOD_VERSION
 from dlguide.doctor.finding import Finding
+from dlguide.install_horovod import HOROVOD_VERSION
 
 PYTHONS = SpecifierSet(">=3.11,<3.14")
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dlguide.errors import require, require_count
+from dlguide.collectives.agreement import group_ranks
+from dlguide.errors import ranks_in_words, require, require_count
 from dlguide.horovod.native import (
     ProcessSet,
     communicates,
@@ -278,17 +279,10 @@ def _complaint(
 
 def _parties(fingerprints: np.ndarray, ranks: Sequence[int]) -> str:
     """Return which ranks differ from the others: 'rank 2 differs from ranks 0, 1'."""
-    groups: dict[bytes, list[int]] = {}
-    for rank, row in zip(ranks, fingerprints, strict=True):
-        groups.setdefault(row.tobytes(), []).append(rank)
+    groups = group_ranks((row.tobytes() for row in fingerprints), ranks)
     parties = sorted(groups.values(), key=len)
     if len(parties) == len(ranks):
-        return f"those of ranks {_listed(ranks)} all differ"
+        return f"those of {ranks_in_words(ranks)} all differ"
     others = sorted(rank for party in parties[:-1] for rank in party)
-    verb = "rank {} differs" if len(others) == 1 else "ranks {} differ"
-    agree_with = ("ranks " if len(parties[-1]) > 1 else "rank ") + _listed(parties[-1])
-    return f"{verb.format(_listed(others))} from {agree_with}"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+    verb = "differs" if len(others) == 1 else "differ"
+    return f"{ranks_in_words(others)} {verb} from {ranks_in_words(parties[-1])}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlguide.collectives import allreduce
-from dlguide.collectives.keeping import table_of
+from dlguide.collectives.autotune import table_of
 from dlguide.errors import require
 from dlguide.parallel.overlap_schedule import EXCHANGE, Interval
 

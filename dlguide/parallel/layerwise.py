@@ -19,7 +19,7 @@ import numpy as np
 
 from dlguide.collectives import allreduce
 from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
-from dlguide.collectives.pieces import segments
+from dlguide.collectives.algorithms import segments
 from dlguide.errors import require, require_count, require_known
 from dlguide.parallel.background import Background, require_threads
 from dlguide.parallel.overlap_schedule import (

@@ -38,12 +38,12 @@ def rank(plan: dict, repeats: int, target: str) -> None:
     from mpi4py import MPI
 
     from dlguide import collectives
-    from dlguide.collectives import choosing
+    from dlguide.collectives import autotune
 
     comm, sizes = MPI.COMM_WORLD, SIZES
     threads.apply(threads.ThreadPlan.from_dict(plan), comm.rank)
-    table = collectives.Table.from_measured(
-        comm.size, choosing.medians(choosing.measure(comm, sizes, repeats=repeats))
+    table = collectives.AllreduceTable.from_measured(
+        comm.size, autotune.medians(autotune.measure(comm, sizes, repeats=repeats))
     )
     ways = {
         name: lambda array, call=call: call(array, comm)

@@ -63,7 +63,7 @@ def sent_messages(names):
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.collectives import choosing
+    from dlguide.collectives import autotune
 
     size, first, found = 8, 0, []
 
@@ -84,7 +84,7 @@ def sent_messages(names):
     for name in names:
         array, found = np.ones(comm.size), []
         first = array.__array_interface__["data"][0]
-        choosing.run(name, array, comm)
+        autotune.run(name, array, comm)
         record[name] = found
     return record
 

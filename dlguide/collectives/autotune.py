@@ -1,12 +1,16 @@
-"""Which allreduce is fastest for how many bytes: measured, kept in a table, looked up."""
+"""The fastest allreduce for each size: measured, stored in a table of this machine, looked up."""
 
 from __future__ import annotations
 
+import json
 import math
+import platform
 import statistics
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,39 +18,32 @@ import numpy as np
 
 from dlguide.collectives.algorithms import ALGORITHMS
 from dlguide.errors import require, require_count
+from dlguide.files import atomic_write, cache_folder
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 LIBRARY = "library"
 NAMES = (LIBRARY, *ALGORITHMS)
-# Another algorithm must be this much faster than the library's own to be worth changing for.
+# Another algorithm must be this much faster than the library's own to replace it.
 _WORTH = 1.1
-# Characters of the dtypes that MPI can add: whole numbers; real and complex ones of 32 bits and up.
+# Characters of the dtypes that MPI can add: integers; real and complex ones of 32 bits and up.
 _ABLE = frozenset("bBhHiIlLqQfdgFDG")
 
 
 @dataclass(frozen=True)
-class Table:
-    """The fastest algorithm from each size on, for one number of ranks.
+class AllreduceTable:
+    """The fastest algorithm for each size, measured with `ranks` ranks.
 
     Args:
-        ranks: for which it was measured (count).
-        steps: (nbytes, name) in ascending order: from so many bytes on that one.
+        steps: (nbytes, name) in ascending order: `name` is the fastest from `nbytes` on.
     """
 
     ranks: int
     steps: tuple[tuple[int, str], ...]
 
     def choose(self, nbytes: int) -> str:
-        """Look up the algorithm for a size.
-
-        Args:
-            nbytes: size of the array on every rank (bytes).
-
-        Returns:
-            str: one of `NAMES`.
-        """
+        """Return the algorithm for an array of `nbytes` on every rank, one of `NAMES`."""
         chosen = self.steps[0][1]
         for start, name in self.steps:
             if start > nbytes:
@@ -55,8 +52,10 @@ class Table:
         return chosen
 
     @classmethod
-    def from_measured(cls, ranks: int, seconds: Mapping[int, Mapping[str, float]]) -> Table:
-        """Make the table from measured times; a border lies between two sizes that differ."""
+    def from_measured(
+        cls, ranks: int, seconds: Mapping[int, Mapping[str, float]]
+    ) -> AllreduceTable:
+        """Make the table from measured times; a step lies between two sizes that differ."""
         require(bool(seconds), "seconds", "hold at least one size", {})
         steps: list[tuple[int, str]] = []
         before = 0
@@ -71,8 +70,8 @@ class Table:
         return cls(ranks, tuple(steps))
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Table:
-        """Build the table again from `dataclasses.asdict`, also after a way through JSON."""
+    def from_dict(cls, plain: Mapping[str, Any]) -> AllreduceTable:
+        """Build a table from `dataclasses.asdict`, also after a conversion to JSON and back."""
         steps = tuple((int(start), str(name)) for start, name in plain["steps"])
         known = all(name in NAMES for _, name in steps)
         ordered = list(steps) == sorted(steps) and bool(steps) and steps[0][0] == 0
@@ -81,17 +80,7 @@ class Table:
 
 
 def run(name: str, array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray:
-    """Run one allreduce by its name; every rank must call with the same one.
-
-    Args:
-        name: one of `NAMES`; "library" is MPI's own.
-        array: any shape, contiguous; holds the result afterwards.
-        comm: the ranks.
-        op: "sum", "prod", "min" or "max".
-
-    Returns:
-        numpy.ndarray: `array`.
-    """
+    """Run one allreduce of `NAMES` in place; every rank must call with the same one."""
     if name != LIBRARY:
         return ALGORITHMS[name](array, comm, op) if array.size else array
     in_place, operation = library_arguments(op)
@@ -101,14 +90,14 @@ def run(name: str, array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray
 
 @cache
 def library_arguments(op: str) -> tuple[Any, Any]:
-    """Give what MPI's own allreduce in place is called with."""
+    """Return the arguments of MPI's own allreduce in place."""
     from mpi4py import MPI
 
     return MPI.IN_PLACE, getattr(MPI, op.upper())
 
 
 def library_can(dtype: np.dtype) -> bool:
-    """Tell whether MPI can add numbers of a dtype: it knows no float16 and no bfloat16."""
+    """Return whether MPI can add elements of a dtype: it has no float16 and no bfloat16."""
     return dtype.char in _ABLE
 
 
@@ -119,20 +108,11 @@ def measure(
     repeats: int = 7,
     least_s: float = 0.002,
 ) -> dict[int, dict[str, list[float]]]:
-    """Time allreduces of float32 arrays, in turn so that all meet the same disturbances.
+    """Time allreduces of float32 arrays, in turns so that all have the same disturbances.
 
     Each sample is the slowest rank's time for a loop that lasts at least `least_s`; one loop
-    before is dropped. Collective.
-
-    Args:
-        comm: the ranks.
-        sizes: sizes of the array (bytes).
-        names: of the algorithms.
-        repeats: samples of each (count).
-        least_s: least time of one sample (s).
-
-    Returns:
-        dict: for each size and name the samples (seconds for one allreduce).
+    before is dropped. Collective. Returns for each size (bytes) and name the samples (seconds
+    for one allreduce).
     """
     from mpi4py import MPI
 
@@ -157,7 +137,7 @@ def measure(
 
 
 def medians(samples: Mapping[int, Mapping[str, Sequence[float]]]) -> dict[int, dict[str, float]]:
-    """Take the median of the samples of `measure`."""
+    """Return the medians of the samples of `measure`."""
     return {
         nbytes: {name: statistics.median(each) for name, each in times.items()}
         for nbytes, times in samples.items()
@@ -170,3 +150,56 @@ def _seconds(name: str, array: np.ndarray, comm: Comm, loops: int) -> float:
     for _ in range(loops):
         run(name, array, comm)
     return perf_counter() - start
+
+
+def table_path(ranks: int) -> Path:
+    """Return the file of this machine's table."""
+    return cache_folder() / f"allreduce-{platform.node()}-{ranks}.json"
+
+
+def save_table(table: AllreduceTable) -> Path:
+    """Write a table for this machine."""
+    path = table_path(table.ranks)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        json.dump(asdict(table), file)
+    return path
+
+
+def load_table(ranks: int) -> AllreduceTable:
+    """Read this machine's table; without one, the MPI library's allreduce for all sizes.
+
+    A damaged file causes a warning and is not used.
+    """
+    unmeasured = AllreduceTable(ranks, ((0, LIBRARY),))
+    try:
+        return AllreduceTable.from_dict(json.loads(table_path(ranks).read_text()))
+    except FileNotFoundError:
+        return unmeasured
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        warnings.warn(
+            f"{table_path(ranks)} is not a table of allreduces ({error}), so MPI's allreduce is "
+            "taken. Delete it, or measure again with `dlguide bench allreduce`.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return unmeasured
+
+
+def table_of(comm: Comm) -> AllreduceTable:
+    """Return on all ranks of a communicator the table of its first; collective at the first call.
+
+    Ranks that read different files could choose different algorithms, and hang.
+    """
+    table = comm.Get_attr(_table_key())
+    if table is None:
+        table = comm.bcast(load_table(comm.size) if comm.rank == 0 else None)
+        comm.Set_attr(_table_key(), table)
+    return table
+
+
+@cache
+def _table_key() -> int:
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval()
