@@ -1,6 +1,6 @@
 """Horovod's timeline: files made by hand with a known answer, and a real run on two ranks.
 
-Tests dlguide.measure.timeline, dlguide.measure.trace and dlguide.horovod.recording.
+Tests dlguide.measure.timeline, dlguide.measure.trace and dlguide.horovod.runtime.
 """
 
 from __future__ import annotations

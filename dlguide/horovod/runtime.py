@@ -94,6 +94,11 @@ def restart_problem() -> str:
     return (_OWNER.format("has started") if owns else "") or _ended() or _fatal()
 
 
+def records_on_call() -> bool:
+    """Return whether `hvd.start_timeline` can be called."""
+    return native.is_initialized() and _Started.records_on_call
+
+
 def init_for_recording() -> None:
     """Start Horovod, unless it runs, so that `record_timeline` can record; every rank must call it.
 
@@ -133,7 +138,7 @@ def record_timeline(path: str | os.PathLike, mark_cycles: bool = False) -> Itera
     problem = native.broadcast_object(_problem(path) if native.rank() == 0 else "", 0)
     if problem:
         raise ValueError(problem)
-    if not _Started.records_on_call:
+    if not records_on_call():
         with _variable(ON_CALL):
             restart()
     native.start_timeline(str(path), mark_cycles)
