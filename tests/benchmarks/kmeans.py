@@ -17,7 +17,7 @@ import statistics
 
 import numpy as np
 
-from dlcourse.usecases import photographs
+from dlcourse.usecases.kmeans import photographs
 from dlguide.cluster import Cluster
 from dlguide.machine import describe, threads
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dlcourse.usecases import photographs
+from dlcourse.usecases.kmeans import photographs
 
 COLOUR = np.random.default_rng(3).integers(0, 256, (9, 7, 3), np.uint8)
 

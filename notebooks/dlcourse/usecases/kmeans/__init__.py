@@ -3,31 +3,37 @@
     def train(pixels):
         return kmeans.fit(kmeans.share(pixels), clusters=16)
 
-    fits = cluster.run(train, pixels)                             # one Fit per rank, all alike
+    fits = cluster.run(train, pixels)                             # one equal KMeansFit per rank
     cluster.run(kmeans.quantise, "photo.jpg", 16, "quantised.png")  # rank 0 writes
 
-`check`, `train` and `write` are what `dlguide usecase kmeans` calls.
-
-daal4py's ranks are all those that MPI has started, so all of them must call.
+`check`, `train` and `write` are called by `dlguide usecase kmeans`. daal4py uses all ranks that MPI
+has started, so all of them must call.
 """
 
-from dlcourse.usecases.kmeans.assigning import assign, inertia
-from dlcourse.usecases.kmeans.case import check, train, write
-from dlcourse.usecases.kmeans.fitting import Fit, fit, share
-from dlcourse.usecases.kmeans.quantising import Quantised, quantise
-from dlcourse.usecases.kmeans.seeding import Seeds, plus_plus
-from dlcourse.usecases.kmeans.working import Crew, crew
+from dlcourse.usecases.kmeans.clustering import (
+    KMeansFit,
+    Seeds,
+    ThreadUse,
+    assign,
+    fit,
+    inertia,
+    measure_threads,
+    plus_plus,
+    share,
+)
+from dlcourse.usecases.kmeans.quantise import MOST, Quantised, check, quantise, train, write
 
 __all__ = [
-    "Crew",
-    "Fit",
+    "MOST",
+    "KMeansFit",
     "Quantised",
     "Seeds",
+    "ThreadUse",
     "assign",
     "check",
-    "crew",
     "fit",
     "inertia",
+    "measure_threads",
     "plus_plus",
     "quantise",
     "share",

@@ -17,7 +17,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")
 
 
 def china() -> np.ndarray:
-    """Give the photograph of a Chinese temple that comes with scikit-learn.
+    """Return the photograph of a Chinese temple that comes with scikit-learn.
 
     Source:
         "China" by danielbuechele (flickr), CC BY 2.0; scikit-learn, `load_sample_image`.
@@ -27,7 +27,7 @@ def china() -> np.ndarray:
     except ImportError as error:
         raise MissingComponentError(
             "The photograph comes with scikit-learn, which is not installed. "
-            "Run `pip install scikit-learn` or give a file of your own."
+            "Run `pip install scikit-learn` or give a file of yours."
         ) from error
     return np.asarray(load_sample_image("china.jpg"))
 
@@ -36,7 +36,7 @@ def read(photograph: str | os.PathLike | np.ndarray) -> np.ndarray:
     """Read a photograph as red, green and blue.
 
     Grey becomes three equal channels, 16 bits a channel become 8, a photograph that the camera
-    has marked as turned is turned, and what is transparent is laid over white.
+    has marked as rotated is rotated, and transparent parts become white.
 
     Args:
         photograph: a file (JPEG, PNG, WebP, TIFF, BMP or GIF), or an array uint8 of shape
@@ -46,8 +46,8 @@ def read(photograph: str | os.PathLike | np.ndarray) -> np.ndarray:
         np.ndarray: uint8 of shape (height, width, 3).
 
     Raises:
-        ValueError: when the file is missing, cut short or no picture, or holds several pictures
-            one after the other or numbers of 32 bits; when the array is another one than above.
+        ValueError: if the file is missing, truncated or no picture, or holds several pictures or
+            32-bit values; if the array is not as above.
     """
     if isinstance(photograph, np.ndarray):
         return _from_array(photograph)
@@ -62,10 +62,10 @@ def read(photograph: str | os.PathLike | np.ndarray) -> np.ndarray:
             still = ImageOps.exif_transpose(image)
             levels = still.mode not in ("I", "F")
             pixels = _flat(still) if levels and frames == 1 else np.zeros(0)
-    except Exception as error:  # what a decoder raises over damage is not listed anywhere
+    except Exception as error:  # what decoders raise for damaged files is not documented
         kinds = ", ".join(FORMATS)
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        then = f"Pillow says: {said}. Give a whole file of one of the kinds {kinds}."
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        then = f"Pillow says: {reason}. Give a whole file of one of the kinds {kinds}."
         raise ValueError(
             f"`photograph` must be a picture that can be read, got {str(path)!r}. {then}"
         ) from error
@@ -115,10 +115,7 @@ def colours(pixels: np.ndarray) -> int:
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
-    """Write a picture to bytes, a PNG of at most 256 colours with a palette.
-
-    A palette holds each colour once (3 bytes) and for each pixel only its number.
-    """
+    """Encode a picture; a PNG of at most 256 colours gets a palette (3 bytes per colour)."""
     require_known(kind, ("PNG", "JPEG"), "kind")
     image = Image.fromarray(pixels)
     if kind == "PNG" and colours(pixels) <= 256:
@@ -131,6 +128,6 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def decoded(contents: bytes) -> np.ndarray:
-    """Read back what `encoded` wrote."""
+    """Decode the bytes of `encoded`."""
     with Image.open(io.BytesIO(contents), formats=("PNG", "JPEG")) as image:
         return np.array(image.convert("RGB"))

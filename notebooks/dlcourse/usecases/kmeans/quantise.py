@@ -1,18 +1,21 @@
-"""A photograph with few colours: the ranks find them, rank 0 writes the picture."""
+"""A photograph with few colours: the ranks find the colours, rank 0 writes the picture."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dlcourse.usecases import photographs
-from dlcourse.usecases.kmeans.assigning import assign
-from dlcourse.usecases.kmeans.fitting import Fit, fit, part
+from dlcourse.usecases.kmeans import photographs
+from dlcourse.usecases.kmeans.clustering import KMeansFit, assign, fit
 from dlguide.collectives.agreement import agree_or_raise
+from dlguide.data.datasets import shard
 from dlguide.errors import require, require_count
 
 MOST = 256  # colours in the palette of a PNG
@@ -24,12 +27,12 @@ class Quantised:
 
     Args:
         palette: the colours, uint8 of shape (colours, 3), the most used first.
-        shares: which part of the pixels each colour has, from 0 to 1.
+        shares: share of the pixels of each colour, from 0 to 1.
         error: root of the mean squared difference from the photograph, in levels of 0 to 255.
         picture: uint8 of shape (height, width, 3) on rank 0; None on the others.
         nbytes: size of the picture as a PNG on rank 0; 0 on the others (bytes).
-        file: what rank 0 has written; None on the others and where no file was asked for.
-        fit: the k-means behind it.
+        file: the file that rank 0 has written; None on the others, and without `output`.
+        fit: the k-means result.
     """
 
     palette: np.ndarray
@@ -38,10 +41,10 @@ class Quantised:
     picture: np.ndarray | None
     nbytes: int
     file: str | None
-    fit: Fit
+    fit: KMeansFit
 
     def summary(self) -> str:
-        """Say in a few lines what came out."""
+        """Summarise the result in a few lines."""
         done = self.fit
         return (
             f"{len(self.palette)} colours for {done.points} pixels, off by {self.error:.2f} of 255 "
@@ -62,25 +65,22 @@ def quantise(
 ) -> Quantised:
     """Draw a photograph with few colours, on all ranks; collective.
 
-    Rank 0 reads the photograph and deals out its pixels. All find the colours with `fit`, in
-    float64 on the levels 0 to 255, each assigns its own pixels, and rank 0 collects and writes.
+    Rank 0 reads the photograph and scatters its pixels. All find the colours with `fit`, in
+    float64 on the levels 0 to 255, each assigns its own pixels, and rank 0 gathers and writes.
     A rank holds up to 48 bytes for each of its pixels.
 
     Args:
-        photograph: as in `photographs.read`; only rank 0 looks at it.
-        colours: how many colours (count), at most 256.
+        photograph: as in `photographs.read`; only rank 0 reads it.
+        colours: number of colours, at most 256.
         output: file for the picture, ending in .png; None for none. A JPEG would mix new colours.
-        iterations: steps of k-means (count).
+        iterations: steps of k-means.
         seed: of k-means++.
-        threads: threads of daal4py on each rank (count); None for its own choice.
-
-    Returns:
-        Quantised: colours on all ranks, the picture on rank 0.
+        threads: threads of daal4py on each rank; None for its own choice.
 
     Raises:
-        ValueError: on all ranks alike, when the photograph is none, has fewer colours than asked
-            for, or too few pixels for the ranks, or the file cannot be written.
-        MissingComponentError: when there is no daal4py.
+        ValueError: on all ranks, if the photograph cannot be read, has fewer than `colours`
+            colours or too few pixels for the ranks, or the file cannot be written.
+        MissingComponentError: if daal4py is not installed.
     """
     from mpi4py import MPI
 
@@ -98,7 +98,7 @@ def quantise(
             require(colours <= there, "colours", must, colours, f"It has {there}.")
     shape = world.bcast(pixels.shape)
     count = shape[0] * shape[1]
-    parts = [part(count, world.size, rank) for rank in range(world.size)]
+    parts = [shard(count, rank, world.size) for rank in range(world.size)]
     sizes = [each.stop - each.start for each in parts]
     mine = np.empty((sizes[world.rank], 3), np.uint8)
     world.Scatterv([pixels, [3 * size for size in sizes], MPI.BYTE], mine)
@@ -108,7 +108,7 @@ def quantise(
     palette = np.clip(np.rint(found.centres[order]), 0, 255).astype(np.uint8)
     labels = assign(mine, found.centres[order], threads).astype(np.uint8)
     apart = palette[labels].astype(np.int64) - mine
-    squares = world.allreduce(int(np.sum(apart * apart)))  # whole numbers: exact in any order
+    squares = world.allreduce(int(np.sum(apart * apart)))  # integers: exact in any order
 
     everyone = np.empty(count if world.rank == 0 else 0, np.uint8)
     world.Gatherv(labels, [everyone, sizes, MPI.BYTE])
@@ -127,6 +127,56 @@ def quantise(
         file=str(file) if file is not None and world.rank == 0 else None,
         fit=found,
     )
+
+
+def check(
+    real: str | os.PathLike | None = None, colours: int = 16, iterations: int = 20, **_others: Any
+) -> None:
+    """Raise what `train` would raise, before ranks start."""
+    require_count(colours, "colours")
+    then = "The palette of a PNG holds no more."
+    require(colours <= MOST, "colours", f"be at most {MOST}", colours, then)
+    require_count(iterations, "iterations")
+    there = photographs.colours(photographs.read(photographs.china() if real is None else real))
+    require(colours <= there, "colours", "be at most the colours of the photograph", colours,
+            f"It has {there}.")  # fmt: skip
+
+
+def train(
+    real: str | os.PathLike | None = None,
+    seed: int = 0,
+    checkpoint: str | os.PathLike | None = None,
+    report: Any = None,
+    colours: int = 16,
+    iterations: int = 20,
+    threads: int | None = None,
+) -> Quantised:
+    """Call `quantise` on a photograph, by default scikit-learn's, as the command does; collective.
+
+    It takes seconds, so `checkpoint` and `report` are not used.
+    """
+    picture = photographs.china() if real is None else real
+    return quantise(picture, colours, None, iterations, seed, threads)
+
+
+def write(outcomes: Sequence[Quantised], folder: str | os.PathLike) -> tuple[Path, ...]:
+    """Write `outcome.json` and `quantised.png` of the ranks' outcomes; return their paths."""
+    first, folder = outcomes[0], Path(folder)
+    record = {
+        "palette": first.palette.tolist(),
+        "shares": list(first.shares),
+        "error": first.error,
+        "nbytes": first.nbytes,
+        "ranks": first.fit.ranks,
+        "points": first.fit.points,
+        "iterations": first.fit.iterations,
+        "inertia": first.fit.inertia,
+        "seconds": first.fit.seconds,
+    }
+    paths = folder / "outcome.json", folder / "quantised.png"
+    paths[0].write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    paths[1].write_bytes(photographs.encoded(first.picture))
+    return paths
 
 
 def _writable(file: Path) -> Path:
