@@ -79,15 +79,14 @@ def test_ranks_that_fail_are_quoted():
         bench.allreduce(1, [64], repeats=1, horovod=False, env={"PYTHONHOME": "/no_such_module"})
 
 
-def test_the_plot_shows_time_and_bus_bandwidth_of_each_algorithm(tmp_path):
+def test_the_plot_shows_time_and_bus_bandwidth_of_each_algorithm():
     seconds = {8: {"ring": 1e-5, "tree": 2e-5}, 1 << 20: {"ring": 1e-3}}
-    drawn = plots.allreduce(seconds, 2, [(8, 4e-5), (1024, 5e-5)], tmp_path / "a.png")
+    drawn = plots.allreduce(seconds, 2, [(8, 4e-5), (1024, 5e-5)])
     left, right = drawn.axes
     lines = {line.get_label(): line for line in left.get_lines()}
     assert list(lines["ring"].get_ydata()) == [10, 1000]
     assert list(lines["published"].get_ydata()) == [40, 50]
     assert list(right.get_lines()[0].get_ydata()) == pytest.approx([8 / 1e-5 / 1e9, 2**20 / 1e6])
-    assert (tmp_path / "a.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="`seconds` must hold at least one size"):
         plots.allreduce({}, 2)
 

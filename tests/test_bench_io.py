@@ -318,8 +318,8 @@ def test_unknown_or_unreadable_readers_are_refused(flipped, tmp_path):
 # --- figure and command ------------------------------------------------------------------------
 
 
-def test_figure_has_a_panel_for_each_pattern_and_state(found, tmp_path):
-    drawn = plots.reading_speeds(found.speeds, tmp_path / "io.png")
+def test_figure_has_a_panel_for_each_pattern_and_state(found):
+    drawn = plots.reading_speeds(found.speeds)
     titles = [axes.get_title() for axes in drawn.axes]
     assert titles == ["sequential, cold", "random, cold", "sequential, warm", "random, warm"]
     for axes in drawn.axes:
@@ -329,7 +329,6 @@ def test_figure_has_a_panel_for_each_pattern_and_state(found, tmp_path):
     heights = [bar.get_height() for bar in drawn.axes[1].patches]
     assert one.bytes_per_s / 1e6 in heights
     assert f"lmdb random cold, checked: {one.bytes_per_s / 1e6:.3g}" in drawn._repr_html_()
-    assert (tmp_path / "io.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="`speeds` must hold at least one"):
         plots.reading_speeds([])
 

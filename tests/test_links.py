@@ -1,17 +1,15 @@
 """Rings in a graph of links, and a systolic array, against brute force and NumPy.
 
-Tests dlguide.machine.links, dlguide.machine.systolic and dlguide.plots.hardware.
+Tests dlguide.machine.links and dlguide.machine.systolic.
 """
 
 from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from fake_machine import machine as fake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlguide import machine, plots
 from dlguide.machine import links, systolic
 
 
@@ -91,56 +89,3 @@ def test_systolic_array_refuses_shapes_that_do_not_fit():
 
 
 # --- their pictures ----------------------------------------------------------------------------
-
-
-def texts(axes):
-    return [text.get_text() for text in axes.texts]
-
-
-@pytest.mark.parametrize("nodes", [(2,), (24, 24), (16, 16, 16, 16)])
-def test_topology_draws_every_core_once(nodes):
-    here = fake(*nodes, threads=2)
-    (axes,) = plots.topology(here).axes
-    boxes = [patch for patch in axes.patches if patch.get_width() == 0.85]
-    assert len(boxes) == here.physical_cores
-    numbers = [int(word) for text in texts(axes) for word in text.split() if word.isdigit()]
-    assert set(range(here.logical_cores)) <= set(numbers)
-    assert sum("NUMA" in text for text in texts(axes)) == len(nodes)
-
-
-def test_topology_of_many_cores_has_no_numbers_but_all_boxes():
-    (axes,) = plots.topology(fake(64, 64)).axes
-    assert len([patch for patch in axes.patches if patch.get_width() == 0.85]) == 128
-
-
-def test_catalogue_draws_what_is_stated():
-    found = machine.catalogue.processors(since=2016)
-    name = "NVIDIA P100 SXM2"
-    peak, bandwidth, balance = plots.catalogue(found, {name: "P100"}).axes
-    assert len(bandwidth.lines) == len([each for each in found if each.bytes_per_s])
-    assert texts(peak) == texts(bandwidth) == texts(balance) == ["P100"]
-    points = [line.get_xydata()[0].tolist() for line in balance.lines]
-    assert [2016, pytest.approx(21.2e12 / 732e9)] in points
-    with pytest.raises(ValueError, match="`processors` must hold at least one"):
-        plots.catalogue([])
-
-
-def test_links_draw_each_link_and_the_ring_over_them():
-    ring = links.best_ring(links.DGX_1)
-    (axes,) = plots.links(links.DGX_1, ring.order).axes
-    dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
-    assert len(dashed) == 8
-    assert texts(axes).count("100") == 8
-    assert texts(axes).count("50") == 8
-
-
-def test_systolic_picture_shows_products_and_results():
-    weights = [[1, 2], [3, 4]]
-    found = systolic.clocks(np.array([[5, 6]]), np.array(weights))
-    panels = plots.systolic(found, weights).axes
-    assert len(panels) == 3
-    assert "5 x 1\n↓ 5" in texts(panels[0])
-    assert "23" in texts(panels[1])
-    assert "34" in texts(panels[2])
-    with pytest.raises(ValueError, match="`clocks` must hold at least one"):
-        plots.systolic([], weights)

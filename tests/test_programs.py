@@ -72,7 +72,7 @@ def test_training_of_two_ranks_is_no_half_done_one_for_one_rank(tmp_path):
 
 
 def test_horovod_program_differs_by_few_lines():
-    from dlcourse.diagrams import difference
+    from dlcourse.pictures import difference
 
     found = difference(*((FOLDER / f"cnn_mnist{end}.py").read_text() for end in ("", "_hvd")))
     assert 8 <= found.count("+") <= 25

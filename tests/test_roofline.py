@@ -1,7 +1,7 @@
 """The roof: predictions are the guide's, places follow the formula, nothing pretends.
 
 Tests dlguide.machine.roofline.measured, dlguide.machine.roofline.predicted,
-dlguide.machine.roofline.placed, dlguide.machine.roofline.kernels and dlguide.plots.roofline.
+dlguide.machine.roofline.placed and dlguide.machine.roofline.kernels.
 How near the rates come to other tools is a benchmark: benchmarks/roofline_against_stream.py.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fake_machine import machine as fake
 
-from dlguide import machine, plots
+from dlguide import machine
 from dlguide.machine import roofline
 from dlguide.machine.roofline import kernels, measured
 from dlguide.machine.roofline.measured import Roof
@@ -197,27 +197,3 @@ def test_arrays_are_much_larger_than_the_caches_and_fit_into_memory(monkeypatch)
     assert measured._array_bytes(fake(2), [0, 1]) == 2**29
     small = replace(fake(2), memory_bytes=2**31)
     assert measured._array_bytes(small, [0, 1]) == 2**27
-
-
-def test_the_plot_draws_slope_peaks_and_points():
-    placed = [
-        roofline.place(ROOF, "dense", 1e9, 1e9, seconds=0.1),
-        roofline.place(ROOF, "convolution", 1e9, 1e7),
-    ]
-    (axes,) = plots.roofline(ROOF, placed).axes
-    roofs = {line.get_label(): line.get_xydata() for line in axes.lines[:2]}
-    for dtype, data in roofs.items():
-        right = np.minimum(ROOF.flops_per_s[dtype], data[:, 0] * ROOF.bytes_per_s)
-        assert np.allclose(data[:, 1], right)
-    points = [line.get_xydata()[0].tolist() for line in axes.lines[2:]]
-    assert points == [[1.0, 1e10], [100.0, 2e11]]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("intensity (flop/byte)", "flop/s")
-    words = plots.roofline(ROOF, placed)._repr_html_()
-    assert "dense at 1 flop/byte, limited by memory" in words
-    assert "convolution at 100 flop/byte, limited by arithmetic" in words
-
-
-def test_the_plot_refuses_a_roof_without_peaks():
-    with pytest.raises(ValueError, match="`roof` must have at least one peak"):
-        plots.roofline(replace(ROOF, flops_per_s={}))

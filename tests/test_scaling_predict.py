@@ -271,8 +271,6 @@ def test_picture_shows_predicted_over_measured_and_the_interval():
     assert "a: 1.10 at 16, 0.75 at 32." in drawn._repr_html_()
 
 
-def test_nothing_to_draw_is_refused(tmp_path):
+def test_nothing_to_draw_is_refused():
     with pytest.raises(ValueError, match="at least one prediction"):
         plots.predicted_errors({"a": []})
-    plots.predicted_errors(HELD, path=tmp_path / "errors.png")
-    assert (tmp_path / "errors.png").stat().st_size > 1000

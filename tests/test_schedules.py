@@ -377,11 +377,9 @@ def test_plot_shows_each_schedule_over_its_epochs_in_lines_and_words():
     assert "thesis: begins at 0.05, is highest at epoch 5 with 1.6, ends at 0.0016" in words
 
 
-def test_plot_can_show_powers_of_ten(tmp_path):
-    file = tmp_path / "rates.png"
-    drawn = plots.schedules({"steps": RECIPES["goyal"].at(SPE)}, file, log=True)
+def test_plot_can_show_powers_of_ten():
+    drawn = plots.schedules({"steps": RECIPES["goyal"].at(SPE)}, log=True)
     assert drawn.axes[0].get_yscale() == "log"
-    assert file.stat().st_size > 1000
     with pytest.raises(ValueError, match="`schedules` must hold at least one schedule"):
         plots.schedules({})
 

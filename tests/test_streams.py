@@ -91,9 +91,8 @@ def test_streams_that_answer_otherwise_are_refused(monkeypatch):
         streams.compare(machine=fake_machine.machine(2))
 
 
-def test_plot_says_its_numbers_aloud(tmp_path):
-    figure = plots.streams([split(1, 2), split(2, 1)], tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 1000
+def test_plot_has_its_values_in_words():
+    figure = plots.streams([split(1, 2), split(2, 1)])
     assert "2 x 1: 16 images/s, latency 500 ms" in figure._repr_html_()
     with pytest.raises(ValueError, match="`splits` must hold at least one"):
         plots.streams([])

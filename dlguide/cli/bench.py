@@ -48,7 +48,7 @@ def onednn_command(
     print("\n##### Executive summary #####")
     print(found.summary())
     found.write(output / "onednn.json")
-    plots.onednn_speeds(found.speeds, output / "onednn.png")
+    plots.onednn_speeds(found.speeds).savefig(output / "onednn.png")
     print(f"Numbers and plot: {output / 'onednn.json'}, {output / 'onednn.png'}")
 
 
@@ -71,5 +71,5 @@ def streams_command(
     print(streams.table(splits))
     record = {"net": net, "splits": [dataclasses.asdict(each) for each in splits]}
     (output / "streams.json").write_text(json.dumps(record, indent=1) + "\n")
-    plots.streams(splits, output / "streams.png")
+    plots.streams(splits).savefig(output / "streams.png")
     print(f"Numbers and plot: {output / 'streams.json'}, {output / 'streams.png'}")

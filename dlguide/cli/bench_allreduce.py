@@ -59,7 +59,7 @@ def allreduce_command(
     name = "allreduce-library" if library_algorithms else "allreduce"
     (output / f"{name}.json").write_text(json.dumps(found.as_dict()))
     others = [(row["bytes"], row["us"] / 1e6) for row in table if row["bytes"] <= max(asked)]
-    plots.allreduce(found.seconds(), ranks, others, output / f"{name}.png")
+    plots.allreduce(found.seconds(), ranks, others).savefig(output / f"{name}.png")
     print(f"Numbers and plot: {output / name}.json, {output / name}.png")
     if keep and not library_algorithms:
         print(

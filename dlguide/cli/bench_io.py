@@ -53,7 +53,7 @@ def io_command(
         found = io.compare(paths, repeats, names=forget_names, seed=seed)
     _print(found)
     found.write(output / "io.json")
-    plots.reading_speeds(found.speeds, output / "io.png")
+    plots.reading_speeds(found.speeds).savefig(output / "io.png")
     print(f"Numbers and plot: {output / 'io.json'}, {output / 'io.png'}")
 
 

@@ -52,7 +52,7 @@ def predict(
         print(f"Assumed: {each}")
     curve = told.predict(_between(measured, asked))
     picture = output / "prediction.png"
-    plots.prediction([] if changed else measured, curve, picture)
+    plots.prediction([] if changed else measured, curve).savefig(picture)
     print(f"Plot: {picture}")
 
 

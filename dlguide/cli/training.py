@@ -77,7 +77,7 @@ def train(
     comparison.write(runs, table, output / "scaling.json")
     if len(runs) > 1:
         alike = [run for each in runs for run in each if run.threads == plan.threads]
-        plots.scaling(alike, output / "scaling.png")
+        plots.scaling(alike).savefig(output / "scaling.png")
         print(f"Plot and numbers: {output / 'scaling.png'}, {output / 'scaling.json'}")
     if timeline is not None:
         _draw_timeline(timeline, runs[0][0])
@@ -106,7 +106,7 @@ def _draw_timeline(timeline: Path, run: Any) -> None:
     steps = recorded.steps(run)[-3:]
     gradients = recorded.matching("gradients").between(steps[0][0], steps[-1][1])
     picture = timeline.with_suffix(".png")
-    plots.timeline(gradients, steps, path=picture)
+    plots.timeline(gradients, steps).savefig(picture)
     print(
         f"Timeline: {timeline}; its last {len(steps)} steps: {picture}. Messages a step: "
         f"{gradients.messages_per_round:g}, for {len(gradients.tensors)} gradients."

@@ -35,7 +35,7 @@ def tune(
     )  # fmt: skip
     record = output / "tuning.json"
     record.write_text(json.dumps(found.as_dict(), indent=1))
-    plots.tuning(found, output / "tuning.png")
+    plots.tuning(found).savefig(output / "tuning.png")
     print(f"{found.used_s:.0f} s, of these {found.start_s:.0f} s until the ranks were ready.")
     print(f"Heat map and numbers: {output / 'tuning.png'}, {record}")
     if keep:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import os
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,11 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = (
     "#56B4E9",
     "#767676",
 )
+
+# For the series of a plot, in this order.
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = ("-", "--", "-.", ":")
 
 
 def legend(axes: Axes, **place: Any) -> None:
@@ -65,7 +69,7 @@ def figure(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width or 4.2 * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(width or 4.2 * columns, height * rows), dpi=150, layout="constrained")
     # Only pyplot teaches notebooks to show a Figure, and its PNG has no words for the blind.
     figure._repr_html_ = partial(_html, figure, alt)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -78,7 +82,7 @@ def figure(
 
 def _html(figure: Figure, alt: str) -> str:
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
+    figure.savefig(picture, format="png")
     words = html.escape(alt or _words(figure), quote=True)
     width = round(100 * figure.get_figwidth())
     data = base64.b64encode(picture.getvalue()).decode()
@@ -92,10 +96,3 @@ def _words(figure: Figure) -> str:
     ]
     said = [f"{title}: {y} against {x}" if y and x else title or y or x for title, y, x in parts]
     return "Plot. " + "; ".join(each.strip(": ") for each in said if each)
-
-
-def written(figure: Figure, path: str | os.PathLike | None) -> Figure:
-    """Write a figure to a file, if one is named."""
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure

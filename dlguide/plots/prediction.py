@@ -1,27 +1,19 @@
-"""Throughput predicted for many workers: the interval, and what a step is made of."""
+"""Predicted throughput: for many workers with its interval, and beside measurements."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require
-from dlguide.plots.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    figure,
-    legend_below,
-    written,
-)
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# --- prediction ---
 
 # Not told apart by colour alone: each part is hatched in its own way too.
 _PARTS = {
@@ -37,7 +29,6 @@ _PARTS = {
 def prediction(
     points: Mapping[int, float] | Sequence[tuple[int, float]],
     predictions: Sequence[Any],
-    path: str | os.PathLike | None = None,
     unit: str = "images/s",
 ) -> Figure:
     """Draw measured and predicted throughput, and the parts of a step that make it longer.
@@ -45,7 +36,6 @@ def prediction(
     Args:
         points: throughput by number of workers, or pairs of both; empty for none.
         predictions: of `scaling.predict.ThroughputFit.predict`, for two numbers of workers or more.
-        path: file to write; None for none.
         unit: of the throughput.
 
     Returns:
@@ -79,7 +69,7 @@ def prediction(
     _plain_counts(left, [p for p, _ in pairs] + workers)
     left.legend(loc="upper left", frameon=False)
     _shares(right, told)
-    return written(drawn, path)
+    return drawn
 
 
 def _shares(axes: Axes, told: Sequence[Any]) -> None:
@@ -112,3 +102,59 @@ def _plain_counts(axes: Axes, workers: Sequence[int]) -> None:
     axes.xaxis.set_major_locator(FixedLocator(counts[:: 1 + (len(counts) - 1) // 7]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
+
+
+# --- predicted errors ---
+
+_STYLES = ((BLUE, "o"), (GREEN, "^"), (ORANGE, "s"), (PURPLE, "D"), ("black", "v"))
+
+
+def predicted_errors(
+    rows: Mapping[str, Sequence[Any]], title: str = "Predicted throughput over measured throughput"
+) -> Figure:
+    """Draw how far predictions lie from what was measured.
+
+    A mark is predicted / measured, its line the interval over the same measurement: where it
+    crosses 1, the interval holds the truth.
+
+    Args:
+        rows: for each series what `scaling.predict.held_out` gave; a series without any is left
+            out.
+        title: of the panel.
+
+    Returns:
+        Figure: a row for each series, the first on top.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    told = {name: list(held) for name, held in rows.items() if held}
+    require(bool(told), "rows", "hold at least one prediction", 0)
+    counts = sorted({each.workers for held in told.values() for each in held})
+    styles = {count: _STYLES[place % len(_STYLES)] for place, count in enumerate(counts)}
+    alt = "Predicted over measured throughput. " + " ".join(
+        f"{name}: " + ", ".join(f"{1 + each.error:.2f} at {each.workers}" for each in held) + "."
+        for name, held in told.items()
+    )
+    drawn, (axes,) = figure(width=8.4, height=1.1 + 0.42 * len(told), alt=alt)
+    for row, held in enumerate(told.values()):
+        for place, each in enumerate(held):
+            colour, marker = styles[each.workers]
+            y = row + 0.24 * (place - (len(held) - 1) / 2)
+            ends = each.low / each.measured, each.high / each.measured
+            axes.plot(ends, (y, y), color=colour, linewidth=1.4, alpha=0.55)
+            label = f"{each.workers} workers"
+            axes.plot(1 + each.error, y, marker, color=colour, markersize=5, label=label)
+    axes.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(told)), list(told), fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("predicted / measured; line: 90 % interval")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    order = [f"{count} workers" for count in counts]
+    drawn.legend(
+        [handles[label] for label in order], order, loc="outside lower center",
+        ncols=len(order), frameon=False, fontsize=8,
+    )  # fmt: skip
+    return drawn

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from dlguide.measure.trace import (
     WAITING,
     Message,
 )
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, written
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +43,6 @@ def timeline(
     title: str = "",
     span: tuple[float, float] | None = None,
     names: Mapping[str, str] | None = None,
-    path: str | os.PathLike | None = None,
 ) -> Figure:
     """Draw when tensors were negotiated, copied and exchanged, and when steps computed.
 
@@ -58,7 +56,6 @@ def timeline(
         title: above the picture; "" counts tensors and messages.
         span: begin and end of what is drawn (s); None for all steps, or all events without them.
         names: what to write beside tensors; None for the part of each name that differs.
-        path: file to write; None for none.
 
     Returns:
         Figure: lanes below each other, time in milliseconds after the begin of the span.
@@ -102,7 +99,7 @@ def timeline(
     )
     axes.set_title(title or count, fontsize=9, loc="left")
     _legend(axes, [phase for phase, stretches in spans.items() if stretches], messages)
-    return written(drawn, path)
+    return drawn
 
 
 def _span(

@@ -1,10 +1,11 @@
-"""Pictures of trainings: scaling, loss and accuracy, busy cores over time."""
+"""Trainings: scaling, loss and accuracy, schedules, busy cores, and what a step waits for."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dlguide.errors import require
 from dlguide.measure import Run, Utilisation
@@ -18,19 +19,19 @@ from dlguide.plots.figures import (
     figure,
     legend_above,
     legend_below,
-    written,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+# --- training ---
+
 _PHASE_COLOURS = {"setup": GREY, "train": BLUE, "evaluate": ORANGE, "checkpoint": PURPLE}
 
 
-def scaling(
-    runs: Iterable[Run | Mapping[str, Any]], path: str | os.PathLike | None = None
-) -> Figure:
+def scaling(runs: Iterable[Run | Mapping[str, Any]]) -> Figure:
     """Draw throughput against ranks beside the ideal line, and the parallel efficiency.
 
     With the fewest ranks p0 as the reference,
@@ -41,7 +42,6 @@ def scaling(
 
     Args:
         runs: Runs, or mappings with `ranks` (count) and `images_per_s` (over all ranks).
-        path: file to write, its ending names the format (png, svg, pdf); None for none.
 
     Returns:
         Figure: images/s on the left, efficiency on the right.
@@ -95,15 +95,14 @@ def scaling(
     right.set_xlim(-0.75, len(ranks) - 0.25)
     left.set_xlim(0, ranks[-1] * 1.15)
     left.set_xticks(ranks)
-    return written(drawn, path)
+    return drawn
 
 
-def training(runs: Run | Sequence[Run], path: str | os.PathLike | None = None) -> Figure:
+def training(runs: Run | Sequence[Run]) -> Figure:
     """Draw loss and test accuracy over epochs, and where the seconds went.
 
     Args:
         runs: a Run, or several to compare; of the ranks of one run give one.
-        path: file to write, its ending names the format (png, svg, pdf); None for none.
 
     Returns:
         Figure: loss, accuracy, and a bar of seconds for each run.
@@ -137,14 +136,10 @@ def training(runs: Run | Sequence[Run], path: str | os.PathLike | None = None) -
     seconds.set_yticks(range(len(runs)), names)
     seconds.set_ylim(len(runs) - 0.4, -0.6)
     legend_below(seconds)
-    return written(drawn, path)
+    return drawn
 
 
-def utilisation(
-    record: Utilisation,
-    runs: Run | Sequence[Run] = (),
-    path: str | os.PathLike | None = None,
-) -> Figure:
+def utilisation(record: Utilisation, runs: Run | Sequence[Run] = ()) -> Figure:
     """Draw how busy every core was, under the timeline of what the ranks were doing.
 
     The clocks of record and runs are laid over each other, so they must come from one machine.
@@ -153,7 +148,6 @@ def utilisation(
         record: what `measure.utilisation` sampled.
         runs: the Runs of the ranks that trained meanwhile, one line each; none for the marks of
             the record alone.
-        path: file to write, its ending names the format (png, svg, pdf); None for none.
 
     Returns:
         Figure: one line for each rank, below it one curve for each core.
@@ -190,7 +184,7 @@ def utilisation(
     for axes in drawn.axes:
         axes.set_xlim(0, record.time_s[-1])
         axes.label_outer()
-    return written(drawn, path)
+    return drawn
 
 
 def _phases(axes: Axes, line: int, run: Run, offset_s: float) -> None:
@@ -207,3 +201,149 @@ def _bar_of_seconds(axes: Axes, line: int, run: Run) -> None:
             colour = _PHASE_COLOURS[name]
             axes.barh(line, seconds, left=left, height=0.6, color=colour, label=name)
         left += seconds
+
+
+# --- schedules ---
+
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY, "black")
+# of another number than the colours, so that 28 looks differ
+_DASHES = ("-", "--", "-.", ":")
+_POINTS = 4000
+
+
+def schedules(schedules: Mapping[str, Any], log: bool = False) -> Figure:
+    """Draw the learning rate of each training over its epochs.
+
+    Trainings with other batches have other steps an epoch and still share the axis. A schedule of
+    more than 4000 steps is drawn at so many of them.
+
+    Args:
+        schedules: for each name a `schedules.Schedule`, with `rate`, `steps` and
+            `steps_per_epoch`.
+        log: draw the rates by their powers of ten, where a rate of 0 has no place.
+
+    Returns:
+        Figure: the rate of each update as a stair, one line a name.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    require(bool(schedules), "schedules", "hold at least one schedule", dict(schedules))
+    told = "; ".join(f"{name}: {_schedule_words(each)}" for name, each in schedules.items())
+    alt = f"Learning rate against epochs. {told}."
+    drawn, (axes,) = figure(width=7.0, height=3.2, alt=alt)
+    for number, (name, each) in enumerate(schedules.items()):
+        steps, rates = _points(each)
+        axes.plot(
+            np.append(steps, each.steps) / each.steps_per_epoch,
+            np.append(rates, rates[-1]),
+            drawstyle="steps-post",
+            color=_COLOURS[number % len(_COLOURS)],
+            linestyle=_DASHES[number % len(_DASHES)],
+            label=name,
+        )
+    axes.set_title("learning rate over the epochs", fontsize=10)
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("learning rate")
+    axes.set_xlim(left=0)
+    if log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+    return drawn
+
+
+def _points(schedule: Any) -> tuple[np.ndarray, np.ndarray]:
+    places = np.linspace(0, schedule.steps - 1, min(schedule.steps, _POINTS))
+    steps = np.unique(places.round().astype(int))
+    return steps, schedule.rate(steps)
+
+
+def _schedule_words(schedule: Any) -> str:
+    steps, rates = _points(schedule)
+    top = int(rates.argmax())
+    epoch = steps[top] / schedule.steps_per_epoch
+    first, last = rates[0], rates[-1]
+    return f"begins at {first:.3g}, is highest at epoch {epoch:.3g} with {rates[top]:.3g}, " + (
+        f"ends at {last:.3g}"
+    )
+
+
+# --- bottleneck ---
+
+_STEPS_SHOWN = 20
+
+
+def bottleneck(found: Any) -> Figure:
+    """Draw the samples/s of each stage alone and of all together, and the steps over time.
+
+    The axis of speeds is logarithmic: stages differ by powers of ten. The slowest stage is
+    orange and hatched. Below, each step is a piece of a strip: waiting for data orange and
+    hatched, computing blue.
+
+    Args:
+        found: what `training.bottleneck` returned.
+
+    Returns:
+        Figure: the bars, and below them the strip of the last steps.
+
+    Raises:
+        ValueError: when nothing was measured.
+    """
+    require(bool(found.stages and found.wait_s), "found", "hold stages and steps", found)
+    rows = len(found.stages) + 2
+    height = 0.36 * rows + 2.0
+    drawn, (bars, strip) = figure(2, 1, 8.5, height / 2, _bottleneck_words(found))
+    bars.get_gridspec().set_height_ratios([height - 1.2, 0.5])
+    _bars(bars, found)
+    _strip(strip, found)
+    return drawn
+
+
+def _bars(axes: Axes, found: Any) -> None:
+    alone = [(stage.name, stage.samples_per_s) for stage in found.stages]
+    together = [
+        ("all, predicted", found.predicted_samples_per_s),
+        ("all, measured", found.measured_samples_per_s),
+    ]
+    names, speeds = zip(*alone, *together, strict=True)
+    for row, (name, speed) in enumerate(zip(names, speeds, strict=True)):
+        slowest = name == found.slowest.name
+        style = {"color": ORANGE, "hatch": "///", "edgecolor": "white"} if slowest else {}
+        if row >= len(alone):
+            style = {"color": GREEN if row == len(names) - 1 else GREY}
+        axes.barh(row, speed, height=0.7, **{"color": SKY, **style})
+        said = f" {speed:,.0f}" if speed >= 10 else f" {speed:.2g}"
+        axes.text(speed, row, said + "  holds the others back" * slowest, va="center", fontsize=9)
+    axes.axhline(len(alone) - 0.5, color=GREY, linewidth=0.8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xscale="log", xlabel="samples/s, each stage alone on ready inputs")
+    axes.set(xlim=(min(speeds) / 4, 12 * max(speeds)), ylim=(len(names) - 0.5, -0.5))
+    axes.grid(visible=False)
+
+
+def _strip(axes: Axes, found: Any) -> None:
+    steps = list(zip(found.wait_s, found.compute_s, strict=True))[-_STEPS_SHOWN:]
+    now = 0.0
+    for wait_s, compute_s in steps:
+        style = {"height": 0.8, "edgecolor": "white", "linewidth": 0.5}
+        axes.barh(0, 1e3 * wait_s, left=now, color=ORANGE, hatch="////", label="waits", **style)
+        now += 1e3 * wait_s
+        axes.barh(0, 1e3 * compute_s, left=now, color=BLUE, label="computes", **style)
+        now += 1e3 * compute_s
+    axes.set(xlim=(0, now), ylim=(-0.5, 0.5), xlabel=f"time of the last {len(steps)} steps (ms)")
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.set_title(f"steps wait {found.wait_share:.0%} of the time", fontsize=9, loc="left")
+    legend_above(axes)
+
+
+def _bottleneck_words(found: Any) -> str:
+    stages = ", ".join(f"{stage.name} {stage.samples_per_s:.3g}" for stage in found.stages)
+    return (
+        f"Bars of samples per second, each stage alone: {stages}. All together "
+        f"{found.predicted_samples_per_s:.3g} predicted, {found.measured_samples_per_s:.3g} "
+        f"measured. Slowest: {found.slowest.name}. Below, a strip of the last steps: the training "
+        f"waits for data {found.wait_share:.0%} of the time."
+    )

@@ -1,7 +1,6 @@
 """Run one training program on the ranks and note its symptoms, for whoever looks for a mistake.
 
     trials = cluster.run(trial.run, program, data)
-    plots.symptoms(trials)
     print(audit.report([one.evidence for one in trials]))
 
 A program is a function `program(data, watch, callbacks)` that builds a Keras model and calls `fit`

@@ -1,6 +1,6 @@
 """The road of ResNet-50: the guide's numbers, ImageNet found or refused, the pictures' way.
 
-dlcourse.usecases.imagenet.road, dlcourse.usecases.imagenet.data, dlguide.plots.road,
+dlcourse.usecases.imagenet.road, dlcourse.usecases.imagenet.data, dlcourse.pictures.road,
 dlcourse.usecases.imagenet.comparing, dlcourse.usecases.imagenet.writing,
 dlcourse.usecases.imagenet.outcome, dlcourse.usecases.imagenet.stepping. The training itself:
 test_usecases_imagenet_train.py.
@@ -16,9 +16,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dlcourse import pictures as drawings
 from dlcourse.usecases import case, imagenet
 from dlcourse.usecases.imagenet import GUIDE, SMALL
-from dlguide import errors, plots
+from dlguide import errors
 from dlguide.data import input_pipeline, synthetic
 from dlguide.data.readers import imagenet as layout
 from dlguide.data.readers import imagenet_shards
@@ -302,10 +303,9 @@ def test_picture_of_the_road_has_both_endings_and_words():
     assert shown[-1] == pytest.approx(83)
     assert axes[1].get_xlim()[0] > SMALL.epochs / 2
     with pytest.raises(ValueError, match="`decays` must have the names line"):
-        plots.road({"line": [1.0]}, {"other": [1.0]}, {"line": ([1], [1.0])}, 1, 0.5)
+        drawings.road({"line": [1.0]}, {"other": [1.0]}, {"line": ([1], [1.0])}, 1, 0.5)
 
 
-def test_picture_of_the_road_is_drawn_without_any_accuracy(tmp_path):
-    path = tmp_path / "road.png"
-    plots.road({"one": [1.0, 0.5]}, {"one": [1e-4] * 2}, {"one": ([], [])}, 1, 1.0, path)
-    assert path.read_bytes()[:4] == b"\x89PNG"
+def test_picture_of_the_road_is_drawn_without_any_accuracy():
+    drawn = drawings.road({"one": [1.0, 0.5]}, {"one": [1e-4] * 2}, {"one": ([], [])}, 1, 1.0)
+    assert "<img" in drawn._repr_html_()

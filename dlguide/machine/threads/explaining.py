@@ -33,7 +33,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a recipe means on a machine; `print` shows it, `diagrams.affinity` draws it.
+    """What a recipe means on a machine; `print` shows it, the course draws it.
 
     Args:
         machine: the machine it was read for.

@@ -92,7 +92,7 @@ def best_batch(results: Sequence[Result], efficient: float = EFFICIENT) -> Regio
         efficient: share of the highest throughput that is enough.
 
     Returns:
-        Regions: prints as a sentence; `plots.batches` draws it.
+        Regions: prints as a sentence.
 
     Raises:
         ValueError: when there are fewer than two batches.

@@ -14,7 +14,7 @@ LINKS = {(0, 1): 4.0, (2, 1): 3.0, (2, 3): 2.0, (0, 3): 1.0, (1, 3): 9.0}
 ORDERS = (0, 1, 2, 3), (0, 1, 3, 2), (3, 2, 1, 0)
 RINGS = tuple(range(8)), (0, 1, 2, 3, 7, 6, 5, 4), (0, 2, 6, 4, 7, 5, 1, 3)
 CAUSES = {
-    "half the work": ("D", "Count cores, not CPUs: `plots.topology` shows which are pairs."),
+    "half the work": ("D", "Count cores, not CPUs: `pictures.topology` shows which are pairs."),
     "above 1": ("A", "Two units cannot start more than two instructions. What else is in it?"),
     "batch of 8": ("F", "What moves once, however many images use it?"),
     "below the roof": ("B", "The roof has bytes and operations. What else does a layer cost?"),

@@ -49,7 +49,7 @@ class Area:
 
     @property
     def row(self) -> tuple[str, float, float, float]:
-        """What `plots.areas_under_curves` draws of it."""
+        """What `pictures.areas_under_curves` draws of it."""
         return self.name, self.value, self.low, self.high
 
     def as_dict(self) -> dict[str, Any]:

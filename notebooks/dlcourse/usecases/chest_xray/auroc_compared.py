@@ -44,7 +44,7 @@ class Difference:
 
     @property
     def row(self) -> tuple[str, float, float, float]:
-        """What `plots.area_gains` draws of it."""
+        """What `pictures.area_gains` draws of it."""
         return self.name, self.value, self.low, self.high
 
     @property

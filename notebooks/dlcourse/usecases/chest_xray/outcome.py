@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from dlcourse import pictures
 from dlcourse.usecases.chest_xray.auroc import Area
 from dlcourse.usecases.chest_xray.auroc_compared import Difference
 from dlcourse.usecases.chest_xray.fitting import Fitted
 from dlcourse.usecases.chest_xray.weights import Origin
-from dlguide import plots, published
+from dlguide import published
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +138,12 @@ def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path,
     paths[0].write_text(json.dumps([one.as_dict() for one in outcomes], indent=1) + "\n")
     known = {row["finding"]: row["auroc"] for row in published.load("chexnet_auroc")}
     # phantoms have nothing to do with the published areas
-    plots.areas_under_curves(_bars(first), None if first.made else known, paths[1])
+    drawn = pictures.areas_under_curves(_bars(first), None if first.made else known)
+    drawn.savefig(paths[1])
     if first.gains is not None:
         paths.append(folder / "gains.png")
         rows = [one.row for one in first.gains]
-        plots.area_gains({"transfer - scratch": rows}, path=paths[-1])
+        pictures.area_gains({"transfer - scratch": rows}).savefig(paths[-1])
     return tuple(paths)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlcourse import pictures
 from dlcourse.usecases.imagenet.outcome import Outcome
-from dlguide import plots
 from dlguide.errors import require
 
 if TYPE_CHECKING:
@@ -35,19 +35,18 @@ def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path,
     numbers = folder / "outcome.json"
     text = json.dumps([each.as_dict() for each in outcomes], indent=1)
     numbers.write_text(text + "\n", encoding="utf-8")
-    picture(outcomes[0], folder / "road.png")
+    picture(outcomes[0]).savefig(folder / "road.png")
     return numbers, folder / "road.png"
 
 
-def picture(outcome: Outcome, path: str | os.PathLike | None = None) -> Figure:
+def picture(outcome: Outcome) -> Figure:
     """Draw rate, weight decay and accuracy of both endings.
 
     Args:
         outcome: of any rank; all have the same.
-        path: file to write; None for none.
 
     Returns:
-        Figure: see `plots.road`.
+        Figure: see `pictures.road`.
     """
     road = outcome.road
     steps = -(-road.samples // road.global_batch)
@@ -61,4 +60,4 @@ def picture(outcome: Outcome, path: str | os.PathLike | None = None) -> Figure:
         epochs = (*outcome.trunk.epochs, *ending.curve.epochs)
         right = (*outcome.trunk.test_accuracy, *ending.curve.test_accuracy)
         accuracies[name] = (epochs, right)
-    return plots.road(rates, decays, accuracies, steps, road.collapse_at, path)
+    return pictures.road(rates, decays, accuracies, steps, road.collapse_at)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dlcourse import pictures
 from dlcourse.usecases.video.outcome import GAN, Outcome
-from dlguide import files, plots
+from dlguide import files
 from dlguide.errors import require
 
 # Rows of the pictures, from the truth to the net; the mean of the past is in the numbers only.
@@ -43,11 +44,11 @@ def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path,
         return written[-1]
 
     for clip in range(len(first.examples["truth"])):
-        plots.predicted_frames(rows(first), clip, path(f"frames-{clip}.png"))
-    plots.frame_scores(frame_scores(first), path("scores.png"))
+        pictures.predicted_frames(rows(first), clip).savefig(path(f"frames-{clip}.png"))
+    pictures.frame_scores(frame_scores(first)).savefig(path("scores.png"))
     if first.error:
-        plots.growth(first.error, first.sizes, path("growth.png"))
-    plots.film(films(first), 0, path("film.gif"))
+        pictures.growth(first.error, first.sizes).savefig(path("growth.png"))
+    path("film.gif").write_bytes(pictures.film(films(first), 0))
     return tuple(written)
 
 
@@ -58,7 +59,7 @@ def rows(outcome: Outcome) -> dict[str, np.ndarray]:
         outcome: of any rank.
 
     Returns:
-        dict: clips by name, for `plots.predicted_frames`.
+        dict: clips by name, for `pictures.predicted_frames`.
     """
     return {"seen": outcome.examples["past"]} | {name: outcome.examples[name] for name in ROWS}
 
@@ -70,14 +71,14 @@ def films(outcome: Outcome) -> dict[str, np.ndarray]:
         outcome: of any rank.
 
     Returns:
-        dict: clips by name, for `plots.film`.
+        dict: clips by name, for `pictures.film`.
     """
     past = outcome.examples["past"]
     return {name: np.concatenate([past, outcome.examples[name]], axis=1) for name in ROWS}
 
 
 def frame_scores(outcome: Outcome) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Give PSNR and SSIM of each predictor, for `plots.frame_scores`.
+    """Give PSNR and SSIM of each predictor, for `pictures.frame_scores`.
 
     Args:
         outcome: of any rank.

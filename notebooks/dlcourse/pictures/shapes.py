@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlguide import plots
+from dlguide.plots.figures import BLUE, GREY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,10 +32,10 @@ def box(
     """Draw a box with words in it."""
     from matplotlib.patches import Rectangle
 
-    style = {"edgecolor": plots.GREY, "linestyle": "--" if dashed else "-"}
+    style = {"edgecolor": GREY, "linestyle": "--" if dashed else "-"}
     corner = (x - width / 2, y - height / 2)
     axes.add_patch(Rectangle(corner, width, height, facecolor=colour, **style))
-    ink = plots.GREY if dashed else "black"
+    ink = GREY if dashed else "black"
     axes.text(x, y, text, ha="center", va="center", fontsize=8, color=ink)
 
 
@@ -43,5 +43,5 @@ def arrow(
     axes: Axes, start: tuple[float, float], end: tuple[float, float], both: bool = False
 ) -> None:
     """Draw an arrow."""
-    style = {"arrowstyle": "<->" if both else "->", "color": plots.BLUE, "shrinkA": 0}
+    style = {"arrowstyle": "<->" if both else "->", "color": BLUE, "shrinkA": 0}
     axes.annotate("", end, start, arrowprops={**style, "shrinkB": 0, "linewidth": 1.1})

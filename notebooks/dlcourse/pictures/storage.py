@@ -1,18 +1,21 @@
-"""The time of an epoch against nodes, stripes or files, what limits it, and how that feels."""
+"""Storage: times of an epoch, and how a parallel file system places stripes."""
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlguide.errors import require
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, written
+from dlcourse.pictures.shapes import PAPER, arrow, bare, box
+from dlguide.errors import require, require_count
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# --- storage ---
 
 _LINES = {
     "metadata": (ORANGE, "-"),
@@ -25,12 +28,7 @@ _LINES = {
 Points = Sequence[tuple[float, Mapping[str, float]]]
 
 
-def epoch_times(
-    panels: Mapping[str, Points],
-    x: str = "nodes",
-    wanted_s: float = 0.0,
-    path: str | os.PathLike | None = None,
-) -> Figure:
+def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float = 0.0) -> Figure:
     """Draw how long each part of a storage works for an epoch, and mark the one that limits.
 
     A part that would lie under the axis, or takes no time, is not drawn. The thick line is the
@@ -42,15 +40,7 @@ def epoch_times(
             `dict(scaling.storage.epoch(...).parts)`.
         x: what stands on the x axis.
         wanted_s: the time that an epoch may take (s), a line; 0 for none.
-        path: a file to write, its ending names the format; None for none.
-
-    Returns:
-        Figure: panels side by side, both axes logarithmic, one scale of time.
-
-    Raises:
-        ValueError: when there is nothing to draw.
     """
-    require(bool(panels), "panels", "hold at least one course", {})
     for title, points in panels.items():
         require(len(points) > 1, "panels", f"have at least two points in {title!r}", len(points))
     told = "; ".join(f"{title}: {_told(points, x)}" for title, points in panels.items())
@@ -73,15 +63,11 @@ def epoch_times(
     lines = {name: line for pair in labelled for line, name in zip(*pair, strict=True)}
     place = {"loc": "outside lower center", "ncols": 6, "frameon": False, "fontsize": 8}
     drawing.legend(lines.values(), lines.keys(), **place)
-    return written(drawing, path)
+    return drawing
 
 
 def felt_times(
-    measured: Mapping[str, Any],
-    predicted_s: Mapping[str, float],
-    own_s: float,
-    x: str = "",
-    path: str | os.PathLike | None = None,
+    measured: Mapping[str, Any], predicted_s: Mapping[str, float], own_s: float, x: str = ""
 ) -> Figure:
     """Draw how long reading took from each storage, beside what was predicted.
 
@@ -90,19 +76,10 @@ def felt_times(
         predicted_s: the prediction by the same names (s).
         own_s: time of the same reading without any waiting (s), a line.
         x: what was done, behind "seconds" under the axis.
-        path: a file to write, its ending names the format; None for none.
-
-    Returns:
-        Figure: a point at the median with its quartiles, a diamond at the prediction; the axis of
-        time is logarithmic.
-
-    Raises:
-        ValueError: when the names differ or there are none.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
     names = list(measured)
-    require(bool(names), "measured", "hold at least one storage", {})
     require(names == list(predicted_s), "predicted_s", f"have {names}", list(predicted_s))
     said = "; ".join(
         f"{name} {each.median:.3g} s, predicted {predicted_s[name]:.3g} s"
@@ -129,7 +106,7 @@ def felt_times(
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(visible=False)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return written(drawing, path)
+    return drawing
 
 
 def limits(points: Points) -> list[tuple[str, float, float]]:
@@ -168,3 +145,89 @@ def _draw(axes: Axes, points: Points, least_s: float) -> None:
         falls = run[0][1] > 1.5 * run[-1][1]
         place = {"xytext": (5, 3) if falls else (0, 5), "ha": "left" if falls else "center"}
         axes.annotate(part, middle, textcoords="offset points", fontsize=8, **place)
+
+
+# --- storage ---
+
+_YELLOW = "#F0E442"
+_FILLS = (SKY, "#E69F00", _YELLOW, PURPLE, PAPER)
+
+
+def file_system(nodes: int = 4, targets: int = 6) -> Figure:
+    """Draw how a node opens and reads a file of Lustre.
+
+    Args:
+        nodes: compute nodes (count).
+        targets: object storage targets (count), at least 2.
+    """
+    require_count(nodes, "nodes")
+    require_count(targets, "targets", least=2)
+    alt = (
+        f"{nodes} nodes above, one metadata server and {targets} object storage targets below, a "
+        "network between them. Arrow 1: a node asks the metadata server to open a file. Arrow 2: "
+        "it answers where the stripes lie. Arrow 3: the node reads them from the targets."
+    )
+    drawn, (axes,) = figure(width=9.0, height=3.0, alt=alt)
+    wide = targets + 2.4
+    bare(axes, (-0.9, wide - 0.6), (-0.5, 2.75))
+    places = [1.0 + (wide - 2.6) * (node + 0.5) / nodes for node in range(nodes)]
+    for node, place in enumerate(places):
+        box(axes, place, 2.4, f"node {node}", SKY, 0.9, 0.4)
+    box(axes, wide / 2 - 0.75, 1.75, "network", PAPER, wide, 0.24)
+    knows = "metadata server\nnames, folders,\nwho may read,\nwhere it lies"
+    box(axes, 0.0, 0.1, knows, _YELLOW, 1.5, 1.0)
+    for target in range(targets):
+        box(axes, 2.0 + target, 0.1, f"OST {target}\nbytes", "#E69F00", 0.85, 0.6)
+    first = places[0]
+    arrow(axes, (first - 0.3, 2.2), (-0.25, 0.62))
+    arrow(axes, (0.25, 0.62), (first, 2.2))
+    for target in (0, 1):
+        arrow(axes, (2.0 + target, 0.42), (first + 0.2 + 0.1 * target, 2.2))
+    says = {"ha": "left", "va": "center", "fontsize": 8}
+    axes.text(-0.7, 1.15, "1 open it", **says)
+    axes.text(0.62, 0.78, "2 it lies on\nOST 0 and 1", **says)
+    axes.text(2.75, 1.15, "3 read: from here on the metadata server is not asked", **says)
+    return drawn
+
+
+def striping(panels: Mapping[str, Sequence[tuple[int, int]]], targets: int = 4) -> Figure:
+    """Draw on which targets the stripes of files lie.
+
+    The first stripe of each file lies on the target after that of the file before; the next ones
+    follow in turn over as many targets as the file's stripe count says.
+
+    Args:
+        panels: for each title its files: (stripes that the file has, its stripe count).
+        targets: object storage targets (count).
+    """
+    laid = {title: _laid(files, targets) for title, files in panels.items()}
+    highest = max(len(column) for columns in laid.values() for column in columns)
+    said = "; ".join(
+        f"{title}: "
+        + ", ".join(f"OST {i} has {' '.join(c) or 'nothing'}" for i, c in enumerate(cs))
+        for title, cs in laid.items()
+    )
+    size = {"width": 3.1 * len(panels), "height": 0.55 + 0.3 * (highest + 1)}
+    drawn, grid = figure(columns=len(panels), alt=f"Stripes on targets. {said}.", **size)
+    for axes, (title, columns) in zip(grid, laid.items(), strict=True):
+        bare(axes, (-0.6, targets - 0.4), (-1.1, highest - 0.3))
+        axes.set_title(title, fontsize=9)
+        for target, column in enumerate(columns):
+            axes.text(target, -0.8, f"OST {target}", ha="center", va="center", fontsize=8)
+            for height, stripe in enumerate(column):
+                fill = _FILLS[(ord(stripe[0]) - ord("a")) % len(_FILLS)]
+                box(axes, target, height, stripe, fill, 0.9, 0.8)
+    return drawn
+
+
+def _laid(files: Sequence[tuple[int, int]], targets: int) -> list[list[str]]:
+    require_count(targets, "targets")
+    require(0 < len(files) <= 26, "panels", "have 1 to 26 files in each", len(files))
+    columns: list[list[str]] = [[] for _ in range(targets)]
+    for number, (stripes, count) in enumerate(files):
+        fits = 1 <= require_count(count, "stripe count") <= targets
+        require(fits, "stripe count", f"be at most the {targets} targets", count)
+        for stripe in range(require_count(stripes, "stripes")):
+            name = f"{chr(ord('a') + number)}{stripe}"
+            columns[(number + stripe % count) % targets].append(name)
+    return columns

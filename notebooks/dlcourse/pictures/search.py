@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, written
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,12 +18,7 @@ _MARKERS = ("o", "s", "^", "D", "v")
 _LOG_FROM = 30  # values that span such a factor stand on a logarithmic axis
 
 
-def search_scores(
-    trials: Sequence[Any],
-    best: Any = None,
-    label: str = "score",
-    path: str | os.PathLike | None = None,
-) -> Figure:
+def search_scores(trials: Sequence[Any], best: Any = None, label: str = "score") -> Figure:
     """Draw the score of each trial over each of its parameters.
 
     Numbers that span a factor of 30 or more get a logarithmic axis. Trials that failed stand as
@@ -35,16 +28,8 @@ def search_scores(
         trials: with `parameters`, `score`, `epochs` and `failed`, as in `search.SearchResult`.
         best: the one to mark; None for none.
         label: what the score is, with its unit.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: a panel for each parameter; colours and markers are lengths of training.
-
-    Raises:
-        ValueError: when there is no trial that gave a score.
     """
     good = [trial for trial in trials if not trial.failed]
-    require(bool(good), "trials", "hold one that gave a score", list(trials))
     names = list(good[0].parameters)
     lengths = sorted({trial.epochs for trial in good})
     words = f"{label} of {len(good)} trials over {', '.join(names)}"
@@ -71,14 +56,13 @@ def search_scores(
         axes.set_title(f"{label} over {name}", fontsize=9)
     panels[0].set_ylabel(label)
     drawn.legend(*panels[0].get_legend_handles_labels(), **_above(len(lengths) + 2))
-    return written(drawn, path)
+    return drawn
 
 
 def best_so_far(
     curves: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]],
     spent: str = "budget (epochs)",
     label: str = "best score so far",
-    path: str | os.PathLike | None = None,
 ) -> Figure:
     """Draw the best score over what was spent: thin lines for single searches, thick the median.
 
@@ -86,16 +70,7 @@ def best_so_far(
         curves: for each method its searches; a search is what was spent and the best by then.
         spent: what was spent, with its unit.
         label: what the score is.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: one panel; a score holds until a better one is found.
-
-    Raises:
-        ValueError: when there is nothing to draw.
     """
-    filled = bool(curves) and all(len(each) > 0 for each in curves.values())
-    require(filled, "curves", "hold a search of every method", dict(curves))
     ends = {name: np.median([one[1][-1] for one in each]) for name, each in curves.items()}
     said = ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
     drawn, (axes,) = figure(width=7.0, alt=f"{label} over {spent}; median at the end: {said}.")
@@ -117,29 +92,18 @@ def best_so_far(
     axes.tick_params(axis="y", which="minor", labelsize=7)
     axes.set_title("single searches (thin) and their median (thick)", fontsize=10)
     axes.legend(frameon=False, fontsize=8)
-    return written(drawn, path)
+    return drawn
 
 
 def rank_bars(
-    panels: Mapping[str, Sequence[Any]],
-    predicted: Mapping[str, float] | None = None,
-    path: str | os.PathLike | None = None,
+    panels: Mapping[str, Sequence[Any]], predicted: Mapping[str, float] | None = None
 ) -> Figure:
     """Draw which rank did which task when; all panels have one axis of time.
 
     Args:
         panels: for each title its tasks, with `number`, `rank`, `start_s` and `end_s`.
         predicted: for some titles the predicted makespan, a dashed line (s).
-        path: file to write; None for none.
-
-    Returns:
-        Figure: panels below each other, a row for each rank, a bar for each task.
-
-    Raises:
-        ValueError: when there is nothing to draw.
     """
-    filled = bool(panels) and all(len(each) > 0 for each in panels.values())
-    require(filled, "panels", "hold a task under every title", dict(panels))
     predicted = predicted or {}
     most = max(1 + max(bar.rank for bar in bars) for bars in panels.values())
     lengths = {title: _makespan(bars) for title, bars in panels.items()}
@@ -170,14 +134,13 @@ def rank_bars(
         axes.grid(visible=False)
         axes.set_title(f"{title}: {lengths[title]:.2f} s", fontsize=9, loc="left")
     grid[-1].set_xlabel("seconds (the numbers are those of the trials)")
-    return written(drawn, path)
+    return drawn
 
 
 def projections(
     panels: Mapping[str, Sequence[tuple[float, float]]],
     important: Callable[[np.ndarray], np.ndarray],
     names: tuple[str, str] = ("important parameter", "other parameter"),
-    path: str | os.PathLike | None = None,
 ) -> Figure:
     """Draw trials in two parameters, and above them the values tried of the one that matters.
 
@@ -185,20 +148,11 @@ def projections(
         panels: for each title the points that were tried, in the unit square.
         important: the score of an array of places of the first parameter.
         names: of the two parameters.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: for each title a curve with the values that were tried, and the points below it.
-
-    Raises:
-        ValueError: when there is nothing to draw.
 
     Source:
         After Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 13 (2012),
         Figure 1.
     """
-    filled = bool(panels) and all(len(each) > 0 for each in panels.values())
-    require(filled, "panels", "hold a point under every title", dict(panels))
     counts = {title: len({round(x, 9) for x, _ in each}) for title, each in panels.items()}
     said = "; ".join(f"{title}: {count} values of the first" for title, count in counts.items())
     drawn, axes = figure(2, len(panels), height=2.4, alt=f"Points tried. {said}.")
@@ -217,7 +171,7 @@ def projections(
         below.set(xlim=(0, 1), ylim=(0, 1.05), xlabel=names[0], ylabel=names[1])
         below.grid(visible=False)
         above.set_xlim(0, 1)
-    return written(drawn, path)
+    return drawn
 
 
 def _held(x: Sequence[float], y: Sequence[float], grid: np.ndarray) -> np.ndarray:

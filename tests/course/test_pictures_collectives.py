@@ -1,13 +1,13 @@
 """The pictures of collectives show the messages that the algorithms send, and end in the sum.
 
-Tests dlcourse.diagrams.collectives.
+Tests dlcourse.pictures.communication.
 """
 
 import pytest
 from on_ranks import on_ranks
 
-from dlcourse import diagrams
-from dlcourse.diagrams.collectives import Message, contributions, steps
+from dlcourse import pictures
+from dlcourse.pictures.communication import Message, contributions, steps
 
 pytestmark = pytest.mark.ranks
 
@@ -105,7 +105,7 @@ def test_the_drawn_messages_are_those_that_the_algorithms_send(ranks, tmp_path):
 
 
 def test_the_figure_has_a_box_for_every_part_and_says_the_messages():
-    figure = diagrams.collective({"a tree": steps("tree", 2)}, 2)
+    figure = pictures.collective({"a tree": steps("tree", 2)}, 2)
     (axes,) = figure.axes
     assert len(axes.patches) == 3 * 2 * 2
     counts = [text.get_text() for text in axes.texts if text.get_text().isdigit()]
@@ -113,7 +113,7 @@ def test_the_figure_has_a_box_for_every_part_and_says_the_messages():
     assert "a tree: step 1, to be added: rank 1 to 0 parts 0+1; step 2, to be kept" in words(figure)
 
 
-def test_adding_twice_and_what_cannot_be_drawn_is_refused():
+def test_adding_twice_and_impossible_schedules_are_refused():
     twice = ((Message(1, 0, (0,), True),),) * 2
     with pytest.raises(ValueError, match="`schedule` must add every rank's numbers once, got"):
         contributions(twice, 2)
@@ -123,5 +123,3 @@ def test_adding_twice_and_what_cannot_be_drawn_is_refused():
         steps("hierarchical", 3)
     with pytest.raises(ValueError, match="`name` must be one of"):
         steps("star")
-    with pytest.raises(ValueError, match="`panels` must hold at least one collective"):
-        diagrams.collective({})

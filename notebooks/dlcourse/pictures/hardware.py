@@ -1,16 +1,18 @@
-"""Pictures of hardware: cores, the catalogue over the years, links, a systolic array."""
+"""Hardware: topology, processors, links, rooflines, systolic arrays, layouts in memory."""
 
 from __future__ import annotations
 
 import math
-import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlguide.errors import require
 from dlguide.plots.figures import (
     BLUE,
+    COLOURS,
     GREEN,
     GREY,
     ORANGE,
@@ -18,12 +20,15 @@ from dlguide.plots.figures import (
     SKY,
     figure,
     legend_below,
-    written,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# --- hardware ---
 
 _KINDS = {
     "cpu": (BLUE, "o"),
@@ -38,15 +43,11 @@ _PALE = "#bcdff5"
 _MOST_LABELS = 64  # cores that still get their numbers
 
 
-def topology(machine: Any, path: str | os.PathLike | None = None) -> Figure:
+def topology(machine: Any) -> Figure:
     """Draw the cores that this process may use: sockets, NUMA nodes, hardware threads.
 
     Args:
         machine: what `machine.describe` found.
-        path: a file to write, its ending names the format; None for none.
-
-    Returns:
-        Figure: a box for each socket, in it one for each NUMA node, in it the cores.
     """
     sockets: dict[int, dict[int, dict[int, list[int]]]] = {}
     for each in machine.cores:
@@ -85,28 +86,16 @@ def topology(machine: Any, path: str | os.PathLike | None = None) -> Figure:
     axes.set_title(f"{machine.processor}; numbers: logical CPUs", fontsize=9)
     told = textwrap.fill(f"caches of a core: {caches or 'unknown'}", 44)
     axes.text(0.5, -0.02, told, transform=axes.transAxes, fontsize=8, ha="center", va="top")
-    return written(drawing, path)
+    return drawing
 
 
-def catalogue(
-    processors: Sequence[Any],
-    labels: Mapping[str, str] | None = None,
-    path: str | os.PathLike | None = None,
-) -> Figure:
+def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None) -> Figure:
     """Draw processors over the years: peak in training, memory bandwidth, and their quotient.
 
     Args:
         processors: what `machine.catalogue.processors` gave.
         labels: short names to write beside a point, by the processor's name.
-        path: a file to write, its ending names the format; None for none.
-
-    Returns:
-        Figure: three panels with logarithmic axes; each kind has its colour and marker.
-
-    Raises:
-        ValueError: when there is no processor.
     """
-    require(bool(processors), "processors", "hold at least one", [])
     alt = (
         f"{len(processors)} processors by year. Peaks in the format for training, bandwidth and "
         "flop per byte; accelerators gained peak faster than bandwidth."
@@ -134,23 +123,15 @@ def catalogue(
     for axes in panels:
         axes.set_xlim(min(years) - 0.5, max(years) + 1.6)
     legend_below(panels[1])
-    return written(drawing, path)
+    return drawing
 
 
-def links(
-    graph: Mapping[tuple[int, int], float],
-    ring: Sequence[int] = (),
-    path: str | os.PathLike | None = None,
-) -> Figure:
+def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> Figure:
     """Draw devices on a circle and the links between them; a ring through them stands out.
 
     Args:
         graph: bytes per second by pair of devices.
         ring: devices in the order of a ring, perhaps from `links.best_ring`; () for none.
-        path: a file to write, its ending names the format; None for none.
-
-    Returns:
-        Figure: thicker lines are faster links; the ring is dashed in another colour over them.
     """
     everyone = sorted({device for pair in graph for device in pair})
     slowest = min(graph.values())
@@ -175,29 +156,16 @@ def links(
         axes.plot([x], [y], "o", markersize=24, color="#f2f2f2", markeredgecolor=GREY, zorder=4)
         axes.text(x, y, str(each), ha="center", va="center", fontsize=10, zorder=5)
     axes.set_title("links in 1e9 bytes/s, both directions; dashed: the ring", fontsize=9)
-    return written(drawing, path)
+    return drawing
 
 
-def systolic(
-    clocks: Sequence[Any],
-    weights: Sequence[Sequence[int]],
-    path: str | os.PathLike | None = None,
-) -> Figure:
+def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
     """Draw some clocks of a systolic array side by side.
 
     Args:
         clocks: some of what `systolic.clocks` gave.
         weights: the number that each cell keeps.
-        path: a file to write, its ending names the format; None for none.
-
-    Returns:
-        Figure: for each clock the cells with input x weight and the sum they hand down; idle
-        cells are white; below, what has left so far.
-
-    Raises:
-        ValueError: when there is no clock.
     """
-    require(bool(clocks), "clocks", "hold at least one", [])
     alt = "A systolic array. " + " ".join(
         f"Clock {each.number}: {each.busy} cells multiply." for each in clocks
     )
@@ -223,7 +191,7 @@ def systolic(
                 axes.text(*place, done, ha="center", va="center", fontsize=8, color=BLUE)
         axes.set_xlim(-0.1, columns + 0.1)
         axes.set_ylim(-depth - 0.42 * len(each.results) - 0.1, 1.05)
-    return written(drawing, path)
+    return drawing
 
 
 def _frame(axes: Axes, x: float, y: float, width: float, height: float, colour: str) -> None:
@@ -231,3 +199,179 @@ def _frame(axes: Axes, x: float, y: float, width: float, height: float, colour: 
 
     box = Rectangle((x, y), width, height, facecolor=colour, edgecolor=GREY, linewidth=0.8)
     axes.add_patch(box)
+
+
+# --- roofline ---
+
+_COLOURS = {"float32": BLUE, "bfloat16": ORANGE, "int8": GREEN}
+_MARKERS = {"float32": "o", "bfloat16": "s", "int8": "^"}
+_LINES = {"float32": "-", "bfloat16": "--", "int8": "-."}
+
+
+def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
+    """Draw a roof, both axes logarithmic, with computations under it.
+
+    A filled marker is what was measured, an empty one what the roof allows where nobody
+    measured.
+
+    Args:
+        roof: a `Roof` of `machine.roofline.measure`.
+        placed: what `machine.roofline.place` gave.
+    """
+    require(bool(roof.flops_per_s), "roof", "have at least one peak", roof.flops_per_s)
+    drawing, (axes,) = figure(width=7.4, height=4.4, alt=_said(roof, placed))
+    ridges = [peak / roof.bytes_per_s for peak in roof.flops_per_s.values()]
+    left = 0.5 * min([1.0, *(each.intensity for each in placed), *ridges])
+    right = 4.0 * max([*(each.intensity for each in placed), *ridges])
+    grid = np.geomspace(left, right, 200)
+    for dtype, peak in roof.flops_per_s.items():
+        colour = _COLOURS.get(dtype, PURPLE)
+        line = {"color": colour, "linestyle": _LINES.get(dtype, ":")}
+        axes.plot(grid, np.minimum(peak, grid * roof.bytes_per_s), **line, label=dtype)
+        axes.annotate(
+            f"{peak:.3g} flop/s",
+            (right, peak),
+            textcoords="offset points",
+            xytext=(-2, 3),
+            ha="right",
+            fontsize=8,
+            color=colour,
+        )
+    for number, each in enumerate(sorted(placed, key=lambda one: one.intensity)):
+        _point(axes, each, number)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(left, right)
+    top = 2.2 * max(roof.flops_per_s.values())
+    reached = [each.measured_flops_per_s or each.attainable_flops_per_s for each in placed]
+    axes.set_ylim(0.4 * min([left * roof.bytes_per_s, *reached]), top)
+    axes.grid(which="major", axis="both", color="#dddddd", linewidth=0.6)
+    axes.set_xlabel("intensity (flop/byte)")
+    axes.set_ylabel("flop/s")
+    axes.set_title(f"The roof of {roof.processor}, {roof.threads} threads", fontsize=10)
+    middle = np.sqrt(left * min(ridges))
+    axes.annotate(
+        f"memory: {roof.bytes_per_s:.3g} bytes/s",
+        (middle, middle * roof.bytes_per_s),
+        textcoords="offset points",
+        xytext=(10, -8),
+        fontsize=8,
+        color=GREY,
+    )
+    legend_below(axes)
+    return drawing
+
+
+def _point(axes: Axes, each: Any, number: int) -> None:
+    colour = _COLOURS.get(each.dtype, PURPLE)
+    measured = each.measured_flops_per_s
+    height = each.attainable_flops_per_s if measured is None else measured
+    face = "white" if measured is None else colour
+    marker = {"marker": _MARKERS.get(each.dtype, "D"), "linestyle": "none", "color": colour}
+    axes.plot([each.intensity], [height], **marker, markerfacecolor=face, zorder=3)
+    # neighbours get their labels at two heights, so that they do not cover each other
+    axes.annotate(
+        each.name,
+        (each.intensity, height),
+        textcoords="offset points",
+        xytext=(5, -12 - 11 * (number % 2)),
+        fontsize=8,
+    )
+
+
+def _said(roof: Any, placed: Sequence[Any]) -> str:
+    peaks = ", ".join(f"{dtype} {peak:.3g} flop/s" for dtype, peak in roof.flops_per_s.items())
+    points = "; ".join(
+        f"{each.name} at {each.intensity:.3g} flop/byte, limited by "
+        f"{'memory' if each.bound == 'memory' else 'arithmetic'}"
+        for each in placed
+    )
+    said = f"Roof: a slope of {roof.bytes_per_s:.3g} bytes/s up to flat peaks of {peaks}."
+    return f"{said} Under it: {points}." if points else said
+
+
+# --- onednn ---
+
+
+def addresses(places: Mapping[str, np.ndarray]) -> Figure:
+    """Draw where the numbers of one image lie in memory, for several layouts.
+
+    One row for each channel, one column for each pixel; the colour and the number are the place.
+
+    Args:
+        places: for each name of a layout the places of one image's numbers, of shape
+            (channels, height, width).
+    """
+    alt = "Places in memory. " + " ".join(
+        f"{name}: from channel to channel {_step(each, 0)}, from pixel to pixel {_step(each, 2)}."
+        for name, each in places.items()
+    )
+    channels, height, width = next(iter(places.values())).shape
+    size = {"width": 3.0 * len(places), "height": max(2.0, 0.2 * channels)}
+    drawn, panels = figure(columns=len(places), alt=alt, **size)
+    for axes, (name, each) in zip(panels, places.items(), strict=True):
+        cells = each.reshape(channels, height * width)
+        axes.imshow(cells, cmap="cividis", aspect="auto")
+        axes.grid(False)
+        for channel in range(channels):
+            for pixel in range(height * width):
+                dark = cells[channel, pixel] < cells.max() / 2
+                axes.text(
+                    pixel,
+                    channel,
+                    str(cells[channel, pixel]),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white" if dark else "black",
+                )
+        axes.set_title(name)
+        axes.set_xticks(
+            range(height * width),
+            [f"{row},{column}" for row in range(height) for column in range(width)],
+        )
+        axes.set_xlabel("pixel (row, column)")
+    panels[0].set_ylabel("channel")
+    return drawn
+
+
+def primitives(tables: Mapping[str, Sequence[Any]]) -> Figure:
+    """Draw the time of each kind of primitive, one bar for each table.
+
+    Args:
+        tables: rows of `machine.onednn.table` by name.
+    """
+    totals: dict[str, dict[str, tuple[float, int]]] = {name: {} for name in tables}
+    for name, rows in tables.items():
+        for row in rows:
+            seconds, count = totals[name].get(row.kind, (0.0, 0))
+            totals[name][row.kind] = seconds + row.seconds, count + row.count
+    kinds = dict.fromkeys(row.kind for rows in tables.values() for row in rows)
+    kinds = sorted(kinds, key=lambda kind: -max(t.get(kind, (0.0, 0))[0] for t in totals.values()))
+    alt = "Time by primitive. " + " ".join(
+        f"{name}: "
+        + ", ".join(f"{kind} {1e3 * t[kind][0]:.3g} ms ({t[kind][1]})" for kind in t)
+        + "."
+        for name, t in totals.items()
+    )
+    drawn, (axes,) = figure(width=8, height=1.2 + 0.5 * len(tables), alt=alt)
+    left = dict.fromkeys(tables, 0.0)
+    for number, kind in enumerate(kinds):
+        colour = (*COLOURS[:5], *[GREY] * len(kinds))[number]
+        widths = [1e3 * totals[name].get(kind, (0.0, 0))[0] for name in tables]
+        look = {"color": colour, "hatch": ("", "//", "..", "xx")[number % 4], "label": kind}
+        axes.barh(list(tables), widths, 0.6, left=list(left.values()), **look)
+        for name, width in zip(tables, widths, strict=True):
+            left[name] += width
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_xlabel("time in oneDNN (ms)")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return drawn
+
+
+def _step(places: np.ndarray, axis: int) -> int:
+    """Give the distance in memory of the first two neighbours along an axis; 0 without any."""
+    first = places.swapaxes(0, axis)[:, 0, 0]
+    return int(first[1] - first[0]) if len(first) > 1 else 0

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dlcourse import diagrams
-from dlcourse.diagrams import difference
+from dlcourse import pictures
+from dlcourse.pictures import difference
 from dlguide.machine import imagine, threads
 
 
@@ -23,7 +23,7 @@ ENGINES = [{"rank": rank, "pid": 100 + rank, "cpus": [rank]} for rank in range(3
 
 
 def test_processes_has_the_kernel_and_every_rank_with_its_process_and_cores():
-    figure = diagrams.processes(ENGINES)
+    figure = pictures.processes(ENGINES)
     (axes,) = figure.axes
     assert len(axes.patches) == 4
     assert "rank 2\nprocess 102\nCPU 2\nits own memory" in texts(axes)
@@ -32,7 +32,7 @@ def test_processes_has_the_kernel_and_every_rank_with_its_process_and_cores():
 
 def test_exchange_draws_who_has_what_before_and_after():
     panels = {"bcast": ([7, None], [7, 7], [(0, 0), (0, 1)]), "barrier": ([1, 2], [1, 2], [])}
-    figure = diagrams.exchange(panels)
+    figure = pictures.exchange(panels)
     bcast, barrier = figure.axes
     assert bcast.get_title() == "bcast"
     assert texts(bcast).count("7") == 3
@@ -44,35 +44,29 @@ def test_exchange_draws_who_has_what_before_and_after():
 
 
 def test_several_values_fit_into_a_box():
-    figure = diagrams.exchange({"gather": ([1], [["c0", "c1", "c2", "c3"]], [])})
+    figure = pictures.exchange({"gather": ([1], [["c0", "c1", "c2", "c3"]], [])})
     assert "c0 c1 c2\nc3" in texts(figure.axes[0])
 
 
 def test_exchange_fills_rows_and_leaves_the_rest_empty():
     panels = {str(number): ([1], [1], []) for number in range(4)}
-    assert len(diagrams.exchange(panels).axes) == 6
-    assert len(diagrams.exchange(panels, columns=2).axes) == 4
+    assert len(pictures.exchange(panels).axes) == 6
+    assert len(pictures.exchange(panels, columns=2).axes) == 4
 
 
 def test_timelines_say_who_waits_and_what_is_never_reached():
     rows = [[("Recv", "waits"), ("Send", "never")], [("Send", "done")]]
-    figure = diagrams.timelines({"stuck": rows})
+    figure = pictures.timelines({"stuck": rows})
     (axes,) = figure.axes
     assert [patch.get_linestyle() for patch in axes.patches] == ["-", "--", "-"]
     assert "rank 0 Recv (waits for ever), then Send (never reached); rank 1 Send." in words(figure)
 
 
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(ValueError, match=r"`engines` must hold at least one rank"):
-        diagrams.processes([])
     with pytest.raises(ValueError, match=r"`panels` must have 1 ranks after a"):
-        diagrams.exchange({"a": ([1], [1, 2], [])})
-    with pytest.raises(ValueError, match=r"`panels` must hold at least one communication"):
-        diagrams.exchange({})
+        pictures.exchange({"a": ([1], [1, 2], [])})
     with pytest.raises(ValueError, match=r"`state` must be one of done, never, waits, got 'x'"):
-        diagrams.timelines({"a": [[("Send", "x")]]})
-    with pytest.raises(ValueError, match=r"`panels` must hold at least one course"):
-        diagrams.timelines({})
+        pictures.timelines({"a": [[("Send", "x")]]})
 
 
 GUIDE = {"OMP_NUM_THREADS": 22, "MLSL_NUM_SERVERS": 2, "MLSL_SERVER_AFFINITY": "39,38,43,42"}
@@ -91,7 +85,7 @@ def cells(figure):
 def test_the_map_of_a_plan_has_every_cpu_with_its_rank(sockets, cores, siblings):
     node = imagine(sockets, cores, siblings)
     plan = threads.plan(node, 2)
-    drawn = cells(diagrams.affinity(plan, node))
+    drawn = cells(pictures.affinity(plan, node))
     assert sorted(drawn) == [core.cpu for core in node.cores]
     for rank, cpus in enumerate(plan.cpus):
         assert {drawn[cpu][0] for cpu in cpus} == {str(rank)}
@@ -101,7 +95,7 @@ def test_the_map_of_a_plan_has_every_cpu_with_its_rank(sockets, cores, siblings)
 
 def test_communication_cores_are_hatched_and_shared_ones_framed():
     node = imagine(2, 24, 2)
-    figure = diagrams.affinity(threads.explain("granularity=fine,compact,1,0", node, **GUIDE))
+    figure = pictures.affinity(threads.explain("granularity=fine,compact,1,0", node, **GUIDE))
     drawn = cells(figure)
     assert {cpu for cpu, (_, patch) in drawn.items() if patch.get_hatch()} == {38, 39, 42, 43}
     assert {cpu for cpu, (_, patch) in drawn.items() if patch.get_linewidth() > 2} == {
@@ -118,16 +112,16 @@ def test_communication_cores_are_hatched_and_shared_ones_framed():
 def test_a_plans_communication_cores_are_its_own():
     node = imagine(2, 4)
     plan = threads.plan(node, 2, comm_cores=1)
-    drawn = cells(diagrams.affinity(plan, node))
+    drawn = cells(pictures.affinity(plan, node))
     hatched = {cpu for cpu, (_, patch) in drawn.items() if patch.get_hatch()}
     assert hatched == {cpu for cpus in plan.comm_cpus for cpu in cpus} == {3, 7}
 
 
 def test_a_map_of_something_else_is_refused():
     with pytest.raises(ValueError, match="`layout` must be a ThreadPlan or an Explanation, got 3"):
-        diagrams.affinity(3)
+        pictures.affinity(3)
     with pytest.raises(ValueError, match="`plan` must name CPUs of the machine"):
-        diagrams.affinity(threads.plan(imagine(2, 4), 2), imagine(1, 2))
+        pictures.affinity(threads.plan(imagine(2, 4), 2), imagine(1, 2))
 
 
 def test_pipeline_draws_a_box_for_every_cell_and_says_the_order():
@@ -135,7 +129,7 @@ def test_pipeline_draws_a_box_for_every_cell_and_says_the_order():
         SimpleNamespace(stage=stage, microbatch=0, kind=kind, start_s=start, end_s=start + 1.0)
         for stage, kind, start in ((0, "forward", 0), (1, "forward", 1), (1, "backward", 2))
     ]
-    figure = diagrams.pipeline({"predicted": cells, "measured": cells}, unit_s=2.0, unit="2 s")
+    figure = pictures.pipeline({"predicted": cells, "measured": cells}, unit_s=2.0, unit="2 s")
     for axes, title in zip(figure.axes, ("predicted", "measured"), strict=True):
         assert axes.get_title() == title
         boxes = [patch for patch in axes.patches if patch.get_width() == 0.5]
@@ -144,15 +138,13 @@ def test_pipeline_draws_a_box_for_every_cell_and_says_the_order():
         assert axes.get_xlim() == (0, 1.5)
     assert figure.axes[-1].get_xlabel() == "time (2 s)"
     assert "measured: stage 0: f0; stage 1: f0 b0." in words(figure)
-    with pytest.raises(ValueError, match="`panels` must have cells in every schedule, got 'none'"):
-        diagrams.pipeline({"none": []})
 
 
 # --- sequences ------------------------------------------------------------------------------------
 
 
 def test_every_shape_has_a_box_for_each_input_state_and_output():
-    figure = diagrams.sequences()
+    figure = pictures.sequences()
     # inputs + states + outputs, as the names of the shapes say
     assert [len(axes.patches) for axes in figure.axes] == [1 + 1 + 1, 1 + 3 + 3, 3 + 3 + 1, 9, 8]
     for axes, name in zip(
@@ -166,7 +158,7 @@ def test_every_shape_has_a_box_for_each_input_state_and_output():
 
 @pytest.mark.parametrize("steps", [2, 5, 8])
 def test_states_come_one_after_the_other_and_attention_in_one_round(steps):
-    chain, together = diagrams.dependencies(steps).axes
+    chain, together = pictures.dependencies(steps).axes
     rounds = [[int(one) for one in texts(axes) if one.isdigit()] for axes in (chain, together)]
     assert rounds == [list(range(1, steps + 1)), [1] * steps]
     # an arrow from each input and each state before; and one for each pair of a step and an earlier
@@ -177,14 +169,14 @@ def test_states_come_one_after_the_other_and_attention_in_one_round(steps):
 
 def test_a_single_step_waits_for_nothing():
     with pytest.raises(ValueError, match="`steps` must be a whole number of at least 2, got 1"):
-        diagrams.dependencies(1)
+        pictures.dependencies(1)
 
 
 # --- storage --------------------------------------------------------------------------------------
 
 
 def test_every_node_and_target_has_its_box():
-    figure = diagrams.file_system(nodes=3, targets=5)
+    figure = pictures.file_system(nodes=3, targets=5)
     said = texts(figure.axes[0])
     assert [f"node {number}" in said for number in range(4)] == [True] * 3 + [False]
     assert [f"OST {number}\nbytes" in said for number in range(6)] == [True] * 5 + [False]
@@ -192,7 +184,7 @@ def test_every_node_and_target_has_its_box():
 
 
 def test_stripe_lies_on_target_of_its_number_modulo_the_count():
-    figure = diagrams.striping({"wide": [(7, 3), (2, 2)], "narrow": [(3, 1)]}, targets=4)
+    figure = pictures.striping({"wide": [(7, 3), (2, 2)], "narrow": [(3, 1)]}, targets=4)
     said = words(figure)
     # file a begins at OST 0, file b at OST 1
     assert (
@@ -213,12 +205,12 @@ def test_stripe_lies_on_target_of_its_number_modulo_the_count():
 )
 def test_layouts_that_cannot_be_are_refused(files, text):
     with pytest.raises(ValueError, match=text):
-        diagrams.striping({"one": files})
+        pictures.striping({"one": files})
 
 
 def test_no_targets_are_refused():
     with pytest.raises(ValueError, match="`targets` must be a whole number of at least 2, got 1"):
-        diagrams.file_system(targets=1)
+        pictures.file_system(targets=1)
 
 
 # --- two programs ---------------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, written
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,22 +17,14 @@ _FIELDS = (("sign", GREY), ("exponent", ORANGE), ("fraction", BLUE))
 _COLOURS = {"fp32": BLUE, "bf16": GREEN, "fp16": ORANGE, "int8": PURPLE}
 
 
-def bit_fields(numbers: Iterable[Any], path: str | os.PathLike | None = None) -> Figure:
+def bit_fields(numbers: Iterable[Any]) -> Figure:
     """Draw numbers bit by bit: sign, exponent and fraction in their colours.
 
     Args:
         numbers: objects with `format`, `sign`, `exponent`, `fraction` (texts of 0 and 1) and
             `value`, one row each.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: one row of boxes for each number.
-
-    Raises:
-        ValueError: when there is nothing to draw.
     """
     rows = list(numbers)
-    require(bool(rows), "numbers", "hold at least one number", [])
     said = "; ".join(
         f"{row.format}: sign {row.sign}, exponent {row.exponent or 'none'}, "
         f"fraction {row.fraction}, which is {row.value:.9g}"
@@ -61,14 +51,11 @@ def bit_fields(numbers: Iterable[Any], path: str | os.PathLike | None = None) ->
     axes.grid(False)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
-    return written(drawn, path)
+    return drawn
 
 
 def number_ranges(
-    formats: Iterable[Any],
-    values: Sequence[float],
-    spacings: Mapping[str, ArrayLike],
-    path: str | os.PathLike | None = None,
+    formats: Iterable[Any], values: Sequence[float], spacings: Mapping[str, ArrayLike]
 ) -> Figure:
     """Draw how far formats reach, and how far apart their numbers are.
 
@@ -76,16 +63,8 @@ def number_ranges(
         formats: objects with `name`, `smallest_subnormal`, `smallest_normal` and `largest`.
         values: where the spacing is given.
         spacings: name of a format -> spacing at each value, NaN beyond its range.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: ranges on the left, spacing relative to the number on the right.
-
-    Raises:
-        ValueError: when there is nothing to draw.
     """
     rows = list(formats)
-    require(bool(rows), "formats", "hold at least one format", [])
     said = "; ".join(
         f"{row.name} from {row.smallest_normal:.2g}, subnormal from {row.smallest_subnormal:.2g}, "
         f"to {row.largest:.2g}"
@@ -116,14 +95,11 @@ def number_ranges(
     right.set_ylabel("distance to the next / number")
     right.set_title("Spacing", loc="left")
     right.legend(frameon=False, fontsize=8)
-    return written(drawn, path)
+    return drawn
 
 
 def gradient_sizes(
-    gradients: Mapping[str, ArrayLike],
-    formats: Iterable[Any],
-    scale: float = 1.0,
-    path: str | os.PathLike | None = None,
+    gradients: Mapping[str, ArrayLike], formats: Iterable[Any], scale: float = 1.0
 ) -> Figure:
     """Draw how large gradients are, and where formats end.
 
@@ -131,16 +107,8 @@ def gradient_sizes(
         gradients: label -> numbers, of any shape; zeros are left out.
         formats: objects with `name`, `smallest_subnormal`, `smallest_normal` and `largest`.
         scale: also drawn: all numbers times this, where it is not 1.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: histograms over the powers of two, and the range of each format above them.
-
-    Raises:
-        ValueError: when there is nothing to draw.
     """
     rows = list(formats)
-    require(bool(gradients), "gradients", "hold at least one array", {})
     drawn, (axes,) = figure(width=8.4, height=3.8, alt=_sizes_in_words(gradients, rows))
     logs = {}
     for label, values in gradients.items():
@@ -173,7 +141,7 @@ def gradient_sizes(
         ylabel="share of the numbers (%)",
     )
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.75))
-    return written(drawn, path)
+    return drawn
 
 
 def _sizes_in_words(gradients: Mapping[str, ArrayLike], rows: Sequence[Any]) -> str:
@@ -186,21 +154,13 @@ def _sizes_in_words(gradients: Mapping[str, ArrayLike], rows: Sequence[Any]) -> 
     return f"Histogram of sizes. {'; '.join(said)}. Formats: {ends}."
 
 
-def kernel_rates(found: Iterable[Any], path: str | os.PathLike | None = None) -> Figure:
+def kernel_rates(found: Iterable[Any]) -> Figure:
     """Draw how quickly matrices were multiplied, by instructions allowed and format.
 
     Args:
         found: objects with `level`, `format`, `kernel` and `flops_per_s`.
-        path: file to write; None for none.
-
-    Returns:
-        Figure: one group of bars for each level, each with its ratio to that level's fp32.
-
-    Raises:
-        ValueError: when there is nothing to draw.
     """
     rows = list(found)
-    require(bool(rows), "found", "hold at least one rate", [])
     levels = list(dict.fromkeys(row.level for row in rows))
     order = ("fp32", "bf16", "int8")
     formats = sorted(dict.fromkeys(row.format for row in rows), key=order.index)
@@ -228,4 +188,4 @@ def kernel_rates(found: Iterable[Any], path: str | os.PathLike | None = None) ->
     axes.set(xlabel="newest instructions that were allowed", ylabel="operations/s (1e9)")
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(handles.values(), handles.keys(), frameon=False, loc="upper left")
-    return written(drawn, path)
+    return drawn

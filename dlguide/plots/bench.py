@@ -1,0 +1,303 @@
+"""What `dlguide bench` and `dlguide tune` measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlguide.errors import require
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_below
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# --- allreduce ---
+
+_STYLES = tuple(
+    (colour, marker, line)
+    for line in ("-", ":")
+    for colour, marker in (
+        *((BLUE, "o"), (ORANGE, "s"), (GREEN, "^")),
+        *((PURPLE, "D"), (SKY, "v"), ("black", "P")),
+    )
+)
+
+
+def allreduce(
+    seconds: Mapping[int, Mapping[str, float]],
+    ranks: int,
+    published: Sequence[tuple[int, float]] = (),
+) -> Figure:
+    """Draw the time and the bus bandwidth 2 (p - 1)/p n / t of allreduces over sizes.
+
+    Args:
+        seconds: for each size (bytes) the time of each algorithm (s).
+        ranks: number of ranks p (count).
+        published: sizes (bytes) and times (s) of another machine, drawn beside as grey dashes.
+
+    Returns:
+        Figure: microseconds on the left, GB/s on the right, both axes logarithmic.
+
+    Raises:
+        ValueError: when there is nothing to draw.
+    """
+    require(bool(seconds), "seconds", "hold at least one size", {})
+    names = list(dict.fromkeys(name for times in seconds.values() for name in times))
+    drawn, (left, right) = figure(columns=2, width=10.5, height=4.2)
+    share = 2 * (ranks - 1) / ranks
+    lines = {
+        name: sorted((nbytes, times[name]) for nbytes, times in seconds.items() if name in times)
+        for name in names
+    }
+    for number, (name, points) in enumerate(lines.items()):
+        colour, marker, line = _STYLES[number % len(_STYLES)]
+        sizes = [nbytes for nbytes, _ in points]
+        look = {"color": colour, "marker": marker, "linestyle": line, "markersize": 4}
+        left.plot(sizes, [1e6 * each for _, each in points], label=name, **look)
+        right.plot(sizes, [share * nbytes / each / 1e9 for nbytes, each in points], **look)
+    if published:
+        sizes, times = zip(*published, strict=True)
+        left.plot(sizes, [1e6 * each for each in times], "--", color=GREY, label="published")
+    _logarithmic(left, "microseconds", "Time of one allreduce")
+    if ranks > 1:  # one rank sends nothing
+        _logarithmic(right, "GB/s", "Bus bandwidth")
+    left.legend(frameon=False, fontsize=7)
+    return drawn
+
+
+def _logarithmic(axes: Axes, unit: str, title: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = [1 << power for power in range(3, 30, 4)]
+    low, high = axes.get_xlim()
+    shown = [tick for tick in ticks if low <= tick <= high]
+    axes.set_xticks(shown, [_short(tick) for tick in shown])
+    axes.set_xlabel("size of the array on every rank")
+    axes.set_ylabel(unit)
+    axes.set_title(title, fontsize=10)
+
+
+def _short(nbytes: int) -> str:
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes // size} {unit}"
+    return f"{nbytes} B"
+
+
+# --- io ---
+
+
+def reading_speeds(speeds: Sequence[Any]) -> Figure:
+    """Draw the MB/s of formats, read in several ways.
+
+    Args:
+        speeds: as `bench.io.compare` has them, with `kind`, `access`, `cold`, `checked`,
+            `nbytes`, `bytes_per_s` and `timing`.
+
+    Returns:
+        Figure: a panel for each access pattern and state of the page cache; blue bars for
+        samples that were checked and taken apart, grey ones for the bytes alone, with the
+        quartiles as lines.
+
+    Raises:
+        ValueError: when there is no speed.
+    """
+    require(len(speeds) > 0, "speeds", "hold at least one", [])
+    panels = list(dict.fromkeys((each.access, each.cold) for each in speeds))
+    kinds = list(dict.fromkeys(each.kind for each in speeds))
+    told = [
+        f"{each.kind} {each.access} {_state(each)}, {'checked' if each.checked else 'raw'}: "
+        f"{each.bytes_per_s / 1e6:.3g}"
+        for each in speeds
+    ]
+    alt = "MB/s, higher is better. " + "; ".join(told) + "."
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    drawn, axes_of = figure(rows, columns, width=4.6 * columns, height=3.0, alt=alt)
+    for axes, panel in zip(axes_of, panels, strict=False):
+        for each in speeds:
+            if (each.access, each.cold) != panel:
+                continue
+            middle = each.bytes_per_s / 1e6
+            low, high = (each.nbytes / t / 1e6 for t in (each.timing.high, each.timing.low))
+            axes.bar(
+                kinds.index(each.kind) + (-0.19 if each.checked else 0.19),
+                middle,
+                0.36,
+                yerr=[[middle - low], [high - middle]],
+                capsize=2,
+                color=BLUE if each.checked else GREY,
+                hatch="" if each.checked else "//",
+                label="checked and taken apart" if each.checked else "bytes alone",
+            )
+        axes.set_xticks(range(len(kinds)), kinds, rotation=20, fontsize=8)
+        axes.set_ylabel("MB/s of samples")
+        axes.set_title(f"{panel[0]}, {'cold' if panel[1] else 'warm'}", fontsize=10)
+    for axes in axes_of[len(panels) :]:
+        axes.set_visible(False)
+    legend_below(axes_of[len(panels) - 1])
+    return drawn
+
+
+def _state(speed: Any) -> str:
+    return "cold" if speed.cold else "warm"
+
+
+# --- onednn ---
+
+
+def onednn_speeds(speeds: Sequence[Any]) -> Figure:
+    """Draw the images per second with oneDNN on and off.
+
+    Args:
+        speeds: sides and modes as `bench.onednn.compare` has them, with `mode`, `onednn`,
+            `batch` and `timing`.
+
+    Returns:
+        Figure: a panel for each mode, bars with the quartiles as lines.
+
+    Raises:
+        ValueError: when there is no speed.
+    """
+    require(len(speeds) > 0, "speeds", "hold at least one", [])
+    modes = list(dict.fromkeys(each.mode for each in speeds))
+    alt = "Images per second, higher is better. " + " ".join(
+        f"{each.mode}, oneDNN {('off', 'on')[each.onednn]}: {each.images_per_s:.3g}."
+        for each in speeds
+    )
+    drawn, panels = figure(columns=len(modes), width=3.2 * len(modes), height=2.6, alt=alt)
+    for axes, mode in zip(panels, modes, strict=True):
+        for each in speeds:
+            if each.mode != mode:
+                continue
+            middle = each.images_per_s
+            low, high = each.batch / each.timing.high, each.batch / each.timing.low
+            axes.bar(
+                ("off", "on")[each.onednn],
+                middle,
+                0.6,
+                yerr=[[middle - low], [high - middle]],
+                capsize=4,
+                color=(ORANGE, BLUE)[each.onednn],
+            )
+        axes.set_title(mode)
+        axes.set_xlabel("oneDNN")
+    panels[0].set_ylabel("images/s")
+    return drawn
+
+
+def streams(splits: Sequence[Any]) -> Figure:
+    """Draw throughput and latency of inference against the number of streams.
+
+    Args:
+        splits: what `bench.streams.compare` returned.
+
+    Returns:
+        Figure: images/s of all streams on the left, latency on the right.
+
+    Raises:
+        ValueError: when there is no split.
+    """
+    require(len(splits) > 0, "splits", "hold at least one", [])
+    names = [f"{each.streams} x {each.threads}" for each in splits]
+    alt = "Streams x threads. " + " ".join(
+        f"{name}: {each.median_images_per_s:.3g} images/s, latency {1e3 * each.latency.median:.3g} "
+        f"ms, 95 of 100 within {1e3 * each.late_s:.3g} ms."
+        for name, each in zip(names, splits, strict=True)
+    )
+    drawn, (left, right) = figure(columns=2, height=2.8, alt=alt)
+    left.bar(names, [each.median_images_per_s for each in splits], 0.6, color=BLUE)
+    left.set(title="all streams together", ylabel="images/s", xlabel="streams x threads")
+    right.bar(
+        names, [1e3 * each.late_s for each in splits], 0.6, color=SKY, label="95 of 100 within"
+    )
+    middle = [1e3 * each.latency.median for each in splits]
+    right.plot(names, middle, "o", color=ORANGE, label="median")
+    right.set(title="one answer", ylabel="latency (ms)", xlabel="streams x threads")
+    right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return drawn
+
+
+# --- tuning ---
+
+
+def tuning(result: Any) -> Figure:
+    """Draw images/s as the colour of a cell for each number of ranks and threads per rank.
+
+    Of the candidates of one cell, which differ in inter-op threads and binding, the best gives
+    the colour. The frame marks the best of all; "default" is what TensorFlow does by itself, and
+    "free" stands for ranks that are not bound.
+
+    Args:
+        result: a `tuning.Tuned` or a `threads.TuneResult`: `rows` with `candidate`, `median`,
+            `rung` and `error`; `best`; `baseline`.
+
+    Returns:
+        Figure: ranks to the right, threads per rank upwards.
+
+    Raises:
+        ValueError: when no candidate was measured.
+    """
+    cells: dict[tuple[int, int], list[Any]] = {}
+    for row in result.rows:
+        if row.median > 0 and not row.error:
+            where = (row.candidate.ranks, row.candidate.threads)
+            cells.setdefault(where, []).append(row)
+    require(bool(cells), "result", "hold a candidate that was measured", [])
+    ranks = sorted({where[0] for where in cells})
+    threads = sorted({where[1] for where in cells})
+    best = {where: max(rows, key=_worth) for where, rows in cells.items()}
+    drawn, (axes,) = figure(
+        width=max(4.2, 2.2 + 1.5 * len(ranks)),
+        height=max(2.6, 1.4 + 0.75 * len(threads)),
+        alt=_words(result, best),
+    )
+    grid = [[best[p, t].median if (p, t) in best else float("nan") for p in ranks] for t in threads]
+    image = axes.imshow(grid, origin="lower", aspect="auto", cmap="cividis")
+    speeds = [row.median for row in best.values()]
+    middle = (min(speeds) + max(speeds)) / 2
+    for (p, t), row in best.items():
+        text = f"{row.median:.0f}\n{_settings(row.candidate)}"
+        others = [each for each in cells[p, t] if each.candidate.default and each is not row]
+        text += "".join(f"\ndefault: {each.median:.0f}" for each in others)
+        # cividis is dark at its lower end
+        colour = "black" if row.median >= middle else "white"
+        place = (ranks.index(p), threads.index(t))
+        axes.text(*place, text, color=colour, ha="center", va="center", fontsize=8)
+        if result.best == row.candidate:
+            _frame(axes, place)
+    axes.set_xticks(range(len(ranks)), [str(each) for each in ranks])
+    axes.set_yticks(range(len(threads)), [str(each) for each in threads])
+    axes.set(xlabel="ranks", ylabel="threads per rank", title="Throughput (frame: the best)")
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    drawn.colorbar(image, ax=axes, label="images/s over all ranks")
+    return drawn
+
+
+def _worth(row: Any) -> tuple[int, float]:
+    return row.rung, row.median
+
+
+def _settings(candidate: Any) -> str:
+    if candidate.default:
+        return "default"
+    return f"inter-op {candidate.inter_op}, {'bound' if candidate.bound else 'free'}"
+
+
+def _frame(axes: Any, place: tuple[int, int]) -> None:
+    from matplotlib.patches import Rectangle
+
+    corner = (place[0] - 0.47, place[1] - 0.47)
+    axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=ORANGE, linewidth=3))
+
+
+def _words(result: Any, best: dict[tuple[int, int], Any]) -> str:
+    said = [
+        f"{p} rank{'s' * (p > 1)} x {t} thread{'s' * (t > 1)}: {row.median:.0f}"
+        for (p, t), row in sorted(best.items())
+    ]
+    base = "" if result.baseline is None else f" Baseline: {result.baseline}."
+    return f"Heat map of images/s. {'; '.join(said)}. Best: {result.best}.{base}"

@@ -1,0 +1,405 @@
+"""Frameworks: published speeds, releases, tables, and programs side by side."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+from dlguide.errors import require, require_count, require_known
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def batch_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the seconds per batch of frameworks on 1, 2 and 4 devices.
+
+    Both axes are logarithmic, so a line as steep as the dashed one scales without loss, and a
+    line below another is faster.
+
+    Args:
+        rows: as in `batch_seconds_gk210`: `network`, `framework`, `gpus_1_s`, `gpus_2_s`,
+            `gpus_4_s`.
+    """
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    frameworks = list(dict.fromkeys(row["framework"] for row in rows))
+    counts = (1, 2, 4)
+    told = [
+        f"{row['network']} {row['framework']} "
+        + ", ".join(f"{row[f'gpus_{count}_s']:g}" for count in counts)
+        for row in rows
+    ]
+    alt = f"Seconds per batch on 1, 2 and 4 GPUs, lower is better. {'; '.join(told)}."
+    drawn, panels = figure(columns=len(networks), width=3.6 * len(networks), height=3.8, alt=alt)
+    for axes, network in zip(panels, networks, strict=True):
+        for row in rows:
+            if row["network"] == network:
+                place = frameworks.index(row["framework"])
+                seconds = [row[f"gpus_{count}_s"] for count in counts]
+                _line(axes, counts, seconds, row["framework"], place)
+        top = max(row["gpus_1_s"] for row in rows if row["network"] == network)
+        ideal = [1.25 * top / count for count in counts]
+        axes.plot(counts, ideal, "--", color=GREY, linewidth=1, label="no loss")
+        _doubling(axes, counts)
+        axes.set_yscale("log")
+        axes.set_yticks([0.05, 0.1, 0.2, 0.5], ["0.05", "0.1", "0.2", "0.5"])
+        lowest = min(row["gpus_4_s"] for row in rows)
+        axes.set_ylim(0.8 * lowest, 1.4 * max(row["gpus_1_s"] for row in rows))
+        axes.minorticks_off()
+        axes.set_title(network, fontsize=10)
+        axes.set_xlabel("GPUs (GK210)")
+    panels[0].set_ylabel("seconds per batch")
+    _shared_legend(drawn, panels[0])
+    return drawn
+
+
+def efficiencies(
+    panels: Mapping[str, Mapping[str, Mapping[int, float]]], devices: str = "GPUs"
+) -> Figure:
+    """Draw how much of the ideal speed-up is left as devices are added.
+
+    With a speed-up S(p) on p devices and the series' first point p0, which is its baseline:
+
+        efficiency = (S(p) / S(p0)) / (p / p0)
+
+    Args:
+        panels: for each title its series, each from devices (count) to times as fast as the
+            series' baseline, the baseline first.
+        devices: what is counted.
+    """
+    told = [
+        f"{title}, {label}: "
+        + ", ".join(f"{value:.3g} on {count}" for count, value in line.items())
+        for title, series in panels.items()
+        for label, line in series.items()
+    ]
+    alt = f"Efficiency against devices, from these speed-ups. {'; '.join(told)}."
+    drawn, grid = figure(columns=len(panels), width=4.6 * len(panels), height=3.6, alt=alt)
+    for axes, (title, series) in zip(grid, panels.items(), strict=True):
+        for place, (label, line) in enumerate(series.items()):
+            counts, values = list(line), list(line.values())
+            shares = [
+                (value / values[0]) / (count / counts[0])
+                for count, value in zip(counts, values, strict=True)
+            ]
+            _line(axes, counts, shares, label, place)
+        counts = {count for line in series.values() for count in line}
+        _doubling(axes, sorted(count for count in counts if count & (count - 1) == 0))
+        axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
+        axes.set_ylim(0.0, 1.1)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel(devices)
+        axes.legend(frameon=False, fontsize=8, loc="lower left")
+    grid[0].set_ylabel("efficiency (1 = no loss)")
+    return drawn
+
+
+def speed_pairs(
+    panels: Mapping[str, Mapping[str, tuple[float, float]]],
+    names: tuple[str, str],
+    unit: str = "images/s",
+) -> Figure:
+    """Draw two speeds for each of several cases, with their ratio above.
+
+    Args:
+        panels: for each title its cases, each with two speeds.
+        names: what the first and the second speed are.
+        unit: of the speeds.
+    """
+    told = [
+        f"{title}, {case}: {one:g} and {two:g}, ratio {two / one:.2f}"
+        for title, cases in panels.items()
+        for case, (one, two) in cases.items()
+    ]
+    alt = f"{unit}: {names[0]} and {names[1]}. {'; '.join(told)}."
+    drawn, grid = figure(columns=len(panels), width=2.7 * len(panels) + 0.6, height=3.4, alt=alt)
+    for axes, (title, cases) in zip(grid, panels.items(), strict=True):
+        for place, (one, two) in enumerate(cases.values()):
+            axes.bar(place - 0.2, one, 0.38, color=SKY, label=names[0])
+            axes.bar(place + 0.2, two, 0.38, color=BLUE, hatch="//", label=names[1])
+            ratio = f"x {two / one:.2f}"
+            axes.annotate(
+                ratio, (place, max(one, two)), (0, 3), textcoords="offset points", ha="center"
+            )
+        axes.set_xticks(range(len(cases)), cases, fontsize=8)
+        axes.margins(y=0.15)
+        axes.set_title(title, fontsize=10)
+    grid[0].set_ylabel(unit)
+    _shared_legend(drawn, grid[0])
+    return drawn
+
+
+def last_releases(
+    rows: Sequence[Mapping[str, Any]], mark: tuple[str, str] = ("2019-12-03", "the survey")
+) -> Figure:
+    """Draw when each framework was last released, as far as it is known.
+
+    Args:
+        rows: as in `frameworks_2026`: `framework`, `last_release`, `last_release_date` (ISO, or
+            None), `date_is`.
+        mark: a day (ISO) and its name, drawn as a line.
+    """
+    dated = [row for row in rows if row["last_release_date"]]
+    dated.sort(key=lambda row: row["last_release_date"])
+    told = [f"{row['framework']} {row['last_release_date']}" for row in dated]
+    alt = f"Newest release that was found, by day. {'; '.join(told)}."
+    drawn, (axes,) = figure(width=8.4, height=0.27 * len(dated) + 1.0, alt=alt)
+    for place, row in enumerate(dated):
+        found = row["date_is"] == "release"
+        day = _day(row["last_release_date"])
+        axes.plot(day, place, "o", color=BLUE, fillstyle="full" if found else "none")
+        axes.annotate(
+            str(row["last_release"]), (day, place), (7, 0), textcoords="offset points",
+            fontsize=8, va="center",
+        )  # fmt: skip
+    day, name = _day(mark[0]), mark[1]
+    axes.axvline(day, color=GREY, linestyle="--", linewidth=1)
+    axes.annotate(
+        name, (day, len(dated) - 0.4), (4, 0), textcoords="offset points", color=GREY, fontsize=8
+    )
+    axes.set_yticks(range(len(dated)), [row["framework"] for row in dated], fontsize=8)
+    axes.set_xlim(right=max(_day(row["last_release_date"]) for row in dated) + 1.1)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_title("Newest release of each framework that was found", fontsize=10, pad=14)
+    axes.set_xlabel("year (full: day of the release; open: seen on this day)")
+    axes.xaxis.set_major_locator(_whole_years())
+    return drawn
+
+
+def _whole_years() -> Any:
+    from matplotlib.ticker import MultipleLocator
+
+    return MultipleLocator(1)
+
+
+def _day(text: str) -> float:
+    parts = [int(part) for part in text.split("-")]
+    day = datetime.date(*[*parts, 1, 1][:3])
+    return day.year + (day.timetuple().tm_yday - 1) / 365.25
+
+
+def _line(
+    axes: Axes, counts: Sequence[int], values: Sequence[float], label: str, place: int
+) -> None:
+    colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+    axes.plot(counts, values, marker=marker, color=colour, label=label, linewidth=1.4)
+
+
+def _doubling(axes: Axes, counts: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts], fontsize=8)
+    axes.minorticks_off()
+
+
+def _shared_legend(drawn: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    drawn.legend(
+        once.values(), once.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8
+    )
+
+
+# --- tables and programs ---
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a published table, shown as HTML by a notebook and as plain text by print.
+
+    `links` makes (text, address) pairs of a column's cells; cells of `code` keep their lines.
+    """
+
+    rows: tuple[Mapping[str, Any], ...]
+    columns: tuple[str, ...]
+    title: str
+    links: Mapping[str, Callable[[Any], Sequence[tuple[str, str]]]]
+    code: tuple[str, ...] = ()
+
+    def where(self, **conditions: Any) -> Table:
+        """Keep the rows whose cells equal a value, or fulfil a function, for all conditions."""
+        for column in conditions:
+            self._require(column)
+
+        def fits(row: Mapping[str, Any]) -> bool:
+            return all(
+                wanted(row[column]) if callable(wanted) else row[column] == wanted
+                for column, wanted in conditions.items()
+            )
+
+        return replace(self, rows=tuple(filter(fits, self.rows)))
+
+    def sort(self, column: str, descending: bool = False) -> Table:
+        """Order the rows by one column; empty cells come last."""
+        self._require(column)
+        filled = [row for row in self.rows if row[column] is not None]
+        empty = [row for row in self.rows if row[column] is None]
+        ordered = sorted(filled, key=lambda row: row[column], reverse=descending)
+        return replace(self, rows=(*ordered, *empty))
+
+    def select(self, *columns: str) -> Table:
+        """Show other columns."""
+        for column in columns:
+            self._require(column)
+        return replace(self, columns=columns)
+
+    def _require(self, column: str) -> None:
+        if self.rows:
+            require_known(column, self.rows[0], "column")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        heads = " | ".join(name.replace("_", " ") for name in self.columns)
+        rows = (" | ".join(_text(row[name]) for name in self.columns) for row in self.rows)
+        return "\n".join([self.title, heads, *rows])
+
+    def _repr_html_(self) -> str:
+        style = "text-align: left; vertical-align: top; padding: 3px 8px"
+        heads = "".join(
+            f'<th scope="col" style="{style}">{_escaped(name.replace("_", " "))}</th>'
+            for name in self.columns
+        )
+        lines = []
+        for row in self.rows:
+            cells = [self._cell(name, row[name]) for name in self.columns]
+            first, *others = cells
+            inside = "".join(f'<td style="{style}">{cell}</td>' for cell in others)
+            lines.append(f'<tr><th scope="row" style="{style}">{first}</th>{inside}</tr>')
+        body = "\n".join(lines) or f'<tr><td colspan="{len(self.columns)}">no row fits</td></tr>'
+        return (
+            f"<table><caption>{_escaped(self.title)}</caption><thead><tr>{heads}</tr></thead>\n"
+            f"<tbody>{body}</tbody></table>"
+        )
+
+    def _cell(self, column: str, value: Any) -> str:
+        if value is not None and column in self.links:
+            return ", ".join(_link(*pair) for pair in self.links[column](value))
+        cell = _escaped(_text(value))
+        return f'<pre style="text-align: left">{cell}</pre>' if column in self.code else cell
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] = (),
+    title: str = "Table",
+    links: Mapping[str, Callable[[Any], Sequence[tuple[str, str]]]] | None = None,
+    code: Sequence[str] = (),
+) -> Table:
+    """Make a table of rows with the same keys, such as `published.load` gives.
+
+    Args:
+        columns: keys to show, in order; empty for all.
+        title: the caption.
+        links: for a column, a function that makes (text, address) pairs of its cell, such as
+            `notebook_links` and `web_links`.
+        code: columns whose cells are program text.
+    """
+    known = list(rows[0])
+    for row in rows:
+        require(list(row) == known, "rows", f"all have the keys {', '.join(known)}", list(row))
+    for column in (*columns, *(links or {}), *code):
+        require_known(column, known, "column")
+    return Table(tuple(rows), tuple(columns) or tuple(known), title, links or {}, tuple(code))
+
+
+def notebook_links(names: str) -> list[tuple[str, str]]:
+    """Make links of the names of notebooks.
+
+    >>> notebook_links("21_collectives")
+    [('21 collectives', '21_collectives.ipynb')]
+    """
+    return [(name.replace("_", " "), f"{name}.ipynb") for name in names.split()]
+
+
+def web_links(text: str) -> list[tuple[str, str]]:
+    """Make links of the https addresses in a text.
+
+    >>> web_links("see https://example.org/a")
+    [('example.org/a', 'https://example.org/a')]
+    """
+    found = re.findall(r"https://[^\s<>\"]+", text)
+    names = [url.removeprefix("https://").removeprefix("www.") for url in found]
+    short = [name if len(name) <= 30 else name[:29] + "…" for name in names]
+    return list(zip(short, found, strict=True))
+
+
+def _link(text: str, address: str) -> str:
+    safe = address if re.match(r"https://|[\w./-]+$", address) else "#"
+    return f'<a href="{_escaped(safe)}">{_escaped(text)}</a>'
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+# Light enough for black letters; the marks say the same without colour.
+_MARK_COLOURS = {"-": "#f9dccb", "+": "#cfe6f5", " ": "transparent", "…": "transparent"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Lines with marks: "-" removed, "+" new, " " in both, "…" some were left out."""
+
+    lines: tuple[tuple[str, str], ...]
+
+    def count(self, mark: str) -> int:
+        """Count the lines with a mark that are neither empty nor only a comment."""
+        return sum(
+            one == mark and bool(text.strip()) and not text.strip().startswith("#")
+            for one, text in self.lines
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(f"{mark} {text}".rstrip() for mark, text in self.lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<div style="background: {_MARK_COLOURS[mark]}; padding: 0 0.5em">'
+            f"{html.escape(f'{mark} {text}'.rstrip()) or ' '}</div>"
+            for mark, text in self.lines
+        )
+        style = "font-family: monospace; white-space: pre; line-height: 1.35; color: black"
+        return f'<div style="{style}; background: white">{rows}</div>'
+
+
+def difference(before: str, after: str, around: int = 1) -> Difference:
+    """Compare two texts line by line, with `around` equal lines on each side of a change.
+
+    >>> print(difference("a\\nb\\nc", "a\\nB\\nc"))
+      a
+    - b
+    + B
+      c
+    """
+    require_count(around, "around", least=0)
+    old, new = before.splitlines(), after.splitlines()
+    found: list[tuple[str, str]] = []
+    blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    for number, (kind, i1, i2, j1, j2) in enumerate(blocks):
+        if kind != "equal":
+            found += [("-", line) for line in old[i1:i2]] + [("+", line) for line in new[j1:j2]]
+            continue
+        first = around if number else 0
+        last = around if number < len(blocks) - 1 else 0
+        if i2 - i1 <= first + last:
+            found += [(" ", line) for line in old[i1:i2]]
+        else:
+            found += [(" ", line) for line in old[i1 : i1 + first]]
+            found.append(("…", ""))
+            found += [(" ", line) for line in old[i2 - last : i2]]
+    return Difference(tuple(found))

@@ -1,0 +1,466 @@
+"""Networks: images and densities, gradients and costs, forecasts, and shapes of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlcourse.pictures.shapes import arrow, bare, box
+from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
+
+
+# --- pictures ---
+
+_SCALES = ("unit", "own", "signed")
+# inches: the widest row, the widest picture, a line of a title, the space between pictures
+_ROW, _CELL, _LINE, _GAP = 9.0, 1.15, 0.17, 0.08
+
+
+def image_grid(
+    images: ArrayLike | Sequence[ArrayLike],
+    titles: Sequence[object] | None = None,
+    columns: int = 8,
+    scale: str = "unit",
+    row_titles: Sequence[object] | None = None,
+    alt: str = "",
+) -> Figure:
+    """Draw images side by side, row after row, each with its title above it.
+
+    What colours mean is said by `scale`, so that two pictures can be compared or not:
+
+    - "unit": 0 is black and 1 is white, in all of them; what lies beyond is cut off. Whole
+      numbers (uint8) are divided by 255.
+    - "own": each from its smallest number (black) to its largest (white). It shows faint maps,
+      and hides which of them is the stronger.
+    - "signed": 0 is white, below it blue, above it orange, with one scale for all: for filters.
+
+    Args:
+        images: (count, height, width), (count, height, width, 1) for grey ones or
+            (count, height, width, 3) for coloured ones; or a list of such single images, whose
+            sizes may differ.
+        titles: one for each image; None for none.
+        columns: images in a row (count).
+        scale: "unit", "own" or "signed"; the last one for grey images only.
+        row_titles: one for each row, written at its left; None for none.
+        alt: what the pictures show, in words; "" reads the titles aloud.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    require_known(scale, _SCALES, "scale")
+    require_count(columns, "columns")
+    shown = [_image(each, scale) for each in images]
+    columns = min(columns, len(shown))
+    rows = -(-len(shown) // columns)
+    for name, words, count in (("titles", titles, len(shown)), ("row_titles", row_titles, rows)):
+        fits = words is None or len(words) == count
+        require(fits, name, f"be {count}, one for each", None if words is None else len(words))
+
+    # an array of titles has no truth value, so these ask for None
+    words = [""] * len(shown) if titles is None else [str(title) for title in titles]
+    names = [] if row_titles is None else [str(title) for title in row_titles]
+    cell = min(_CELL, _ROW / columns)
+    gap, line = _GAP / cell, _LINE / cell
+    tall = max(image.shape[0] / image.shape[1] for image in shown)
+    above = line * max(len(each.splitlines()) for each in words)
+    left = 0.5 * line * max((len(each) for each in names), default=0)  # a letter is half as wide
+    wide, high = left + columns * (1 + gap), rows * (tall + above + gap)
+
+    said = alt or _words(words, names, rows, columns, len(shown))
+    drawn, (axes,) = figure(width=wide * cell, height=high * cell, alt=said)
+    drawn.get_layout_engine().set(w_pad=0, h_pad=0)
+    limits = _limits(shown, scale)
+    colours = LinearSegmentedColormap.from_list("signed", [BLUE, "white", ORANGE])
+    for number, (image, title) in enumerate(zip(shown, words, strict=True)):
+        row, column = divmod(number, columns)
+        x, y = left + column * (1 + gap), row * (tall + above + gap) + above
+        bottom = y + image.shape[0] / image.shape[1]
+        low, most = limits or (float(image.min()), float(image.max()))
+        axes.imshow(
+            image,
+            cmap=colours if scale == "signed" else "gray",
+            vmin=low,
+            vmax=most if most > low else low + 1.0,
+            extent=(x, x + 1, bottom, y),
+            interpolation="nearest",
+        )
+        if scale == "signed":  # what is white at its edge has one
+            frame = ([x, x + 1, x + 1, x, x], [y, y, bottom, bottom, y])
+            axes.plot(*frame, color=GREY, linewidth=0.4)
+        if title:
+            axes.text(x + 0.5, y - 0.15 * line, title, ha="center", va="bottom", fontsize=8)
+    for row, name in enumerate(names):
+        middle = row * (tall + above + gap) + above + tall / 2
+        axes.text(left - 0.4 * line, middle, name, ha="right", va="center", fontsize=9)
+    axes.set(xlim=(-gap / 4, wide), ylim=(high, 0), aspect="equal")
+    axes.set_axis_off()
+    return drawn
+
+
+def _image(image: ArrayLike, scale: str) -> np.ndarray:
+    numbers = np.asarray(image)
+    whole = numbers.dtype.kind in "ui"
+    numbers = numbers.astype(np.float64) / (255 if whole and scale == "unit" else 1)
+    if numbers.ndim == 3 and numbers.shape[-1] == 1:
+        numbers = numbers[..., 0]
+    coloured = numbers.ndim == 3 and numbers.shape[-1] == 3
+    must = "be images of (height, width), with 1 or 3 channels"
+    require(numbers.ndim == 2 or coloured, "images", must, f"the shape {np.shape(image)}")
+    require(numbers.size > 0, "images", "have pixels", f"the shape {np.shape(image)}")
+    if coloured:
+        then = "Give one channel of it."
+        require(scale != "signed", "scale", "be unit or own for coloured images", scale, then)
+        if scale == "own":
+            span = float(np.ptp(numbers)) or 1.0
+            numbers = (numbers - numbers.min()) / span
+        numbers = np.clip(numbers, 0.0, 1.0)
+    return numbers
+
+
+def _limits(shown: Sequence[np.ndarray], scale: str) -> tuple[float, float] | None:
+    """Give what is darkest and what is lightest in all pictures; None for each its own."""
+    if scale == "own":
+        return None
+    if scale == "unit":
+        return 0.0, 1.0
+    largest = max(float(np.abs(image).max()) for image in shown)
+    return -largest, largest
+
+
+def _words(titles: Sequence[str], names: Sequence[str], rows: int, columns: int, count: int) -> str:
+    said = f"{count} pictures in {rows} rows of {columns}"
+    if names:
+        said += f"; rows: {', '.join(names)}"
+    if any(titles):
+        said += f"; titles: {', '.join(' '.join(each.split()) for each in titles if each)}"
+    return f"{said}."
+
+
+# --- densities ---
+
+_CELLS = 72  # of a panel, along each axis
+
+
+def densities(
+    clouds: Mapping[str, ArrayLike],
+    density: Callable[[np.ndarray], np.ndarray] | None = None,
+    limit: float = 3.0,
+    columns: int = 5,
+) -> Figure:
+    """Draw how densely points lie, one panel for each set, and outline where they should lie.
+
+    The shade is the share of the set's points in a cell, a little blurred; each panel has its own
+    darkest shade, so compare places within a panel. Points beyond the panel are counted in its
+    title. The outline stands where the density is a tenth of its largest value.
+
+    Args:
+        clouds: title -> points, shape (samples, 2).
+        density: called with points of shape (..., 2), gives the density that is aimed at; None
+            for no outline.
+        limit: the panels go from -limit to limit along both axes.
+        columns: panels in a row (count).
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    limit = require_positive(limit, "limit")
+    sets = {title: np.asarray(points, float) for title, points in clouds.items()}
+    for points in sets.values():
+        flat = points.ndim == 2 and points.shape[1] == 2 and len(points) > 0
+        require(flat, "clouds", "hold points of shape (samples, 2)", points.shape)
+    columns = min(columns, len(sets))
+    rows = -(-len(sets) // columns)
+    said = f"Density of points in the plane, {len(sets)} panels: {'; '.join(sets)}."
+    said += " Outlined is where they should lie." if density else ""
+    drawn, panels = figure(rows, columns, width=2.1 * columns, height=2.75, alt=said)
+    shades = LinearSegmentedColormap.from_list("shades", ["white", BLUE, "black"])
+    edges = np.linspace(-limit, limit, _CELLS + 1)
+    middles = (edges[:-1] + edges[1:]) / 2
+    for axes, (title, points) in zip(panels, sets.items(), strict=False):
+        counts = np.histogram2d(points[:, 0], points[:, 1], (edges, edges))[0]
+        beyond = len(points) - int(counts.sum())
+        shares = _blurred(counts.T / len(points))
+        axes.imshow(
+            shares,
+            cmap=shades,
+            origin="lower",
+            extent=(-limit, limit) * 2,
+            interpolation="bilinear",
+        )
+        if density is not None:
+            aim = density(np.stack(np.meshgrid(middles, middles), axis=-1))
+            axes.contour(middles, middles, aim, [aim.max() / 10], colors=ORANGE, linewidths=0.8)
+        more = f"\n({beyond} beyond)" if beyond else ""
+        axes.set_title(f"{title}{more}", fontsize=9)
+        axes.set(aspect="equal", xticks=(-2, 0, 2), yticks=(-2, 0, 2))
+        axes.tick_params(labelsize=7)
+        axes.grid(False)
+    for number, axes in enumerate(panels):
+        if number >= len(sets):
+            axes.set_axis_off()
+        else:
+            lowest = number + columns >= len(sets)
+            axes.set_xlabel("first number" if lowest else "", fontsize=8)
+            axes.set_ylabel("second number" if number % columns == 0 else "", fontsize=8)
+    return drawn
+
+
+def _blurred(shares: np.ndarray) -> np.ndarray:
+    """Spread each cell over its neighbours (1/4, 1/2, 1/4 along each axis); the sum stays."""
+    for axis in (0, 1):
+        wide = np.pad(shares, [(1, 1) if axis == each else (0, 0) for each in (0, 1)])
+        first, middle, last = (np.take(wide, range(k, k + len(shares)), axis) for k in (0, 1, 2))
+        shares = first / 4 + middle / 2 + last / 4
+    return shares
+
+
+# --- depth ---
+
+_LOOKS = ((BLUE, "o-"), (ORANGE, "s--"), (GREEN, "^-."), (PURPLE, "v:"), (GREY, "x-"))
+_RATIOS = (30, 100, 300)  # flops for each byte of gradients, a line each
+
+
+def gradients_by_layer(sizes: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw how large the gradient of each layer is, next to that of the last layer.
+
+    Args:
+        sizes: label of a net -> size of each layer's gradient, from the first layer to the last
+            one; layers whose gradient is 0 have no point.
+    """
+    shares = {}
+    for label, each in sizes.items():
+        numbers = np.asarray(each, float)
+        there = numbers.size > 0 and np.isfinite(numbers).all() and numbers[-1] > 0
+        must = "have finite gradients and one in the last layer"
+        require(bool(there), f"sizes[{label!r}]", must, list(numbers[-3:]))
+        shares[label] = numbers / numbers[-1]
+    said = "; ".join(f"{label}: {each[0]:.1e} in the first layer" for label, each in shares.items())
+    alt = f"Size of the gradient, layer by layer, with 1 in the last layer. {said}."
+    drawn, (axes,) = figure(width=8.4, height=3.8, alt=alt)
+    for number, (label, each) in enumerate(shares.items()):
+        colour, style = _LOOKS[number % len(_LOOKS)]
+        layers = np.arange(1, len(each) + 1)
+        seen = each > 0
+        axes.plot(layers[seen], each[seen], style, color=colour, label=label, markersize=3)
+    axes.set_yscale("log")
+    axes.set(xlabel="layer (1 sees the image)", ylabel="gradient / that of the last layer")
+    axes.set_title("Size of the gradient", loc="left")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return drawn
+
+
+def footprints(found: Iterable[Any]) -> Figure:
+    """Draw nets by the work of a training step on one image and by the bytes of their gradients.
+
+    Args:
+        found: objects with `name`, `gradient_bytes` and `flops_per_gradient_byte`.
+    """
+    rows = list(found)
+    said = "; ".join(f"{row.name} {row.flops_per_gradient_byte:.0f}" for row in rows)
+    alt = f"Work against bytes of gradients. Flops for each byte: {said}."
+    drawn, (axes,) = figure(width=7.4, height=4.4, alt=alt)
+    for row in rows:
+        place = (row.gradient_bytes / 1e6, row.flops_per_gradient_byte * row.gradient_bytes / 1e9)
+        axes.plot(*place, "o", color=BLUE)
+        words = axes.annotate(row.name, place, (6, -3), textcoords="offset points", fontsize=8)
+        words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85})
+    axes.set(xscale="log", yscale="log")
+    axes.set(xlabel="bytes of gradients (1e6)", ylabel="flops of a training step, one image (1e9)")
+    left, right = axes.get_xlim()
+    low, high = axes.get_ylim()
+    axes.set(xlim=(left, 2.5 * right), ylim=(low, high))  # room for the names
+    for ratio in _RATIOS:
+        ends = np.array([left, 2.5 * right])
+        axes.plot(ends, ratio * ends / 1e3, "--", color=GREY, linewidth=0.8)
+        x = min(0.8 * right, 0.8 * high * 1e3 / ratio)
+        words = f"{ratio} flops/byte"
+        axes.text(x, ratio * x / 1e3, words, color=GREY, fontsize=8, ha="right", va="bottom")
+    axes.set_title("Higher and further left scales better", loc="left")
+    return drawn
+
+
+# --- curves ---
+
+_LINES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PURPLE, ":"))
+
+
+def forecasts(
+    times: ArrayLike,
+    values: ArrayLike,
+    predicted: Mapping[str, ArrayLike],
+    quantity: str,
+    unit_of_time: str = "year",
+) -> Figure:
+    """Draw a series, what was forecast for it, and how far each forecast was off.
+
+    Args:
+        times: one for each value.
+        values: what came.
+        predicted: name -> forecast for each time; NaN where there is none. At most four.
+        quantity: what the values are, with their unit.
+        unit_of_time: of `times`.
+    """
+    times, values = np.asarray(times, float), np.asarray(values, float)
+    then = f"Draw {len(_LINES)} of them, and the others in a table."
+    require(0 < len(predicted) <= len(_LINES), "predicted", "hold 1 to 4", len(predicted), then)
+    errors = {}
+    for name, each in {"values": values, **predicted}.items():
+        require(np.shape(each) == times.shape, name, "have a value for each time", np.shape(each))
+        errors[name] = np.asarray(each, float) - values
+    del errors["values"]
+    sizes = {name: float(np.sqrt(np.nanmean(error**2))) for name, error in errors.items()}
+    said = ", ".join(f"{name} {size:.3g}" for name, size in sizes.items())
+    alt = (
+        f"{quantity} from {unit_of_time} {times[0]:g} to {times[-1]:g}, between "
+        f"{np.nanmin(values):.3g} and {np.nanmax(values):.3g}, with forecasts. Root mean square "
+        f"errors: {said}."
+    )
+    drawn, (above, below) = figure(2, 1, 9.0, 2.5, alt)
+    above.plot(times, values, color=GREY, linewidth=5, alpha=0.45, label="what came")
+    for (colour, line), (name, error) in zip(_LINES, errors.items(), strict=False):
+        above.plot(times, error + values, line, color=colour, linewidth=1.6, label=name)
+        label = f"{name}: {sizes[name]:.3g}"
+        below.plot(times, error, line, color=colour, linewidth=1.6, label=label)
+    above.set(ylabel=quantity)
+    above.set_title("Forecasts", loc="left", fontsize=10)
+    below.axhline(0, color="black", linewidth=0.8)
+    below.set(xlabel=unit_of_time, ylabel="forecast - value")
+    below.set_title("Errors, and the root of their mean square", loc="left", fontsize=10)
+    for axes in (above, below):
+        axes.legend(frameon=False, ncols=5, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.98))
+    return drawn
+
+
+def attention_map(panels: Mapping[str, ArrayLike], labels: Sequence[str]) -> Figure:
+    """Draw where each step looks: a row for each step that asks, dark where its weight is.
+
+    Args:
+        panels: title -> weights (steps, steps), each row with the sum 1.
+        labels: one for each step; a blank and a line's end get a sign that can be seen.
+    """
+    arrays = {title: np.asarray(weights, float) for title, weights in panels.items()}
+    for title, weights in arrays.items():
+        shape = (len(labels), len(labels))
+        require(weights.shape == shape, title, f"have the shape {shape}", weights.shape)
+        sums = bool(np.allclose(weights.sum(axis=1), 1, atol=1e-3))
+        require(sums, title, "have rows with the sum 1", weights.sum(axis=1).round(3).tolist())
+    shown = [{" ": "\u2423", "\n": "\u21b5"}.get(label, label) for label in labels]
+    said = []
+    for title, weights in arrays.items():
+        places = zip(shown, weights.argmax(axis=1), weights.max(axis=1), strict=True)
+        most = ", ".join(f"{one} at {shown[to]} ({share:.2f})" for one, to, share in places)
+        said.append(f"{title}: {most}")
+    side = min(5.2, 1.6 + 0.19 * len(labels))
+    drawn, grid = figure(
+        columns=len(panels), width=side * len(panels) + 1.0, height=side,
+        alt=f"Attention, for each step where it looks most. {'; '.join(said)}.",
+    )  # fmt: skip
+    for axes, (title, weights) in zip(grid, arrays.items(), strict=True):
+        image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="equal")
+        axes.set_xticks(range(len(labels)), shown, fontsize=8)
+        axes.set_yticks(range(len(labels)), shown, fontsize=8)
+        axes.set(xlabel="step that is looked at", ylabel="step that looks")
+        axes.set_title(title, fontsize=10)
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+    drawn.colorbar(image, ax=list(grid), shrink=0.7, label="weight")
+    return drawn
+
+
+# --- sequences ---
+
+_IN, _STATE, _OUT = SKY, "#F0E442", "#E69F00"
+# title, example, columns that have an input, columns that have an output, output fed back
+_SHAPES = (
+    ("one to one", "an image,\nits class", (0,), (0,), False),
+    ("one to many", "a beginning,\na text", (0,), (0, 1, 2), True),
+    ("many to one", "past years,\nthe next one", (0, 1, 2), (2,), False),
+    ("many to many, in step", "characters, for each\nthe next one", (0, 1, 2), (0, 1, 2), False),
+    ("many to many, one after the other", "a sentence,\nits translation", (0, 1), (2, 3), True),
+)
+
+
+def sequences() -> Figure:
+    """Draw the shapes that a problem with sequences can have.
+
+    Inputs are below, states in the middle, outputs above; time runs to the right. A dashed arrow
+    is an output that comes back as the next input.
+
+    Source:
+        Guide, section 2.5, which names one-to-one and one-to-many.
+    """
+    said = "; ".join(
+        f"{title}: {len(ins)} in, {len(outs)} out{', each output fed back' * back}, such as "
+        f"{' '.join(example.split())}"
+        for title, example, ins, outs, back in _SHAPES
+    )
+    widths = [max(*ins, *outs) + 1 for _, _, ins, outs, _ in _SHAPES]
+    drawn, grid = figure(columns=len(_SHAPES), width=11.0, height=2.9, alt=f"Shapes. {said}.")
+    grid[0].get_gridspec().set_width_ratios([width + 1.0 for width in widths])
+    for axes, (title, example, ins, outs, back), width in zip(grid, _SHAPES, widths, strict=True):
+        middle = (width - 1) / 2
+        bare(axes, (middle - width / 2 - 0.5, middle + width / 2 + 0.5), (-1.3, 2.9))
+        words = title.replace(", ", ",\n").replace(" the other", "\nthe other")
+        axes.text(middle, 2.45, words, ha="center", va="center", fontsize=9, weight="bold")
+        axes.text(middle, -0.95, example, ha="center", va="center", fontsize=8)
+        for column in range(width):
+            _column(axes, column, column in ins, column in outs)
+            if column:
+                arrow(axes, (column - 0.7, 0.75), (column - 0.3, 0.75))
+            if back and column in outs and column + 1 < width:
+                _fed_back(axes, column)
+    return drawn
+
+
+def _column(axes: Axes, column: int, has_input: bool, has_output: bool) -> None:
+    box(axes, column, 0.75, "", _STATE, 0.6, 0.4)
+    if has_input:
+        box(axes, column, -0.2, "", _IN, 0.6, 0.4)
+        arrow(axes, (column, 0.0), (column, 0.55))
+    if has_output:
+        box(axes, column, 1.7, "", _OUT, 0.6, 0.4)
+        arrow(axes, (column, 0.95), (column, 1.5))
+
+
+def _fed_back(axes: Axes, column: int) -> None:
+    style = {"arrowstyle": "->", "color": GREY, "linestyle": "--", "shrinkA": 0, "shrinkB": 0}
+    ends = (column + 0.85, 0.95), (column + 0.3, 1.6)
+    axes.annotate("", *ends, arrowprops={**style, "connectionstyle": "arc3,rad=-0.35"})
+
+
+def dependencies(steps: int = 5) -> Figure:
+    """Draw which results a step must wait for: in a recurrent net and in causal attention.
+
+    The number in a box is the round in which it can be computed when nothing but waiting counts:
+    step t of a recurrent layer in round t, every step of an attention layer in round 1.
+
+    Args:
+        steps: length of the sequence (count), at least 2.
+    """
+    require_count(steps, "steps", least=2)
+    alt = (
+        f"Left, a recurrent layer over {steps} steps: each state needs the one before it, so they "
+        f"are computed in rounds 1 to {steps}. Right, causal attention over {steps} steps: each "
+        "result needs the inputs up to its own step and no other result, so all are computed in "
+        "round 1."
+    )
+    drawn, grid = figure(columns=2, width=9.0, height=2.3, alt=alt)
+    for axes, title in zip(grid, ("recurrent layer", "causal attention"), strict=True):
+        bare(axes, (-0.9, steps - 0.4), (-0.45, 1.75))
+        axes.set_title(title, fontsize=10)
+        chain = title == "recurrent layer"
+        for step in range(steps):
+            box(axes, step, 0.0, f"$x_{{{step + 1}}}$", _IN, 0.55, 0.36)
+            box(axes, step, 1.3, str(step + 1 if chain else 1), _STATE, 0.55, 0.36)
+            for seen in [step] if chain else range(step + 1):
+                arrow(axes, (seen, 0.18), (step, 1.12))
+            if chain and step:
+                arrow(axes, (step - 0.72, 1.3), (step - 0.28, 1.3))
+        axes.text(-0.85, 1.3, "round", va="center", ha="left", fontsize=8)
+    return drawn

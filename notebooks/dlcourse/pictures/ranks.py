@@ -1,0 +1,420 @@
+"""Processes and ranks: where they run, what they exchange, and when they compute or wait."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlcourse.pictures.shapes import PAPER, arrow, bare, box
+from dlguide.errors import require, require_known
+from dlguide.machine.describe import Machine, describe
+from dlguide.machine.threads import roles
+from dlguide.machine.threads.explaining import Explanation
+from dlguide.machine.threads.planning import ThreadPlan
+from dlguide.machine.threads.roles import Role
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# --- ranks ---
+
+_STATES = {"done": SKY, "waits": ORANGE, "never": "white"}
+
+
+def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the notebook's kernel and the ranks as what they are: processes with own memories.
+
+    Args:
+        engines: for each rank its `rank`, `pid` and `cpus`, as `cluster.engines` has them.
+    """
+    ranks = len(engines)
+    alt = (
+        f"The notebook's kernel sends functions to {ranks} ranks and gets results back. Each rank "
+        "is a process with its own memory and its own cores. Ranks send messages to each other."
+    )
+    drawn, (axes,) = figure(width=max(6.0, 2.6 * ranks), height=3.4, alt=alt)
+    bare(axes, (-0.6, ranks - 0.4), (-0.75, 2.5))
+    middle = (ranks - 1) / 2
+    kernel = "this notebook's kernel\na process with the variables of your cells"
+    box(axes, middle, 2.0, kernel, PAPER, width=1.3, height=0.6)
+    for place, engine in enumerate(engines):
+        cpus = ", ".join(str(cpu) for cpu in engine["cpus"])
+        text = f"rank {engine['rank']}\nprocess {engine['pid']}\nCPU {cpus}\nits own memory"
+        box(axes, place, 0.35, text, SKY, width=0.7, height=0.95)
+        arrow(axes, (middle + (place - middle) / ranks, 1.68), (place, 0.85), both=True)
+    for place in range(ranks - 1):
+        arrow(axes, (place + 0.36, 0.35), (place + 0.64, 0.35), both=True)
+        axes.text(place + 0.5, 0.42, "messages", ha="center", va="bottom", fontsize=8)
+    axes.text(middle, 1.28, "functions down, results up", ha="center", fontsize=8, color="black")
+    axes.text(middle, -0.6, f"ranks: {ranks}", ha="center", fontsize=9)
+    return drawn
+
+
+def exchange(
+    panels: Mapping[str, tuple[Sequence[Any], Sequence[Any], Sequence[tuple[int, int]]]],
+    columns: int = 3,
+) -> Figure:
+    """Draw who has what before and after a communication.
+
+    Args:
+        panels: for each title what every rank has before, what it has after (texts or values,
+            None for nothing, a list for several), and the arrows as pairs (from rank, to rank).
+        columns: panels side by side (count).
+    """
+    alt = "Who has what. " + " ".join(
+        f"{title}: before {_said(before)}; after {_said(after)}."
+        for title, (before, after, _) in panels.items()
+    )
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    widest = max(len(before) for before, _, _ in panels.values())
+    drawn, grid = figure(rows, columns, max(1.0 * widest, 3.0) * columns, 2.3, alt)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, (before, after, arrows)) in zip(grid, panels.items(), strict=False):
+        ranks = len(before)
+        require(len(after) == ranks, "panels", f"have {ranks} ranks after {title}", len(after))
+        bare(axes, (-1.05, ranks - 0.45), (-0.45, 1.85))
+        axes.set_title(title, fontsize=10)
+        for height, name, values in ((1.1, "before", before), (0.0, "after", after)):
+            axes.text(-0.55, height, name, ha="right", va="center", fontsize=8)
+            for rank, value in enumerate(values):
+                empty = value is None
+                colour = PAPER if empty else SKY
+                box(axes, rank, height, _short(value), colour, 0.86, 0.4)
+        for rank in range(ranks):
+            axes.text(rank, 1.42, f"rank {rank}", ha="center", va="bottom", fontsize=8)
+        for start, end in arrows:
+            arrow(axes, (start, 0.88), (end, 0.22))
+    return drawn
+
+
+def timelines(
+    panels: Mapping[str, Sequence[Sequence[tuple[str, str]]]], columns: int = 2
+) -> Figure:
+    """Draw what each rank does one after the other, and where it waits for ever.
+
+    Args:
+        panels: for each title one row per rank; a row is pairs of a text and its state: "done",
+            "waits" (for ever) or "never" (never reached).
+        columns: panels side by side (count).
+    """
+    alt = "What each rank does. " + " ".join(
+        f"{title}: " + "; ".join(f"rank {rank} {_told(row)}" for rank, row in enumerate(rows)) + "."
+        for title, rows in panels.items()
+    )
+    columns = min(columns, len(panels))
+    longest = max(len(row) for rows in panels.values() for row in rows)
+    tallest = max(len(rows) for rows in panels.values())
+    size = (1.35 * longest * columns + 1.0, 0.62 * tallest + 0.5)
+    drawn, grid = figure(-(-len(panels) // columns), columns, *size, alt)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, rows) in zip(grid, panels.items(), strict=False):
+        bare(axes, (-0.95, longest - 0.45), (0.45 - tallest, 0.5))
+        axes.set_title(title, fontsize=10)
+        for rank, row in enumerate(rows):
+            axes.text(-0.55, -rank, f"rank {rank}", ha="right", va="center", fontsize=8)
+            for place, (text, state) in enumerate(row):
+                colour = _STATES[require_known(state, _STATES, "state")]
+                box(axes, place, -rank, text, colour, 0.92, 0.6, dashed=state == "never")
+    return drawn
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return textwrap.fill(text, 8)
+
+
+def _told(row: Sequence[tuple[str, str]]) -> str:
+    words = {"done": "", "waits": " (waits for ever)", "never": " (never reached)"}
+    return ", then ".join(text.replace("\n", " ") + words.get(state, "") for text, state in row)
+
+
+def _said(values: Sequence[Any]) -> str:
+    said = [f"rank {rank} {'nothing' if v is None else v}" for rank, v in enumerate(values)]
+    return ", ".join(said).replace("\n", " ")
+
+
+# --- affinity ---
+
+# Neighbouring ranks differ in lightness as well; the rank's number stands in every box.
+_AFFINITY_COLOURS = (SKY, "#E69F00", GREEN, PURPLE, "#F0E442", "#A6A6A6")
+_ROW = 12  # cores side by side in a box
+
+
+def affinity(
+    layout: ThreadPlan | Explanation, machine: Machine | None = None, title: str = ""
+) -> Figure:
+    """Draw which rank uses which core of a node.
+
+    A box is a socket's NUMA node, a column in it a core, a cell a hardware thread with the
+    number of its logical CPU below the rank's. Colours tell ranks; hatched cells are kept for
+    communication; white ones are free; a thick frame marks a CPU that several ranks share, or on
+    which one computes where another communicates.
+
+    Args:
+        layout: a thread plan or what `threads.explain` gave.
+        machine: the machine of a plan, None for this one; an explanation brings its own.
+        title: what it is a map of.
+    """
+    known = isinstance(layout, ThreadPlan | Explanation)
+    require(known, "layout", "be a ThreadPlan or an Explanation", layout)
+    if isinstance(layout, Explanation):
+        machine, used = layout.machine, layout.roles
+    else:
+        machine = describe() if machine is None else machine
+        used = roles.of_plan(layout, machine)
+    nodes = roles.rows(machine)
+    widest = min(max(len(cores) for cores in nodes.values()), _ROW)
+    siblings = max(len(core) for cores in nodes.values() for core in cores)
+    lines = sum(-(-len(cores) // widest) for cores in nodes.values())
+    units = lines * (siblings * 0.9 + 0.25) + 0.75 * len(nodes)
+    width, height = max(0.62 * widest + 0.6, 4.5), 0.42 * units + 0.9
+    drawn, (axes,) = figure(width=width, height=height, alt=_affinity_words(machine, used))
+    axes.set_axis_off()
+    axes.set_title(title or f"{machine.name}: who runs where", fontsize=10)
+    top = 0.0
+    for (socket, numa), cores in nodes.items():
+        top = _node(axes, f"socket {socket}, NUMA node {numa}", cores, used, widest, top)
+    margin = max(4 - widest, 0) / 2  # few cores stay small
+    axes.set_xlim(-0.3 - margin, widest + 0.3 + margin)
+    axes.set_ylim(top, 0.0)
+    _affinity_legend(axes, used)
+    return drawn
+
+
+def _node(
+    axes: Axes,
+    name: str,
+    cores: list[list[int]],
+    used: dict[int, Role],
+    widest: int,
+    top: float,
+) -> float:
+    """Draw one NUMA node below `top` and return where it ends."""
+    from matplotlib.patches import Rectangle
+
+    axes.text(0.0, top + 0.35, name, fontsize=9, va="center")
+    y = top + 0.65
+    for begin in range(0, len(cores), widest):
+        part = cores[begin : begin + widest]
+        tall = 0.9 * max(len(core) for core in part)
+        for column, core in enumerate(part):
+            for row, cpu in enumerate(core):
+                _cell(axes, column + 0.06, y + 0.9 * row, cpu, used[cpu])
+            frame = {"fill": False, "edgecolor": GREY, "linewidth": 0.7}
+            axes.add_patch(Rectangle((column + 0.02, y - 0.03), 0.96, tall + 0.01, **frame))
+        y += tall + 0.25
+    style = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
+    axes.add_patch(Rectangle((-0.15, top + 0.08), widest + 0.3, y - top - 0.13, **style))
+    return y + 0.1
+
+
+def _cell(axes: Axes, x: float, y: float, cpu: int, role: Role) -> None:
+    from matplotlib.patches import Rectangle
+
+    ranks = sorted({*role.computes, *role.communicates})
+    crowded = role.sign.startswith("!")
+    first = [*role.computes, *role.communicates][:1]
+    face = _AFFINITY_COLOURS[first[0] % len(_AFFINITY_COLOURS)] if first else "white"
+    axes.add_patch(
+        Rectangle(
+            (x, y), 0.88, 0.84, facecolor=face,
+            hatch="////" if role.communicates else None,
+            edgecolor="black" if crowded else GREY, linewidth=2.2 if crowded else 0.4,
+        )
+    )  # fmt: skip
+    who = "+".join(map(str, ranks)) if len(ranks) < 4 else f"{len(ranks)}x"
+    box = {"facecolor": face, "edgecolor": "none", "pad": 0.8} if role.communicates else None
+    style = {"ha": "center", "va": "center", "fontsize": 8}
+    axes.text(x + 0.44, y + 0.3, who, weight="bold", bbox=box, **style)
+    axes.text(x + 0.44, y + 0.66, f"{cpu}", **style | {"fontsize": 6, "bbox": box})
+
+
+def _affinity_legend(axes: Axes, used: dict[int, Role]) -> None:
+    from matplotlib.patches import Patch
+
+    edge = {"edgecolor": GREY}
+    handles = [Patch(facecolor="white", label="bold: rank, small: CPU", linewidth=0)]
+    if any(role.communicates for role in used.values()):
+        handles.append(Patch(facecolor="white", hatch="////", label="communicates", **edge))
+    if any(not role.computes and not role.communicates for role in used.values()):
+        handles.append(Patch(facecolor="white", label="free", **edge))
+    if any(role.sign.startswith("!") for role in used.values()):
+        handles.append(Patch(facecolor="white", edgecolor="black", linewidth=2.2, label="shared"))
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
+    axes.legend(handles=handles, frameon=False, ncols=4, fontsize=8, **place)
+
+
+def _affinity_words(machine: Machine, used: dict[int, Role]) -> str:
+    """Say the map for those who cannot see it."""
+    where = {
+        cpu: node for node, cores in roles.rows(machine).items() for core in cores for cpu in core
+    }
+    groups: dict[tuple[str, tuple[int, int]], list[int]] = {}
+    for cpu, role in used.items():
+        for kind, ranks in (("computes", role.computes), ("communicates", role.communicates)):
+            for rank in ranks:
+                groups.setdefault((f"Rank {rank} {kind}", where[cpu]), []).append(cpu)
+        if not role.computes and not role.communicates:
+            groups.setdefault(("Free", where[cpu]), []).append(cpu)
+    said = [
+        f"{what} on socket {node[0]}, NUMA node {node[1]}: CPUs {roles.short(cpus)}."
+        for (what, node), cpus in sorted(groups.items())
+    ]
+    return "Map of a node. " + " ".join(said)
+
+
+# --- pipeline ---
+
+_PIPELINE_COLOURS = {"forward": SKY, "backward": "#E69F00"}
+
+
+def pipeline(
+    panels: Mapping[str, Sequence[Any]], unit_s: float = 1.0, unit: str = "forward times"
+) -> Figure:
+    """Draw schedules below each other, on one scale of time.
+
+    Each row is a stage, each box a microbatch with its number, forward (blue) or backward
+    (orange, with a bar on its left side); what is empty is the bubble.
+
+    Args:
+        panels: for each title its cells, with `stage`, `microbatch`, `kind`, `start_s` and
+            `end_s`, as `parallel.schedules.predict` and `Step.cells` have them.
+        unit_s: what one unit of the axis lasts (s).
+        unit: name of that unit.
+    """
+    most = max(1 + max(cell.stage for cell in cells) for cells in panels.values())
+    drawn, grid = figure(len(panels), 1, 9.0, 0.42 * most + 0.95, _pipeline_words(panels))
+    end = max(cell.end_s for cells in panels.values() for cell in cells) / unit_s
+    for axes, (title, cells) in zip(grid, panels.items(), strict=True):
+        for cell in cells:
+            _box(axes, cell, unit_s, end)
+        rows = 1 + max(cell.stage for cell in cells)
+        axes.set_yticks(range(rows), [f"stage {stage}" for stage in range(rows)])
+        axes.set(xlim=(0, end), ylim=(rows - 0.45, -0.55))
+        axes.set_title(title, fontsize=10)
+        axes.grid(visible=False)
+    grid[-1].set_xlabel(f"time ({unit})")
+    _pipeline_legend(grid[0])
+    return drawn
+
+
+def _box(axes: Axes, cell: Any, unit_s: float, end: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    start, width = cell.start_s / unit_s, (cell.end_s - cell.start_s) / unit_s
+    corner = (start, cell.stage - 0.4)
+    style = {"edgecolor": "white", "linewidth": 0.8}
+    axes.add_patch(Rectangle(corner, width, 0.8, facecolor=_PIPELINE_COLOURS[cell.kind], **style))
+    if cell.kind == "backward":
+        bar = Rectangle(corner, min(width, 0.004 * end), 0.8, facecolor="black")
+        axes.add_patch(bar)
+    if width > 0.018 * end:
+        place = (start + width / 2, cell.stage)
+        axes.text(*place, str(cell.microbatch), ha="center", va="center", fontsize=8)
+
+
+def _pipeline_legend(axes: Axes) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(facecolor=colour, label=kind) for kind, colour in _PIPELINE_COLOURS.items()]
+    handles.append(Patch(facecolor="white", edgecolor=GREY, label="waits"))
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98)}
+    axes.legend(handles=handles, frameon=False, ncols=3, fontsize=8, **place)
+
+
+def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
+    said = []
+    for title, cells in panels.items():
+        rows: dict[int, list[Any]] = {}
+        for cell in sorted(cells, key=lambda cell: cell.start_s):
+            rows.setdefault(cell.stage, []).append(cell)
+        orders = [
+            f"stage {stage}: " + " ".join(f"{cell.kind[0]}{cell.microbatch}" for cell in row)
+            for stage, row in sorted(rows.items())
+        ]
+        said.append(f"{title}: {'; '.join(orders)}.")
+    return "Schedules, f forward and b backward with the microbatch. " + " ".join(said)
+
+
+# --- server ---
+
+_SERVER_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
+
+
+def worker_timeline(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:
+    """Draw when each worker computed and, between two steps, when it waited for the server.
+
+    All panels have one axis of time, so that their lengths can be compared. The time between two
+    steps holds the messages as well.
+
+    Args:
+        panels: for each title one row per worker; a row is the begin and end of each of its
+            steps, in their order (s).
+    """
+    most = max(len(rows) for rows in panels.values())
+    size = {"width": 9.0, "height": 0.45 + 0.32 * most}
+    drawn, grid = figure(rows=len(panels), alt=_server_words(panels), **size)
+    for axes, (title, rows) in zip(grid, panels.items(), strict=True):
+        start = min(row[0][0] for row in rows)
+        for worker, row in enumerate(rows):
+            begins, ends = (1e3 * (np.array(each) - start) for each in zip(*row, strict=True))
+            computing = list(zip(begins, ends - begins, strict=True))
+            waiting = list(zip(ends[:-1], begins[1:] - ends[:-1], strict=True))
+            axes.broken_barh(waiting, (worker - 0.35, 0.7), color="#dddddd")
+            axes.broken_barh(
+                computing, (worker - 0.35, 0.7), facecolor=BLUE, edgecolor="white", linewidth=0.6
+            )
+        axes.set_yticks(range(len(rows)), [f"worker {worker}" for worker in range(len(rows))])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(visible=False)
+        axes.set_title(title, fontsize=9, loc="left")
+        axes.sharex(grid[0])
+    grid[-1].set_xlabel("milliseconds (blue: computes, grey: waits)")
+    return drawn
+
+
+def staleness(values: Mapping[str, Sequence[int]]) -> Figure:
+    """Draw how many gradients were how stale.
+
+    Args:
+        values: for each name the staleness of every gradient used: the updates that others made
+            since its weights were read (count).
+    """
+    means = "; ".join(f"{name}: mean {np.mean(each):.1f}" for name, each in values.items())
+    drawn, (axes,) = figure(width=7.0, height=3.0, alt=f"Staleness of gradients. {means}.")
+    wide = 0.8 / len(values)
+    for number, (name, each) in enumerate(values.items()):
+        counts = np.bincount(np.asarray(each, int))
+        places = np.arange(len(counts)) + wide * (number - (len(values) - 1) / 2)
+        colour = _SERVER_COLOURS[number % len(_SERVER_COLOURS)]
+        hatch = ("", "//", "..")[number % 3]  # bars that can be told apart without colours
+        axes.bar(places, 100 * counts / len(each), wide, color=colour, hatch=hatch, label=name)
+    axes.set_title("How stale the gradients were", loc="left", fontsize=10)
+    axes.set_xlabel("staleness (updates)")
+    axes.set_ylabel("percent of the gradients")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, fontsize=8)
+    return drawn
+
+
+def _server_words(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> str:
+    said = []
+    for title, rows in panels.items():
+        length = max(row[-1][1] for row in rows) - min(row[0][0] for row in rows)
+        shares = []
+        for row in rows:
+            busy = sum(end - begin for begin, end in row)
+            shares.append(f"{100 * busy / (row[-1][1] - row[0][0]):.0f} percent")
+        said.append(f"{title}: {1e3 * length:.0f} ms, workers compute {', '.join(shares)}")
+    return f"When workers compute. {'; '.join(said)}."

@@ -1,0 +1,607 @@
+"""Trainings: paths of optimizers, experiments with large batches, and symptoms of a bug."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.errors import require
+from dlguide.measure.start_up import StartUp
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# --- descent ---
+
+_DESCENT_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
+_DESCENT_MARKERS = ("o", "s", "^", "D", "v", "P")
+_DASHES = ("-", "--", "-.", ":")
+_GRID = 160  # points in each direction from which the contours are drawn
+
+
+def descent(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Figure:
+    """Draw the paths of optimizers over the contours of the loss, seen from above.
+
+    Contours are close to each other where it is steep, and darker where the loss is lower. What
+    leaves the view is cut off.
+
+    Args:
+        panels: for each title the landscape, with `loss`, `view` and `minimum`, and for each name
+            a path of shape (points, 2), the first point being the start.
+    """
+    for title, (_, paths) in panels.items():
+        for name, points in paths.items():
+            shape = np.shape(points)
+            flat = len(shape) == 2 and shape[1] == 2 and shape[0] > 0
+            require(flat, "panels", f"hold points (x, y) in {title!r}, {name!r}", shape)
+    wide = max(3.2, 9.5 / len(panels))
+    drawn, grid = figure(
+        columns=len(panels),
+        width=wide * len(panels),
+        height=min(3.8, wide),
+        alt=_descent_words(panels),
+    )
+    for axes, (title, (landscape, paths)) in zip(grid, panels.items(), strict=True):
+        _contours(axes, landscape)
+        for number, (name, points) in enumerate(paths.items()):
+            points = np.asarray(points, float)
+            axes.plot(
+                *points.T,
+                color=_DESCENT_COLOURS[number % len(_DESCENT_COLOURS)],
+                marker=_DESCENT_MARKERS[number % len(_DESCENT_MARKERS)],
+                markersize=3,
+                markevery=max(1, len(points) // 40),
+                linewidth=1.2,
+                zorder=2.9 - 0.05 * number,  # a short first path is not hidden by the others
+                label=name,
+            )
+        for start in dict.fromkeys(tuple(points[0]) for points in paths.values()):
+            axes.plot(*start, "o", color="black", markersize=9, fillstyle="none", zorder=3)
+        axes.plot(*landscape.minimum, "*", color="black", markersize=9, zorder=3)
+        axes.set(title=title, xlabel="weight x", ylabel="weight y")
+        axes.legend(frameon=True, framealpha=0.85, fontsize=7, loc="lower left")
+    return drawn
+
+
+def _contours(axes: Axes, landscape: Any) -> None:
+    left, right, low, high = landscape.view
+    x, y = np.meshgrid(np.linspace(left, right, _GRID), np.linspace(low, high, _GRID))
+    loss = landscape.loss(x, y)
+    # As much area between any two contours: the bottom of a valley has its own.
+    levels = np.unique(np.quantile(loss, np.linspace(0, 1, 14)))
+    axes.contourf(x, y, loss, levels, cmap="Greys_r", alpha=0.35)
+    axes.contour(x, y, loss, levels, colors="#888888", linewidths=0.5)
+    axes.set(xlim=(left, right), ylim=(low, high))
+    axes.grid(visible=False)
+
+
+def _descent_words(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> str:
+    said = []
+    for title, (landscape, paths) in panels.items():
+        ends = []
+        for name, points in paths.items():
+            x, y = np.asarray(points, float)[-1]
+            ends.append(
+                f"{name} ends after {len(points) - 1} steps at ({x:.2g}, {y:.2g}), "
+                f"loss {landscape.loss(x, y):.2g}"
+            )
+        said.append(f"{title}: {', '.join(ends)}")
+    return f"Paths over the contours of a loss. {'; '.join(said)}."
+
+
+def loss_curves(
+    panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
+    y: str = "loss",
+    log: str = "",
+) -> Figure:
+    """Draw the same trainings against several measures of what they cost.
+
+    A curve has its colour and dashes in all panels. A loss that is not finite ends its line.
+
+    Args:
+        panels: for each label of the x axis, such as "updates" or "time (s)", the trainings by
+            name: their x and their y.
+        y: label of the y axis, which the panels share.
+        log: the axes drawn by powers of ten: "", "x", "y" or "xy". A 0 has no place there.
+    """
+    require(log in ("", "x", "y", "xy"), "log", 'be "", "x", "y" or "xy"', log)
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    drawn, grid = figure(
+        columns=len(panels), width=max(6.5, 4.7 * len(panels)), alt=_curve_words(panels, y)
+    )
+    for axes, (label, curves) in zip(grid, panels.items(), strict=True):
+        for name, (xs, ys) in curves.items():
+            same = len(xs) == len(ys)
+            require(same, "panels", f"have one y for each x in {name!r}", (len(xs), len(ys)))
+            number = names.index(name)
+            axes.plot(
+                xs,
+                ys,
+                color=_DESCENT_COLOURS[number % len(_DESCENT_COLOURS)],
+                linestyle=_DASHES[number % len(_DASHES)],
+                linewidth=1.4,
+                label=name,
+            )
+        axes.set(xlabel=label, ylabel=y)
+        title = " against ".join(text.partition(" (")[0] for text in (y, label))
+        axes.set_title(title[0].upper() + title[1:], loc="left", fontsize=10)
+        axes.sharey(grid[0])
+        if "x" in log:
+            axes.set_xscale("log")
+        if "y" in log:
+            axes.set_yscale("log")
+    for axes, curves in zip(grid, panels.values(), strict=True):
+        # One legend is enough where the panels hold the same trainings.
+        if axes is grid[-1] or list(curves) != list(list(panels.values())[-1]):
+            axes.legend(frameon=False, fontsize=8)
+    return drawn
+
+
+def _curve_words(panels: Mapping[str, Mapping[str, Any]], y: str) -> str:
+    said = []
+    for label, curves in panels.items():
+        ends = [f"{name} {ys[-1]:.3g} at {xs[-1]:.3g}" for name, (xs, ys) in curves.items()]
+        said.append(f"against {label}, at the end: {', '.join(ends)}")
+    return f"{y}, {'; '.join(said)}."
+
+
+# --- experiments ---
+
+_EXPERIMENTS_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY, "black")
+_EXPERIMENTS_MARKERS = ("o", "s", "^", "D", "v", "P")  # one less, so that 42 looks differ
+_REGIONS = {"A": "#dddddd", "B": "#ffffff", "C": "#f3dcc9", "AC": "#dccbc0"}
+
+
+def experiments(results: Sequence[Any], accuracy: float | None = None) -> Figure:
+    """Draw the test accuracy of each recipe over epochs and over seconds, and where it ends.
+
+    A line is the mean over the seeds that did not diverge, a band goes from the lowest to the
+    highest of them. Seconds are those of training, median over seeds, without evaluation.
+
+    Args:
+        results: what `training.experiments.run` returned; results of one name make one line.
+        accuracy: a test accuracy to mark (fraction); None for none.
+    """
+    named = _named(results)
+    drawn, (epochs, seconds, final) = figure(
+        columns=3, width=12.0, height=3.6, alt=_experiments_words(named)
+    )
+    for number, (name, each) in enumerate(named.items()):
+        style = _style(number)
+        there = [one for one in each if not one.diverged]
+        label = name + f" ({len(each) - len(there)} diverged)" * (len(there) < len(each))
+        if not there:
+            epochs.plot([], [], **style, label=f"{name} (all diverged)")
+            at = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
+            final.annotate("diverged", (0.5, number), color=style["color"], **at)
+            continue
+        curves = 100 * np.array([one.runs[0].test_accuracy for one in there])
+        count = np.arange(1, curves.shape[1] + 1)
+        times = np.median([one.train_s for one in there], axis=0)
+        for axes, along in ((epochs, count), (seconds, times)):
+            axes.plot(along, curves.mean(axis=0), **style, label=label)
+        low, high = curves.min(axis=0), curves.max(axis=0)
+        epochs.fill_between(count, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        _final(final, number, 100 * np.array([one.accuracy for one in there]), style)
+    if accuracy is not None:
+        for axes in (epochs, seconds):
+            axes.axhline(100 * accuracy, color=GREY, linestyle=":", linewidth=1)
+        final.axvline(100 * accuracy, color=GREY, linestyle=":", linewidth=1)
+    epochs.set(xlabel="epoch", ylabel="right answers (% of test set)", title="Over epochs")
+    seconds.set(xlabel="seconds of training", title="Over seconds")
+    seconds.set_xlim(left=0)
+    final.set(xlabel="right answers (% of test set)", title="At the end, ± standard error")
+    final.set_yticks(range(len(named)), list(named))
+    final.set_ylim(len(named) - 0.5, -0.5)
+    final.grid(axis="x", color="#dddddd", linewidth=0.6)
+    epochs.xaxis.get_major_locator().set_params(integer=True)
+    epochs.legend(frameon=False, fontsize=8)
+    return drawn
+
+
+def errors(results: Sequence[Any]) -> Figure:
+    """Draw training and test error of each recipe over its epochs, a panel for each.
+
+    As the thesis draws them: a dashed line for training, a full one for the test set. Lines are
+    means over seeds, thin ones the seeds themselves. Where the right answers of training were
+    not counted, its loss stands on an axis of its own.
+
+    Args:
+        results: what `training.experiments.run` returned.
+
+    Source:
+        The thesis, Figures 19 to 30.
+    """
+    named = _named(results)
+    columns = min(3, len(named))
+    rows = -(-len(named) // columns)
+    counted = all(one.train_error for one in results if not one.diverged)
+    of = "training error" if counted else "training loss"
+    told = [f"{name}: {_last_error(each)}" for name, each in named.items()]
+    alt = f"Test error and {of} over epochs. {'; '.join(told)}."
+    drawn, panels = figure(rows=rows, columns=columns, height=2.9, alt=alt)
+    others = [axes if counted else axes.twinx() for axes in panels[: len(named)]]
+    for number, (name, each) in enumerate(named.items()):
+        axes, other = panels[number], others[number]
+        there = [one for one in each if not one.diverged]
+        axes.set_title(name)
+        axes.set_xlabel("epoch")
+        if not there:
+            axes.text(0.5, 0.5, "diverged", transform=axes.transAxes, ha="center", color=GREY)
+            axes.set_xticks([])
+            continue
+        _curves(axes, [100 * np.array(one.test_error) for one in there], BLUE, "-", "test error")
+        training = [100 * np.array(one.train_error) if counted else one.loss for one in there]
+        _curves(other, training, ORANGE, "--", of)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    for axes in panels[len(named) :]:
+        axes.set_axis_off()
+    used = panels[: len(named)]
+    _same_scale(used)
+    if not counted:
+        _same_scale(others)
+        for number, other in enumerate(others):
+            other.spines["top"].set_visible(False)
+            if number % columns == columns - 1 or number == len(others) - 1:
+                other.set_ylabel("training loss")
+            else:
+                other.set_yticklabels([])
+    for axes in used[::columns]:
+        axes.set_ylabel("wrong answers (%)" if counted else "wrong answers (% of test set)")
+    lines = {line.get_label(): line for line in [*used[0].lines, *others[0].lines]}
+    shown = [line for label, line in lines.items() if not label.startswith("_")]
+    if shown:
+        used[0].legend(handles=shown, frameon=False, fontsize=8)
+    return drawn
+
+
+def batches(regions: Any) -> Figure:
+    """Draw throughput and accuracy against the batch per worker, with the regions A, B and C.
+
+    Args:
+        regions: what `training.experiments.best_batch` returned.
+
+    Source:
+        The thesis, Figure 10, after Ben-Nun and Hoefler, arXiv:1802.09941.
+    """
+    drawn, (speed, quality) = figure(rows=2, width=6.5, height=2.4, alt=str(regions))
+    sizes, rows = np.array(regions.batches, float), regions.rows
+    speeds = [row.images_per_s or 0.0 for row in rows]
+    speed.plot(sizes, speeds, color=BLUE, marker="o")
+    speed.axhline(regions.efficient * max(speeds), color=GREY, linestyle=":", linewidth=1)
+    means = [np.nan if row.accuracy is None else 100 * row.accuracy for row in rows]
+    bars = [100 * (row.standard_error or 0.0) for row in rows]
+    quality.errorbar(sizes, means, bars, color=ORANGE, marker="s", capsize=3)
+    steps = np.sqrt(sizes[1:] * sizes[:-1])
+    edges = [sizes[0] ** 1.5 / steps[0] ** 0.5, *steps, sizes[-1] ** 1.5 / steps[-1] ** 0.5]
+    for axes in (speed, quality):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:.0f}" for size in sizes], minor=False)
+        axes.set_xlim(edges[0], edges[-1])
+        for region, left, right in zip(regions.regions, edges[:-1], edges[1:], strict=True):
+            axes.axvspan(left, right, color=_REGIONS[region], zorder=0, linewidth=0)
+    for region, size in zip(regions.regions, sizes, strict=True):
+        speed.annotate(
+            region, (size, 1.0), (0, -4), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="center", va="top", fontweight="bold",
+        )  # fmt: skip
+    speed.set_ylim(0, 1.25 * max(speeds))
+    speed.set(ylabel="images/s", title="A: too slow, C: too inaccurate, B: neither")
+    quality.set(xlabel="images per worker and step", ylabel="right answers\n(% of test set)")
+    speed.label_outer()
+    return drawn
+
+
+def _named(results: Sequence[Any]) -> dict[str, list[Any]]:
+    named: dict[str, list[Any]] = {}
+    for one in results:
+        named.setdefault(one.setting.name or one.setting.net, []).append(one)
+    return named
+
+
+def _style(number: int) -> dict[str, Any]:
+    marker = _EXPERIMENTS_MARKERS[number % len(_EXPERIMENTS_MARKERS)]
+    return {
+        "color": _EXPERIMENTS_COLOURS[number % len(_EXPERIMENTS_COLOURS)],
+        "marker": marker,
+        "markersize": 4,
+    }
+
+
+def _final(axes: Axes, line: int, values: np.ndarray, style: dict[str, Any]) -> None:
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
+    axes.plot(values, [line] * len(values), ".", color=style["color"], alpha=0.4)
+    axes.errorbar(values.mean(), line, xerr=error, capsize=4, **style | {"markersize": 6})
+
+
+def _curves(axes: Axes, each: list[Any], colour: str, dashes: str, label: str) -> None:
+    count = np.arange(1, len(each[0]) + 1)
+    for one in each if len(each) > 1 else ():
+        axes.plot(count, one, dashes, color=colour, linewidth=0.6, alpha=0.4)
+    axes.plot(count, np.mean(each, axis=0), dashes, color=colour, marker=".", label=label)
+
+
+def _same_scale(panels: Sequence[Axes]) -> None:
+    top = max(axes.get_ylim()[1] for axes in panels)
+    for axes in panels:
+        axes.set_ylim(0, top)
+
+
+def _experiments_words(named: dict[str, list[Any]]) -> str:
+    told = []
+    for name, each in named.items():
+        values = [one.accuracy for one in each if not one.diverged]
+        ends = f"ends at {100 * np.mean(values):.1f} %" if values else "diverges"
+        told.append(f"{name} {ends}")
+    return f"Test accuracy over epochs, over seconds and at the end. {'; '.join(told)}."
+
+
+def _last_error(each: list[Any]) -> str:
+    values = [one.test_error[-1] for one in each if not one.diverged]
+    return f"test error {100 * np.mean(values):.1f} % at the end" if values else "diverged"
+
+
+# --- road ---
+
+_ROAD_LOOKS = ((BLUE, "-", "o"), (ORANGE, "--", "s"))
+_LABELS = ("learning rate", "weight decay (1e-4)", "test accuracy (%)")
+
+
+def road(
+    rates: Mapping[str, Sequence[float]],
+    decays: Mapping[str, Sequence[float]],
+    accuracies: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    steps_per_epoch: int,
+    leaves_at: float,
+) -> Figure:
+    """Draw two trainings that have their beginning in common, and their ends enlarged.
+
+    Args:
+        rates: learning rate of each step, by the name of the training; one or two of them.
+        decays: weight decay of each step, by the same names.
+        accuracies: for each name the epochs after which it was tested and the fractions right.
+        steps_per_epoch: updates of an epoch (count).
+        leaves_at: where the trainings part (epochs); grey from there on.
+    """
+    names = list(rates)
+    require(1 <= len(names) <= len(_ROAD_LOOKS), "rates", "hold one or two trainings", names)
+    for what, given in (("decays", decays), ("accuracies", accuracies)):
+        require(set(given) == set(names), what, f"have the names {', '.join(names)}", list(given))
+    end = max(len(each) for each in rates.values()) / steps_per_epoch
+    drawn, panels = figure(3, 2, 8.4, 1.75, _alt(rates, accuracies, leaves_at, end))
+    begin = max(0.0, leaves_at - 1.5 * (end - leaves_at) - 1)
+    for name, (colour, dashes, marker) in zip(names, _ROAD_LOOKS, strict=False):
+        steps = np.arange(len(rates[name]) + 1) / steps_per_epoch
+        for side in (0, 1):
+            for row, values in ((0, rates[name]), (1, 1e4 * np.asarray(decays[name]))):
+                stairs = np.append(values, values[-1])
+                panels[2 * row + side].plot(
+                    steps, stairs, dashes, color=colour, drawstyle="steps-post", label=name
+                )
+            epochs, right = (np.asarray(one, float) for one in accuracies[name])
+            panels[4 + side].plot(
+                epochs, 100 * right, dashes, color=colour, marker=marker, markersize=4, label=name
+            )
+    for place, axes in enumerate(panels):
+        _finish(axes, place // 2, place % 2 == 1, leaves_at, (begin if place % 2 else 0, end))
+    _rates_up_to(panels[1], rates, begin * steps_per_epoch)
+    _accuracies_from(panels[5], accuracies, begin)
+    panels[0].set_title("The whole road")
+    panels[1].set_title("Its end, enlarged (grey: the last part)")
+    legend(panels[4], loc="lower right", fontsize=8)
+    return drawn
+
+
+def _finish(
+    axes: Axes, row: int, enlarged: bool, leaves_at: float, limits: tuple[float, float]
+) -> None:
+    margin = 0.02 * (limits[1] - limits[0])
+    axes.axvspan(leaves_at, limits[1] + margin, color=GREY, alpha=0.15, linewidth=0)
+    axes.set_xlim(limits[0], limits[1] + margin)
+    if row < 2:
+        axes.set_ylim(bottom=0)
+    if not enlarged:
+        axes.set_ylabel(_LABELS[row])
+    if row == 2:
+        axes.set_xlabel("epochs")
+
+
+def _rates_up_to(axes: Axes, rates: Mapping[str, Sequence[float]], first: float) -> None:
+    highest = max(np.max(np.asarray(each)[int(first) :]) for each in rates.values())
+    axes.set_ylim(0, 1.08 * highest)
+
+
+def _accuracies_from(
+    axes: Axes, accuracies: Mapping[str, tuple[Sequence[float], Sequence[float]]], begin: float
+) -> None:
+    shown = [
+        100 * right
+        for epochs, values in accuracies.values()
+        for epoch, right in zip(epochs, values, strict=True)
+        if epoch >= begin
+    ]
+    if shown:
+        room = 0.15 * (max(shown) - min(shown)) + 0.5
+        axes.set_ylim(min(shown) - room, max(shown) + room)
+
+
+def _alt(
+    rates: Mapping[str, Sequence[float]],
+    accuracies: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    leaves_at: float,
+    end: float,
+) -> str:
+    told = "; ".join(
+        f"{name}: rate at most {max(rates[name]):.3g}"
+        + (f", test accuracy {100 * right[-1]:.1f} % at the end" if len(right) else "")
+        for name, (_, right) in accuracies.items()
+    )
+    return (
+        f"Learning rate, weight decay and test accuracy over {end:g} epochs, on the right from "
+        f"epoch {leaves_at:g} on enlarged. {told}."
+    )
+
+
+# --- symptoms ---
+
+_LINES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"), (PURPLE, "-."))
+_NOBODY, _ONE, _SEVERAL = "#222222", SKY, ORANGE
+
+
+def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
+    """Draw what each rank showed: its loss, the distance of the weights, who took which sample.
+
+    The loss is that of the same test images on all ranks, so that equal models give one line. Each
+    square on the right is a sample of the data set, in its order: taken in the first epoch by no
+    rank, by one, or by several.
+
+    Args:
+        trials: one for each rank, as `dlguide.training.trial.run` returns them.
+        reference: the trials of another program, whose loss is drawn in grey; none for none.
+    """
+    counts = taken_by(trials)
+    alt = _symptoms_words(trials, counts)
+    drawn, (loss, distance, samples) = figure(columns=3, width=11, height=2.9, alt=alt)
+    if reference:
+        steps = range(1, len(reference[0].loss) + 1)
+        loss.plot(steps, reference[0].loss, color=GREY, linewidth=5, alpha=0.4, label="reference")
+    for trial in trials:
+        colour, line = _LINES[trial.rank % len(_LINES)]
+        steps = range(1, len(trial.loss) + 1)
+        loss.plot(steps, trial.loss, line, color=colour, linewidth=2, label=f"rank {trial.rank}")
+    loss.set(xlabel="step", ylabel="loss on the same test images", title="Loss of each rank")
+    loss.set_ylim(bottom=0)
+    loss.legend(frameon=False)
+
+    apart = trials[0].distance
+    distance.plot(range(1, len(apart) + 1), apart, color=PURPLE, linewidth=2)
+    top = max(apart, default=0.0)
+    distance.set(xlabel="step", ylabel="largest difference of a weight", title="Ranks apart")
+    distance.set_ylim(-0.04 * (top or 1), 1.15 * top or 1)
+    if not top:
+        distance.set_yticks([0])
+        middle = (0.5, 0.5)
+        distance.annotate("0 after every step", middle, xycoords="axes fraction", ha="center")
+    _grid(samples, counts)
+    return drawn
+
+
+def taken_by(trials: Sequence[Any]) -> np.ndarray:
+    """Count for each sample the ranks that took it in the first epoch.
+
+    Args:
+        trials: one for each rank.
+    """
+    counts = np.zeros(trials[0].samples, int)
+    for trial in trials:
+        counts[list(set(trial.taken))] += 1
+    return counts
+
+
+def _grid(axes: Axes, counts: np.ndarray) -> None:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    columns = _columns(len(counts))
+    rows = -(-len(counts) // columns)
+    squares = np.full(rows * columns, np.nan)
+    squares[: len(counts)] = np.minimum(counts, 2)
+    colours = ListedColormap([_NOBODY, _ONE, _SEVERAL])
+    axes.imshow(squares.reshape(rows, columns), cmap=colours, vmin=0, vmax=2, aspect="auto")
+    named = zip((_NOBODY, _ONE, _SEVERAL), _kinds(counts).items(), strict=True)
+    patches = [Patch(color=colour, label=f"{name}: {count}") for colour, (name, count) in named]
+    axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.02), frameon=False,
+                fontsize=9, ncols=3, columnspacing=1.0, handlelength=1.0)  # fmt: skip
+    axes.set(title=f"Who took each of the {len(counts)} samples", xticks=[], yticks=[])
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+
+
+def _columns(samples: int) -> int:
+    """Half as many columns again as rows, and full rows where that is nearly possible."""
+    ideal = max(1, round((1.5 * samples) ** 0.5))
+    near = range(max(1, ideal * 2 // 3), ideal * 3 // 2 + 1)
+    full = [columns for columns in near if samples % columns == 0]
+    return min(full, key=lambda columns: abs(columns - ideal), default=ideal)
+
+
+def _kinds(counts: np.ndarray) -> dict[str, int]:
+    found = Counter(np.minimum(counts, 2).tolist())
+    return {name: found[i] for i, name in enumerate(("no rank", "one rank", "several"))}
+
+
+def _symptoms_words(trials: Sequence[Any], counts: np.ndarray) -> str:
+    losses = ", ".join(f"{each.loss[-1]:.3f}" for each in trials)
+    kinds = ", ".join(f"{name} {count}" for name, count in _kinds(counts).items())
+    return (
+        f"Three panels. Loss at the end on ranks 0 to {len(trials) - 1}: {losses}. Largest "
+        f"difference of the weights at the end: {trials[0].distance[-1]:.2g}. "
+        f"Samples of the first epoch by who took them: {kinds}."
+    )
+
+
+# --- start up ---
+
+_START_UP_LOOKS = ((ORANGE, "-"), (BLUE, "--"), (GREEN, "-."), (PURPLE, ":"))
+
+
+def start_up(starts: Mapping[str, StartUp], marks: Mapping[str, int] | None = None) -> Figure:
+    """Draw the mean throughput against the number of batches it is over.
+
+    Args:
+        starts: for each name its first batch and its others, `measure.start_up`.
+        marks: numbers of batches to mark, by what they are; None for none.
+    """
+    few = 0 < len(starts) <= len(_START_UP_LOOKS)
+    require(few, "starts", f"hold 1 to {len(_START_UP_LOOKS)} names", len(starts))
+    most = 5 * max(
+        [*(one.batches for one in starts.values()), *(n for n in (marks or {}).values())]
+    )
+    counts = np.unique(np.geomspace(1, most, 200).astype(int))
+    told = "; ".join(
+        f"{name}: {one.images_per_s_with_first:.0f} images/s over {one.batches} batches, "
+        f"{one.images_per_s:.0f} without the first"
+        for name, one in starts.items()
+    )
+    alt = f"Mean images/s over the first batches rises to that of the others. {told}."
+    pair = len(starts) == 2
+    drawn, panels = figure(rows=1 + pair, width=7.0, height=2.5 if pair else 3.4, alt=alt)
+    axes = panels[0]
+    for (name, one), (colour, dashes) in zip(starts.items(), _START_UP_LOOKS, strict=False):
+        means = [one.after(int(count)) for count in counts]
+        axes.plot(counts, means, dashes, color=colour, label=name)
+        axes.axhline(one.images_per_s, color=colour, linestyle=":", linewidth=0.9)
+    axes.set_ylim(0, 1.3 * max(one.images_per_s for one in starts.values()))
+    axes.set(ylabel="images/s", title="Mean throughput; dotted: without the first batch")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    if pair:
+        _ratio(panels[1], starts, counts)
+    for panel in panels:
+        for count in (marks or {}).values():
+            panel.axvline(count, color=GREY, linewidth=0.9)
+        panel.set(xscale="log", xlim=(1, most))
+    for name, count in (marks or {}).items():
+        panels[-1].annotate(
+            name, (count, 0.96), (3, 0), xycoords=("data", "axes fraction"), fontsize=8,
+            textcoords="offset points", color=GREY, rotation=90, ha="left", va="top",
+        )  # fmt: skip
+    panels[-1].set_xlabel("batches that the mean is over")
+    return drawn
+
+
+def _ratio(axes: Axes, starts: Mapping[str, StartUp], counts: np.ndarray) -> None:
+    (below, first), (above, second) = starts.items()
+    ratio = np.array([second.after(int(n)) / first.after(int(n)) for n in counts])
+    axes.plot(counts, ratio, color="black")
+    axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
+    # the very first batches are far away from 1, and would hide where the order turns
+    late = np.append(ratio[counts >= first.batches / 4], 1.0)
+    room = 0.25 * (late.max() - late.min())
+    axes.set_ylim(late.min() - room, late.max() + room)
+    axes.set(ylabel=f"{above}\nover {below}")

@@ -1,0 +1,1092 @@
+"""Pictures of the lessons show their data and describe it in words."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+from test_experiments import a_result, a_run, seeds_of
+
+from dlcourse import pictures, search_theory
+from dlcourse.mixtures import Ring
+from dlcourse.pictures import cases, frameworks
+from dlcourse.pictures.storage import limits
+from dlguide import plots, search
+from dlguide.machine import layouts, onednn, precision
+from dlguide.measure import Timing
+from dlguide.measure.start_up import StartUp
+from dlguide.parallel.overlap_schedule import Interval, Schedule, predict
+from dlguide.parallel.trials import Trial
+from dlguide.published import load
+from dlguide.training import experiments as ex
+
+
+def words(figure):
+    return figure._repr_html_().split('alt="')[1].split('"')[0]
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def shown(figure):
+    """Give what a notebook shows of a figure: its MIME types, and the HTML."""
+    from IPython.core.formatters import DisplayFormatter
+
+    data, _metadata = DisplayFormatter().format(figure)
+    return set(data), data["text/html"]
+
+
+ACCURACIES = ((0.5, 0.9), (0.7, 0.8))
+
+
+def results():
+    lost = a_result(seed=2, name="naive", lost=True, workers=4)
+    return [
+        *seeds_of("baseline", ACCURACIES),
+        *seeds_of("naive", ACCURACIES[::-1], workers=4),
+        lost,
+    ]
+
+
+def test_lines_are_means_over_seeds_over_epochs_and_seconds():
+    drawn = pictures.experiments(results(), accuracy=0.75)
+    epochs, seconds, final = drawn.axes
+    assert [line.get_label() for line in epochs.lines][:2] == ["baseline", "naive (1 diverged)"]
+    assert list(epochs.lines[0].get_ydata()) == pytest.approx([60.0, 85.0])
+    assert list(epochs.lines[0].get_xdata()) == [1, 2]
+    assert list(seconds.lines[0].get_xdata()) == [1.0, 2.0]
+    assert epochs.lines[-1].get_ydata()[0] == 75.0
+    assert [text.get_text() for text in final.get_yticklabels()] == ["baseline", "naive"]
+    assert list(final.lines[0].get_xdata()) == pytest.approx([90.0, 80.0])
+
+
+def test_the_standard_error_stands_at_the_end():
+    final = pictures.experiments(results()).axes[2]
+    (bar,) = [each for each in final.collections if each.get_segments()][:1]
+    (left, _), (right, _) = bar.get_segments()[0]
+    assert right - left == pytest.approx(2 * np.std([90, 80], ddof=1) / np.sqrt(2))
+
+
+def test_seven_recipes_have_seven_colours_and_42_have_different_looks():
+    made = [a_result((0.5, 0.9), name=f"recipe {k}", batch=1 + k) for k in range(42)]
+    lines = pictures.experiments(made).axes[0].lines[:42]
+    assert len({line.get_color() for line in lines[:7]}) == 7
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 42
+    courses = {one.setting.name: one.setting.recipe().at(5) for one in made[:28]}
+    lines = plots.schedules(courses).axes[0].lines
+    assert len({line.get_color() for line in lines[:7]}) == 7
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 28
+
+
+def test_a_recipe_that_always_diverges_is_named_and_not_drawn():
+    drawn = pictures.experiments([*results(), a_result(name="wild", lost=True)])
+    labels = [text.get_text() for text in drawn.axes[0].get_legend().get_texts()]
+    assert labels[-1] == "wild (all diverged)"
+    assert [text.get_text() for text in drawn.axes[2].texts] == ["diverged"]
+    assert "wild diverges" in drawn._repr_html_()
+
+
+def test_errors_have_a_panel_each_on_one_scale_with_the_loss_beside():
+    drawn = pictures.errors(results())
+    first, second, *twins = drawn.axes
+    assert [axes.get_title() for axes in (first, second)] == ["baseline", "naive"]
+    assert first.get_ylim() == second.get_ylim()
+    assert list(first.lines[-1].get_ydata()) == pytest.approx([40.0, 15.0])
+    assert list(twins[0].lines[-1].get_ydata()) == pytest.approx([1.0, 0.5])
+    assert "baseline: test error 15.0 % at the end" in drawn._repr_html_()
+
+
+def test_training_errors_share_the_axis_where_they_were_counted():
+    class Counted(type(a_run())):
+        train_accuracy = (0.6, 0.8)
+
+    values = {name: value for name, value in vars(a_run()).items() if name != "train_accuracy"}
+    run = Counted(**values) if "train_accuracy" not in vars(a_run()) else replace(
+        a_run(), train_accuracy=(0.6, 0.8)
+    )  # fmt: skip
+    (axes,) = pictures.errors([ex.Result(ex.Setting(name="a"), (run,))]).axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [
+        pytest.approx([50.0, 10.0]),
+        pytest.approx([40.0, 20.0]),
+    ]
+
+
+def test_a_panel_of_what_diverged_says_so():
+    drawn = pictures.errors([a_result((0.5, 0.9)), a_result(name="wild", lost=True)])
+    assert [text.get_text() for text in drawn.axes[1].texts] == ["diverged"]
+
+
+def test_regions_stand_over_their_batches():
+    good, bad = (0.90, 0.92, 0.91), (0.80, 0.83, 0.81)
+    made = [
+        *seeds_of("a", good, batch=8, images_per_s=10.0),
+        *seeds_of("b", good, batch=16, images_per_s=95.0),
+        *seeds_of("c", bad, batch=64, images_per_s=100.0),
+    ]
+    regions = ex.best_batch(made)
+    drawn = pictures.batches(regions)
+    speed, quality = drawn.axes
+    assert [(text.get_text(), text.xy[0]) for text in speed.texts] == [
+        ("A", 8),
+        ("B", 16),
+        ("C", 64),
+    ]
+    assert list(speed.lines[0].get_ydata()) == [10.0, 95.0, 100.0]
+    assert speed.lines[1].get_ydata()[0] == pytest.approx(90.0)
+    assert list(quality.lines[0].get_ydata()) == pytest.approx([91.0, 91.0, 100 * np.mean(bad)])
+    assert str(regions) in drawn._repr_html_()
+
+
+SADDLE = SimpleNamespace(loss=lambda x, y: x**2 - y, view=(-2, 2, -1, 3), minimum=(0.0, 3.0))
+
+
+PATHS = {"slow": np.array([[1.0, 0.0], [0.5, 0.5]]), "quick": [(1.0, 0.0), (0.2, 1.0), (0.0, 2.0)]}
+
+
+CURVES = {"one": ([1, 2, 3], [2.0, 1.0, 0.5]), "two": ([1, 2], [2.0, float("nan")])}
+
+
+def labelled(axes):
+    return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+
+
+def test_every_path_is_drawn_from_the_start_within_the_view():
+    figure = pictures.descent(
+        {"saddle": (SADDLE, PATHS), "again": (SADDLE, {"slow": PATHS["slow"]})}
+    )
+    first, second = figure.axes
+    lines = labelled(first)
+    assert list(lines) == ["slow", "quick"]
+    assert list(labelled(second)) == ["slow"]
+    assert np.allclose(np.transpose(lines["quick"].get_data()), PATHS["quick"])
+    assert lines["slow"].get_zorder() > lines["quick"].get_zorder()
+    assert (first.get_xlim(), first.get_ylim()) == ((-2, 2), (-1, 3))
+    marks = [
+        np.ravel(line.get_data()).tolist() for line in first.lines if line not in lines.values()
+    ]
+    assert marks == [[1.0, 0.0], [0.0, 3.0]]  # the start and the minimum
+    assert first.get_title() == "saddle"
+    assert first.get_xlabel() == "weight x"
+
+
+def test_every_start_has_its_ring():
+    apart = {"left": [(-1.0, 0.0), (0.0, 0.0)], "right": [(1.0, 0.0), (0.0, 0.0)]}
+    (axes,) = pictures.descent({"saddle": (SADDLE, apart)}).axes
+    rings = [line for line in axes.lines if line.get_fillstyle() == "none"]
+    assert [np.ravel(ring.get_data()).tolist() for ring in rings] == [[-1, 0], [1, 0]]
+
+
+def test_contours_are_levels_of_the_loss():
+    (axes,) = pictures.descent({"saddle": (SADDLE, PATHS)}).axes
+    filled, lines = axes.collections
+    for level, segments in zip(lines.levels, lines.allsegs, strict=True):
+        for segment in segments:
+            assert np.allclose(SADDLE.loss(*segment.T), level, atol=0.01)
+    assert np.array_equal(filled.levels, lines.levels)
+
+
+def test_words_say_where_paths_end():
+    said = words(pictures.descent({"saddle": (SADDLE, PATHS)}))
+    assert "slow ends after 1 steps at (0.5, 0.5), loss -0.25" in said
+    assert "quick ends after 2 steps at (0, 2), loss -2" in said
+
+
+def test_curves_keep_their_colours_from_panel_to_panel():
+    figure = pictures.loss_curves({"updates": CURVES, "time (s)": {"two": CURVES["two"]}}, log="xy")
+    left, right = figure.axes
+    assert labelled(left)["two"].get_color() == labelled(right)["two"].get_color()
+    assert labelled(left)["one"].get_color() != labelled(left)["two"].get_color()
+    assert list(labelled(left)["one"].get_ydata()) == [2.0, 1.0, 0.5]
+    assert [axes.get_xlabel() for axes in (left, right)] == ["updates", "time (s)"]
+    assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
+    assert left.get_ylim() == right.get_ylim()
+    assert "against updates, at the end: one 0.5 at 3" in words(figure)
+
+
+def test_panels_with_other_trainings_have_legends_of_their_own():
+    alike = pictures.loss_curves({"updates": CURVES, "time (s)": CURVES})
+    assert [axes.get_legend() is None for axes in alike.axes] == [True, False]
+    other = pictures.loss_curves({"a": {"one": CURVES["one"]}, "b": {"two": CURVES["two"]}})
+    told = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in other.axes]
+    assert told == [["one"], ["two"]]
+
+
+def test_axes_are_plain_unless_asked():
+    (axes,) = pictures.loss_curves({"updates": CURVES}, y="test loss").axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
+    assert axes.get_ylabel() == "test loss"
+    assert axes.get_title(loc="left") == "Test loss against updates"
+
+
+def test_title_of_curves_leaves_out_the_units():
+    (axes,) = pictures.loss_curves({"time (s)": CURVES}, y="loss (nats)").axes
+    assert axes.get_title(loc="left") == "Loss against time"
+
+
+def test_every_layer_is_drawn_next_to_the_last_one():
+    figure = pictures.gradients_by_layer({"plain": [1e-6, 1e-4, 1e-2], "other": [8.0, 4.0]})
+    plain, other = figure.axes[0].lines
+    assert plain.get_xdata().tolist() == [1, 2, 3]
+    assert np.allclose(plain.get_ydata(), [1e-4, 1e-2, 1])
+    assert np.allclose(other.get_ydata(), [2, 1])
+    assert figure.axes[0].get_yscale() == "log"
+    assert "plain: 1.0e-04 in the first layer; other: 2.0e+00" in words(figure)
+
+
+def test_a_layer_without_gradient_has_no_point():
+    (line,) = pictures.gradients_by_layer({"plain": [0.0, 0.5, 1.0]}).axes[0].lines
+    assert line.get_xdata().tolist() == [2, 3]
+
+
+def test_nets_stand_where_their_work_and_bytes_are():
+    nets = [
+        SimpleNamespace(name="small", gradient_bytes=10**7, flops_per_gradient_byte=300.0),
+        SimpleNamespace(name="large", gradient_bytes=5 * 10**8, flops_per_gradient_byte=20.0),
+    ]
+    figure = pictures.footprints(nets)
+    axes = figure.axes[0]
+    points = [line.get_xydata()[0].tolist() for line in axes.lines if line.get_marker() == "o"]
+    assert np.allclose(points, [[10, 3], [500, 10]])
+    for line in axes.lines[2:]:  # the lines of equal flops a byte
+        ratios = line.get_ydata() * 1e9 / (line.get_xdata() * 1e6)
+        assert np.allclose(ratios, ratios[0])
+    texts = [text.get_text() for text in axes.texts]
+    assert texts[:2] == ["small", "large"]
+    assert "small 300; large 20" in words(figure)
+
+
+def trial(rank, taken, loss=(2.0, 1.0), distance=(0.5, 0.25), samples=7):
+    return SimpleNamespace(rank=rank, taken=taken, loss=loss, distance=distance, samples=samples)
+
+
+def three_ranks():
+    return [trial(0, (0, 1, 2, 2)), trial(1, (2, 3), (2.5, 1.5)), trial(2, (2,))]
+
+
+def test_each_rank_has_its_loss_and_the_reference_lies_behind():
+    reference = [trial(0, (), (3.0, 2.0, 1.0))]
+    lines = pictures.symptoms(three_ranks(), reference).axes[0].lines
+    assert [line.get_label() for line in lines] == ["reference", "rank 0", "rank 1", "rank 2"]
+    assert list(lines[0].get_ydata()) == [3.0, 2.0, 1.0]
+    assert list(lines[2].get_ydata()) == [2.5, 1.5]
+    assert list(lines[2].get_xdata()) == [1, 2]
+    looks = [(line.get_color(), line.get_linestyle()) for line in lines[1:]]
+    assert len(set(looks)) == 3
+
+
+def test_distance_is_drawn_and_zero_is_said_to_be_zero():
+    axes = pictures.symptoms(three_ranks()).axes[1]
+    assert list(axes.lines[0].get_ydata()) == [0.5, 0.25]
+    assert not axes.texts
+    equal = [trial(0, (0,), distance=(0.0, 0.0))]
+    axes = pictures.symptoms(equal).axes[1]
+    assert [text.get_text() for text in axes.texts] == ["0 after every step"]
+
+
+def test_each_sample_is_a_square_coloured_by_the_ranks_that_took_it():
+    assert pictures.taken_by(three_ranks()).tolist() == [1, 1, 3, 1, 0, 0, 0]
+    axes = pictures.symptoms(three_ranks()).axes[2]
+    squares = axes.images[0].get_array().ravel()
+    shown = np.ma.compressed(np.ma.masked_invalid(squares))
+    assert shown.tolist() == [1, 1, 2, 1, 0, 0, 0]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["no rank: 3", "one rank: 3", "several: 1"]
+
+
+@pytest.mark.parametrize(("samples", "shape"), [(960, (24, 40)), (7, (3, 3)), (1, (1, 1))])
+def test_rows_of_squares_are_full_where_that_is_possible(samples, shape):
+    drawn = pictures.symptoms([trial(0, (0,), samples=samples)])
+    assert drawn.axes[2].images[0].get_array().shape == shape
+
+
+def test_the_words_say_what_the_picture_shows():
+    said = words(pictures.symptoms(three_ranks()))
+    assert "ranks 0 to 2: 1.000, 1.500, 1.000" in said
+    assert "weights at the end: 0.25" in said
+    assert "no rank 3, one rank 3, several 1" in said
+
+
+def test_lines_are_the_means_and_marks_stand_where_they_are_told():
+    slow, quick = StartUp(100, 200, 20.0, 0.5), StartUp(100, 200, 5.0, 0.6)
+    drawn = pictures.start_up({"slow": slow, "quick": quick}, {"an epoch": 300})
+    axes, ratio = drawn.axes
+    lines = {line.get_label(): line for line in axes.lines}
+    for name, one in (("slow", slow), ("quick", quick)):
+        counts, means = lines[name].get_data()
+        assert counts[0] == 1
+        assert counts[-1] == 1500
+        assert np.allclose(means, [100 * n / one.seconds(int(n)) for n in counts])
+    for panel in (axes, ratio):
+        assert any(list(line.get_xdata()) == [300, 300] for line in panel.lines)
+    assert "an epoch" in [text.get_text() for text in ratio.texts]
+    # slow catches up after 151 batches: 20 + 150 * 0.5 = 5 + 150 * 0.6
+    counts, shares = ratio.lines[0].get_data()
+    assert all(shares[counts < 151] > 1)
+    assert all(shares[counts > 151] < 1)
+    assert ratio.get_ylim()[0] < shares[-1] < 1 < ratio.get_ylim()[1]
+    assert len(pictures.start_up({"slow": slow}).axes) == 1
+
+
+def test_bars_of_ways_are_as_long_as_what_they_show():
+    sent = {"allreduce": {"worker": 2e6}, "dist_sync": {"worker": 2e6, "server": 4e6}}
+    speeds = {"allreduce": 50.0, "dist_sync": 40.0}
+    left, right = pictures.exchange_ways(sent, sent, speeds).axes
+    assert sorted(bar.get_width() for bar in left.patches) == [2.0, 2.0, 4.0]
+    assert sorted(line.get_xdata()[0] for line in left.lines) == [2.0, 2.0, 4.0]
+    assert [bar.get_width() for bar in right.patches] == [50.0, 40.0]
+
+
+SCHEDULES = {
+    name: predict([1e-3, 1e-3], [2e-3, 2e-3], [1000, 3000], name, 2, 0.0, 1e6)
+    for name in ("end", "overlapped")
+}
+
+
+def boxes(axes, row, hatched=False):
+    found = []
+    for bars in axes.collections:
+        for path in bars.get_paths():
+            box = path.get_extents()
+            if round((box.y0 + box.y1) / 2) == row and bool(bars.get_hatch()) == hatched:
+                found.append((box.x0, box.x1))
+    return sorted(found)
+
+
+def test_intervals_lie_in_their_rows_in_milliseconds():
+    drawn = pictures.overlap(SCHEDULES)
+    first, second = drawn.axes
+    assert np.allclose(boxes(first, 0), [(0, 2), (2, 4), (8, 9), (9, 10)])
+    assert np.allclose(boxes(first, 1), [(4, 8)])
+    assert np.allclose(boxes(second, 1), [(2, 5), (5, 6)])
+    assert first.get_xlim() == second.get_xlim() == pytest.approx((0, 10))
+    assert [label.get_text() for label in first.get_yticklabels()] == ["compute", "exchange"]
+
+
+def test_what_is_exposed_is_hatched():
+    first, second = pictures.overlap(SCHEDULES).axes
+    assert np.allclose(boxes(first, 0, hatched=True), [(4, 8)])
+    assert np.allclose(boxes(second, 0, hatched=True), [(4, 6)])
+
+
+def test_a_wait_at_the_end_is_exposed_and_clocks_may_begin_anywhere():
+    late = (Interval("backward", 0, 7.0, 7.001), Interval("exchange", 0, 7.001, 7.004))
+    (axes,) = pictures.overlap({"measured": Schedule("end", late)}).axes
+    assert np.allclose(boxes(axes, 0), [(0, 1)])
+    assert np.allclose(boxes(axes, 0, hatched=True), [(1, 4)])
+
+
+def test_titles_and_words_say_the_numbers():
+    drawn = pictures.overlap(SCHEDULES)
+    title = drawn.axes[1].get_title(loc="left")
+    assert title == "overlapped: step 8 ms, exposed 2 ms, overlap 0.50"
+    assert "end: step 10 ms, computing 6 ms, exchange 4 ms of which 4 ms exposed" in words(drawn)
+
+
+TIMES = {
+    "one": [[(5.0, 5.1), (5.3, 5.4)], [(5.0, 5.3), (5.3, 5.5)]],
+    "two": [[(1.0, 1.1), (1.1, 1.2)], [(1.0, 1.2), (1.2, 1.3)]],
+}
+
+
+def spans(bars):
+    boxes = [path.get_extents() for path in bars.get_paths()]
+    return [(box.x0, box.x1) for box in boxes]
+
+
+def test_steps_and_waits_lie_where_they_were_measured():
+    drawn = pictures.worker_timeline(TIMES)
+    for axes, rows in zip(drawn.axes, TIMES.values(), strict=True):
+        start = rows[0][0][0]
+        for worker, row in enumerate(rows):
+            waiting, computing = axes.collections[2 * worker : 2 * worker + 2]
+            assert np.allclose(spans(computing), 1e3 * (np.array(row) - start))
+            gap = (row[0][1] - start, row[1][0] - start)
+            assert np.allclose(spans(waiting), [1e3 * np.array(gap)])
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        assert labels == ["worker 0", "worker 1"]
+    first, second = (axes.get_xlim() for axes in drawn.axes)
+    assert first == second
+
+
+def test_the_words_say_how_long_and_how_busy():
+    assert "one: 500 ms, workers compute 50 percent, 100 percent" in words(
+        pictures.worker_timeline(TIMES)
+    )
+
+
+def test_bars_are_shares_of_the_gradients():
+    axes = pictures.staleness({"a": [0, 0, 2, 2, 2], "b": [1]}).axes[0]
+    hatches = {bar.get_hatch() for bar in axes.patches}
+    assert len(hatches) == 2, "bars of two names differ in more than their colour"
+    heights = [bar.get_height() for bar in axes.patches]
+    assert np.allclose(heights, [40, 0, 60, 0, 100])
+    middles = [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
+    assert np.allclose(middles, [-0.2, 0.8, 1.8, 0.2, 1.2])
+    assert (
+        "a: mean 1.2; b: mean 1.0"
+        in pictures.staleness({"a": [0, 0, 2, 2, 2], "b": [1]})._repr_html_()
+    )
+
+
+BUDGET = {
+    "a": {"computing": 0.1, "waiting": 0.02, "bytes": 0.03},
+    "b": {"computing": 0.2, "waiting": 0.0, "bytes": 0.05},
+}
+
+
+GIVEN = {"large": [1.0, -2.0, 0.5], "small": [0.1, 0.1, 0.1]}
+
+
+SENT = {"large": [1.0, -2.0, 0.5], "small": [0.0, 0.0, 0.3]}
+
+
+SECONDS = {"none": {"slow": 9.0, "fast": 1.0}, "lost": {"slow": None, "fast": None}}
+
+
+def a_trial(accuracy, nbytes):
+    return Trial("none", 2, 0, (10,), (accuracy,), (10 * nbytes,), (1.0,))
+
+
+TRIALS = {"all": [a_trial(0.9, 1000), a_trial(0.91, 1000)], "few": [a_trial(0.8, 10)]}
+
+
+def test_parts_of_a_step_lie_one_after_the_other():
+    axes = pictures.budget(BUDGET).axes[0]
+    for place, one in enumerate(BUDGET.values()):
+        boxes = [bars[place] for bars in axes.containers]
+        widths = np.array([1e3 * s for s in one.values()])
+        assert np.allclose([box.get_width() for box in boxes], widths)
+        assert np.allclose([box.get_x() for box in boxes], np.cumsum(widths) - widths)
+    assert [text.get_text() for text in axes.texts] == [" 150 ms", " 250 ms"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first on top
+    assert "a: computing 100 ms, waiting 20 ms" in pictures.budget(BUDGET)._repr_html_()
+
+
+def test_given_and_sent_are_sums_over_steps():
+    drawn = pictures.error_feedback(GIVEN, SENT)
+    for axes, title in zip(drawn.axes, GIVEN, strict=True):
+        given, sent = axes.lines
+        assert np.allclose(given.get_ydata(), np.cumsum([0, *GIVEN[title]]))
+        assert np.allclose(sent.get_ydata(), np.cumsum([0, *SENT[title]]))
+        assert axes.get_title() == title
+    assert "small: given 0.3, sent 0.3, kept" in drawn._repr_html_()
+
+
+def test_every_training_is_a_mark():
+    axes = pictures.accuracy_and_bytes(TRIALS).axes[0]
+    first, second = axes.lines
+    assert np.allclose(first.get_xydata(), [[1000, 90], [1000, 91]])
+    assert np.allclose(second.get_xydata(), [[10, 80]])
+    assert axes.get_xscale() == "log"
+    assert (
+        "all: 1000 bytes, 90.0, 91.0 percent" in pictures.accuracy_and_bytes(TRIALS)._repr_html_()
+    )
+
+
+def test_ways_that_do_not_get_there_are_told():
+    axes = pictures.seconds_on_links(SECONDS).axes[0]
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[9, 0]], [[1, 0]]]
+    assert [(text.get_position()[1], text.get_text()) for text in axes.texts] == [
+        (1, "not reached")
+    ]
+    assert "lost: slow never, fast never" in pictures.seconds_on_links(SECONDS)._repr_html_()
+
+
+SPACE = {
+    "rate": search.LogUniform(1e-3, 1.0),
+    "width": search.Integer(8, 64),
+    "kind": search.Choice(("a", "b")),
+}
+
+
+def objective(parameters, epochs, seed):
+    if parameters["width"] > 56:
+        raise ValueError("too wide")
+    return parameters["rate"] / epochs
+
+
+FOUND = search.run(objective, SPACE, search.Halving(27), seed=1, show=False)
+
+
+def test_every_trial_stands_at_its_parameter_and_score():
+    drawn = pictures.search_scores(FOUND.trials, FOUND.best(), "error (percent)")
+    for axes, name in zip(drawn.axes, SPACE, strict=True):
+        rungs = [line for line in axes.lines if "epoch" in line.get_label()]
+        for line, epochs in zip(rungs, (1, 3, 9, 27), strict=True):
+            trials = [one for one in FOUND.trials if one.epochs == epochs and not one.failed]
+            assert list(line.get_xdata()) == [one.parameters[name] for one in trials]
+            assert list(line.get_ydata()) == [one.score for one in trials]
+        (failed,) = (line for line in axes.lines if line.get_label() == "failed")
+        assert len(failed.get_xdata()) == len(FOUND.failed) > 0
+        (best,) = (line for line in axes.lines if line.get_label() == "best")
+        assert list(best.get_ydata()) == [FOUND.best().score]
+        assert axes.get_xlabel() == name
+    assert [axes.get_xscale() for axes in drawn.axes] == ["log", "linear", "linear"]
+    assert drawn.axes[0].get_ylabel() == "error (percent)"
+    assert "error (percent) of" in drawn._repr_html_()
+
+
+def test_best_so_far_holds_until_a_better_one_and_the_median_is_thick():
+    curves = {"a": [([1, 2, 4], [9, 5, 1]), ([1, 3, 4], [7, 6, 3]), ([2, 3], [8, 2])]}
+    axes = pictures.best_so_far(curves).axes[0]
+    thick = max(axes.lines, key=lambda line: line.get_linewidth())
+    assert list(thick.get_xdata()) == [2, 3, 4]
+    assert list(thick.get_ydata()) == [7, 5, 2]
+    assert len(axes.lines) == 4
+    assert "median at the end: a 2" in pictures.best_so_far(curves)._repr_html_()
+
+
+def test_bars_are_the_tasks_of_each_rank_and_the_prediction_a_line():
+    seconds = [3.0, 1.0, 1.0, 1.0]
+    panels = {
+        "free": search_theory.first_free(seconds, 2),
+        "dealt": search_theory.beforehand(seconds, 2),
+    }
+    drawn = pictures.rank_bars(panels, {"free": 3.0})
+    for axes, bars in zip(drawn.axes, panels.values(), strict=True):
+        for rank, row in enumerate(axes.collections):
+            boxes = [path.get_extents() for path in row.get_paths()]
+            mine = [(bar.start_s, bar.end_s) for bar in bars if bar.rank == rank]
+            assert np.allclose([(box.x0, box.x1) for box in boxes], mine)
+        assert {text.get_text() for text in axes.texts} == {"0", "1", "2", "3"}
+    first, second = drawn.axes
+    assert first.get_xlim() == second.get_xlim()
+    assert [line.get_xdata()[0] for line in first.lines] == [3.0]
+    assert not second.lines
+    assert first.get_title("left") == "free: 3.00 s"
+    assert "dealt: 4.00 s" in drawn._repr_html_()
+
+
+def test_projections_count_the_values_of_the_first_parameter():
+    grid = [(x, y) for x in (0.25, 0.75) for y in (0.25, 0.75)]
+    other = [(0.1, 0.2), (0.4, 0.6), (0.5, 0.1), (0.9, 0.8)]
+    drawn = pictures.projections({"grid": grid, "random": other}, lambda x: (x - 0.5) ** 2)
+    above = drawn.axes[:2]
+    assert above[0].get_title() == "grid: 2 values of it, best 0.062"
+    assert above[1].get_title() == "random: 4 values of it, best 0.000"
+    assert list(drawn.axes[3].lines[0].get_xdata()) == [x for x, _ in other]
+
+
+POINTS = [
+    (1, {"metadata": 2.0, "bandwidth": 8.0, "network": 0.0}),
+    (2, {"metadata": 2.0, "bandwidth": 4.0, "network": 0.0}),
+    (4, {"metadata": 2.0, "bandwidth": 1.5, "network": 0.0}),
+    (8, {"metadata": 2.0, "bandwidth": 1.0, "network": 0.0}),
+]
+
+
+def test_limits_are_runs_of_the_slowest_part():
+    assert limits(POINTS) == [("bandwidth", 1, 2), ("metadata", 4, 8)]
+    assert limits(POINTS[:1]) == [("bandwidth", 1, 1)]
+
+
+def test_every_part_that_takes_time_has_its_line_and_the_slowest_a_thick_one():
+    figure = pictures.epoch_times({"one": POINTS, "two": POINTS[:2]}, x="clients", wanted_s=3.0)
+    one, two = figure.axes
+    thin = {line.get_label(): line for line in one.lines if not line.get_label().startswith("_")}
+    assert thin.keys() == {"metadata", "bandwidth", "wanted"}
+    assert np.array_equal(thin["bandwidth"].get_ydata(), [8.0, 4.0, 1.5, 1.0])
+    thick = [line for line in one.lines if line.get_linewidth() > 3]
+    assert [list(line.get_xdata()) for line in thick] == [[1, 2, 4], [4, 8]]
+    assert [list(line.get_ydata()) for line in thick] == [[8.0, 4.0, 2.0], [2.0, 2.0]]
+    assert [text.get_text() for text in one.texts] == ["bandwidth", "metadata"]
+    assert one.get_ylim() == two.get_ylim()
+    assert one.get_ylim()[0] < 1.0
+    assert one.get_xlabel() == "clients"
+
+
+def test_the_words_name_times_and_limits():
+    said = words(pictures.epoch_times({"one": POINTS}, x="clients"))
+    assert "one: 8 s at 1, 2 s at 8" in said
+    assert "bandwidth from 1 to 2 clients, metadata from 4 to 8 clients" in said
+
+
+def test_felt_times_stand_beside_their_predictions():
+    measured = {"disk": Timing((0.1, 0.2, 0.4)), "far": Timing((1.0, 1.0, 1.0))}
+    figure = pictures.felt_times(measured, {"disk": 0.25, "far": 1.5}, 0.05, x="to read all")
+    (axes,) = figure.axes
+    points = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
+    assert points["predicted"] == [0.25, 1.5]
+    (measured_points,) = (bars[0] for bars in axes.containers)
+    assert list(measured_points.get_xdata()) == [0.2, 1.0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["disk", "far"]
+    assert axes.get_xlabel() == "seconds to read all"
+    assert "disk 0.2 s, predicted 0.25 s; far 1 s, predicted 1.5 s" in words(figure)
+
+
+def test_every_bit_is_drawn():
+    numbers = [precision.bits(-0.1, name) for name in ("fp32", "bf16", "int8")]
+    drawn = pictures.bit_fields(numbers)
+    axes = drawn.axes[0]
+    digits = [text.get_text() for text in axes.texts if text.get_text() in ("0", "1")]
+    wanted = "".join(n.sign + n.exponent + n.fraction for n in numbers)
+    assert "".join(digits) == wanted
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["fp32", "bf16", "int8"]
+    assert "fp32: sign 1, exponent 01111011" in drawn._repr_html_()
+
+
+def test_ranges_begin_and_end_where_the_formats_do():
+    formats = [precision.named(name) for name in ("fp32", "fp16")]
+    values = np.logspace(-6, 3, 20)
+    gaps = {each.name: precision.spacing_at(values, each.name) for each in formats}
+    left, right = pictures.number_ranges(formats, values, gaps).axes
+    ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in left.patches]
+    wanted = []
+    for each in formats:
+        points = np.log10([each.smallest_subnormal, each.smallest_normal, each.largest])
+        wanted += [(points[1], points[2]), (points[0], points[1])]
+    assert np.allclose(ends, wanted)
+    for line, name in zip(right.lines, gaps, strict=True):
+        assert np.allclose(line.get_ydata(), gaps[name] / values)
+
+
+def test_gradients_are_counted_once_each():
+    values = {"some": np.array([0.0, 2.0**-30, 2.0**-30, -(2.0**-4), 2.0**-10])}
+    axes = pictures.gradient_sizes(values, [precision.named("fp16")], scale=2.0**8).axes[0]
+    plain, scaled = axes.patches
+    for patch, shift in ((plain, 0), (scaled, 8)):
+        shares, edges = patch.get_data().values, patch.get_data().edges
+        found = {int(edge): share for edge, share in zip(edges, shares, strict=False) if share}
+        assert found == {-30 + shift: 50.0, -10 + shift: 25.0, -4 + shift: 25.0}
+
+
+def test_rates_are_the_bars_and_their_ratios_the_words():
+    found = [
+        precision.Rate("AVX2", "fp32", "gemm", 2e11),
+        precision.Rate("AVX2", "int8", "gemm_s8", 5e11),
+    ]
+    axes = pictures.kernel_rates(found).axes[0]
+    assert [bar.get_height() for bar in axes.patches] == [200, 500]
+    assert [text.get_text() for text in axes.texts] == ["2.5x"]
+
+
+def test_addresses_are_written_into_their_cells():
+    places = {
+        name: layouts.addresses((1, 4, 2, 2), tag)[0]
+        for name, tag in {"NCHW": "abcd", "NHWC": "acdb"}.items()
+    }
+    figure = pictures.addresses(places)
+    panels = figure.axes
+    assert [axes.get_title() for axes in panels] == ["NCHW", "NHWC"]
+    for axes, each in zip(panels, places.values(), strict=True):
+        texts = [int(text.get_text()) for text in axes.texts]
+        assert texts == each.reshape(-1).tolist()
+    said = words(figure)
+    assert "NCHW: from channel to channel 4, from pixel to pixel 1" in said
+    assert "NHWC: from channel to channel 1, from pixel to pixel 4" in said
+
+
+def test_bars_of_primitives_add_up_to_the_time():
+    rows = {
+        "fused": [onednn.Row("convolution", "", "", "", 2, 0.004, 0.8),
+                  onednn.Row("convolution", "x", "", "", 1, 0.001, 0.2)],
+        "plain": [onednn.Row("convolution", "", "", "", 3, 0.006, 0.6),
+                  onednn.Row("reorder", "", "", "", 4, 0.004, 0.4)],
+    }  # fmt: skip
+    figure = pictures.primitives(rows)
+    widths = [bar.get_width() for bars in figure.axes[0].containers for bar in bars]
+    assert sum(widths) == pytest.approx(15.0)
+    assert "fused: convolution 5 ms (3). plain: convolution 6 ms (3)" in figure._repr_html_()
+
+
+GK210 = load("batch_seconds_gk210")
+
+
+def named_lines(axes):
+    return {line.get_label(): line.get_ydata() for line in axes.lines if line.get_label()[0] != "_"}
+
+
+def test_batch_seconds_draws_each_framework_of_each_network():
+    figure = pictures.batch_seconds(GK210)
+    assert [axes.get_title() for axes in figure.axes] == ["FCN-R", "AlexNet-R", "ResNet-56"]
+    for axes in figure.axes:
+        drawn = named_lines(axes)
+        for row in GK210:
+            if row["network"] == axes.get_title():
+                seconds = [row["gpus_1_s"], row["gpus_2_s"], row["gpus_4_s"]]
+                assert list(drawn[row["framework"]]) == seconds
+        ideal = drawn["no loss"]
+        assert ideal[0] / ideal[2] == pytest.approx(4.0)
+    assert "FCN-R Torch 0.165, 0.11, 0.112" in words(figure)
+
+
+def test_efficiencies_are_shares_of_the_speed_up_from_the_first_point():
+    figure = pictures.efficiencies({"A": {"x": {4: 1.0, 16: 3.5}}, "B": {"y": {1: 2.0, 2: 3.0}}})
+    first, second = figure.axes
+    assert list(named_lines(first)["x"]) == [1.0, 3.5 / 4]
+    assert list(named_lines(second)["y"]) == [1.0, 0.75]
+    assert first.get_ylim()[0] == 0
+    assert "A, x: 1 on 4, 3.5 on 16" in words(figure)
+    assert second.get_xlabel() == "GPUs"
+
+
+def test_published_efficiencies_of_ibm_are_drawn_again():
+    rows = [row for row in load("scaling_ibm_ddl") if row["framework"].startswith("Caffe")]
+    series = {row["gpus"]: row["speedup_over_one_node"] for row in rows}
+    drawn = named_lines(pictures.efficiencies({"IBM": {"Caffe": series}}).axes[0])["Caffe"]
+    assert list(drawn) == pytest.approx([row["efficiency"] for row in rows], abs=0.006)
+
+
+def test_speed_pairs_draw_both_speeds_from_zero_and_name_the_ratio():
+    figure = pictures.speed_pairs({"net": {"one": (10.0, 15.0), "two": (4.0, 3.0)}}, ("1", "8"))
+    axes = figure.axes[0]
+    assert sorted(bar.get_height() for bar in axes.patches) == [3.0, 4.0, 10.0, 15.0]
+    assert axes.get_ylim()[0] == 0
+    assert {text.get_text() for text in axes.texts} == {"x 1.50", "x 0.75"}
+    assert "net, two: 4 and 3, ratio 0.75" in words(figure)
+
+
+def test_last_releases_draw_known_days_only_in_order():
+    rows = load("frameworks_2026")
+    figure = pictures.last_releases(rows)
+    axes = figure.axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    dated = {row["framework"]: row["last_release_date"] for row in rows if row["last_release_date"]}
+    assert set(names) == set(dated)
+    assert [dated[name] for name in names] == sorted(dated.values())
+    full = [line.get_fillstyle() == "full" for line in axes.lines if line.get_marker() == "o"]
+    kinds = {row["framework"]: row["date_is"] for row in rows}
+    assert full == [kinds[name] == "release" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("text", "year"), [("2020-01-01", 2020.0), ("2020-07", 2020.498), ("2021", 2021.0)]
+)
+def test_days_become_years(text, year):
+    assert frameworks._day(text) == pytest.approx(year, abs=2e-3)
+
+
+def test_colours_of_five_frameworks_differ():
+    axes = pictures.batch_seconds(GK210).axes[0]
+    assert len({line.get_color() for line in axes.lines}) == len(np.unique(list(named_lines(axes))))
+
+
+def test_forecasts_and_their_errors_are_drawn_and_named():
+    years, came = np.arange(1990, 1994), np.array([10.0, 20.0, 30.0, 40.0])
+    predicted = {"three more": came + 3, "first unknown": np.array([np.nan, 24, 26, 44])}
+    figure = pictures.forecasts(years, came, predicted, "spots")
+    above, below = figure.axes
+    assert np.allclose(above.lines[0].get_ydata(), came)
+    assert np.allclose(above.lines[1].get_ydata(), came + 3)
+    assert np.allclose(below.lines[0].get_ydata(), 3)
+    assert np.allclose(below.lines[1].get_ydata()[1:], [4, -4, 4])
+    labels = [text.get_text() for text in below.get_legend().get_texts()]
+    assert labels == ["three more: 3", "first unknown: 4"]
+    assert "between 10 and 40" in words(figure)
+
+
+def test_attention_is_drawn_row_by_row_and_told_where_it_looks():
+    weights = np.array([[1, 0, 0], [0.25, 0.75, 0], [0.1, 0.6, 0.3]])
+    figure = pictures.attention_map({"one head": weights}, ["a", " ", "b"])
+    axes = figure.axes[0]
+    assert np.array_equal(axes.images[0].get_array(), weights)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "␣", "b"]
+    assert "one head: a at a (1.00), ␣ at ␣ (0.75), b at ␣ (0.60)" in words(figure)
+
+
+def test_shade_is_the_share_of_the_points_and_lies_where_they_do():
+    points = np.concatenate([np.tile([[1.53, -0.53]], (30, 1)), np.tile([[-2.0, 2.0]], (10, 1))])
+    axes = pictures.densities({"two places": points}, limit=3.0).axes[0]
+    (image,) = axes.images
+    shares = np.asarray(image.get_array())
+    assert shares.sum() == pytest.approx(1)
+    row, column = np.unravel_index(shares.argmax(), shares.shape)
+    left, right, bottom, top = image.get_extent()
+    x = left + (column + 0.5) * (right - left) / shares.shape[1]
+    y = bottom + (row + 0.5) * (top - bottom) / shares.shape[0]
+    assert (x, y) == (pytest.approx(1.53, abs=0.05), pytest.approx(-0.53, abs=0.05))
+    assert shares[:, : shares.shape[1] // 2].sum() == pytest.approx(0.25)
+
+
+def test_points_beyond_the_panel_are_said_in_its_title():
+    points = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, -9.0]])
+    drawn = pictures.densities({"some": points, "none": points[:1]}, limit=3.0)
+    assert [axes.get_title() for axes in drawn.axes] == ["some\n(2 beyond)", "none"]
+    assert np.asarray(drawn.axes[0].images[0].get_array()).sum() == pytest.approx(1 / 3)
+
+
+def test_outline_stands_where_the_density_is_a_tenth():
+    ring = Ring(modes=1, radius=1.0, deviation=0.4)
+    axes = pictures.densities({"ring": np.zeros((1, 2))}, ring.density).axes[0]
+    outline = np.concatenate(axes.collections[0].get_paths()[0].to_polygons())
+    apart = np.linalg.norm(outline - ring.centres[0], axis=1)
+    assert np.allclose(apart, 0.4 * np.sqrt(2 * np.log(10)), atol=0.02)
+
+
+def test_panels_of_an_unfinished_row_are_empty_and_alt_text_names_the_sets():
+    points = np.zeros((2, 2))
+    drawn = pictures.densities({"a": points, "b": points, "c": points}, columns=2)
+    assert [axes.axison for axes in drawn.axes] == [True, True, True, False]
+    assert "3 panels: a; b; c." in drawn._repr_html_()
+
+
+RANDOM = np.random.default_rng(0)
+
+
+def images_of(figure):
+    return figure.axes[0].images
+
+
+def test_images_fill_rows_from_the_left_and_do_not_overlap():
+    images = RANDOM.random((7, 4, 4))
+    shown = images_of(pictures.image_grid(images, columns=4))
+    boxes = [np.reshape(each.get_extent(), (2, 2)) for each in shown]  # x from to, y from to
+    rows = [round(float(box[1].min()), 6) for box in boxes]
+    assert [rows.index(row) for row in rows] == [0, 0, 0, 0, 4, 4, 4]
+    lefts = [float(box[0][0]) for box in boxes]
+    assert lefts[:4] == sorted(lefts[:4])
+    assert lefts[4] == lefts[0]
+    for one in range(7):
+        for other in range(one):
+            apart = [
+                max(boxes[one][axis].min(), boxes[other][axis].min())
+                >= min(boxes[one][axis].max(), boxes[other][axis].max())
+                for axis in (0, 1)
+            ]
+            assert any(apart)
+    for image, each in zip(images, shown, strict=True):
+        assert np.array_equal(each.get_array(), image)
+
+
+def test_grey_ones_may_have_a_channel_and_coloured_ones_stay_coloured():
+    grey, coloured = RANDOM.random((2, 5, 4, 1)), RANDOM.random((2, 5, 4, 3))
+    assert images_of(pictures.image_grid(grey))[0].get_array().shape == (5, 4)
+    assert np.allclose(images_of(pictures.image_grid(coloured))[1].get_array(), coloured[1])
+
+
+def test_unit_scale_is_the_same_for_all_and_divides_bytes():
+    images = np.array([[[0, 51]], [[102, 255]]], np.uint8)
+    shown = images_of(pictures.image_grid(images))
+    assert [each.get_clim() for each in shown] == [(0.0, 1.0)] * 2
+    assert np.allclose(shown[0].get_array(), [[0.0, 0.2]])
+    noisy = images_of(pictures.image_grid(np.array([[[-0.5, 1.5]]])))[0]
+    assert noisy.to_rgba(-0.5) == noisy.to_rgba(0.0)
+    assert noisy.to_rgba(1.5) == noisy.to_rgba(1.0)
+
+
+def test_own_scale_is_each_image_s_range():
+    shown = images_of(pictures.image_grid([[[1.0, 5.0]], [[-2.0, 2.0]], [[3.0, 3.0]]], scale="own"))
+    assert [each.get_clim() for each in shown] == [(1, 5), (-2, 2), (3, 4)]
+
+
+def test_signed_scale_is_one_around_zero_and_tells_the_sign_by_colour():
+    shown = images_of(pictures.image_grid([[[0.5, -0.1]], [[-2.0, 0.0]]], scale="signed"))
+    assert [each.get_clim() for each in shown] == [(-2, 2)] * 2
+    red, _green, blue, _alpha = shown[0].to_rgba(2.0)
+    assert red > blue
+    red, _green, blue, _alpha = shown[0].to_rgba(-2.0)
+    assert blue > red
+    assert min(shown[0].to_rgba(0.0)) > 0.95
+
+
+def test_titles_stand_above_their_images_and_rows_have_theirs():
+    figure = pictures.image_grid(
+        RANDOM.random((4, 3, 3)), titles=list("abcd"), columns=2, row_titles=["noisy", "clean"]
+    )
+    axes = figure.axes[0]
+    places = {text.get_text(): text.get_position() for text in axes.texts}
+    for title, image in zip("abcd", axes.images, strict=True):
+        left, right, bottom, top = image.get_extent()
+        assert left < places[title][0] < right
+        assert places[title][1] < top < bottom  # y grows downwards
+    for name, image in (("noisy", axes.images[0]), ("clean", axes.images[2])):
+        left, _right, bottom, top = image.get_extent()
+        assert places[name][0] < left
+        assert top < places[name][1] < bottom
+    said = words(figure)
+    assert said == "4 pictures in 2 rows of 2; rows: noisy, clean; titles: a, b, c, d."
+
+
+def test_labels_of_a_data_set_are_titles():
+    axes = pictures.image_grid(RANDOM.random((2, 3, 3)), titles=np.array([7, 0])).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["7", "0"]
+
+
+def test_own_words_for_pictures():
+    assert words(pictures.image_grid(RANDOM.random((2, 3, 3)), alt="two squares")) == "two squares"
+
+
+CLIPS = np.random.default_rng(1).integers(0, 256, (2, 6, 16, 16, 3)).astype(np.uint8)
+
+
+FILMS = {"truth": CLIPS, "repeat": CLIPS[:, ::-1]}
+
+
+def test_a_row_for_each_predictor_and_a_column_for_each_frame():
+    drawn = pictures.predicted_frames(FILMS, 1)
+    images = [image.get_array() for image in drawn.axes[0].get_images()]
+    assert len(images) == 12
+    assert np.allclose(images[0], CLIPS[1, 0] / 255)
+    assert np.allclose(images[6], CLIPS[1, 5] / 255)
+    assert {text.get_text() for text in drawn.axes[0].texts} == {"truth", "repeat"}
+
+
+def test_scores_are_drawn_frame_by_frame():
+    drawn = pictures.frame_scores({"flow": ([20, 19], [0.8, 0.7]), "GAN": ([22, 21], [0.9, 0.8])})
+    left, right = drawn.axes
+    assert [list(line.get_ydata()) for line in left.lines] == [[20, 19], [22, 21]]
+    assert list(right.lines[1].get_xdata()) == [1, 2]
+    assert left.get_ylabel() == "PSNR (dB)"
+
+
+def test_growth_has_a_line_for_each_resolution():
+    drawn = pictures.growth([0.02, 0.04, 0.03], [8, 16, 16])
+    lines = drawn.axes[0].lines
+    assert [list(line.get_xdata()) for line in lines] == [[1], [2, 3]]
+    assert np.allclose(lines[1].get_ydata(), [4, 3])
+
+
+def test_shares_add_up_to_a_whole_step():
+    drawn = pictures.shares([("ours", 1e6, 0.09, 0.01), ("guide", 8e8, 0.5, 0.5)])
+    heights = [bar.get_height() for bar in drawn.axes[0].patches]
+    assert np.allclose(heights, [90, 10, 50, 50])
+
+
+def test_film_has_all_frames_side_by_side_and_repeats_indefinitely():
+    data = pictures.film(FILMS, 0, seconds=0.1)
+    with Image.open(io.BytesIO(data)) as film:
+        assert (film.n_frames, film.info["loop"], film.info["duration"]) == (6, 0, 100)
+        page = np.asarray(film.convert("RGB")).astype(int)
+    # the corner of the first frame, enlarged eight times, is that pixel but for the palette
+    assert np.abs(page[:6, :6].reshape(-1, 3) - CLIPS[0, 0, 0, 0]).max() < 40
+    assert page.shape[1] == 2 * cases._FRAME + cases._GAP
+
+
+ONE = [("Edema", 0.9, 0.85, 0.93), ("Mass", 0.6, 0.5, 0.7), ("mean", 0.75, 0.7, 0.8)]
+
+
+OTHER = [("Mass", 0.8, 0.75, 0.84), ("Edema", 0.7, 0.6, 0.78), ("mean", 0.75, 0.72, 0.78)]
+
+
+def intervals(axes, number):
+    """Findings from top to bottom with the ends of a net's intervals."""
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    lines = axes.containers[number].lines[2][0].get_segments()
+    order = sorted(range(len(lines)), key=lambda row: lines[row][0][1])
+    return {
+        name: (lines[row][0][0], lines[row][1][0]) for name, row in zip(names, order, strict=True)
+    }
+
+
+def test_intervals_stand_at_their_findings_whatever_the_order():
+    axes = pictures.areas_under_curves({"one": ONE, "other": OTHER}).axes[0]
+    assert intervals(axes, 0)["Mass"] == pytest.approx((0.5, 0.7))
+    assert intervals(axes, 1)["Mass"] == pytest.approx((0.75, 0.84))
+    assert intervals(axes, 1)["Edema"] == pytest.approx((0.6, 0.78))
+
+
+def test_findings_go_from_the_highest_to_the_lowest_and_the_mean_is_apart():
+    axes = pictures.areas_under_curves({"one": ONE[::-1]}).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["Edema", "Mass", "mean"]
+    low, high = axes.get_ylim()
+    assert low > high  # the first one on top
+
+
+def test_published_values_are_marked_where_there_are_some():
+    axes = pictures.areas_under_curves({"one": ONE}, {"Mass": 0.87, "Hernia": 0.9}).axes[0]
+    marks = next(line for line in axes.lines if line.get_label() == "published CheXNet")
+    assert list(marks.get_xdata()) == [0.87]
+    assert list(marks.get_ydata()) == [1]
+
+
+def test_words_tell_means_and_how_many_differences_are_told():
+    shown = pictures.areas_under_curves({"one": ONE, "other": OTHER})._repr_html_()
+    assert "one 0.750, other 0.750" in shown
+    assert "Highest for Edema (0.90), lowest for Mass (0.60)" in shown
+    gains = [("Edema", 0.2, 0.1, 0.3), ("Mass", -0.2, -0.3, -0.1), ("Hernia", 0.1, -0.1, 0.3)]
+    shown = pictures.area_gains({"a - b": gains})._repr_html_()
+    assert "3 findings" in shown
+    assert "above 0 in 2" in shown
+    assert "one side of 0 in 2" in shown
+
+
+def test_area_under_the_drawn_curve_is_the_count_of_pairs():
+    rng = np.random.default_rng(0)
+    labels, scores = rng.random(80) < 0.4, rng.normal(size=80).round(1)
+    axes = pictures.roc_curves({"one": (labels, scores), "other": (labels, -scores)}).axes[0]
+    area = roc_auc_score(labels, scores)
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend == [f"one: area {area:.3f}", f"other: area {1 - area:.3f}"]
+    alarms, hits = axes.lines[0].get_data()
+    assert (alarms[0], hits[0], alarms[-1], hits[-1]) == (0, 0, 1, 1)
+
+
+# --- refusals and alternative texts ---
+
+REFUSED = [
+    (pictures.descent, ({"a": (SADDLE, {"b": [1.0, 2.0]})},), {}, "`panels` must h"),
+    (pictures.loss_curves, ({"x": {"one": ([1, 2], [1.0])}},), {}, "one y for each x in 'one'"),
+    (pictures.loss_curves, ({"updates": CURVES}, "loss", "z"), {}, "`log` must be"),
+    (pictures.gradients_by_layer, ({"a": [1.0, 0.0]},), {}, "one in the last layer"),
+    (pictures.gradients_by_layer, ({"a": [np.nan, 1.0]},), {}, "finite gradients"),
+    (pictures.gradients_by_layer, ({"a": []},), {}, "one in the last layer"),
+    (pictures.start_up, ({},), {}, "1 to 4 names"),
+    (pictures.exchange_ways, ({"a": {}, "b": {}},) * 2 + ({"a": 1.0},), {}, "name the same ways"),
+    (pictures.overlap, ({"a": Schedule("end", ())},), {}, "`schedules` must h"),
+    (pictures.budget, ({**BUDGET, "c": {"computing": 1.0}},), {}, "have the parts"),
+    (pictures.error_feedback, (GIVEN, {"large": [1.0]}), {}, "have the titles"),
+    (pictures.error_feedback, (GIVEN, {**SENT, "small": [0.0]}), {}, "3 steps of 'small'"),
+    (pictures.seconds_on_links, ({**SECONDS, "x": {}},), {}, "have the links"),
+    (pictures.epoch_times, ({"one": POINTS[:1]},), {}, "`panels` must h"),
+    (pictures.felt_times, ({"disk": Timing((0.1,))}, {}, 0.05), {}, r"must have \['disk'\]"),
+    (pictures.forecasts, ([1], [1], {}, "x"), {}, "`predicted` must hold 1 to 4, got 0"),
+    (pictures.forecasts, ([1], [1], {key: [1] for key in "abcde"}, "x"), {}, "1 to 4, got 5"),
+    (pictures.forecasts, ([1, 2], [1, 2], {"a": [1]}, "x"), {}, "`a` must have a value for"),
+    (pictures.attention_map, ({"m": np.eye(3)}, "ab"), {}, "`m` must have the shape"),
+    (pictures.attention_map, ({"m": np.ones((2, 2))}, "ab"), {}, "`m` must have rows with the"),
+    (pictures.densities, ({"a": np.zeros((3, 3))},), {}, "`clouds` must hold points of shape"),
+    (pictures.predicted_frames, (FILMS, 2), {}, "`clip` must be below the 2 clips of 'truth'"),
+    (pictures.predicted_frames, ({**FILMS, "x": CLIPS[:, :3]},), {}, "as many frames in each row"),
+    (pictures.film, ({**FILMS, "x": CLIPS[:, :3]},), {}, "as many frames each"),
+    (pictures.growth, ([0.1], []), {}, "`sizes` must be 1, at least 1"),
+    (pictures.frame_scores, ({},), {}, "`scores` must hold 1 to 6"),
+    (pictures.areas_under_curves, ({},), {}, "`areas` must hold 1 to 3 nets, got 0"),
+    (pictures.area_gains, ({"a": ONE, "b": ONE[:2]},), {}, "`areas` must be of equal findings"),
+    (pictures.roc_curves, ({"one": ([0, 0], [1, 2])},), {}, "both a 0 and a 1, got 'one: 0 ones'"),
+    (pictures.densities, ({"a": np.zeros((3, 2))},), {"limit": 0}, "`limit` must be a positive"),
+]
+
+
+@pytest.mark.parametrize(("draw", "arguments", "options", "text"), REFUSED)
+def test_what_cannot_be_drawn_is_refused(draw, arguments, options, text):
+    with pytest.raises(ValueError, match=text):
+        draw(*arguments, **options)
+
+
+DRAWN = [
+    (pictures.descent, ({"saddle": (SADDLE, PATHS)},)),
+    (pictures.loss_curves, ({"updates": CURVES},)),
+    (pictures.symptoms, (three_ranks(),)),
+    (pictures.overlap, (SCHEDULES,)),
+    (pictures.staleness, ({"a": [0, 1]},)),
+    (pictures.worker_timeline, (TIMES,)),
+    (pictures.budget, (BUDGET,)),
+    (pictures.error_feedback, (GIVEN, SENT)),
+    (pictures.accuracy_and_bytes, (TRIALS,)),
+    (pictures.seconds_on_links, (SECONDS,)),
+    (pictures.search_scores, (FOUND.trials,)),
+    (pictures.rank_bars, ({"all": FOUND.trials},)),
+    (pictures.best_so_far, ({"halving": [FOUND.best_so_far()]},)),
+    (pictures.projections, ({"p": [(0.1, 0.2)]}, np.abs)),
+    (pictures.epoch_times, ({"one": POINTS},)),
+    (pictures.addresses, ({"NCHW": layouts.addresses((1, 4, 2, 2), "abcd")[0]},)),
+    (pictures.speed_pairs, ({"net": {"one": (10.0, 15.0)}}, ("1", "8"))),
+    (pictures.densities, ({"a": np.zeros((2, 2))},)),
+    (pictures.image_grid, (RANDOM.random((2, 3, 3)),)),
+    (pictures.predicted_frames, (FILMS,)),
+    (pictures.area_gains, ({"a - b": ONE},)),
+]
+
+
+@pytest.mark.parametrize(("draw", "arguments"), DRAWN)
+def test_every_picture_is_described_in_words(draw, arguments):
+    figure = draw(*arguments)
+    assert figure._repr_html_().startswith("<img alt=")
+    assert len(words(figure)) > 20

@@ -1,0 +1,95 @@
+"""Pictures of hardware draw every core, link and cell, and the roof as its formula."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_machine import machine as fake
+
+from dlcourse import pictures
+from dlguide import machine
+from dlguide.machine import links, roofline, systolic
+from dlguide.machine.roofline.measured import Roof
+
+ROOF = Roof(
+    processor="Some Processor",
+    threads=2,
+    flops_per_s={"float32": 2e11, "int8": 8e11},
+    bytes_per_s=4e10,
+    median_per_s={"float32": 1.9e11, "int8": 8e11, "memory": 3.9e10},
+    how={"float32": "a", "int8": "b", "memory": "c"},
+    missing={"bfloat16": "this processor multiplies no bfloat16"},
+)
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize("nodes", [(2,), (24, 24), (16, 16, 16, 16)])
+def test_topology_draws_every_core_once(nodes):
+    here = fake(*nodes, threads=2)
+    (axes,) = pictures.topology(here).axes
+    boxes = [patch for patch in axes.patches if patch.get_width() == 0.85]
+    assert len(boxes) == here.physical_cores
+    numbers = [int(word) for text in texts(axes) for word in text.split() if word.isdigit()]
+    assert set(range(here.logical_cores)) <= set(numbers)
+    assert sum("NUMA" in text for text in texts(axes)) == len(nodes)
+
+
+def test_topology_of_many_cores_has_no_numbers_but_all_boxes():
+    (axes,) = pictures.topology(fake(64, 64)).axes
+    assert len([patch for patch in axes.patches if patch.get_width() == 0.85]) == 128
+
+
+def test_catalogue_draws_what_is_stated():
+    found = machine.catalogue.processors(since=2016)
+    name = "NVIDIA P100 SXM2"
+    peak, bandwidth, balance = pictures.catalogue(found, {name: "P100"}).axes
+    assert len(bandwidth.lines) == len([each for each in found if each.bytes_per_s])
+    assert texts(peak) == texts(bandwidth) == texts(balance) == ["P100"]
+    points = [line.get_xydata()[0].tolist() for line in balance.lines]
+    assert [2016, pytest.approx(21.2e12 / 732e9)] in points
+
+
+def test_links_draw_each_link_and_the_ring_over_them():
+    ring = links.best_ring(links.DGX_1)
+    (axes,) = pictures.links(links.DGX_1, ring.order).axes
+    dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert len(dashed) == 8
+    assert texts(axes).count("100") == 8
+    assert texts(axes).count("50") == 8
+
+
+def test_systolic_picture_shows_products_and_results():
+    weights = [[1, 2], [3, 4]]
+    found = systolic.clocks(np.array([[5, 6]]), np.array(weights))
+    panels = pictures.systolic(found, weights).axes
+    assert len(panels) == 3
+    assert "5 x 1\n↓ 5" in texts(panels[0])
+    assert "23" in texts(panels[1])
+    assert "34" in texts(panels[2])
+
+
+def test_the_plot_draws_slope_peaks_and_points():
+    placed = [
+        roofline.place(ROOF, "dense", 1e9, 1e9, seconds=0.1),
+        roofline.place(ROOF, "convolution", 1e9, 1e7),
+    ]
+    (axes,) = pictures.roofline(ROOF, placed).axes
+    roofs = {line.get_label(): line.get_xydata() for line in axes.lines[:2]}
+    for dtype, data in roofs.items():
+        right = np.minimum(ROOF.flops_per_s[dtype], data[:, 0] * ROOF.bytes_per_s)
+        assert np.allclose(data[:, 1], right)
+    points = [line.get_xydata()[0].tolist() for line in axes.lines[2:]]
+    assert points == [[1.0, 1e10], [100.0, 2e11]]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("intensity (flop/byte)", "flop/s")
+    words = pictures.roofline(ROOF, placed)._repr_html_()
+    assert "dense at 1 flop/byte, limited by memory" in words
+    assert "convolution at 100 flop/byte, limited by arithmetic" in words
+
+
+def test_the_plot_refuses_a_roof_without_peaks():
+    with pytest.raises(ValueError, match="`roof` must have at least one peak"):
+        pictures.roofline(replace(ROOF, flops_per_s={}))
