@@ -13,8 +13,7 @@ import pytest
 from dlguide import plots
 from dlguide.data import formats, input_pipeline, synthetic
 from dlguide.data.input_pipeline import Flip, Operation, Pipeline, ResizedCrop
-from dlguide.training.bottleneck import Bottleneck, bottleneck
-from dlguide.training.stage_line import Remedy, Stage
+from dlguide.training.bottleneck import Bottleneck, Remedy, Stage, bottleneck
 
 SIDE, SLEEP_S = 16, 0.008  # the other stages take a fortieth of that
 CROP = (ResizedCrop(SIDE, SIDE), Flip())

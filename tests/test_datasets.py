@@ -114,7 +114,7 @@ def test_bytes_of_another_shape_or_kind_are_refused(tmp_path):
     # what a wrong checksum in the code would let through
     from hashlib import sha256
 
-    from dlguide.data.idx import read_idx
+    from dlguide.data.datasets.images import read_idx
 
     def refuses(content, shape, pattern):
         path = tmp_path / "file.gz"

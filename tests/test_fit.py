@@ -15,7 +15,7 @@ import pytest
 from dlguide import models
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets
-from dlguide.data.datasets import Dataset, Step
+from dlguide.data.datasets import Dataset, RankShard
 from dlguide.measure import Run
 from dlguide.training import checkpoint, fit
 from dlguide.training.clock import Clock
@@ -211,7 +211,7 @@ def test_partials_and_lambdas_are_named_by_what_they_do():
     assert name_of(partial(partial, sgd)) == "partial(SGD)"
     two, same, three = lambda: sgd(0.2), lambda: sgd(0.2), lambda: sgd(0.3)
     assert name_of(two) == name_of(same) != name_of(three)
-    assert "0x" not in name_of(partial(sgd, object(), Step(np.arange(3), 3)))
+    assert "0x" not in name_of(partial(sgd, object(), RankShard(np.arange(3), 3)))
 
 
 def test_checkpoint_of_another_momentum_is_refused(mnist, tmp_path):
@@ -312,7 +312,7 @@ def test_rank_without_samples_takes_the_step_with_weight_nothing(mnist):
         taken.append((len(images), len(labels), scale))
         return 0.25 * len(images) * scale, 2 * (scale > 0)  # each sample's loss is 0.25
 
-    parts = [Step(np.arange(4), 8), Step(np.arange(4, 7), 6), Step(np.arange(0), 1)]
+    parts = [RankShard(np.arange(4), 8), RankShard(np.arange(4, 7), 6), RankShard(np.arange(0), 1)]
     batches = gathered(mnist, parts)
     summed = train_epoch(step, batches, parts, measured, lambda **numbers: told.append(numbers))
     assert taken == [(4, 4, 1 / 8), (3, 3, 1 / 6), (1, 1, 0.0)]

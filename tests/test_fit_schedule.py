@@ -1,4 +1,4 @@
-"""`fit` with a schedule: dlguide.training.rates, dlguide.data.input_pipeline.plain."""
+"""`fit` with a schedule: dlguide.training.rates, pipelines without augmentation."""
 
 from functools import partial
 
@@ -116,8 +116,8 @@ def test_plain_keeps_sizes_and_leaves_no_chance():
     images, labels = np.zeros((8, 40, 40, 3), np.uint8), np.arange(8)
     random = [ip.ResizedCrop(28, 28), ip.Flip(), ip.PaddedCrop(28, 28, 2), ip.Normalise()]
     pipeline = ip.build(dataset(images, labels), 4, channels=3, augment=random)
-    assert ip.plain(pipeline).augment == (ip.CentreCrop(28, 28, 32), ip.Normalise())
-    with ip.plain(pipeline).epoch(0) as batches:
+    assert pipeline.without_augmentation().augment == (ip.CentreCrop(28, 28, 32), ip.Normalise())
+    with pipeline.without_augmentation().epoch(0) as batches:
         assert next(batches)[0].shape == (4, 28, 28, 3)
 
 
@@ -125,13 +125,13 @@ def test_plain_gives_the_middle_where_a_padded_crop_changes_the_size():
     images = np.arange(8 * 40 * 40, dtype=np.uint8).reshape(8, 40, 40, 1)
     crop = [ip.PaddedCrop(32, 28, 2)]
     pipeline = ip.build(dataset(images, np.arange(8)), 8, augment=crop, shuffle=False)
-    with ip.plain(pipeline).epoch(0) as batches:
+    with pipeline.without_augmentation().epoch(0) as batches:
         middle = images[:, 4:36, 6:34] / np.float32(255)
         np.testing.assert_allclose(next(batches)[0], middle, rtol=1e-6)
     same = pipeline.replace(augment=(ip.PaddedCrop(40, 40),))
-    assert ip.plain(same).augment == ()
+    assert same.without_augmentation().augment == ()
     with pytest.raises(ValueError, match="no padded crop larger than the image of \\(40, 40\\)"):
-        ip.plain(pipeline.replace(augment=(ip.PaddedCrop(44, 40),)))
+        pipeline.replace(augment=(ip.PaddedCrop(44, 40),)).without_augmentation()
 
 
 def test_plain_cuts_the_middle_of_files_whose_size_is_not_known(tmp_path):
@@ -146,8 +146,8 @@ def test_plain_cuts_the_middle_of_files_whose_size_is_not_known(tmp_path):
         Image.fromarray(np.arange(900, dtype=np.uint8).reshape(30, 30)).save(file, "png")
         writer.append(formats.Sample(file.getvalue(), (1,)))
     pipeline = ip.build(tmp_path / "files", 1, channels=1, augment=[ip.PaddedCrop(28, 28, 2)])
-    assert ip.plain(pipeline).augment == (ip.CentreCrop(28, 28),)
-    with ip.plain(pipeline).epoch(0) as batches:
+    assert pipeline.without_augmentation().augment == (ip.CentreCrop(28, 28),)
+    with pipeline.without_augmentation().epoch(0) as batches:
         assert next(batches)[0].shape == (1, 28, 28, 1)
 
 
@@ -235,7 +235,7 @@ def test_plain_refuses_chances_it_does_not_know():
     pixels = dataset(np.zeros((8, 4, 4, 1), np.uint8), np.arange(8))
     pipeline = ip.build(pixels, 4, augment=[Noise()])
     with pytest.raises(ValueError, match="`augment` must hold no random operation but Flip"):
-        ip.plain(pipeline)
+        pipeline.without_augmentation()
 
 
 RECIPE = schedules.constant(0.1, 2)

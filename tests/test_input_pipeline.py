@@ -1,10 +1,4 @@
-"""A pipeline's batches depend on seed, epoch, step and ranks, and on nothing else.
-
-Tests dlguide.data.input_pipeline.building, dlguide.data.input_pipeline.epoch,
-dlguide.data.input_pipeline.pipeline, dlguide.data.input_pipeline.order,
-dlguide.data.input_pipeline.reading, dlguide.data.input_pipeline.sources and
-dlguide.data.input_pipeline.stored.
-"""
+"""A pipeline's batches depend on seed, epoch, step and ranks, and on nothing else."""
 
 import io
 import os
@@ -29,7 +23,7 @@ from dlguide.scaling.storage import BURST_S, ClientShare, Throttle
 
 SAMPLES, BATCH = 53, 4
 RANDOM = (ip.Flip(), ip.PaddedCrop(11, 9, 2))
-ORDERS = ["global", ip.Runs(run=3, window=10)]
+ORDERS = ["global", ip.BlockShuffle(run=3, window=10)]
 PIXELS = np.random.default_rng(5).integers(0, 256, (SAMPLES, 12, 10, 3), np.uint8)
 
 
@@ -228,7 +222,7 @@ def test_runs_ask_for_fewer_and_larger_requests(folder, monkeypatch):
     monkeypatch.setattr(os, "open", noted)
     stored = sum(len(encoded(pixels)) for pixels in PIXELS)
     found = {}
-    for order in ("global", ip.Runs(run=10, window=20)):
+    for order in ("global", ip.BlockShuffle(run=10, window=20)):
         counted = Counted()
         pipeline = ip.build(folder / "tfrecord", 5, order=order, throttle=counted)
         opened.clear()
@@ -239,7 +233,9 @@ def test_runs_ask_for_fewer_and_larger_requests(folder, monkeypatch):
         assert len(opened) == 3 + opens  # the first three: opening the data set checks its files
         found[order] = requests
     assert found["global"] >= 40  # 53, less those that the shuffle put side by side
-    assert found[ip.Runs(run=10, window=20)] <= 6 + 3 + 2  # six runs, cut by shards and windows
+    assert (
+        found[ip.BlockShuffle(run=10, window=20)] <= 6 + 3 + 2
+    )  # six runs, cut by shards and windows
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +251,7 @@ def dots(tmp_path_factory):
 @pytest.mark.parametrize("batch", [7, 100])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_run_is_read_at_once_whatever_the_batch(batch, ranks, dots):
-    order, runs, window = ip.Runs(run=16, window=128), -(-2003 // 16), 128
+    order, runs, window = ip.BlockShuffle(run=16, window=128), -(-2003 // 16), 128
     for first in (0, 600 // batch // ranks):
         requests = windows = 0
         for rank in range(ranks):
@@ -275,7 +271,7 @@ def test_a_run_is_read_at_once_whatever_the_batch(batch, ranks, dots):
 
 def test_a_rank_mixes_its_runs_evenly():
     # One window of 8 runs of one sample: after two shuffles every place is equally likely.
-    order, places = ip.Runs(run=1, window=8), np.zeros(8)
+    order, places = ip.BlockShuffle(run=1, window=8), np.zeros(8)
     for seed in range(4000):
         (step,) = steps_of(order, 8, 8, 0, 1, 0, seed, True)
         places[step.indices.tolist().index(0)] += 1
@@ -284,7 +280,7 @@ def test_a_rank_mixes_its_runs_evenly():
 
 
 def test_a_batch_of_runs_is_mixed_from_few_runs_only():
-    order = ip.Runs(run=8, window=32)
+    order = ip.BlockShuffle(run=8, window=32)
     for batch, most in ((16, 4), (24, 8)):  # a batch of 24 may lie across two windows
         steps = steps_of(order, 1024, batch, 0, 1, 0, 0, True)
         assert max(len(set((step.indices // 8).tolist())) for step in steps) <= most

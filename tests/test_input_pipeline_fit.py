@@ -1,7 +1,4 @@
-"""Training from a pipeline (dlguide.training.feeding) is training from arrays, on any ranks.
-
-Tests dlguide.data.input_pipeline.identity.
-"""
+"""Training from a pipeline (dlguide.training.feeding) is training from arrays, on any ranks."""
 
 import dataclasses
 import io
@@ -186,8 +183,8 @@ def test_pipelines_that_give_other_samples_are_told_apart(folder, tmp_path):
     train = ip.build(folder / "train", 5, channels=1)
     shutil.copytree(folder / "train", tmp_path / "train")
     same = ip.build(tmp_path / "train", 7, channels=1, threads=2, cache="bytes", seed=3)
-    assert ip.identity(same) == ip.identity(train)
-    assert json.loads(json.dumps(ip.identity(train))) == ip.identity(train)
+    assert same.fingerprint() == train.fingerprint()
+    assert json.loads(json.dumps(train.fingerprint())) == train.fingerprint()
     mnist = datasets.load("mnist").first(TRAIN, 1)
     (tmp_path / "again").mkdir()  # as many of the same name, with other labels
     digits(tmp_path / "again", "train", mnist.train_images, mnist.train_labels[::-1])
@@ -197,12 +194,12 @@ def test_pipelines_that_give_other_samples_are_told_apart(folder, tmp_path):
     arrays = datasets.Dataset("a", images, np.arange(4), images, np.arange(4))
     others = datasets.Dataset("a", images, np.arange(4)[::-1].copy(), images, np.arange(4))
     different = [
-        ip.identity(one)
+        one.fingerprint()
         for one in (
             train,
             train.replace(samples=20),
             train.replace(augment=(ip.Flip(),)),
-            train.replace(order=ip.Runs(4, 8)),
+            train.replace(order=ip.BlockShuffle(4, 8)),
             train.replace(channels=3),
             ip.build(folder / "other" / "train", 5, channels=1),
             ip.build(tmp_path / "again" / "train", 5, channels=1),

@@ -1,9 +1,9 @@
-"""Stages measured alone predict the line: `dlguide.training.stage_line`."""
+"""Stages measured alone predict the line: `dlguide.training.bottleneck`."""
 
 import numpy as np
 import pytest
 
-from dlguide.training.stage_line import (
+from dlguide.training.bottleneck import (
     Stage,
     limited_by_cores,
     remedies,

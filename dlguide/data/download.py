@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlguide.data.datasets.originals import CIFAR_ARCHIVE, ORIGINALS, restoring
+from dlguide.data.datasets.images import CIFAR_ARCHIVE, ORIGINALS, restoring
 from dlguide.data.progress import Progress, reporting
 from dlguide.errors import DataError, TransferError, require, require_known, require_positive
 from dlguide.files import data_folder_to_write, file_lock, require_writable

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dlguide.data.datasets.originals import ORIGINALS, OriginalSet
+from dlguide.data.datasets.images import ORIGINALS, OriginalSet
 from dlguide.data.download import CATALOGUE
 from dlguide.data.formats.damage import MOST, Damage, DamageError, Report
 from dlguide.data.formats.folder import FolderDataset

@@ -10,8 +10,8 @@ import numpy as np
 
 from dlguide.collectives.communicator import Communicator
 from dlguide.data import datasets
-from dlguide.data.datasets import Dataset, Step
-from dlguide.data.input_pipeline import Pipeline, plain
+from dlguide.data.datasets import Dataset, RankShard
+from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import DataError, require
 from dlguide.training.schedules_steps import whole_steps
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Batch = tuple[Any, Any, float]
 
 
-def gathered(data: Dataset, parts: list[Step], first: int = 0) -> Iterator[Batch]:
+def gathered(data: Dataset, parts: list[RankShard], first: int = 0) -> Iterator[Batch]:
     """Take each step's samples out of arrays."""
     images, labels = data.train_images, data.train_labels
     # Also where the last step alone is asked for: its image goes into the moving averages.
@@ -60,7 +60,7 @@ class ArrayFeed:
             found = f"{data.train_labels[wrong[0]]} for training sample {wrong[0]}"
             require(False, "data", must, found)
 
-    def steps(self, epoch: int) -> list[Step]:
+    def steps(self, epoch: int) -> list[RankShard]:
         """Say which samples this rank uses in which step of an epoch."""
         return self._order(epoch=epoch)
 
@@ -90,7 +90,7 @@ class PipelineFeed:
         self.pipeline, self.comm = pipeline, comm
         self._plain: Pipeline | None = None
         if plain_from is not None and any(one.draws for one in pipeline.augment):
-            self._plain = plain(pipeline)
+            self._plain = pipeline.without_augmentation()
             self._plain_step = whole_steps(plain_from, len(pipeline.steps(0)))
         self.samples, self.steps = pipeline.samples, pipeline.steps
         self._shape = tuple(model.inputs[0].shape[1:])
@@ -127,7 +127,7 @@ class PipelineFeed:
             if self._failure is not None:
                 raise self._failure
 
-    def _next(self, passing: Any, part: Step) -> tuple[Any, Any] | None:
+    def _next(self, passing: Any, part: RankShard) -> tuple[Any, Any] | None:
         """Take the next batch, and note it when it cannot be used."""
         try:
             images, labels = next(passing)
@@ -139,7 +139,7 @@ class PipelineFeed:
             return None
         return images, labels
 
-    def _require_fit(self, images: Any, labels: Any, part: Step) -> None:
+    def _require_fit(self, images: Any, labels: Any, part: RankShard) -> None:
         shape, name = tuple(images.shape[1:]), self.pipeline.name
         fits = len(shape) == len(self._shape) and all(
             wanted in (None, found) for wanted, found in zip(self._shape, shape, strict=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.data.datasets import Step
+from dlguide.data.datasets import RankShard
 from dlguide.training.feeding import Batch
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Steps:
 def train_epoch(
     step: Callable[..., Any],
     batches: Iterator[Batch] | Iterator[tuple[Batch, ...]],
-    parts: list[Step],
+    parts: list[RankShard],
     measured: Steps,
     report: Callable[..., None],
     first: int = 0,

@@ -15,7 +15,7 @@ import numpy as np
 from dlguide import models
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
-from dlguide.data.input_pipeline import Pipeline, identity
+from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import (
     MissingComponentError,
     require,
@@ -183,7 +183,7 @@ def name_of(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Pipeline):
-        return identity(value)  # of one name two nodes may have different data
+        return value.fingerprint()  # of one name two nodes may have different data
     if isinstance(value, Collapsed):
         return {"rates": value.rates.config(), "weight_decay": value.weight_decay.config()}
     if isinstance(value, Recipe):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives.communicator import Communicator
-from dlguide.data.datasets import Dataset, Step
+from dlguide.data.datasets import Dataset, RankShard
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.training.feeding import ArrayFeed, Batch, PipelineFeed
 from dlguide.training.loop import reseed_dropout
@@ -174,11 +174,11 @@ class WorkersFeed:
     def __init__(self, feeds: Sequence[ArrayFeed | PipelineFeed]) -> None:
         self.feeds, self.samples = list(feeds), feeds[0].samples
 
-    def steps(self, epoch: int) -> list[Step]:
+    def steps(self, epoch: int) -> list[RankShard]:
         """Say which samples this rank uses in which step of an epoch, all its workers together."""
         together = zip(*(feed.steps(epoch) for feed in self.feeds), strict=True)
         return [
-            Step(np.concatenate([part.indices for part in parts]), parts[0].global_size)
+            RankShard(np.concatenate([part.indices for part in parts]), parts[0].global_size)
             for parts in together
         ]
 

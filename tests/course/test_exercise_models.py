@@ -12,7 +12,7 @@ from dlguide.machine.threads import kmp
 from dlguide.published import load
 from dlguide.scaling import storage
 from dlguide.scaling.storage import Clients, Lustre, epoch
-from dlguide.training.stage_line import Stage, seconds_per_sample
+from dlguide.training.bottleneck import Stage, seconds_per_sample
 
 LAYOUTS = {"NCHW": "abcd", "NHWC": "acdb", "nChw16c": "aBcd16b"}
 

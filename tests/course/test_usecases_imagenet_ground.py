@@ -1,6 +1,6 @@
 """What the road of ResNet-50 needs of the floors below.
 
-dlguide.models.set_momentum, dlguide.data.input_pipeline.shards, `checkpoint.branch`,
+dlguide.models.set_momentum, `ShardSource`, `checkpoint.branch`,
 `Recipe.first` and the top-k of `steps.evaluator`.
 """
 
@@ -73,13 +73,13 @@ def test_identity_of_shards_does_not_know_their_folder(shards, tmp_path):
 
     shutil.copytree(shards, tmp_path / "copy")
     one, other = (
-        ip.identity(ip.build(ip.ShardSource(imagenet_shards.read(folder)), 2))
+        ip.build(ip.ShardSource(imagenet_shards.read(folder)), 2).fingerprint()
         for folder in (shards, tmp_path / "copy")
     )
     assert one == other
     imagenet_shards.write(tmp_path / "others", pictures(12, 5), pictures(6, 1), (3, 2))
     third = ip.build(ip.ShardSource(imagenet_shards.read(tmp_path / "others")), 2)
-    assert ip.identity(third) != one
+    assert third.fingerprint() != one
 
 
 def test_damaged_record_of_a_shard_is_named_with_its_file(shards):
@@ -121,7 +121,7 @@ def train(epochs, schedule, folder):
 
     return fit(
         net, pipeline, epochs, 4, optimizers.momentum_sgd, schedule=schedule, parallel=False,
-        checkpoint=folder, test=ip.plain(test), report=lambda **numbers: None,
+        checkpoint=folder, test=test.without_augmentation(), report=lambda **numbers: None,
     )  # fmt: skip
 
 

@@ -1,12 +1,19 @@
-"""Labelled images in memory, split for training and testing."""
+"""Labelled images in memory: MNIST, Fashion-MNIST and CIFAR-10 from their published files."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import math
+import os
+import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from dlguide.errors import require, require_count
+from dlguide.errors import DataError, MissingComponentError, require, require_count, require_known
+from dlguide.files import data_folder
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,3 +73,352 @@ class Dataset:
             self.test_labels[:test],
             self.classes,
         )
+
+
+def read_idx(path: Path, checksum: str, shape: tuple[int, ...], then: str = "") -> np.ndarray:
+    """Read an array of bytes from a packed IDX file that is known by its checksum.
+
+    Source:
+        LeCun, Cortes, Burges: The MNIST database of handwritten digits (1998), file format.
+    """
+    try:
+        packed = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: expected SHA-256 {checksum}, found {error.strerror}. {then}"
+        ) from error
+    found = hashlib.sha256(packed).hexdigest()
+    if found != checksum:
+        raise DataError(
+            f"{path} is damaged or not the original file: expected SHA-256 {checksum}, "
+            f"found {found} ({len(packed)} bytes). {then}"
+        )
+    return _unpack_idx(packed, shape, path, then)
+
+
+def _unpack_idx(packed: bytes, shape: tuple[int, ...], path: Path, then: str) -> np.ndarray:
+    # IDX: two zero bytes, type 8 (unsigned byte), number of axes, their lengths, then the data
+    try:
+        raw = gzip.decompress(packed)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked ({error}). {then}") from error
+    header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+    if raw[: len(header)] != header or len(raw) != len(header) + math.prod(shape):
+        raise DataError(f"{path} does not hold bytes of shape {shape}. {then}")
+    return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape)
+
+
+CIFAR_FOLDER = "cifar-10-batches-bin"
+CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
+# The same images as Python pickles: reading one runs whatever code somebody put into it.
+_PICKLES = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
+_RECORDS = (10_000, 3073)
+
+
+@dataclass(frozen=True)
+class Original:
+    """A file as it was published."""
+
+    name: str
+    sha256: str
+    nbytes: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OriginalSet:
+    """The files of a data set."""
+
+    name: str
+    files: tuple[Original, ...]
+    image: tuple[int, int, int]
+    classes: int
+    source: str
+    in_repository: bool = False
+
+
+def _idx(*facts: tuple[str, int]) -> tuple[Original, ...]:
+    """Name the four files of MNIST and its like; each fact is a checksum and a length."""
+    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    shapes = ((60_000, 28, 28), (60_000,), (10_000, 28, 28), (10_000,))
+    return tuple(
+        Original(f"{part}-ubyte.gz", sha256, nbytes, shape)
+        for part, shape, (sha256, nbytes) in zip(parts, shapes, facts, strict=True)
+    )
+
+
+def _cifar(*checksums: str) -> tuple[Original, ...]:
+    """Name the six files of CIFAR-10: in each 10 000 times a label and 3072 bytes of pixels."""
+    files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+    return tuple(
+        Original(f"{CIFAR_FOLDER}/{file}", sha256, _RECORDS[0] * _RECORDS[1], _RECORDS)
+        for file, sha256 in zip(files, checksums, strict=True)
+    )
+
+
+ORIGINALS = {
+    one.name: one
+    for one in (
+        OriginalSet(
+            "mnist",
+            _idx(
+                ("0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971", 9_719_438),
+                ("1787548bbe0bff1ec2ecdc0ef292b02df999e2d1a6002d27500982c652b17203", 28_857),
+                ("1a1a05eab793c14bb050b398624a11b0ffd1a2953baed553b1b9bd079e2a20be", 1_616_508),
+                ("b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b", 4_517),
+            ),
+            (28, 28, 1),
+            10,
+            "LeCun, Cortes, Burges: The MNIST database of handwritten digits (1998)",
+            in_repository=True,
+        ),
+        OriginalSet(
+            "fashion_mnist",
+            _idx(
+                ("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", 26_421_880),
+                ("a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", 29_515),
+                ("346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", 4_422_102),
+                ("67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", 5_148),
+            ),
+            (28, 28, 1),
+            10,
+            "Xiao, Rasul, Vollgraf: Fashion-MNIST, arXiv:1708.07747",
+        ),
+        OriginalSet(
+            "cifar10",
+            _cifar(
+                "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+                "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+                "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+                "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+                "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+                "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+            ),
+            (32, 32, 3),
+            10,
+            "Krizhevsky: Learning Multiple Layers of Features from Tiny Images (2009)",
+        ),
+    )
+}
+
+
+def paths(name: str, folder: str | os.PathLike | None = None) -> list[Path]:
+    """Name the files of a data set, whether they are there or not."""
+    place = data_folder(folder) / name
+    return [place / file.name for file in ORIGINALS[name].files]
+
+
+def find(name: str, folder: str | os.PathLike | None = None) -> list[Path]:
+    """Name the files of a data set that is there; nothing is read and nothing is downloaded.
+
+    Args:
+        name: a key of `ORIGINALS`.
+        folder: the data folder, as for `paths`.
+
+    Returns:
+        list: in the order of `ORIGINALS`.
+
+    Raises:
+        MissingComponentError: when one is not there; says which, and how to get them with a
+            network and without.
+    """
+    found = paths(name, folder)
+    missing = [path for path in found if not path.is_file()]
+    place = data_folder(folder) / name
+    if ORIGINALS[name].in_repository and not place.is_dir():
+        raise MissingComponentError(
+            f"There is no folder {place}: {name} is part of the repository, not of the installed "
+            "package. Set the environment variable DLGUIDE_DATA to the `data` folder of a clone."
+        )
+    if missing and not ORIGINALS[name].in_repository:
+        raise MissingComponentError(_missing_text(name, place, missing, len(found)))
+    return found
+
+
+def restoring(name: str, place: Path) -> str:
+    """Say how to get an undamaged copy of a data set's file."""
+    if ORIGINALS[name].in_repository:
+        return (
+            f"Restore it in your clone with `git checkout -- data/{name}`, or copy it to "
+            f"{place} from another clone."
+        )
+    return (
+        f"Remove it and run `dlguide data fetch {name}`, or copy it to {place} from another "
+        "machine."
+    )
+
+
+def _missing_text(name: str, place: Path, missing: list[Path], count: int) -> str:
+    files = ", ".join(str(path.relative_to(place)) for path in missing)
+    text = f"{len(missing)} of the {count} files of {name} are not in {place}: {files}."
+    if name == "cifar10":
+        pickles = [each for each in _PICKLES if (place / each).exists()]
+        if pickles:
+            text += (
+                f" {pickles[0]} is the Python version, a pickle, which can run any code when it "
+                f"is read, so it is left alone. Take the binary version, {CIFAR_ARCHIVE}."
+            )
+        if (place / CIFAR_ARCHIVE).is_file():
+            text += (
+                f" The archive is there: unpack it with `tar -xzf {CIFAR_ARCHIVE}` in that folder."
+            )
+    return (
+        f"{text} With a network: `dlguide data fetch {name}`. Without: copy these files there "
+        "from another machine that has them (each is held against its SHA-256), or use data "
+        "that is made on the spot by `dlguide.data.synthetic`."
+    )
+
+
+def names() -> tuple[str, ...]:
+    """List the data sets that `load` knows, those that come with the course first.
+
+    Returns:
+        tuple: names that `load` takes. `present` says which of them are on this machine.
+    """
+    return tuple(ORIGINALS)
+
+
+def present(folder: str | os.PathLike | None = None) -> tuple[str, ...]:
+    """List the data sets whose files are on this machine.
+
+    Args:
+        folder: the data folder, as for `load`.
+
+    Returns:
+        tuple: names out of `names()`; whether the files are undamaged, `load` finds out.
+
+    Raises:
+        MissingComponentError: when the data folder does not exist.
+    """
+    return tuple(name for name in ORIGINALS if all(path.is_file() for path in paths(name, folder)))
+
+
+def image_shape(name: str) -> tuple[int, int, int]:
+    """Tell the shape of a data set's images without reading it.
+
+    Args:
+        name: one of `names()`.
+
+    Returns:
+        tuple: rows, columns, channels.
+
+    Raises:
+        ValueError: when there is no such data set.
+
+    >>> image_shape("cifar10")
+    (32, 32, 3)
+    """
+    return ORIGINALS[require_known(name, names(), "name")].image
+
+
+def load(name: str = "mnist", folder: str | os.PathLike | None = None) -> Dataset:
+    """Read a data set from its files as first published.
+
+    Each file is held against its SHA-256 checksum before it is used, so that a damaged or
+    truncated one is never trained on. Nothing is downloaded: "mnist" comes with the course,
+    `dlguide data fetch` gets the others. CIFAR-10 is read in its binary version only; the one
+    for Python is a pickle, which can run any code.
+
+    In float32 the images of "mnist" and "fashion_mnist" take 220 MB, those of "cifar10" 737 MB.
+
+    Args:
+        name: one of `names()`.
+        folder: the data folder that holds a folder of this name; None takes $DLGUIDE_DATA or the
+            repository's `data`.
+
+    Returns:
+        Dataset: for "mnist" and "fashion_mnist" images (60000, 28, 28, 1) and
+            (10000, 28, 28, 1), for "cifar10" (50000, 32, 32, 3) and (10000, 32, 32, 3).
+
+    Raises:
+        ValueError: when there is no such data set; the message lists those there are.
+        DataError: when a file is damaged; the message names the file, the expected and the
+            found checksum and how to restore it.
+        MissingComponentError: when the data folder or the data set is not there; says how to
+            get it, also without a network.
+
+    Source:
+        LeCun, Cortes, Burges: The MNIST database of handwritten digits (1998); Xiao, Rasul,
+        Vollgraf: Fashion-MNIST, arXiv:1708.07747; Krizhevsky: Learning Multiple Layers of
+        Features from Tiny Images (2009).
+    """
+    require_known(name, names(), "name")
+    found = find(name, folder)
+    read = _read_cifar if name == "cifar10" else _read_idx_files
+    return read(name, list(zip(found, ORIGINALS[name].files, strict=True)))
+
+
+def _read_idx_files(name: str, files: list[tuple[Path, Original]]) -> Dataset:
+    parts = [
+        read_idx(path, file.sha256, file.shape, restoring(name, path.parent))
+        for path, file in files
+    ]
+    classes = ORIGINALS[name].classes
+    for number in (1, 3):
+        _require_labels(parts[number], classes, files[number][0], name)
+    train_images, train_labels, test_images, test_labels = parts
+    return Dataset(
+        name,
+        _as_images(train_images),
+        train_labels.astype(np.int32),
+        _as_images(test_images),
+        test_labels.astype(np.int32),
+        classes,
+    )
+
+
+def _read_cifar(name: str, files: list[tuple[Path, Original]]) -> Dataset:
+    classes = ORIGINALS[name].classes
+    splits = []
+    for part in (files[:-1], files[-1:]):
+        total = sum(file.shape[0] for _, file in part)
+        images = np.empty((total, *ORIGINALS[name].image), np.float32)
+        labels = np.empty(total, np.int32)
+        at = 0
+        for path, file in part:
+            records = _read_records(path, file, name)
+            _require_labels(records[:, 0], classes, path, name)
+            rows = slice(at, at + len(records))
+            labels[rows] = records[:, 0]
+            # a file has all red values of an image, then all green, then all blue ones
+            planes = records[:, 1:].reshape(-1, 3, 32, 32)
+            np.divide(planes.transpose(0, 2, 3, 1), np.float32(255), out=images[rows])
+            at = rows.stop
+        splits += [images, labels]
+    return Dataset(name, *splits, classes)
+
+
+def _read_records(path: Path, file: Original, name: str) -> np.ndarray:
+    try:
+        contents = path.read_bytes()
+    except OSError as error:
+        then = restoring(name, path.parent)
+        raise DataError(f"{path} cannot be read: {error.strerror}. {then}") from error
+    found = hashlib.sha256(contents).hexdigest()
+    if found != file.sha256:
+        raise DataError(
+            f"{path} is damaged or not the original file: expected SHA-256 {file.sha256} "
+            f"({file.nbytes} bytes), found {found} ({len(contents)} bytes). "
+            f"{restoring(name, path.parent)}"
+        )
+    if len(contents) != file.shape[0] * file.shape[1]:
+        shape = f"{file.shape[0]} records of {file.shape[1]} bytes"
+        then = restoring(name, path.parent)
+        raise DataError(f"{path} has {len(contents)} bytes, must hold {shape}. {then}")
+    return np.frombuffer(contents, np.uint8).reshape(file.shape)
+
+
+def _require_labels(labels: np.ndarray, classes: int, path: Path, name: str) -> None:
+    wrong = np.flatnonzero(labels >= classes)
+    if len(wrong):
+        first = int(wrong[0])
+        raise DataError(
+            f"{path}, sample {first}: label {int(labels[first])} must be below {classes}. "
+            f"{restoring(name, path.parent)}"
+        )
+
+
+def _as_images(pixels: np.ndarray) -> np.ndarray:
+    images = pixels.astype(np.float32)[..., np.newaxis]
+    images /= 255
+    return images

@@ -24,20 +24,22 @@ from dlguide.data.input_pipeline.augment import (
     PaddedCrop,
     ResizedCrop,
 )
-from dlguide.data.input_pipeline.building import build
 from dlguide.data.input_pipeline.epoch import Epoch
-from dlguide.data.input_pipeline.identity import identity
-from dlguide.data.input_pipeline.order import Runs
-from dlguide.data.input_pipeline.pipeline import Pipeline
-from dlguide.data.input_pipeline.plain import plain
-from dlguide.data.input_pipeline.shards import ShardSource
-from dlguide.data.input_pipeline.sources import ArraySource, FileSource, Source
-from dlguide.data.input_pipeline.stored import FormatSource
+from dlguide.data.input_pipeline.order import BlockShuffle
+from dlguide.data.input_pipeline.pipeline import Pipeline, build
+from dlguide.data.input_pipeline.sources import (
+    ArraySource,
+    FileSource,
+    FormatSource,
+    ShardSource,
+    Source,
+)
 
 __all__ = [
     "IMAGENET_DEVIATION",
     "IMAGENET_MEAN",
     "ArraySource",
+    "BlockShuffle",
     "CentreCrop",
     "Epoch",
     "FileSource",
@@ -48,10 +50,7 @@ __all__ = [
     "PaddedCrop",
     "Pipeline",
     "ResizedCrop",
-    "Runs",
     "ShardSource",
     "Source",
     "build",
-    "identity",
-    "plain",
 ]

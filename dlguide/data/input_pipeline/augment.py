@@ -269,3 +269,39 @@ def _integer(draws: Any, count: Any) -> Any:
     # float32 may round the product up to `count` itself
     product = tf.cast(draws * tf.cast(count, tf.float32), tf.int32)
     return tf.minimum(product, count - 1)
+
+
+def without_randomness(
+    augment: tuple[Operation, ...], size: tuple[int, int] | None
+) -> tuple[Operation, ...]:
+    """Replace random operations by what they are on average, as far as that can be said.
+
+    `size` is rows and columns of the images before all operations, where they are known.
+    """
+    kept = []
+    for operation in augment:
+        instead = _without_randomness(operation, size)
+        kept += [] if instead is None else [instead]
+        crops = isinstance(operation, PaddedCrop | ResizedCrop | CentreCrop)
+        if crops or operation.sizes:
+            size = (operation.rows, operation.columns) if crops else None
+    return tuple(kept)
+
+
+def _without_randomness(operation: Operation, size: tuple[int, int] | None) -> Operation | None:
+    if isinstance(operation, Flip):
+        return None
+    if isinstance(operation, PaddedCrop):
+        wanted = operation.rows, operation.columns
+        if size == wanted:
+            return None
+        fits = size is None or (size[0] >= wanted[0] and size[1] >= wanted[1])
+        must = f"hold no padded crop larger than the image of {size}, to be made plain"
+        require(fits, "augment", must, wanted, "Nothing in the image says where to pad it.")
+        return CentreCrop(*wanted)
+    if isinstance(operation, ResizedCrop):
+        longer = max(operation.rows, operation.columns)
+        return CentreCrop(operation.rows, operation.columns, round(longer * 8 / 7))
+    must = "hold no random operation but Flip, PaddedCrop and ResizedCrop, to be made plain"
+    require(operation.draws == 0, "augment", must, type(operation).__name__)
+    return operation

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.data.datasets import Step, epoch_batches, shard
+from dlguide.data.datasets import RankShard, epoch_batches, shard
 from dlguide.errors import require, require_count
 
 _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(frozen=True)
-class Runs:
+class BlockShuffle:
     """An order that reads packed files in runs: nearly sequential, and less well mixed.
 
     The data set is cut into runs of neighbours, the runs are put in a random order, and samples
@@ -39,7 +39,7 @@ class Runs:
 
 
 def steps_of(
-    order: str | Runs,
+    order: str | BlockShuffle,
     samples: int,
     batch: int,
     rank: int,
@@ -47,7 +47,7 @@ def steps_of(
     epoch: int,
     seed: int,
     shuffle: bool,
-) -> list[Step]:
+) -> list[RankShard]:
     """Say which samples a rank uses in which step of an epoch.
 
     Over all ranks every sample stands in it exactly once, and all ranks take equally many steps,
@@ -55,7 +55,7 @@ def steps_of(
     batch `batch * ranks`.
     """
     steps = epoch_batches(samples, batch, rank, ranks, epoch, seed, shuffle)
-    if not isinstance(order, Runs) or not shuffle:
+    if not isinstance(order, BlockShuffle) or not shuffle:
         return steps
     mine, sizes = _run_order(order, samples, rank, ranks, epoch, seed), []
     for other in range(ranks):
@@ -63,11 +63,11 @@ def steps_of(
         left = np.arange(len(steps)) * batch
         sizes.append(np.clip(part.stop - part.start - left, 0, batch))
     together = np.sum(sizes, axis=0).tolist()
-    return [Step(mine[s * batch : (s + 1) * batch], together[s]) for s in range(len(steps))]
+    return [RankShard(mine[s * batch : (s + 1) * batch], together[s]) for s in range(len(steps))]
 
 
 def _run_order(
-    order: Runs, samples: int, rank: int, ranks: int, epoch: int, seed: int
+    order: BlockShuffle, samples: int, rank: int, ranks: int, epoch: int, seed: int
 ) -> np.ndarray:
     """Put runs in a random order, take this rank's part of it, mix it window by window."""
     runs = -(-samples // order.run)

@@ -1,20 +1,21 @@
-"""The pipeline itself: stages that follow one another, each of which can be measured alone."""
+"""An input pipeline: stages that follow one another, each of which can be measured alone."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from dlguide.data.datasets import Step
-from dlguide.data.input_pipeline.augment import Operation, in_unit_range
-from dlguide.data.input_pipeline.epoch import Epoch, with_threads
-from dlguide.data.input_pipeline.order import Runs, steps_of
-from dlguide.data.input_pipeline.reading import Cache, Reader
-from dlguide.data.input_pipeline.sources import Source
+from dlguide.data.datasets import Dataset, RankShard
+from dlguide.data.input_pipeline.augment import Operation, in_unit_range, without_randomness
+from dlguide.data.input_pipeline.epoch import Cache, Epoch, Reader, with_threads
+from dlguide.data.input_pipeline.order import BlockShuffle, steps_of
+from dlguide.data.input_pipeline.sources import ArraySource, FileSource, FormatSource, Source
 from dlguide.errors import require, require_count, require_known
 
 CACHES = ("none", "bytes", "decoded")
@@ -33,7 +34,7 @@ class Pipeline:
     channels: int
     raw: tuple[int, int, int] | None
     augment: tuple[Operation, ...]
-    order: str | Runs
+    order: str | BlockShuffle
     readers: int
     threads: int
     prefetch: int
@@ -52,7 +53,7 @@ class Pipeline:
         require(self.samples <= there, "samples", f"be at most the {there} there are", self.samples)
         for one in self.augment:
             require(isinstance(one, Operation), "augment", "hold operations", type(one).__name__)
-        if not isinstance(self.order, Runs):
+        if not isinstance(self.order, BlockShuffle):
             require_known(self.order, ("global",), "order")
         self.steps(0)  # refuses a rank or a batch that does not fit
 
@@ -90,14 +91,57 @@ class Pipeline:
             changes.setdefault("cache", Cache(self.cache.kind))
         return dataclasses.replace(self, **changes)
 
-    def steps(self, epoch: int = 0) -> list[Step]:
+    def without_augmentation(self) -> Pipeline:
+        """Give the same pipeline with nothing random in its images: for evaluation.
+
+        Flips are left out, and padded crops of images that have the crop's size already; of
+        others, and of files, whose images can have any size, the middle is cut out. A
+        `ResizedCrop` becomes the middle of the image, of the same size, cut from one whose
+        shorter side is 8/7 of it (224 from 256 pixels).
+
+        Returns:
+            Pipeline: of the same samples in the same order.
+
+        Raises:
+            ValueError: when it has a random operation of another kind, or a padded crop that is
+                known to be larger than the image.
+
+        Source:
+            Goyal et al., arXiv:1706.02677, section 5.1 (the middle of the image).
+        """
+        size = None if self.raw is None else self.raw[:2]
+        if isinstance(self.source, ArraySource):
+            size = self.source.images.shape[1:3]
+        return self.replace(augment=without_randomness(self.augment, size))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe what a pipeline gives, apart from who takes how much of it and how fast.
+
+        Left out are batch, rank, ranks, seed and shuffle, which a training sets, and threads,
+        cache, prefetch and throttle, which change no sample. A folder is known by its manifest
+        or by the names of its files, not by its place: each node may have its own copy.
+
+        Returns:
+            dict: JSON-able; equal for pipelines that give the same samples.
+        """
+        return {
+            "name": self.name,
+            "samples": self.samples,
+            "order": repr(self.order),
+            "augment": repr(self.augment),
+            "channels": self.channels,
+            "raw": None if self.raw is None else list(self.raw),
+            "source": f"{self.source.count} samples, {self.source.checksum():08x}",
+        }
+
+    def steps(self, epoch: int = 0) -> list[RankShard]:
         """Say which samples this rank uses in which step.
 
         Args:
             epoch: number of the epoch, from 0.
 
         Returns:
-            list: one `Step` per step, equally many on every rank.
+            list: one `RankShard` per step, equally many on every rank.
         """
         return steps_of(
             self.order, self.samples, self.batch, self.rank, self.ranks, epoch, self.seed,
@@ -175,7 +219,7 @@ class Pipeline:
     @property
     def _arrays(self) -> bool:
         """Whether reading gives arrays of pixels, so that no stage takes image by image."""
-        one_by_one = self._crops or isinstance(self.order, Runs)
+        one_by_one = self._crops or isinstance(self.order, BlockShuffle)
         return not self.source.encoded or (self.cache.kind == "decoded" and not one_by_one)
 
     @property
@@ -187,10 +231,10 @@ class Pipeline:
     def _crops(self) -> tuple[Operation, ...]:
         return self.augment[: self._sizes]
 
-    def _reader(self, steps: list[Step], epoch: int, first_step: int = 0) -> Reader:
+    def _reader(self, steps: list[RankShard], epoch: int, first_step: int = 0) -> Reader:
         numbers = np.concatenate([np.zeros(0, np.int64), *(step.indices for step in steps)])
         at_once = self.batch
-        if isinstance(self.order, Runs) and self.source.encoded:
+        if isinstance(self.order, BlockShuffle) and self.source.encoded:
             at_once = self.order.window  # samples are mixed within it, so no run goes beyond it
         first = at_once - first_step * self.batch % at_once
         edges = [0, *range(first, len(numbers), at_once), len(numbers)]
@@ -262,3 +306,99 @@ class Pipeline:
             return in_unit_range(images), labels
 
         return dataset.map(augment, self.threads, deterministic=True)
+
+
+def build(
+    source: Any,
+    batch: int = 100,
+    rank: int = 0,
+    ranks: int = 1,
+    seed: int = 0,
+    shuffle: bool = True,
+    channels: int = 3,
+    raw: tuple[int, int, int] | None = None,
+    augment: tuple[Operation, ...] = (),
+    cache: str = "none",
+    order: str | BlockShuffle = "global",
+    readers: int = 1,
+    threads: int = 1,
+    prefetch: int = 2,
+    throttle: Any = None,
+    name: str | None = None,
+    samples: int | None = None,
+    part: str = "train",
+) -> Pipeline:
+    """Put a pipeline together: read, decode, crop, batch, augment, and prefetch last.
+
+    Which rank gets which sample in which step is the rule of `datasets.epoch_batches`; nothing
+    else decides about the content of a batch, neither threads nor cache nor prefetching.
+
+    Leaves out a cache in files: stage the data set to the node's own disk.
+
+    Args:
+        source: what `as_source` takes: a Dataset, the folder of a data set in a format
+            of the house, a list of (path, label), or a layout.
+        batch: images per rank and step (count).
+        rank: this rank.
+        ranks: number of ranks (count).
+        seed: of the order and of the augmentation, the same on every rank.
+        shuffle: whether each epoch takes the samples in an order of its own.
+        channels: 1 or 3, of the decoded images.
+        raw: (rows, columns, channels) where samples are uint8 pixels and not image files.
+        augment: operations, in their order.
+        cache: "none", "bytes" (as stored) or "decoded" (pixels), in memory; for a source that
+            is not in memory already.
+        order: "global", or `BlockShuffle` for nearly sequential reading of packed files.
+        readers: threads that read, and that decode what a cache of decoded pixels lacks; waiting
+            for a slow storage overlaps between them (count).
+        threads: threads that decode, without such a cache, and augment (count).
+        prefetch: batches that are made ready ahead (count, 0 for none).
+        throttle: a `scaling.storage.Throttle` that makes reading slow; None for none.
+        name: of the data in records; None for the source's own.
+        samples: how many to use, the first ones (count); None for all.
+        part: "train" or "test", of a Dataset; no other source has parts.
+
+    Returns:
+        Pipeline: nothing is read yet but what describes the data set.
+
+    Raises:
+        ValueError: when an argument is out of range, or the batch larger than a rank's shard.
+        DataError: when the data set is damaged where it is described.
+
+    Source:
+        PRACE Best Practice Guide Deep Learning (2019), 5.5.2 (prefetch last).
+    """
+    listed = isinstance(augment, tuple | list)
+    then = "Write `augment=(Flip(),)` for one."
+    require(listed, "augment", "be a tuple of operations", augment, then)
+    found = as_source(source, part)
+    return Pipeline(
+        found, batch, rank, ranks, seed, shuffle, channels, raw, tuple(augment), order, readers,
+        threads, prefetch, throttle, found.name if name is None else name,
+        found.count if samples is None else samples,
+        Cache(require_known(cache, CACHES, "cache")),
+    )  # fmt: skip
+
+
+def as_source(source: Any, part: str = "train") -> Source:
+    """Make a source of what a pipeline can read."""
+    require_known(part, ("test", "train"), "part")
+    must, then = "be train unless `source` is a Dataset", "Give the test set's own folder or files."
+    require(part == "train" or isinstance(source, Dataset), "part", must, part, then)
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, Dataset):
+        name = source.name if part == "train" else f"{source.name} ({part})"
+        images = source.train_images if part == "train" else source.test_images
+        labels = source.train_labels if part == "train" else source.test_labels
+        return ArraySource(name, images, labels)
+    if isinstance(source, str | os.PathLike):
+        return FormatSource(source)
+    if hasattr(source, "items") and not isinstance(source, dict):
+        return FileSource(source.items(), "files")
+    listed = isinstance(source, Sequence) and all(
+        isinstance(one, tuple | list) and len(one) == 2 for one in source
+    )
+    must = "be a Dataset, the folder of a data set, a list of (path, label) or a layout"
+    require(listed, "source", must, type(source).__name__)
+    return FileSource(source, "files")

@@ -1,20 +1,31 @@
-"""Where samples come from: what all sources have in common, arrays, and lists of files."""
+"""Where samples come from: arrays, files, data sets of `dlguide.data.formats`, published shards."""
 
 from __future__ import annotations
 
 import math
 import os
+import threading
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlguide.data import formats
 from dlguide.data.formats.damage import Damage, DamageError
-from dlguide.data.formats.manifest import open_file, read_exactly
+from dlguide.data.formats.manifest import NAME, crc32c, open_file, read_exactly
+from dlguide.data.formats.sample import Sample
 from dlguide.errors import require
+
+if TYPE_CHECKING:
+    from dlguide.data.formats.damage import DamageError
+    from dlguide.data.readers.imagenet_shards import Shards
+
 
 REQUEST_NBYTES = 1 << 20
 
@@ -61,6 +72,10 @@ class Source(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the files that nobody reads at the moment; reading opens them again."""
+
+    @abstractmethod
+    def checksum(self) -> int:
+        """Compute the CRC-32 of what distinguishes this source from another, wherever it lies."""
 
     def labels_of(self, labels: list[tuple[int, ...]], numbers: np.ndarray) -> np.ndarray:
         """Put labels into one array."""
@@ -112,6 +127,11 @@ class ArraySource(Source):
         """Name the image."""
         return DamageError(Damage(self.name, what, number), "Look at the array.")
 
+    def checksum(self) -> int:
+        """Read the labels, the first and the last image."""
+        ends = np.ascontiguousarray(self.images[[0, -1]])
+        return zlib.crc32(self.labels.tobytes(), zlib.crc32(ends.tobytes()))
+
 
 class FileSource(Source):
     """A list of files, each with its label; nothing says what their bytes should be.
@@ -152,6 +172,14 @@ class FileSource(Source):
         damage = Damage(self.paths[number], what, number)
         return DamageError(damage, "Restore the file from its source, or take it off the list.")
 
+    def checksum(self) -> int:
+        """Take names of files with their folders, and labels."""
+        found = 0
+        for path, labels in zip(self.paths, self.labels, strict=True):
+            line = f"{'/'.join(Path(path).parts[-2:])} {labels}\n"
+            found = zlib.crc32(line.encode(errors="surrogateescape"), found)
+        return found
+
 
 def _in_32_bits(label: Any) -> bool:
     return -(2**31) <= label < 2**31
@@ -174,3 +202,153 @@ def _opened(path: Path) -> tuple[int, int]:
         if not path.is_symlink():
             raise
     return open_file(Path(os.path.realpath(path)))
+
+
+# Libraries that go through one handle, one thread at a time.
+_ONE_AT_A_TIME = ("lmdb", "hdf5")
+
+
+class FormatSource(Source):
+    """A data set that `dlguide.data.formats` wrote; every record is held against its checksum.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(os.path.abspath(path))
+        with formats.open(self.path) as dataset:
+            require(len(dataset) > 0, "source", "hold at least one sample", str(path))
+            labels = dataset[0].labels
+            self.count, self.kind, self.name = len(dataset), dataset.kind, self.path.name
+        self.label_shape = () if len(labels) == 1 else (len(labels),)
+        self._handles: list[formats.Dataset] = []
+        self._lock = threading.Lock()
+
+    def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
+        """Read records in the order of the file, neighbours at once; give them as asked for."""
+        order = np.argsort(numbers, kind="stable")
+        found: list[Sample] = []
+        asked = []
+        with self._dataset() as dataset:
+            for number, count in _runs(numbers[order]):
+                opens = dataset.opens
+                samples = self._neighbours(dataset, number, count)
+                found += samples
+                nbytes = sum(len(sample.data) for sample in samples)
+                requests = math.ceil(nbytes / REQUEST_NBYTES)
+                if self.kind == "folder":
+                    requests = len(samples)
+                asked.append((dataset.opens - opens, max(requests, 1), nbytes))
+        if throttle is not None:  # only now: where readers share a handle, the next one has it
+            for opens, requests, nbytes in asked:
+                throttle.take(opens, requests, nbytes)
+        samples = [found[place] for place in np.argsort(order).tolist()]
+        labels = self.labels_of([sample.labels for sample in samples], numbers)
+        return [sample.data for sample in samples], labels
+
+    def damaged(self, number: int, what: str) -> DamageError:
+        """Name file, record and byte."""
+        with self._dataset() as dataset:
+            return dataset.damaged(number, what)
+
+    def close(self) -> None:
+        """Close the handles that nobody uses."""
+        with self._lock:
+            while self._handles:
+                self._handles.pop().close()
+
+    def checksum(self) -> int:
+        """Take the manifest."""
+        return zlib.crc32((self.path / NAME).read_bytes())
+
+    def _neighbours(self, dataset: formats.Dataset, number: int, count: int) -> list[Sample]:
+        """Read neighbours; where they stand one after the other in a file, with one request."""
+        numbers = range(number, number + count)
+        rows = dataset.index[number : number + count]
+        files, starts, nbytes, checks = (rows[name].tolist() for name in rows.dtype.names)
+        ends = [start + length for start, length in zip(starts, nbytes, strict=True)]
+        grows = all(a <= b for a, b in zip(ends, starts[1:], strict=False))
+        packed = self.kind in ("tfrecord", "recordio") and files[0] == files[-1] and grows
+        if count == 1 or not packed:
+            return [dataset[one] for one in numbers]
+        descriptor, path = dataset.descriptor(files[0]), dataset.path_of(files[0])
+        block = read_exactly(descriptor, ends[-1] - starts[0], starts[0], path)
+        samples = []
+        for one, start, end, check in zip(numbers, starts, ends, checks, strict=True):
+            place = start - starts[0], end - starts[0]
+            if crc32c(block, *place) == check:
+                samples.append(dataset.sample(one, block, *place))
+            else:  # alone it raises the error that names the place
+                samples.append(dataset[one])
+        return samples
+
+    @contextmanager
+    def _dataset(self) -> Iterator[formats.Dataset]:
+        """Give a handle that no other thread uses meanwhile."""
+        if self.kind in _ONE_AT_A_TIME:
+            with self._lock:
+                if not self._handles:
+                    self._handles.append(formats.open(self.path))
+                yield self._handles[0]
+            return
+        with self._lock:
+            handle = self._handles.pop() if self._handles else None
+        handle = formats.open(self.path) if handle is None else handle
+        try:
+            yield handle
+        finally:
+            with self._lock:
+                self._handles.append(handle)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Handles and the lock stay in their process.
+        kept = ("path", "count", "kind", "name", "label_shape")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._handles, self._lock = [], threading.Lock()
+
+
+def _runs(numbers: np.ndarray) -> list[tuple[int, int]]:
+    """Cut growing numbers where the next one is not the neighbour: first one and count of each."""
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    edges = [0, *breaks.tolist(), len(numbers)]
+    return [(int(numbers[a]), b - a) for a, b in pairwise(edges) if b > a]
+
+
+class ShardSource(Source):
+    """The shards that `readers.imagenet_shards.read` found; each record is checked when read.
+
+    Args:
+        shards: of one split.
+    """
+
+    def __init__(self, shards: Shards) -> None:
+        require(len(shards) > 0, "shards", "hold at least one record", len(shards))
+        self.shards, self.count = shards, len(shards)
+        self.name = f"shards of {shards.split}"
+
+    def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
+        """Read records; each request opens its file, which a throttle counts."""
+        found = [self.shards[number] for number in numbers.tolist()]
+        if throttle is not None:
+            for one in found:
+                nbytes = len(one.encoded)
+                throttle.take(1, max(1, math.ceil(nbytes / REQUEST_NBYTES)), nbytes)
+        labels = self.labels_of([(one.label,) for one in found], numbers)
+        return [one.encoded for one in found], labels
+
+    def damaged(self, number: int, what: str) -> DamageError:
+        """Name file, record and byte."""
+        return self.shards.index.damaged(number, what)
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def checksum(self) -> int:
+        """Take all records' lengths and checksums, and the files' names."""
+        table = self.shards.index.table
+        names = " ".join(path.name for path in self.shards.index.paths)
+        return zlib.crc32(table.tobytes(), zlib.crc32(names.encode()))

@@ -21,7 +21,7 @@ from dlcourse.usecases.chest_xray import collection, fitting, net, phantoms, ste
 from dlguide.collectives.communicator import Communicator
 from dlguide.data import formats, input_pipeline
 from dlguide.data.input_pipeline import Pipeline, Source
-from dlguide.data.input_pipeline.building import as_source
+from dlguide.data.input_pipeline.pipeline import as_source
 from dlguide.errors import DataError, MissingComponentError
 from dlguide.files import new_folder
 from dlguide.training import schedules
@@ -150,7 +150,7 @@ def pretrain(
         labels = require_archive(archive)
         pipeline = pipeline_of(Path(archive) / "train", model, batch)
     highest = rate * batch * comm.size / RATE_BATCH
-    about = {"net": model.name, "data": input_pipeline.identity(pipeline)}
+    about = {"net": model.name, "data": pipeline.fingerprint()}
     about["dtype"] = str(model.outputs[0].dtype)
     stage = fitting.Stage(
         STAGE, batch, stairs(highest, epochs), seed, about, checkpoint, keep_all=True

@@ -20,7 +20,6 @@ from dlcourse.usecases.chest_xray.outcome import Outcome
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlcourse.usecases.chest_xray.setting import Setting, require_start
 from dlguide.collectives.communicator import Communicator
-from dlguide.data import input_pipeline
 from dlguide.errors import require
 from dlguide.training import devices, settings
 from dlguide.training.devices import connect
@@ -211,7 +210,7 @@ class _Course:
                 for part, batch in ((self.data.train, setting.batch), (self.data.test, 1))
             ]
         )
-        about = {"net": setting.net, "data": input_pipeline.identity(pipeline)}
+        about = {"net": setting.net, "data": pipeline.fingerprint()}
         about |= {"dtype": setting.dtype, "first_weights": fitting.digest_of(model)}
         schedule = before.schedule(highest, setting.epochs, setting.warmup, first)
         folder = fitting.folder_of(self.folder, stage)

@@ -136,7 +136,7 @@ def augmentation(road: Road) -> tuple[input_pipeline.Operation, ...]:
         road: has sizes and limits.
 
     Returns:
-        tuple: operations for `input_pipeline.build`; `input_pipeline.plain` makes them those of
+        tuple: operations for `input_pipeline.build`; `without_augmentation()` makes them those of
             the last part and of the test.
 
     Source:
@@ -195,4 +195,4 @@ def pipelines(road: Road, data: Dataset | Found, threads: int = 1) -> tuple[Pipe
             input_pipeline.build(one, batch, name=name, readers=4, **ways)
             for one, batch in zip(sources, batches, strict=True)
         )
-    return train, input_pipeline.plain(test)
+    return train, test.without_augmentation()

@@ -16,7 +16,7 @@ from dlguide.errors import require, require_count
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class RankShard:
     """One rank's part of one training step.
 
     A rank without samples in the last step still takes the step, with a gradient of zero:
@@ -40,7 +40,7 @@ def epoch_batches(
     epoch: int = 0,
     seed: int = 0,
     shuffle: bool = True,
-) -> list[Step]:
+) -> list[RankShard]:
     """Divide one epoch among ranks: which samples this rank uses in which step.
 
     All samples are put in one order, a permutation that depends on (seed, epoch) only. Global
@@ -63,7 +63,7 @@ def epoch_batches(
         shuffle: False keeps the order of the data set.
 
     Returns:
-        list: one `Step` per step, equally many on every rank.
+        list: one `RankShard` per step, equally many on every rank.
 
     Raises:
         ValueError: when an argument is out of range, or batch exceeds one rank's shard,
@@ -88,7 +88,7 @@ def epoch_batches(
     order = order.astype(np.int64, copy=False)
     steps = math.ceil(samples / (batch * ranks))
     slices = (order[s * batch * ranks : (s + 1) * batch * ranks] for s in range(steps))
-    return [Step(part[shard(len(part), rank, ranks)], len(part)) for part in slices]
+    return [RankShard(part[shard(len(part), rank, ranks)], len(part)) for part in slices]
 
 
 def shard(samples: int, rank: int, ranks: int) -> slice:
