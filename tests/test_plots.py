@@ -115,7 +115,9 @@ def shown(figure):
 def test_a_notebook_shows_the_picture_and_reads_its_labels_aloud():
     kinds, html = shown(plots.scaling(ROWS))
     assert kinds == {"text/plain", "text/html"}
-    assert "Throughput: images/s over all ranks against ranks; Efficiency: " in html
+    assert "Throughput: images/s over all ranks against ranks; ideal, from 1 rank: 0 at 0" in html
+    assert "measured: 100 at 1, 180 at 2, 300 at 4" in html
+    assert "bars 100, 90, 75" in html
     encoded = html.split("base64,")[1].split('"')[0]
     assert base64.b64decode(encoded).startswith(b"\x89PNG")
 

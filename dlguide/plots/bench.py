@@ -1,4 +1,4 @@
-"""What `dlguide bench` and `dlguide tune` measure."""
+"""Measurements of `dlguide bench` and `dlguide tune`: allreduce, formats, oneDNN, threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_below
+from dlguide.plots.figures import (
+    BLUE,
+    COLOURS,
+    GREY,
+    MARKERS,
+    ORANGE,
+    SKY,
+    figure,
+    legend_below,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,15 +23,6 @@ if TYPE_CHECKING:
 
 
 # --- allreduce ---
-
-_STYLES = tuple(
-    (colour, marker, line)
-    for line in ("-", ":")
-    for colour, marker in (
-        *((BLUE, "o"), (ORANGE, "s"), (GREEN, "^")),
-        *((PURPLE, "D"), (SKY, "v"), ("black", "P")),
-    )
-)
 
 
 def allreduce(
@@ -35,7 +35,7 @@ def allreduce(
     Args:
         seconds: for each size (bytes) the time of each algorithm (s).
         ranks: number of ranks p (count).
-        published: sizes (bytes) and times (s) of another machine, drawn beside as grey dashes.
+        published: sizes (bytes) and times (s) of another machine, a grey dashed line.
 
     Returns:
         Figure: microseconds on the left, GB/s on the right, both axes logarithmic.
@@ -52,9 +52,13 @@ def allreduce(
         for name in names
     }
     for number, (name, points) in enumerate(lines.items()):
-        colour, marker, line = _STYLES[number % len(_STYLES)]
         sizes = [nbytes for nbytes, _ in points]
-        look = {"color": colour, "marker": marker, "linestyle": line, "markersize": 4}
+        look = {
+            "color": (*COLOURS[:5], "black")[number % 6],
+            "marker": MARKERS[number % 6],
+            "linestyle": "-:"[number // 6 % 2],
+            "markersize": 4,
+        }
         left.plot(sizes, [1e6 * each for _, each in points], label=name, **look)
         right.plot(sizes, [share * nbytes / each / 1e9 for nbytes, each in points], **look)
     if published:
@@ -93,13 +97,12 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
     """Draw the MB/s of formats, read in several ways.
 
     Args:
-        speeds: as `bench.io.compare` has them, with `kind`, `access`, `cold`, `checked`,
+        speeds: those of `bench.io.compare`, with `kind`, `access`, `cold`, `checked`,
             `nbytes`, `bytes_per_s` and `timing`.
 
     Returns:
         Figure: a panel for each access pattern and state of the page cache; blue bars for
-        samples that were checked and taken apart, grey ones for the bytes alone, with the
-        quartiles as lines.
+        samples that were checked and decoded, grey ones for the raw bytes, with quartiles.
 
     Raises:
         ValueError: when there is no speed.
@@ -107,12 +110,12 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
     require(len(speeds) > 0, "speeds", "hold at least one", [])
     panels = list(dict.fromkeys((each.access, each.cold) for each in speeds))
     kinds = list(dict.fromkeys(each.kind for each in speeds))
-    told = [
+    summary = [
         f"{each.kind} {each.access} {_state(each)}, {'checked' if each.checked else 'raw'}: "
         f"{each.bytes_per_s / 1e6:.3g}"
         for each in speeds
     ]
-    alt = "MB/s, higher is better. " + "; ".join(told) + "."
+    alt = "MB/s, higher is better. " + "; ".join(summary) + "."
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     drawn, axes_of = figure(rows, columns, width=4.6 * columns, height=3.0, alt=alt)
@@ -152,7 +155,7 @@ def onednn_speeds(speeds: Sequence[Any]) -> Figure:
     """Draw the images per second with oneDNN on and off.
 
     Args:
-        speeds: sides and modes as `bench.onednn.compare` has them, with `mode`, `onednn`,
+        speeds: those of `bench.onednn.compare`, with `mode`, `onednn`,
             `batch` and `timing`.
 
     Returns:
@@ -192,7 +195,7 @@ def streams(splits: Sequence[Any]) -> Figure:
     """Draw throughput and latency of inference against the number of streams.
 
     Args:
-        splits: what `bench.streams.compare` returned.
+        splits: result of `bench.streams.compare`.
 
     Returns:
         Figure: images/s of all streams on the left, latency on the right.
@@ -227,8 +230,8 @@ def tuning(result: Any) -> Figure:
     """Draw images/s as the colour of a cell for each number of ranks and threads per rank.
 
     Of the candidates of one cell, which differ in inter-op threads and binding, the best gives
-    the colour. The frame marks the best of all; "default" is what TensorFlow does by itself, and
-    "free" stands for ranks that are not bound.
+    the colour. The frame marks the best of all; "default" are TensorFlow's own settings, "free"
+    are ranks without binding.
 
     Args:
         result: a `tuning.Tuned` or a `threads.TuneResult`: `rows` with `candidate`, `median`,
@@ -295,9 +298,9 @@ def _frame(axes: Any, place: tuple[int, int]) -> None:
 
 
 def _words(result: Any, best: dict[tuple[int, int], Any]) -> str:
-    said = [
+    described = [
         f"{p} rank{'s' * (p > 1)} x {t} thread{'s' * (t > 1)}: {row.median:.0f}"
         for (p, t), row in sorted(best.items())
     ]
     base = "" if result.baseline is None else f" Baseline: {result.baseline}."
-    return f"Heat map of images/s. {'; '.join(said)}. Best: {result.best}.{base}"
+    return f"Heat map of images/s. {'; '.join(described)}. Best: {result.best}.{base}"

@@ -1,4 +1,4 @@
-"""An empty figure in the house's style, its colours and legends: what every plot begins with.
+"""Empty figures in the project's style, with an alternative text; colours and legends.
 
 A Figure is made without pyplot: nothing global is touched, no window opens, a notebook shows the
 Figure that a cell ends with.
@@ -11,13 +11,17 @@ import html
 import io
 from collections.abc import Sequence
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.container import BarContainer
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-# Okabe and Ito's colours, told apart with every kind of colour vision, and in grey by markers.
+# Okabe and Ito, Color Universal Design (2002): distinct for every kind of colour vision; markers
+# and hatches keep series apart in grey.
 BLUE, ORANGE, GREEN, PURPLE, SKY, GREY = (
     "#0072B2",
     "#D55E00",
@@ -54,15 +58,12 @@ def legend_above(axes: Axes) -> None:
 def figure(
     rows: int = 1, columns: int = 1, width: float = 0.0, height: float = 3.4, alt: str = ""
 ) -> tuple[Figure, Sequence[Axes]]:
-    """Make an empty figure in the house's style that a notebook shows when a cell ends with it.
+    """Make an empty figure in the project's style that a notebook shows when a cell ends with it.
 
     Args:
-        rows: panels below each other (count).
-        columns: panels side by side (count).
-        width: of the whole figure (inches); 0 for 4.2 a column.
+        width: of the whole figure (inches); 0 for 4.2 per column.
         height: of one row (inches).
-        alt: what the picture shows, in words, for those who cannot see it; "" reads titles and
-            labels aloud.
+        alt: alternative text; "" derives it from the titles, labels, lines and bars.
 
     Returns:
         tuple: the Figure and its panels, row by row.
@@ -70,7 +71,7 @@ def figure(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width or 4.2 * columns, height * rows), dpi=150, layout="constrained")
-    # Only pyplot teaches notebooks to show a Figure, and its PNG has no words for the blind.
+    # Only pyplot registers Figures with notebooks, and its PNG has no alternative text.
     figure._repr_html_ = partial(_html, figure, alt)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels:
@@ -83,16 +84,40 @@ def figure(
 def _html(figure: Figure, alt: str) -> str:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    words = html.escape(alt or _words(figure), quote=True)
+    words = html.escape(alt or describe(figure), quote=True)
     width = round(100 * figure.get_figwidth())
     data = base64.b64encode(picture.getvalue()).decode()
     return f'<img alt="{words}" width="{width}" src="data:image/png;base64,{data}"/>'
 
 
-def _words(figure: Figure) -> str:
-    parts = [
-        (axes.get_title() or axes.get_title("left"), axes.get_ylabel(), axes.get_xlabel())
-        for axes in figure.axes
-    ]
-    said = [f"{title}: {y} against {x}" if y and x else title or y or x for title, y, x in parts]
-    return "Plot. " + "; ".join(each.strip(": ") for each in said if each)
+def describe(figure: Figure) -> str:
+    """Describe a figure in words: of each panel its title, labels, lines and bars."""
+    panels = []
+    for axes in figure.axes:
+        title = axes.get_title() or axes.get_title("left")
+        x, y = axes.get_xlabel(), axes.get_ylabel()
+        head = f"{y} against {x}" if x and y else x or y
+        head = ": ".join(part for part in (title, head) if part)
+        lines = [_line(line) for line in axes.lines if not line.get_label().startswith("_")]
+        bars = [_bars(container) for container in axes.containers if hasattr(container, "patches")]
+        panels.append("; ".join(part for part in (head, *lines, *bars) if part))
+    return "Plot. " + " ".join(f"{panel}." for panel in panels if panel)
+
+
+def _line(line: Line2D) -> str:
+    """Name a line and its points, or its two ends where it has more than six points."""
+    points = [(x, y) for x, y in zip(*line.get_data(), strict=True) if x == x and y == y]
+    if not all(isinstance(each, Real) for point in points for each in point):
+        return line.get_label()
+    shown = points if len(points) <= 6 else [points[0], points[-1]]
+    values = ", ".join(f"{y:.3g} at {x:.3g}" for x, y in shown)
+    return f"{line.get_label()}: {values}" if values else line.get_label()
+
+
+def _bars(container: BarContainer) -> str:
+    """Name a series of bars and its values, up to twelve of them."""
+    name = container.get_label()
+    across = container.orientation == "horizontal"
+    sizes = [bar.get_width() if across else bar.get_height() for bar in container.patches]
+    values = ", ".join(f"{size:.3g}" for size in sizes[:12]) + ", ..." * (len(sizes) > 12)
+    return f"bars {values}" if name.startswith("_") else f"{name} {values}"

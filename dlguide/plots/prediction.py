@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # --- prediction ---
 
-# Not told apart by colour alone: each part is hatched in its own way too.
+# Not ordered apart by colour alone: each part is hatched in its own way too.
 _PARTS = {
     "start": (SKY, ""),
     "bandwidth": (BLUE, "//"),
@@ -45,39 +45,39 @@ def prediction(
     Raises:
         ValueError: when there are fewer than two predictions.
     """
-    told = sorted(predictions, key=lambda each: each.workers)
-    require(len(told) > 1, "predictions", "be two or more", len(told))
+    ordered = sorted(predictions, key=lambda each: each.workers)
+    require(len(ordered) > 1, "predictions", "be two or more", len(ordered))
     pairs = sorted(points.items() if isinstance(points, Mapping) else points)
-    workers = [each.workers for each in told]
-    first, last = told[0], told[-1]
+    workers = [each.workers for each in ordered]
+    first, last = ordered[0], ordered[-1]
     alt = (
         f"Throughput against workers with its interval: {first.images_per_s:.4g} {unit} at "
         f"{first.workers}, {last.images_per_s:.4g} ({last.low:.4g} to {last.high:.4g}) at "
         f"{last.workers}, efficiency {100 * last.efficiency:.0f} %, limited by {last.limited_by}."
     )
     drawn, (left, right) = figure(columns=2, alt=alt)
-    speed = told[0].images_per_s / told[0].efficiency / told[0].workers
+    speed = ordered[0].images_per_s / ordered[0].efficiency / ordered[0].workers
     left.plot(workers, [speed * p for p in workers], color=GREY, linestyle="--", label="ideal")
     left.fill_between(
-        workers, [each.low for each in told], [each.high for each in told],
+        workers, [each.low for each in ordered], [each.high for each in ordered],
         color=SKY, alpha=0.35, linewidth=0, label="nine of ten measurements",
     )  # fmt: skip
-    left.plot(workers, [each.images_per_s for each in told], color=BLUE, label="predicted")
+    left.plot(workers, [each.images_per_s for each in ordered], color=BLUE, label="predicted")
     if pairs:
         left.plot(*zip(*pairs, strict=True), "o", color="black", label="measured")
     left.set(xscale="log", yscale="log", xlabel="workers", ylabel=unit, title="Throughput")
     _plain_counts(left, [p for p, _ in pairs] + workers)
     left.legend(loc="upper left", frameon=False)
-    _shares(right, told)
+    _shares(right, ordered)
     return drawn
 
 
-def _shares(axes: Axes, told: Sequence[Any]) -> None:
+def _shares(axes: Axes, steps: Sequence[Any]) -> None:
     """Stack the parts that are no computation, in per cent of the step's time."""
-    workers = [each.workers for each in told]
-    base = [0.0] * len(told)
+    workers = [each.workers for each in steps]
+    base = [0.0] * len(steps)
     for name, (colour, hatch) in _PARTS.items():
-        top = [low + 100 * each.parts.get(name, 0.0) for low, each in zip(base, told, strict=True)]
+        top = [low + 100 * each.parts.get(name, 0.0) for low, each in zip(base, steps, strict=True)]
         if max(high - low for low, high in zip(base, top, strict=True)) >= 0.05:
             axes.fill_between(
                 workers, base, top, facecolor=colour, hatch=hatch, edgecolor="white",
@@ -128,16 +128,16 @@ def predicted_errors(
     Raises:
         ValueError: when there is nothing to draw.
     """
-    told = {name: list(held) for name, held in rows.items() if held}
-    require(bool(told), "rows", "hold at least one prediction", 0)
-    counts = sorted({each.workers for held in told.values() for each in held})
+    series = {name: list(held) for name, held in rows.items() if held}
+    require(bool(series), "rows", "hold at least one prediction", 0)
+    counts = sorted({each.workers for held in series.values() for each in held})
     styles = {count: _STYLES[place % len(_STYLES)] for place, count in enumerate(counts)}
     alt = "Predicted over measured throughput. " + " ".join(
         f"{name}: " + ", ".join(f"{1 + each.error:.2f} at {each.workers}" for each in held) + "."
-        for name, held in told.items()
+        for name, held in series.items()
     )
-    drawn, (axes,) = figure(width=8.4, height=1.1 + 0.42 * len(told), alt=alt)
-    for row, held in enumerate(told.values()):
+    drawn, (axes,) = figure(width=8.4, height=1.1 + 0.42 * len(series), alt=alt)
+    for row, held in enumerate(series.values()):
         for place, each in enumerate(held):
             colour, marker = styles[each.workers]
             y = row + 0.24 * (place - (len(held) - 1) / 2)
@@ -146,7 +146,7 @@ def predicted_errors(
             label = f"{each.workers} workers"
             axes.plot(1 + each.error, y, marker, color=colour, markersize=5, label=label)
     axes.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(told)), list(told), fontsize=8)
+    axes.set_yticks(range(len(series)), list(series), fontsize=8)
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.set_title(title, fontsize=10)

@@ -1,4 +1,4 @@
-"""Horovod's timeline: a lane for each tensor, a colour for each phase, and the computing above."""
+"""Horovod's timeline: a lane for each tensor, a colour for each phase, and computation above."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def timeline(
 ) -> Figure:
     """Draw when tensors were negotiated, copied and exchanged, and when steps computed.
 
-    A thin frame holds what went in one message. In the lane above, blue is the part of the steps
-    in which nothing was exchanged: what is computed while a tensor is under way is not seen.
+    A thin frame surrounds the tensors of one message. In the upper lane, blue is the part of the
+    steps in which nothing was exchanged: computation during an exchange is not visible.
 
     Args:
-        recorded: what to draw, such as `timeline.read(path).matching("gradients")`.
+        recorded: for example `timeline.read(path).matching("gradients")`.
         steps: begin and end of the steps of rank 0 on the timeline's clock (s), as its `steps`
             gives them; empty for no such lane.
         title: above the picture; "" counts tensors and messages.
-        span: begin and end of what is drawn (s); None for all steps, or all events without them.
-        names: what to write beside tensors; None for the part of each name that differs.
+        span: begin and end of the plot (s); None for all steps, or all events without them.
+        names: labels of tensors; None for the part of each name that differs.
 
     Returns:
         Figure: lanes below each other, time in milliseconds after the begin of the span.
@@ -87,8 +87,8 @@ def timeline(
     every = -(-len(tensors) // _MOST_NAMES)
     shown = tensors[::every]
     ticks = [*([0] if steps else []), *(lanes[tensor] for tensor in shown)]
-    said = [*(["steps"] if steps else []), *(labels.get(tensor, tensor) for tensor in shown)]
-    axes.set_yticks(ticks, said, fontsize=8)
+    described = [*(["steps"] if steps else []), *(labels.get(tensor, tensor) for tensor in shown)]
+    axes.set_yticks(ticks, described, fontsize=8)
     axes.set_ylim(len(tensors) + 0.6, -0.6 if steps else 0.4)
     axes.set_xlim(0, 1e3 * (end - start))
     axes.set_xlabel("milliseconds")

@@ -11,8 +11,11 @@ from dlguide.errors import require
 from dlguide.measure import Run, Utilisation
 from dlguide.plots.figures import (
     BLUE,
+    COLOURS,
+    DASHES,
     GREEN,
     GREY,
+    MARKERS,
     ORANGE,
     PURPLE,
     SKY,
@@ -48,9 +51,6 @@ def scaling(runs: Iterable[Run | Mapping[str, Any]]) -> Figure:
 
     Raises:
         ValueError: when there is nothing to draw.
-
-    Source:
-        Okabe and Ito, Color Universal Design (2002): the colours.
     """
     slowest: dict[int, float] = {}
     for run in runs:
@@ -114,16 +114,14 @@ def training(runs: Run | Sequence[Run]) -> Figure:
     require(bool(runs), "runs", "hold at least one Run", [])
     drawn, (loss, accuracy, seconds) = figure(columns=3)
     names = [f"{run.ranks} rank{'s' * (run.ranks > 1)}, batch {run.batch}" for run in runs]
-    styles = [(BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v")]
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        colour, marker = styles[number % len(styles)]
-        style = {"color": colour, "marker": marker, "label": name}
+        look = {"color": COLOURS[number % 6], "marker": MARKERS[number % 6], "label": name}
         first = run.first_epoch
-        loss.plot(range(first + 1, first + 1 + len(run.loss)), run.loss, **style)
+        loss.plot(range(first + 1, first + 1 + len(run.loss)), run.loss, **look)
         # A run that only evaluated has an accuracy, but of the epochs before it.
         last = first + max(len(run.loss), 1 if run.first_epoch == 0 else 0)
         percent = [100 * one for one in run.test_accuracy]
-        accuracy.plot(range(last - len(percent) + 1, last + 1), percent, **style)
+        accuracy.plot(range(last - len(percent) + 1, last + 1), percent, **look)
         _bar_of_seconds(seconds, number, run)
     loss.set(xlabel="epoch", ylabel="loss (mean over training images)", title="Loss")
     loss.set_ylim(bottom=0)
@@ -140,14 +138,13 @@ def training(runs: Run | Sequence[Run]) -> Figure:
 
 
 def utilisation(record: Utilisation, runs: Run | Sequence[Run] = ()) -> Figure:
-    """Draw how busy every core was, under the timeline of what the ranks were doing.
+    """Draw how busy every core was, below the phases of the ranks.
 
-    The clocks of record and runs are laid over each other, so they must come from one machine.
+    Record and runs must come from one machine, since their clocks are compared.
 
     Args:
-        record: what `measure.utilisation` sampled.
-        runs: the Runs of the ranks that trained meanwhile, one line each; none for the marks of
-            the record alone.
+        record: samples of `measure.utilisation`.
+        runs: the Runs of the ranks that trained meanwhile, one line each.
 
     Returns:
         Figure: one line for each rank, below it one curve for each core.
@@ -205,32 +202,29 @@ def _bar_of_seconds(axes: Axes, line: int, run: Run) -> None:
 
 # --- schedules ---
 
-_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY, "black")
-# of another number than the colours, so that 28 looks differ
-_DASHES = ("-", "--", "-.", ":")
+_COLOURS = (*COLOURS, "black")  # 7 colours and 4 dashes give 28 different lines
 _POINTS = 4000
 
 
 def schedules(schedules: Mapping[str, Any], log: bool = False) -> Figure:
     """Draw the learning rate of each training over its epochs.
 
-    Trainings with other batches have other steps an epoch and still share the axis. A schedule of
-    more than 4000 steps is drawn at so many of them.
+    Schedules with different steps per epoch share the axis. At most 4000 steps of each are drawn.
 
     Args:
         schedules: for each name a `schedules.Schedule`, with `rate`, `steps` and
             `steps_per_epoch`.
-        log: draw the rates by their powers of ten, where a rate of 0 has no place.
+        log: logarithmic axis of rates.
 
     Returns:
-        Figure: the rate of each update as a stair, one line a name.
+        Figure: one stepped line for each name.
 
     Raises:
         ValueError: when there is nothing to draw.
     """
     require(bool(schedules), "schedules", "hold at least one schedule", dict(schedules))
-    told = "; ".join(f"{name}: {_schedule_words(each)}" for name, each in schedules.items())
-    alt = f"Learning rate against epochs. {told}."
+    summary = "; ".join(f"{name}: {_schedule_words(each)}" for name, each in schedules.items())
+    alt = f"Learning rate against epochs. {summary}."
     drawn, (axes,) = figure(width=7.0, height=3.2, alt=alt)
     for number, (name, each) in enumerate(schedules.items()):
         steps, rates = _points(each)
@@ -239,7 +233,7 @@ def schedules(schedules: Mapping[str, Any], log: bool = False) -> Figure:
             np.append(rates, rates[-1]),
             drawstyle="steps-post",
             color=_COLOURS[number % len(_COLOURS)],
-            linestyle=_DASHES[number % len(_DASHES)],
+            linestyle=DASHES[number % len(DASHES)],
             label=name,
         )
     axes.set_title("learning rate over the epochs", fontsize=10)
@@ -283,7 +277,7 @@ def bottleneck(found: Any) -> Figure:
     hatched, computing blue.
 
     Args:
-        found: what `training.bottleneck` returned.
+        found: result of `training.bottleneck`.
 
     Returns:
         Figure: the bars, and below them the strip of the last steps.
@@ -314,8 +308,8 @@ def _bars(axes: Axes, found: Any) -> None:
         if row >= len(alone):
             style = {"color": GREEN if row == len(names) - 1 else GREY}
         axes.barh(row, speed, height=0.7, **{"color": SKY, **style})
-        said = f" {speed:,.0f}" if speed >= 10 else f" {speed:.2g}"
-        axes.text(speed, row, said + "  holds the others back" * slowest, va="center", fontsize=9)
+        listed = f" {speed:,.0f}" if speed >= 10 else f" {speed:.2g}"
+        axes.text(speed, row, listed + "  holds the others back" * slowest, va="center", fontsize=9)
     axes.axhline(len(alone) - 0.5, color=GREY, linewidth=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.set(xscale="log", xlabel="samples/s, each stage alone on ready inputs")

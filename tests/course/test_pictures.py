@@ -206,7 +206,7 @@ def test_curves_keep_their_colours_from_panel_to_panel():
     assert [axes.get_xlabel() for axes in (left, right)] == ["updates", "time (s)"]
     assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
     assert left.get_ylim() == right.get_ylim()
-    assert "against updates, at the end: one 0.5 at 3" in words(figure)
+    assert "loss against updates; one: 2 at 1, 1 at 2, 0.5 at 3" in words(figure)
 
 
 def test_panels_with_other_trainings_have_legends_of_their_own():
@@ -714,7 +714,7 @@ def test_batch_seconds_draws_each_framework_of_each_network():
                 assert list(drawn[row["framework"]]) == seconds
         ideal = drawn["no loss"]
         assert ideal[0] / ideal[2] == pytest.approx(4.0)
-    assert "FCN-R Torch 0.165, 0.11, 0.112" in words(figure)
+    assert "Torch: 0.165 at 1, 0.11 at 2, 0.112 at 4" in words(figure)
 
 
 def test_efficiencies_are_shares_of_the_speed_up_from_the_first_point():
@@ -723,7 +723,7 @@ def test_efficiencies_are_shares_of_the_speed_up_from_the_first_point():
     assert list(named_lines(first)["x"]) == [1.0, 3.5 / 4]
     assert list(named_lines(second)["y"]) == [1.0, 0.75]
     assert first.get_ylim()[0] == 0
-    assert "A, x: 1 on 4, 3.5 on 16" in words(figure)
+    assert "A: efficiency (1 = no loss) against GPUs; x: 1 at 4, 0.875 at 16" in words(figure)
     assert second.get_xlabel() == "GPUs"
 
 

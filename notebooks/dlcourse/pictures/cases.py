@@ -50,13 +50,13 @@ def areas_under_curves(
     first = {name: value for name, value, *_ in next(iter(areas.values()))}
     names.sort(key=lambda name: (name == "mean", -first[name]))
     best, worst = names[0], [name for name in names if name != "mean"][-1]
-    said = ", ".join(
+    described = ", ".join(
         f"{net} {dict((row[0], row[1]) for row in rows).get('mean', rows[-1][1]):.3f}"
         for net, rows in areas.items()
     )
     alt = (
         f"Area under the ROC curve of {len(first) - ('mean' in first)} findings with intervals. "
-        f"Means: {said}. Highest for {best} ({first[best]:.2f}), lowest for {worst} "
+        f"Means: {described}. Highest for {best} ({first[best]:.2f}), lowest for {worst} "
         f"({first[worst]:.2f})."
     )
     drawn, (axes,) = figure(1, 1, 7.2, 0.9 + 0.31 * len(names), alt)
@@ -82,12 +82,12 @@ def area_gains(gains: Mapping[str, Sequence[Row]]) -> Figure:
     names = _names(gains)
     first = {row[0]: row for row in next(iter(gains.values()))}
     names.sort(key=lambda name: (name == "mean", -first[name][1]))
-    told = sum(row[2] > 0 or row[3] < 0 for row in first.values() if row[0] != "mean")
+    summary = sum(row[2] > 0 or row[3] < 0 for row in first.values() if row[0] != "mean")
     better = sum(row[1] > 0 for row in first.values() if row[0] != "mean")
     count = len(first) - ("mean" in first)
     alt = (
         f"Differences of AUROC for {count} findings with intervals: above 0 in {better}, and with "
-        f"an interval on one side of 0 in {told}."
+        f"an interval on one side of 0 in {summary}."
     )
     drawn, (axes,) = figure(1, 1, 7.2, 0.9 + 0.31 * len(names), alt)
     _rows(axes, gains, names)
@@ -106,8 +106,8 @@ def roc_curves(judged: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
     """
     require(0 < len(judged) <= len(_AUROC_MARKS), "judged", "hold 1 to 3 curves", len(judged))
     areas = {name: _curve(name, *each) for name, each in judged.items()}
-    said = ", ".join(f"{name} with an area of {each[2]:.3f}" for name, each in areas.items())
-    alt = f"Found against false alarms, for {said}; guessing is the diagonal."
+    described = ", ".join(f"{name} with an area of {each[2]:.3f}" for name, each in areas.items())
+    alt = f"Found against false alarms, for {described}; guessing is the diagonal."
     drawn, (axes,) = figure(1, 1, 4.6, 4.2, alt)
     for number, ((name, (alarms, hits, area)), (colour, _)) in enumerate(
         zip(areas.items(), _AUROC_MARKS, strict=False)
@@ -172,7 +172,7 @@ _FRAME, _LINE, _GAP = 128, 16, 6
 
 
 def predicted_frames(frames: Mapping[str, ArrayLike], clip: int = 0) -> Figure:
-    """Draw one clip: what was seen, what came, and what each predictor said would come.
+    """Draw one clip: what was seen, what came, and what each predictor described would come.
 
     Args:
         frames: for each row its name and clips: uint8, shape (clips, frames, rows, columns, 3).
@@ -187,8 +187,8 @@ def predicted_frames(frames: Mapping[str, ArrayLike], clip: int = 0) -> Figure:
     counts = {clips.shape[1] for clips in rows.values()}
     require(len(counts) == 1, "frames", "have as many frames in each row", sorted(counts))
     images = np.concatenate([clips[clip] for clips in rows.values()])
-    said = f"Frames of one clip in rows: {', '.join(rows)}; time goes from left to right."
-    return image_grid(images, None, counts.pop(), row_titles=list(rows), alt=said)
+    described = f"Frames of one clip in rows: {', '.join(rows)}; time goes from left to right."
+    return image_grid(images, None, counts.pop(), row_titles=list(rows), alt=described)
 
 
 def frame_scores(scores: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
@@ -199,11 +199,11 @@ def frame_scores(scores: Mapping[str, tuple[Sequence[float], Sequence[float]]]) 
     """
     count = len(scores)
     require(0 < count <= len(_COLOURS), "scores", f"hold 1 to {len(_COLOURS)} predictors", count)
-    told = "; ".join(
+    summary = "; ".join(
         f"{name}: {both[0][0]:.1f} to {both[0][-1]:.1f} dB, {both[1][0]:.2f} to {both[1][-1]:.2f}"
         for name, both in scores.items()
     )
-    alt = f"PSNR and SSIM from the first frame to the last. {told}."
+    alt = f"PSNR and SSIM from the first frame to the last. {summary}."
     drawn, panels = figure(columns=2, height=3.0, alt=alt)
     for panel, label, which in zip(panels, ("PSNR (dB)", "SSIM"), (0, 1), strict=True):
         for (name, both), colour, mark in zip(scores.items(), _COLOURS, _VIDEO_MARKS, strict=False):
@@ -227,8 +227,8 @@ def growth(errors: Sequence[float], sizes: Sequence[int]) -> Figure:
         sizes: finest resolution of each epoch (pixels).
     """
     require(len(errors) == len(sizes) > 0, "sizes", f"be {len(errors)}, at least 1", len(sizes))
-    told = ", ".join(f"{100 * each:.1f}" for each in errors)
-    alt = f"Mean error of each epoch in % of the range, finer and finer frames: {told}."
+    summary = ", ".join(f"{100 * each:.1f}" for each in errors)
+    alt = f"Mean error of each epoch in % of the range, finer and finer frames: {summary}."
     drawn, (panel,) = figure(width=6.0, height=3.0, alt=alt)
     known = sorted(set(sizes))
     for size, colour, mark in zip(
@@ -252,8 +252,8 @@ def shares(rows: Sequence[tuple[str, float, float, float]]) -> Figure:
         rows: name, size of the gradients (bytes), computing of a step (s), exchange (s).
     """
     wholes = [require_positive(compute_s + more_s, "rows") for _, _, compute_s, more_s in rows]
-    told = [f"{row[0]} {row[3] / whole:.0%}" for row, whole in zip(rows, wholes, strict=True)]
-    alt = f"Share of the exchange in a step: {', '.join(told)}."
+    summary = [f"{row[0]} {row[3] / whole:.0%}" for row, whole in zip(rows, wholes, strict=True)]
+    alt = f"Share of the exchange in a step: {', '.join(summary)}."
     drawn, (panel,) = figure(width=7.0, height=3.2, alt=alt)
     for at, ((_, _, _, exchange_s), whole) in enumerate(zip(rows, wholes, strict=True)):
         part = 100 * exchange_s / whole

@@ -199,15 +199,15 @@ def _steps_panel(axes: Axes, schedule: Sequence[Step], ranks: int) -> None:
 
 
 def _steps_words(panels: Mapping[str, Sequence[Step]]) -> str:
-    said = []
+    listed = []
     for title, schedule in panels.items():
-        told = []
+        summary = []
         for number, step in enumerate(schedule, start=1):
             each = [f"{m.source} to {m.target} parts {_list(m.parts)}" for m in step]
             kind = "to be added" if step and step[0].adds else "to be kept"
-            told.append(f"step {number}, {kind}: rank {', '.join(each)}")
-        said.append(f"{title.replace(chr(10), ' ')}: {'; '.join(told) or 'no message'}.")
-    return "Who sends what to whom. " + " ".join(said)
+            summary.append(f"step {number}, {kind}: rank {', '.join(each)}")
+        listed.append(f"{title.replace(chr(10), ' ')}: {'; '.join(summary) or 'no message'}.")
+    return "Who sends what to whom. " + " ".join(listed)
 
 
 def _list(parts: Sequence[int]) -> str:
@@ -228,12 +228,12 @@ def budget(parts: Mapping[str, Mapping[str, float]]) -> Figure:
     names = list(next(iter(parts.values())))
     for case, one in parts.items():
         require(list(one) == names, "parts", f"have the parts {names} in {case!r}", list(one))
-    told = "; ".join(
+    summary = "; ".join(
         f"{case}: {', '.join(f'{name} {1e3 * s:.3g} ms' for name, s in one.items())}"
         for case, one in parts.items()
     )
     drawn, (axes,) = figure(
-        width=8.5, height=0.7 + 0.3 * len(parts), alt=f"Parts of a step. {told}"
+        width=8.5, height=0.7 + 0.3 * len(parts), alt=f"Parts of a step. {summary}"
     )
     left, wholes = np.zeros(len(parts)), [sum(one.values()) for one in parts.values()]
     for number, name in enumerate(names):
@@ -267,12 +267,12 @@ def error_feedback(
     sums = {
         title: (np.cumsum([0, *one]), np.cumsum([0, *sent[title]])) for title, one in given.items()
     }
-    told = "; ".join(
+    summary = "; ".join(
         f"{title}: given {a[-1]:.3g}, sent {b[-1]:.3g}, kept {a[-1] - b[-1]:.3g}"
         for title, (a, b) in sums.items()
     )
     size = {"width": 3.3 * len(given), "height": 2.8}
-    drawn, panels = figure(columns=len(given), alt=f"Sums over steps. {told}", **size)
+    drawn, panels = figure(columns=len(given), alt=f"Sums over steps. {summary}", **size)
     for axes, (title, (all_given, all_sent)) in zip(panels, sums.items(), strict=True):
         steps = np.arange(len(all_given))
         look = {"step": "post", "color": "#dddddd", "label": "kept (the error)"}
@@ -292,11 +292,11 @@ def accuracy_and_bytes(trials: Mapping[str, Sequence[Any]]) -> Figure:
         way: [(each.nbytes_per_step, 100 * each.accuracy[-1]) for each in found]
         for way, found in trials.items()
     }
-    told = "; ".join(
+    summary = "; ".join(
         f"{way}: {found[0][0]:.0f} bytes, {', '.join(f'{y:.1f}' for _, y in found)} percent"
         for way, found in points.items()
     )
-    drawn, (axes,) = figure(width=8.5, height=3.6, alt=f"Accuracy against bytes of a step. {told}")
+    drawn, (axes,) = figure(width=8.5, height=3.6, alt=f"Accuracy and bytes of a step. {summary}")
     for number, (way, found) in enumerate(points.items()):
         x, y = zip(*found, strict=True)
         look = {"color": _COMPRESSION_COLOURS[number % 6], "marker": _MARKS[number % len(_MARKS)]}
@@ -313,13 +313,13 @@ def seconds_on_links(seconds: Mapping[str, Mapping[str, float | None]]) -> Figur
     links = list(next(iter(seconds.values())))
     for way, one in seconds.items():
         require(list(one) == links, "seconds", f"have the links {links} for {way!r}", list(one))
-    told = "; ".join(
+    summary = "; ".join(
         f"{way}: "
         + ", ".join(f"{link} {'never' if s is None else f'{s:.3g} s'}" for link, s in one.items())
         for way, one in seconds.items()
     )
     size = {"width": 8.5, "height": 0.8 + 0.28 * len(seconds)}
-    drawn, (axes,) = figure(alt=f"Seconds of each way. {told}", **size)
+    drawn, (axes,) = figure(alt=f"Seconds of each way. {summary}", **size)
     for number, link in enumerate(links):
         there = [
             (one[link], place)
@@ -366,8 +366,8 @@ def overlap(schedules: Mapping[str, Any]) -> Figure:
     for axes, (title, schedule) in zip(grid, schedules.items(), strict=True):
         _overlap_panel(axes, schedule.intervals, longest_s)
         share = f", overlap {schedule.overlap:.2f}" if schedule.exchange_s > 0 else ""
-        said = f"{title}: step {_ms(schedule.step_s)}, exposed {_ms(schedule.exposed_s)}{share}"
-        axes.set_title(said, fontsize=9, loc="left")
+        listed = f"{title}: step {_ms(schedule.step_s)}, exposed {_ms(schedule.exposed_s)}{share}"
+        axes.set_title(listed, fontsize=9, loc="left")
     grid[-1].set_xlabel("time (ms)")
     _legend(grid[0], schedules)
     return drawn
@@ -418,12 +418,12 @@ def _ms(seconds: float) -> str:
 
 
 def _overlap_words(schedules: Mapping[str, Any]) -> str:
-    said = [
+    listed = [
         f"{title}: step {_ms(one.step_s)}, computing {_ms(one.computing_s)}, exchange "
         f"{_ms(one.exchange_s)} of which {_ms(one.exposed_s)} exposed"
         for title, one in schedules.items()
     ]
-    return f"Computing and exchange over time. {'; '.join(said)}."
+    return f"Computing and exchange over time. {'; '.join(listed)}."
 
 
 # --- exchange ways ---
@@ -446,12 +446,12 @@ def exchange_ways(
     """
     same = bool(sent) and list(sent) == list(images_per_s) and set(predicted) == set(sent)
     require(same, "sent", "name the same ways as the others, at least one", list(sent))
-    told = "; ".join(
+    summary = "; ".join(
         f"{way}: {', '.join(f'{role} {n / 1e6:.2f}e6 bytes' for role, n in each.items())}, "
         f"{images_per_s[way]:.0f} images/s"
         for way, each in sent.items()
     )
-    alt = f"Bytes that a process sends in a step, and images/s. {told}."
+    alt = f"Bytes that a process sends in a step, and images/s. {summary}."
     size = {"width": 9.0, "height": 1.2 + 0.42 * len(sent)}
     drawn, (left, right) = figure(columns=2, alt=alt, **size)
     for place, (way, each) in enumerate(sent.items()):
@@ -504,11 +504,11 @@ def host_copies(ways: Mapping[str, int]) -> Figure:
     """
     known = all(copies in _SIDES for copies in ways.values())
     require(known, "ways", f"have {', '.join(map(str, _SIDES))} copies", dict(ways))
-    told = [
+    summary = [
         f"{name}: {' to '.join([*_SIDES[copies], *reversed(_SIDES[copies])])}"
         for name, copies in ways.items()
     ]
-    alt = f"Stops of a message from GPU to GPU. {'; '.join(told)}."
+    alt = f"Stops of a message from GPU to GPU. {'; '.join(summary)}."
     drawn, (axes,) = figure(width=9.0, height=0.5 + 0.95 * len(ways), alt=alt)
     bare(axes, (-2.5, 7.5), (-0.6, len(ways) - 0.3))
     for row, (name, copies) in enumerate(sorted(ways.items(), key=lambda each: -each[1])):

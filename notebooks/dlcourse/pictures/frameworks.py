@@ -11,14 +11,11 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, SKY, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def batch_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -34,13 +31,7 @@ def batch_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
     networks = list(dict.fromkeys(row["network"] for row in rows))
     frameworks = list(dict.fromkeys(row["framework"] for row in rows))
     counts = (1, 2, 4)
-    told = [
-        f"{row['network']} {row['framework']} "
-        + ", ".join(f"{row[f'gpus_{count}_s']:g}" for count in counts)
-        for row in rows
-    ]
-    alt = f"Seconds per batch on 1, 2 and 4 GPUs, lower is better. {'; '.join(told)}."
-    drawn, panels = figure(columns=len(networks), width=3.6 * len(networks), height=3.8, alt=alt)
+    drawn, panels = figure(columns=len(networks), width=3.6 * len(networks), height=3.8)
     for axes, network in zip(panels, networks, strict=True):
         for row in rows:
             if row["network"] == network:
@@ -77,14 +68,7 @@ def efficiencies(
             series' baseline, the baseline first.
         devices: what is counted.
     """
-    told = [
-        f"{title}, {label}: "
-        + ", ".join(f"{value:.3g} on {count}" for count, value in line.items())
-        for title, series in panels.items()
-        for label, line in series.items()
-    ]
-    alt = f"Efficiency against devices, from these speed-ups. {'; '.join(told)}."
-    drawn, grid = figure(columns=len(panels), width=4.6 * len(panels), height=3.6, alt=alt)
+    drawn, grid = figure(columns=len(panels), width=4.6 * len(panels), height=3.6)
     for axes, (title, series) in zip(grid, panels.items(), strict=True):
         for place, (label, line) in enumerate(series.items()):
             counts, values = list(line), list(line.values())
@@ -116,12 +100,12 @@ def speed_pairs(
         names: what the first and the second speed are.
         unit: of the speeds.
     """
-    told = [
+    summary = [
         f"{title}, {case}: {one:g} and {two:g}, ratio {two / one:.2f}"
         for title, cases in panels.items()
         for case, (one, two) in cases.items()
     ]
-    alt = f"{unit}: {names[0]} and {names[1]}. {'; '.join(told)}."
+    alt = f"{unit}: {names[0]} and {names[1]}. {'; '.join(summary)}."
     drawn, grid = figure(columns=len(panels), width=2.7 * len(panels) + 0.6, height=3.4, alt=alt)
     for axes, (title, cases) in zip(grid, panels.items(), strict=True):
         for place, (one, two) in enumerate(cases.values()):
@@ -151,8 +135,8 @@ def last_releases(
     """
     dated = [row for row in rows if row["last_release_date"]]
     dated.sort(key=lambda row: row["last_release_date"])
-    told = [f"{row['framework']} {row['last_release_date']}" for row in dated]
-    alt = f"Newest release that was found, by day. {'; '.join(told)}."
+    summary = [f"{row['framework']} {row['last_release_date']}" for row in dated]
+    alt = f"Newest release that was found, by day. {'; '.join(summary)}."
     drawn, (axes,) = figure(width=8.4, height=0.27 * len(dated) + 1.0, alt=alt)
     for place, row in enumerate(dated):
         found = row["date_is"] == "release"
@@ -191,7 +175,7 @@ def _day(text: str) -> float:
 def _line(
     axes: Axes, counts: Sequence[int], values: Sequence[float], label: str, place: int
 ) -> None:
-    colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
     axes.plot(counts, values, marker=marker, color=colour, label=label, linewidth=1.4)
 
 

@@ -79,13 +79,13 @@ def topology(machine: Any) -> Figure:
                 y = bottom + high - 1.6 - number // across
                 _frame(axes, x, y, 0.85, 0.85, SKY)
                 if machine.physical_cores <= _MOST_LABELS:
-                    told = "\n".join(str(cpu) for cpu in cpus)
-                    axes.text(x + 0.42, y + 0.42, told, ha="center", va="center", fontsize=7)
+                    summary = "\n".join(str(cpu) for cpu in cpus)
+                    axes.text(x + 0.42, y + 0.42, summary, ha="center", va="center", fontsize=7)
     axes.set_xlim(-0.4, columns * (wide + 0.3) + 0.2)
     axes.set_ylim(-len(sockets) * (high + 1.0) - 0.4, 0.2)
     axes.set_title(f"{machine.processor}; numbers: logical CPUs", fontsize=9)
-    told = textwrap.fill(f"caches of a core: {caches or 'unknown'}", 44)
-    axes.text(0.5, -0.02, told, transform=axes.transAxes, fontsize=8, ha="center", va="top")
+    summary = textwrap.fill(f"caches of a core: {caches or 'unknown'}", 44)
+    axes.text(0.5, -0.02, summary, transform=axes.transAxes, fontsize=8, ha="center", va="top")
     return drawing
 
 
@@ -135,9 +135,9 @@ def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> F
     """
     everyone = sorted({device for pair in graph for device in pair})
     slowest = min(graph.values())
-    told = "; ".join(f"{a}-{b} {speed / 1e9:g}e9 bytes/s" for (a, b), speed in graph.items())
+    summary = "; ".join(f"{a}-{b} {speed / 1e9:g}e9 bytes/s" for (a, b), speed in graph.items())
     way = f" Ring: {', '.join(map(str, ring))}." if ring else ""
-    drawing, (axes,) = figure(width=5.6, height=5.2, alt=f"Graph of links: {told}.{way}")
+    drawing, (axes,) = figure(width=5.6, height=5.2, alt=f"Graph of links: {summary}.{way}")
     axes.set_axis_off()
     axes.set_aspect("equal")
     order = [*ring, *(each for each in everyone if each not in ring)]
@@ -286,8 +286,8 @@ def _said(roof: Any, placed: Sequence[Any]) -> str:
         f"{'memory' if each.bound == 'memory' else 'arithmetic'}"
         for each in placed
     )
-    said = f"Roof: a slope of {roof.bytes_per_s:.3g} bytes/s up to flat peaks of {peaks}."
-    return f"{said} Under it: {points}." if points else said
+    described = f"Roof: a slope of {roof.bytes_per_s:.3g} bytes/s up to flat peaks of {peaks}."
+    return f"{described} Under it: {points}." if points else described
 
 
 # --- onednn ---

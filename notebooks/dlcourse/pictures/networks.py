@@ -73,8 +73,8 @@ def image_grid(
     left = 0.5 * line * max((len(each) for each in names), default=0)  # a letter is half as wide
     wide, high = left + columns * (1 + gap), rows * (tall + above + gap)
 
-    said = alt or _words(words, names, rows, columns, len(shown))
-    drawn, (axes,) = figure(width=wide * cell, height=high * cell, alt=said)
+    listed = alt or _words(words, names, rows, columns, len(shown))
+    drawn, (axes,) = figure(width=wide * cell, height=high * cell, alt=listed)
     drawn.get_layout_engine().set(w_pad=0, h_pad=0)
     limits = _limits(shown, scale)
     colours = LinearSegmentedColormap.from_list("signed", [BLUE, "white", ORANGE])
@@ -135,12 +135,12 @@ def _limits(shown: Sequence[np.ndarray], scale: str) -> tuple[float, float] | No
 
 
 def _words(titles: Sequence[str], names: Sequence[str], rows: int, columns: int, count: int) -> str:
-    said = f"{count} pictures in {rows} rows of {columns}"
+    listed = f"{count} pictures in {rows} rows of {columns}"
     if names:
-        said += f"; rows: {', '.join(names)}"
+        listed += f"; rows: {', '.join(names)}"
     if any(titles):
-        said += f"; titles: {', '.join(' '.join(each.split()) for each in titles if each)}"
-    return f"{said}."
+        listed += f"; titles: {', '.join(' '.join(each.split()) for each in titles if each)}"
+    return f"{listed}."
 
 
 # --- densities ---
@@ -176,9 +176,9 @@ def densities(
         require(flat, "clouds", "hold points of shape (samples, 2)", points.shape)
     columns = min(columns, len(sets))
     rows = -(-len(sets) // columns)
-    said = f"Density of points in the plane, {len(sets)} panels: {'; '.join(sets)}."
-    said += " Outlined is where they should lie." if density else ""
-    drawn, panels = figure(rows, columns, width=2.1 * columns, height=2.75, alt=said)
+    listed = f"Density of points in the plane, {len(sets)} panels: {'; '.join(sets)}."
+    listed += " Outlined is where they should lie." if density else ""
+    drawn, panels = figure(rows, columns, width=2.1 * columns, height=2.75, alt=listed)
     shades = LinearSegmentedColormap.from_list("shades", ["white", BLUE, "black"])
     edges = np.linspace(-limit, limit, _CELLS + 1)
     middles = (edges[:-1] + edges[1:]) / 2
@@ -240,8 +240,10 @@ def gradients_by_layer(sizes: Mapping[str, Sequence[float]]) -> Figure:
         must = "have finite gradients and one in the last layer"
         require(bool(there), f"sizes[{label!r}]", must, list(numbers[-3:]))
         shares[label] = numbers / numbers[-1]
-    said = "; ".join(f"{label}: {each[0]:.1e} in the first layer" for label, each in shares.items())
-    alt = f"Size of the gradient, layer by layer, with 1 in the last layer. {said}."
+    listed = "; ".join(
+        f"{label}: {each[0]:.1e} in the first layer" for label, each in shares.items()
+    )
+    alt = f"Size of the gradient, layer by layer, with 1 in the last layer. {listed}."
     drawn, (axes,) = figure(width=8.4, height=3.8, alt=alt)
     for number, (label, each) in enumerate(shares.items()):
         colour, style = _LOOKS[number % len(_LOOKS)]
@@ -262,8 +264,8 @@ def footprints(found: Iterable[Any]) -> Figure:
         found: objects with `name`, `gradient_bytes` and `flops_per_gradient_byte`.
     """
     rows = list(found)
-    said = "; ".join(f"{row.name} {row.flops_per_gradient_byte:.0f}" for row in rows)
-    alt = f"Work against bytes of gradients. Flops for each byte: {said}."
+    listed = "; ".join(f"{row.name} {row.flops_per_gradient_byte:.0f}" for row in rows)
+    alt = f"Work against bytes of gradients. Flops for each byte: {listed}."
     drawn, (axes,) = figure(width=7.4, height=4.4, alt=alt)
     for row in rows:
         place = (row.gradient_bytes / 1e6, row.flops_per_gradient_byte * row.gradient_bytes / 1e9)
@@ -315,11 +317,11 @@ def forecasts(
         errors[name] = np.asarray(each, float) - values
     del errors["values"]
     sizes = {name: float(np.sqrt(np.nanmean(error**2))) for name, error in errors.items()}
-    said = ", ".join(f"{name} {size:.3g}" for name, size in sizes.items())
+    listed = ", ".join(f"{name} {size:.3g}" for name, size in sizes.items())
     alt = (
         f"{quantity} from {unit_of_time} {times[0]:g} to {times[-1]:g}, between "
         f"{np.nanmin(values):.3g} and {np.nanmax(values):.3g}, with forecasts. Root mean square "
-        f"errors: {said}."
+        f"errors: {listed}."
     )
     drawn, (above, below) = figure(2, 1, 9.0, 2.5, alt)
     above.plot(times, values, color=GREY, linewidth=5, alpha=0.45, label="what came")
@@ -351,15 +353,15 @@ def attention_map(panels: Mapping[str, ArrayLike], labels: Sequence[str]) -> Fig
         sums = bool(np.allclose(weights.sum(axis=1), 1, atol=1e-3))
         require(sums, title, "have rows with the sum 1", weights.sum(axis=1).round(3).tolist())
     shown = [{" ": "\u2423", "\n": "\u21b5"}.get(label, label) for label in labels]
-    said = []
+    listed = []
     for title, weights in arrays.items():
         places = zip(shown, weights.argmax(axis=1), weights.max(axis=1), strict=True)
         most = ", ".join(f"{one} at {shown[to]} ({share:.2f})" for one, to, share in places)
-        said.append(f"{title}: {most}")
+        listed.append(f"{title}: {most}")
     side = min(5.2, 1.6 + 0.19 * len(labels))
     drawn, grid = figure(
         columns=len(panels), width=side * len(panels) + 1.0, height=side,
-        alt=f"Attention, for each step where it looks most. {'; '.join(said)}.",
+        alt=f"Attention, for each step where it looks most. {'; '.join(listed)}.",
     )  # fmt: skip
     for axes, (title, weights) in zip(grid, arrays.items(), strict=True):
         image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="equal")
@@ -395,13 +397,13 @@ def sequences() -> Figure:
     Source:
         Guide, section 2.5, which names one-to-one and one-to-many.
     """
-    said = "; ".join(
+    listed = "; ".join(
         f"{title}: {len(ins)} in, {len(outs)} out{', each output fed back' * back}, such as "
         f"{' '.join(example.split())}"
         for title, example, ins, outs, back in _SHAPES
     )
     widths = [max(*ins, *outs) + 1 for _, _, ins, outs, _ in _SHAPES]
-    drawn, grid = figure(columns=len(_SHAPES), width=11.0, height=2.9, alt=f"Shapes. {said}.")
+    drawn, grid = figure(columns=len(_SHAPES), width=11.0, height=2.9, alt=f"Shapes. {listed}.")
     grid[0].get_gridspec().set_width_ratios([width + 1.0 for width in widths])
     for axes, (title, example, ins, outs, back), width in zip(grid, _SHAPES, widths, strict=True):
         middle = (width - 1) / 2

@@ -25,13 +25,13 @@ def bit_fields(numbers: Iterable[Any]) -> Figure:
             `value`, one row each.
     """
     rows = list(numbers)
-    said = "; ".join(
+    listed = "; ".join(
         f"{row.format}: sign {row.sign}, exponent {row.exponent or 'none'}, "
         f"fraction {row.fraction}, which is {row.value:.9g}"
         for row in rows
     )
     drawn, (axes,) = figure(
-        width=8.4, height=0.9 + 0.42 * len(rows), alt=f"Bits of numbers. {said}"
+        width=8.4, height=0.9 + 0.42 * len(rows), alt=f"Bits of numbers. {listed}"
     )
     for line, row in enumerate(rows):
         place = 0
@@ -65,12 +65,12 @@ def number_ranges(
         spacings: name of a format -> spacing at each value, NaN beyond its range.
     """
     rows = list(formats)
-    said = "; ".join(
+    listed = "; ".join(
         f"{row.name} from {row.smallest_normal:.2g}, subnormal from {row.smallest_subnormal:.2g}, "
         f"to {row.largest:.2g}"
         for row in rows
     )
-    drawn, (left, right) = figure(columns=2, width=9.6, alt=f"Ranges of number formats: {said}.")
+    drawn, (left, right) = figure(columns=2, width=9.6, alt=f"Ranges of number formats: {listed}.")
     for line, row in enumerate(rows):
         low, normal, high = (
             np.log10(float(n)) for n in (row.smallest_subnormal, row.smallest_normal, row.largest)
@@ -145,13 +145,13 @@ def gradient_sizes(
 
 
 def _sizes_in_words(gradients: Mapping[str, ArrayLike], rows: Sequence[Any]) -> str:
-    said = []
+    listed = []
     for label, values in gradients.items():
         numbers = np.abs(np.asarray(values, float)).ravel()
         middle = np.median(numbers[numbers > 0])
-        said.append(f"{label}: median {middle:.1e}")
+        listed.append(f"{label}: median {middle:.1e}")
     ends = "; ".join(f"{row.name} from {row.smallest_subnormal:.1e}" for row in rows)
-    return f"Histogram of sizes. {'; '.join(said)}. Formats: {ends}."
+    return f"Histogram of sizes. {'; '.join(listed)}. Formats: {ends}."
 
 
 def kernel_rates(found: Iterable[Any]) -> Figure:
@@ -166,10 +166,10 @@ def kernel_rates(found: Iterable[Any]) -> Figure:
     formats = sorted(dict.fromkeys(row.format for row in rows), key=order.index)
     rows = sorted(rows, key=lambda row: formats.index(row.format))  # as the legend names them
     wide = {row.level: row.flops_per_s for row in rows if row.format == "fp32"}
-    said = "; ".join(
+    listed = "; ".join(
         f"{row.level} {row.format} {row.flops_per_s / 1e9:.0f}e9 with {row.kernel}" for row in rows
     )
-    drawn, (axes,) = figure(width=8.4, alt=f"Operations a second. {said}.")
+    drawn, (axes,) = figure(width=8.4, alt=f"Operations a second. {listed}.")
     for row in rows:
         place = levels.index(row.level) + 0.27 * (formats.index(row.format) - 1)
         axes.bar(

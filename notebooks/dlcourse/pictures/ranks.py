@@ -15,7 +15,7 @@ from dlguide.machine.threads import roles
 from dlguide.machine.threads.explaining import Explanation
 from dlguide.machine.threads.planning import ThreadPlan
 from dlguide.machine.threads.roles import Role
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+from dlguide.plots.figures import BLUE, COLOURS, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,8 +140,8 @@ def _told(row: Sequence[tuple[str, str]]) -> str:
 
 
 def _said(values: Sequence[Any]) -> str:
-    said = [f"rank {rank} {'nothing' if v is None else v}" for rank, v in enumerate(values)]
-    return ", ".join(said).replace("\n", " ")
+    described = [f"rank {rank} {'nothing' if v is None else v}" for rank, v in enumerate(values)]
+    return ", ".join(described).replace("\n", " ")
 
 
 # --- affinity ---
@@ -267,11 +267,11 @@ def _affinity_words(machine: Machine, used: dict[int, Role]) -> str:
                 groups.setdefault((f"Rank {rank} {kind}", where[cpu]), []).append(cpu)
         if not role.computes and not role.communicates:
             groups.setdefault(("Free", where[cpu]), []).append(cpu)
-    said = [
+    described = [
         f"{what} on socket {node[0]}, NUMA node {node[1]}: CPUs {roles.short(cpus)}."
         for (what, node), cpus in sorted(groups.items())
     ]
-    return "Map of a node. " + " ".join(said)
+    return "Map of a node. " + " ".join(described)
 
 
 # --- pipeline ---
@@ -334,7 +334,7 @@ def _pipeline_legend(axes: Axes) -> None:
 
 
 def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
-    said = []
+    described = []
     for title, cells in panels.items():
         rows: dict[int, list[Any]] = {}
         for cell in sorted(cells, key=lambda cell: cell.start_s):
@@ -343,13 +343,11 @@ def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
             f"stage {stage}: " + " ".join(f"{cell.kind[0]}{cell.microbatch}" for cell in row)
             for stage, row in sorted(rows.items())
         ]
-        said.append(f"{title}: {'; '.join(orders)}.")
-    return "Schedules, f forward and b backward with the microbatch. " + " ".join(said)
+        described.append(f"{title}: {'; '.join(orders)}.")
+    return "Schedules, f forward and b backward with the microbatch. " + " ".join(described)
 
 
 # --- server ---
-
-_SERVER_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
 
 
 def worker_timeline(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:
@@ -397,7 +395,7 @@ def staleness(values: Mapping[str, Sequence[int]]) -> Figure:
     for number, (name, each) in enumerate(values.items()):
         counts = np.bincount(np.asarray(each, int))
         places = np.arange(len(counts)) + wide * (number - (len(values) - 1) / 2)
-        colour = _SERVER_COLOURS[number % len(_SERVER_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         hatch = ("", "//", "..")[number % 3]  # bars that can be told apart without colours
         axes.bar(places, 100 * counts / len(each), wide, color=colour, hatch=hatch, label=name)
     axes.set_title("How stale the gradients were", loc="left", fontsize=10)
@@ -409,12 +407,12 @@ def staleness(values: Mapping[str, Sequence[int]]) -> Figure:
 
 
 def _server_words(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> str:
-    said = []
+    described = []
     for title, rows in panels.items():
         length = max(row[-1][1] for row in rows) - min(row[0][0] for row in rows)
         shares = []
         for row in rows:
             busy = sum(end - begin for begin, end in row)
             shares.append(f"{100 * busy / (row[-1][1] - row[0][0]):.0f} percent")
-        said.append(f"{title}: {1e3 * length:.0f} ms, workers compute {', '.join(shares)}")
-    return f"When workers compute. {'; '.join(said)}."
+        described.append(f"{title}: {1e3 * length:.0f} ms, workers compute {', '.join(shares)}")
+    return f"When workers compute. {'; '.join(described)}."

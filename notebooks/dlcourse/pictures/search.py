@@ -72,8 +72,8 @@ def best_so_far(
         label: what the score is.
     """
     ends = {name: np.median([one[1][-1] for one in each]) for name, each in curves.items()}
-    said = ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
-    drawn, (axes,) = figure(width=7.0, alt=f"{label} over {spent}; median at the end: {said}.")
+    listed = ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
+    drawn, (axes,) = figure(width=7.0, alt=f"{label} over {spent}; median at the end: {listed}.")
     for number, (name, searches) in enumerate(curves.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         grid = np.unique(np.concatenate([np.asarray(one[0], float) for one in searches]))
@@ -107,9 +107,9 @@ def rank_bars(
     predicted = predicted or {}
     most = max(1 + max(bar.rank for bar in bars) for bars in panels.values())
     lengths = {title: _makespan(bars) for title, bars in panels.items()}
-    said = "; ".join(f"{title}: {length:.2f} s" for title, length in lengths.items())
+    listed = "; ".join(f"{title}: {length:.2f} s" for title, length in lengths.items())
     height = 0.75 + 0.34 * most
-    drawn, grid = figure(len(panels), width=9.0, height=height, alt=f"Tasks of ranks. {said}.")
+    drawn, grid = figure(len(panels), width=9.0, height=height, alt=f"Tasks of ranks. {listed}.")
     for axes, (title, bars) in zip(grid, panels.items(), strict=True):
         begin = min(bar.start_s for bar in bars)
         ranks = sorted({bar.rank for bar in bars})
@@ -154,8 +154,8 @@ def projections(
         Figure 1.
     """
     counts = {title: len({round(x, 9) for x, _ in each}) for title, each in panels.items()}
-    said = "; ".join(f"{title}: {count} values of the first" for title, count in counts.items())
-    drawn, axes = figure(2, len(panels), height=2.4, alt=f"Points tried. {said}.")
+    listed = "; ".join(f"{title}: {count} values of the first" for title, count in counts.items())
+    drawn, axes = figure(2, len(panels), height=2.4, alt=f"Points tried. {listed}.")
     curve = np.linspace(0, 1, 200)
     for column, (title, points) in enumerate(panels.items()):
         above, below = axes[column], axes[column + len(panels)]

@@ -43,8 +43,8 @@ def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float 
     """
     for title, points in panels.items():
         require(len(points) > 1, "panels", f"have at least two points in {title!r}", len(points))
-    told = "; ".join(f"{title}: {_told(points, x)}" for title, points in panels.items())
-    alt = f"Time of an epoch against {x}. {told}."
+    summary = "; ".join(f"{title}: {_told(points, x)}" for title, points in panels.items())
+    alt = f"Time of an epoch against {x}. {summary}."
     shown = [parts for points in panels.values() for _, parts in points]
     slowest = [max(parts.values()) for parts in shown]
     least = min([*slowest, wanted_s or slowest[0]]) / 8
@@ -81,11 +81,11 @@ def felt_times(
 
     names = list(measured)
     require(names == list(predicted_s), "predicted_s", f"have {names}", list(predicted_s))
-    said = "; ".join(
+    described = "; ".join(
         f"{name} {each.median:.3g} s, predicted {predicted_s[name]:.3g} s"
         for name, each in measured.items()
     )
-    alt = f"Seconds {x}: {said}; without waiting {own_s:.3g} s."
+    alt = f"Seconds {x}: {described}; without waiting {own_s:.3g} s."
     drawing, (axes,) = figure(width=7.4, height=0.8 + 0.42 * len(names), alt=alt)
     medians = [each.median for each in measured.values()]
     around = [
@@ -202,13 +202,13 @@ def striping(panels: Mapping[str, Sequence[tuple[int, int]]], targets: int = 4) 
     """
     laid = {title: _laid(files, targets) for title, files in panels.items()}
     highest = max(len(column) for columns in laid.values() for column in columns)
-    said = "; ".join(
+    described = "; ".join(
         f"{title}: "
         + ", ".join(f"OST {i} has {' '.join(c) or 'nothing'}" for i, c in enumerate(cs))
         for title, cs in laid.items()
     )
     size = {"width": 3.1 * len(panels), "height": 0.55 + 0.3 * (highest + 1)}
-    drawn, grid = figure(columns=len(panels), alt=f"Stripes on targets. {said}.", **size)
+    drawn, grid = figure(columns=len(panels), alt=f"Stripes on targets. {described}.", **size)
     for axes, (title, columns) in zip(grid, laid.items(), strict=True):
         bare(axes, (-0.6, targets - 0.4), (-1.1, highest - 0.3))
         axes.set_title(title, fontsize=9)

@@ -10,7 +10,19 @@ import numpy as np
 
 from dlguide.errors import require
 from dlguide.measure.start_up import StartUp
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend
+from dlguide.plots.figures import (
+    BLUE,
+    COLOURS,
+    DASHES,
+    GREEN,
+    GREY,
+    MARKERS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    figure,
+    legend,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,9 +31,6 @@ if TYPE_CHECKING:
 
 # --- descent ---
 
-_DESCENT_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
-_DESCENT_MARKERS = ("o", "s", "^", "D", "v", "P")
-_DASHES = ("-", "--", "-.", ":")
 _GRID = 160  # points in each direction from which the contours are drawn
 
 
@@ -53,8 +62,8 @@ def descent(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Figure:
             points = np.asarray(points, float)
             axes.plot(
                 *points.T,
-                color=_DESCENT_COLOURS[number % len(_DESCENT_COLOURS)],
-                marker=_DESCENT_MARKERS[number % len(_DESCENT_MARKERS)],
+                color=COLOURS[number % len(COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
                 markersize=3,
                 markevery=max(1, len(points) // 40),
                 linewidth=1.2,
@@ -82,7 +91,7 @@ def _contours(axes: Axes, landscape: Any) -> None:
 
 
 def _descent_words(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> str:
-    said = []
+    described = []
     for title, (landscape, paths) in panels.items():
         ends = []
         for name, points in paths.items():
@@ -91,8 +100,8 @@ def _descent_words(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> str:
                 f"{name} ends after {len(points) - 1} steps at ({x:.2g}, {y:.2g}), "
                 f"loss {landscape.loss(x, y):.2g}"
             )
-        said.append(f"{title}: {', '.join(ends)}")
-    return f"Paths over the contours of a loss. {'; '.join(said)}."
+        described.append(f"{title}: {', '.join(ends)}")
+    return f"Paths over the contours of a loss. {'; '.join(described)}."
 
 
 def loss_curves(
@@ -112,9 +121,7 @@ def loss_curves(
     """
     require(log in ("", "x", "y", "xy"), "log", 'be "", "x", "y" or "xy"', log)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    drawn, grid = figure(
-        columns=len(panels), width=max(6.5, 4.7 * len(panels)), alt=_curve_words(panels, y)
-    )
+    drawn, grid = figure(columns=len(panels), width=max(6.5, 4.7 * len(panels)))
     for axes, (label, curves) in zip(grid, panels.items(), strict=True):
         for name, (xs, ys) in curves.items():
             same = len(xs) == len(ys)
@@ -123,8 +130,8 @@ def loss_curves(
             axes.plot(
                 xs,
                 ys,
-                color=_DESCENT_COLOURS[number % len(_DESCENT_COLOURS)],
-                linestyle=_DASHES[number % len(_DASHES)],
+                color=COLOURS[number % len(COLOURS)],
+                linestyle=DASHES[number % len(DASHES)],
                 linewidth=1.4,
                 label=name,
             )
@@ -143,18 +150,9 @@ def loss_curves(
     return drawn
 
 
-def _curve_words(panels: Mapping[str, Mapping[str, Any]], y: str) -> str:
-    said = []
-    for label, curves in panels.items():
-        ends = [f"{name} {ys[-1]:.3g} at {xs[-1]:.3g}" for name, (xs, ys) in curves.items()]
-        said.append(f"against {label}, at the end: {', '.join(ends)}")
-    return f"{y}, {'; '.join(said)}."
-
-
 # --- experiments ---
 
-_EXPERIMENTS_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY, "black")
-_EXPERIMENTS_MARKERS = ("o", "s", "^", "D", "v", "P")  # one less, so that 42 looks differ
+_EXPERIMENTS_COLOURS = (*COLOURS, "black")
 _REGIONS = {"A": "#dddddd", "B": "#ffffff", "C": "#f3dcc9", "AC": "#dccbc0"}
 
 
@@ -223,8 +221,8 @@ def errors(results: Sequence[Any]) -> Figure:
     rows = -(-len(named) // columns)
     counted = all(one.train_error for one in results if not one.diverged)
     of = "training error" if counted else "training loss"
-    told = [f"{name}: {_last_error(each)}" for name, each in named.items()]
-    alt = f"Test error and {of} over epochs. {'; '.join(told)}."
+    summary = [f"{name}: {_last_error(each)}" for name, each in named.items()]
+    alt = f"Test error and {of} over epochs. {'; '.join(summary)}."
     drawn, panels = figure(rows=rows, columns=columns, height=2.9, alt=alt)
     others = [axes if counted else axes.twinx() for axes in panels[: len(named)]]
     for number, (name, each) in enumerate(named.items()):
@@ -306,7 +304,7 @@ def _named(results: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _style(number: int) -> dict[str, Any]:
-    marker = _EXPERIMENTS_MARKERS[number % len(_EXPERIMENTS_MARKERS)]
+    marker = MARKERS[number % len(MARKERS)]
     return {
         "color": _EXPERIMENTS_COLOURS[number % len(_EXPERIMENTS_COLOURS)],
         "marker": marker,
@@ -334,12 +332,12 @@ def _same_scale(panels: Sequence[Axes]) -> None:
 
 
 def _experiments_words(named: dict[str, list[Any]]) -> str:
-    told = []
+    summary = []
     for name, each in named.items():
         values = [one.accuracy for one in each if not one.diverged]
         ends = f"ends at {100 * np.mean(values):.1f} %" if values else "diverges"
-        told.append(f"{name} {ends}")
-    return f"Test accuracy over epochs, over seconds and at the end. {'; '.join(told)}."
+        summary.append(f"{name} {ends}")
+    return f"Test accuracy over epochs, over seconds and at the end. {'; '.join(summary)}."
 
 
 def _last_error(each: list[Any]) -> str:
@@ -437,14 +435,14 @@ def _alt(
     leaves_at: float,
     end: float,
 ) -> str:
-    told = "; ".join(
+    summary = "; ".join(
         f"{name}: rate at most {max(rates[name]):.3g}"
         + (f", test accuracy {100 * right[-1]:.1f} % at the end" if len(right) else "")
         for name, (_, right) in accuracies.items()
     )
     return (
         f"Learning rate, weight decay and test accuracy over {end:g} epochs, on the right from "
-        f"epoch {leaves_at:g} on enlarged. {told}."
+        f"epoch {leaves_at:g} on enlarged. {summary}."
     )
 
 
@@ -564,12 +562,12 @@ def start_up(starts: Mapping[str, StartUp], marks: Mapping[str, int] | None = No
         [*(one.batches for one in starts.values()), *(n for n in (marks or {}).values())]
     )
     counts = np.unique(np.geomspace(1, most, 200).astype(int))
-    told = "; ".join(
+    summary = "; ".join(
         f"{name}: {one.images_per_s_with_first:.0f} images/s over {one.batches} batches, "
         f"{one.images_per_s:.0f} without the first"
         for name, one in starts.items()
     )
-    alt = f"Mean images/s over the first batches rises to that of the others. {told}."
+    alt = f"Mean images/s over the first batches rises to that of the others. {summary}."
     pair = len(starts) == 2
     drawn, panels = figure(rows=1 + pair, width=7.0, height=2.5 if pair else 3.4, alt=alt)
     axes = panels[0]
