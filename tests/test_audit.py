@@ -412,10 +412,15 @@ def runs(ranks: int, **fields) -> list[measure.Run]:
     """Runs of 2 epochs of 100 samples at 10 images per rank and step."""
     per_epoch = -(-100 // (10 * ranks))
     values = {field: 0.0 for field in measure.Run.__dataclass_fields__}
-    values |= {"net": "mlp", "data": "mnist", "device": "cpu", "optimizer": "sgd"}
+    values |= {"model": "mlp", "data": "mnist", "device": "cpu", "optimizer": "sgd"}
     values |= {"phases": (), "versions": {}, "compression": "none", "weights_digest": "a" * 64}
     values |= {"loss": (0.5, 0.4), "test_accuracy": (0.9,), "wait_s": (), "samples": 100}
-    values |= {"epochs": 2, "batch": 10, "global_batch": 10 * ranks, "learning_rate": 0.1 * ranks}
+    values |= {
+        "epochs": 2,
+        "batch_per_rank": 10,
+        "global_batch": 10 * ranks,
+        "learning_rate": 0.1 * ranks,
+    }
     values |= {"steps_per_epoch": per_epoch, "step_s": (0.1,) * (2 * per_epoch), "seed": 1}
     return [measure.Run(**(values | {"rank": r, "ranks": ranks} | fields)) for r in range(ranks)]
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dlguide.training import checkpoint, checkpoint_file
+from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError, Within
 
 
@@ -113,7 +113,9 @@ def test_last_end_of_an_epoch_is_kept_behind_those_within(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("ends", "then"), [((), "to train anew"), ((8,), "to go on from .*08.dl")])
+@pytest.mark.parametrize(
+    ("ends", "then"), [((), "to train anew"), ((8,), "to resume from .*08.dl")]
+)
 def test_within_an_epoch_another_division_is_refused(ends, then, tmp_path):
     for step in ends:
         checkpoint.save(tmp_path, *net(), step, 2)
@@ -161,11 +163,11 @@ def test_weights_that_are_not_finite_are_never_written(bad, tmp_path):
 
 
 def test_files_are_found_by_steps_and_told_apart(tmp_path):
-    assert checkpoint_file.finished(tmp_path / "not there") == []
+    assert checkpoint.finished(tmp_path / "not there") == []
     for step, own in ((1000, within()), (20, None), (1000, None), (1001, within())):
         checkpoint.save(tmp_path, *net(), step, 1, within=own, keep=9)
-    found = checkpoint_file.finished(tmp_path)
-    assert [(int(path.name[11:20]), checkpoint_file.is_within(path)) for path in found] == [
+    found = checkpoint.finished(tmp_path)
+    assert [(int(path.name[11:20]), checkpoint.is_within(path)) for path in found] == [
         (20, False),
         (1000, True),
         (1000, False),
@@ -318,7 +320,7 @@ def test_processes_that_write_into_one_folder_do_not_disturb_each_other(tmp_path
     with ThreadPoolExecutor(4) as writers:
         saved = writers.map(lambda step: checkpoint.save(tmp_path, *net(), step, 1, keep=99), steps)
         assert {checkpoint.read(path)[0].step for path in saved} == set(steps)
-    assert checkpoint_file.finished(tmp_path) == sorted(tmp_path.iterdir())
+    assert checkpoint.finished(tmp_path) == sorted(tmp_path.iterdir())
 
 
 def test_size_told_beforehand_is_that_of_the_file(tmp_path):

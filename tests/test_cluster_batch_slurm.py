@@ -173,13 +173,14 @@ TRAIN = """
 import sys
 import numpy as np
 from dlguide.data.datasets import Dataset
-from dlguide.training import fit
+from dlguide.training import FitConfig, fit
 rng = np.random.default_rng(1)
 images = rng.random((64, 28, 28, 1), np.float32)
 labels = rng.integers(0, 10, 64)
 data = Dataset("noise", images, labels, images[:8], labels[:8], 10)
 epochs, folder = int(sys.argv[1]), sys.argv[2]
-fit("mlp", data, epochs=epochs, batch=8, evaluate=False, checkpoint=folder)
+config = FitConfig(evaluate=False)
+fit("mlp", data, epochs=epochs, batch_per_rank=8, checkpoint=folder, config=config)
 """
 
 
@@ -256,13 +257,14 @@ import os, sys
 import numpy as np
 from dlguide import models
 from dlguide.data.datasets import Dataset
-from dlguide.training import fit
+from dlguide.training import FitConfig, fit
 rng = np.random.default_rng(1)
 images = rng.random((64, 28, 28, 1), np.float32)
 labels = rng.integers(0, 10, 64)
 data = Dataset("noise", images, labels, images[:8], labels[:8], 10)
 epochs = int(sys.argv[1])
-run = fit("mlp", data, epochs=epochs, batch=8, evaluate=False, checkpoint=sys.argv[2])
+config = FitConfig(evaluate=False)
+run = fit("mlp", data, epochs=epochs, batch_per_rank=8, checkpoint=sys.argv[2], config=config)
 """
 
 

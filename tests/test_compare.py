@@ -17,9 +17,10 @@ def make_run(ranks, rank=0, images_per_s=100.0, **changes):
     values = {
         field.name: 0 for field in dataclasses.fields(Run)
     } | {
-        "rank": rank, "ranks": ranks, "threads": 1, "net": "mlp", "data": "mnist",
+        "rank": rank, "ranks": ranks, "threads": 1, "model": "mlp", "data": "mnist",
         "images_per_s": images_per_s, "test_accuracy": (0.9,), "loss": (1.0,), "step_s": (0.1,),
-        "wait_s": (0.0,), "phases": (), "versions": {}, "total_s": 1.0 + rank, "samples": 50,
+        "wait_s": (0.0,), "phases": (), "versions": {},
+        "train_metrics": {}, "test_metrics": {}, "total_s": 1.0 + rank, "samples": 50,
     } | changes  # fmt: skip
     return Run(**values)
 

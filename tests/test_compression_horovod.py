@@ -167,15 +167,16 @@ def test_horovod_sends_what_numpy_sends(ranks, names, tmp_path):
 
 def fit_on_ranks():
     import numpy as np
+    from fitting import fit
 
-    from dlguide import models, training
+    from dlguide import models
     from dlguide.data import datasets
     from dlguide.parallel import compression as c
 
     data = datasets.load("mnist").first(64, 50)
     shapes = models.build("mlp").trainable_variables
     runs = [
-        training.fit("mlp", data, batch=8, seed=3, compression=way)
+        fit("mlp", data, batch_per_rank=8, seed=3, compression=way)
         for way in ("none", "one_bit", c.top_k(0.05))
     ]
     predicted = [
@@ -207,7 +208,7 @@ def test_a_run_of_fit_tells_compression_and_bytes(ranks, tmp_path):
     ],
 )
 def test_fit_refuses_before_any_work(arguments, words):
-    from dlguide import training
+    from fitting import fit
 
     with pytest.raises(ValueError, match=words):
-        training.fit("mlp", epochs=1, **arguments)
+        fit("mlp", epochs=1, **arguments)

@@ -240,27 +240,23 @@ def test_sharing_gives_all_samples_of_any_data_set(cifar):
 
 @pytest.mark.parametrize("net", ["mnist_cnn", "mlp"])
 def test_a_net_that_does_not_take_the_images_is_refused_before_any_work(net, cifar):
-    from dlguide.training.settings import Settings
+    from dlguide.training.config import TrainingJob
 
     folder, _ = cifar
     for data in ("cifar10", datasets.load("cifar10", folder)):
-        settings = Settings(
-            net=net, data=data, epochs=1, batch=2, optimizer="adam", learning_rate=None,
-            rate_scaling=None, seed=0, samples=None, dropout=None, dtype="float32",
-            shuffle=True, device="cpu", evaluate=True, checkpoint=None,
-        )  # fmt: skip
+        settings = TrainingJob(model=net, data=data, batch_per_rank=2)
         with pytest.raises(ValueError, match="`data` must hold images") as caught:
             settings.check()
         assert str(caught.value) == (
             f"`data` must hold images of 28 x 28 x 1 for {net}, got 'cifar10 of 32 x 32 x 3'. Use "
-            "mnist or fashion_mnist, or a function as `net` that builds one for 32 x 32 x 3."
+            "mnist or fashion_mnist, or a function as `model` that builds one for 32 x 32 x 3."
         )
-        replace(settings, net=lambda: None).check()
+        replace(settings, model=lambda: None).check()
     replace(settings, data="fashion_mnist").check()
 
 
 def test_cifar10_is_trained_by_its_name_with_a_net_that_takes_it(cifar, monkeypatch):
-    from dlguide.training import fit
+    from dlguide.training import SingleProcess, fit
 
     folder, _ = cifar
     monkeypatch.setenv("DLGUIDE_DATA", str(folder))
@@ -271,8 +267,8 @@ def test_cifar10_is_trained_by_its_name_with_a_net_that_takes_it(cifar, monkeypa
         layers = [keras.Input((32, 32, 3)), keras.layers.Flatten(), keras.layers.Dense(10)]
         return keras.Sequential(layers)
 
-    run = fit(small, data="cifar10", batch=10, parallel=False)
+    run = fit(small, data="cifar10", batch_per_rank=10, comm=SingleProcess())
     assert (run.data, run.samples, run.steps_per_epoch) == ("cifar10", 20, 2)
     assert run.parameters == (32 * 32 * 3 + 1) * 10
-    with pytest.raises(ValueError, match="a function as `net` that builds one for 32 x 32 x 3"):
-        fit("mnist_cnn", data="cifar10", batch=10, parallel=False)
+    with pytest.raises(ValueError, match="a function as `model` that builds one for 32 x 32 x 3"):
+        fit("mnist_cnn", data="cifar10", batch_per_rank=10, comm=SingleProcess())

@@ -1,6 +1,6 @@
 """Stopping on nan: what carries it to other ranks, what is said, and what is left alone.
 
-On ranks: `test_fit_resume.py`. Tests dlguide.training.saving and dlguide.training.feeding too.
+On ranks: `test_fit_resume.py`. Tests dlguide.training.checkpoint and dlguide.training.feed too.
 """
 
 import io
@@ -11,16 +11,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fitting import arguments, fit
 from PIL import Image
 
 from dlguide import models
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets, formats
 from dlguide.data import input_pipeline as ip
-from dlguide.training import checkpoint, fit
-from dlguide.training.divergence import DivergedError, Watch, spoiled
-from dlguide.training.feeding import ArrayFeed, PipelineFeed
-from dlguide.training.saving import Saver
+from dlguide.training import checkpoint
+from dlguide.training.checkpoint import Saver
+from dlguide.training.config import TrainingJob
+from dlguide.training.divergence import DivergedError, DivergenceMonitor, propagate_nan
+from dlguide.training.feed import ArrayFeed, PipelineFeed, class_numbers
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def test_finite_loss_leaves_gradients_bit_by_bit(loss):
 
     variables = [tf.zeros([3, 4]), tf.zeros([2])]
     gradients = [tf.fill([3, 4], 0.5), tf.constant([-0.0, 1e-45])]
-    found = spoiled(gradients, variables, tf.constant(loss))
+    found = propagate_nan(gradients, variables, tf.constant(loss))
     for one, other in zip(found, gradients, strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()
 
@@ -45,14 +47,14 @@ def test_loss_that_is_not_finite_is_carried_by_the_smallest_gradient(loss):
 
     variables = [tf.zeros([3, 4]), tf.zeros([2]), tf.zeros([5])]
     gradients = [tf.fill([3, 4], 0.5), tf.constant([1.0, 2.0]), None]
-    large, small, none = spoiled(gradients, variables, tf.constant(loss))
+    large, small, none = propagate_nan(gradients, variables, tf.constant(loss))
     assert np.isnan(small.numpy()).all()
     assert large.numpy().tobytes() == gradients[0].numpy().tobytes()
     assert none is None
 
 
 class Weight:
-    """As much of a Keras variable as `Watch` needs."""
+    """As much of a Keras variable as `DivergenceMonitor` needs."""
 
     def __init__(self, path, value):
         self.path, self.value = path, np.asarray(value, np.float32)
@@ -68,7 +70,7 @@ def watched(*values, **optimizer):
     model = SimpleNamespace(weights=weights, trainable_variables=weights)
     rule = SimpleNamespace(iterations=7, _learning_rate=Weight("rate", 0.25), **optimizer)
     rule._learning_rate.assign = None
-    return Watch(model, rule, SingleProcess(), 6, lambda: "Kept: step 5."), rule
+    return DivergenceMonitor(model, rule, SingleProcess(), 6, lambda: "Kept: step 5."), rule
 
 
 def test_sound_steps_pass_without_a_word_to_other_ranks():
@@ -151,7 +153,7 @@ def test_feeds_begun_in_the_middle_give_what_a_whole_epoch_gives(mnist, tmp_path
     pipeline = stored(tmp_path, mnist)
     for rank in (0, 1):
         mine = {"rank": rank, "ranks": 2}
-        arrays = ArrayFeed(mnist, 10, 3, True, **mine, model=model)
+        arrays = ArrayFeed(mnist, 10, 3, True, **mine, check=class_numbers(model))
         files = PipelineFeed(pipeline.replace(seed=3, shuffle=True, **mine), SingleProcess(), model)
         for feed in (arrays, files):
             whole = list(feed.batches(1))
@@ -166,10 +168,15 @@ def test_feeds_begun_in_the_middle_give_what_a_whole_epoch_gives(mnist, tmp_path
 
 
 def test_pipeline_resumed_within_an_epoch_is_bitwise_the_uninterrupted_one(mnist, tmp_path, capsys):
-    ways = {"net": "mnist_cnn_bn", "data": stored(tmp_path, mnist), "batch": 10, "dropout": 0.5}
+    ways = {
+        "model": "mnist_cnn_bn",
+        "data": stored(tmp_path, mnist),
+        "batch_per_rank": 10,
+        "dropout": 0.5,
+    }
     ways |= {"evaluate": False, "epochs": 2, "seed": 1}
     whole = fit(**ways)
-    assert fit(**ways, checkpoint=tmp_path / "saves", save_every=2).weights_digest == (
+    assert fit(**ways, checkpoint=tmp_path / "saves", every_steps=2).weights_digest == (
         whole.weights_digest
     )
     for end in (tmp_path / "saves").glob("checkpoint-?????????.dlguide"):
@@ -182,8 +189,14 @@ def test_pipeline_resumed_within_an_epoch_is_bitwise_the_uninterrupted_one(mnist
 
 
 def test_fewer_epochs_than_the_checkpoint_has_done_are_refused(mnist, tmp_path):
-    ways = {"net": "mlp", "data": mnist, "batch": 10, "checkpoint": tmp_path, "evaluate": False}
-    fit(**ways, epochs=2, save_every=2)
+    ways = {
+        "model": "mlp",
+        "data": mnist,
+        "batch_per_rank": 10,
+        "checkpoint": tmp_path,
+        "evaluate": False,
+    }
+    fit(**ways, epochs=2, every_steps=2)
     (tmp_path / "checkpoint-000000010.dlguide").unlink()
     words = (
         r"-within\.dlguide is further than the training asked for: step \d, epoch 1 of 1 and "
@@ -202,9 +215,10 @@ def test_room_is_asked_for_what_workers_have_of_their_own(mnist, tmp_path, monke
         os.makedirs(folder, exist_ok=True)
 
     monkeypatch.setattr(checkpoint, "require_writable", noted)
-    ways = {"net": "mnist_cnn_bn", "data": mnist, "batch": 10, "evaluate": False, "workers": 2}
+    ways = {"model": "mnist_cnn_bn", "data": mnist, "batch_per_rank": 10, "evaluate": False}
+    ways["virtual_workers"] = 2
     fit(**ways, checkpoint=tmp_path / "ends")
-    fit(**ways, checkpoint=tmp_path / "within", save_every=1)
+    fit(**ways, checkpoint=tmp_path / "within", every_steps=1)
     (path,) = (tmp_path / "within").glob("*-within.dlguide")
     states = checkpoint.read(path)[0].within.states
     assert len(states) == 2
@@ -212,15 +226,18 @@ def test_room_is_asked_for_what_workers_have_of_their_own(mnist, tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("asked", "words"),
     [
-        ({"save_every": 3}, "`save_every` must be None without a folder, got 3. Give one with"),
-        ({"save_every": 0, "checkpoint": "x"}, "`save_every` must be a whole number of at least 1"),
+        ({"every_steps": 0, "checkpoint": "x"}, "`every_steps` must be a whole number of at least"),
     ],
 )
-def test_steps_between_checkpoints_are_a_count_and_need_a_folder(arguments, words, mnist):
+def test_steps_between_checkpoints_are_a_count(asked, words, mnist):
     with pytest.raises(ValueError, match=words):
-        fit("mlp", mnist, batch=10, **arguments)
+        fit("mlp", mnist, batch_per_rank=10, **asked)
+
+
+def job(folder, every):
+    return TrainingJob(model="mlp", data="mnist", **arguments(checkpoint=folder, every_steps=every))
 
 
 @pytest.mark.parametrize(
@@ -228,13 +245,19 @@ def test_steps_between_checkpoints_are_a_count_and_need_a_folder(arguments, word
     [(0, None, [11]), (0, 4, [4, 8, 11]), (4, 4, [8, 11]), (5, 4, [8, 11]), (0, 11, [11])],
 )
 def test_stops_are_the_same_wherever_an_epoch_was_begun(first, every, stops):
-    asked = SimpleNamespace(checkpoint="saves", save_every=every)
+    asked = job("saves", every)
     assert Saver(asked, SingleProcess()).stops(first, 11) == stops
 
 
 def test_damaged_folder_never_leads_to_a_training_from_the_start(mnist, tmp_path):
-    ways = {"net": "mlp", "data": mnist, "batch": 10, "checkpoint": tmp_path, "evaluate": False}
-    fit(**ways, save_every=2)
+    ways = {
+        "model": "mlp",
+        "data": mnist,
+        "batch_per_rank": 10,
+        "checkpoint": tmp_path,
+        "evaluate": False,
+    }
+    fit(**ways, every_steps=2)
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes()[:-7])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -242,19 +265,19 @@ def test_damaged_folder_never_leads_to_a_training_from_the_start(mnist, tmp_path
     with pytest.raises(checkpoint.CheckpointError, match="is damaged: expected SHA-256"):
         fit(**ways, epochs=2)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    asked = SimpleNamespace(checkpoint=str(tmp_path), save_every=2)
+    asked = job(str(tmp_path), 2)
     assert Saver(asked, SingleProcess()).last_good() == f"There is no checkpoint in {tmp_path} yet."
 
 
 def test_last_good_checkpoint_is_one_that_loads(mnist, tmp_path):
-    fit("mlp", mnist, batch=10, checkpoint=tmp_path, save_every=2, evaluate=False)
+    fit("mlp", mnist, batch_per_rank=10, checkpoint=tmp_path, every_steps=2, evaluate=False)
     good, damaged = sorted(tmp_path.iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-7])
-    asked = SimpleNamespace(checkpoint=str(tmp_path), save_every=2)
+    asked = job(str(tmp_path), 2)
     assert Saver(asked, SingleProcess()).last_good() == (
         f"The last good checkpoint is {good}, after step 4."
     )
-    asked = SimpleNamespace(checkpoint=None, save_every=None)
+    asked = TrainingJob(model="mlp", data="mnist")
     assert json.dumps(Saver(asked, SingleProcess()).last_good()).startswith(
         '"There is no checkpoint: '
     )

@@ -30,10 +30,11 @@ def a_run(accuracy=(0.5, 0.9), images_per_s=100.0, train_s=1.0, evaluate_s=0.5, 
         now += train_s + evaluate_s
     loss = tuple(1.0 / (epoch + 1) for epoch in range(len(accuracy)))
     values = {field.name: 0 for field in dataclasses.fields(Run)} | {
-        "net": "mlp", "data": "mnist", "device": "cpu", "optimizer": "momentum", "ranks": 1,
+        "model": "mlp", "data": "mnist", "device": "cpu", "optimizer": "momentum", "ranks": 1,
         "weights_digest": "", "compression": "none", "images_per_s": images_per_s,
         "test_accuracy": tuple(accuracy), "loss": loss, "step_s": (0.1,), "wait_s": (0.0,),
         "step_start_s": (0.0,), "phases": tuple(phases), "versions": {}, "train_accuracy": (),
+        "train_metrics": {}, "test_metrics": {}, "earlier_loss": (),
     } | changes  # fmt: skip
     known = {field.name for field in dataclasses.fields(Run)}
     return Run(**{name: value for name, value in values.items() if name in known})

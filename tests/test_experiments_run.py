@@ -13,8 +13,8 @@ import pytest
 from dlguide import models
 from dlguide.cluster import Cluster
 from dlguide.data import datasets
+from dlguide.training import FitConfig, SingleProcess, fit, optimizers
 from dlguide.training import experiments as ex
-from dlguide.training import fit, optimizers
 from dlguide.training.experiments import one_run, running
 
 pytestmark = pytest.mark.ranks
@@ -42,7 +42,8 @@ def test_a_training_is_that_of_fit_with_the_settings_schedule():
     (result,) = ex.run([setting], progress=None)
     data = datasets.load("mnist").first(200, 100)
     alone = fit(
-        "mlp", data, epochs=2, batch=20, workers=4, parallel=False, schedule=setting.recipe(),
+        "mlp", data, epochs=2, batch_per_rank=80, comm=SingleProcess(),
+        config=FitConfig(virtual_workers=4), learning_rate=setting.recipe(),
         optimizer=lambda rate: optimizers.momentum_sgd(rate, 0.8, weight_decay=1e-3),
     )  # fmt: skip
     assert digests([result]) == [alone.weights_digest]

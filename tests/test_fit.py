@@ -11,19 +11,19 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
+from fitting import fit
 
-from dlguide import models
+from dlguide import models, training
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset, RankShard
 from dlguide.measure import Run
-from dlguide.training import checkpoint, fit
-from dlguide.training.clock import Clock
+from dlguide.training import checkpoint
+from dlguide.training.config import FitConfig, TrainingJob, describe
 from dlguide.training.devices import connect
-from dlguide.training.feeding import gathered
-from dlguide.training.loop import Steps, reseed_dropout, train_epoch
-from dlguide.training.rates import scaled_rate
-from dlguide.training.settings import name_of
+from dlguide.training.feed import iter_batches
+from dlguide.training.trainer import Clock
+from dlguide.training.virtual_workers import reseed_dropout
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def mnist():
 
 @pytest.fixture(scope="module")
 def run(mnist):
-    return fit("mlp", mnist, epochs=3, batch=10, seed=3, learning_rate=0.01)
+    return fit("mlp", mnist, epochs=3, batch_per_rank=10, seed=3, learning_rate=0.01)
 
 
 def kept(build):
@@ -78,7 +78,7 @@ def numpy_mlp(data, weights, epochs, batch, rate, seed):
 def test_weights_loss_and_accuracy_are_numpys(mnist):
     net, built = kept(lambda: models.build("mlp", 5, 0, "float64"))
     weights = models.build("mlp", 5, 0, "float64").get_weights()
-    run = fit(net, mnist, epochs=2, batch=10, optimizer="sgd", learning_rate=0.1, seed=4)
+    run = fit(net, mnist, epochs=2, batch_per_rank=10, optimizer="sgd", learning_rate=0.1, seed=4)
     losses, accuracy = numpy_mlp(mnist, weights, 2, 10, 0.1, 4)
     for ours, numpys in zip(built[0].weights, weights, strict=True):
         # Keras holds the rate in float32: 0.1 there is off by 1.5e-8.
@@ -88,7 +88,7 @@ def test_weights_loss_and_accuracy_are_numpys(mnist):
 
 
 def test_equal_runs_give_equal_weights(mnist):
-    ways = {"net": "mnist_cnn", "data": mnist, "batch": 20, "dropout": 0.5}
+    ways = {"model": "mnist_cnn", "data": mnist, "batch_per_rank": 20, "dropout": 0.5}
     digests = [fit(**ways, seed=seed).weights_digest for seed in (1, 1, 2)]
     assert digests[0] == digests[1]
     assert digests[0] != digests[2]
@@ -110,7 +110,7 @@ def test_every_number_of_a_run_adds_up(run, mnist):
     assert (run.rank, run.ranks, run.samples, run.global_batch) == (0, 1, 101, 10)
     assert run.parameters == models.parameters("mlp")
     assert run.learning_rate == pytest.approx(0.01)
-    assert (run.net, run.data, run.optimizer, run.device) == ("mlp", "mnist", "adam", "cpu")
+    assert (run.model, run.data, run.optimizer, run.device) == ("mlp", "mnist", "adam", "cpu")
     assert run.versions.keys() >= {"python", "tensorflow", "keras", "numpy", "dlguide"}
 
 
@@ -131,7 +131,7 @@ def test_run_of_a_training_survives_json(run):
 
 def test_progress_is_reported_to_the_end(mnist):
     told = []
-    fit("mlp", mnist, epochs=2, batch=10, report=lambda **numbers: told.append(numbers))
+    fit("mlp", mnist, epochs=2, batch_per_rank=10, on_result=lambda **numbers: told.append(numbers))
     assert [(one["epoch"], one["step"]) for one in told if one["step"] == 11] == [(1, 11), (2, 11)]
     for one in told:
         assert one.keys() == {"epoch", "epochs", "step", "steps", "loss", "images_per_s"}
@@ -142,17 +142,17 @@ def test_progress_is_reported_to_the_end(mnist):
 
 def test_progress_goes_to_the_folder_that_someone_watches(mnist, tmp_path, monkeypatch):
     monkeypatch.setenv("DLGUIDE_RUN_FOLDER", str(tmp_path))
-    fit("mlp", mnist, batch=10)
+    fit("mlp", mnist, batch_per_rank=10)
     told = json.loads((tmp_path / "progress-rank0.json").read_text())
     assert (told["rank"], told["epoch"], told["step"], told["steps"]) == (0, 1, 11, 11)
 
 
 def test_training_that_went_on_is_bitwise_the_uninterrupted_one(mnist, tmp_path, capsys):
-    ways = {"net": "mnist_cnn", "data": mnist, "batch": 25, "dropout": 0.5}
+    ways = {"model": "mnist_cnn", "data": mnist, "batch_per_rank": 25, "dropout": 0.5}
     first = fit(**ways, epochs=1, checkpoint=tmp_path)
     assert capsys.readouterr().out == ""
     resumed = fit(**ways, epochs=3, checkpoint=tmp_path)
-    assert "Going on from" in (said := capsys.readouterr().out)
+    assert "Resuming from" in (said := capsys.readouterr().out)
     assert "step 5, epoch 1 of 3" in said
     whole = fit(**ways, epochs=3)
     assert resumed.weights_digest == whole.weights_digest
@@ -163,11 +163,11 @@ def test_training_that_went_on_is_bitwise_the_uninterrupted_one(mnist, tmp_path,
 
 
 def test_finished_checkpoint_is_announced_before_anything_else(mnist, tmp_path, capsys):
-    ways = {"net": "mlp", "data": mnist, "batch": 25, "checkpoint": tmp_path}
+    ways = {"model": "mlp", "data": mnist, "batch_per_rank": 25, "checkpoint": tmp_path}
     before = fit(**ways)
     capsys.readouterr()
     told = []
-    again = fit(**ways, report=lambda **numbers: told.append(numbers))
+    again = fit(**ways, on_result=lambda **numbers: told.append(numbers))
     said = capsys.readouterr().out
     assert "is a finished training: step 5, epoch 1 of 1. Nothing will be trained." in said
     assert (told, again.loss, again.step_s, again.images_per_s) == ([], (), (), 0.0)
@@ -177,7 +177,7 @@ def test_finished_checkpoint_is_announced_before_anything_else(mnist, tmp_path, 
 
 
 def test_two_trainings_with_one_checkpoint_folder_are_refused(mnist, tmp_path):
-    ways = {"net": "mlp", "data": mnist, "batch": 25, "checkpoint": tmp_path}
+    ways = {"model": "mlp", "data": mnist, "batch_per_rank": 25, "checkpoint": tmp_path}
     found = []
 
     def report(**_):
@@ -188,7 +188,7 @@ def test_two_trainings_with_one_checkpoint_folder_are_refused(mnist, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(**ways, report=report)
+        fit(**ways, on_result=report)
     (text,) = found
     assert text.startswith(f"Process {os.getpid()} on ")
     assert f"trains with the checkpoints in {tmp_path}. Wait until" in text
@@ -197,25 +197,25 @@ def test_two_trainings_with_one_checkpoint_folder_are_refused(mnist, tmp_path):
 
 
 def test_checkpoint_of_another_training_is_refused(mnist, tmp_path):
-    fit("mlp", mnist, batch=25, checkpoint=tmp_path)
+    fit("mlp", mnist, batch_per_rank=25, checkpoint=tmp_path)
     before = checkpoint.latest(tmp_path).read_bytes()
     with pytest.raises(checkpoint.CheckpointError, match="its seed is 0, here it is 1"):
-        fit("mlp", mnist, epochs=2, batch=25, checkpoint=tmp_path, seed=1)
+        fit("mlp", mnist, epochs=2, batch_per_rank=25, checkpoint=tmp_path, seed=1)
     assert checkpoint.latest(tmp_path).read_bytes() == before
 
 
 def test_partials_and_lambdas_are_named_by_what_they_do():
     sgd = keras.optimizers.SGD
-    names = [name_of(partial(sgd, 0.1, momentum=momentum)) for momentum in (0.5, 0.9)]
+    names = [describe(partial(sgd, 0.1, momentum=momentum)) for momentum in (0.5, 0.9)]
     assert names == ["SGD(0.1, momentum=0.5)", "SGD(0.1, momentum=0.9)"]
-    assert name_of(partial(partial, sgd)) == "partial(SGD)"
+    assert describe(partial(partial, sgd)) == "partial(SGD)"
     two, same, three = lambda: sgd(0.2), lambda: sgd(0.2), lambda: sgd(0.3)
-    assert name_of(two) == name_of(same) != name_of(three)
-    assert "0x" not in name_of(partial(sgd, object(), RankShard(np.arange(3), 3)))
+    assert describe(two) == describe(same) != describe(three)
+    assert "0x" not in describe(partial(sgd, object(), RankShard(np.arange(3), 3)))
 
 
 def test_checkpoint_of_another_momentum_is_refused(mnist, tmp_path):
-    ways = {"net": "mlp", "data": mnist, "batch": 25, "checkpoint": tmp_path}
+    ways = {"model": "mlp", "data": mnist, "batch_per_rank": 25, "checkpoint": tmp_path}
     sgd = keras.optimizers.SGD
     run = fit(**ways, optimizer=partial(sgd, 0.1, momentum=0.9))
     assert run.optimizer == "SGD(0.1, momentum=0.9)"
@@ -224,9 +224,11 @@ def test_checkpoint_of_another_momentum_is_refused(mnist, tmp_path):
 
 
 def test_numbers_of_numpy_are_numbers(mnist, tmp_path):
-    ways = {"learning_rate": np.float32(0.01), "seed": np.int64(1), "batch": np.int32(25)}
+    ways = {"learning_rate": np.float32(0.01), "seed": np.int64(1), "batch_per_rank": np.int32(25)}
     fit("mlp", mnist, checkpoint=tmp_path, **ways)
-    run = fit("mlp", mnist, checkpoint=tmp_path, epochs=2, batch=25, learning_rate=0.01, seed=1)
+    run = fit(
+        "mlp", mnist, checkpoint=tmp_path, epochs=2, batch_per_rank=25, learning_rate=0.01, seed=1
+    )
     assert run.first_epoch == 1
     json.dumps(fit("mlp", mnist, **ways).as_dict())
 
@@ -237,8 +239,8 @@ def test_own_net_data_and_optimizer(mnist):
         return keras.Sequential(layers)
 
     own = Dataset("mine", mnist.train_images, mnist.train_labels, *mnist_test(mnist))
-    run = fit(small, own, batch=10, optimizer=lambda: keras.optimizers.Lion(0.003))
-    assert run.net.endswith("small")
+    run = fit(small, own, batch_per_rank=10, optimizer=lambda: keras.optimizers.Lion(0.003))
+    assert run.model.endswith("small")
     assert run.data == "mine"
     assert run.learning_rate == pytest.approx(0.003)
     assert run.parameters == 7850
@@ -251,30 +253,36 @@ def mnist_test(mnist):
 
 def test_many_trainings_in_one_process_raise_no_warning(mnist, caplog):
     for _ in range(6):
-        fit("mlp", mnist.first(20, 20), batch=10)
+        fit("mlp", mnist.first(20, 20), batch_per_rank=10)
     assert "retracing" not in caplog.text
 
 
 def test_mixed_precision_trains(mnist):
     for dtype in ("mixed_bfloat16", "mixed_float16"):
-        run = fit("mlp", mnist, epochs=3, batch=10, dtype=dtype)
+        run = fit("mlp", mnist, epochs=3, batch_per_rank=10, dtype=dtype)
         assert run.loss[-1] < run.loss[0], dtype
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"net": "mnist_cn"}, r"`net` must be one of .*mnist_cnn.*, got 'mnist_cn'. Did you mean"),
+        (
+            {"model": "mnist_cn"},
+            r"`model` must be one of .*mnist_cnn.*, got 'mnist_cn'. Did you mean",
+        ),
         ({"data": "mnits"}, r"`data` must be one of .*mnist, got 'mnits'. Did you mean mnist"),
         ({"optimizer": "adamw"}, r"`optimizer` must be one of adam, sgd, got 'adamw'"),
         ({"epochs": 0}, r"`epochs` must be a whole number of at least 1, got 0"),
         ({"epochs": -1}, r"`epochs` must be .* got -1"),
         ({"epochs": 1.5}, r"`epochs` must be a whole number .* got 1.5"),
-        ({"batch": 0}, r"`batch` must be a whole number of at least 1, got 0"),
-        ({"batch": 102}, r"`batch` must be at most the 101 samples of one rank's shard, got 102"),
+        ({"batch_per_rank": 0}, r"`batch_per_rank` must be a whole number of at least 1, got 0"),
+        (
+            {"batch_per_rank": 102},
+            r"`batch_per_rank` must be at most the 101 samples of one rank's shard, got 102",
+        ),
         ({"samples": 0}, r"`samples` must be .* at least 1, got 0"),
         ({"samples": 102}, r"`samples` must be at most the 101 of mnist, got 102"),
-        ({"samples": 5, "batch": 6}, r"`batch` must be at most the 5 samples"),
+        ({"samples": 5, "batch_per_rank": 6}, r"`batch_per_rank` must be at most the 5 samples"),
         ({"seed": -1}, r"`seed` must be .* at least 0, got -1"),
         ({"learning_rate": 0}, r"`learning_rate` must be a positive number, got 0"),
         ({"learning_rate": math.nan}, r"`learning_rate` must be a positive number, got nan"),
@@ -282,44 +290,89 @@ def test_mixed_precision_trains(mnist):
         ({"device": "tpu"}, r"`device` must be one of cpu, gpu, got 'tpu'"),
         ({"dtype": "float8"}, r"`dtype` must be one of .*float32.*, got 'float8'"),
         ({"dropout": 1.0}, r"`dropout` must be .* below 1, got 1.0"),
-        ({"parallel": "yes"}, r"`parallel` must be True, False or None, got 'yes'"),
+        ({"comm": "all"}, r"`comm` must be a communicator that trains, got 'all'. Use `Single"),
+        ({"learning_rate": "0.1"}, r"`learning_rate` must be a positive number or a schedule, got"),
         (
-            {"optimizer": print, "learning_rate": 0.1},
-            r"`learning_rate` must be None with an optimizer of your own, got 0.1",
+            {"optimizer": print, "rate_scaling": "linear"},
+            r"`rate_scaling` must be \"none\" when the optimizer sets its own learning rate, got",
+        ),
+        (
+            {"virtual_workers": 3},
+            r"`batch_per_rank` must be a multiple of the 3 virtual workers, got 10",
         ),
     ],
 )
 def test_bad_argument_is_refused_in_the_house_s_form(arguments, words, mnist, tmp_path):
-    asked = {"net": "mlp", "data": mnist, "batch": 10, "checkpoint": tmp_path / "new", **arguments}
+    asked = {
+        "model": "mlp",
+        "data": mnist,
+        "batch_per_rank": 10,
+        "checkpoint": tmp_path / "new",
+        **arguments,
+    }
     with pytest.raises(ValueError, match=words):
         fit(**asked)
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "rule", "factor"),
-    [("sgd", None, 9), ("adam", None, 3), ("adam", "linear", 9), ("sgd", "none", 1)],
-)
-def test_rate_follows_the_ranks_by_the_rule(optimizer, rule, factor):
-    assert scaled_rate(optimizer, 9, 0.5, rule) == 0.5 * factor
-    assert scaled_rate(optimizer, 1, 0.5, rule) == 0.5
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("linear", 9), ("sqrt", 3)])
+def test_rate_follows_the_workers_only_when_it_is_asked_to(rule, factor):
+    config = FitConfig(rate_scaling=rule, virtual_workers=3)
+    for optimizer, rate in (("adam", 0.0015), ("sgd", 0.05)):
+        job = TrainingJob(model="mlp", data="mnist", optimizer=optimizer, config=config)
+        assert job.used_rate(ranks=3) == pytest.approx(rate * factor)
+    job = TrainingJob(model="mlp", data="mnist", learning_rate=0.5, config=config)
+    assert job.used_rate(ranks=3) == 0.5 * factor
+
+
+def test_a_run_prints_the_learning_rate_that_was_used(mnist):
+    run = fit("mlp", mnist, batch_per_rank=10, learning_rate=0.01, evaluate=False)
+    assert "learning rate 0.01 (not scaled)" in str(run)
+    ways = {"rate_scaling": "linear", "virtual_workers": 2, "evaluate": False}
+    run = fit("mlp", mnist, batch_per_rank=10, learning_rate=0.01, **ways)
+    assert "learning rate 0.02 (linear scaling)" in str(run)
 
 
 def test_rank_without_samples_takes_the_step_with_weight_nothing(mnist):
-    taken, told, measured = [], [], Steps()
-
-    def step(images, labels, scale):
-        taken.append((len(images), len(labels), scale))
-        return 0.25 * len(images) * scale, 2 * (scale > 0)  # each sample's loss is 0.25
-
     parts = [RankShard(np.arange(4), 8), RankShard(np.arange(4, 7), 6), RankShard(np.arange(0), 1)]
-    batches = gathered(mnist, parts)
-    summed = train_epoch(step, batches, parts, measured, lambda **numbers: told.append(numbers))
+    taken = [(len(x), len(y), scale) for x, y, scale in iter_batches(mnist, parts)]
     assert taken == [(4, 4, 1 / 8), (3, 3, 1 / 6), (1, 1, 0.0)]
-    assert summed == pytest.approx((0.25 * 7, 4))
-    assert measured.images == [8, 6, 1]
-    assert measured.images_per_s() == 15 / sum(measured.step_s)
-    assert (told[-1]["step"], told[-1]["loss"]) == (3, pytest.approx(0.25))
+
+
+def test_a_loss_and_metrics_of_ones_own_train_as_numpy_does():
+    """Linear regression on two targets: the gradient of the mean over samples is closed form."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.normal(size=(12, 3)), rng.normal(size=(12, 2))
+    data = Dataset("line", images, labels, images[:5], labels[:5])
+    model = keras.Sequential([
+        keras.Input((3,), dtype="float64"),
+        keras.layers.Dense(2, kernel_initializer="ones", dtype="float64"),
+    ])  # fmt: skip
+    run = fit(
+        model, data, loss=keras.losses.mean_squared_error, learning_rate=0.1, shuffle=False,
+        metrics={"error": keras.losses.mean_absolute_error}, batch_per_rank=12,
+        optimizer=lambda rate: keras.optimizers.SGD(rate),
+    )  # fmt: skip
+    x, y = images.astype(np.float32).astype(float), labels.astype(np.float32).astype(float)
+    kernel, difference = np.ones((3, 2)), x @ np.ones((3, 2)) - y
+    assert run.loss[0] == pytest.approx((difference**2).mean(), rel=1e-6)
+    assert run.train_metrics["error"][0] == pytest.approx(np.abs(difference).mean(), rel=1e-6)
+    kernel -= 0.1 * x.T @ difference / 12  # of the mean over two targets
+    bias = -0.1 * difference.mean(axis=0)
+    np.testing.assert_allclose(model.get_weights()[0], kernel, rtol=1e-6)
+    error = np.abs(x[:5] @ kernel + bias - y[:5]).mean()
+    assert run.test_metrics["error"] == (pytest.approx(error, rel=1e-6),)
+    assert (run.test_accuracy, run.train_accuracy) == ((), ())
+
+
+def test_a_configuration_is_a_fit_config(mnist):
+    with pytest.raises(ValueError, match=r"`config` must be a FitConfig, got .*Import it from"):
+        training.fit("mlp", mnist, config={"seed": 1})
+
+
+def test_a_loss_that_is_not_per_sample_is_refused(mnist):
+    with pytest.raises(ValueError, match="`loss` must return one value per sample, shape"):
+        fit("mlp", mnist, loss=lambda labels, outputs: outputs, evaluate=False)
 
 
 def test_dropout_belongs_to_seed_rank_layer_and_step():
@@ -364,7 +417,8 @@ def test_a_process_alone_loads_neither_mpi_nor_horovod():
         "import sys\n"
         "from dlguide import training\n"
         "assert 'tensorflow' not in sys.modules\n"
-        "training.fit('mlp', samples=50, batch=10, evaluate=False)\n"
+        "config = training.FitConfig(samples=50, evaluate=False)\n"
+        "training.fit('mlp', batch_per_rank=10, config=config)\n"
         "loaded = {'mpi4py', 'horovod'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )

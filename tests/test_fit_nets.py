@@ -5,15 +5,11 @@ import pytest
 
 from dlguide import models
 from dlguide.data.datasets import Dataset
-from dlguide.training.settings import Settings
+from dlguide.training.config import TrainingJob
 
 
 def settings(net, data="mnist"):
-    return Settings(
-        net=net, data=data, epochs=1, batch=2, optimizer="adam", learning_rate=None,
-        rate_scaling=None, seed=0, samples=None, dropout=None, dtype="float32",
-        shuffle=True, device="cpu", evaluate=True, checkpoint=None,
-    )  # fmt: skip
+    return TrainingJob(model=net, data=data, batch_per_rank=2)
 
 
 def clips(shape):
@@ -24,11 +20,9 @@ def clips(shape):
 @pytest.mark.parametrize("task", ["autoencoder", "generator", "discriminator", "forecaster"])
 def test_nets_that_tell_no_classes_apart_are_refused_with_the_way_on(task):
     for name in models.names(task):
-        with pytest.raises(ValueError, match="`net` must be a net that tells classes") as caught:
+        with pytest.raises(ValueError, match="`model` must be a classifier") as caught:
             settings(name).check()
-        assert str(caught.value).endswith(
-            "Build it with `models.build` and train it in a loop of your own."
-        )
+        assert str(caught.value).endswith("Build it with `models.build` and give it with a `loss`.")
 
 
 def test_classifiers_take_data_of_their_shape_and_no_other():
@@ -41,6 +35,6 @@ def test_classifiers_take_data_of_their_shape_and_no_other():
     with pytest.raises(ValueError, match=r"of 8 x 32 x 32 x 1 for cnn_3d, got .* Use a function"):
         settings("cnn_3d").check()
     with pytest.raises(
-        ValueError, match=r"`net` must be one of .*resnet20.* Did you mean mnist_cnn"
+        ValueError, match=r"`model` must be one of .*resnet20.* Did you mean mnist_cnn"
     ):
         settings("mnist_cn").check()

@@ -13,13 +13,14 @@ def trainings(saves_in):
 
     import keras
     import numpy as np
+    from fitting import fit
 
     import dlguide.horovod as hvd
     from dlguide import models
     from dlguide.collectives.communicator import SingleProcess
     from dlguide.data import datasets
-    from dlguide.training import checkpoint, fit
-    from dlguide.training.steps import evaluator
+    from dlguide.training import checkpoint
+    from dlguide.training.step import evaluator
 
     hvd.init()
     rank, ranks = hvd.rank(), hvd.size()
@@ -59,10 +60,10 @@ def trainings(saves_in):
                 built.append(models.build("mnist_cnn", 1, 0.0, "float64"))
                 return built[-1]
 
-        ways = {"optimizer": "sgd", "rate_scaling": "none", "epochs": 2, "evaluate": False}
+        ways = {"optimizer": "sgd", "epochs": 2, "evaluate": False}
         ways.update(settings)
-        run = fit(net, mnist, batch=10, parallel=True, **ways)
-        alone = fit(net, mnist, batch=10 * ranks, parallel=False, **ways)
+        run = fit(net, mnist, batch_per_rank=10, parallel=True, **ways)
+        alone = fit(net, mnist, batch_per_rank=10 * ranks, parallel=False, **ways)
         parallel, serial = built[-2:]
         result["different"][name] = {
             "weights": difference(parallel, serial),
@@ -72,7 +73,7 @@ def trainings(saves_in):
         result["digests"][name] = run.weights_digest
         if run.test_accuracy:
             result["accuracy"] = run.test_accuracy
-            result["accuracy_alone"] = evaluator(parallel, mnist, SingleProcess())()
+            result["accuracy_alone"] = evaluator(parallel, mnist, SingleProcess())()["accuracy"]
 
     # Each rank begins elsewhere: the broadcast must see to it that they agree. Interrupted after
     # the first epoch and gone on with, against the same in one go.
@@ -81,7 +82,7 @@ def trainings(saves_in):
     def changing():
         return small(1 + rank, dropout=0.5, normalise=True)
 
-    ways = {"net": changing, "data": mnist, "batch": 10, "parallel": True}
+    ways = {"model": changing, "data": mnist, "batch_per_rank": 10, "parallel": True}
     fit(**ways, epochs=1, checkpoint=saves, evaluate=False)
     resumed = fit(**ways, epochs=2, checkpoint=saves)
     finished = fit(**ways, epochs=2, checkpoint=saves)
@@ -112,12 +113,12 @@ def trainings(saves_in):
 
     def text_of(name, **settings):
         try:
-            fit("mlp", mnist, parallel=True, **{"batch": 10, **settings})
+            fit("mlp", mnist, parallel=True, **{"batch_per_rank": 10, **settings})
         except Exception as error:
             result["errors"][name] = f"{type(error).__name__}: {error}"
 
     text_of("unknown optimizer", optimizer="adamm")
-    text_of("batch", batch=102)
+    text_of("batch", batch_per_rank=102)
     text_of("other seeds", seed=rank)
     blocker = os.path.join(saves_in, "file")
     if rank == 0:
@@ -224,7 +225,7 @@ def test_ranks_fail_together_with_the_same_text(results):
             assert result["errors"] == results[0]["errors"]
     errors, ranks = results[0]["errors"], len(results)
     assert "`optimizer` must be one of adam, sgd" in errors["unknown optimizer"]
-    assert f"`batch` must be at most the {101 // ranks} samples" in errors["batch"]
+    assert f"`batch_per_rank` must be at most the {101 // ranks} samples" in errors["batch"]
     assert "`checkpoint` must be a folder this process can write to" in errors["unwritable"]
     assert "is damaged: expected SHA-256" in errors["damaged"]
     if ranks > 1:
@@ -240,4 +241,4 @@ def test_each_rank_knows_its_place(results):
     for rank, result in enumerate(results):
         run = result["run"]
         assert (run["rank"], run["ranks"], run["threads"]) == (rank, len(results), 1)
-        assert (run["batch"], run["global_batch"]) == (10, 10 * len(results))
+        assert (run["batch_per_rank"], run["global_batch"]) == (10, 10 * len(results))

@@ -18,12 +18,13 @@ def resumed(saves_in):
 
     import keras
     import numpy as np
+    from fitting import fit
 
     import dlguide.horovod as hvd
     from dlguide.data import datasets
     from dlguide.data.datasets import Dataset
-    from dlguide.training import checkpoint_file, fit, schedules
-    from dlguide.training.divergence import Watch
+    from dlguide.training import checkpoint, schedules
+    from dlguide.training.divergence import DivergenceMonitor
 
     hvd.init()
     rank, ranks, layers = hvd.rank(), hvd.size(), keras.layers
@@ -60,16 +61,16 @@ def resumed(saves_in):
         return [digest.hexdigest() for digest in digests]
 
     warm = schedules.warmup("gradual", 0.02, 1, start=0.001).over(schedules.linear(0.02, 2))
-    ways = {"net": net, "data": mnist, "epochs": 2, "batch": 10, "optimizer": adam}
-    ways |= {"schedule": warm, "parallel": True, "seed": 3}
+    ways = {"model": net, "data": mnist, "epochs": 2, "batch_per_rank": 10, "optimizer": adam}
+    ways |= {"learning_rate": warm, "parallel": True, "seed": 3}
     whole = fit(**ways)
     result = {"whole": [everything(), whole.loss, whole.test_accuracy]}
     result |= {"resumed": {}, "errors": {}}
 
-    prune, checkpoint_file.prune = checkpoint_file.prune, lambda *_: None
+    prune, checkpoint.prune = checkpoint.prune, lambda *_: None
     every = saves / "every"
-    saving = fit(**ways, checkpoint=every, save_every=1)
-    checkpoint_file.prune = prune
+    saving = fit(**ways, checkpoint=every, every_steps=1)
+    checkpoint.prune = prune
     result["saving"] = [everything(), saving.loss, saving.test_accuracy]
     steps = whole.steps_per_epoch
     for at in (1, steps, 2 * steps - 1):
@@ -78,7 +79,7 @@ def resumed(saves_in):
             folder.mkdir()
             (source,) = every.glob(f"checkpoint-{at:09d}*")
             shutil.copy(source, folder)
-        run = fit(**ways, checkpoint=folder, save_every=2)
+        run = fit(**ways, checkpoint=folder, every_steps=2)
         result["resumed"][at] = [everything(), run.loss, run.test_accuracy, len(run.step_s)]
     result["steps"] = steps
 
@@ -96,9 +97,12 @@ def resumed(saves_in):
         for at in (steps, steps + 1):
             (source,) = every.glob(f"checkpoint-{at:09d}*")
             shutil.copy(source, within)
-    refused("other batch", batch=9, checkpoint=within)
-    refused("other layout", batch=5, workers=2, checkpoint=within)
-    same = {"batch": 10 * ranks, "parallel": False}  # the same global batch, so the same rates
+    refused("other batch", batch_per_rank=9, checkpoint=within)
+    refused("other layout", virtual_workers=2, checkpoint=within)
+    same = {
+        "batch_per_rank": 10 * ranks,
+        "parallel": False,
+    }  # the same global batch, so the same rates
     refused("other ranks", **same, checkpoint=within)
     result["within"] = str(within)
 
@@ -113,7 +117,7 @@ def resumed(saves_in):
     part = datasets.epoch_batches(101, 10, ranks - 1, ranks, seed=3)[1]
     images[part.indices[0]] = np.nan
     damaged = Dataset("mnist", images, *fitting, mnist.test_labels)
-    refused("nan", data=damaged, checkpoint=saves / "nan", save_every=1)
+    refused("nan", data=damaged, checkpoint=saves / "nan", every_steps=1)
     # Logits of 3e38 and -3e38: the loss overflows, its gradients do not.
     images = mnist.train_images.copy()
     images[part.indices[0]] = 3e38
@@ -127,29 +131,36 @@ def resumed(saves_in):
         return model
 
     sgd = partial(keras.optimizers.SGD, 1e-38)
-    after, steps_done = Watch.after, []
-    Watch.after = lambda self, *args, step, **more: (
+    after, steps_done = DivergenceMonitor.after, []
+    DivergenceMonitor.after = lambda self, loss, epoch, step: (
         steps_done.append(step),
-        after(self, *args, step=step, **more),
+        after(self, loss, epoch, step),
     )
-    refused("infinity", net=linear, data=damaged, optimizer=sgd, schedule=None)
-    Watch.after, result["infinity_steps"] = after, steps_done
-    refused("rate", net="mlp", optimizer="sgd", schedule=None, learning_rate=1e30)
+    refused("infinity", model=linear, data=damaged, optimizer=sgd, learning_rate=None)
+    DivergenceMonitor.after, result["infinity_steps"] = after, steps_done
+    refused("rate", model="mlp", optimizer="sgd", learning_rate=1e30)
     if ranks > 2:  # two tell apart what is a rank's own; more cost only time
         return result
 
-    halves = {"net": "mlp", "dtype": "mixed_float16", "optimizer": "sgd", "schedule": None}
+    halves = {"model": "mlp", "dtype": "mixed_float16", "optimizer": "sgd", "learning_rate": None}
     halves["dropout"] = None
     refused("half precision", **halves, data=damaged)
     refused("half precision, sound", **halves)
 
     # Two workers a rank have two states of their own.
-    both = {"net": net, "data": mnist, "batch": 5, "workers": 2, "seed": 3, "parallel": True}
+    both = {
+        "model": net,
+        "data": mnist,
+        "batch_per_rank": 10,
+        "virtual_workers": 2,
+        "seed": 3,
+        "parallel": True,
+    }
     both["epochs"] = 2
     pair = [fit(**both)]
-    checkpoint_file.prune = lambda *_: None
-    fit(**both, checkpoint=saves / "pairs", save_every=2)
-    checkpoint_file.prune = prune
+    checkpoint.prune = lambda *_: None
+    fit(**both, checkpoint=saves / "pairs", every_steps=2)
+    checkpoint.prune = prune
     for at in (2, steps):
         folder = saves / f"pair{at}"
         if rank == 0:
@@ -209,8 +220,8 @@ def test_within_an_epoch_other_ranks_and_batches_are_refused(results):
         assert f"its global_batch is {10 * len(results)}, here it is {9 * len(results)}." in error
         assert f"delete all 2 checkpoints in {results[0]['within']} to train anew" in error
         error = result["errors"]["other layout"]
-        assert "after 1 steps of epoch 2 with workers = 1, here it is 2" in error
-        assert f"to go on from checkpoint-{steps:09d}.dlguide, the end of an epoch" in error
+        assert "after 1 steps of epoch 2 with virtual_workers = 1, here it is 2" in error
+        assert f"to resume from checkpoint-{steps:09d}.dlguide, the end of an epoch" in error
         if len(results) > 1:
             wanted = f"epoch 2 with ranks = {len(results)}, here it is 1"
             assert wanted in result["errors"]["other ranks"]

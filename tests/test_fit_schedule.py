@@ -1,13 +1,14 @@
-"""`fit` with a schedule: dlguide.training.rates, pipelines without augmentation."""
+"""`fit` with a schedule: dlguide.training.trainer, pipelines without augmentation."""
 
 from functools import partial
 
 import numpy as np
 import pytest
+from fitting import fit
 
 from dlguide.data import datasets
 from dlguide.data import input_pipeline as ip
-from dlguide.training import fit, optimizers, rates, schedules
+from dlguide.training import optimizers, schedules
 
 SAMPLES, BATCH, EPOCHS = 60, 8, 3
 STEPS = 8  # of one epoch, the last of 4 samples
@@ -65,9 +66,10 @@ def test_fit_follows_the_schedule_at_every_step(mnist, collapses):
         recipe = schedules.collapsed(recipe, at=2, epochs=1, weight_decay=0.01)
         decay, optimizer = recipe.weight_decay.at(STEPS), optimizers.momentum_sgd
     models = []
-    run = fit(partial(softmax_regression, models), mnist, EPOCHS, BATCH, optimizer,
-              schedule=recipe, evaluate=False, parallel=False)  # fmt: skip
-    rate = rates.rates_of(recipe).at(STEPS)
+    run = fit(partial(softmax_regression, models), mnist, epochs=EPOCHS, batch_per_rank=BATCH,
+              optimizer=optimizer, learning_rate=recipe, evaluate=False,
+              parallel=False)  # fmt: skip
+    rate = (recipe.rates if collapses else recipe).at(STEPS)
     weights, bias = by_hand(mnist, rate, 0.9, decay)
     here = [np.asarray(one) for one in models[-1].trainable_weights]
     # the rates are computed in single precision inside the step
@@ -79,8 +81,9 @@ def test_fit_follows_the_schedule_at_every_step(mnist, collapses):
 
 
 def test_training_accuracy_counts_right_answers_before_each_step(mnist):
-    run = fit(partial(softmax_regression, []), mnist, 1, SAMPLES, "sgd", learning_rate=0.1,
-              shuffle=False, parallel=False, evaluate=False)  # fmt: skip
+    run = fit(partial(softmax_regression, []), mnist, epochs=1, batch_per_rank=SAMPLES,
+              optimizer="sgd",
+              learning_rate=0.1, shuffle=False, parallel=False, evaluate=False)  # fmt: skip
     # all logits are 0 at the first step: the first class is told
     assert run.train_accuracy == ((mnist.train_labels == 0).mean(),)
 
@@ -105,7 +108,8 @@ def test_collapsed_decay_lets_the_images_of_a_pipeline_alone(mnist):
         ])  # fmt: skip
 
     recipe = schedules.collapsed(schedules.constant(0.1, 3), at=2, epochs=1, weight_decay=1e-4)
-    fit(net, pipeline, 3, 8, optimizers.momentum_sgd, schedule=recipe, evaluate=False,
+    fit(net, pipeline, epochs=3, batch_per_rank=8, optimizer=optimizers.momentum_sgd,
+        learning_rate=recipe, evaluate=False,
         shuffle=False, parallel=False)  # fmt: skip
     flipped = images[:, :, ::-1] / np.float32(255)
     for found, wanted in zip(seen, (flipped, flipped, images / np.float32(255)), strict=True):
@@ -156,7 +160,7 @@ def fed(pipeline, plain_from, epochs, first=(0, 0)):
     import keras
 
     from dlguide.collectives.communicator import SingleProcess
-    from dlguide.training.feeding import PipelineFeed
+    from dlguide.training.feed import PipelineFeed
 
     model = keras.Sequential(
         [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(8)]
@@ -198,20 +202,20 @@ def test_half_precision_scales_the_losses_of_any_optimizer_once(schedule):
     def scaling(rate=0.1):
         return keras.optimizers.LossScaleOptimizer(sgd(rate), initial_scale=8.0)
 
-    ways = {"ranks": 1, "schedule": schedule, "steps_per_epoch": 4}
-    wrapped = rates.make_optimizer(sgd, dtype="mixed_float16", **ways)
+    ways = {"learning_rate": None if schedule is None else schedule.at(4)}
+    wrapped = optimizers.make(sgd, dtype="mixed_float16", **ways)
     assert isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
-    own = rates.make_optimizer(scaling, dtype="mixed_float16", **ways)
+    own = optimizers.make(scaling, dtype="mixed_float16", **ways)
     assert own.initial_scale == 8.0
     assert isinstance(own.inner_optimizer, keras.optimizers.SGD)
-    assert isinstance(rates.make_optimizer(sgd, dtype="mixed_bfloat16", **ways), type(sgd()))
+    assert isinstance(optimizers.make(sgd, dtype="mixed_bfloat16", **ways), type(sgd()))
 
 
 def test_right_answers_are_counted_exactly_where_logits_are_of_half_precision():
     """Beyond 2048 half precision has only every second number; 2051 are right."""
     import keras
 
-    from dlguide.training.steps import train_step
+    from dlguide.training.step import correct, train_step
 
     model = keras.Sequential([
         keras.Input((1,)), keras.layers.Dense(2, kernel_initializer="zeros", dtype="float16")
@@ -219,7 +223,7 @@ def test_right_answers_are_counted_exactly_where_logits_are_of_half_precision():
     optimizer = keras.optimizers.SGD(0.0)
     optimizer.build(model.trainable_variables)
     labels = np.array([0] * 2051 + [1] * 2049, np.int32)
-    step = train_step(model, optimizer, count_right=True)
+    step = train_step(model, optimizer, metrics={"accuracy": correct})
     loss, right = np.asarray(step(np.zeros((4100, 1), np.float32), labels, 1 / 4100))
     assert right == 2051
     assert loss == pytest.approx(np.log(2), rel=1e-5)  # half precision: 1e-3
@@ -245,37 +249,45 @@ COLLAPSED = schedules.collapsed(RECIPE, at=1, epochs=1, weight_decay=1e-4)
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"schedule": RECIPE, "epochs": 3}, "`schedule` must be as long as the training, 3 epochs"),
-        ({"schedule": RECIPE.at(5)}, "`schedule` must be a recipe"),
-        ({"schedule": 0.1}, "`schedule` must be a recipe"),
         (
-            {"schedule": RECIPE, "learning_rate": 0.1},
-            "`learning_rate` must be None with a schedule",
+            {"learning_rate": RECIPE, "epochs": 3},
+            "`learning_rate` must be as long as the training, 3 epochs",
         ),
-        ({"schedule": RECIPE, "rate_scaling": "linear"}, "`rate_scaling` must be None with a sch"),
-        ({"schedule": RECIPE, "optimizer": "lars"}, "`optimizer` must be one of adam, sgd"),
-        ({"schedule": COLLAPSED, "optimizer": "sgd"}, "`optimizer` must be a function that takes"),
-        ({"workers": 0}, "`workers` must be"),
-        ({"workers": 10}, "`batch` must be at most the 6 samples of one worker's shard"),
+        (
+            {"learning_rate": RECIPE.at(5)},
+            "`learning_rate` must be a positive number or a schedule",
+        ),
+        ({"learning_rate": RECIPE, "rate_scaling": "linear"}, "`rate_scaling` must be .none. with"),
+        ({"learning_rate": RECIPE, "optimizer": "lars"}, "`optimizer` must be one of adam, sgd"),
+        (
+            {"learning_rate": COLLAPSED, "optimizer": "sgd"},
+            "`optimizer` must be a function that takes",
+        ),
+        ({"virtual_workers": 0}, "`virtual_workers` must be"),
+        ({"batch_per_rank": 61}, "`batch_per_rank` must be at most the 60 samples of one rank's"),
+        (
+            {"virtual_workers": 8, "batch_per_rank": 64},
+            "`batch_per_rank` must be at most the 56 samples of one rank's shard",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(mnist, asked, text):
     with pytest.raises(ValueError, match=text):
-        fit("mlp", mnist, **{"epochs": 2, "batch": BATCH, "parallel": False, **asked})
+        fit("mlp", mnist, **{"epochs": 2, "batch_per_rank": BATCH, "parallel": False, **asked})
 
 
 def test_checkpoint_of_another_global_batch_is_refused_where_a_schedule_counts_updates(
     mnist, tmp_path
 ):
     ways = {"epochs": 2, "optimizer": "sgd", "checkpoint": tmp_path, "evaluate": False}
-    fit("mlp", mnist, batch=BATCH, schedule=RECIPE, parallel=False, **ways)
+    fit("mlp", mnist, batch_per_rank=BATCH, learning_rate=RECIPE, parallel=False, **ways)
     with pytest.raises(RuntimeError, match="its global_batch is 8, here it is 16"):
-        fit("mlp", mnist, batch=BATCH, workers=2, schedule=RECIPE, parallel=False, **ways)
+        fit("mlp", mnist, batch_per_rank=2 * BATCH, learning_rate=RECIPE, parallel=False, **ways)
 
 
 def test_checkpoint_of_another_schedule_is_refused(mnist, tmp_path):
-    ways = {"epochs": 2, "batch": BATCH, "optimizer": "sgd", "checkpoint": tmp_path}
-    fit("mlp", mnist, schedule=RECIPE, parallel=False, evaluate=False, **ways)
+    ways = {"epochs": 2, "batch_per_rank": BATCH, "optimizer": "sgd", "checkpoint": tmp_path}
+    fit("mlp", mnist, learning_rate=RECIPE, parallel=False, evaluate=False, **ways)
     other = schedules.constant(0.2, 2)
     with pytest.raises(RuntimeError, match="its schedule is"):
-        fit("mlp", mnist, schedule=other, parallel=False, evaluate=False, **ways)
+        fit("mlp", mnist, learning_rate=other, parallel=False, evaluate=False, **ways)

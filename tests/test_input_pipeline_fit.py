@@ -1,20 +1,18 @@
-"""Training from a pipeline (dlguide.training.feeding) is training from arrays, on any ranks."""
+"""Training from a pipeline (dlguide.training.feed) is training from arrays, on any ranks."""
 
 import dataclasses
 import io
 import json
 import shutil
-import time
 
 import numpy as np
 import pytest
+from fitting import fit
 from on_ranks import on_ranks
 from PIL import Image
 
 from dlguide.data import datasets, formats
 from dlguide.data import input_pipeline as ip
-from dlguide.training import fit
-from dlguide.training.loop import Steps, train_epoch
 
 pytestmark = pytest.mark.ranks
 
@@ -53,9 +51,10 @@ def trainings(stored_in, train, tested, names):
     """Train from arrays and from pipelines, and fail on a rank whose data are damaged."""
     import os
 
+    from fitting import fit
+
     from dlguide.data import datasets
     from dlguide.data import input_pipeline as ip
-    from dlguide.training import fit
 
     rank = int(os.environ.get("PMI_RANK", -1))
     mnist = datasets.load("mnist").first(train, tested)
@@ -63,13 +62,13 @@ def trainings(stored_in, train, tested, names):
         name: ip.build(os.path.join(stored_in, name), 5, channels=1, readers=2)
         for name in ("train", "damaged", "label", "tall", "other/train", "test", "test-damaged")
     }
-    ways = {"batch": 10, "epochs": 2, "dropout": 0.0, "seed": 3, "parallel": rank >= 0}
+    ways = {"batch_per_rank": 10, "epochs": 2, "dropout": 0.0, "seed": 3, "parallel": rank >= 0}
     result = {"different": {}, "accuracy": {}, "errors": {}}
     for name, settings in (
-        ("in order", {"net": "mlp", "optimizer": "sgd", "shuffle": False}),
+        ("in order", {"model": "mlp", "optimizer": "sgd", "shuffle": False}),
         # 33 = 30 + 3: on 3 ranks one sample each; 31 = 30 + 1: ranks without any
-        ("33", {"net": "mlp", "samples": 33}),
-        ("31", {"net": "mnist_cnn_bn", "samples": 31}),
+        ("33", {"model": "mlp", "samples": 33}),
+        ("31", {"model": "mnist_cnn_bn", "samples": 31}),
     ):
         if name not in names:
             continue
@@ -95,12 +94,12 @@ def trainings(stored_in, train, tested, names):
         ("apart", {"data": stored["other/train" if rank > 0 else "train"], "evaluate": False}),
         ("test", {"data": stored["train"], "test": stored["test-damaged"]}),
         ("no test", {"data": stored["train"]}),
-        ("batch", {"data": stored["train"], "batch": 42, "evaluate": False}),
+        ("batch", {"data": stored["train"], "batch_per_rank": 42, "evaluate": False}),
     ):
         if name not in names:
             continue
         try:
-            fit("mlp", **{**ways, **settings})
+            fit(**{"model": "mlp", **ways, **settings})
         except Exception as error:
             result["errors"][name] = f"{type(error).__name__}: {error}"
     return result
@@ -135,12 +134,12 @@ def test_weights_and_losses_are_those_of_arrays_and_all_ranks_fail_together(
     assert all(one == errors[0] for one in errors), errors
     told = {
         "damaged": ("record 17", "no image that can be decoded"),
-        "label": ("record 23", "has label 10, the net has classes 0 to 9"),
-        "tall": ("images of (30, 28, 1), but the net takes (28, 28, 1)",),
+        "label": ("record 23", "has label 10, must be from 0 to 9"),
+        "tall": ("images of (30, 28, 1), but the model takes (28, 28, 1)",),
         "apart": ("`data`",),
         "test": ("record 150",),
         "no test": ("`test` must be a Dataset or a Pipeline where `data` is a Pipeline",),
-        "batch": ("`batch` must be at most",),
+        "batch": ("`batch_per_rank` must be at most",),
     }
     assert errors[0].keys() == told.keys() & set(NAMES[ranks])
     for name, text in errors[0].items():
@@ -152,31 +151,10 @@ def test_several_labels_are_refused_before_work(folder, tmp_path):
         for number in range(4):
             writer.append(formats.Sample(b"x", (number, 1)))
     pipeline = ip.build(tmp_path / "many", 2)
-    with pytest.raises(ValueError, match="`data` must have one label a sample"):
-        fit("mlp", pipeline, evaluate=False, batch=2, parallel=False)
-    with pytest.raises(ValueError, match="`test` must have one label a sample"):
-        fit("mlp", ip.build(folder / "train", 2), test=pipeline, batch=2, parallel=False)
-
-
-def test_waiting_is_the_part_of_a_step_before_its_batch():
-    steps = datasets.epoch_batches(6, 2)
-    measured = Steps()
-
-    def batches():
-        for step in steps:
-            time.sleep(0.02)
-            yield step.indices, step.indices, 0.5
-
-    def step(images, labels, scale):
-        time.sleep(0.01)
-        return 0.0, 0
-
-    train_epoch(step, batches(), steps, measured, lambda **told: None)
-    assert len(measured.wait_s) == len(measured.step_s) == 3
-    assert min(measured.wait_s) >= 0.02
-    assert all(
-        whole - wait >= 0.01 for whole, wait in zip(measured.step_s, measured.wait_s, strict=True)
-    )
+    with pytest.raises(ValueError, match="`data` must have one label per sample"):
+        fit("mlp", pipeline, evaluate=False, batch_per_rank=2, parallel=False)
+    with pytest.raises(ValueError, match="`test` must have one label per sample"):
+        fit("mlp", ip.build(folder / "train", 2), test=pipeline, batch_per_rank=2, parallel=False)
 
 
 def test_pipelines_that_give_other_samples_are_told_apart(folder, tmp_path):
@@ -218,6 +196,6 @@ def test_labels_that_the_net_does_not_know_are_refused_before_training():
     labels = mnist.train_labels.copy()
     labels[7] = 10
     wrong = dataclasses.replace(mnist, train_labels=labels)
-    must = "`data` must have labels from 0 to 9 for this net, got '10 for training sample 7'"
+    must = "`data` must have labels from 0 to 9 for this model, got '10 for training sample 7'"
     with pytest.raises(ValueError, match=must):
-        fit("mlp", wrong, batch=5, parallel=False)
+        fit("mlp", wrong, batch_per_rank=5, parallel=False)

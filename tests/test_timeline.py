@@ -154,7 +154,7 @@ def test_compute_is_what_is_left_of_the_steps(tmp_path):
 def run_of(starts, seconds):
     values = {field.name: 0 for field in dataclasses.fields(Run)}
     times = {"step_start_s": starts, "step_s": seconds, "started_unix_s": ZERO - 3.0}
-    return Run(**{**values, "test_accuracy": (), "net": "mlp", "data": "mnist", **times})
+    return Run(**{**values, "test_accuracy": (), "model": "mlp", "data": "mnist", **times})
 
 
 def test_steps_are_put_on_the_recordings_clock(tmp_path):
@@ -260,11 +260,11 @@ def record_trainings(where, names):
     import os
 
     import numpy as np
+    from fitting import fit
 
     import dlguide.horovod as hvd
     from dlguide.data.datasets import Dataset
     from dlguide.horovod import runtime
-    from dlguide.training import fit
 
     draw = np.random.default_rng(0)
     images, labels = draw.random((96, 28, 28, 1), dtype=np.float32), draw.integers(0, 10, 96)
@@ -272,7 +272,7 @@ def record_trainings(where, names):
 
     def train(name, **more):
         path = name and os.path.join(where, name)
-        return fit("mnist_cnn", data, batch=16, evaluate=False, timeline=path, **more)
+        return fit("mnist_cnn", data, batch_per_rank=16, evaluate=False, timeline=path, **more)
 
     def raises(call):
         try:

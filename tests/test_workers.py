@@ -5,13 +5,14 @@ from functools import cache
 
 import numpy as np
 import pytest
+from fitting import fit
 from lanes import long
 from on_ranks import on_ranks
 
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets
-from dlguide.training import fit
-from dlguide.training.workers import Workers, own_state
+from dlguide.training.step import Gradients
+from dlguide.training.virtual_workers import VirtualWorkers, replica_state
 
 pytestmark = pytest.mark.ranks
 
@@ -26,9 +27,10 @@ def training(saves, cases):
 
     import keras
     import numpy as np
+    from fitting import fit
 
     from dlguide.data import datasets
-    from dlguide.training import fit, schedules
+    from dlguide.training import schedules
 
     layers = keras.layers
     mnist = datasets.load("mnist").first(101, 200)
@@ -61,8 +63,9 @@ def training(saves, cases):
     told = {}
     for name, workers, batch, *kind in cases:
         run = fit(
-            functools.partial(net, *kind), mnist, epochs=2, batch=batch,
-            optimizer="sgd", schedule=recipe, workers=workers, evaluate=True,
+            functools.partial(net, *kind), mnist, epochs=2,
+            batch_per_rank=batch * workers, optimizer="sgd", learning_rate=recipe,
+            virtual_workers=workers, evaluate=True,
         )  # fmt: skip
         if run.rank == 0:
             weights = {v.path: np.asarray(v) for v in models[-1].weights}
@@ -121,7 +124,7 @@ def test_workers_on_fewer_ranks_train_as_that_many_ranks(trained, total):
             assert runs_there[0][name] == pytest.approx(runs[0][name], rel=1e-12)
         for name in ("global_batch", "steps_per_epoch", "samples", "learning_rate"):
             assert runs_there[0][name] == runs[0][name]
-        assert runs_there[0]["workers"] * runs_there[0]["ranks"] == total
+        assert runs_there[0]["virtual_workers"] * runs_there[0]["ranks"] == total
 
 
 @pytest.mark.timeout(400)
@@ -171,25 +174,26 @@ def test_what_is_frozen_is_no_state_of_a_worker():
     from keras import layers
 
     fixed = [layers.Conv2D(2, 3, strides=3), layers.BatchNormalization()]
-    assert own_state(frozen_beside(fixed, [])) == []
+    assert replica_state(frozen_beside(fixed, [])) == []
     model = frozen_beside([*fixed, layers.Dropout(0.5)], [layers.BatchNormalization()])
-    names = [variable.path.rpartition("/")[2] for variable in own_state(model)]
+    names = [variable.path.rpartition("/")[2] for variable in replica_state(model)]
     assert sorted(names) == ["moving_mean", "moving_variance", "seed_generator_state"]
 
 
-def players(model, count=2):
+def virtual_workers(model, count=2):
     import keras
 
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build(model.trainable_variables)
-    return Workers(model, optimizer, SingleProcess(), count)
+    gradients = Gradients(model, optimizer, 1)
+    return VirtualWorkers(gradients, optimizer, SingleProcess(), count)
 
 
 def test_averages_of_workers_are_summed_in_double_precision():
     import keras
 
     model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization()])
-    four = players(model, 4)
+    four = virtual_workers(model, 4)
     values = np.array([2.0**24, 1.0, 1.0, 2.0], np.float32)  # single precision loses the ones
     for left, value in zip(four.left, values, strict=True):
         left[0][:] = value
@@ -201,7 +205,7 @@ def test_average_of_any_worker_that_is_not_finite_is_found():
     import keras
 
     model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization()])
-    two = players(model)
+    two = virtual_workers(model)
     assert two.not_finite() == ""
     two.left[1][1][:] = np.nan
     assert two.not_finite().endswith("moving_variance of worker 1 of its rank")
@@ -229,6 +233,7 @@ def test_weights_that_the_loss_does_not_reach_stay_as_they_are():
 
     models, mnist = [], datasets.load("mnist").first(40, 50)
     for workers in (1, 2):
-        fit(net, mnist, batch=10, workers=workers, evaluate=False, parallel=False,
+        fit(net, mnist, batch_per_rank=10 * workers, virtual_workers=workers,
+            evaluate=False, parallel=False,
             optimizer=lambda: keras.optimizers.SGD(0.1, weight_decay=0.1))  # fmt: skip
         np.testing.assert_array_equal(np.asarray(models[-1].layers[0].unused), np.ones(3))

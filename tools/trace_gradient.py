@@ -89,7 +89,7 @@ def traced_fit() -> list[Call]:
     def is_operator(frame: FrameType) -> bool:
         return frame.f_code.co_name in ("horovod_grouped_allreduce", "horovod_allreduce")
 
-    stacks = watch(is_operator, lambda: training.fit("mlp", samples=400))
+    stacks = watch(is_operator, lambda: training.fit("mlp", config=training.FitConfig(samples=400)))
     # A gradient is exchanged below an optimizer's `apply`; sums of metrics are not.
     return next(s for s in stacks if any(call.function.endswith(".apply") for call in s))
 

@@ -15,7 +15,7 @@ from dlguide.bench.patient import patient
 from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.errors import require
 from dlguide.horovod.communicator import HorovodCommunicator
-from dlguide.training.steps import train_step
+from dlguide.training.step import train_step
 
 # The parts that are measured in turns: one rank by itself, all ranks without exchange at the
 # same time, the update alone, update with exchange, and the real step.
@@ -98,7 +98,7 @@ def classifier(model: Any, optimizer: Any, comm: Communicator) -> Worker:
     dtype = "float64" if model.outputs[0].dtype == "float64" else "float32"
 
     def step(images: Any, labels: Any) -> float:
-        return float(one(images, labels, tf.constant(1 / (comm.size * len(images)), dtype)))
+        return float(one(images, labels, tf.constant(1 / (comm.size * len(images)), dtype))[0])
 
     return Worker(step, ((rule, model.trainable_variables),))
 

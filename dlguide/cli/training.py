@@ -18,9 +18,14 @@ def train(
     net: Annotated[str, typer.Option(help="A net of dlguide.models.")] = "mnist_cnn",
     data: Annotated[str, typer.Option(help="A data set of dlguide.data.")] = "mnist",
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 1,
-    batch: Annotated[int, typer.Option(help="Images per rank and step.")] = 100,
+    batch_per_rank: Annotated[int, typer.Option(help="Images per rank and step.")] = 100,
     optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
-    learning_rate: Annotated[float | None, typer.Option(help="For one rank.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Used as it is, unless scaled.")
+    ] = None,
+    rate_scaling: Annotated[
+        str, typer.Option(help="By the ranks: none, linear (SGD) or sqrt (Adam).")
+    ] = "none",
     samples: Annotated[int | None, typer.Option(help="Train on the first so many only.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, order and dropout.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu",
@@ -43,25 +48,29 @@ def train(
     from dlguide.files import require_writable
     from dlguide.machine import describe, threads
     from dlguide.training import compare as comparison
-    from dlguide.training import settings
+    from dlguide.training.config import TrainingJob
 
     require_count(ranks, "ranks")
+    must, then = "be None without a folder", "Give one with `--checkpoint`."
+    require(save_every is None or checkpoint is not None, "save_every", must, save_every, then)
+    saves = None
+    if checkpoint is not None:
+        saves = training.CheckpointConfig(folder=checkpoint, every_steps=save_every)
     work: dict[str, Any] = {
-        "net": net, "data": data, "epochs": epochs, "batch": batch, "optimizer": optimizer,
-        "learning_rate": learning_rate, "samples": samples, "seed": seed,
-        "device": device, "save_every": save_every,
+        "model": net, "data": data, "epochs": epochs, "batch_per_rank": batch_per_rank,
+        "optimizer": optimizer, "learning_rate": learning_rate, "checkpoint": saves,
+        "config": training.FitConfig(
+            samples=samples, seed=seed, device=device, rate_scaling=rate_scaling,
+            timeline=None if timeline is None else timeline.absolute(),
+        ),
     }  # fmt: skip
-    asked = settings.Settings(
-        **work, rate_scaling=None, dropout=None, dtype="float32", shuffle=True, evaluate=True,
-        checkpoint=None if checkpoint is None else str(checkpoint),
-    )  # fmt: skip
-    asked.check()
-    settings.load_data(data, samples, batch, ranks)
+    job = TrainingJob(**work)
+    job.check()
+    job.load_data(ranks)
     require(not (compare and checkpoint), "checkpoint", "not be given with compare", checkpoint)
     require_writable(output, "output")
     if timeline is not None:
         _check_timeline(timeline, ranks, compare)
-        timeline = timeline.absolute()
     machine = describe()
     plan = threads.plan(machine, ranks, oversubscribe=oversubscribe)
     plans = comparison.plans(machine, plan) if compare else [plan]
@@ -71,7 +80,7 @@ def train(
         print(f"\n{net} on {data}, {plan.ranks} rank{'s'[: plan.ranks != 1]}"
               f" x {plan.threads} thread{'s'[: plan.threads != 1]}", flush=True)  # fmt: skip
         with Cluster(plan) as cluster:
-            runs.append(cluster.run(training.fit, **work, checkpoint=checkpoint, timeline=timeline))
+            runs.append(cluster.run(training.fit, **work))
     table = comparison.rows(runs)
     _print_table(table)
     comparison.write(runs, table, output / "scaling.json")

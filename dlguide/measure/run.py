@@ -19,10 +19,10 @@ class Run:
     """One training as one rank saw it; goes to records as JSON.
 
     What was asked for:
-        rank (index), ranks (count), threads of this rank (count), net, data, device, epochs,
-        batch (images per worker and step), global_batch (images per step over all ranks),
-        optimizer, learning_rate (as used, after scaling; the highest of a schedule), seed,
-        workers (that each rank played in turn, count).
+        rank (index), ranks (count), threads of this rank (count), model, data, device, epochs,
+        batch_per_rank (images per step), global_batch (images per step over all ranks),
+        optimizer, learning_rate (as used, after scaling; the highest of a schedule),
+        rate_scaling, seed, virtual_workers (of each rank, count).
 
     What it was about:
         parameters (trainable weights, count), samples (training images an epoch, all ranks),
@@ -31,9 +31,10 @@ class Run:
     What came out, one number for each epoch trained here (one that was gone on with counts
     whole, the steps before it included):
         loss and train_accuracy (mean over all samples of all ranks and share of them that was
-        told right, each with the weights before its step), test_accuracy (fraction of
+        predicted correctly, each with the weights before its step), test_accuracy (fraction of
         the whole test set; a run that found nothing left to train has one, of the weights
-        it found; empty without evaluation).
+        it found; empty without evaluation); train_metrics and test_metrics (the same of every
+        metric, by name), earlier_loss (of the epochs that a checkpoint had done).
 
     What it took, in seconds:
         step_s (every step of this run, none dropped, waiting for data and ranks included),
@@ -56,11 +57,11 @@ class Run:
     rank: int
     ranks: int
     threads: int
-    net: str
+    model: str
     data: str
     device: str
     epochs: int
-    batch: int
+    batch_per_rank: int
     global_batch: int
     optimizer: str
     learning_rate: float
@@ -88,14 +89,20 @@ class Run:
     compression: str = "none"
     sent_nbytes: int = 0
     step_start_s: tuple[float, ...] = ()
-    workers: int = 1
+    virtual_workers: int = 1
     train_accuracy: tuple[float, ...] = ()
+    rate_scaling: str = "none"
+    earlier_loss: tuple[float, ...] = ()
+    train_metrics: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    test_metrics: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        scaling = "not scaled" if self.rate_scaling == "none" else f"{self.rate_scaling} scaling"
         accuracy = f", test accuracy {self.test_accuracy[-1]:.2%}" if self.test_accuracy else ""
         return (
-            f"rank {self.rank} of {self.ranks}: {self.net} on {self.data}, "
-            f"{self.epochs} epoch{'s' * (self.epochs != 1)}, "
+            f"rank {self.rank} of {self.ranks}: {self.model} on {self.data}, "
+            f"{self.epochs} epoch{'s' * (self.epochs != 1)}, learning rate "
+            f"{self.learning_rate:g} ({scaling}), "
             f"{self.images_per_s:.0f} images/s{accuracy}, {self.total_s:.1f} s"
         )
 
@@ -116,6 +123,9 @@ class Run:
             for name, value in record.items()
         }
         values["phases"] = tuple(tuple(phase) for phase in values.get("phases", ()))
+        for name in ("train_metrics", "test_metrics"):
+            found = values.get(name, {})
+            values[name] = {metric: tuple(each) for metric, each in found.items()}
         return cls(**values)
 
 

@@ -159,8 +159,8 @@ def train(
         held, final = worker.held(), pytorch_net.weights_of(net)
     names = ("dlguide", "numpy", "torch", *(["mpi4py"] if comm else []))
     run = Run(
-        rank=rank, ranks=ranks, threads=in_use, net="mnist_cnn", data=data.name, device="cpu",
-        epochs=epochs, batch=batch, global_batch=batch * ranks, optimizer="sgd",
+        rank=rank, ranks=ranks, threads=in_use, model="mnist_cnn", data=data.name, device="cpu",
+        epochs=epochs, batch_per_rank=batch, global_batch=batch * ranks, optimizer="sgd",
         learning_rate=learning_rate, seed=seed,
         parameters=sum(each.size for each in weights), samples=len(data.train_labels),
         steps_per_epoch=len(parts[0]), first_epoch=0, loss=tuple(losses),

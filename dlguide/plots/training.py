@@ -113,7 +113,7 @@ def training(runs: Run | Sequence[Run]) -> Figure:
     runs = [runs] if isinstance(runs, Run) else list(runs)
     require(bool(runs), "runs", "hold at least one Run", [])
     drawn, (loss, accuracy, seconds) = figure(columns=3)
-    names = [f"{run.ranks} rank{'s' * (run.ranks > 1)}, batch {run.batch}" for run in runs]
+    names = [f"{run.ranks} rank{'s' * (run.ranks > 1)}, batch {run.batch_per_rank}" for run in runs]
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         look = {"color": COLOURS[number % 6], "marker": MARKERS[number % 6], "label": name}
         first = run.first_epoch

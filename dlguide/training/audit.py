@@ -221,8 +221,10 @@ def _batches(run: Run) -> tuple[tuple[int, ...], ...]:
     each = max(run.steps_per_epoch, 1)
     rest = run.samples - (each - 1) * run.global_batch
     share = rest // run.ranks + (run.rank < rest % run.ranks)
-    last = share if 0 < rest < run.global_batch else run.batch
-    sizes = [last if step % each == each - 1 else run.batch for step in range(len(run.step_s))]
+    last = share if 0 < rest < run.global_batch else run.batch_per_rank
+    sizes = [
+        last if step % each == each - 1 else run.batch_per_rank for step in range(len(run.step_s))
+    ]
     return tuple(tuple(sizes[at : at + each]) for at in range(0, len(sizes), each))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dlguide import machine, models
 from dlguide.errors import require, require_positive
-from dlguide.training.steps import train_step
+from dlguide.training.step import train_step
 
 if TYPE_CHECKING:
     import keras

@@ -1,29 +1,40 @@
-"""Checkpoints that survive a kill while they are written, and say so when they are damaged."""
+"""Checkpoints that survive a kill while they are written, and report damage when they are read."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require, require_count
-from dlguide.training import checkpoint_file
-from dlguide.training.checkpoint_file import Checkpoint, CheckpointError, Within, latest, read
+from dlguide.collectives.communicator import Communicator
+from dlguide.errors import LockHeldError, NoLocksError, require, require_count
+from dlguide.files import file_lock
 
 if TYPE_CHECKING:
     import keras
 
+    from dlguide.training.config import TrainingJob
+    from dlguide.training.virtual_workers import VirtualWorkers
+
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "Saver",
     "Within",
     "branch",
+    "finished",
+    "is_within",
     "latest",
     "nbytes_of",
     "not_finite",
@@ -32,6 +43,236 @@ __all__ = [
     "restore",
     "save",
 ]
+
+# Raised whenever a file of an earlier dlguide would be read wrongly; 1 knew no `within`.
+VERSION = 2
+_READABLE = (1, 2)
+_MAGIC = b"dlguide-checkpoint-"
+_FIRST_LINE = re.compile(re.escape(_MAGIC) + rb"(\d{1,4}) ([0-9a-f]{64})")
+_NAME = re.compile(r"checkpoint-(\d{9})(-within)?\.dlguide")
+# One name for all unfinished files, so that a killed save leaves one and not one more each time.
+_UNFINISHED = "checkpoint.partial"
+_WRITING = "checkpoint.lock"  # held by the process that writes the unfinished file
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be used; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """What a checkpoint holds beside the weights when it was written before an epoch's end.
+
+    step (of that epoch, steps done), settings (what must be equal to go on from there),
+    states (for each worker the bytes of what it has of its own).
+    """
+
+    step: int
+    settings: dict[str, Any]
+    states: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file says about itself.
+
+    path (of the file), step and epoch (done when it was written, counts), settings (of the
+    training it belongs to), arrays (name, dtype, shape of each), within (None at the end of an
+    epoch).
+    """
+
+    path: str
+    step: int
+    epoch: int
+    settings: dict[str, Any]
+    arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
+    within: Within | None = None
+
+
+def write(
+    folder: Path,
+    step: int,
+    epoch: int,
+    settings: Mapping[str, Any],
+    arrays: Sequence[tuple[str, np.ndarray]],
+    within: Within | None,
+) -> Path:
+    """Write a file so that a kill at any moment leaves it whole or not there at all.
+
+    The bytes go to a temporary file, to the disk (fsync), and only then, by a rename, to their
+    name; the file begins with the version of its form and the SHA-256 of all that follows.
+    Processes that write into one folder do so one after the other.
+
+    Args:
+        folder: where to write; it exists.
+        step: steps done so far (count).
+        epoch: epochs done so far (count).
+        settings: of the training, JSON-able.
+        arrays: names and values.
+        within: what is needed to go on within an epoch; None at its end.
+
+    Returns:
+        Path: the file.
+
+    Raises:
+        CheckpointError: when the file cannot be written; the earlier ones are still there.
+    """
+    header = {
+        "step": step,
+        "epoch": epoch,
+        "settings": dict(settings),
+        "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
+    }
+    if within is not None:
+        nbytes = [len(state) for state in within.states]
+        header["within"] = {"step": within.step, "settings": within.settings, "states": nbytes}
+    parts = [json.dumps(header).encode() + b"\n", *(array.tobytes() for _name, array in arrays)]
+    parts += within.states if within is not None else ()
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    ending = "" if within is None else "-within"
+    path, unfinished = folder / f"checkpoint-{step:09d}{ending}.dlguide", folder / _UNFINISHED
+    try:
+        with ExitStack() as held:
+            with suppress(NoLocksError):
+                held.enter_context(file_lock(folder / _WRITING, wait=True))
+            try:
+                with open(unfinished, "wb") as file:
+                    file.write(_MAGIC + f"{VERSION} {digest.hexdigest()}\n".encode())
+                    file.writelines(parts)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(unfinished, path)
+            except OSError:
+                unfinished.unlink(missing_ok=True)  # the space that it takes
+                raise
+        _sync_folder(folder)  # the rename itself must reach the disk before an older one goes
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written: {error.strerror}. {_after_a_failed_write(folder)}"
+        ) from error
+    return path
+
+
+def _after_a_failed_write(folder: Path) -> str:
+    files = finished(folder)
+    if not files:
+        return "Nothing was saved before. Free some space or use another folder."
+    return f"{files[-1].name} is whole: solve that, then make the same call to go on from there."
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the last checkpoints and the last one of an epoch's end.
+
+    From an epoch's end a training can go on with other ranks and batches, within an epoch not.
+    """
+    files = finished(folder)
+    ends = [path for path in files if not is_within(path)]
+    for old in files[:-keep]:
+        if old not in ends[-1:]:
+            old.unlink(missing_ok=True)
+
+
+def finished(folder: Path) -> list[Path]:
+    """Find all checkpoints."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def is_within(path: Path) -> bool:
+    """Tell from its name whether a checkpoint was written before an epoch's end."""
+    named = _NAME.fullmatch(path.name)
+    return named is not None and named[2] is not None
+
+
+def latest(folder: str | os.PathLike) -> Path | None:
+    """Find the checkpoint with the most steps.
+
+    Args:
+        folder: where `save` wrote; it need not exist.
+
+    Returns:
+        Path: the file, or None when there is none.
+    """
+    files = finished(Path(folder))
+    return files[-1] if files else None
+
+
+def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
+    """Read a checkpoint after holding it against its checksum.
+
+    Args:
+        path: a file that `save` wrote.
+
+    Returns:
+        tuple: the Checkpoint and its arrays, in its order.
+
+    Raises:
+        CheckpointError: when the file is missing, damaged, no checkpoint or of another version;
+            the text names the file, the expected and the found checksum and what to do.
+    """
+    path = Path(path)
+    try:
+        contents = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}. {instead(path)}"
+        ) from error
+    first, _, rest = contents.partition(b"\n")
+    named = _FIRST_LINE.fullmatch(first)
+    if named is None:
+        raise CheckpointError(f"{path} does not begin as a checkpoint does. {instead(path)}")
+    if int(named[1]) not in _READABLE:
+        known = " and ".join(map(str, _READABLE))
+        raise CheckpointError(
+            f"{path} is a checkpoint of version {int(named[1])}, but this dlguide reads versions "
+            f"{known}. Go on with the dlguide that wrote it, or use another folder."
+        )
+    expected, found = named[2].decode(), hashlib.sha256(rest).hexdigest()
+    if found != expected:
+        raise CheckpointError(
+            f"{path} is damaged: expected SHA-256 {expected}, found {found}. {instead(path)}"
+        )
+    line, _, data = rest.partition(b"\n")
+    header = json.loads(line)
+    names = tuple((name, dtype, tuple(shape)) for name, dtype, shape in header["arrays"])
+    arrays, at = [], 0
+    for _name, dtype, shape in names:
+        array = np.frombuffer(data, dtype, count=int(np.prod(shape, dtype=int)), offset=at)
+        arrays.append(array.reshape(shape))
+        at += array.nbytes
+    within = header.get("within")
+    if within is not None:
+        edges = at + np.cumsum([0, *within["states"]])
+        states = tuple(data[a:b] for a, b in pairwise(edges))
+        within = Within(within["step"], within["settings"], states)
+    says = (header["step"], header["epoch"], header["settings"])
+    return Checkpoint(str(path), *says, names, within), arrays
+
+
+def instead(path: Path) -> str:
+    """Say what to do about a checkpoint that cannot be used."""
+    others = [other.name for other in finished(path.parent) if other != path]
+    if others:
+        return f"Delete it to go on from {others[-1]}."
+    return "Delete it to train anew; there is no other checkpoint beside it."
+
+
+def anew(folder: Path) -> str:
+    """Say how to train from the start although a folder holds checkpoints."""
+    files = finished(folder)
+    them = "it" if len(files) == 1 else f"all {len(files)} checkpoints in {folder}"
+    return f"Use another folder, or delete {them} to train anew."
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def save(
@@ -47,7 +288,7 @@ def save(
     """Write weights and optimizer state so that a kill at any moment leaves a usable checkpoint.
 
     The file gets its name when all of it is on the disk, and begins with the SHA-256 of its
-    contents (`checkpoint_file.write`). After that older ones go, but for the last `keep` and the
+    contents (`write`). After that older ones go, but for the last `keep` and the
     last one of an epoch's end. Call it on one rank only: the others have the same weights.
     Leaves out the state of random generators, which `fit` derives from seed, rank and epoch, or
     has in `within`.
@@ -78,8 +319,8 @@ def save(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = _arrays(model, optimizer)
-    path = checkpoint_file.write(folder, step, epoch, settings or {}, arrays, within)
-    checkpoint_file.prune(folder, keep)
+    path = write(folder, step, epoch, settings or {}, arrays, within)
+    prune(folder, keep)
     return path
 
 
@@ -105,9 +346,7 @@ def branch(
             the folder holds checkpoints already.
         CheckpointError: when it is damaged.
     """
-    ends = [
-        one for one in checkpoint_file.finished(Path(source)) if not checkpoint_file.is_within(one)
-    ]
+    ends = [one for one in finished(Path(source)) if not is_within(one)]
     must, then = "hold a checkpoint of an epoch's end", "Train there first, for an epoch at least."
     require(bool(ends), "source", must, str(source), then)
     there = latest(folder)
@@ -121,9 +360,7 @@ def branch(
     named_arrays = [(one[0], array) for one, array in zip(found.arrays, arrays, strict=True)]
     Path(folder).mkdir(parents=True, exist_ok=True)
     settings = {**found.settings, **changes}
-    return checkpoint_file.write(
-        Path(folder), found.step, found.epoch, settings, named_arrays, None
-    )
+    return write(Path(folder), found.step, found.epoch, settings, named_arrays, None)
 
 
 def not_finite(model: keras.Model) -> str:
@@ -171,19 +408,19 @@ def restore(
     """
     found, arrays = read(path)
     _require_same(path, found, settings or {}, within or {})
-    anew = checkpoint_file.anew(Path(path).parent)
+    otherwise = anew(Path(path).parent)
     variables = _variables(model, optimizer)
     expected = [(name, str(v.dtype), tuple(v.shape)) for name, v in variables]
     for saved, here in zip(found.arrays, expected, strict=False):
         if saved[1:] != here[1:]:
             raise CheckpointError(
                 f"{path} belongs to another net or optimizer: it holds {_describe(saved)} where "
-                f"this one has {_describe(here)}. {anew}"
+                f"this one has {_describe(here)}. {otherwise}"
             )
     if len(expected) != len(found.arrays):
         raise CheckpointError(
             f"{path} belongs to another net or optimizer: it holds {len(found.arrays)} arrays "
-            f"where this one has {len(expected)}. {anew}"
+            f"where this one has {len(expected)}. {otherwise}"
         )
     for (_name, variable), array in zip(variables, arrays, strict=True):
         variable.assign(array)
@@ -201,16 +438,16 @@ def _require_same(
             raise CheckpointError(
                 f"{path} belongs to another training: its {name} is "
                 f"{found.settings.get(name)!r}, here it is {value!r}. "
-                f"{checkpoint_file.anew(Path(path).parent)}"
+                f"{anew(Path(path).parent)}"
             )
     if found.within is None:
         return
     for name, value in json.loads(json.dumps(dict(within))).items():
         saved = found.within.settings.get(name)
         if saved != value:
-            files = checkpoint_file.finished(Path(path).parent)
-            ends = [one for one in files if not checkpoint_file.is_within(one)]
-            others = f"go on from {ends[-1].name}, the end of an epoch" if ends else "train anew"
+            files = finished(Path(path).parent)
+            ends = [one for one in files if not is_within(one)]
+            others = f"resume from {ends[-1].name}, the end of an epoch" if ends else "train anew"
             raise CheckpointError(
                 f"{path} was written after {found.within.step} steps of epoch {found.epoch + 1} "
                 f"with {name} = {saved}, here it is {value}. Within an epoch the samples and what "
@@ -285,3 +522,211 @@ def _arrays(model: keras.Model, optimizer: keras.Optimizer) -> list[tuple[str, n
 def _describe(array: tuple[str, str, tuple[int, ...]]) -> str:
     name, dtype, shape = array
     return f"{name} ({dtype}, shape {shape})"
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a training begins or resumes: epochs done, steps of the next, steps of all.
+
+    losses (of the epochs done).
+    """
+
+    epoch: int = 0
+    step: int = 0
+    done: int = 0
+    losses: tuple[float, ...] = ()
+
+
+class Saver:
+    """The checkpoints of one training; without a folder it writes none.
+
+    At an epoch's end all ranks are equal, and weights, optimizer, epoch and step are all there is
+    to save: the order of the samples and the seeds of dropout follow from seed, epoch and rank.
+    Within an epoch each virtual worker also has its own moving averages and seeds, and each rank
+    the sums of its loss and metrics: rank 0 writes those of all, and every worker gets its own
+    back.
+    """
+
+    def __init__(self, job: TrainingJob, comm: Communicator) -> None:
+        self._job, self._comm, self._config = job, comm, job.checkpoint
+        self._folder = None if job.checkpoint is None else Path(job.checkpoint.folder)
+        self._before = 0  # steps of the runs before this one
+        self._states = b""  # of all virtual workers of all ranks
+        self._held = ExitStack()  # the folder, for this training alone
+
+    def close(self) -> None:
+        """Let other trainings use the folder."""
+        self._held.close()
+
+    def announce(self) -> None:
+        """Print on rank 0 what will be resumed, before any other work.
+
+        Nobody who forgot an old checkpoint should wait for a training that will not happen.
+        """
+        path = latest(self._folder) if self._folder is not None else None
+        if path is None or self._comm.rank != 0:
+            return
+        found, _arrays = read(path)
+        epochs = self._job.epochs
+        further = f" and {found.within.step} steps of the next" if found.within else ""
+        where = f"step {found.step}, epoch {found.epoch} of {epochs}{further}"
+        if found.epoch < epochs:
+            print(f"Resuming from {path}: {where}.", flush=True)
+            return
+        if found.within:
+            # Its weights are those of no whole epoch, and there is nothing left to train.
+            raise CheckpointError(
+                f"{path} is further than the training asked for: {where}. Ask for at least "
+                f"{found.epoch + 1} epochs. {anew(path.parent)}"
+            )
+        print(
+            f"{path} is a finished training: {where}. Nothing will be trained. Ask for more "
+            f"epochs to continue. {anew(path.parent)}",
+            flush=True,
+        )
+
+    def require_whole(self, optimizer: keras.Optimizer) -> None:
+        """Refuse an optimizer with state that is each rank's own and of no use on other ranks."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        must = "be None where the optimizer has `gradient_accumulation_steps`, whose gradients are "
+        must += "each rank's own and in no checkpoint"
+        fits = self._folder is None or not inner.gradient_accumulation_steps
+        then = "Use several `virtual_workers` instead, which sum in every step."
+        require(fits, "checkpoint", must, self._folder, then)
+
+    def resume(
+        self, model: keras.Model, optimizer: keras.Optimizer, state_nbytes: int
+    ) -> ResumePoint:
+        """Set all ranks to the weights of the last checkpoint; all must call it.
+
+        state_nbytes: what a virtual worker holds beside the weights (bytes).
+        """
+        self._model, self._optimizer = model, optimizer
+        if self._folder is None:
+            return ResumePoint()
+        found, states, losses = [0.0, 0.0, 0.0], (), []
+        with self._comm.agree_or_raise():
+            if self._comm.rank == 0:  # the others may not even see the folder
+                nbytes, files = nbytes_of(model, optimizer), self._config.keep + 1
+                if self._config.every_steps is not None:
+                    workers = int(self._job.config.virtual_workers) * self._comm.size
+                    nbytes, files = nbytes + workers * (16 + state_nbytes), files + 1
+                require_writable(self._folder, nbytes, files)
+                taken = self._hold()
+                path = latest(self._folder)
+                if taken and path is None:
+                    raise taken
+                if path is not None:
+                    identity = self._job.identity(self._comm.size)
+                    saved = restore(path, model, optimizer, identity, self._layout())
+                    if taken and saved.epoch < self._job.epochs:
+                        raise taken  # a finished training is only read
+                    found = [saved.epoch, saved.step, saved.within.step if saved.within else 0]
+                    states = saved.within.states if saved.within else ()
+                    losses = saved.settings.get("losses", [])
+        epoch, self._before, step = (int(each) for each in self._comm.allreduce_sum(found))
+        if self._before:
+            self._comm.broadcast([*model.weights, *optimizer.variables])
+        self._states = self._comm.allgather_bytes(b"".join(states))[0] if step else b""
+        losses = json.loads(self._comm.allgather(json.dumps(losses))[0])
+        return ResumePoint(epoch, step, self._before, tuple(losses))
+
+    def _hold(self) -> CheckpointError | None:
+        """Keep other trainings out of the folder until `close`; return why that cannot be done."""
+        folder = self._folder
+        try:
+            self._held.enter_context(file_lock(folder / "training.lock", wait=False))
+        except LockHeldError as error:
+            return CheckpointError(
+                f"{error.owner} trains with the checkpoints in {folder}. Wait until it has ended, "
+                "or use another folder."
+            )
+        except NoLocksError:
+            print(
+                f"The file system of {folder} has no locks: let no other training use this folder.",
+                flush=True,
+            )
+        return None
+
+    def restore_states(self, workers: VirtualWorkers, sums: int) -> np.ndarray:
+        """Restore the states of a checkpoint within an epoch; return this rank's sums so far."""
+        self._workers, states, self._states = workers, self._states, b""
+        if not states:
+            return np.zeros(sums)
+        like, first = workers.states(), self._comm.rank * workers.count
+        size = 8 * sums + sum(array.nbytes for array in like[0])
+        if len(states) != size * len(like) * self._comm.size:
+            raise CheckpointError(
+                f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
+                f"here they have {size} each. {anew(self._folder)}"
+            )
+        pieces = [states[at * size : (at + 1) * size] for at in range(first, first + workers.count)]
+        workers.restore_states([_arrays_like(like[0], piece[8 * sums :]) for piece in pieces])
+        return np.frombuffer(pieces[0], np.float64, sums)
+
+    def stops(self, first: int, steps: int) -> list[int]:
+        """The steps of an epoch, from `first` on, after which there is something to do."""
+        every = steps if self._config is None else self._config.every_steps or steps
+        return [*range(first - first % every + every, steps, every), steps]
+
+    def save(self, epoch: int, steps: int, rate: float, losses: Sequence[float]) -> None:
+        """Write a checkpoint of an epoch's end; all ranks must call it.
+
+        rate (of the last step) and losses (of all epochs) are for readers of the file.
+        """
+        self._write(epoch, steps, None, {"rate": rate, "losses": list(losses)})
+
+    def save_within(
+        self, epoch: int, step: int, steps: int, sums: np.ndarray, losses: Sequence[float]
+    ) -> None:
+        """Write a checkpoint before an epoch's end; all ranks must call it."""
+        states = []
+        for worker, arrays in enumerate(self._workers.states()):
+            # The sums are the rank's; the first of its workers carries them.
+            first = sums if worker == 0 else np.zeros_like(sums)
+            states.append(b"".join(array.tobytes() for array in (first, *arrays)))
+        whole = b"".join(self._comm.allgather_bytes(b"".join(states)))
+        size = len(states[0])
+        pieces = tuple(whole[at : at + size] for at in range(0, len(whole), size))
+        more = {"losses": list(losses)}
+        self._write(epoch, steps, Within(step, self._layout(), pieces), more)
+
+    def last_good(self) -> str:
+        """Name the last checkpoint that can be used; for rank 0, which wrote it."""
+        if self._folder is None:
+            return "There is no checkpoint: `checkpoint` and `every_steps` would have written some."
+        for path in reversed(finished(self._folder)):
+            try:
+                found, _arrays = read(path)
+            except CheckpointError:
+                continue  # the next one is looked for; resuming reports the damage
+            return f"The last good checkpoint is {path}, after step {found.step}."
+        return f"There is no checkpoint in {self._folder} yet."
+
+    def _write(
+        self, epoch: int, steps: int, within: Within | None, more: Mapping[str, Any]
+    ) -> None:
+        settings = self._job.identity(self._comm.size) | dict(more)
+        with self._comm.agree_or_raise():
+            if self._comm.rank == 0:
+                save(
+                    self._folder, self._model, self._optimizer, self._before + steps, epoch,
+                    settings, self._config.keep, within,
+                )  # fmt: skip
+
+    def _layout(self) -> dict[str, int]:
+        """What must be equal to resume within an epoch."""
+        workers, batch = self._job.config.virtual_workers, self._job.batch_per_rank
+        return {
+            "ranks": self._comm.size,
+            "virtual_workers": int(workers),
+            "batch_per_rank": int(batch),
+        }
+
+
+def _arrays_like(like: Sequence[np.ndarray], data: bytes) -> list[np.ndarray]:
+    arrays, at = [], 0
+    for one in like:
+        arrays.append(np.frombuffer(data, one.dtype, one.size, at).reshape(one.shape))
+        at += one.nbytes
+    return arrays

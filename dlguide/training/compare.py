@@ -94,7 +94,7 @@ def _slowest(runs: Sequence[Run]) -> Run:
 
 def _work(run: Run) -> tuple[str, str, int, int, int]:
     """Name the work of a run: net, data, parameters, epochs and samples an epoch."""
-    return (run.net, run.data, run.parameters, run.epochs, run.samples)
+    return (run.model, run.data, run.parameters, run.epochs, run.samples)
 
 
 def write(runs: Iterable[Sequence[Run]], table: Sequence[Row], path: str | os.PathLike) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlguide import measure
 from dlguide.collectives.communicator import SingleProcess
-from dlguide.errors import require, require_known
+from dlguide.errors import MissingComponentError, require, require_known
 from dlguide.machine import accelerators
 from dlguide.machine.accelerators import WISHES, Place, Seen
 
@@ -59,3 +59,15 @@ def choose(device: str, comm: Communicator) -> Place:
     with comm.agree_or_raise():
         accelerators.take(place)
     return place
+
+
+def require_device(device: str) -> str:
+    """TensorFlow's name of a device; refused when there is none."""
+    import tensorflow as tf
+
+    if not tf.config.list_physical_devices(device.upper()):
+        raise MissingComponentError(
+            f"TensorFlow sees no {device} on this machine. Use `device='cpu'`, or install a "
+            f"TensorFlow that was built for your {device}."
+        )
+    return f"/{device.upper()}:0"

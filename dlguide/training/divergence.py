@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import keras
 
 _TRY = (
-    "Try a lower `learning_rate`, or a `schedule` that warms up; where only some ranks are named, "
+    "Try a lower `learning_rate`, or a schedule that warms up; when only some ranks are named, "
     "look for damaged samples among theirs."
 )
 
@@ -30,8 +30,8 @@ class DivergedError(ArithmeticError):
     epoch = step = 0
 
 
-def spoiled(gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> list[Any]:
-    """Give gradients that carry it to all ranks when this rank's loss is not finite.
+def propagate_nan(gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> list[Any]:
+    """Return gradients that carry it to all ranks when this rank's loss is not finite.
 
     The gradients are summed over ranks in any case. One of them, that of the smallest variable,
     becomes nan with the loss, so that after the step every rank finds nan in that variable and
@@ -44,21 +44,21 @@ def spoiled(gradients: Sequence[Any], variables: Sequence[Any], loss: Any) -> li
 
     found, place = list(gradients), _smallest(variables)
     gradient = found[place]
-    # Sparse ones do not reach all of the variable; `Watch.settle` finds such a loss later.
+    # Sparse ones do not reach all of the variable: `DivergenceMonitor.settle` finds it later.
     if isinstance(gradient, tf.Tensor):
         nothing = tf.fill(tf.shape(gradient), tf.constant(math.nan, gradient.dtype))
         found[place] = tf.where(tf.math.is_finite(loss), gradient, nothing)
     return found
 
 
-class Watch:
-    """Looks at every step's loss, and stops all ranks in the step in which one is not finite.
+class DivergenceMonitor:
+    """Checks the loss of every step, and stops all ranks in the step in which one is not finite.
 
-    All ranks hold equal weights, so each sees by itself that the others will stop too; they speak
-    with each other only then, to name the ranks. An optimizer that scales losses leaves such a
-    step out and keeps its weights, which all ranks notice alike: then they ask each other, stop
-    if a loss was not finite, and go on if only scaled gradients were too large, which is what the
-    scale is for. (A smaller scale does not mend a loss: that overflowed on the way forward.)
+    All ranks hold equal weights, so each sees by itself that the others will stop too; they
+    communicate only then, to name the ranks. An optimizer that scales losses leaves such a step
+    out and keeps its weights, which all ranks notice alike: then they exchange what they saw,
+    stop if a loss was not finite, and continue if only scaled gradients were too large, which is
+    what the scale is for. (A smaller scale does not fix a loss: it overflowed on the way forward.)
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Watch:
         self._bad: dict[str, Any] | None = None
 
     def after(self, loss: float, epoch: int, step: int) -> None:
-        """Look at a step that was just done; all ranks must call it."""
+        """Check a step that was just done; all ranks must call it."""
         self._at = {"step": self._at["step"] + 1, "epoch": epoch, "of_epoch": step}
         if not math.isfinite(loss) and self._bad is None:
-            self._bad = self._at | {"loss": str(loss), "rate": self._rate()}
+            self._bad = self._at | {"loss": str(loss), "rate": self.rate()}
         stop = not np.isfinite(np.asarray(self._carrier)).all()
         if self._skips:
             updates = int(np.asarray(self._optimizer.iterations))
@@ -106,7 +106,7 @@ class Watch:
             where, losses = next(iter(met.values())), {one["loss"] for one in met.values()}
             what = f"The loss is {' or '.join(sorted(losses))} on {self._named(list(met))}"
         else:
-            where = self._at | {"rate": self._rate()}
+            where = self._at | {"rate": self.rate()}
             what = f"The loss is finite, but {weights[0]} is not any more,"
         error = DivergedError(
             f"{what} at step {where['step']} (step {where['of_epoch']} of epoch {where['epoch']}), "
@@ -126,8 +126,8 @@ class Watch:
             return "all ranks" if len(met) > 1 else "rank 0"
         return f"rank{'s' * (len(met) > 1)} {', '.join(map(str, met))}"
 
-    def _rate(self) -> float:
-        """Give the rate of the step that was just done, which a schedule takes from its number."""
+    def rate(self) -> float:
+        """The learning rate of the last step, which a schedule takes from its number."""
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         rate, done = inner._learning_rate, int(np.asarray(inner.iterations))
         if callable(rate) and not hasattr(rate, "assign"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlguide import models
-from dlguide.training.settings import require_device
+from dlguide.training.devices import require_device
 
 if TYPE_CHECKING:
     from dlguide.data.datasets import Dataset

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlguide.training.finding import Finding, Ranks, groups, listed
-from dlguide.training.rates import scaled_rate
+from dlguide.training.schedules_rules import scaled
 
 # Kinds whose step does not grow with the gradient: their rule is the square root of the ranks.
 ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "rmsprop", "adagrad", "adadelta", "lamb")
@@ -87,7 +87,7 @@ def rate(everyone: Ranks) -> list[Finding]:
     if base is None or value is None:
         return []
     rule = one.rate_rule or ("sqrt" if one.optimizer in ADAPTIVE else "linear")
-    meant = scaled_rate("sgd", ranks, base, rule)  # the rule is stated, so the optimizer is not
+    meant = scaled(base, ranks, 1, rule)  # the rule is stated, so the optimizer is not
     if _close(value, meant):
         return []
     factor = meant / base

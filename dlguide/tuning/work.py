@@ -8,7 +8,7 @@ from typing import Any
 
 from dlguide import models
 from dlguide.errors import require, require_count, require_known
-from dlguide.training.settings import OPTIMIZERS
+from dlguide.training.optimizers import OPTIMIZERS
 
 DATA = ("mnist", "random")
 

@@ -34,9 +34,9 @@ class Trainer:
         import tensorflow as tf
 
         from dlguide import models
+        from dlguide.training import optimizers
         from dlguide.training.devices import connect
-        from dlguide.training.rates import make_optimizer
-        from dlguide.training.steps import train_step
+        from dlguide.training.step import train_step
 
         comm = connect()
         self.rank, self.ranks = comm.rank, comm.size
@@ -44,7 +44,7 @@ class Trainer:
         with tf.device("/CPU:0"):
             self.model = models.build(work.net, work.seed, image=work.image)
             # the global batch is the same for all, so the rate does not follow the ranks
-            rule = comm.distribute(make_optimizer(work.optimizer, 1, None, None))
+            rule = comm.distribute(optimizers.make(work.optimizer))
             rule.build(self.model.trainable_variables)
             comm.broadcast(self.model.weights)
             self.step = train_step(self.model, rule, comm.size)
@@ -73,7 +73,7 @@ class Trainer:
         begin = perf_counter()
         for _ in range(steps):
             indices = self.parts[self.taken % len(self.parts)]
-            float(self.step(self.images[indices], self.labels[indices], self.scale))
+            float(self.step(self.images[indices], self.labels[indices], self.scale)[0])
             self.taken += 1
         return perf_counter() - begin
 

@@ -81,54 +81,56 @@ def _train(
     cluster: Cluster, way: object, seed: int, chosen: argparse.Namespace
 ) -> tuple[float, float, float]:
     """Give accuracy, bytes a step, and images/s."""
-    asked = {
-        "epochs": chosen.epochs,
-        "batch": chosen.batch,
-        "samples": chosen.samples,
-        "seed": seed,
-        "optimizer": chosen.optimizer,
-    }
+    same = {"epochs": chosen.epochs, "optimizer": chosen.optimizer, "batch_per_rank": chosen.batch}
+    own = {"samples": chosen.samples, "seed": seed}
     if isinstance(way, local.Averaging):
         # without this module on the ranks' path, the function must travel with its names
-        return cluster.run(partial(_apart, way, EVERY_STEPS), **asked)[0]
-    run = cluster.run(training.fit, compression=way, **asked)[0]
+        return cluster.run(partial(_apart, way, EVERY_STEPS), **same, **own)[0]
+    run = cluster.run(training.fit, **same, config=training.FitConfig(compression=way, **own))[0]
     return run.test_accuracy[-1], run.sent_nbytes / len(run.step_s), run.images_per_s
 
 
-def _apart(way, every_steps, epochs, batch, samples, seed, optimizer):
+def _apart(way, every_steps, epochs, batch_per_rank, samples, seed, optimizer):
     """Train as `fit` does, but each rank by itself between meetings."""
+    from time import perf_counter
+
+    import numpy as np
     from mpi4py import MPI
 
     from dlguide import measure, models
     from dlguide.data import datasets
     from dlguide.parallel import meetings
-    from dlguide.training import feeding, loop, rates, settings, steps
-    from dlguide.training.devices import connect
+    from dlguide.training import connect, optimizers
+    from dlguide.training.feed import iter_batches
+    from dlguide.training.step import evaluator, train_step
+    from dlguide.training.virtual_workers import reseed_dropout
 
-    comm = MPI.COMM_WORLD
-    data = settings.load_data("mnist", samples, batch, comm.size)
+    comm, data = MPI.COMM_WORLD, datasets.load("mnist").first(samples)
     model = models.build("mnist_cnn", seed)
-    rule = rates.make_optimizer(optimizer, comm.size, None, None)
+    rule = optimizers.make(optimizer)
     rule.build(model.trainable_variables)
     meet = meetings.Meetings(way, comm, every_steps, model)
     meet.begin()
-    alone = steps.train_step(model, rule, count_right=True)
+    alone = train_step(model, rule)
     # the loss of a rank's own batch: `fit` divides by the global batch and sums the gradients
     step = meetings.every_steps(lambda x, y, scale: alone(x, y, scale * comm.size), meet)
-    measured = loop.Steps()
+    step_s, images = [], []
     for epoch in range(epochs):
         parts = datasets.epoch_batches(
-            len(data.train_labels), batch, comm.rank, comm.size, epoch, seed, True
+            len(data.train_labels), batch_per_rank, comm.rank, comm.size, epoch, seed, True
         )
-        loop.reseed_dropout(model, seed, comm.rank, epoch * len(parts))
-        batches = feeding.gathered(data, parts)
-        loop.train_epoch(step, batches, parts, measured, lambda **told: None)
+        reseed_dropout(model, seed, comm.rank, epoch * len(parts))
+        for part, batch in zip(parts, iter_batches(data, parts), strict=True):
+            begin = perf_counter()
+            np.asarray(step(*batch))
+            step_s.append(perf_counter() - begin)
+            images.append(part.global_size)
     meet.finish()
-    accuracy = steps.evaluator(model, data, connect())()
+    accuracy = evaluator(model, data, connect())()["accuracy"]
     # one step in so many has a meeting: the mean over all tells what the median would hide
     warm = measure.run.WARMUP_STEPS
-    images_per_s = sum(measured.images[warm:]) / sum(measured.step_s[warm:])
-    return accuracy, meet.sent / len(measured.step_s), images_per_s
+    images_per_s = sum(images[warm:]) / sum(step_s[warm:])
+    return accuracy, meet.sent / len(step_s), images_per_s
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import dlguide.horovod as hvd
 from dlguide import measure, models
 from dlguide.data import datasets
 from dlguide.measure import Timing
-from dlguide.training import fit
+from dlguide.training import FitConfig, connect, fit
 
 RATE, SEED = 0.01, 0
 
@@ -68,11 +68,10 @@ def with_fit(data, batch, seconds):
     run = fit(
         net,
         data,
-        batch=batch,
+        batch_per_rank=batch,
         optimizer=lambda: keras.optimizers.SGD(RATE, momentum=0.9),
-        seed=SEED,
-        parallel=True,
-        evaluate=False,
+        comm=connect(True),
+        config=FitConfig(seed=SEED, evaluate=False),
     )
     seconds.extend(run.step_s)
     return built[0]

@@ -37,11 +37,12 @@ def keras_weights():
 def horovod(data, batch, together):
     """One training with Keras, on all ranks or each for itself."""
     import dlguide.horovod as hvd
-    from dlguide.training import fit
+    from dlguide.training import FitConfig, connect, fit
 
     run = fit(
-        "mnist_cnn", data, batch=batch, optimizer="sgd", learning_rate=RATE, rate_scaling="none",
-        dropout=0.0, parallel=together, evaluate=False, report=lambda **numbers: None,
+        "mnist_cnn", data, batch_per_rank=batch, optimizer="sgd", learning_rate=RATE,
+        comm=connect(together), config=FitConfig(dropout=0.0, evaluate=False),
+        on_result=lambda **numbers: None,
     )  # fmt: skip
     hvd.shutdown()  # its thread would take time from the other one's turn
     return run

@@ -37,7 +37,7 @@ import keras
 
 from dlguide.cluster import processes
 from dlguide.data import datasets
-from dlguide.training import fit, schedules
+from dlguide.training import CheckpointConfig, fit, schedules
 from dlguide.training.divergence import Watch
 
 EPOCHS, BATCH, SAMPLES, EVERY = 2, 10, 201, 2
@@ -83,12 +83,11 @@ def train(folder):
         build,
         MNIST,
         epochs=EPOCHS,
-        batch=BATCH,
+        batch_per_rank=BATCH,
         optimizer=adam,
-        schedule=rates.over(schedules.linear(0.02, EPOCHS)),
-        checkpoint=folder,
-        save_every=None if folder is None else EVERY,
-        report=lambda **told: None,
+        learning_rate=rates.over(schedules.linear(0.02, EPOCHS)),
+        checkpoint=folder and CheckpointConfig(folder=folder, every_steps=EVERY),
+        on_result=lambda **numbers: None,
     )
     came = [run.loss[-1], run.test_accuracy[-1]]
     return [digest(made["net"], made["adam"]), *came, len(run.step_s)]

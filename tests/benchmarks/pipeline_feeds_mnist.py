@@ -25,7 +25,7 @@ import dlguide.horovod as hvd
 from dlguide.data import datasets, formats
 from dlguide.data import input_pipeline as ip
 from dlguide.measure.run import WARMUP_STEPS
-from dlguide.training import fit
+from dlguide.training import FitConfig, connect, fit
 
 
 def written(data, path):
@@ -61,8 +61,8 @@ def main() -> None:
     first = None
     for name, source in ways.items():
         run = fit(
-            "mnist_cnn", source, chosen.epochs, chosen.batch, parallel=True, evaluate=False,
-            report=lambda **told: None,
+            "mnist_cnn", source, epochs=chosen.epochs, batch_per_rank=chosen.batch,
+            comm=connect(True), config=FitConfig(evaluate=False), on_result=lambda **numbers: None,
         )  # fmt: skip
         parts = []
         for epoch in range(chosen.epochs):

@@ -38,7 +38,8 @@ def main() -> None:
         runs = {}
         for name, plan in plans.items():
             with Cluster(plan, magics=False) as cluster:
-                work = {"samples": chosen.samples, "batch": chosen.batch, "evaluate": False}
+                config = training.FitConfig(samples=chosen.samples, evaluate=False)
+                work = {"batch_per_rank": chosen.batch, "config": config}
                 runs[name] = cluster.run(training.fit, **work)
         for name, row in zip(plans, compare.rows(runs.values()), strict=True):
             speeds[name].append(row.images_per_s)

@@ -1,5 +1,7 @@
 """The loss of many labels: weighted as said, and its gradients those of the closed form."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from sklearn.metrics import log_loss
@@ -7,6 +9,7 @@ from sklearn.metrics import log_loss
 from dlcourse.usecases.chest_xray import net as nets
 from dlcourse.usecases.chest_xray import steps, timed
 from dlguide.collectives.communicator import SingleProcess
+from dlguide.training.step import Gradients
 
 
 def test_both_kinds_count_equally_and_one_on_the_mean():
@@ -29,7 +32,7 @@ def test_loss_is_the_weighted_cross_entropy_of_scikit_learn():
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(30, 3)), rng.random((30, 3)) < 0.3
     weights = steps.balance(labels)
-    ours = np.asarray(steps.weighted_loss(logits, labels, weights))
+    ours = np.asarray(steps.weighted_loss(labels, logits, weights))
     theirs = [
         log_loss(labels[:, k], 1 / (1 + np.exp(-logits[:, k])), normalize=False,
                  sample_weight=np.where(labels[:, k], weights[1, k], weights[0, k]))
@@ -39,16 +42,24 @@ def test_loss_is_the_weighted_cross_entropy_of_scikit_learn():
     assert ours.sum() == pytest.approx(sum(theirs) / 3, rel=1e-10)
 
 
-def test_gradient_of_the_last_bias_is_the_closed_form():
+def gradients_of(model, ranks, weights):
     import tensorflow as tf
     from keras import optimizers
+
+    labels = tf.TensorSpec([None, weights.shape[1]], tf.int32)
+    loss, metrics = partial(steps.weighted_loss, weights=weights), {"right": steps.labels_right}
+    return Gradients(model, optimizers.SGD(), ranks, loss, metrics, labels)
+
+
+def test_gradient_of_the_last_bias_is_the_closed_form():
+    import tensorflow as tf
 
     model = nets.build(outputs=3, seed=0, dtype="float64")
     rng = np.random.default_rng(2)
     images = rng.normal(size=(6, 32, 32, 1)).astype(np.float32)
     labels = (rng.random((6, 3)) < 0.4).astype(np.int32)
     weights = np.array([[0.5, 1.0, 2.0], [3.0, 1.5, 0.25]])
-    gradients = steps.LabelGradients(model, optimizers.SGD(), 1, weights)
+    gradients = gradients_of(model, 1, weights)
     told, found = gradients(tf.constant(images), tf.constant(labels), tf.constant(1 / 6, "float64"))
     logits = np.asarray(model(images))
     chance = 1 / (1 + np.exp(-logits))
@@ -59,10 +70,9 @@ def test_gradient_of_the_last_bias_is_the_closed_form():
 
 def test_rank_without_samples_adds_nothing():
     import tensorflow as tf
-    from keras import optimizers
 
     model = nets.build(outputs=2, seed=0)
-    gradients = steps.LabelGradients(model, optimizers.SGD(), 2, np.ones((2, 2)))
+    gradients = gradients_of(model, 2, np.ones((2, 2)))
     told, found = gradients(tf.zeros((1, 32, 32, 1)), tf.zeros((1, 2), tf.int32), tf.constant(0.0))
     assert np.asarray(told).tolist() == [0, 0]
     assert all((np.asarray(each) == 0).all() for each in found)

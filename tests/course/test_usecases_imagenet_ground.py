@@ -13,8 +13,8 @@ from dlguide.data import datasets, synthetic
 from dlguide.data import input_pipeline as ip
 from dlguide.data.readers import imagenet, imagenet_shards
 from dlguide.errors import DataError
-from dlguide.training import checkpoint, fit, optimizers, schedules
-from dlguide.training.steps import evaluator
+from dlguide.training import FitConfig, checkpoint, fit, optimizers, schedules
+from dlguide.training.step import evaluator, top_k
 
 
 def test_momentum_of_the_averages_is_how_much_a_step_keeps():
@@ -120,8 +120,9 @@ def train(epochs, schedule, folder):
         return models.build("resnet8", seed=1, image=8, classes=4)
 
     return fit(
-        net, pipeline, epochs, 4, optimizers.momentum_sgd, schedule=schedule, parallel=False,
-        checkpoint=folder, test=test.without_augmentation(), report=lambda **numbers: None,
+        net, pipeline, epochs=epochs, batch_per_rank=4, optimizer=optimizers.momentum_sgd,
+        learning_rate=schedule, checkpoint=folder, comm=SingleProcess(),
+        config=FitConfig(test=test.without_augmentation()), on_result=lambda **numbers: None,
     )  # fmt: skip
 
 
@@ -130,20 +131,20 @@ def test_branched_training_is_bitwise_the_one_that_never_stopped(tmp_path, capsy
     decay = schedules.constant(1e-3, 4)
     line = schedules.Collapsed(whole, decay, 4)
     trunk = schedules.Collapsed(whole.beginning(2), decay.beginning(2), 2)
-    from dlguide.training.settings import name_of
+    from dlguide.training.config import describe
 
     at_once = train(4, line, tmp_path / "whole")
     train(2, trunk, tmp_path / "trunk")
     with pytest.raises(checkpoint.CheckpointError, match="another training: its schedule is"):
         train(4, line, tmp_path / "trunk")
-    path = checkpoint.branch(tmp_path / "trunk", tmp_path / "line", {"schedule": name_of(line)})
+    path = checkpoint.branch(tmp_path / "trunk", tmp_path / "line", {"schedule": describe(line)})
     assert path.parent == tmp_path / "line"
     later = train(4, line, tmp_path / "line")
     assert (later.first_epoch, len(later.loss)) == (2, 2)
     assert later.weights_digest == at_once.weights_digest
     assert later.test_accuracy == at_once.test_accuracy[2:]
     ended = schedules.collapsed(whole, at=2, epochs=2, weight_decay=1e-3)
-    checkpoint.branch(tmp_path / "trunk", tmp_path / "end", {"schedule": name_of(ended)})
+    checkpoint.branch(tmp_path / "trunk", tmp_path / "end", {"schedule": describe(ended)})
     assert train(4, ended, tmp_path / "end").weights_digest != at_once.weights_digest
 
 
@@ -165,6 +166,7 @@ def test_top_k_counts_labels_among_the_k_largest_logits():
     order = np.argsort(-logits, axis=1)
     for top in (1, 2, 5, 6):
         right = [label in row[:top] for row, label in zip(order, one.test_labels, strict=True)]
-        assert evaluator(model, pipeline, SingleProcess(), top)() == np.mean(right)
-    with pytest.raises(ValueError, match="`top` must be"):
-        evaluator(model, pipeline, SingleProcess(), 0)
+        found = evaluator(model, pipeline, SingleProcess(), {"top": top_k(top)})()
+        assert found == {"top": np.mean(right)}
+    with pytest.raises(ValueError, match="`k` must be"):
+        top_k(0)

@@ -6,6 +6,7 @@ dlcourse.usecases.imagenet.way.
 
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,7 +101,7 @@ def fits(monkeypatch, dies_in=None):
 
     def fit(*arguments, **options):
         run = real_fit(*arguments, **options)
-        name = options["checkpoint"].name
+        name = Path(options["checkpoint"].folder).name
         trained.append((name, len(run.loss)))
         if name == dies_in:
             raise KeyboardInterrupt
@@ -156,13 +157,14 @@ def test_checkpoint_of_another_road_is_refused(whole):
 def test_line_is_the_training_that_never_stopped(whole):
     """Part 1 in two calls from a checkpoint is part 1 in one, bit by bit."""
     from dlcourse.usecases.imagenet import planning
-    from dlguide.training import fit, optimizers
+    from dlguide.training import FitConfig, SingleProcess, fit, optimizers
 
     asked = planning.planned(None, False, 1, 3, 64, None, 8, 1)[0]
     train, test = imagenet.pipelines(asked, imagenet.pictures(asked, 0))
     run = fit(
-        partial(imagenet.build_net, asked, 0), train, 3, 8, optimizers.momentum_sgd,
-        schedule=asked.part_1(), test=test.replace(samples=asked.tested), parallel=False,
+        partial(imagenet.build_net, asked, 0), train, epochs=3, batch_per_rank=8,
+        optimizer=optimizers.momentum_sgd, learning_rate=asked.part_1(), comm=SingleProcess(),
+        config=FitConfig(test=test.replace(samples=asked.tested)),
     )  # fmt: skip
     one = whole[0]
     assert run.weights_digest == one.line.weights_digest

@@ -41,8 +41,8 @@ def train(
     """Train a small net on a few digits."""
     check(real, epochs)
     run = training.fit(
-        "mlp", "mnist", epochs=epochs, batch=20, samples=samples, seed=seed, evaluate=False,
-        checkpoint=checkpoint, report=report, device=device,
+        "mlp", "mnist", epochs=epochs, batch_per_rank=20, checkpoint=checkpoint, on_result=report,
+        config=training.FitConfig(samples=samples, seed=seed, evaluate=False, device=device),
     )  # fmt: skip
     return Outcome(run.ranks, run.loss, run.weights_digest, run.first_epoch, real)
 

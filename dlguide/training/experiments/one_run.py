@@ -13,11 +13,12 @@ from dlguide.data.datasets import Dataset
 from dlguide.errors import require
 from dlguide.measure import Run
 from dlguide.training import optimizers
+from dlguide.training.config import FitConfig, TrainingJob
+from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError
 from dlguide.training.experiments.record import Divergence
 from dlguide.training.experiments.setting import Setting
-from dlguide.training.fit import fit
-from dlguide.training.settings import Settings
+from dlguide.training.trainer import fit
 
 if TYPE_CHECKING:
     import keras
@@ -45,22 +46,27 @@ def train(
             nets.get(setting.net, setting.net),
             load(setting, data),
             epochs=setting.epochs,
-            batch=setting.batch,
-            workers=setting.workers,
-            schedule=setting.recipe(),
+            batch_per_rank=setting.workers * setting.batch,
+            learning_rate=setting.recipe(),
             optimizer=partial(make_optimizer, setting),
-            seed=setting.seed,
-            parallel=parallel,
-            dropout=setting.dropout,
-            dtype=setting.dtype,
-            report=_untold if silent else None,
+            comm=connect(parallel),
+            config=config_of(setting),
+            on_result=_ignore if silent else None,
         )
     except DivergedError as error:
         return Divergence(error.epoch, error.step)
 
 
-def _untold(**_numbers: float) -> None:
-    """Take the numbers of a step and tell nobody."""
+def config_of(setting: Setting) -> FitConfig:
+    """What `fit` does beside its own arguments."""
+    return FitConfig(
+        seed=setting.seed, dropout=setting.dropout, dtype=setting.dtype,
+        virtual_workers=setting.workers,
+    )  # fmt: skip
+
+
+def _ignore(**_numbers: float) -> None:
+    """Report no progress."""
 
 
 def load(setting: Setting, data: Own) -> Dataset:
@@ -113,12 +119,10 @@ def check(setting: Setting, nets: Own, data: Dataset) -> None:
     require(fits, "batch", must, setting.global_batch, "Use fewer workers or more samples.")
     recipe = setting.recipe()
     recipe.at(math.ceil(samples / setting.global_batch), epochs=setting.epochs)
-    Settings(
-        net=nets.get(setting.net, setting.net), data=data, epochs=setting.epochs,
-        batch=setting.batch, optimizer=partial(make_optimizer, setting), learning_rate=None,
-        rate_scaling=None, seed=setting.seed, samples=None, dropout=setting.dropout,
-        dtype=setting.dtype, shuffle=True, device="cpu", evaluate=True, checkpoint=None,
-        schedule=recipe, workers=setting.workers,
+    TrainingJob(
+        model=nets.get(setting.net, setting.net), data=data, epochs=setting.epochs,
+        batch_per_rank=setting.workers * setting.batch, learning_rate=recipe,
+        optimizer=partial(make_optimizer, setting), config=config_of(setting),
     ).check()  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def _way(
         return epoch
     model.compile(
         rule,
-        lambda truth, logits: weighted_loss(logits, truth, weights),
+        lambda truth, logits: weighted_loss(truth, logits, weights),
         jit_compile=False,
         run_eagerly=name == "fit, eager",
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.training.divergence import spoiled
-from dlguide.training.steps import Gradients, traced
+from dlguide.training import train_step
 
 if TYPE_CHECKING:
     import keras
@@ -33,7 +33,7 @@ def balance(labels: np.ndarray) -> np.ndarray:
     return np.stack([often, 1 - often]) / (mean or 1.0)
 
 
-def weighted_loss(logits: Any, labels: Any, weights: np.ndarray) -> Any:
+def weighted_loss(labels: Any, logits: Any, weights: np.ndarray) -> Any:
     """Give the weighted binary cross-entropy of each sample, the mean over its labels.
 
     mean over labels of w_1 y softplus(-z) + w_0 (1 - y) softplus(z)
@@ -46,38 +46,16 @@ def weighted_loss(logits: Any, labels: Any, weights: np.ndarray) -> Any:
     return tf.reduce_mean(losses * (labels * positive + (1 - labels) * negative), axis=-1)
 
 
-class LabelGradients(Gradients):
-    """The weighted loss of some samples and its gradients, inside a compiled function.
+def labels_right(labels: Any, logits: Any) -> Any:
+    """Give the share of labels that are predicted correctly, for each sample."""
+    import tensorflow as tf
 
-    As its base, a step's loss is the mean over the global batch, of which this rank computes its
-    part, so that gradients have only to be summed over ranks.
-    """
+    return tf.reduce_mean(tf.cast((logits > 0) == (labels > 0), logits.dtype), axis=-1)
 
-    def __init__(
-        self, model: keras.Model, optimizer: keras.Optimizer, workers: int, weights: np.ndarray
-    ) -> None:
-        import tensorflow as tf
 
-        super().__init__(model, optimizer, workers)
-        self.weights = weights
-        self.signature[1] = tf.TensorSpec([None, weights.shape[1]], tf.int32, name="labels")
-
-    def __call__(self, images: Any, labels: Any, scale: Any) -> tuple[Any, list[Any]]:
-        """Compute the loss and how many labels are told right, as a part of a sample."""
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            logits = tf.cast(self.model(images, training=True), self.dtype)
-            loss = tf.reduce_sum(weighted_loss(logits, labels, self.weights)) * scale
-            whole = loss
-            if self.model.losses:
-                whole += tf.cast(tf.add_n(self.model.losses), self.dtype) / self.workers
-            scaled = self.optimizer.scale_loss(whole)
-        told = tf.cast((logits > 0) == (labels > 0), self.dtype)
-        right = tf.reduce_sum(tf.reduce_mean(told, axis=-1)) * tf.cast(scale > 0, self.dtype)
-        variables = self.model.trainable_variables
-        found = spoiled(tape.gradient(scaled, variables), variables, whole)
-        return tf.stack([loss, right]), found
+def not_binary(labels: np.ndarray) -> np.ndarray:
+    """Find the samples with a label that is neither 0 nor 1."""
+    return ((np.asarray(labels) >> 1) != 0).any(axis=1)
 
 
 def label_step(
@@ -86,13 +64,6 @@ def label_step(
     """Compile one step of synchronous training with many labels for this rank."""
     import tensorflow as tf
 
-    gradients = LabelGradients(model, optimizer, ranks, weights)
-
-    @traced
-    @tf.function(input_signature=gradients.signature, autograph=False)
-    def step(images: Any, labels: Any, scale: Any) -> Any:
-        told, found = gradients(images, labels, scale)
-        optimizer.apply(found, model.trainable_variables)
-        return told
-
-    return step
+    labels = tf.TensorSpec([None, weights.shape[1]], tf.int32, name="labels")
+    loss = partial(weighted_loss, weights=weights)
+    return train_step(model, optimizer, ranks, loss, {"accuracy": labels_right}, labels)

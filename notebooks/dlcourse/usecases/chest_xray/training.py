@@ -21,7 +21,7 @@ from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlcourse.usecases.chest_xray.setting import Setting, require_start
 from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require
-from dlguide.training import devices, settings
+from dlguide.training import devices
 from dlguide.training.devices import connect
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def train(
     place = devices.choose(setting.device, comm)
     import tensorflow as tf
 
-    with _folder(checkpoint, comm) as folder, tf.device(settings.require_device(place.device)):
+    with _folder(checkpoint, comm) as folder, tf.device(devices.require_device(place.device)):
         data = _data(real, setting, folder, comm)
         return _Course(setting, data, folder, comm, report).run(weights, compare)
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from dlcourse.usecases.chest_xray.net import HEAD
 from dlguide.errors import MissingComponentError, require
-from dlguide.training import checkpoint_file
-from dlguide.training.checkpoint_file import Checkpoint, CheckpointError
+from dlguide.training import checkpoint
+from dlguide.training.checkpoint import Checkpoint, CheckpointError
 from dlguide.training.schedules import recipe_from
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def choose(folder: str | os.PathLike, which: str = "chosen") -> Path:
         PRACE Best Practice Guide Deep Learning (2019), 6.4.3.
     """
     require(which in ("chosen", "last", "early"), "which", "be chosen, last or early", which)
-    files = [one for one in checkpoint_file.finished(Path(folder))
-             if not checkpoint_file.is_within(one)]  # fmt: skip
+    files = [one for one in checkpoint.finished(Path(folder))
+             if not checkpoint.is_within(one)]  # fmt: skip
     if not files:
         raise CheckpointError(
             f"There is no checkpoint of a pre-training in {folder}: looked for files like "
@@ -76,7 +76,7 @@ def choose(folder: str | os.PathLike, which: str = "chosen") -> Path:
         )
     if which != "chosen":
         return files[-1 if which == "last" else 0]
-    found = [checkpoint_file.read(one)[0] for one in files]
+    found = [checkpoint.read(one)[0] for one in files]
     rates = [rate_of(one) for one in found]
     known = [rate for rate in rates if rate is not None]
     highest = max([*known, *filter(None, map(_peak, found))], default=0.0)
@@ -124,7 +124,7 @@ def transfer(model: keras.Model, path: str | os.PathLike) -> Origin:
         path = choose(path)
     if path.suffix == ".h5":
         return _from_keras(model, path)
-    found, arrays = checkpoint_file.read(path)
+    found, arrays = checkpoint.read(path)
     there = {name: array for (name, _, _), array in zip(found.arrays, arrays, strict=True)}
     mine = _body(model)
     for variable in mine:

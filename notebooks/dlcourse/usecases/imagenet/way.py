@@ -20,9 +20,10 @@ from dlguide.data.input_pipeline import Pipeline
 from dlguide.measure import Run
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import fit, optimizers
+from dlguide.training.config import CheckpointConfig, FitConfig, describe
+from dlguide.training.devices import require_device
 from dlguide.training.schedules import Collapsed
-from dlguide.training.settings import name_of, require_device
-from dlguide.training.steps import evaluator
+from dlguide.training.step import evaluator, top_k
 
 if TYPE_CHECKING:
     import keras
@@ -82,14 +83,12 @@ class Way:
         with self.comm.agree_or_raise():
             here = self.folder / name
             if self.comm.rank == 0 and checkpoints.latest(here) is None:
-                changes = {"schedule": name_of(schedule)}
+                changes = {"schedule": describe(schedule)}
                 checkpoints.branch(self.folder / "trunk", here, changes)
         curve, (run, model) = self._fit(name, schedule, round(schedule.rates.epochs))
         with tf.device(require_device(self.device)):
-            tops = [
-                evaluator(model, self.test, self.comm, min(top, self.road.classes))()
-                for top in (1, TOP)
-            ]
+            metrics = {f"top {top}": top_k(min(top, self.road.classes)) for top in (1, TOP)}
+            tops = evaluator(model, self.test, self.comm, metrics)().values()
         return Ending(name, curve, *tops, run.weights_digest), run
 
     def _fit(
@@ -106,11 +105,16 @@ class Way:
         build.__qualname__ = (
             f"{road.net}, {road.image} pixels, {road.classes} classes, {self.dtype}"
         )
+        workers = road.workers // self.comm.size
         run = fit(
-            build, self.train, epochs, road.batch, partial(_rule, momentum=road.momentum),
-            seed=self.seed, parallel=self.parallel, device=self.device, report=self.report,
-            checkpoint=self.folder / name, test=self._glance(), schedule=schedule, dtype=self.dtype,
-            workers=road.workers // self.comm.size, save_every=self.save_every,
+            build, self.train, epochs=epochs, batch_per_rank=road.batch * workers,
+            learning_rate=schedule, optimizer=partial(_rule, momentum=road.momentum),
+            checkpoint=CheckpointConfig(folder=self.folder / name, every_steps=self.save_every),
+            comm=self.comm, on_result=self.report,
+            config=FitConfig(
+                seed=self.seed, device=self.device, test=self._glance(), dtype=self.dtype,
+                virtual_workers=workers,
+            ),
         )  # fmt: skip
         known = self._written(name)
         curve = _curve(run)

@@ -10,7 +10,6 @@ from dlcourse.usecases.video.game import Pair
 from dlcourse.usecases.video.settings import Settings
 from dlguide.collectives.communicator import Communicator
 from dlguide.training import checkpoint as checkpoints
-from dlguide.training import checkpoint_file
 from dlguide.training.checkpoint import CheckpointError
 
 
@@ -68,7 +67,7 @@ class Resuming:
             raise CheckpointError(
                 f"{path} belongs to a training of {other} epochs, here {epochs} were asked for. "
                 "How the nets grow and how the rate falls depend on their number. "
-                f"{checkpoint_file.anew(path.parent)}"
+                f"{checkpoints.anew(path.parent)}"
             )
         return found.epoch
 
@@ -76,7 +75,7 @@ class Resuming:
         if done == epochs:
             print(
                 f"{path} is a finished training: epoch {done} of {epochs}. Nothing will be "
-                f"trained. {checkpoint_file.anew(path.parent)}",
+                f"trained. {checkpoints.anew(path.parent)}",
                 flush=True,
             )
         else:

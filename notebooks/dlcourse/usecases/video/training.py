@@ -18,9 +18,9 @@ from dlcourse.usecases.video.settings import Settings, named
 from dlguide import measure
 from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require
-from dlguide.training.clock import Clock
 from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError
+from dlguide.training.trainer import Clock
 
 if TYPE_CHECKING:
     import keras

@@ -1,8 +1,8 @@
-"""What a training eats: batches of arrays in memory, or of an input pipeline."""
+"""Batches for each step of a training: from arrays in memory, or from an input pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 # Images, labels, and the weight of each sample in the mean over the global batch.
 Batch = tuple[Any, Any, float]
+# labels -> True for each sample whose labels cannot be trained with
+LabelCheck = Callable[[np.ndarray], np.ndarray]
 
 
-def gathered(data: Dataset, parts: list[RankShard], first: int = 0) -> Iterator[Batch]:
-    """Take each step's samples out of arrays."""
+def iter_batches(data: Dataset, parts: list[RankShard], first: int = 0) -> Iterator[Batch]:
+    """Take the samples of each step out of arrays, from a step on."""
     images, labels = data.train_images, data.train_labels
-    # Also where the last step alone is asked for: its image goes into the moving averages.
+    # Also when only the last step is wanted: its image goes into the moving averages.
     seen = np.concatenate([np.zeros(1, int), *(part.indices[:1] for part in parts[:first])])[-1:]
     for part in parts[first:]:
         if len(part.indices):
@@ -35,8 +37,14 @@ def gathered(data: Dataset, parts: list[RankShard], first: int = 0) -> Iterator[
             yield images[seen], labels[seen], 0.0
 
 
+def class_numbers(model: keras.Model) -> tuple[LabelCheck, str]:
+    """Check that labels are class numbers of a classifier; and what they must be, in words."""
+    classes = model.outputs[0].shape[-1]
+    return lambda labels: (labels < 0) | (labels >= classes), f"from 0 to {classes - 1}"
+
+
 class ArrayFeed:
-    """Takes each step's samples out of arrays."""
+    """Takes the samples of each step out of arrays."""
 
     def __init__(
         self,
@@ -46,38 +54,36 @@ class ArrayFeed:
         shuffle: bool,
         rank: int,
         ranks: int,
-        model: keras.Model,
+        check: tuple[LabelCheck, str] | None,
     ) -> None:
         self.data, self.samples = data, len(data.train_labels)
         self._order = partial(
             datasets.epoch_batches, self.samples, batch, rank, ranks,
             seed=seed, shuffle=shuffle,
         )  # fmt: skip
-        classes = model.outputs[0].shape[-1]
-        wrong = np.flatnonzero((data.train_labels < 0) | (data.train_labels >= classes))
+        wrong = np.flatnonzero(check[0](data.train_labels)) if check else ()
         if len(wrong):
-            must = f"have labels from 0 to {classes - 1} for this net"
             found = f"{data.train_labels[wrong[0]]} for training sample {wrong[0]}"
-            require(False, "data", must, found)
+            require(False, "data", f"have labels {check[1]} for this model", found)
 
     def steps(self, epoch: int) -> list[RankShard]:
-        """Say which samples this rank uses in which step of an epoch."""
+        """The samples of this rank in each step of an epoch."""
         return self._order(epoch=epoch)
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Give one batch for every step, as an epoch from its start would."""
-        return gathered(self.data, self.steps(epoch), first)
+        """One batch for every step from `first` on, as an epoch from its start would give."""
+        return iter_batches(self.data, self.steps(epoch), first)
 
     def check(self) -> None:
         """Nothing can have failed."""
 
 
 class PipelineFeed:
-    """Takes each step's samples from a pipeline, one batch for every step whatever happens.
+    """Takes the samples of each step from a pipeline, one batch for every step in any case.
 
-    A rank whose data turn out to be damaged, or not to be what the net takes, would leave the
-    others waiting in their allreduce. So it goes on to the end of the epoch with a batch of
-    weight 0, and `check` then raises on all ranks. A process alone raises at once.
+    A rank whose data turn out to be damaged, or not to be what the model takes, would leave the
+    others waiting in their allreduce. So it goes on to the end of the epoch with batches of
+    weight 0, and `check` then raises on all ranks. A single process raises at once.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class PipelineFeed:
         comm: Communicator,
         model: keras.Model,
         plain_from: float | None = None,
+        check: tuple[LabelCheck, str] | None = None,
     ) -> None:
         self.pipeline, self.comm = pipeline, comm
         self._plain: Pipeline | None = None
@@ -94,11 +101,11 @@ class PipelineFeed:
             self._plain_step = whole_steps(plain_from, len(pipeline.steps(0)))
         self.samples, self.steps = pipeline.samples, pipeline.steps
         self._shape = tuple(model.inputs[0].shape[1:])
-        self._classes = model.outputs[0].shape[-1]
+        self._label_check = check
         self._failure: Exception | None = None
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Give one batch for every step, as an epoch from its start would."""
+        """One batch for every step from `first` on, as an epoch from its start would give."""
         last, steps = None, self.steps(epoch)
         # A rank without samples in the last step takes an image of the step before it.
         begin = first - 1 if 0 < first < len(steps) and not len(steps[first].indices) else first
@@ -109,26 +116,26 @@ class PipelineFeed:
                     if number < first:
                         last = None if batch is None else (batch[0][:1], batch[1][:1])
                     elif batch is None or not len(part.indices):
-                        yield *(self._spare() if last is None else last), 0.0
+                        yield *(self._placeholder() if last is None else last), 0.0
                     else:
                         last = batch[0][:1], batch[1][:1]
                         yield *batch, 1 / part.global_size
 
     def _pieces(self, epoch: int, begin: int, steps: int) -> list[tuple[Pipeline, int, int]]:
-        """Give the pipelines of an epoch from a step on: before and after images become plain."""
+        """The pipelines of an epoch from a step on: before and after augmentation ends."""
         split = steps if self._plain is None else self._plain_step - epoch * steps
         split = min(max(split, begin), steps)
         pieces = [(self.pipeline, begin, split), (self._plain, split, steps)]
         return [(one, start, end) for one, start, end in pieces if one is not None and start < end]
 
     def check(self) -> None:
-        """Fail on all ranks where one of them could not use its data; all must call it."""
+        """Fail on all ranks if one of them could not use its data; all must call it."""
         with self.comm.agree_or_raise():
             if self._failure is not None:
                 raise self._failure
 
     def _next(self, passing: Any, part: RankShard) -> tuple[Any, Any] | None:
-        """Take the next batch, and note it when it cannot be used."""
+        """The next batch; None, with the failure noted, when it cannot be used."""
         try:
             images, labels = next(passing)
             self._require_fit(images, labels, part)
@@ -145,15 +152,19 @@ class PipelineFeed:
             wanted in (None, found) for wanted, found in zip(self._shape, shape, strict=True)
         )
         if not fits:
-            raise DataError(f"{name}: images of {shape}, but the net takes {self._shape}.")
+            raise DataError(f"{name}: images of {shape}, but the model takes {self._shape}.")
+        if self._label_check is None:
+            return
+        wrong_labels, wanted = self._label_check
         labels = np.asarray(labels)
-        wrong = np.flatnonzero((labels < 0) | (labels >= self._classes))
+        wrong = np.flatnonzero(wrong_labels(labels))
         if len(wrong):
             place = int(wrong[0])
-            what = f"has label {labels[place]}, the net has classes 0 to {self._classes - 1}"
+            what = f"has label {np.asarray(labels[place]).tolist()}, must be {wanted}"
             raise self.pipeline.source.damaged(int(part.indices[place]), what)
 
-    def _spare(self) -> tuple[Any, Any]:
-        """Make up an image for a rank that has not seen any."""
+    def _placeholder(self) -> tuple[Any, Any]:
+        """An image for a rank that has not seen any."""
         shape = [length or 32 for length in self._shape]
-        return np.zeros((1, *shape), np.float32), np.zeros(1, np.int32)
+        labels = np.zeros((1, *self.pipeline.source.label_shape), np.int32)
+        return np.zeros((1, *shape), np.float32), labels

@@ -1,59 +1,61 @@
-"""Many workers played by one rank in turn, for experiments on large batches with few cores."""
+"""Many virtual workers computed by one rank in turn, for experiments on large batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlguide.collectives.communicator import Communicator
-from dlguide.data.datasets import Dataset, RankShard
-from dlguide.data.input_pipeline import Pipeline
-from dlguide.training.feeding import ArrayFeed, Batch, PipelineFeed
-from dlguide.training.loop import reseed_dropout
-from dlguide.training.steps import Gradients, adds_losses_of_inputs, traced, train_step
+from dlguide.data.datasets import RankShard
+from dlguide.training.feed import ArrayFeed, Batch, PipelineFeed
+from dlguide.training.step import (
+    Gradients,
+    adds_losses_of_inputs,
+    compiled_step,
+    traced,
+)
 
 if TYPE_CHECKING:
     import keras
 
 
-class Workers:
-    """The workers of this rank, each with its own state of the net beside the weights.
+class VirtualWorkers:
+    """The virtual workers of this rank, each with its own state of the model beside the weights.
 
     A step of synchronous training sums the gradients of all workers and then changes the weights
     once. Whether the summands were computed side by side or one after the other makes no
-    difference, as long as each worker goes through the net with its own images and finds the
+    difference, as long as each worker goes through the model with its own images and finds the
     state that it left: the moving averages of batch normalisation, whose statistics are those of
     this worker's batch alone, and the seeds of its dropout. So k workers on one rank are k ranks,
     but for the order in which the sum is rounded; two are equal to the bit.
 
-    A net without any such state, and without losses that depend on its inputs, treats every image
-    by itself: there the images of all workers go through it at once, which gives the same sum,
-    rounded in another order, in less time. (A loss that a layer adds for its batch counts once
-    for each worker.)
-
-    Args:
-        model: the net; shared by the workers of this rank.
-        optimizer: sums over ranks and applies; built.
-        comm: the ranks that train.
-        count: workers on each rank (count).
+    A model without any such state, and without losses that depend on its inputs, treats every
+    image by itself: there the images of all workers go through it at once, which gives the same
+    sum, rounded in another order, in less time. (A loss that a layer adds for its batch counts
+    once for each worker.) One worker is the plain step.
     """
 
     def __init__(
-        self, model: keras.Model, optimizer: keras.Optimizer, comm: Communicator, count: int
+        self, gradients: Gradients, optimizer: keras.Optimizer, comm: Communicator, count: int
     ) -> None:
-        self.model, self.comm, self.count = model, comm, count
-        self._state = own_state(model)
-        averages = {id(v) for v in model.non_trainable_weights if "float" in str(v.dtype)}
+        self.model, self.comm, self.count = gradients.model, comm, count
+        self._state = replica_state(self.model)
+        averages = {id(v) for v in self.model.non_trainable_weights if "float" in str(v.dtype)}
         self._averages = [n for n, v in enumerate(self._state) if id(v) in averages]
         # The state that each worker has left, in the order of `_state`.
         self.left = [self._copies() for _ in range(count)]
-        if count > 1 and (self._state or adds_losses_of_inputs(model)):
-            self.step = self._accumulating(optimizer)
+        if count > 1 and (self._state or adds_losses_of_inputs(self.model)):
+            step = self._accumulating(gradients, optimizer)
+            self.step = lambda: step
         else:
-            one = train_step(model, optimizer, comm.size, count_right=True)
-            self.step = one if count == 1 else lambda *batches: one(*_together(batches))
+            # Called before each step: the first call traces it.
+            self.step = cache(compiled_step(gradients).get_concrete_function)
+            if count > 1:
+                one = self.step
+                self.step = lambda: lambda *batches: one()(*_joined(batches))
 
     def begin_epoch(self, seed: int, step: int) -> None:
         """Set every worker's random generators to what belongs to it and this step."""
@@ -63,7 +65,7 @@ class Workers:
             self._leave(worker)
 
     def end_epoch(self) -> None:
-        """Give the net, and every worker, the mean of all workers' moving averages; collective."""
+        """Set the moving averages of every worker to the mean over all workers; collective."""
         variables = [self._state[number] for number in self._averages]
         if self.count > 1:
             for number, variable in zip(self._averages, variables, strict=True):
@@ -75,23 +77,19 @@ class Workers:
                 left[number] = np.asarray(variable).copy()
 
     def states(self) -> list[list[np.ndarray]]:
-        """Give what each worker of this rank has of its own, in the middle of an epoch.
-
-        Returns:
-            list: for each worker its arrays, those of one worker like those of another.
-        """
-        return [[np.asarray(v).copy() for v in self._state]] if self.count == 1 else self.left
+        """What each worker of this rank holds for itself, in the middle of an epoch."""
+        return [self._copies()] if self.count == 1 else self.left
 
     def not_finite(self) -> str:
-        """Find a worker's moving average that holds nan or infinity; the net has that of one."""
+        """The name of a worker's moving average with nan or infinity; empty if there is none."""
         for worker, left in enumerate(self.left if self.count > 1 else ()):
             for number in self._averages:
                 if not np.isfinite(left[number]).all():
                     return f"{self._state[number].path} of worker {worker} of its rank"
         return ""
 
-    def put_back(self, states: Sequence[Sequence[np.ndarray]]) -> None:
-        """Give each worker what `states` gave."""
+    def restore_states(self, states: Sequence[Sequence[np.ndarray]]) -> None:
+        """Set each worker to what `states` returned."""
         self.left = [list(arrays) for arrays in states]
         for variable, value in zip(self._state, self.left[0], strict=True):
             variable.assign(value)
@@ -108,12 +106,12 @@ class Workers:
         if self.count > 1:
             self.left[worker] = self._copies()
 
-    def _accumulating(self, optimizer: keras.Optimizer) -> Callable[..., Any]:
-        """Make a step that takes one batch of each worker and then changes the weights."""
+    def _accumulating(self, gradients: Gradients, optimizer: keras.Optimizer) -> Callable[..., Any]:
+        """A step that takes one batch of each worker and then changes the weights."""
         import tensorflow as tf
 
         variables = self.model.trainable_variables
-        gradients = Gradients(self.model, optimizer, self.comm.size * self.count)
+        gradients.ranks = self.comm.size * self.count
         sums = [tf.Variable(tf.zeros(v.shape, v.dtype)) for v in variables]
         reached: set[int] = set()  # known when `add` has been traced
 
@@ -136,19 +134,32 @@ class Workers:
                 total.assign(tf.zeros_like(total))
 
         def step(*batches: Batch) -> np.ndarray:
-            told = 0.0
+            numbers = 0.0
             for worker, batch in enumerate(batches):
                 self._enter(worker)
-                told = told + np.asarray(add(*batch), np.float64)
+                numbers = numbers + np.asarray(add(*batch), np.float64)
                 self._leave(worker)
             apply()
-            return told
+            return numbers
 
         return step
 
 
-def own_state(model: keras.Model) -> list[Any]:
-    """Find what each worker has of its own: what a step changes beside the trained weights."""
+def reseed_dropout(model: keras.Model, seed: int, rank: int, step: int) -> None:
+    """Set the model's random generators to what belongs to this rank and step.
+
+    Ranks drop different units, and a training that is resumed from a checkpoint drops those that
+    it would have dropped without the interruption, with no generator's state to store.
+    """
+    weights = {id(weight) for weight in model.weights}
+    states = [variable for variable in model.variables if id(variable) not in weights]
+    for layer, state in enumerate(states):
+        first = np.random.SeedSequence([seed, rank, layer]).generate_state(1)[0] >> 1
+        state.assign(np.asarray([first, step], dtype=state.dtype))
+
+
+def replica_state(model: keras.Model) -> list[Any]:
+    """The variables that differ between replicas: what a step changes beside the weights."""
     import keras
 
     others = list(model.trainable_variables)
@@ -161,21 +172,21 @@ def own_state(model: keras.Model) -> list[Any]:
     return [variable for variable in model.variables if id(variable) not in known]
 
 
-def _together(batches: Sequence[Batch]) -> Batch:
-    """Put the batches of workers together; those of weight 0 only hold the place of none."""
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """Join the batches of workers; those of weight 0 are placeholders."""
     real = [batch for batch in batches if batch[2] > 0] or batches[:1]
     images, labels = (np.concatenate([batch[part] for batch in real]) for part in (0, 1))
     return images, labels, real[0][2]
 
 
-class WorkersFeed:
-    """Gives one batch for each worker of a rank in every step."""
+class VirtualWorkersFeed:
+    """One batch for each virtual worker of a rank in every step."""
 
     def __init__(self, feeds: Sequence[ArrayFeed | PipelineFeed]) -> None:
         self.feeds, self.samples = list(feeds), feeds[0].samples
 
     def steps(self, epoch: int) -> list[RankShard]:
-        """Say which samples this rank uses in which step of an epoch, all its workers together."""
+        """The samples of this rank, all its workers together, in each step of an epoch."""
         together = zip(*(feed.steps(epoch) for feed in self.feeds), strict=True)
         return [
             RankShard(np.concatenate([part.indices for part in parts]), parts[0].global_size)
@@ -183,32 +194,10 @@ class WorkersFeed:
         ]
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[tuple[Batch, ...]]:
-        """Give the batches of all workers for every step."""
+        """The batches of all workers for every step."""
         return zip(*(feed.batches(epoch, first) for feed in self.feeds), strict=True)
 
     def check(self) -> None:
-        """Fail on all ranks where one of them could not use its data; all must call it."""
+        """Fail on all ranks if one of them could not use its data; all must call it."""
         for feed in self.feeds:
             feed.check()
-
-
-def feed_of(
-    data: Dataset | Pipeline,
-    batch: int,
-    seed: int,
-    shuffle: bool,
-    comm: Communicator,
-    model: keras.Model,
-    workers: int = 1,
-    plain_from: float | None = None,
-) -> ArrayFeed | PipelineFeed | WorkersFeed:
-    """Make what feeds a training."""
-    feeds: list[ArrayFeed | PipelineFeed] = []
-    for worker in range(comm.rank * workers, (comm.rank + 1) * workers):
-        mine = {"rank": worker, "ranks": comm.size * workers}
-        if isinstance(data, Dataset):
-            feeds.append(ArrayFeed(data, batch, seed, shuffle, **mine, model=model))
-        else:
-            pipeline = data.replace(batch=batch, seed=seed, shuffle=shuffle, **mine)
-            feeds.append(PipelineFeed(pipeline, comm, model, plain_from))
-    return feeds[0] if workers == 1 else WorkersFeed(feeds)

@@ -1,0 +1,340 @@
+"""The configuration of a training, checked before any rank starts to work."""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide import models
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+from dlguide.data.input_pipeline import Pipeline
+from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.training.feed import LabelCheck
+from dlguide.training.optimizers import OPTIMIZERS
+from dlguide.training.schedules_collapsed import Collapsed
+from dlguide.training.schedules_recipe import Recipe
+from dlguide.training.schedules_rules import SCALING, scaled
+from dlguide.training.step import PerSample
+
+if TYPE_CHECKING:
+    import keras
+
+    from dlguide.parallel.compressors import Compressor
+
+DEVICES = ("cpu", "gpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """What `fit` does beside its own arguments; plain values that can be pickled.
+
+    Args:
+        seed: of the initial weights of a named model, of the order of samples, of dropout.
+        shuffle: whether each epoch takes the samples in another order.
+        samples: training samples to use, the first ones; None for all (count).
+        dropout: fraction of units that a named model leaves out while training; None for its own.
+        dtype: of a named model: "float32", "float64", "mixed_bfloat16", "mixed_float16".
+        device: "cpu" or "gpu".
+        evaluate: whether to compute the metrics on the whole test set after each epoch.
+        test: a Dataset whose test images are evaluated, or a Pipeline; None for those of `data`.
+        rate_scaling: how the learning rate follows the number of workers: "none" takes it as it
+            is given, "linear" multiplies it by ranks x virtual workers (Goyal et al.: SGD),
+            "sqrt" by the square root of that (Malladi et al.: Adam).
+        compression: of gradients on their way between ranks: a name or a compressor of
+            `dlguide.parallel.compression`.
+        virtual_workers: that each rank computes one after the other in each step, with an equal
+            part of `batch_per_rank` each (count). With k of them, p ranks train like k p ranks,
+            batch normalisation and dropout included: that shows what many workers do to the
+            accuracy, not how fast they are.
+        timeline: file for Horovod's timeline of the epochs, which rank 0 writes and
+            `measure.timeline.read` reads; None for none. It slows rank 0 down: take few steps.
+        label_check: called with the labels of a batch; returns True for each sample whose labels
+            are damaged. None for class numbers below the model's outputs, or with a `loss` of
+            your own for no check.
+    """
+
+    seed: int = 0
+    shuffle: bool = True
+    samples: int | None = None
+    dropout: float | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    evaluate: bool = True
+    test: Dataset | Pipeline | None = None
+    rate_scaling: str = "none"
+    compression: str | Compressor = "none"
+    virtual_workers: int = 1
+    timeline: str | os.PathLike | None = None
+    label_check: LabelCheck | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Where and when `fit` writes checkpoints.
+
+    Args:
+        folder: one checkpoint is written there after each epoch, and a training that finds one
+            resumes from it (rank 0 prints which). On as many ranks, it ends with the weights of
+            the uninterrupted training, bit by bit.
+        every_steps: steps between two checkpoints within an epoch, from which only as many ranks,
+            workers and images can resume; None for one at the end of each epoch only (count).
+        keep: checkpoints to leave in the folder (count).
+        facts: JSON-able values that must be equal in the training that resumes, beside those
+            that `fit` compares itself.
+    """
+
+    folder: str | os.PathLike
+    every_steps: int | None = None
+    keep: int = 2
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """All arguments of one call of `fit`, in one form."""
+
+    model: str | keras.Model | Callable[[], keras.Model]
+    data: str | Dataset | Pipeline
+    loss: PerSample | None = None
+    metrics: Mapping[str, PerSample] | None = None
+    epochs: int = 1
+    batch_per_rank: int = 100
+    learning_rate: float | Recipe | Collapsed | None = None
+    optimizer: str | Callable[..., keras.Optimizer] = "adam"
+    checkpoint: str | os.PathLike | CheckpointConfig | None = None
+    config: FitConfig = field(default_factory=FitConfig)
+
+    def __post_init__(self) -> None:
+        if self.config is None:
+            object.__setattr__(self, "config", FitConfig())
+        must, then = "be a FitConfig", "Import it from `dlguide.training`."
+        require(isinstance(self.config, FitConfig), "config", must, self.config, then)
+        if self.checkpoint is not None and not isinstance(self.checkpoint, CheckpointConfig):
+            object.__setattr__(self, "checkpoint", CheckpointConfig(folder=self.checkpoint))
+
+    @property
+    def schedule(self) -> Recipe | None:
+        """The learning rate of every step, when it is not constant."""
+        rate = self.learning_rate
+        if isinstance(rate, Collapsed):
+            return rate.rates
+        return rate if isinstance(rate, Recipe) else None
+
+    def check(self) -> None:
+        """Check all that can be checked without TensorFlow and the data."""
+        config = self.config
+        if isinstance(self.model, str):
+            self._require_classifier()
+        elif not callable(self.model):
+            then = "See `dlguide.models` for names."
+            require(False, "model", "be a name, a Keras model or a function", self.model, then)
+        if not isinstance(self.data, Dataset | Pipeline):
+            require_known(self.data, datasets.names(), "data")
+        self._require_labels()
+        self._require_images_fit()
+        require_count(self.epochs, "epochs")
+        require_count(self.batch_per_rank, "batch_per_rank")
+        require_count(config.virtual_workers, "virtual_workers")
+        require(
+            self.batch_per_rank % config.virtual_workers == 0,
+            "batch_per_rank",
+            f"be a multiple of the {config.virtual_workers} virtual workers",
+            self.batch_per_rank,
+        )
+        require_count(config.seed, "seed", least=0)
+        if config.samples is not None:
+            require_count(config.samples, "samples")
+        require_known(config.device, DEVICES, "device")
+        if self.checkpoint is not None and self.checkpoint.every_steps is not None:
+            require_count(self.checkpoint.every_steps, "every_steps")
+        self._require_compression()
+        self._require_rate()
+
+    def _require_compression(self) -> None:
+        if self.config.compression == "none":
+            return
+        from dlguide.parallel.compression import named
+
+        if named(self.config.compression).keeps_errors:
+            then = "Use fp16, bf16 or none, which remember nothing."
+            must = "be None where `compression` remembers errors, which no checkpoint holds"
+            require(self.checkpoint is None, "checkpoint", must, self.checkpoint, then)
+            must = "not scale losses where `compression` remembers errors"
+            dtype = self.config.dtype
+            require(dtype != "mixed_float16", "dtype", must, dtype, then)
+
+    def _require_rate(self) -> None:
+        rate, scaling = self.learning_rate, self.config.rate_scaling
+        require_known(scaling, SCALING, "rate_scaling")
+        if not callable(self.optimizer):
+            require_known(self.optimizer, OPTIMIZERS, "optimizer")
+        if self.schedule is None:
+            kinds, then = "be a positive number or a schedule", "See `dlguide.training.schedules`."
+            number = rate is None or isinstance(rate, int | float | np.number)
+            require(number, "learning_rate", kinds, rate, then)
+            if rate is not None:
+                require_positive(rate, "learning_rate")
+            must = 'be "none" when the optimizer sets its own learning rate'
+            fits = scaling == "none" or rate is not None or not callable(self.optimizer)
+            require(fits, "rate_scaling", must, scaling, "Give `learning_rate`.")
+            return
+        then = "Make it as long as the training: a shorter one may end inside a warmup."
+        must = f"be as long as the training, {self.epochs} epochs"
+        fits = math.isclose(self.schedule.epochs, self.epochs)
+        require(fits, "learning_rate", must, f"{self.schedule.epochs:g} epochs", then)
+        must, then = 'be "none" with a schedule', "Scale its rates: `schedules.scaled`."
+        require(scaling == "none", "rate_scaling", must, scaling, then)
+        must = "be a function that takes `weight_decay` with a collapsed schedule"
+        fits = callable(self.optimizer) or not isinstance(rate, Collapsed)
+        require(fits, "optimizer", must, self.optimizer, "`optimizers.momentum_sgd` does.")
+
+    def _require_labels(self) -> None:
+        config = self.config
+        must = "be a Dataset or a Pipeline where `data` is a Pipeline"
+        needed = isinstance(self.data, Pipeline) and config.evaluate
+        fits = isinstance(config.test, Dataset | Pipeline) or (config.test is None and not needed)
+        require(fits, "test", must, config.test, "Give one, or use `evaluate=False`.")
+        must = "have one label per sample for the default loss"
+        for name, one in (("data", self.data), ("test", config.test)):
+            if self.loss is None and isinstance(one, Pipeline):
+                shape = one.source.label_shape
+                require(not shape, name, must, f"labels of shape {shape}", "Give a `loss`.")
+
+    def _require_classifier(self) -> None:
+        """Refuse a name whose model does not give one logit per class."""
+        classifiers = models.names("digits", "classifier")
+        known = set(models.names()) - set(models.names("imagenet"))
+        then = "Build it with `models.build` and give it with a `loss`."
+        other = self.model in known and self.model not in classifiers
+        require(not other, "model", "be a classifier", self.model, then)
+        require_known(self.model, classifiers, "model")
+
+    def _require_images_fit(self) -> None:
+        """Refuse images that a named model does not take."""
+        if not isinstance(self.model, str) or isinstance(self.data, Pipeline):
+            return  # a pipeline's images have their size when they have been decoded
+        if isinstance(self.data, Dataset):
+            name, shape = self.data.name, self.data.train_images.shape[1:]
+        else:
+            name, shape = self.data, datasets.image_shape(self.data)
+        wanted = models.sample_shape(self.model)
+        known = [one for one in datasets.names() if datasets.image_shape(one) == wanted]
+        ready = f"{' or '.join(known)}, or " if known else ""
+        require(
+            shape == wanted,
+            "data",
+            f"hold images of {_by(wanted)} for {self.model}",
+            f"{name} of {_by(shape)}",
+            f"Use {ready}a function as `model` that builds one for {_by(shape)}.",
+        )
+
+    def load_data(self, ranks: int) -> Dataset | Pipeline:
+        """Load the data and check that it is enough for `batch_per_rank` on every rank."""
+        samples, batch = self.config.samples, self.batch_per_rank
+        workers = int(self.config.virtual_workers)
+        whole = datasets.load(self.data) if isinstance(self.data, str) else self.data
+        there = whole.samples if isinstance(whole, Pipeline) else len(whole.train_labels)
+        used = there if samples is None else samples
+        require(used <= there, "samples", f"be at most the {there} of {whole.name}", samples)
+        shard = used // (ranks * workers) * workers
+        require(
+            batch <= shard,
+            "batch_per_rank",
+            f"be at most the {shard} samples of one rank's shard",
+            batch,
+            f"Use a smaller batch, more samples than {used} or fewer ranks than {ranks}.",
+        )
+        if isinstance(whole, Pipeline):
+            return whole.replace(samples=used, batch=batch // workers, rank=0, ranks=1)
+        return whole if samples is None else whole.first(samples)
+
+    def used_rate(self, ranks: int) -> float | Recipe | None:
+        """The learning rate after scaling, or its schedule; None for the optimizer's own."""
+        if self.schedule is not None:
+            return self.schedule
+        rate = self.learning_rate
+        if rate is None and not callable(self.optimizer):
+            rate = OPTIMIZERS[self.optimizer]
+        times = ranks * int(self.config.virtual_workers)
+        return None if rate is None else scaled(rate, times, 1, self.config.rate_scaling)
+
+    def describe(self) -> dict[str, Any]:
+        """All arguments, JSON-able: functions and data sets by their names."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "config"}
+        if self.checkpoint is not None:
+            own["checkpoint"] = vars(self.checkpoint)
+        both = own | {one.name: getattr(self.config, one.name) for one in fields(self.config)}
+        return {name: describe(value) for name, value in both.items()}
+
+    def identity(self, ranks: int) -> dict[str, Any]:
+        """What must be equal in a training that resumes from a checkpoint.
+
+        A schedule counts updates, so the global batch belongs to it.
+        """
+        names = ("model", "data", "loss", "optimizer", "samples", "dropout", "dtype", "seed",
+                 "shuffle")  # fmt: skip
+        every = self.describe()
+        same = {name: every[name] for name in names}
+        schedule = self.schedule is not None
+        same["schedule"] = every["learning_rate"] if schedule else None
+        if schedule:
+            same["global_batch"] = int(self.batch_per_rank) * ranks
+        return same | dict(self.checkpoint.facts if self.checkpoint else {})
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def describe(value: Any) -> Any:
+    """Convert an argument to a JSON-able description.
+
+    A partial is named with its arguments and a lambda with a checksum of its code, so that
+    another momentum or another model is another training.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, partial):
+        given = [str(describe(each)) for each in value.args]
+        given += [f"{name}={describe(each)}" for name, each in value.keywords.items()]
+        return f"{describe(value.func)}({', '.join(given)})"
+    if hasattr(value, "trainable_variables"):  # a Keras model
+        return f"{type(value).__name__} of {value.count_params()} parameters"
+    if callable(value):
+        name = getattr(value, "__qualname__", type(value).__name__)
+        return f"{name} {_checksum(value.__code__):08x}" if name.endswith("<lambda>") else name
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: describe(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(each) for each in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Pipeline):
+        return value.fingerprint()  # two nodes may have different data of one name
+    if isinstance(value, Collapsed):
+        return {"rates": value.rates.config(), "weight_decay": value.weight_decay.config()}
+    if isinstance(value, Recipe):
+        return value.config()
+    if hasattr(value, "name"):  # data sets, compressors
+        return value.name
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = (f"{one.name}={describe(getattr(value, one.name))}" for one in fields(value))
+        return f"{type(value).__name__}({', '.join(inside)})"
+    return type(value).__name__
+
+
+def _checksum(code: CodeType) -> int:
+    """Of what the code does, not of where it stands."""
+    inner = [_checksum(each) if isinstance(each, CodeType) else each for each in code.co_consts]
+    return zlib.crc32(repr((code.co_code, code.co_names, inner)).encode())

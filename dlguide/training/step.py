@@ -1,0 +1,254 @@
+"""One training step and the evaluation of a model: the two compiled functions of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.collectives.communicator import Communicator
+from dlguide.data.input_pipeline import Pipeline
+from dlguide.errors import require, require_count
+from dlguide.training.divergence import propagate_nan
+
+if TYPE_CHECKING:
+    import keras
+
+    from dlguide.data.datasets import Dataset
+
+# labels, outputs of the model (at least float32) -> one value per sample
+PerSample = Callable[[Any, Any], Any]
+
+# The test set is cut into blocks of this size on any number of ranks: the same images meet in
+# one matrix product everywhere, so that the counts cannot differ by a rounding.
+EVALUATION_BLOCK = 200
+
+
+def crossentropy(labels: Any, logits: Any) -> Any:
+    """Cross-entropy of class numbers and logits, per sample: the default loss of `fit`."""
+    import tensorflow as tf
+
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+def correct(labels: Any, logits: Any) -> Any:
+    """Whether the largest logit is that of the label, per sample: the metric "accuracy"."""
+    import tensorflow as tf
+
+    return tf.argmax(logits, axis=-1, output_type=labels.dtype) == labels
+
+
+def top_k(k: int) -> PerSample:
+    """Return the metric whether the label is among the k largest logits."""
+    import tensorflow as tf
+
+    require_count(k, "k")
+    return lambda labels, logits: tf.math.in_top_k(labels, tf.cast(logits, "float32"), k)
+
+
+class Gradients:
+    """The loss of some samples and its gradients, to be computed inside a compiled function.
+
+    The loss of a step is the mean over the global batch. Rank r holds some of its samples and
+    computes their part of the mean,
+
+        loss_r = sum over its samples of loss(sample) * scale,  scale = 1 / global batch,
+
+    so that the gradients of all ranks have only to be summed. The result is the serial gradient
+    also when ranks hold unequal numbers of samples, where a mean of the ranks' means is not it.
+    A rank without samples takes any one with scale 0.
+
+    Losses that layers add (weight decay) are divided by the ranks, as each has them whole. Loss
+    and metrics are of single precision at least: half precision counts to 2048 only, and makes 0
+    of the share of a large global batch.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.Optimizer,
+        ranks: int,
+        loss: PerSample | None = None,
+        metrics: Mapping[str, PerSample] | None = None,
+        label_spec: Any = None,
+    ) -> None:
+        import tensorflow as tf
+
+        self.model, self.optimizer, self.ranks = model, optimizer, ranks
+        self.loss, self.metrics = loss or crossentropy, list((metrics or {}).values())
+        self.dtype = "float64" if model.outputs[0].dtype == "float64" else "float32"
+        self.signature = [*samples_of(model, label_spec), tf.TensorSpec([], self.dtype, "scale")]
+        self.nbytes = 0  # of the gradients; known once traced
+
+    def __call__(self, images: Any, labels: Any, scale: Any) -> tuple[Any, list[Any]]:
+        """Return [loss, sum of each metric] and the gradients; scale is 1 / global batch."""
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            outputs = tf.cast(self.model(images, training=True), self.dtype)
+            losses = _per_sample(self.loss(labels, outputs), "loss")
+            loss = tf.reduce_sum(losses) * scale
+            whole = loss
+            if self.model.losses:
+                whole += tf.cast(tf.add_n(self.model.losses), self.dtype) / self.ranks
+            scaled = self.optimizer.scale_loss(whole)
+        # The sample of a rank without any does not count.
+        counts = tf.cast(scale > 0, self.dtype)
+        sums = [total(one(labels, outputs), self.dtype) * counts for one in self.metrics]
+        variables = self.model.trainable_variables
+        found = propagate_nan(tape.gradient(scaled, variables), variables, whole)
+        self.nbytes = sum(
+            int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize
+            for variable, gradient in zip(variables, found, strict=True)
+            if gradient is not None
+        )
+        return tf.stack([loss, *sums]), found
+
+
+def _per_sample(values: Any, name: str) -> Any:
+    then = "For example `keras.losses.binary_crossentropy(labels, outputs)` of Keras."
+    shape = values.shape
+    require(shape.rank == 1, name, "return one value per sample, shape (samples,)", shape, then)
+    return values
+
+
+def total(values: Any, dtype: str) -> Any:
+    """Sum a metric over samples; booleans are counted exactly."""
+    import tensorflow as tf
+
+    values = _per_sample(values, "metrics")
+    if values.dtype.is_bool:
+        return tf.cast(tf.math.count_nonzero(values), dtype)
+    return tf.reduce_sum(tf.cast(values, dtype))
+
+
+def compiled_step(gradients: Gradients) -> Any:
+    """The step of one rank as a `tf.function` that is not yet traced."""
+    import tensorflow as tf
+
+    @tf.function(input_signature=gradients.signature, autograph=False)
+    def step(images: Any, labels: Any, scale: Any) -> Any:
+        numbers, found = gradients(images, labels, scale)
+        gradients.optimizer.apply(found, gradients.model.trainable_variables)
+        return numbers
+
+    return step
+
+
+def train_step(
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    ranks: int = 1,
+    loss: PerSample | None = None,
+    metrics: Mapping[str, PerSample] | None = None,
+    label_spec: Any = None,
+) -> Callable[[Any, Any, float], Any]:
+    """Compile the step of synchronous training that `fit` takes.
+
+    Args:
+        model: its outputs go to `loss`.
+        optimizer: built; on ranks it sums the gradients: `comm.distribute(optimizer)`.
+        ranks: among which losses that layers add are divided (count).
+        loss: as in `fit`.
+        metrics: as in `fit`; None for no metric.
+        label_spec: a `tf.TensorSpec`; None for class numbers.
+
+    Returns:
+        Callable: takes images, labels and 1 / global batch; returns this rank's part of the loss
+        and the sums of the metrics over its samples, as one tensor.
+    """
+    return traced(compiled_step(Gradients(model, optimizer, ranks, loss, metrics, label_spec)))
+
+
+def adds_losses_of_inputs(model: keras.Model) -> bool:
+    """Whether layers add losses of their batch, such as an `activity_regularizer`."""
+    import tensorflow as tf
+
+    added = []
+
+    @tf.function(input_signature=samples_of(model)[:1], autograph=False)
+    def look(images: Any) -> None:
+        model(images, training=True)
+        added.append(len(model.losses))
+
+    look.get_concrete_function()
+    return added[0] > sum(v.regularizer is not None for v in model.trainable_weights)
+
+
+def evaluator(
+    model: keras.Model,
+    data: Dataset | Pipeline,
+    comm: Communicator,
+    metrics: Mapping[str, PerSample] | None = None,
+    label_spec: Any = None,
+) -> Callable[[], dict[str, float]]:
+    """Compile the evaluation of a model on the whole test set, divided among the ranks.
+
+    The test set is cut into blocks, each rank sums the metrics over its share of them, and the
+    sums are added: the result is that of one process exactly, also when the blocks do not divide
+    evenly, where a mean of the ranks' accuracies is not it. In the blocks of a pipeline other
+    images may meet than on one rank: its sums can differ by a rounding.
+
+    Args:
+        metrics: as in `fit`; None for {"accuracy": correct}.
+
+    Returns:
+        Callable: without arguments; returns the mean of each metric over the test set. Every rank
+        must call it.
+    """
+    import tensorflow as tf
+
+    chosen = {"accuracy": correct} if metrics is None else metrics
+
+    @traced
+    @tf.function(input_signature=samples_of(model, label_spec), autograph=False)
+    def sums(images: Any, labels: Any) -> Any:
+        outputs = model(images, training=False)
+        return tf.stack([total(one(labels, outputs), "float64") for one in chosen.values()])
+
+    def means(parts: Any, samples: int) -> dict[str, float]:
+        mine = sum((np.asarray(part) for part in parts), np.zeros(len(chosen)))
+        whole = comm.allreduce_sum(mine.tolist())
+        return {name: value / samples for name, value in zip(chosen, whole, strict=True)}
+
+    if isinstance(data, Pipeline):
+        must = f"hold a sample for each of the {comm.size} ranks"
+        require(data.samples >= comm.size, "test", must, f"{data.samples} samples")
+        block = min(EVALUATION_BLOCK, data.samples // comm.size)
+        mine = data.replace(batch=block, shuffle=False, rank=comm.rank, ranks=comm.size)
+
+        def of_pipeline() -> dict[str, float]:
+            with comm.agree_or_raise(), mine.epoch() as batches:  # a rank's data may be damaged
+                parts = [sums(*batch) for batch in batches if len(batch[1])]
+            return means(parts, data.samples)
+
+        return of_pipeline
+    images, labels = data.test_images, data.test_labels
+    starts = range(0, len(labels), EVALUATION_BLOCK)[comm.rank :: comm.size]
+
+    def of_arrays() -> dict[str, float]:
+        blocks = (slice(start, start + EVALUATION_BLOCK) for start in starts)
+        return means((sums(images[block], labels[block]) for block in blocks), len(labels))
+
+    return of_arrays
+
+
+def traced(function: Any) -> Callable[..., Any]:
+    """Trace a compiled function of one signature at its first call.
+
+    TensorFlow counts the tracings of a line of source and would warn at the fifth training in a
+    process, where nothing is wrong.
+    """
+    concrete = cache(function.get_concrete_function)
+    return lambda *arguments: concrete()(*arguments)
+
+
+def samples_of(model: keras.Model, label_spec: Any = None) -> list[Any]:
+    """The signature of a batch of samples."""
+    import tensorflow as tf
+
+    images = tf.TensorSpec([None, *model.inputs[0].shape[1:]], tf.float32, name="images")
+    labels = tf.TensorSpec([None], tf.int32, name="labels") if label_spec is None else label_spec
+    return [images, labels]
