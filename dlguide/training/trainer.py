@@ -67,8 +67,8 @@ def fit(
     end of that epoch.
 
     Args:
-        model: a name of `models.names("digits", "classifier")`, a Keras model, or a function without
-            arguments that returns one.
+        model: a name of `models.names("digits", "classifier")`, a Keras model, or a function that
+            returns one.
         data: a name of `datasets.names()`, a Dataset, or an `input_pipeline.build(...)`, whose
             batch, seed, shuffle, rank and ranks are replaced by those of the training.
         loss: called with labels and outputs (at least float32) inside the compiled step; returns
