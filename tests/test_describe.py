@@ -1,7 +1,6 @@
 """What `machine.describe` finds on trees of files and on the machine the tests run on.
 
-Tests dlguide.machine.describe, dlguide.machine.topology, dlguide.machine.record and
-dlguide.machine.extensions.
+Tests dlguide.machine.describe, dlguide.machine.topology and dlguide.machine.simd.
 """
 
 import json
@@ -13,10 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_machine import tree, write
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dlguide import machine
-from dlguide.machine import extensions, topology
-from dlguide.machine.describe import Machine
+from dlguide.machine import simd, topology
+from dlguide.machine.describe import Machine, memory_bytes, quota_cores
+from dlguide.machine.topology import format_cpus, parse_cpus, read_integer, read_text
 
 
 def describe(roots, cpus):
@@ -276,21 +278,22 @@ def put(path, value):
 NONSENSE = {
     "a list": (lambda plain: [1], r"at the top: expected an object with name, .*got \[1\]"),
     "unknown key": (put(["sokets"], 2), r"at sokets: expected only name, .*key of that name"),
-    "missing key": (lambda plain: plain.pop("caches"), r"at caches: expected sizes .*got nothing"),
-    "text for a number": (put(["sockets"], "two"), r"at sockets: expected a whole .* got 'two'"),
-    "no core": (put(["physical_cores"], 0), r"at physical_cores: expected .* got 0"),
+    "missing key": (
+        lambda plain: plain.pop("caches"),
+        r"at caches: expected sizes .*got 'nothing'",
+    ),
+    "missing count": (lambda plain: plain.pop("sockets"), r"at sockets: expected 2, .*'nothing'"),
+    "text for a number": (put(["sockets"], "two"), r"at sockets: expected 2, as .* got 'two'"),
+    "no core": (put(["physical_cores"], 0), r"at physical_cores: expected 8, .* got 0"),
     "truth value": (put(["numa_nodes"], True), r"at numa_nodes: .* got True"),
     "no quota": (put(["quota_cores"], 0), r"at quota_cores: .*null for no limit, got 0"),
-    "simd": (put(["simd", 1], 5), r"at simd\[1\]: expected a text, got 5"),
-    "cache": (put(["caches", "L2"], -1), r"at caches\.L2: expected a size in bytes, got -1"),
-    "core's key": (
-        put(["cores", 3], {"cpu": 3}),
-        r"at cores\[3\]: expected an object with cpu, core, socket, numa, got {'cpu': 3}",
-    ),
-    "core's value": (put(["cores", 3, "numa"], -1), r"at cores\[3\]\.numa: .* got -1"),
-    "cpu twice": (put(["cores", 3, "cpu"], 2), r"at cores\[3\]\.cpu: .* got 2 again"),
-    "counts disagree": (put(["logical_cores"], 17), r"at logical_cores: expected 16, as .* got 17"),
-    "sockets disagree": (put(["sockets"], 3), r"at sockets: expected 2, as many .* got 3"),
+    "simd": (put(["simd", 1], 5), r"at simd: expected a list of texts, got \['.*"),
+    "cache": (put(["caches", "L2"], -1), r"at caches: expected sizes in bytes .*"),
+    "core's key": (put(["cores", 3], {"cpu": 3}), r"at cores: expected a list of logical CPUs"),
+    "core's value": (put(["cores", 3, "numa"], -1), r"at cores: expected .*whole numbers for cpu"),
+    "cpu twice": (put(["cores", 3, "cpu"], 2), r"at cores: expected .*each once"),
+    "counts disagree": (put(["logical_cores"], 17), r"at logical_cores: expected 16, .* got 17"),
+    "sockets disagree": (put(["sockets"], 3), r"at sockets: expected 2, as `cores` lists, got 3"),
 }
 
 
@@ -307,9 +310,9 @@ def test_nonsense_in_a_machine_s_file_is_named_by_its_place(tmp_path, harm, text
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b'{"name": "a",\n "sockets": }', r"at line 2, column 13: expected JSON .* got '}'"),
-        (b"", r"at line 1, column 1: expected JSON .* got the end"),
-        (b'{"name": "\xff"}', r"at byte 10: expected text in UTF-8"),
+        (b'{"name": "a",\n "sockets": }', r"expected JSON in UTF-8 \(.*line 2 column 13"),
+        (b"", r"expected JSON in UTF-8 \(.*line 1 column 1"),
+        (b'{"name": "\xff"}', r"expected JSON in UTF-8 \(.*position 10"),
     ],
 )
 def test_broken_json_is_named_by_line_and_column(tmp_path, content, text):
@@ -331,12 +334,12 @@ def test_an_unknown_extension_lists_the_known_ones():
 def test_extensions_agree_with_the_kernel_s_words_here():
     words = Path("/proc/cpuinfo").read_text().split()
     found = machine.describe()
-    for each in extensions.EXTENSIONS:
+    for each in simd.EXTENSIONS:
         assert found.has(each.name) == any(flag in words for flag in each.flags)
 
 
 def test_every_flag_of_an_extension_is_looked_for():
-    assert {flag for each in extensions.EXTENSIONS for flag in each.flags} <= set(extensions.FLAGS)
+    assert {flag for each in simd.EXTENSIONS for flag in each.flags} <= set(simd.FLAGS)
 
 
 def test_last_level_caches_that_are_shared_count_once(tmp_path):
@@ -359,3 +362,71 @@ def test_clock_is_what_the_system_states(tmp_path):
     assert topology.clock_hz(sys_root, proc_root, 0) == 2596.12e6
     write(sys_root / "devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", 3700000)
     assert topology.clock_hz(sys_root, proc_root, 0) == 3.7e9
+
+
+# --- limits of control groups and small files of the kernel ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "groups", "quota"),
+    [
+        ({"cpu.max": "max 100000"}, "0::/", None),
+        ({"cpu.max": "150000 100000"}, "0::/", 1.5),
+        ({"cpu.max": "150000 100000"}, "", 1.5),
+        ({"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b", 2.0),
+        ({"a/cpu.max": "200000 100000", "a/b/cpu.max": "50000 100000"}, "0::/a/b", 0.5),
+        ({"cpu.max": "300000 100000"}, "0::/docker/not/mounted", 3.0),
+        ({"other/cpu.max": "100000 100000"}, "0::/a", None),
+        ({"cpu/cpu.cfs_quota_us": -1, "cpu/cpu.cfs_period_us": 100000}, "4:cpu:/", None),
+        ({"cpu/cpu.cfs_quota_us": 250000, "cpu/cpu.cfs_period_us": 100000}, "4:cpu:/", 2.5),
+        (
+            {
+                "cpu,cpuacct/job/cpu.cfs_quota_us": 200000,
+                "cpu,cpuacct/job/cpu.cfs_period_us": 100000,
+            },
+            "0::/\n4:cpu,cpuacct:/job",
+            2.0,
+        ),
+    ],
+)
+def test_quota_is_the_least_quota_around_the_process(tmp_path, files, groups, quota):
+    sys_root, proc_root = tree(tmp_path, cores=4)
+    write(proc_root / "self/cgroup", groups)
+    for file, text in files.items():
+        write(sys_root / "fs/cgroup" / file, text)
+    assert quota_cores(sys_root, proc_root) == quota
+
+
+@pytest.mark.parametrize(
+    ("file", "groups"),
+    [("memory.max", "0::/"), ("memory/memory.limit_in_bytes", "9:memory:/")],
+)
+def test_memory_is_no_more_than_the_control_group_allows(tmp_path, file, groups):
+    sys_root, proc_root = tree(tmp_path)
+    write(proc_root / "self/cgroup", groups)
+    write(sys_root / "fs/cgroup" / file, 2**31)
+    assert memory_bytes(sys_root, proc_root) == 2**31
+    write(sys_root / "fs/cgroup" / file, 2**63 - 4096)
+    assert memory_bytes(sys_root, proc_root) == 16 * 2**30
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_formatting_and_parsing_of_cpus_are_inverse(cpus):
+    assert parse_cpus(format_cpus(cpus)) == sorted(cpus)
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_spans_are_as_few_as_possible(cpus):
+    written = [part for part in format_cpus(cpus).split(",") if part]
+    assert len(written) == len({cpu for cpu in cpus if cpu - 1 not in cpus})
+
+
+def test_what_cannot_be_read_is_empty(tmp_path):
+    assert read_text(tmp_path / "none") == ""
+    assert read_integer(tmp_path / "none") is None
+    (tmp_path / "file").write_text("max\n")
+    assert read_text(tmp_path / "file") == "max"
+    assert read_integer(tmp_path / "file") is None
+    (tmp_path / "file").write_text("-1\n")
+    assert read_integer(tmp_path / "file") == -1
+    assert parse_cpus("") == []

@@ -1,9 +1,11 @@
-"""oneDNN's log is read as its documentation says, damaged lines are told, layouts have names."""
+"""oneDNN's log is parsed as documented; layouts are NumPy's own transpositions."""
 
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dlguide.machine import onednn
 
@@ -43,13 +45,13 @@ onednn_verbose,v1,graph,info,template:operation,engine,partition_id"""
 
 
 def test_log_tells_version_instructions_and_threads():
-    log = onednn.parse(HEAD)
+    log = onednn.parse_log(HEAD)
     assert (log.version, log.isa, log.threads) == ("3.7.3", "Intel AVX-512 with Intel DL Boost", 2)
     assert (log.primitives, log.damaged) == ((), ())
 
 
 def test_every_field_of_a_convolution_is_read():
-    (conv,) = onednn.parse(CONV).primitives
+    (conv,) = onednn.parse_log(CONV).primitives
     assert conv.kind == "convolution"
     assert conv.implementation == "brg_conv_fwd:avx512_core"
     assert conv.propagation == "forward_training"
@@ -74,7 +76,7 @@ def test_every_field_of_a_convolution_is_read():
     ids=["reorder", "gemm", "time stamp", "version 2", "backward"],
 )
 def test_formats_of_several_versions_are_read(line, kind, seconds):
-    log = onednn.parse(line)
+    log = onednn.parse_log(line)
     assert log.damaged == ()
     assert [(each.kind, each.seconds) for each in log.primitives] == [
         (kind, pytest.approx(seconds))
@@ -82,18 +84,18 @@ def test_formats_of_several_versions_are_read(line, kind, seconds):
 
 
 def test_fused_operations_and_blocked_layouts_of_version_2_are_read():
-    (conv,) = onednn.parse(VERSION_2).primitives
+    (conv,) = onednn.parse_log(VERSION_2).primitives
     assert conv.post_ops == ("eltwise_relu", "sum")
     assert conv.layouts == "src:nChw8c wei:OIhw8i8o dst:nChw8c"
 
 
 def test_reorder_keeps_its_tags():
-    (reorder,) = onednn.parse(REORDER).primitives
+    (reorder,) = onednn.parse_log(REORDER).primitives
     assert reorder.layouts == "src:cdba dst:Acdb32a"
 
 
 def test_roles_of_a_backward_pass_are_read():
-    (conv,) = onednn.parse(BACKWARD).primitives
+    (conv,) = onednn.parse_log(BACKWARD).primitives
     assert [each.role for each in conv.tensors] == ["src", "diff_wei", "diff_bia", "diff_dst"]
     assert conv.layouts == "src:NHWC diff_wei:OIhw16i16o diff_dst:NHWC"
 
@@ -113,7 +115,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
 def test_damaged_line_is_told_and_the_others_are_read(line):
-    log = onednn.parse("\n".join([REORDER, line, GEMM]))
+    log = onednn.parse_log("\n".join([REORDER, line, GEMM]))
     assert log.damaged == (line,)
     assert [each.kind for each in log.primitives] == ["reorder", "gemm_api"]
 
@@ -121,14 +123,14 @@ def test_damaged_line_is_told_and_the_others_are_read(line):
 def test_other_lines_and_creation_are_passed_over():
     created = CONV.replace(",exec,", ",create:cache_miss,")
     text = f"Epoch 1/2\n{created}\n{CONV}\nloss 0.3, accuracy 0.9\n"
-    log = onednn.parse(text)
+    log = onednn.parse_log(text)
     assert len(log.primitives) == 1
     assert log.damaged == ()
     assert log.others == ("Epoch 1/2", "loss 0.3, accuracy 0.9")
 
 
 def test_parts_of_a_program_are_kept_apart():
-    log = onednn.parse("\n".join([REORDER, "== fused", CONV, CONV, "== not fused ", GEMM]))
+    log = onednn.parse_log("\n".join([REORDER, "== fused", CONV, CONV, "== not fused ", GEMM]))
     assert log.parts == ("", "fused", "not fused")
     assert log.part("fused").count("convolution") == 2
     assert log.part("fused").seconds == pytest.approx(5e-3)
@@ -139,7 +141,7 @@ def test_parts_of_a_program_are_kept_apart():
 
 def test_table_adds_up_what_is_alike_and_its_shares_are_one():
     plain = CONV.replace(" attr-post-ops:eltwise_relu", "")
-    log = onednn.parse("\n".join([CONV, REORDER, CONV, plain, GEMM]))
+    log = onednn.parse_log("\n".join([CONV, REORDER, CONV, plain, GEMM]))
     rows = onednn.table(log.primitives)
     assert [(row.kind, row.post_ops, row.count) for row in rows] == [
         ("convolution", "eltwise_relu", 2),
@@ -167,7 +169,7 @@ def test_real_convolution_is_found_in_the_log_of_this_tensorflow():
 
     if not _pywrap_util_port.IsMklEnabled():
         pytest.skip("this TensorFlow has no oneDNN")
-    log = onednn.listen(PROGRAM, 120)
+    log = onednn.run_verbose(PROGRAM, 120)
     assert log.damaged == ()
     assert int(log.version.split(".")[0]) >= 3
     (conv,) = [p for p in log.part("one convolution").primitives if p.kind == "convolution"]
@@ -177,18 +179,88 @@ def test_real_convolution_is_found_in_the_log_of_this_tensorflow():
 
 def test_program_that_fails_is_told_with_its_last_lines():
     with pytest.raises(RuntimeError, match=r"ended with 1[\s\S]*ZeroDivisionError"):
-        onednn.listen("1 / 0", 60)
+        onednn.run_verbose("1 / 0", 60)
     with pytest.raises(RuntimeError, match="did not end in time"):
-        onednn.listen("import time; time.sleep(60)", 0.5)
+        onednn.run_verbose("import time; time.sleep(60)", 0.5)
     with pytest.raises(ValueError, match="`program` must be a text"):
-        onednn.listen(" ")
+        onednn.run_verbose(" ")
 
 
 def test_listening_changes_nothing_in_this_process(monkeypatch):
     monkeypatch.delenv("ONEDNN_VERBOSE", raising=False)
     import os
 
-    log = onednn.listen("import os; print('verbose', os.environ['ONEDNN_VERBOSE'])", 60)
+    log = onednn.run_verbose("import os; print('verbose', os.environ['ONEDNN_VERBOSE'])", 60)
     assert log.others == ("verbose profile_exec",)
     assert "ONEDNN_VERBOSE" not in os.environ
     assert np.isclose(log.seconds, 0)
+
+
+@pytest.mark.parametrize("tag", ["abcd", "acdb", "cdba", "dcab"])
+def test_plain_layout_is_a_transposition(tag):
+    array = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    right = array.transpose(["abcd".index(letter) for letter in tag]).ravel()
+    assert np.array_equal(onednn.arrange(array, tag), right)
+
+
+def test_blocked_layout_is_a_reshape_and_a_transposition():
+    array = np.arange(2 * 32 * 3 * 5).reshape(2, 32, 3, 5)
+    right = array.reshape(2, 2, 16, 3, 5).transpose(0, 1, 3, 4, 2).ravel()
+    assert np.array_equal(onednn.arrange(array, "aBcd16b"), right)
+
+
+def test_weights_blocked_twice_are_a_reshape_and_a_transposition():
+    array = np.arange(32 * 16 * 3 * 3).reshape(32, 16, 3, 3)
+    right = array.reshape(2, 16, 1, 16, 3, 3).transpose(0, 2, 4, 5, 3, 1).ravel()
+    assert np.array_equal(onednn.arrange(array, "ABcd16b16a"), right)
+
+
+def test_one_dimension_in_two_blocks_is_a_reshape_and_a_transposition():
+    array = np.arange(16 * 32).reshape(16, 32)  # 16 = 4 x 4 of a around 8 of b, as for int8
+    right = array.reshape(1, 4, 4, 4, 8).transpose(0, 3, 1, 4, 2).ravel()
+    assert np.array_equal(onednn.arrange(array, "AB4a8b4a"), right)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 9)] * 4),
+    st.sampled_from(["abcd", "acdb", "aBcd4b", "aBcd16b", "ABcd4b4a", "Acdb8a"]),
+)
+def test_every_element_has_a_place_of_its_own(shape, tag):
+    places = onednn.addresses(shape, tag)
+    assert places.shape == shape
+    assert len(np.unique(places)) == places.size
+    array = np.random.default_rng(0).random(shape)
+    memory = onednn.arrange(array, tag)
+    assert places.max() < memory.size
+    assert np.array_equal(memory[places], array)
+    assert np.count_nonzero(memory) == array.size
+
+
+@pytest.mark.parametrize("tag", ["abc", "abcc", "aBcd", "abcd16b", "aBcd0b", "NHWC", "", None])
+def test_tag_that_is_none_is_refused(tag):
+    with pytest.raises(ValueError, match="`tag` must name 4 dimensions once each"):
+        onednn.addresses((1, 2, 3, 4), tag)
+
+
+def test_shape_without_extent_is_refused():
+    with pytest.raises(ValueError, match="`shape` must be a whole number of at least 1, got 0"):
+        onednn.addresses((1, 0), "ab")
+
+
+@pytest.mark.parametrize(
+    ("tag", "weights", "name"),
+    [
+        ("abcd", False, "NCHW"),
+        ("acdb", False, "NHWC"),
+        ("aBcd16b", False, "nChw16c"),
+        ("abcd", True, "OIHW"),
+        ("cdba", True, "HWIO"),
+        ("ABcd16b16a", True, "OIhw16i16o"),
+        ("ab", False, "ab"),
+        ("abcde", False, "abcde"),
+        ("", False, ""),
+    ],
+)
+def test_layouts_have_the_names_of_the_literature(tag, weights, name):
+    assert onednn.layout_name(tag, weights) == name

@@ -15,8 +15,14 @@ from test_measure import some_run
 from dlguide import plots
 from dlguide.bench.comparison import Speed
 from dlguide.measure import Timing, Utilisation
-from dlguide.measure.timeline import Timeline
-from dlguide.measure.trace import COPY_IN, EXCHANGE, NEGOTIATION, Event, Message
+from dlguide.measure.horovod_timeline import (
+    COPY_IN,
+    EXCHANGE,
+    NEGOTIATION,
+    FusedMessage,
+    TensorActivity,
+    Timeline,
+)
 from dlguide.plots.timeline import COLOURS, COMPUTE
 
 
@@ -140,7 +146,7 @@ def test_drawing_touches_nothing_global():
 
 
 def event(tensor, phase, start_s, end_s):
-    return Event(tensor, "allreduce", phase, phase, start_s, end_s)
+    return TensorActivity(tensor, "allreduce", phase, phase, start_s, end_s)
 
 
 def recorded():
@@ -155,8 +161,8 @@ def recorded():
         )
     ]
     messages = (
-        Message("allreduce", ("net_a", "net_b"), 0.020, 0.030, 16),
-        Message("allreduce", ("net_c",), 0.030, 0.032, 8),
+        FusedMessage("allreduce", ("net_a", "net_b"), 0.020, 0.030, 16),
+        FusedMessage("allreduce", ("net_c",), 0.030, 0.032, 8),
     )
     events = (*fused, event("net_c", EXCHANGE, 0.030, 0.032))
     return Timeline("made_up.json", None, events, messages, (), True)

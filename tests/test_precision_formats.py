@@ -1,6 +1,6 @@
 """Number formats against NumPy's and ml_dtypes' own tables, and sums against exact integers.
 
-Tests dlguide.machine.precision.formats and dlguide.machine.precision.accumulating.
+Tests dlguide.machine.precision.formats.
 """
 
 import math
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dlguide import published
 from dlguide.machine import precision
-from dlguide.machine.precision import accumulating, formats
+from dlguide.machine.precision import formats
 
 DTYPES = {
     name: np.dtype(each.dtype if hasattr(np, each.dtype) else getattr(ml_dtypes, each.dtype))
@@ -214,4 +214,35 @@ def test_peak_ratios_are_the_workshop_s():
     assert precision.peak_ratio("int8 with AVX512BW", additions_beside=True) == 2
     with pytest.raises(ValueError, match=r"`kind` must be one of"):
         precision.peak_ratio("int4")
-    assert set(accumulating.INSTRUCTIONS) > {"fp32"}
+    assert set(formats.INSTRUCTIONS) > {"fp32"}
+
+
+VALUES = np.random.default_rng(0).lognormal(-14, 4, 5000)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0, 2.0**40])
+@pytest.mark.parametrize(("format", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_rounding_loss_counts_what_the_type_makes_of_the_numbers(format, dtype, scale):
+    numpy_type = np.float16 if format == "fp16" else getattr(ml_dtypes, dtype)
+    with np.errstate(over="ignore"):
+        held = (VALUES * scale).astype(numpy_type).astype(float)
+    found = precision.rounding_loss(np.append(VALUES, 0.0), format, scale)
+    tiny = float(ml_dtypes.finfo(numpy_type).smallest_normal)
+    assert found.numbers == len(VALUES)
+    assert found.to_zero == np.mean(held == 0)
+    assert found.too_large == np.mean(np.isinf(held))
+    assert found.subnormal == np.mean((held > 0) & (held < tiny))
+
+
+def test_best_scale_is_the_largest_that_does_not_overflow():
+    scale = precision.best_scale(VALUES, "fp16", margin=1.0)
+    assert np.log2(scale) % 1 == 0
+    assert precision.rounding_loss(VALUES, "fp16", scale).too_large == 0
+    assert precision.rounding_loss(VALUES, "fp16", 2 * scale).too_large > 0
+
+
+def test_rounding_loss_refuses_integers_and_zeros():
+    with pytest.raises(ValueError, match=r"`format` must be a floating-point format, got 'int8'"):
+        precision.rounding_loss([1.0], "int8")
+    with pytest.raises(ValueError, match=r"`values` must hold a number other than 0"):
+        precision.rounding_loss([0.0], "fp16")

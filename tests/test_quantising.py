@@ -1,7 +1,6 @@
 """Quantised nets agree with float32, hold 8-bit integers, and rates are read as they stand.
 
-Tests dlguide.machine.precision.quantising, dlguide.machine.precision.inference,
-dlguide.machine.precision.kernel_rates and dlguide.machine.precision.proof.
+Tests dlguide.machine.precision.int8 and dlguide.machine.precision.kernels.
 """
 
 import keras
@@ -13,7 +12,7 @@ from onnx import numpy_helper
 from dlguide import models
 from dlguide.data import datasets
 from dlguide.machine import precision
-from dlguide.machine.precision import kernel_rates, proof
+from dlguide.machine.precision import kernels
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +106,7 @@ def test_seven_bits_leave_the_eighth_unused(trained, data, tmp_path):
 
 
 def test_seven_bits_are_taken_without_vnni(trained, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("dlguide.machine.precision.quantising.has_vnni", lambda: False)
+    monkeypatch.setattr("dlguide.machine.precision.int8.has_vnni", lambda: False)
     assert precision.quantise(trained, data.train_images[:50], tmp_path).weight_bits == 7
 
 
@@ -156,7 +155,7 @@ LOG = "\n".join(
 
 
 def test_rates_are_operations_over_the_times_of_the_log():
-    wide, narrow = kernel_rates.read_rates(LOG, "DEFAULT", 1024)
+    wide, narrow = kernels.read_rates(LOG, "DEFAULT", 1024)
     assert (wide.format, wide.kernel) == ("fp32", "brg_matmul:avx512_core")
     assert wide.flops_per_s == pytest.approx(2 * 1024**3 / 4e-3)
     assert (narrow.format, narrow.kernel) == ("int8", "brgemm:avx512_core_vnni")
@@ -164,14 +163,14 @@ def test_rates_are_operations_over_the_times_of_the_log():
 
 
 def prove(monkeypatch, flag, int8, kernel):
-    monkeypatch.setattr(proof, "has_vnni", lambda: flag)
-    monkeypatch.setattr(proof, "measure_onnxruntime", lambda *_: {"fp32": 1e11, "int8": int8})
+    monkeypatch.setattr(kernels, "has_vnni", lambda: flag)
+    monkeypatch.setattr(kernels, "measure_onnxruntime", lambda *_: {"fp32": 1e11, "int8": int8})
     rates = [
-        precision.Rate("AVX512_CORE", "int8", "brgemm:avx512_core", 2.2e11),
-        precision.Rate("DEFAULT", "int8", kernel, 4e11),
-        precision.Rate("DEFAULT", "fp32", "x64:gemm:jit", 0.9e11),
+        precision.MatmulRate("AVX512_CORE", "int8", "brgemm:avx512_core", 2.2e11),
+        precision.MatmulRate("DEFAULT", "int8", kernel, 4e11),
+        precision.MatmulRate("DEFAULT", "fp32", "x64:gemm:jit", 0.9e11),
     ]
-    return precision.prove(rates)
+    return precision.vnni_evidence(rates)
 
 
 def test_a_rate_that_older_instructions_cannot_reach_is_a_proof(monkeypatch):

@@ -1,8 +1,6 @@
 """The roof: predictions are the guide's, places follow the formula, nothing pretends.
 
-Tests dlguide.machine.roofline.measured, dlguide.machine.roofline.predicted,
-dlguide.machine.roofline.placed and dlguide.machine.roofline.kernels.
-How near the rates come to other tools is a benchmark: benchmarks/roofline_against_stream.py.
+Tests dlguide.machine.roofline.
 """
 
 import json
@@ -16,8 +14,7 @@ from fake_machine import machine as fake
 
 from dlguide import machine
 from dlguide.machine import roofline
-from dlguide.machine.roofline import kernels, measured
-from dlguide.machine.roofline.measured import Roof
+from dlguide.machine.roofline import Roof
 
 ROOF = Roof(
     processor="Some Processor",
@@ -131,14 +128,14 @@ def rate(name):
 
 def test_a_machine_without_bf16_and_vnni_says_so_and_goes_on(monkeypatch):
     old = replace(fake(2), simd=("avx2", "fma"))
-    monkeypatch.setattr(measured, "describe", lambda: old)
+    monkeypatch.setattr(roofline, "describe", lambda: old)
     asked = {}
 
     def answer(part, job, budget_s):
         asked[part] = job
         return rate({"memory": "memory", "integers": "int8", "floats": "float32"}[part]), ""
 
-    monkeypatch.setattr(measured, "_ask", answer)
+    monkeypatch.setattr(roofline, "_ask", answer)
     roof = roofline.measure(1.0)
     assert set(roof.flops_per_s) == {"float32", "int8"}
     assert "multiplies no bfloat16" in roof.missing["bfloat16"]
@@ -148,14 +145,14 @@ def test_a_machine_without_bf16_and_vnni_says_so_and_goes_on(monkeypatch):
 
 
 def test_one_thread_a_core_is_measured_also_with_hyperthreads(monkeypatch):
-    monkeypatch.setattr(measured, "describe", lambda: fake(4, threads=2, quota=2.5))
+    monkeypatch.setattr(roofline, "describe", lambda: fake(4, threads=2, quota=2.5))
     jobs = []
 
     def answer(part, job, budget_s):
         jobs.append(job)
         return rate("memory") | rate("float32"), ""
 
-    monkeypatch.setattr(measured, "_ask", answer)
+    monkeypatch.setattr(roofline, "_ask", answer)
     assert roofline.measure(1.0).threads == 2
     assert jobs[0]["cpus"] == [0, 1]
     assert roofline.measure(1.0, threads=1).threads == 1
@@ -166,34 +163,34 @@ def test_one_thread_a_core_is_measured_also_with_hyperthreads(monkeypatch):
 def test_a_part_that_fails_is_missing_with_its_reason(monkeypatch):
     failed = ({}, "exit status 1: ImportError: no onnxruntime")
     parts = {"memory": (rate("memory"), ""), "floats": (rate("float32"), "")}
-    monkeypatch.setattr(measured, "_ask", answers(**parts, integers=failed))
+    monkeypatch.setattr(roofline, "_ask", answers(**parts, integers=failed))
     assert "no onnxruntime" in roofline.measure(1.0).missing["int8"]
-    monkeypatch.setattr(measured, "_ask", answers(memory=failed, floats=failed, integers=failed))
+    monkeypatch.setattr(roofline, "_ask", answers(memory=failed, floats=failed, integers=failed))
     with pytest.raises(RuntimeError, match=r"found no memory: exit status 1: ImportError"):
         roofline.measure(1.0)
 
 
 def test_a_kernel_that_breaks_is_told(monkeypatch):
-    answer, trouble = measured._ask("no such part", {"cpus": [0]}, 1.0)
+    answer, trouble = roofline._ask("no such part", {"cpus": [0]}, 1.0)
     assert answer == {}
     assert "exit status 1" in trouble
 
 
 def test_repeated_counts_work_over_time():
-    assert len(kernels.repeated(lambda: None, 1.0, 0.0)) == 3
-    rates = kernels.in_turns({"a": (lambda: None, 1.0), "b": (lambda: None, 1e9)}, 0.0)
+    assert len(roofline._repeated(lambda: None, 1.0, 0.0)) == 3
+    rates = roofline._in_turns({"a": (lambda: None, 1.0), "b": (lambda: None, 1e9)}, 0.0)
     assert [len(each) for each in rates.values()] == [9, 9]
     assert min(rates["b"]) > max(rates["a"])
 
 
 def test_a_wrong_product_is_never_a_peak():
-    kernels._must_equal(np.ones(3), np.ones(3))
+    roofline._must_equal(np.ones(3), np.ones(3))
     with pytest.raises(RuntimeError, match="differs from NumPy's"):
-        kernels._must_equal(np.ones(3), np.full(3, 1.5))
+        roofline._must_equal(np.ones(3), np.full(3, 1.5))
 
 
 def test_arrays_are_much_larger_than_the_caches_and_fit_into_memory(monkeypatch):
-    monkeypatch.setattr(measured, "last_level_cache_bytes", lambda root, cpus: 2**27)
-    assert measured._array_bytes(fake(2), [0, 1]) == 2**29
+    monkeypatch.setattr(roofline, "last_level_cache_bytes", lambda root, cpus: 2**27)
+    assert roofline._array_bytes(fake(2), [0, 1]) == 2**29
     small = replace(fake(2), memory_bytes=2**31)
-    assert measured._array_bytes(small, [0, 1]) == 2**27
+    assert roofline._array_bytes(small, [0, 1]) == 2**27

@@ -1,7 +1,7 @@
 """Candidates train on real ranks, with equal work, and leave nothing behind.
 
-Tests dlguide.tuning.search, dlguide.tuning.teams, dlguide.tuning.team, dlguide.tuning.worker,
-dlguide.tuning.work, dlguide.tuning.show, dlguide.cli.tuning and dlguide.plots.tuning.
+Tests dlguide.tuning.search, dlguide.tuning.ranks, dlguide.tuning.worker, dlguide.tuning.task,
+dlguide.cli.tuning and dlguide.plots.tuning.
 """
 
 import contextlib
@@ -23,16 +23,15 @@ from rich.console import Console
 from dlguide import plots, tuning
 from dlguide.cluster import processes
 from dlguide.cluster.launch import default_plan
-from dlguide.machine import describe, threads
-from dlguide.machine.threads import Candidate, Row, TuneResult, remembered
-from dlguide.tuning import Work, search, teams
-from dlguide.tuning.show import Progress, verdict
-from dlguide.tuning.team import Start
-from dlguide.tuning.teams import Teams
+from dlguide.machine import describe, tuned_plans
+from dlguide.tuning import Candidate, CandidateResult, HalvingResult, TuningTask, search
+from dlguide.tuning import ranks as tuning_ranks
+from dlguide.tuning.ranks import RankStart, RankTeams
+from dlguide.tuning.search import _Display, verdict
 
 pytestmark = pytest.mark.timeout(120)
 
-WORK = Work("mlp", 60, "random")
+TASK = TuningTask("mlp", 60, "random")
 BOUND, FREE = Candidate(2, 1, 1), Candidate(2, 1, 1, bound=False)
 
 
@@ -43,7 +42,7 @@ BOUND, FREE = Candidate(2, 1, 1), Candidate(2, 1, 1, bound=False)
 def tuned():
     here = describe()
     output = io.StringIO()
-    candidates = (threads.default(here), BOUND, FREE, Candidate(7, 1, 1))
+    candidates = (tuning.default_candidate(here), BOUND, FREE, Candidate(7, 1, 1))
     with contextlib.redirect_stdout(output):
         found = tuning.tune("mlp", 60, 12.0, candidates=candidates)
     return found, output.getvalue()
@@ -52,19 +51,23 @@ def tuned():
 @pytest.mark.alone
 def test_every_candidate_is_measured_but_those_that_do_not_divide_the_batch(tuned):
     found, output = tuned
-    assert {row.candidate for row in found.rows} == {threads.default(describe()), BOUND, FREE}
-    assert all(row.median > 0 and row.rounds and not row.error for row in found.rows)
-    assert found.left_out == ((Candidate(7, 1, 1), "7 ranks do not divide the batch of 60"),)
+    assert {row.candidate for row in found.result.rows} == {
+        tuning.default_candidate(describe()),
+        BOUND,
+        FREE,
+    }
+    assert all(row.median > 0 and row.rounds and not row.error for row in found.result.rows)
+    assert found.left_out == ((Candidate(7, 1, 1), "7 ranks do not divide the global batch of 60"),)
     assert "left out: 7 ranks x 1 thread" in output
-    assert found.baseline == threads.default(describe())
-    assert found.best == found.rows[0].candidate == found.result.best
-    assert found.plan == found.best.plan(describe())
+    assert found.result.baseline == tuning.default_candidate(describe())
+    assert found.result.best == found.result.rows[0].candidate
+    assert found.plan == found.result.best.plan(describe())
 
 
 @pytest.mark.alone
 def test_progress_is_a_line_per_candidate_where_there_is_no_terminal_and_then_the_table(tuned):
     found, output = tuned
-    for row in found.rows:
+    for row in found.result.rows:
         assert f"images/s  {row.candidate}\n" in output
     assert "Ranks and threads" in output
     assert verdict(found.result) in output
@@ -75,11 +78,11 @@ def test_progress_is_a_line_per_candidate_where_there_is_no_terminal_and_then_th
 def test_the_outcome_is_kept_for_the_cluster(tuned):
     found, _ = tuned
     here = describe()
-    record = remembered.recall(here, "mlp", 60)
-    assert record.candidates == tuple(row.candidate for row in found.rows)
-    assert str(remembered.folder_of(here)) in found.stored
+    record = tuned_plans.load(here, "mlp", 60)
+    assert record.candidates == tuple(row.candidate for row in found.result.rows)
+    assert str(tuned_plans.folder_of(here)) in found.stored
     plan, how = default_plan(ranks=2, oversubscribe=True)
-    pair = next(row.candidate for row in found.rows if row.candidate.ranks == 2)
+    pair = next(row.candidate for row in found.result.rows if row.candidate.ranks == 2)
     assert plan == pair.plan(here)
     assert "for mlp with batches of 60" in how
     os.remove(found.stored)  # other tests must not find it
@@ -88,7 +91,7 @@ def test_the_outcome_is_kept_for_the_cluster(tuned):
 @pytest.mark.alone
 def test_the_outcome_is_plain_numbers(tuned):
     found, _ = tuned
-    assert json.loads(json.dumps(found.as_dict()))["work"]["net"] == "mlp"
+    assert json.loads(json.dumps(found.as_dict()))["task"]["net"] == "mlp"
     assert 0 < found.start_s < found.used_s
 
 
@@ -103,11 +106,11 @@ def cpu_s(pids):
 @pytest.mark.alone
 def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits():
     here = describe()
-    default = threads.default(here)
-    with Teams(here, WORK, (BOUND, FREE, default)) as crew:
+    default = tuning.default_candidate(here)
+    with RankTeams(here, TASK, (BOUND, FREE, default)) as crew:
         crew.start_all(60.0, lambda ready, starts: None)
         assert len(crew.teams) == 2  # those that differ in their binding share their ranks
-        team = crew.teams[Start.of(BOUND)]
+        team = crew.teams[RankStart.of(BOUND)]
         pids = [team.pids[rank] for rank in (0, 1)]
         for candidate in (BOUND, FREE, BOUND):
             samples = crew.measure(candidate, 0.5)
@@ -117,7 +120,7 @@ def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits
             assert tuple(masks) == candidate.plan(here).cpus
             tasks = [int(each) for each in os.listdir(f"/proc/{pids[1]}/task")]
             assert {tuple(sorted(os.sched_getaffinity(each))) for each in tasks} == {masks[1]}
-        alone = crew.teams[Start.of(default)]
+        alone = crew.teams[RankStart.of(default)]
         assert alone.facts[0]["cpus"] == sorted(os.sched_getaffinity(0))
         # the default's TensorFlow has a thread per logical CPU, the others have one
         if here.logical_cores > 1:
@@ -149,8 +152,8 @@ def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits
 @pytest.mark.ranks
 def test_ranks_that_cannot_train_say_why():
     # 30 images a rank are too few pixels for the net: it fails while it is built
-    work = Work("resnet50", 2, "random", image=1)
-    with Teams(describe(), work, (Candidate(1, 1, 1),)) as crew:
+    task = TuningTask("resnet50", 2, "random", image=1)
+    with RankTeams(describe(), task, (Candidate(1, 1, 1),)) as crew:
         crew.start_all(60.0, lambda ready, starts: None)
         with pytest.raises(RuntimeError, match=r"rank 0: ValueError: `image` must be"):
             crew.measure(Candidate(1, 1, 1), 0.1)
@@ -196,7 +199,7 @@ class FakeTeam:
 
     made = ()
 
-    def __init__(self, start, plan, around):
+    def __init__(self, start, plan, name, folder, task):
         self.start, self.plan, self.looks, self.ended, self.failed = start, plan, 0, False, ""
         self.facts, self.name = {}, str(start)
         FakeTeam.made += (self,)
@@ -205,7 +208,7 @@ class FakeTeam:
     def ready(self):
         return self.looks > 1
 
-    def look(self):
+    def update(self):
         self.looks += 1
         if self.ready:
             facts = {"parameters": 5, "weights_digest": "a", "nbytes": 10**9}
@@ -222,35 +225,35 @@ class FakeTeam:
 @pytest.fixture
 def fake_teams(monkeypatch):
     FakeTeam.made = ()
-    monkeypatch.setattr(teams, "Team", FakeTeam)
+    monkeypatch.setattr(tuning_ranks, "RankTeam", FakeTeam)
     return FakeTeam
 
 
 def test_starts_are_few_at_a_time(fake_teams, monkeypatch):
     fake = dataclasses.replace(machine(4), memory_bytes=0)  # not known
     total = SimpleNamespace(total=10**12)
-    monkeypatch.setattr(teams.psutil, "virtual_memory", lambda: total)
+    monkeypatch.setattr(tuning_ranks.psutil, "virtual_memory", lambda: total)
     most = []
 
     def tell(ready, starts):
         starting = [each.start.ranks for each in fake_teams.made if not each.ready]
         most.append(sum(starting))
 
-    with Teams(fake, WORK, threads.candidates(fake)) as crew:
+    with RankTeams(fake, TASK, tuning.candidates(fake)) as crew:
         crew.start_all(60.0, tell)
         assert all(team.ready for team in crew.teams.values())
-        assert {Start.of(each) for each in threads.candidates(fake)} == set(crew.teams)
+        assert {RankStart.of(each) for each in tuning.candidates(fake)} == set(crew.teams)
     assert 4 <= max(most) < 2 * fake.usable_cores + 4
     assert all(team.ended for team in fake_teams.made)
 
 
 def test_no_more_ranks_live_than_memory_holds_and_all_are_measured(fake_teams, monkeypatch):
     fake = machine(4)
-    total = 6 * 10**9 / teams.MEMORY_SHARE  # room for six ranks of 10**9 bytes
-    monkeypatch.setattr(teams.psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
-    with Teams(fake, WORK, threads.candidates(fake)) as crew:
+    total = 6 * 10**9 / tuning_ranks.MEMORY_SHARE  # room for six ranks of 10**9 bytes
+    monkeypatch.setattr(tuning_ranks.psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    with RankTeams(fake, TASK, tuning.candidates(fake)) as crew:
         crew.start_all(60.0, lambda ready, starts: None)
-        for candidate in [*threads.candidates(fake)] * 2:
+        for candidate in [*tuning.candidates(fake)] * 2:
             assert crew.measure(candidate, 1.0) == [100.0 * candidate.ranks]
             living = [each for each in fake_teams.made if not each.ended]
             assert sum(each.start.ranks for each in living) <= 6
@@ -258,7 +261,7 @@ def test_no_more_ranks_live_than_memory_holds_and_all_are_measured(fake_teams, m
 
 def test_no_start_begins_after_the_limit(fake_teams):
     fake = machine(4)
-    with Teams(fake, WORK, threads.candidates(fake)) as crew:
+    with RankTeams(fake, TASK, tuning.candidates(fake)) as crew:
         crew.start_all(1e-9, lambda ready, starts: None)
         assert not crew.teams
 
@@ -268,14 +271,14 @@ def nothing_starts(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr(search, "Teams", refuse)
+    monkeypatch.setattr(search, "RankTeams", refuse)
 
 
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
         ({"net": "mnist_cn"}, r"`net` must be one of .* Did you mean mnist_cnn\?"),
-        ({"batch": 0}, "`batch` must be a whole number of at least 1, got 0"),
+        ({"global_batch": 0}, "`global_batch` must be a whole number of at least 1, got 0"),
         ({"budget_s": -1}, "`budget_s` must be a positive number, got -1"),
         ({"budget_s": float("nan")}, "`budget_s` must be a positive number"),
         ({"data": "cifar"}, "`data` must be one of mnist, random, got 'cifar'"),
@@ -284,8 +287,11 @@ def nothing_starts(monkeypatch):
         ({"image": 64}, "`image` must be None for mnist_cnn, got 64"),
         ({"seed": -1}, "`seed` must be a whole number of at least 0"),
         ({"max_ranks": 0}, "`max_ranks` must be a whole number of at least 1"),
-        ({"candidates": []}, "`candidates` must hold one whose ranks divide the batch"),
-        ({"batch": 3, "candidates": [BOUND]}, "`candidates` must hold one whose ranks divide"),
+        ({"candidates": []}, "`candidates` must hold one whose ranks divide the global batch"),
+        (
+            {"global_batch": 3, "candidates": [BOUND]},
+            "`candidates` must hold one whose ranks divide",
+        ),
     ],
 )
 def test_bad_values_are_refused_before_anything_starts(nothing_starts, wrong, text):
@@ -305,10 +311,9 @@ def test_a_cache_that_cannot_be_written_is_refused_before_anything_starts(
 
 
 def test_work_is_shared_equally_or_not_at_all():
-    assert Work(batch=100).share(4) == 25
+    assert TuningTask(global_batch=100).share(4) == 25
     with pytest.raises(ValueError, match="`ranks` must divide the global batch of 100, got 3"):
-        Work(batch=100).share(3)
-    assert Work.from_dict(json.loads(json.dumps(WORK.as_dict()))) == WORK
+        TuningTask(global_batch=100).share(3)
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
@@ -324,11 +329,11 @@ BASE = Candidate(1, 2, 2, bound=False, default=True)
 
 
 def result(*rows, best=0, baseline=None, gains=(None, None, None)):
-    return TuneResult(tuple(rows), rows[best].candidate, baseline, *gains, 60.0, 50.0)
+    return HalvingResult(tuple(rows), rows[best].candidate, baseline, *gains, 60.0, 50.0)
 
 
 def row(candidate, speed, rung=0, error=""):
-    return Row(candidate, speed, 0.9 * speed, 1.1 * speed, rung, 1, 5, 1.0, error)
+    return CandidateResult(candidate, speed, 0.9 * speed, 1.1 * speed, rung, 1, 5, 1.0, error)
 
 
 def test_the_verdict_says_by_how_much_and_when_it_means_nothing():
@@ -347,7 +352,7 @@ def test_a_failed_candidate_is_shown_with_its_reason():
     output = io.StringIO()
     console = Console(file=output, width=80)
     bad = row(BOUND, 0.0, error="rank 1 has ended")
-    with Progress(WORK, (BASE, BOUND), BASE, 60.0, console=console) as progress:
+    with _Display(TASK, (BASE, BOUND), BASE, 60.0, console=console) as progress:
         progress.measured(bad, 0, 1.0)
         progress.done(result(row(BASE, 100.0), bad, baseline=BASE, gains=(1.0, 1.0, 1.0)))
     text = output.getvalue()
@@ -359,7 +364,7 @@ def test_a_failed_candidate_is_shown_with_its_reason():
 def test_in_a_terminal_the_table_is_drawn_again_and_again():
     output = io.StringIO()
     console = Console(file=output, width=80, force_terminal=True)
-    with Progress(WORK, (BASE, BOUND), BASE, 60.0, console=console) as progress:
+    with _Display(TASK, (BASE, BOUND), BASE, 60.0, console=console) as progress:
         assert progress.live is not None
         progress.measured(row(BASE, 100.0), 0, 1.0)
     assert progress.live is None

@@ -134,7 +134,7 @@ def require_equal_work(
 
 
 def _proof(value: str) -> Proof:
-    log = onednn.listen(PROOF, START_S, {SWITCH: value})
+    log = onednn.run_verbose(PROOF, START_S, {SWITCH: value})
     products = log.count("gemm_api") + log.count("matmul")
     return Proof(log.version, log.isa, log.count("convolution"), products)
 

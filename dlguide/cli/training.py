@@ -106,7 +106,7 @@ def _check_timeline(timeline: Path, ranks: int, compare: bool) -> None:
 def _draw_timeline(timeline: Path, run: Any) -> None:
     """Draw the last three steps of a recording and say what it shows."""
     from dlguide import plots
-    from dlguide.measure.timeline import read
+    from dlguide.measure.horovod_timeline import read
 
     recorded = read(timeline)
     if not recorded.messages:  # a finished checkpoint was found

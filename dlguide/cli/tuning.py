@@ -14,7 +14,7 @@ from dlguide.cli.app import OversubscribeOption, app
 @app.command()
 def tune(
     net: Annotated[str, typer.Option(help="A net of dlguide.models.")] = "mnist_cnn",
-    batch: Annotated[int, typer.Option(help="Images of a step over all ranks.")] = 100,
+    global_batch: Annotated[int, typer.Option(help="Images of a step over all ranks.")] = 100,
     budget: Annotated[float, typer.Option(help="Time for all of it, in seconds.")] = 60.0,
     data: Annotated[str | None, typer.Option(help="mnist or random; default: what fits.")] = None,
     optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
@@ -30,12 +30,12 @@ def tune(
 
     require_writable(output, "output")
     found = tuning.tune(
-        net, batch, budget, data, optimizer, image=image, max_ranks=max_ranks,
+        net, global_batch, budget, data, optimizer, image=image, max_ranks=max_ranks,
         oversubscribe=oversubscribe, keep=keep,
     )  # fmt: skip
     record = output / "tuning.json"
     record.write_text(json.dumps(found.as_dict(), indent=1))
-    plots.tuning(found).savefig(output / "tuning.png")
+    plots.tuning(found.result).savefig(output / "tuning.png")
     print(f"{found.used_s:.0f} s, of these {found.start_s:.0f} s until the ranks were ready.")
     print(f"Heat map and numbers: {output / 'tuning.png'}, {record}")
     if keep:

@@ -25,8 +25,7 @@ from dlguide.cluster.errors import LAUNCHER_LOG
 from dlguide.cluster.supervision import RemoteCall
 from dlguide.cluster.tasks import TaskPool, TaskResult, checked_ranks, payload
 from dlguide.errors import require, require_count
-from dlguide.machine import describe, threads
-from dlguide.machine.threads import remembered
+from dlguide.machine import describe, threads, tuned_plans
 
 START_S = 60.0
 CONNECTION = "security/ipcontroller-dlguide-client.json"
@@ -298,7 +297,7 @@ def default_plan(
         ranks = require_count(2 if ranks is None else ranks, "ranks")
         # refuses too many ranks, whatever was measured
         plain = threads.plan(machine, ranks=ranks, oversubscribe=oversubscribe)
-    found = None if tuned is False else remembered.recall(machine)
+    found = None if tuned is False else tuned_plans.load(machine)
     best = found and found.best(machine, ranks, oversubscribe)
     if best:
         return best.plan(machine), str(found)

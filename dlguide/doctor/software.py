@@ -49,7 +49,7 @@ for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         break
 from dlguide.machine import libraries
-for line in libraries.told(libraries.loaded()).splitlines():
+for line in libraries.summary(libraries.loaded()).splitlines():
     print("DOCTOR", line)
 """
 

@@ -1,32 +1,37 @@
-"""What this process may run on, and how ranks share it: `machine.describe()`, `machine.threads`.
+"""The machine as this process may use it, and how ranks share it.
 
-`describe` is the function; its module is reached as `from dlguide.machine.describe import ...`.
+`machine.describe()` and `machine.threads.plan()` are the usual start. Other modules are imported
+when their names are first used: `machine.roofline`, `machine.precision`, `machine.processors`, ...
 """
 
-from dlguide.machine import (
-    catalogue,
-    extensions,
-    libraries,
-    links,
-    precision,
-    roofline,
-    systolic,
-    threads,
-)
-from dlguide.machine.describe import Core, Machine, describe
-from dlguide.machine.imagined import imagine
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "Core",
-    "Machine",
-    "catalogue",
-    "describe",
-    "extensions",
-    "imagine",
+from dlguide.machine.describe import Core, Machine, MachineFileError, describe, imagine
+
+_MODULES = (
+    "accelerators",
+    "gpu_topology",
     "libraries",
-    "links",
+    "onednn",
     "precision",
+    "processors",
     "roofline",
+    "simd",
     "systolic",
     "threads",
-]
+    "topology",
+    "tuned_plans",
+)
+
+__all__ = ["Core", "Machine", "MachineFileError", "describe", "imagine", *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"dlguide.machine.{name}")
+    raise AttributeError(f"dlguide.machine has no {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,7 +1,8 @@
-"""Which libraries do the work in this process: BLAS, deep learning, threads, messages.
+"""Libraries loaded in this process for linear algebra, deep learning, threads and messages.
 
 The 2019 workshop looked with `ldd` at what a program was linked to. Python loads its libraries
-while it runs, so we look at what is mapped into the process instead.
+while it runs, so the process itself is examined: threadpoolctl finds BLAS and OpenMP with version
+and threads, the memory map shows the files of the others.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlguide.machine.kernel_files import read
+from dlguide.machine.topology import read_text
 
 ROLES = ("BLAS", "deep learning", "threads", "messages")
-# File name -> role, what people call it, who makes it. The first that fits counts.
-_KNOWN = (
-    (r"lib(scipy_)?openblas", "BLAS", "OpenBLAS", "open source"),
-    (r"libmkl_(rt|core)", "BLAS", "MKL", "Intel"),
-    (r"libblis", "BLAS", "BLIS (AOCL)", "open source, AMD"),
+# By threadpoolctl's name of the interface or the prefix of the file.
+_POOLS = {
+    "openblas": ("BLAS", "OpenBLAS", "open source"),
+    "mkl": ("BLAS", "MKL", "Intel"),
+    "blis": ("BLAS", "BLIS (AOCL)", "open source, AMD"),
+    "flexiblas": ("BLAS", "FlexiBLAS", "open source"),
+    "libgomp": ("threads", "OpenMP of GCC", "open source"),
+    "libiomp": ("threads", "OpenMP of Intel", "Intel"),
+    "libomp": ("threads", "OpenMP of LLVM", "open source"),
+}
+# Pattern of the file's name, role, name, vendor; the first that fits counts.
+_FILES = (
     (r"libflame", "BLAS", "libFLAME (AOCL)", "open source, AMD"),
     (r"lib(amdlibm|alm)", "BLAS", "LibM (AOCL)", "AMD"),
     (r"libarmpl", "BLAS", "Arm Performance Libraries", "Arm"),
@@ -34,9 +42,6 @@ _KNOWN = (
     (r"libonedal", "deep learning", "oneDAL", "open source, Intel"),
     (r"libcudnn", "deep learning", "cuDNN", "NVIDIA"),
     (r"libMIOpen", "deep learning", "MIOpen", "AMD"),
-    (r"libgomp", "threads", "OpenMP of GCC", "open source"),
-    (r"libiomp5", "threads", "OpenMP of Intel", "Intel"),
-    (r"libomp", "threads", "OpenMP of LLVM", "open source"),
     (r"libtbb\b|libtbb\.", "threads", "TBB", "open source, Intel"),
     (r"libmpi_|libmpi\.|libmpich|libmpi-", "messages", "MPI", "see its file"),
     (r"libnccl", "messages", "NCCL", "NVIDIA"),
@@ -45,38 +50,46 @@ _KNOWN = (
 
 
 @dataclass(frozen=True)
-class Library:
-    """A library that is loaded."""
+class LoadedLibrary:
+    """A library that is loaded; version and threads are known for BLAS and OpenMP only."""
 
     role: str
     name: str
     vendor: str
     path: str
+    version: str = ""
+    threads: int | None = None
 
 
-def loaded(
-    proc_root: str | os.PathLike = "/proc", process: int | str = "self"
-) -> tuple[Library, ...]:
-    """List the libraries of these roles that are loaded in a process.
+def loaded(proc_root: str | os.PathLike = "/proc") -> tuple[LoadedLibrary, ...]:
+    """List the libraries of the four roles that are loaded in this process.
 
-    Leaves out what is built into another library: TensorFlow holds a oneDNN of its own, which
-    has no file.
+    Libraries inside another one are left out: TensorFlow contains a oneDNN that has no file.
     """
-    maps = read(Path(proc_root) / str(process) / "maps")
-    paths = dict.fromkeys(re.findall(r"\s(/\S.*?)(?: \(deleted\))?$", maps, re.MULTILINE))
-    found: dict[tuple[str, str, str], Library] = {}
-    for path in paths:
-        # one directory may hold wheels' own copies: libscipy_openblas64_-56d6093b.so
-        for pattern, role, name, vendor in _KNOWN:
+    from threadpoolctl import threadpool_info
+
+    found = []
+    for pool in threadpool_info():
+        known = _POOLS.get(pool["internal_api"]) or _POOLS.get(pool["prefix"].rstrip("0123456789"))
+        if known:
+            version = pool["version"] or ""
+            library = LoadedLibrary(*known, pool["filepath"], version, pool["num_threads"])
+            found.append(library)
+    maps = read_text(Path(proc_root) / "self/maps")
+    others: dict[tuple[str, str], LoadedLibrary] = {}
+    for path in re.findall(r"\s(/\S.*?)(?: \(deleted\))?$", maps, re.MULTILINE):
+        for pattern, role, name, vendor in _FILES:
             if ".so" in path and re.match(pattern, Path(path).name):
-                key = (role, name, str(Path(path).parent))
-                found.setdefault(key, Library(role, name, vendor, path))
+                # the files of one library in one folder count once
+                key = (name, str(Path(path).parent))
+                others.setdefault(key, LoadedLibrary(role, name, vendor, path))
                 break
-    return tuple(sorted(found.values(), key=lambda each: (ROLES.index(each.role), each.name)))
+    found += others.values()
+    return tuple(sorted(found, key=lambda each: (ROLES.index(each.role), each.name)))
 
 
-def told(libraries: tuple[Library, ...]) -> str:
-    """Say which libraries are loaded, one line a role."""
+def summary(libraries: tuple[LoadedLibrary, ...]) -> str:
+    """List libraries by role, one line each, with vendors and numbers of copies."""
     lines = []
     for role in ROLES:
         names = [f"{each.name} ({each.vendor})" for each in libraries if each.role == role]

@@ -1,10 +1,10 @@
-"""What oneDNN says that it did: its verbose log as records and as a table.
+"""oneDNN's verbose log as records and as a table, and the memory layouts that it names.
 
 oneDNN does the convolutions, products and poolings of TensorFlow on CPUs. With the environment
 variable ONEDNN_VERBOSE=profile_exec, set before TensorFlow starts, it prints one line for each
-operation ("primitive") it executes: which kernel, in which memory layouts, with which operations
-fused behind it, how long. A program may print lines such as `== warm-up` in between; what follows
-belongs to the part of that name.
+operation ("primitive") it executes: the kernel, the memory layouts, the operations fused into it
+and the time. A program may print lines such as `== warm-up` in between; what follows belongs to
+the part of that name.
 
 Source:
     oneDNN developer guide, section "Verbose Mode" (versions 2 and 3).
@@ -12,15 +12,19 @@ Source:
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dlguide import commands
-from dlguide.errors import require, require_known
-from dlguide.machine import layouts
+from dlguide.errors import require, require_count, require_known
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # dnnl in 2020, onednn since; MKL-DNN's lines of 2019 had other fields
 _PREFIXES = ("onednn_verbose", "dnnl_verbose")
@@ -35,7 +39,7 @@ _FIELDS = 9  # engine, primitive, implementation, propagation, tensors, attribut
 
 
 @dataclass(frozen=True)
-class Tensor:
+class OnednnTensor:
     """One tensor of a primitive."""
 
     role: str
@@ -45,7 +49,7 @@ class Tensor:
     @property
     def layout(self) -> str:
         """The tag with the names of the dimensions, "NHWC"; the tag itself where not known."""
-        return layouts.name(self.tag, weights="wei" in self.role)
+        return layout_name(self.tag, weights="wei" in self.role)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Primitive:
     kind: str
     implementation: str
     propagation: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[OnednnTensor, ...]
     post_ops: tuple[str, ...]
     problem: str
     seconds: float
@@ -73,8 +77,8 @@ class Primitive:
 
 
 @dataclass(frozen=True)
-class Log:
-    """A whole log."""
+class VerboseLog:
+    """A verbose log; `damaged` and `others` are lines that are no whole record of oneDNN."""
 
     version: str
     isa: str
@@ -93,7 +97,7 @@ class Log:
         """The time of all primitives together (s)."""
         return sum(each.seconds for each in self.primitives)
 
-    def part(self, name: str) -> Log:
+    def part(self, name: str) -> VerboseLog:
         """Keep what one part of the program executed."""
         require_known(name, self.parts, "name")
         kept = tuple(each for each in self.primitives if each.part == name)
@@ -105,17 +109,14 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Primitives that are alike: one row of the table.
+class PrimitiveGroup:
+    """Equal primitives: one row of the table.
 
     Args:
-        kind: as in Primitive.
-        implementation: as in Primitive.
-        layouts: as in Primitive.
-        post_ops: as in Primitive, joined by "+".
-        count: how many there were (count).
-        seconds: all of them together (s).
-        share: of the time of all rows, 0 to 1.
+        post_ops: joined by "+".
+        count: primitives (count).
+        seconds: time of all of them (s).
+        share: of the time of all groups, 0 to 1.
     """
 
     kind: str
@@ -127,17 +128,16 @@ class Row:
     share: float
 
 
-def parse(text: str) -> Log:
-    """Read a verbose log; lines of other programs in between are passed over.
+def parse_log(text: str) -> VerboseLog:
+    """Parse a verbose log; lines of other programs in between are kept in `others`.
 
-    A line that begins as the log's but is cut or has no time is not guessed at: it goes to
-    `damaged`. Creation lines and oneDNN's graph interface are left out: their time is not that
-    of a primitive.
+    A line that begins as a record but is cut or has no time goes to `damaged`. Creation
+    lines and oneDNN's graph interface are left out: their time is not that of a primitive.
     """
     found: list[Primitive] = []
     damaged: list[str] = []
     others: list[str] = []
-    said: dict[str, str] = {}
+    info: dict[str, str] = {}
     part = ""
     for line in text.splitlines():
         if mark := _PART.match(line):
@@ -148,7 +148,7 @@ def parse(text: str) -> Log:
             continue
         words = [word for at, word in enumerate(words) if at not in (1, 2, 3) or not _skipped(word)]
         if "info" in words[1:3]:
-            said |= _info(line)
+            info |= _info(line)
         elif words[1:2] == ["exec"]:
             primitive = _primitive(words[2:], part)
             if primitive is None:
@@ -158,36 +158,34 @@ def parse(text: str) -> Log:
         elif not {"graph", "create", "create:cache_hit", "create:cache_miss"} & set(words[1:2]):
             known = words[1:2] and words[1].startswith(("create", "error", "warn", "ukernel"))
             damaged += [] if known else [line]
-    threads = int(said.get("threads", 0))
-    version, isa = said.get("version", ""), said.get("isa", "")
-    return Log(version, isa, threads, tuple(found), tuple(damaged), tuple(others))
+    threads = int(info.get("threads", 0))
+    version, isa = info.get("version", ""), info.get("isa", "")
+    return VerboseLog(version, isa, threads, tuple(found), tuple(damaged), tuple(others))
 
 
-def table(primitives: Iterable[Primitive]) -> list[Row]:
-    """Add up primitives that are alike: same kind, kernel, layouts and fused operations.
-
-    Args:
-        primitives: for example `log.primitives`.
-
-    Returns:
-        list: rows, the most time first.
-    """
+def table(primitives: Iterable[Primitive]) -> list[PrimitiveGroup]:
+    """Sum up primitives of the same kind, kernel, layouts and fused operations, slowest first."""
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for each in primitives:
         key = (each.kind, each.implementation, each.layouts, "+".join(each.post_ops))
         groups.setdefault(key, []).append(each.seconds)
     total = sum(sum(seconds) for seconds in groups.values())
     rows = [
-        Row(*key, len(seconds), sum(seconds), sum(seconds) / total if total else 0.0)
+        PrimitiveGroup(*key, len(seconds), sum(seconds), sum(seconds) / total if total else 0.0)
         for key, seconds in groups.items()
     ]
     return sorted(rows, key=lambda row: -row.seconds)
 
 
-def listen(program: str, timeout_s: float = 120.0, env: Mapping[str, str] | None = None) -> Log:
-    """Run a Python program in a process of its own with oneDNN's verbose log switched on.
+def run_verbose(
+    program: str, timeout_s: float = 120.0, env: Mapping[str, str] | None = None
+) -> VerboseLog:
+    """Run a Python program in a new process with oneDNN's verbose log switched on.
 
-    A process of its own, because oneDNN reads the variable once, when it is first used.
+    oneDNN reads the variable once, when it is first used.
+
+    Raises:
+        RuntimeError: if the program fails or takes too long, with its last lines.
     """
     require(isinstance(program, str) and bool(program.strip()), "program", "be a text", program)
     wanted = {**os.environ, "ONEDNN_VERBOSE": "profile_exec", **(env or {})}
@@ -195,11 +193,11 @@ def listen(program: str, timeout_s: float = 120.0, env: Mapping[str, str] | None
     if not done.ok:
         how = "did not end in time" if done.status is None else f"ended with {done.status}"
         raise RuntimeError(f"The program {how}. Its last lines:\n{done.tail()}")
-    return parse(done.output)
+    return parse_log(done.output)
 
 
 def _skipped(word: str) -> bool:
-    """Tell the optional words between prefix and operation: format, time stamp, component."""
+    """Return whether a word is optional: format, time stamp, component."""
     return word in ("v0", "v1", "v2", "primitive") or bool(_STAMP.fullmatch(word))
 
 
@@ -210,7 +208,7 @@ def _info(line: str) -> dict[str, str]:
 
 
 def _primitive(words: list[str], part: str) -> Primitive | None:
-    """Read the words after `exec`; None when the line is damaged."""
+    """Parse the words after `exec`; None if the line is damaged."""
     if len(words) != _FIELDS:
         return None
     _, kind, implementation, propagation, tensors, attributes, _, problem, time = words
@@ -221,8 +219,100 @@ def _primitive(words: list[str], part: str) -> Primitive | None:
         return None
     if not kind or not all(read) or not 0 <= seconds < float("inf"):
         return None
-    found = tuple(Tensor(hit["role"], hit["dtype"], hit["tag"]) for hit in read if hit)
+    found = tuple(OnednnTensor(hit["role"], hit["dtype"], hit["tag"]) for hit in read if hit)
     fused = re.search(r"post[-_]ops:'?([^\s']+)", attributes)
     listed = re.split(r"[+;]", fused[1]) if fused else []
     operations = tuple(word.split(":")[0] for word in listed if word)
     return Primitive(kind, implementation, propagation, found, operations, problem, seconds, part)
+
+
+def layout_name(tag: str, weights: bool = False) -> str:
+    """Return the usual name of a layout of four dimensions; the tag itself if it has none.
+
+    oneDNN's a, b, c, d are batch N, channel C, height H, width W of an image tensor, and
+    output O, input I, height, width of a convolution's weights. A capital letter in a tag with a
+    number is a dimension cut into blocks, the number and its letter the block, innermost last.
+
+    >>> layout_name("acdb"), layout_name("abcd"), layout_name("aBcd16b")
+    ('NHWC', 'NCHW', 'nChw16c')
+    >>> layout_name("cdba", weights=True), layout_name("ABcd16b16a", weights=True)
+    ('HWIO', 'OIhw16i16o')
+    """
+    if sorted(re.sub(r"\d+[a-d]", "", tag).lower()) != list("abcd"):
+        return tag
+    names = str.maketrans("abcdABCD", "oihwOIHW" if weights else "nchwNCHW")
+    named = tag.translate(names)
+    return named if any(letter.isdigit() for letter in tag) else named.upper()
+
+
+def addresses(shape: Sequence[int], tag: str) -> np.ndarray:
+    """Return the position in memory of every element of a tensor.
+
+    In a plain layout the tag is the order of the dimensions a, b, c, d, the innermost one last.
+    In a blocked one a capital letter is a dimension cut into blocks; numbers and letters at the
+    end are the blocks, again the innermost one last. The last block may be filled up with
+    unused elements.
+
+    Args:
+        shape: lengths of the dimensions a, b, c, ... (counts).
+        tag: such as "abcd" (NCHW), "acdb" (NHWC), "aBcd16b" (nChw16c).
+
+    Returns:
+        ndarray: of that shape, positions in elements from 0 (int64).
+
+    Raises:
+        ValueError: if the tag does not fit the number of dimensions.
+
+    >>> addresses((1, 2, 1, 3), "acdb")[0, :, 0, :].tolist()
+    [[0, 2, 4], [1, 3, 5]]
+    """
+    import numpy as np
+
+    lengths = [require_count(each, "shape") for each in shape]
+    outer, blocks = _parse_tag(tag, len(lengths))
+    left = {
+        letter: np.arange(length).reshape([-1 if at == axis else 1 for at in range(len(lengths))])
+        for axis, (letter, length) in enumerate(zip(sorted(outer), lengths, strict=True))
+    }
+    sizes = dict(zip(sorted(outer), lengths, strict=True))
+    places, stride = np.zeros(lengths, np.int64), 1
+    for block, letter in reversed(blocks):
+        places = places + left[letter] % block * stride
+        left[letter], sizes[letter] = left[letter] // block, math.ceil(sizes[letter] / block)
+        stride *= block
+    for letter in reversed(outer):
+        places = places + left[letter] * stride
+        stride *= sizes[letter]
+    return places
+
+
+def arrange(array: np.ndarray, tag: str) -> np.ndarray:
+    """Copy a tensor into memory in another layout."""
+    import numpy as np
+
+    places = addresses(array.shape, tag)
+    outer, blocks = _parse_tag(tag, array.ndim)
+    sizes = dict(zip(sorted(outer), array.shape, strict=True))
+    for letter, length in sizes.items():
+        block = math.prod(each for each, cut in blocks if cut == letter)
+        sizes[letter] = -(-length // block) * block
+    memory = np.zeros(math.prod(sizes.values()), array.dtype)
+    memory[places.ravel()] = array.ravel()
+    return memory
+
+
+def _parse_tag(tag: str, dimensions: int) -> tuple[list[str], list[tuple[int, str]]]:
+    """Split a tag: the outer dimensions in order, then the blocks as (length, dimension)."""
+    parts = re.fullmatch(r"([A-Za-z]+?)((?:[1-9]\d*[a-z])*)", tag if isinstance(tag, str) else "")
+    outer, inner = parts.groups() if parts else ("", "")
+    blocks = [(int(size), letter) for size, letter in re.findall(r"(\d+)([a-z])", inner)]
+    named = sorted(outer.lower()) == [chr(ord("a") + axis) for axis in range(dimensions)]
+    cut = {letter.lower() for letter in outer if letter.isupper()}
+    require(
+        named and cut == {letter for _, letter in blocks},
+        "tag",
+        f'name {dimensions} dimensions once each, such as "abcd" or "aBcd16b"',
+        tag,
+        "Write a dimension that is cut into blocks as a capital letter.",
+    )
+    return list(outer.lower()), blocks

@@ -1,8 +1,8 @@
-"""A systolic array, the heart of a TPU, clock by clock in whole numbers.
+"""A systolic array, the matrix unit of a TPU, simulated clock by clock in whole numbers.
 
-Each cell keeps one weight. Inputs walk from left to right, sums from top to bottom; in every
-clock each cell multiplies, adds, and hands both on. A number is read from memory once and used
-in every column that it passes.
+Each cell keeps one weight. Inputs move from left to right, sums from top to bottom; in every
+clock each cell multiplies, adds, and passes both on. An input is read from memory once and used
+in every column.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dlguide.errors import require
 
 
 @dataclass(frozen=True)
-class Clock:
-    """What the cells hold at the end of one clock; None where a cell has nothing to do."""
+class SystolicClock:
+    """Contents of the cells at the end of one clock; None for an idle cell."""
 
     number: int
     inputs: tuple[tuple[int | None, ...], ...]
@@ -29,7 +29,7 @@ class Clock:
         return sum(value is not None for row in self.inputs for value in row)
 
 
-def clocks(inputs: np.ndarray, weights: np.ndarray) -> tuple[Clock, ...]:
+def simulate(inputs: np.ndarray, weights: np.ndarray) -> tuple[SystolicClock, ...]:
     """Multiply two matrices of whole numbers in a systolic array that keeps the weights.
 
     Row m of the inputs enters one clock after row m - 1, its k-th number k clocks later; so
@@ -58,7 +58,7 @@ def clocks(inputs: np.ndarray, weights: np.ndarray) -> tuple[Clock, ...]:
                 if k == depth - 1:
                     results[m][n] = sums[k][n]
         above = sums
-        found.append(Clock(number, _frozen(entered), _frozen(sums), _frozen(results)))
+        found.append(SystolicClock(number, _frozen(entered), _frozen(sums), _frozen(results)))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""Where the logical CPUs lie: cores, sockets, NUMA nodes and caches, as the kernel tells."""
+"""Logical CPUs, cores, sockets, NUMA nodes and caches, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlguide.machine.kernel_files import cpu_list, integer, read
-
-# Arm's kernel gives numbers for maker and model: the servers one meets, by Arm's own tables.
+# Arm's kernel reports numbers for maker and model: common servers, from Arm's own tables
 _ARM = {
     ("0x41", "0xd0c"): "Arm Neoverse N1",
     ("0x41", "0xd40"): "Arm Neoverse V1",
@@ -38,11 +36,50 @@ class Core:
     numa: int
 
 
+def read_text(path: Path) -> str:
+    """Return a small file's text without surrounding white space; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_integer(path: Path) -> int | None:
+    """Return the whole number that a file holds; None if it holds anything else."""
+    text = read_text(path)
+    return int(text) if re.fullmatch(r"-?\d+", text) else None
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Parse a list of logical CPUs in the kernel's form.
+
+    >>> parse_cpus("0-3,8")
+    [0, 1, 2, 3, 8]
+    """
+    spans = [part.partition("-") for part in text.split(",") if part]
+    return [cpu for low, _, high in spans for cpu in range(int(low), int(high or low) + 1)]
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Format logical CPUs as the kernel does.
+
+    >>> format_cpus([8, 0, 1, 2, 3])
+    '0-3,8'
+    """
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in spans)
+
+
 def cpuinfo(proc: Path) -> dict[int, dict[str, str]]:
-    """Read what the kernel says of each logical CPU."""
+    """Return the fields of /proc/cpuinfo by logical CPU."""
     blocks = [
         {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        for lines in (block.splitlines() for block in read(proc / "cpuinfo").split("\n\n"))
+        for lines in (block.splitlines() for block in read_text(proc / "cpuinfo").split("\n\n"))
     ]
     return {
         int(block["processor"]): block for block in blocks if block.get("processor", "").isdigit()
@@ -50,27 +87,25 @@ def cpuinfo(proc: Path) -> dict[int, dict[str, str]]:
 
 
 def processor_name(block: dict[str, str]) -> str:
-    """Find the model of the processor in what the kernel says of one logical CPU."""
+    """Return the processor model from the fields of one logical CPU."""
     maker, part = block.get("CPU implementer", ""), block.get("CPU part", "")
     arm = f"Arm processor, maker {maker}, part {part}" if part else ""
-    said = block.get("model name") or block.get("cpu")
-    return said or _ARM.get((maker.lower(), part.lower()), arm)
+    model = block.get("model name") or block.get("cpu")
+    return model or _ARM.get((maker.lower(), part.lower()), arm)
 
 
 def cores(sysfs: Path, info: dict[int, dict[str, str]], allowed: Iterable[int]) -> tuple[Core, ...]:
-    """Find the physical core, socket and NUMA node of logical CPUs."""
+    """Return the physical core, socket and NUMA node of logical CPUs."""
     allowed = tuple(allowed)
     folder = sysfs / "devices/system/cpu"
     # numbered over all online CPUs, so that a core has one number in every process
-    everyone = sorted({*cpu_list(read(folder / "online")), *allowed})
+    online = sorted({*parse_cpus(read_text(folder / "online")), *allowed})
     nodes = {
         cpu: int(path.parent.name[4:])
         for path in sorted((sysfs / "devices/system/node").glob("node[0-9]*/cpulist"))
-        for cpu in cpu_list(read(path))
+        for cpu in parse_cpus(read_text(path))
     }
-    places = {
-        cpu: _place(folder / f"cpu{cpu}/topology", info.get(cpu, {}), cpu) for cpu in everyone
-    }
+    places = {cpu: _place(folder / f"cpu{cpu}/topology", info.get(cpu, {}), cpu) for cpu in online}
     numbers = {place: number for number, place in enumerate(sorted(set(places.values())))}
     return tuple(
         Core(cpu, numbers[places[cpu]], places[cpu][0], nodes.get(cpu, 0)) for cpu in allowed
@@ -78,30 +113,32 @@ def cores(sysfs: Path, info: dict[int, dict[str, str]], allowed: Iterable[int]) 
 
 
 def _place(folder: Path, info: dict[str, str], cpu: int) -> tuple[int, int, int]:
-    """Give (socket, die, core) of a logical CPU, equal for siblings only; die -1 is unknown."""
-    socket = integer(folder / "physical_package_id")
+    """Return (socket, die, core), equal for siblings only; die -1 is unknown."""
+    socket = read_integer(folder / "physical_package_id")
     if socket is None:
         socket = int(info.get("physical id", 0))
-    siblings = cpu_list(read(folder / "core_cpus_list") or read(folder / "thread_siblings_list"))
+    siblings = parse_cpus(
+        read_text(folder / "core_cpus_list") or read_text(folder / "thread_siblings_list")
+    )
     if siblings:
         return max(socket, 0), -1, min(siblings)
-    core = integer(folder / "core_id")
+    core = read_integer(folder / "core_id")
     if core is None:
         core = int(info.get("core id", -1))
-    die = integer(folder / "die_id")
-    # the kernel writes -1 for what the firmware does not tell
+    die = read_integer(folder / "die_id")
+    # the kernel writes -1 where the firmware gives no number
     return (max(socket, 0), -1, cpu) if core < 0 else (max(socket, 0), max(die or 0, 0), core)
 
 
 def caches(sysfs: Path, cpu: int) -> dict[str, int]:
-    """Find the caches of one logical CPU."""
+    """Return the size of each cache of one logical CPU (bytes)."""
     return {kind: size for kind, size, _ in _caches(sysfs, cpu)}
 
 
 def last_level_cache_bytes(sysfs: Path, cpus: Iterable[int]) -> int:
-    """Add up the last-level caches that logical CPUs can use; shared ones count once.
+    """Return the total size of the last-level caches of logical CPUs; shared ones count once.
 
-    What is measured as memory must be much larger than this.
+    Arrays for measuring memory must be much larger than this.
     """
     found: dict[tuple[str, str], int] = {}
     for cpu in cpus:
@@ -113,12 +150,12 @@ def last_level_cache_bytes(sysfs: Path, cpus: Iterable[int]) -> int:
 
 
 def clock_hz(sysfs: Path, proc: Path, cpu: int) -> float | None:
-    """Find the clock that the system states for a logical CPU.
+    """Return the clock frequency that the system states for a logical CPU; None if it has none.
 
-    The highest one that the kernel may set; where it sets none (virtual machines), the one in
-    /proc/cpuinfo. The processor itself may run faster or slower than either says.
+    This is the highest frequency that the kernel may set or, if it sets none (virtual machines),
+    the one in /proc/cpuinfo. The processor itself may run faster or slower.
     """
-    highest = integer(sysfs / f"devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
+    highest = read_integer(sysfs / f"devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
     if highest:
         return 1e3 * highest
     stated = re.fullmatch(r"\d+(\.\d+)?", cpuinfo(proc).get(cpu, {}).get("cpu MHz", ""))
@@ -128,10 +165,10 @@ def clock_hz(sysfs: Path, proc: Path, cpu: int) -> float | None:
 def _caches(sysfs: Path, cpu: int) -> list[tuple[str, int, str]]:
     found = []
     for folder in sorted((sysfs / f"devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
-        kind = {"Data": "d", "Instruction": "i"}.get(read(folder / "type"), "")
-        size = re.fullmatch(r"(\d+)([KMG]?)", read(folder / "size"))
+        kind = {"Data": "d", "Instruction": "i"}.get(read_text(folder / "type"), "")
+        size = re.fullmatch(r"(\d+)([KMG]?)", read_text(folder / "size"))
         if size:
-            level = f"L{read(folder / 'level')}{kind}"
+            level = f"L{read_text(folder / 'level')}{kind}"
             nbytes = int(size[1]) * _UNITS[size[2]]
-            found.append((level, nbytes, read(folder / "shared_cpu_list")))
+            found.append((level, nbytes, read_text(folder / "shared_cpu_list")))
     return found

@@ -1,5 +1,6 @@
-"""Measure: repeated timings, what a training run returns, busy cores, live progress."""
+"""Timings, the result of a training, utilisation of cores, progress, Horovod's timeline."""
 
+from dlguide.measure import horovod_timeline
 from dlguide.measure.progress import launched, report_progress
 from dlguide.measure.run import Run, steady_images_per_s
 from dlguide.measure.timing import Ratio, Timing, ratio, timing
@@ -10,6 +11,7 @@ __all__ = [
     "Run",
     "Timing",
     "Utilisation",
+    "horovod_timeline",
     "launched",
     "ratio",
     "report_progress",

@@ -1,4 +1,4 @@
-"""Live progress of a rank: a small file that whoever started the ranks may read."""
+"""Live progress of a rank: a small file that the process which started the ranks reads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from time import monotonic, time
 from typing import Any
 
-# A watcher redraws at most that often; more would cost training time and show nothing.
+# The display is redrawn at most that often.
 _LEAST_PAUSE_S = 0.1
 _LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
     ("PMIX_RANK", "PMIX_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH2
-    # Not SLURM_NTASKS: that is set in the batch script too, which is no rank.
+    # not SLURM_NTASKS, which is set in the batch script too
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("HOROVOD_RANK", "HOROVOD_SIZE"),  # Horovod over Gloo
 )
@@ -23,13 +23,12 @@ _last_s = float("-inf")
 
 
 def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """Tell as which of how many ranks this process was started, without starting MPI.
+    """Return this process's rank and the number of ranks from the launcher's environment.
 
-    Launchers say so in the environment (MPICH: PMI_RANK and PMI_SIZE). A process started
-    by hand is rank 0 of 1.
+    MPI is not started. A process started by hand is rank 0 of 1.
 
     Args:
-        environment: the variables to look at; this process's own when left out.
+        environment: the variables; None for those of this process.
 
     Returns:
         tuple: rank (index) and ranks (count).
@@ -47,14 +46,14 @@ def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
 
 
 def report_progress(**numbers: Any) -> None:
-    """Tell whoever started this rank how far it is.
+    """Report the progress of this rank to the process that started it.
 
-    Writes `progress-rank<rank>.json` into the folder that the environment variable
-    DLGUIDE_RUN_FOLDER names, by a temporary file and a rename, at most ten times a second
-    but always where `step` has reached `steps`; does nothing where the variable is not set.
+    Writes `progress-rank<rank>.json` into the folder of the environment variable
+    DLGUIDE_RUN_FOLDER, at most ten times a second but always when `step` reaches `steps`; does
+    nothing if the variable is not set. A reader never sees half a file.
 
     Args:
-        numbers: what there is to tell, JSON-able: epoch, epochs, step, steps, loss, ...
+        numbers: values for JSON: epoch, epochs, step, steps, loss, ...
     """
     global _last_s
     folder = os.environ.get("DLGUIDE_RUN_FOLDER")

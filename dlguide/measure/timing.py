@@ -1,4 +1,4 @@
-"""Time a function several times: warm-up apart, slowest rank, median and quartiles."""
+"""Repeated timings: warm-up apart, slowest rank, median and quartiles."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dlguide.errors import require, require_count
 
 @dataclass(frozen=True)
 class Timing:
-    """Every repeat of one measurement, in seconds; nothing is dropped but the warm-up.
+    """All repeats of one measurement, in seconds; only the warm-up is kept apart.
 
-    `median` is the number to quote, `low` and `high` (the quartiles) say how far to trust it.
+    `median` is the value to quote; `low` and `high` are the quartiles.
     """
 
     seconds: tuple[float, ...]
@@ -24,7 +24,7 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """The middle one of the repeats (s)."""
+        """Median of the repeats (s)."""
         return float(np.median(self.seconds))
 
     @property
@@ -49,18 +49,18 @@ class Timing:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for a record; `from_dict` reads them back."""
+        """Return plain numbers for a record; `from_dict` reads them."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Timing:
-        """Read back what `as_dict` wrote, also after a journey through JSON."""
+        """Build from the result of `as_dict`, also after JSON."""
         return cls(tuple(record["seconds"]), tuple(record["warmup_s"]))
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One time divided by another, and the range its quartiles allow."""
+    """One time divided by another, with the range of the quartiles."""
 
     median: float
     low: float
@@ -73,23 +73,20 @@ class Ratio:
 def timing(
     function: Callable[[], Any], repeats: int = 5, warmup: int = 1, communicator: Any = None
 ) -> Timing:
-    """Call a function again and again and keep every time it took.
+    """Call a function repeatedly and return the time of every call.
 
-    With a communicator all its ranks must call this, with the same counts: each repeat starts
-    at a barrier and the slowest rank's time is everyone's, so all ranks return the same Timing.
-    Leaves out the barrier itself.
+    With a communicator, all ranks must call this with the same counts. Each repeat starts at a
+    barrier, which is not timed, and the slowest rank's time counts, so all ranks return the same
+    Timing.
 
     Args:
-        function: what to time; called without arguments, its result is thrown away.
+        function: called without arguments; its result is ignored.
         repeats: calls that count (count).
-        warmup: calls before them, kept apart in `warmup_s` (count).
-        communicator: an mpi4py communicator; without one, this process alone.
-
-    Returns:
-        Timing: the seconds of every repeat.
+        warmup: calls before them, kept in `warmup_s` (count).
+        communicator: an mpi4py communicator; None for this process alone.
 
     Raises:
-        ValueError: when a count is not a whole number, `repeats` of at least 1.
+        ValueError: if `repeats` is not a whole number of at least 1, or `warmup` of at least 0.
 
     >>> len(timing(lambda: sum(range(1000)), repeats=3).seconds)
     3
@@ -110,26 +107,19 @@ def timing(
 
 
 def ratio(a: Timing, b: Timing) -> Ratio:
-    """Say how many times as long `a` took as `b`.
+    """Divide the time of `a` by that of `b`.
 
-    The median is median(a) / median(b); the range goes from low(a) / high(b) to
-    high(a) / low(b). Treat two measurements as different only when it leaves out 1; quartiles of a
-    few repeats are no confidence interval, so that this is a rule of caution and not a proof.
-
-    Args:
-        a: the time above the line.
-        b: the time below it.
-
-    Returns:
-        Ratio: median, low and high; `str()` of it reads "1.52 (1.48 to 1.57)".
+    The median is median(a) / median(b); the range is from low(a) / high(b) to high(a) / low(b).
+    Treat two measurements as different only if the range excludes 1. Quartiles of a few repeats
+    are no confidence interval: this is a rule of caution and no proof.
 
     Raises:
-        ValueError: when `b` took no time at all.
+        ValueError: if `b` took no time.
 
     >>> print(ratio(Timing((3.0, 3.0, 3.0)), Timing((2.0, 2.0, 2.0))))
     1.50 (1.50 to 1.50)
     """
-    require(b.low > 0, "b", "have taken some time", b.seconds, "Let it do more work a call.")
+    require(b.low > 0, "b", "have taken some time", b.seconds, "Let it do more work per call.")
     return Ratio(a.median / b.median, a.low / b.high, a.high / b.low)
 
 

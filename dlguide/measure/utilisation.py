@@ -1,4 +1,4 @@
-"""How busy every core is while something runs: sampled in a thread beside it."""
+"""Utilisation of every core while something runs, sampled in a thread."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Utilisation:
     marks: tuple[tuple[float, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for a record; `from_dict` reads them back."""
+        """Return plain numbers for a record; `from_dict` reads them."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Utilisation:
-        """Read back what `as_dict` wrote, also after a journey through JSON."""
+        """Build from the result of `as_dict`, also after JSON."""
         return cls(
             record["started_unix_s"],
             tuple(record["cpus"]),
@@ -45,8 +45,8 @@ class Utilisation:
         )
 
 
-class Recorder:
-    """What `utilisation` gives to the block: `mark` in it, `record` after it."""
+class UtilisationRecorder:
+    """Recorder of a `utilisation` block: `mark` inside it, `record` after it."""
 
     def __init__(self, cpus: tuple[int, ...]) -> None:
         self._cpus = cpus
@@ -56,16 +56,12 @@ class Recorder:
         self._marks: list[tuple[float, str]] = []
 
     def mark(self, name: str) -> None:
-        """Note that something begins now.
-
-        Args:
-            name: what begins: train, evaluate, idle, ...
-        """
+        """Mark that something begins now: train, evaluate, idle, ..."""
         self._marks.append((time() - self._started, name))
 
     @property
     def record(self) -> Utilisation:
-        """What was sampled so far."""
+        """The samples so far."""
         return Utilisation(
             self._started, self._cpus, tuple(self._time_s), tuple(self._busy), tuple(self._marks)
         )
@@ -81,24 +77,24 @@ class Recorder:
 
 
 @contextmanager
-def utilisation(interval_s: float = 0.2) -> Iterator[Recorder]:
-    """Sample how busy every core of this process's machine is while the block runs.
+def utilisation(interval_s: float = 0.2) -> Iterator[UtilisationRecorder]:
+    """Sample the utilisation of every core that this process may use while the block runs.
 
-    All processes count, so it may stand in a notebook around a training on ranks: the ranks'
-    `Run.phases` and this record carry the same clock, and `plots.utilisation` draws one
-    over the other. The sampling itself takes about 1 % of one core.
+    All processes count, so a notebook can use it around a training on ranks: the ranks'
+    `Run.phases` have the same clock, and `plots.utilisation` draws both. Sampling takes about 1 %
+    of one core.
 
     Args:
         interval_s: time between two samples (s).
 
-    Returns:
-        Recorder: `.mark(name)` inside the block, `.record` (a Utilisation) after it.
+    Yields:
+        UtilisationRecorder: `.mark(name)` inside the block, `.record` after it.
 
     Raises:
-        ValueError: when `interval_s` is not positive.
+        ValueError: if `interval_s` is not positive.
     """
     require_positive(interval_s, "interval_s")
-    recorder = Recorder(tuple(sorted(os.sched_getaffinity(0))))
+    recorder = UtilisationRecorder(tuple(sorted(os.sched_getaffinity(0))))
     stop = Event()
     sampler = Thread(target=recorder._sample, args=(interval_s, stop), daemon=True)
     sampler.start()

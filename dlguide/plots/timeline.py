@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dlguide.errors import require
-from dlguide.measure.timeline import Timeline, total_s
-from dlguide.measure.trace import (
+from dlguide.measure.horovod_timeline import (
     COPY_IN,
     COPY_OUT,
     EXCHANGE,
@@ -15,7 +14,9 @@ from dlguide.measure.trace import (
     OTHER,
     PREPARING,
     WAITING,
-    Message,
+    FusedMessage,
+    Timeline,
+    total_s,
 )
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
@@ -50,7 +51,7 @@ def timeline(
     steps in which nothing was exchanged: computation during an exchange is not visible.
 
     Args:
-        recorded: for example `timeline.read(path).matching("gradients")`.
+        recorded: for example `horovod_timeline.read(path).matching("gradients")`.
         steps: begin and end of the steps of rank 0 on the timeline's clock (s), as its `steps`
             gives them; empty for no such lane.
         title: above the picture; "" counts tensors and messages.
@@ -122,7 +123,7 @@ def _bars(
     axes.broken_barh(bars, (lane - 0.4, 0.8), facecolor=COLOURS[phase], **edge)
 
 
-def _frame(axes: Axes, message: Message, lanes: Mapping[str, int], zero: float) -> None:
+def _frame(axes: Axes, message: FusedMessage, lanes: Mapping[str, int], zero: float) -> None:
     """Put a frame around each run of neighbouring lanes of one message."""
     from matplotlib.patches import Rectangle
 
@@ -136,7 +137,7 @@ def _frame(axes: Axes, message: Message, lanes: Mapping[str, int], zero: float) 
         own = own[count:]
 
 
-def _legend(axes: Axes, phases: Sequence[str], messages: Sequence[Message]) -> None:
+def _legend(axes: Axes, phases: Sequence[str], messages: Sequence[FusedMessage]) -> None:
     from matplotlib.patches import Patch
 
     operations = sorted({message.operation for message in messages})
@@ -160,7 +161,7 @@ def _short(tensors: Sequence[str]) -> dict[str, str]:
 
 def _words(
     spans: Mapping[str, Sequence[tuple[float, float]]],
-    messages: Sequence[Message],
+    messages: Sequence[FusedMessage],
     start: float,
     end: float,
 ) -> str:

@@ -1,6 +1,21 @@
-"""Which division of this machine's cores trains a net fastest: measured on real ranks."""
+"""The division of this machine's cores that trains a net fastest, measured on real ranks.
 
-from dlguide.tuning.search import Tuned, tune
-from dlguide.tuning.work import Work
+`tune` searches for a net of the library; `successive_halving` takes any measurement.
+"""
 
-__all__ = ["Tuned", "Work", "tune"]
+from dlguide.machine.tuned_plans import Candidate, candidates, default_candidate
+from dlguide.tuning.halving import CandidateResult, HalvingResult, successive_halving
+from dlguide.tuning.search import TuningResult, tune
+from dlguide.tuning.task import TuningTask
+
+__all__ = [
+    "Candidate",
+    "CandidateResult",
+    "HalvingResult",
+    "TuningResult",
+    "TuningTask",
+    "candidates",
+    "default_candidate",
+    "successive_halving",
+    "tune",
+]

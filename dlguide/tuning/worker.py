@@ -1,7 +1,7 @@
-"""One rank of a candidate: it trains when the tuner says so and is stopped in between.
+"""One rank of a candidate: it trains on request of the tuner and is stopped in between.
 
-Not an ipyparallel engine: several candidates wait side by side, each rank with nothing but
-TensorFlow, Horovod and one connection to the tuner.
+It is no ipyparallel engine: several candidates wait side by side, each rank with only TensorFlow,
+Horovod and one connection to the tuner.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 
 from dlguide import measure
-from dlguide.machine import affinity, threads
-from dlguide.tuning.work import Work
+from dlguide.machine import threads
+from dlguide.tuning.task import TuningTask
 
 WARMUP_STEPS = 3
 
 
-class Trainer:
-    """A net, its share of the images, and the step that `training.fit` takes too."""
+class _Trainer:
+    """A net, its share of the images, and the training step of `training.fit`."""
 
-    def __init__(self, work: Work, folder: Path) -> None:
+    def __init__(self, task: TuningTask, folder: Path) -> None:
         import tensorflow as tf
 
         from dlguide import models
@@ -40,36 +40,36 @@ class Trainer:
 
         comm = connect()
         self.rank, self.ranks = comm.rank, comm.size
-        self.share, self.scale = work.share(comm.size), 1 / work.batch
+        self.share, self.scale = task.share(comm.size), 1 / task.global_batch
         with tf.device("/CPU:0"):
-            self.model = models.build(work.net, work.seed, image=work.image)
+            self.model = models.build(task.net, task.seed, image=task.image)
             # the global batch is the same for all, so the rate does not follow the ranks
-            rule = comm.distribute(optimizers.make(work.optimizer))
-            rule.build(self.model.trainable_variables)
+            optimizer = comm.distribute(optimizers.make(task.optimizer))
+            optimizer.build(self.model.trainable_variables)
             comm.broadcast(self.model.weights)
-            self.step = train_step(self.model, rule, comm.size)
+            self.step = train_step(self.model, optimizer, comm.size)
         self.digest = _digest(self.model.trainable_weights)
-        self.images, self.labels = self._samples(work, folder)
-        self.parts = self._parts(work)
+        self.images, self.labels = self._samples(task, folder)
+        self.parts = self._parts(task)
         self.taken = 0
 
-    def _samples(self, work: Work, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-        if work.data != "random":
+    def _samples(self, task: TuningTask, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+        if task.data != "random":
             names = ("images.npy", "labels.npy")
             return tuple(np.load(folder / name, mmap_mode="r") for name in names)
-        random = np.random.default_rng([work.seed, 1])
-        shape = (2 * work.batch, *self.model.inputs[0].shape[1:])
+        random = np.random.default_rng([task.seed, 1])
+        shape = (2 * task.global_batch, *self.model.inputs[0].shape[1:])
         labels = random.integers(self.model.outputs[0].shape[-1], size=shape[0], dtype=np.int32)
         return random.random(shape, np.float32), labels
 
-    def _parts(self, work: Work) -> list[np.ndarray]:
+    def _parts(self, task: TuningTask) -> list[np.ndarray]:
         from dlguide.data.datasets import epoch_batches
 
         shares = (len(self.labels), self.share, self.rank, self.ranks)
-        return [part.indices for part in epoch_batches(*shares, seed=work.seed)]
+        return [part.indices for part in epoch_batches(*shares, seed=task.seed)]
 
     def seconds(self, steps: int) -> float:
-        """Take some steps."""
+        """Take some steps and return their time (s)."""
         begin = perf_counter()
         for _ in range(steps):
             indices = self.parts[self.taken % len(self.parts)]
@@ -78,7 +78,7 @@ class Trainer:
         return perf_counter() - begin
 
     def facts(self) -> dict[str, Any]:
-        """Tell what the tuner compares between candidates, and what this rank runs on."""
+        """Return what the tuner compares between candidates, and where this rank runs."""
         return {
             "rank": self.rank,
             "ranks": self.ranks,
@@ -99,28 +99,30 @@ def _digest(weights: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-def serve(tuner: Connection, work: Work, plan: threads.ThreadPlan | None, folder: Path) -> None:
-    """Train as the tuner says, until it hangs up."""
+def serve(
+    tuner: Connection, task: TuningTask, plan: threads.ThreadPlan | None, folder: Path
+) -> None:
+    """Train on request until the tuner closes the connection."""
     rank, _ = measure.launched()
     try:
         if plan is not None:
             threads.apply(plan, rank)
-        trainer = Trainer(work, folder)
+        trainer = _Trainer(task, folder)
         trainer.seconds(WARMUP_STEPS)
         tuner.send(trainer.facts())
         while True:
             cpus, steps, blocks = tuner.recv()
             if cpus is not None:
-                affinity.bind({}, cpus)
+                threads.bind({}, cpus)
             tuner.send([trainer.seconds(steps) for _ in range(blocks)])
     except EOFError:
-        return  # the tuner has what it wants
+        return
     except Exception as error:
         tuner.send(f"rank {rank}: {type(error).__name__}: {error}")
 
 
-def call(address: str, name: str) -> Connection:
-    """Call the tuner and say who is calling."""
+def connect(address: str, name: str) -> Connection:
+    """Connect to the tuner and send name, rank and process id."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(address)
         connection = Connection(line.detach())
@@ -129,11 +131,11 @@ def call(address: str, name: str) -> Connection:
 
 
 if __name__ == "__main__":
-    where, address, team, work_text, plan_text = sys.argv[1:]
+    where, address, team, task_text, plan_text = sys.argv[1:]
     plain = json.loads(plan_text)
     serve(
-        call(address, team),
-        Work.from_dict(json.loads(work_text)),
+        connect(address, team),
+        TuningTask(**json.loads(task_text)),
         None if plain is None else threads.ThreadPlan.from_dict(plain),
         Path(where),
     )

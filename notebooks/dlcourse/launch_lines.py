@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
+from dlcourse import recipes_2019
+from dlcourse.omp_affinity import Word
 from dlguide.cluster import launch_command
 from dlguide.cluster.launch_command import LaunchLine
 from dlguide.errors import require
-from dlguide.machine.threads import recipes
-from dlguide.machine.threads.reading import Word, require_at
 
 WORKS, DEAD, HARMFUL = "works", "dead", "harmful"
 
@@ -244,26 +244,26 @@ def explain(command: str) -> ExplainedLaunch:
     """
     require(isinstance(command, str) and command.strip(), "command", "be a launch line", command)
     words = _split(command.replace("\\\n", " \n"))
-    at = next((i for i, word in enumerate(words) if _family(word.said)), None)
+    at = next((i for i, word in enumerate(words) if _family(word.text)), None)
     known = ", ".join([*SHARED_NAMES, *PROGRAMS])
     if at is None:
         words[0].require(False, "command", f"have a launcher, one of {known}")
     told, variables, findings = _before(words[:at])
-    family = _family(words[at].said)
+    family = _family(words[at].text)
     rest = words[at + 1 :]
     if family == "?":
         family = _which_mpi(rest)
     name, table, note = FAMILIES[family]
-    told.append(ExplainedWord(words[at].said, f"launcher: {name}", note=note))
+    told.append(ExplainedWord(words[at].text, f"launcher: {name}", note=note))
     parts: dict[str, str] = {}
     rest = _options(family, table, rest, told, parts, variables)
     if family == "mvapich":
         rest = _rsh_hosts(rest, told, parts, variables)
     program, after = _program(rest)
-    more = sum(bool(_family(word.said)) for word in after)
+    more = sum(bool(_family(word.text)) for word in after)
     if more:
         findings.append(f"After it come {more} more launch lines: read them one by one.")
-    told += [ExplainedWord(word.said, _SHELL[word.said]) for word in after if word.said in _SHELL]
+    told += [ExplainedWord(word.text, _SHELL[word.text]) for word in after if word.text in _SHELL]
     dead = [name for name, value in variables.items() if _state(name, value) == DEAD]
     if dead:
         findings.append(f"Left out below, because dead: {', '.join(dead)}.")
@@ -276,7 +276,7 @@ def explain(command: str) -> ExplainedLaunch:
         hostfile=parts.get("hostfile", ""),
         label="label" in parts,
         variables={name: value for name, value in variables.items() if name not in dead},
-        program=tuple(word.said for word in program),
+        program=tuple(word.text for word in program),
     )
     findings += _findings(job)
     return ExplainedLaunch(name, tuple(told), job, tuple(findings))
@@ -292,8 +292,8 @@ def _split(command: str) -> list[Word]:
     found = []
     for match in re.finditer(r"""(?:[^\s"'&]|"[^"]*"|'[^']*')+|&|["']""", command):
         word = Word(command, match.start(), match.end())
-        word.require(word.said not in "\"'", "command", "close each quotation mark")
-        if word.said != "\\":
+        word.require(word.text not in "\"'", "command", "close each quotation mark")
+        if word.text != "\\":
             found.append(word)
     return found
 
@@ -305,7 +305,7 @@ def _family(said: str) -> str:
 
 def _which_mpi(words: Sequence[Word]) -> str:
     """Tell by the options whose mpirun it is; also by one that is almost an option."""
-    options = [word.said.lstrip("-") for word in words if word.said.startswith("-")]
+    options = [word.text.lstrip("-") for word in words if word.text.startswith("-")]
     strange = [name for name in options if name.partition("=")[0] not in HYDRA]
     near = any(get_close_matches(name, _OPEN_MPI_ONLY, cutoff=0.75) for name in strange)
     return "open_mpi" if near else "hydra"
@@ -319,11 +319,11 @@ def _before(words: Sequence[Word]) -> tuple[list[ExplainedWord], dict[str, str |
     """Explain what stands before the launcher: variables, `export`, an interpreter."""
     told, variables, findings = [], {}, []
     for word in words:
-        if _ASSIGNMENT.fullmatch(word.said):
-            name, _, value = word.said.partition("=")
+        if _ASSIGNMENT.fullmatch(word.text):
+            name, _, value = word.text.partition("=")
             variables[name] = _plain(value)
-            told.append(_variable(word.said, name, _plain(value)))
-        elif word.said == "export":
+            told.append(_variable(word.text, name, _plain(value)))
+        elif word.text == "export":
             told.append(ExplainedWord("export", "gives what follows to all later commands"))
             findings = [
                 "As printed this runs nothing: all that follows the first `export` on the line "
@@ -331,25 +331,25 @@ def _before(words: Sequence[Word]) -> tuple[list[ExplainedWord], dict[str, str |
             ]
         else:
             must = "have variables or the launcher here"
-            word.require(re.search(r"python[\d.]*$", word.said), "command", must)
-            told.append(ExplainedWord(word.said, "runs a script of Python"))
+            word.require(re.search(r"python[\d.]*$", word.text), "command", must)
+            told.append(ExplainedWord(word.text, "runs a script of Python"))
     return told, variables, findings
 
 
 def _variable(text: str, name: str, value: str | None) -> ExplainedWord:
-    recipe = recipes.RECIPES.get(name)
+    recipe = recipes_2019.variables().get(name)
     if recipe is None:
         return ExplainedWord(text, "a variable of the environment")
-    note = recipe.why + (f"; instead: {recipe.today}" if recipe.today else "")
-    recipes.line(name, value)
-    return ExplainedWord(text, recipe.did, _state(name, value), note)
+    note = recipe.note + (f"; instead: {recipe.replacement}" if recipe.replacement else "")
+    recipes_2019.setting(name, value)
+    return ExplainedWord(text, recipe.meaning, _state(name, value), note)
 
 
 def _state(name: str, value: str | None) -> str:
     if (name, value) == ("I_MPI_FABRICS", "tmi"):
         return DEAD
-    state = recipes.RECIPES[name].state if name in recipes.RECIPES else recipes.ALIVE
-    return WORKS if state == recipes.ALIVE else state
+    state = recipes_2019.variables()[name].state if name in recipes_2019.variables() else "alive"
+    return WORKS if state == "alive" else state
 
 
 def _options(
@@ -362,10 +362,10 @@ def _options(
 ) -> list[Word]:
     """Explain the options and return what comes after them."""
     words = list(words)
-    while words and words[0].said.startswith("-"):
+    while words and words[0].text.startswith("-"):
         word = words.pop(0)
-        joined = family == "srun" and not word.said.startswith("--")
-        name = word.said[1] if joined and len(word.said) > 1 else word.said.lstrip("-")
+        joined = family == "srun" and not word.text.startswith("--")
+        name = word.text[1] if joined and len(word.text) > 1 else word.text.lstrip("-")
         values, last = [], word
         if not joined and "=" in name:
             name, _, value = name.partition("=")
@@ -376,19 +376,21 @@ def _options(
         must = f"have an option of {FAMILIES[family][0]} here"
         word.require(name in table, "command", must, then)
         option = table[name]
-        if joined and len(word.said) > 2:  # -lN1 is -l -N 1
-            more = word.part(2, len(word.said))
+        if joined and len(word.text) > 2:  # -lN1 is -l -N 1
+            more = word.part(2, len(word.text))
             if option.values:
-                values = [more.said]
+                values = [more.text]
             else:
                 words.insert(0, _again(more))
-        needed = 1 if option.values == 2 and words and "=" in words[0].said else option.values
+        needed = 1 if option.values == 2 and words and "=" in words[0].text else option.values
         while len(values) < needed:
-            end = word.text
-            require_at(words, "command", f"have a value after {word.said}", end, len(end), len(end))
+            end = word.whole
+            Word(end, len(end), len(end)).require(
+                words, "command", f"have a value after {word.text}"
+            )
             last = words.pop(0)
-            values.append(_plain(last.said))
-        told.append(_tell(f"-{name}" if joined else word.said, name, option, values))
+            values.append(_plain(last.text))
+        told.append(_tell(f"-{name}" if joined else word.text, name, option, values))
         if option.sets == "variable":
             several = name in ("genvlist", "export")
             for each in values[0].split(",") if several else [" ".join(values)]:
@@ -396,7 +398,7 @@ def _options(
                     continue
                 key, _, value = each.replace(" ", "=", 1).partition("=")
                 variables[key] = value or None
-                if key in recipes.RECIPES and value:
+                if key in recipes_2019.variables() and value:
                     told[-1] = _variable(told[-1].text, key, value)
         elif option.sets:
             if option.sets in parts:
@@ -404,7 +406,7 @@ def _options(
             parts[option.sets] = values[0] if values else option.value
             if option.sets in ("ranks", "per_node", "nodes", "cpus"):
                 counted = re.fullmatch(r"\$\{?\w+\}?|[1-9]\d*", parts[option.sets])
-                last.require(counted, "command", f"have a count after {word.said}")
+                last.require(counted, "command", f"have a count after {word.text}")
     return words
 
 
@@ -414,7 +416,7 @@ def _dashed(family: str, name: str) -> str:
 
 def _again(more: Word) -> Word:
     """Give the rest of joined options as a word of its own, with a dash before it."""
-    text = f"{more.text[: more.start]}-{more.text[more.start :]}"
+    text = f"{more.whole[: more.start]}-{more.whole[more.start :]}"
     return Word(text, more.start, more.end + 1)
 
 
@@ -434,15 +436,15 @@ def _rsh_hosts(
     words, hosts = list(words), []
     ranks = parts.get("ranks", "")
     wanted = int(ranks) if ranks.isdigit() and not parts.get("hostfile") else 0
-    while words and (_ASSIGNMENT.fullmatch(words[0].said) or len(hosts) < wanted):
+    while words and (_ASSIGNMENT.fullmatch(words[0].text) or len(hosts) < wanted):
         word = words.pop(0)
-        if _ASSIGNMENT.fullmatch(word.said):
-            name, _, value = word.said.partition("=")
+        if _ASSIGNMENT.fullmatch(word.text):
+            name, _, value = word.text.partition("=")
             variables[name] = _plain(value)
-            told.append(_variable(word.said, name, variables[name]))
+            told.append(_variable(word.text, name, variables[name]))
         else:
-            hosts.append(word.said)
-            told.append(ExplainedWord(word.said, f"the node of rank {len(hosts) - 1}"))
+            hosts.append(word.text)
+            told.append(ExplainedWord(word.text, f"the node of rank {len(hosts) - 1}"))
     parts["hosts"] = ",".join(dict.fromkeys(hosts))
     each = {hosts.count(host) for host in hosts}
     if len(each) == 1:
@@ -451,7 +453,7 @@ def _rsh_hosts(
 
 
 def _program(words: Sequence[Word]) -> tuple[list[Word], list[Word]]:
-    ends = [place for place, word in enumerate(words) if word.said in _SHELL]
+    ends = [place for place, word in enumerate(words) if word.text in _SHELL]
     end = ends[0] if ends else len(words)
     return list(words[:end]), list(words[end:])
 

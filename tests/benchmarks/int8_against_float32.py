@@ -40,7 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         resnet(folder, chosen.batch, chosen.turns)
         mnist(folder, chosen.turns)
-    print(precision.prove(precision.measure_onednn(("AVX512_CORE", "DEFAULT"))).summary())
+    print(precision.vnni_evidence(precision.measure_onednn(("AVX512_CORE", "DEFAULT"))).summary())
 
 
 def resnet(folder: str, batch: int, turns: int) -> None:
@@ -76,7 +76,7 @@ def mnist(folder: str, turns: int) -> None:
         line(f"MNIST network, {batch} images", found)
 
 
-def line(title: str, found: precision.Comparison) -> None:
+def line(title: str, found: precision.Int8Comparison) -> None:
     """Print one comparison."""
     rates = [found.batch / each.median for each in (found.float32, found.int8)]
     print(

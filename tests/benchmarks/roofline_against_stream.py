@@ -19,7 +19,6 @@ from pathlib import Path
 
 from dlguide import commands
 from dlguide.machine import describe, roofline
-from dlguide.machine.roofline import measured
 
 SECONDS = 6.0
 STREAM = r"""
@@ -104,9 +103,9 @@ def told(name: str, ratios: list[float]) -> None:
 
 def main(rounds: int) -> None:
     machine = describe()
-    cpus = measured._one_cpu_a_core(machine, None)
+    cpus = roofline._one_cpu_a_core(machine, None)
     os.sched_setaffinity(0, cpus)
-    count = measured._array_bytes(machine, cpus) // 8
+    count = roofline._array_bytes(machine, cpus) // 8
     compiler = shutil.which("gcc")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -21,15 +21,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from dlguide import tuning
-from dlguide.machine import describe, threads
-from dlguide.machine.threads import Candidate
-from dlguide.tuning.teams import Teams
+from dlguide.machine import describe
+from dlguide.tuning import Candidate
+from dlguide.tuning.ranks import RankTeams
 
 
 def exhaustive(machine, batch):
     """List every combination up to all cores, and twice as many ranks as cores."""
     usable, found = machine.usable_cores, {}
-    each = [threads.default(machine)]
+    each = [tuning.default_candidate(machine)]
     each += [
         Candidate(ranks, count, inter_op, bound)
         for ranks in (*range(1, usable + 1), 2 * usable)
@@ -50,14 +50,16 @@ def speed(teams, candidate, seconds):
     return statistics.median(teams.measure(candidate, seconds))
 
 
-def alone(machine, work, turns, seconds):
+def alone(machine, task, turns, seconds):
     """Train one process per core, each pinned and on its own; return the sum of their images/s."""
     cores = {core.core: core.cpu for core in reversed(machine.cores)}
     pins = sorted(cores.values())[: machine.usable_cores]
     # starts are told apart by their inter-op threads, of which a net without branches uses one
     each = {Candidate(1, 1, number): cpu for number, cpu in enumerate(pins, 1)}
     sums = []
-    with Teams(machine, replace(work, batch=work.batch // len(pins)), each) as teams:
+    with RankTeams(
+        machine, replace(task, global_batch=task.global_batch // len(pins)), each
+    ) as teams:
         teams.start_all(60.0, lambda ready, starts: None)
         crews = list(zip(teams.teams.values(), each.values(), strict=True))
         with ThreadPoolExecutor(len(crews)) as pool:
@@ -86,16 +88,16 @@ def main() -> None:
     chosen = options.parse_args()
     machine = describe()
     found = tuning.tune(chosen.net, chosen.batch, chosen.budget, keep=False)
-    work, default = found.work, threads.default(machine)
+    task, default = found.task, tuning.default_candidate(machine)
 
     crowds = [
         each
-        for each in (threads.default(machine, 2), threads.default(machine, 4))
+        for each in (tuning.default_candidate(machine, 2), tuning.default_candidate(machine, 4))
         if chosen.batch % each.ranks == 0
     ]
     grid = exhaustive(machine, chosen.batch)
     begin = time.monotonic()
-    with Teams(machine, work, [*grid, found.best, *crowds]) as teams:
+    with RankTeams(machine, task, [*grid, found.result.best, *crowds]) as teams:
         crowd_starts = {key for key in teams.candidates if key.default and key.ranks > 1}
         later = {key: teams.candidates.pop(key) for key in crowd_starts}
         teams.start_all(120.0, lambda ready, starts: None)
@@ -111,24 +113,28 @@ def main() -> None:
         best = table[0]
 
         teams.candidates |= later
-        contest = dict.fromkeys([found.best, best, default, *crowds])
+        contest = dict.fromkeys([found.result.best, best, default, *crowds])
         turns: dict[Candidate, list[float]] = {each: [] for each in contest}
         for turn in range(chosen.turns):
             for each in list(contest)[:: 1 if turn % 2 == 0 else -1]:
                 turns[each].append(speed(teams, each, 0.9))
-    ceiling = alone(machine, work, chosen.turns, 0.9)
+    ceiling = alone(machine, task, chosen.turns, 0.9)
 
-    print(f"\ntuner: {found.best}\ngrid:  {best}\n")
-    say("tuner's choice / grid's best (goal: at least 0.97)", turns[found.best], turns[best])
+    print(f"\ntuner: {found.result.best}\ngrid:  {best}\n")
+    say("tuner's choice / grid's best (goal: at least 0.97)", turns[found.result.best], turns[best])
     share = found.used_s / grid_s
     print(f"{'tuner ' + format(found.used_s, '.0f') + ' s / grid ' + format(grid_s, '.0f')} s"
           f" (goal: at most 0.333): {share:.3f}")  # fmt: skip
-    say("tuner's choice / TensorFlow's default (goal: 1.3)", turns[found.best], turns[default])
+    say(
+        "tuner's choice / TensorFlow's default (goal: 1.3)",
+        turns[found.result.best],
+        turns[default],
+    )
     say("  its ceiling: a process of one thread per core, alone / default",
         ceiling, turns[default])  # fmt: skip
     for each in crowds:
         say(f"tuner's choice / {each.ranks} ranks that were told nothing",
-            turns[found.best], turns[each])  # fmt: skip
+            turns[found.result.best], turns[each])  # fmt: skip
 
 
 if __name__ == "__main__":

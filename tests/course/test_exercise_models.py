@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dlcourse import omp_affinity
 from dlcourse.exercises import lesson_31, lesson_33, lesson_40, lesson_41, lesson_42
 from dlguide.data import formats
-from dlguide.machine import imagine, layouts
-from dlguide.machine.threads import kmp
+from dlguide.machine import imagine, onednn
 from dlguide.published import load
 from dlguide.scaling import storage
 from dlguide.scaling.storage import Clients, Lustre, epoch
@@ -21,8 +21,10 @@ LAYOUTS = {"NCHW": "abcd", "NHWC": "acdb", "nChw16c": "aBcd16b"}
 @pytest.mark.parametrize("kind", ["compact,1", "compact", "scatter"])
 def test_landing_of_threads_is_that_of_the_library(kind, node):
     machine = imagine(*node)
-    parsed = kmp.parse(f"granularity=fine,{kind}")
-    placed = [cpu for (cpu,) in kmp.place(parsed, machine.cores, machine.logical_cores)]
+    parsed = omp_affinity.parse_kmp(f"granularity=fine,{kind}")
+    placed = [
+        cpu for (cpu,) in omp_affinity.place_kmp(parsed, machine.cores, machine.logical_cores)
+    ]
     assert lesson_31.landing(kind, *node, len(placed)) == placed
 
 
@@ -30,7 +32,7 @@ def test_landing_of_threads_is_that_of_the_library(kind, node):
 def test_addresses_are_those_of_the_library(layout, tag):
     shape = (2, 32, 3, 5)
     came = [lesson_33.address(layout, shape, *index) for index in np.ndindex(shape)]
-    assert came == layouts.addresses(shape, tag).ravel().tolist()
+    assert came == onednn.addresses(shape, tag).ravel().tolist()
 
 
 def test_honest_ratios_are_those_of_the_published_tables():

@@ -14,12 +14,12 @@ from test_experiments import a_result, a_run, seeds_of
 
 from dlcourse import pictures, search_theory
 from dlcourse.mixtures import Ring
+from dlcourse.phases import StartUp
 from dlcourse.pictures import cases, frameworks
 from dlcourse.pictures.storage import limits
 from dlguide import plots, search
-from dlguide.machine import layouts, onednn, precision
+from dlguide.machine import onednn, precision
 from dlguide.measure import Timing
-from dlguide.measure.start_up import StartUp
 from dlguide.parallel.overlap_schedule import Interval, Schedule, predict
 from dlguide.parallel.trials import Trial
 from dlguide.published import load
@@ -659,8 +659,8 @@ def test_gradients_are_counted_once_each():
 
 def test_rates_are_the_bars_and_their_ratios_the_words():
     found = [
-        precision.Rate("AVX2", "fp32", "gemm", 2e11),
-        precision.Rate("AVX2", "int8", "gemm_s8", 5e11),
+        precision.MatmulRate("AVX2", "fp32", "gemm", 2e11),
+        precision.MatmulRate("AVX2", "int8", "gemm_s8", 5e11),
     ]
     axes = pictures.kernel_rates(found).axes[0]
     assert [bar.get_height() for bar in axes.patches] == [200, 500]
@@ -669,7 +669,7 @@ def test_rates_are_the_bars_and_their_ratios_the_words():
 
 def test_addresses_are_written_into_their_cells():
     places = {
-        name: layouts.addresses((1, 4, 2, 2), tag)[0]
+        name: onednn.addresses((1, 4, 2, 2), tag)[0]
         for name, tag in {"NCHW": "abcd", "NHWC": "acdb"}.items()
     }
     figure = pictures.addresses(places)
@@ -685,10 +685,10 @@ def test_addresses_are_written_into_their_cells():
 
 def test_bars_of_primitives_add_up_to_the_time():
     rows = {
-        "fused": [onednn.Row("convolution", "", "", "", 2, 0.004, 0.8),
-                  onednn.Row("convolution", "x", "", "", 1, 0.001, 0.2)],
-        "plain": [onednn.Row("convolution", "", "", "", 3, 0.006, 0.6),
-                  onednn.Row("reorder", "", "", "", 4, 0.004, 0.4)],
+        "fused": [onednn.PrimitiveGroup("convolution", "", "", "", 2, 0.004, 0.8),
+                  onednn.PrimitiveGroup("convolution", "x", "", "", 1, 0.001, 0.2)],
+        "plain": [onednn.PrimitiveGroup("convolution", "", "", "", 3, 0.006, 0.6),
+                  onednn.PrimitiveGroup("reorder", "", "", "", 4, 0.004, 0.4)],
     }  # fmt: skip
     figure = pictures.primitives(rows)
     widths = [bar.get_width() for bars in figure.axes[0].containers for bar in bars]
@@ -1076,7 +1076,7 @@ DRAWN = [
     (pictures.best_so_far, ({"halving": [FOUND.best_so_far()]},)),
     (pictures.projections, ({"p": [(0.1, 0.2)]}, np.abs)),
     (pictures.epoch_times, ({"one": POINTS},)),
-    (pictures.addresses, ({"NCHW": layouts.addresses((1, 4, 2, 2), "abcd")[0]},)),
+    (pictures.addresses, ({"NCHW": onednn.addresses((1, 4, 2, 2), "abcd")[0]},)),
     (pictures.speed_pairs, ({"net": {"one": (10.0, 15.0)}}, ("1", "8"))),
     (pictures.densities, ({"a": np.zeros((2, 2))},)),
     (pictures.image_grid, (RANDOM.random((2, 3, 3)),)),

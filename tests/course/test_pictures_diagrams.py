@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dlcourse import pictures
+from dlcourse import pictures, recipes_2019
 from dlcourse.pictures import difference
 from dlguide.machine import imagine, threads
 
@@ -95,7 +95,7 @@ def test_the_map_of_a_plan_has_every_cpu_with_its_rank(sockets, cores, siblings)
 
 def test_communication_cores_are_hatched_and_shared_ones_framed():
     node = imagine(2, 24, 2)
-    figure = pictures.affinity(threads.explain("granularity=fine,compact,1,0", node, **GUIDE))
+    figure = pictures.affinity(recipes_2019.explain("granularity=fine,compact,1,0", node, **GUIDE))
     drawn = cells(figure)
     assert {cpu for cpu, (_, patch) in drawn.items() if patch.get_hatch()} == {38, 39, 42, 43}
     assert {cpu for cpu, (_, patch) in drawn.items() if patch.get_linewidth() > 2} == {
@@ -118,7 +118,7 @@ def test_a_plans_communication_cores_are_its_own():
 
 
 def test_a_map_of_something_else_is_refused():
-    with pytest.raises(ValueError, match="`layout` must be a ThreadPlan or an Explanation, got 3"):
+    with pytest.raises(ValueError, match="`layout` must be a ThreadPlan or a Recipe"):
         pictures.affinity(3)
     with pytest.raises(ValueError, match="`plan` must name CPUs of the machine"):
         pictures.affinity(threads.plan(imagine(2, 4), 2), imagine(1, 2))

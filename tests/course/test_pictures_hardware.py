@@ -7,9 +7,8 @@ import pytest
 from fake_machine import machine as fake
 
 from dlcourse import pictures
-from dlguide import machine
-from dlguide.machine import links, roofline, systolic
-from dlguide.machine.roofline.measured import Roof
+from dlguide.machine import gpu_topology, processors, roofline, systolic
+from dlguide.machine.roofline import Roof
 
 ROOF = Roof(
     processor="Some Processor",
@@ -43,7 +42,7 @@ def test_topology_of_many_cores_has_no_numbers_but_all_boxes():
 
 
 def test_catalogue_draws_what_is_stated():
-    found = machine.catalogue.processors(since=2016)
+    found = processors.select(since=2016)
     name = "NVIDIA P100 SXM2"
     peak, bandwidth, balance = pictures.catalogue(found, {name: "P100"}).axes
     assert len(bandwidth.lines) == len([each for each in found if each.bytes_per_s])
@@ -53,8 +52,8 @@ def test_catalogue_draws_what_is_stated():
 
 
 def test_links_draw_each_link_and_the_ring_over_them():
-    ring = links.best_ring(links.DGX_1)
-    (axes,) = pictures.links(links.DGX_1, ring.order).axes
+    ring = gpu_topology.best_ring(gpu_topology.DGX_1)
+    (axes,) = pictures.links(gpu_topology.DGX_1, ring.order).axes
     dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
     assert len(dashed) == 8
     assert texts(axes).count("100") == 8
@@ -63,7 +62,7 @@ def test_links_draw_each_link_and_the_ring_over_them():
 
 def test_systolic_picture_shows_products_and_results():
     weights = [[1, 2], [3, 4]]
-    found = systolic.clocks(np.array([[5, 6]]), np.array(weights))
+    found = systolic.simulate(np.array([[5, 6]]), np.array(weights))
     panels = pictures.systolic(found, weights).axes
     assert len(panels) == 3
     assert "5 x 1\n↓ 5" in texts(panels[0])

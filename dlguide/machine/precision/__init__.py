@@ -1,64 +1,63 @@
-"""Number formats: what they hold, what training and inference make of them, and how fast.
+"""Number formats, their arithmetic, and 8-bit inference.
 
-`round_to`, `bits` and `FORMATS` describe them; `survival` and `train` show what becomes of
-gradients in 16 bits; `quantise`, `infer` and `compare` put a trained net into 8-bit integers;
-`measure_onednn` and `prove` say which instructions did the work.
+`formats` describes number formats and their rounding, `int8` quantises a trained net and runs it,
+`kernels` measures matrix products and shows which instructions did the work.
 """
 
-from dlguide.machine.precision.accumulating import (
-    INSTRUCTIONS,
-    dot_in_pairs,
-    peak_ratio,
-    running_sum,
-    safe_terms,
-)
 from dlguide.machine.precision.formats import (
     FORMATS,
-    Bits,
+    INSTRUCTIONS,
+    NumberBits,
     NumberFormat,
+    RoundingLoss,
+    best_scale,
     bits,
+    dot_in_pairs,
     keeps_subnormals,
     named,
+    peak_ratio,
     round_to,
+    rounding_loss,
+    running_sum,
+    safe_terms,
     spacing_at,
 )
-from dlguide.machine.precision.inference import Comparison, compare, infer, operators, session
-from dlguide.machine.precision.kernel_rates import (
+from dlguide.machine.precision.int8 import (
+    Int8Comparison,
+    QuantisedModel,
+    compare,
+    infer,
+    operators,
+    quantise,
+    session,
+)
+from dlguide.machine.precision.kernels import (
     LEVELS,
-    Rate,
+    MatmulRate,
+    VnniEvidence,
+    has_vnni,
     measure_onednn,
     measure_onnxruntime,
+    vnni_evidence,
 )
-from dlguide.machine.precision.onnx_graph import export
-from dlguide.machine.precision.proof import Proof, prove
-from dlguide.machine.precision.quantising import Quantised, has_vnni, quantise
-from dlguide.machine.precision.scaling import (
-    Survival,
-    Training,
-    best_scale,
-    gradients,
-    survival,
-    train,
-)
+from dlguide.machine.precision.onnx_export import export
 
 __all__ = [
     "FORMATS",
     "INSTRUCTIONS",
     "LEVELS",
-    "Bits",
-    "Comparison",
+    "Int8Comparison",
+    "MatmulRate",
+    "NumberBits",
     "NumberFormat",
-    "Proof",
-    "Quantised",
-    "Rate",
-    "Survival",
-    "Training",
+    "QuantisedModel",
+    "RoundingLoss",
+    "VnniEvidence",
     "best_scale",
     "bits",
     "compare",
     "dot_in_pairs",
     "export",
-    "gradients",
     "has_vnni",
     "infer",
     "keeps_subnormals",
@@ -67,13 +66,12 @@ __all__ = [
     "named",
     "operators",
     "peak_ratio",
-    "prove",
     "quantise",
     "round_to",
+    "rounding_loss",
     "running_sum",
     "safe_terms",
     "session",
     "spacing_at",
-    "survival",
-    "train",
+    "vnni_evidence",
 ]

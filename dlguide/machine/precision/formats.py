@@ -1,4 +1,4 @@
-"""Number formats of deep learning: their range, their spacing, their bits, and rounding to them.
+"""Number formats: range, spacing, bits, rounding, sums of products, and what gradients lose.
 
 A floating-point number of e exponent bits and f fraction bits is
 
@@ -6,33 +6,51 @@ A floating-point number of e exponent bits and f fraction bits is
 
 and, where the exponent bits are all 0, subnormal: (-1)^sign * 2^(1 - bias) * fraction / 2^f. The
 gaps between neighbours are equal in the subnormal range, and double with each power of two above.
+
+A sum of products needs a wider type than its factors: the product of two numbers of b bits has 2 b
+bits, and a sum of k of them log2(k) bits more. An unsigned 8-bit activation times a signed 8-bit
+weight, 255 * -128 = -32640, just fits into 16 bits; two of them do not.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require, require_known
+from dlguide.errors import require, require_count, require_known, require_positive
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
+_FLOATS = ("fp16", "bf16", "fp32", "fp64")
+_INTEGERS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
+ACCUMULATORS = (*_FLOATS, *_INTEGERS)
+# Instructions for 64 products of u8 and s8 added to 16 sums, and for 16 products in fp32.
+INSTRUCTIONS = {
+    "fp32": ("vfmadd231ps",),
+    "int8 with AVX512BW": ("vpmaddubsw", "vpmaddwd", "vpaddd"),
+    "int8 with VNNI": ("vpdpbusd",),
+    "int16 with AVX512BW": ("vpmaddwd", "vpaddd"),
+    "int16 with VNNI": ("vpdpwssd",),
+}
+
+
 @dataclass(frozen=True)
 class NumberFormat:
-    """One number format; all figures follow from its bits.
+    """One number format; all properties follow from its bits.
 
     Args:
-        name: as papers write it, "bf16".
+        name: as in papers, "bf16".
         dtype: NumPy's or ml_dtypes' name; "" for a format that only arithmetic units have.
         exponent_bits: bits of the exponent; 0 for integers (count).
         fraction_bits: stored bits of the fraction; for integers those beside the sign (count).
-        infinite: whether the largest exponent means infinity and NaN, as IEEE 754 has it.
-        use: what it is used for.
+        infinite: whether the largest exponent means infinity and NaN, as in IEEE 754.
+        use: typical use.
     """
 
     name: str
@@ -114,7 +132,7 @@ FORMATS = {
 
 
 @dataclass(frozen=True)
-class Bits:
+class NumberBits:
     """The bits of one number, as texts of 0 and 1.
 
     Args:
@@ -122,7 +140,7 @@ class Bits:
         sign: one bit.
         exponent: "" for integers.
         fraction: for integers the other bits of the two's complement.
-        value: the number that these bits are.
+        value: the number that these bits represent.
         kind: "normal", "subnormal", "zero", "infinite", "NaN" or "integer".
     """
 
@@ -135,36 +153,30 @@ class Bits:
 
 
 def named(name: str) -> NumberFormat:
-    """Look a number format up.
-
-    Args:
-        name: one of `FORMATS`.
-
-    Returns:
-        NumberFormat: its figures.
+    """Return a number format by its name, one of `FORMATS`.
 
     Raises:
-        ValueError: when there is no such format.
+        ValueError: if there is no such format.
     """
     return FORMATS[require_known(name, FORMATS, "format")]
 
 
 def round_to(values: ArrayLike, format: str) -> np.ndarray:
-    """Round numbers to what a format can hold, to the nearest, ties to even.
+    """Round numbers to a format, to the nearest, ties to even.
 
-    What is too large becomes infinite in formats that have infinity and NaN in fp8 e4m3; integers
-    stop at their ends (saturate), as quantisation does it. Subnormal results are kept; see
-    `keeps_subnormals` for what a processor's units make of them.
+    Numbers that are too large become infinite in formats that have infinity and NaN in fp8 e4m3;
+    integers saturate, as in quantisation. Subnormal results are kept; see `keeps_subnormals` for
+    what a processor does with them.
 
     Args:
         values: numbers, of any shape.
         format: one of `FORMATS`.
 
     Returns:
-        numpy.ndarray: float64, the numbers after rounding, of the same shape.
+        numpy.ndarray: float64, of the same shape.
 
     Raises:
-        ValueError: when there is no such format.
+        ValueError: if there is no such format.
 
     >>> round_to([2049, 1e-8, 70000], "fp16").tolist()
     [2048.0, 0.0, inf]
@@ -184,18 +196,11 @@ def round_to(values: ArrayLike, format: str) -> np.ndarray:
     return np.where(over, np.copysign(np.inf, exact), rounded)
 
 
-def bits(value: float, format: str) -> Bits:
-    """Show the bits of a number in a format, after rounding to it.
-
-    Args:
-        value: the number.
-        format: one of `FORMATS`.
-
-    Returns:
-        Bits: sign, exponent and fraction, and what they stand for.
+def bits(value: float, format: str) -> NumberBits:
+    """Return the bits of a number after rounding to a format.
 
     Raises:
-        ValueError: when there is no such format, or an integer is asked of an infinity.
+        ValueError: if there is no such format, or an infinity is asked of an integer.
 
     >>> bits(1.0, "bf16").exponent, bits(1.0, "bf16").fraction
     ('01111111', '0000000')
@@ -206,7 +211,7 @@ def bits(value: float, format: str) -> Bits:
     held = float(round_to(value, format))
     if not chosen.floating:
         text = np.binary_repr(int(held), chosen.bits)
-        return Bits(format, text[0], "", text[1:], held, "integer")
+        return NumberBits(format, text[0], "", text[1:], held, "integer")
     if chosen.dtype:
         raw = int.from_bytes(np.array(held, _dtype(chosen)).tobytes()[::-1], "big")
         text = f"{raw:0{chosen.bits}b}"
@@ -222,21 +227,18 @@ def bits(value: float, format: str) -> Bits:
         kind = "zero"
     else:
         kind = "subnormal" if "1" not in exponent else "normal"
-    return Bits(format, text[0], exponent, fraction, held, kind)
+    return NumberBits(format, text[0], exponent, fraction, held, kind)
 
 
 def spacing_at(values: ArrayLike, format: str) -> np.ndarray:
-    """Give the distance to the next number of a format, at these numbers.
+    """Return the distance to the next number of a format; NaN beyond the largest number.
 
     Args:
         values: numbers, of any shape.
         format: one of `FORMATS`.
 
-    Returns:
-        numpy.ndarray: distances, of the same shape; NaN beyond the largest number.
-
     Raises:
-        ValueError: when there is no such format.
+        ValueError: if there is no such format.
 
     >>> spacing_at([1.0, 2048.0], "fp16").tolist()
     [0.0009765625, 2.0]
@@ -252,19 +254,13 @@ def spacing_at(values: ArrayLike, format: str) -> np.ndarray:
 
 
 def keeps_subnormals(format: str = "fp32") -> bool:
-    """Try whether this process' arithmetic keeps subnormal results, or makes them 0.
+    """Return whether this thread's arithmetic keeps subnormal results instead of flushing to zero.
 
-    Processors can be told to flush them to zero, which is quicker; TensorFlow tells them so in
-    its threads, NumPy does not. So it depends on where the numbers are computed.
-
-    Args:
-        format: one of `FORMATS` that NumPy can compute with.
-
-    Returns:
-        bool: whether half of the smallest normal number is above 0 here.
+    Flushing is faster. TensorFlow switches it on in its threads, NumPy does not; so it depends on
+    where the numbers are computed.
 
     Raises:
-        ValueError: when the format has no subnormal numbers or no arithmetic in NumPy.
+        ValueError: if the format has no subnormal numbers or no arithmetic in NumPy.
     """
     chosen = named(format)
     possible = chosen.floating and bool(chosen.dtype)
@@ -273,6 +269,207 @@ def keeps_subnormals(format: str = "fp32") -> bool:
     # read from an array: a constant would be computed when the program is compiled
     half = np.array([chosen.smallest_normal], dtype) * np.array([0.5], dtype)
     return bool(half.astype("float64")[0] > 0)
+
+
+def running_sum(terms: ArrayLike, accumulator: str, saturate: bool = False) -> np.ndarray:
+    """Return all partial sums of numbers that are added one after another in a given type.
+
+    A floating-point sum is rounded after each addition, so it stops growing when a term is less
+    than half the spacing at the sum. An integer sum wraps around at the ends of its range, as
+    ordinary instructions do, or saturates.
+
+    Args:
+        terms: numbers to add, shape (k,); integers for integer accumulators.
+        accumulator: one of `ACCUMULATORS`.
+        saturate: integers stay at the end of their range instead of wrapping around.
+
+    Returns:
+        numpy.ndarray: float64 or int64, shape (k,).
+
+    Raises:
+        ValueError: if the type is unknown or the terms do not have one dimension.
+
+    >>> running_sum([30000, 30000, 30000], "int16").tolist()
+    [30000, -5536, 24464]
+    >>> float(running_sum(np.ones(3000), "fp16")[-1])
+    2048.0
+    """
+    require_known(accumulator, ACCUMULATORS, "accumulator")
+    array = np.asarray(terms)
+    require(array.ndim == 1, "terms", "have one dimension", array.shape)
+    if accumulator in _FLOATS:
+        total, sums = 0.0, np.empty(len(array))
+        for position, term in enumerate(round_to(array, accumulator)):
+            total = float(round_to(total + term, accumulator))
+            sums[position] = total
+        return sums
+    require(array.dtype.kind in "iu", "terms", f"be integers for {accumulator}", array.dtype.name)
+    half = 1 << (_INTEGERS[accumulator] - 1)
+    exact, sums = 0, np.empty(len(array), "int64")
+    for position, term in enumerate(array.tolist()):
+        exact += term
+        inside = min(max(exact, -half), half - 1)
+        exact = inside if saturate else (exact + half) % (2 * half) - half
+        sums[position] = exact
+    return sums
+
+
+def dot_in_pairs(activations: ArrayLike, weights: ArrayLike) -> int:
+    """Return a dot product as vpmaddubsw, vpmaddwd and vpaddd compute it, without VNNI.
+
+    vpmaddubsw multiplies unsigned by signed bytes and adds *pairs* of neighbours into 16 bits,
+    where sums outside of -32768 ... 32767 stay at the end; the rest happens in 32 bits. VNNI's
+    vpdpbusd adds four products into 32 bits at once and loses nothing.
+
+    Args:
+        activations: unsigned bytes, 0 to 255, shape (k,) with an even k.
+        weights: signed bytes, -128 to 127, shape (k,).
+
+    Raises:
+        ValueError: if the numbers are not bytes or k is odd.
+
+    Source:
+        Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, PMADDUBSW.
+
+    >>> dot_in_pairs([255, 255], [127, 127]), 2 * 255 * 127
+    (32767, 64770)
+    """
+    a, w = np.asarray(activations, "int64"), np.asarray(weights, "int64")
+    require(a.shape == w.shape and a.ndim == 1, "weights", f"have shape {a.shape}", w.shape)
+    require(len(a) % 2 == 0, "activations", "be an even number of bytes", len(a))
+    require(bool(np.all((a >= 0) & (a <= 255))), "activations", "lie in 0 to 255", a.tolist())
+    require(bool(np.all((w >= -128) & (w <= 127))), "weights", "lie in -128 to 127", w.tolist())
+    pairs = (a * w).reshape(-1, 2).sum(axis=1)
+    return int(np.clip(pairs, -32768, 32767).sum())
+
+
+def safe_terms(accumulator_bits: int, weight_bits: int = 8, activation_bits: int = 8) -> int:
+    """Return how many products a signed accumulator holds without overflow.
+
+    The largest product of an unsigned activation and a signed weight is (2^a - 1) * 2^(w - 1) in
+    size, and k of them fit if k times it is at most 2^(bits - 1) - 1.
+
+    Args:
+        accumulator_bits: width of the sum, sign included.
+        weight_bits: width of the weights, sign included.
+        activation_bits: width of the activations.
+
+    Returns:
+        int: terms; 0 if not even one is safe.
+
+    Raises:
+        ValueError: if a width is not a whole number of at least 1.
+
+    >>> safe_terms(16), safe_terms(16, weight_bits=7), safe_terms(32)
+    (1, 2, 65793)
+    """
+    require_count(accumulator_bits, "accumulator_bits")
+    require_count(weight_bits, "weight_bits")
+    require_count(activation_bits, "activation_bits")
+    largest = (2**activation_bits - 1) * 2 ** (weight_bits - 1)
+    return (2 ** (accumulator_bits - 1) - 1) // largest
+
+
+def peak_ratio(kind: str, additions_beside: bool = False) -> Fraction:
+    """Return the peak of a narrow type relative to fp32, from its instructions.
+
+    A vector of 512 bits holds 16 fp32, 32 int16 or 64 int8, so one step makes that many
+    multiply-adds; a step takes as many instructions as `INSTRUCTIONS` lists, each issued at the
+    rate of an fp32 multiply-add:
+
+        ratio = (32 / bits) / instructions
+
+    This is the peak at equal clock, without loads, memory and conversions. Intel's processors
+    issue the additions through the units of the multiplications. If additions have their own
+    units, as on AMD's, they take no time beside the multiplications, and only these count.
+
+    Args:
+        kind: one of `INSTRUCTIONS`.
+        additions_beside: whether additions have their own units.
+
+    Raises:
+        ValueError: if there is no such kind.
+
+    Source:
+        Deep Learning at Scale (workshop, 2019): 1.33 and 4 for int8, 2 for int16 with VNNI.
+
+    >>> peak_ratio("int8 with AVX512BW"), peak_ratio("int8 with VNNI")
+    (Fraction(4, 3), Fraction(4, 1))
+    >>> peak_ratio("int8 with AVX512BW", additions_beside=True)
+    Fraction(2, 1)
+    """
+    steps = INSTRUCTIONS[require_known(kind, INSTRUCTIONS, "kind")]
+    counted = [name for name in steps if not (additions_beside and name == "vpaddd")]
+    width = int(kind.split()[0].lstrip("intfp"))
+    return Fraction(32, width) / len(counted)
+
+
+@dataclass(frozen=True)
+class RoundingLoss:
+    """What rounding to a format does to an array; shares of the numbers other than 0.
+
+    Args:
+        format: name of the format.
+        scale: factor of all numbers before rounding.
+        numbers: numbers other than 0 (count).
+        to_zero: share that becomes 0 (0 to 1).
+        subnormal: share that keeps fewer digits (0 to 1).
+        too_large: share that becomes infinite or NaN (0 to 1).
+    """
+
+    format: str
+    scale: float
+    numbers: int
+    to_zero: float
+    subnormal: float
+    too_large: float
+
+
+def rounding_loss(values: ArrayLike, format: str, scale: float = 1.0) -> RoundingLoss:
+    """Return what rounding to a format would lose of an array of numbers.
+
+    Args:
+        values: numbers, of any shape; zeros are left out.
+        format: a floating-point one of `FORMATS`.
+        scale: factor of all numbers before they are rounded.
+
+    Raises:
+        ValueError: if the format or scale is unusable, or all numbers are 0.
+
+    >>> rounding_loss([1e-8, 1e-6, 1.0, 1e6], "fp16").to_zero
+    0.25
+    """
+    chosen = named(format)
+    require(chosen.floating, "format", "be a floating-point format", format)
+    require_positive(scale, "scale")
+    numbers = np.asarray(values, "float64").ravel()
+    numbers = numbers[numbers != 0] * scale
+    require(len(numbers) > 0, "values", "hold a number other than 0", "none")
+    rounded = np.abs(round_to(numbers, format))
+    finite = np.isfinite(rounded)
+    low = finite & (rounded > 0) & (rounded < chosen.smallest_normal)
+    shares = (rounded == 0, low, ~finite)
+    return RoundingLoss(format, float(scale), len(numbers), *(float(s.mean()) for s in shares))
+
+
+def best_scale(values: ArrayLike, format: str = "fp16", margin: float = 8.0) -> float:
+    """Return the largest power of two as loss scale that keeps a margin to the largest number.
+
+    Args:
+        values: gradients, of any shape.
+        format: a floating-point one of `FORMATS`.
+        margin: factor by which gradients may grow before one overflows.
+
+    Raises:
+        ValueError: if all numbers are 0 or one is not finite.
+
+    >>> best_scale([1e-3], "fp16", margin=1.0)
+    33554432.0
+    """
+    require_positive(margin, "margin")
+    largest = float(np.abs(np.asarray(values, "float64")).max(initial=0.0))
+    require(0 < largest < np.inf, "values", "hold a finite number other than 0", largest)
+    return float(2.0 ** np.floor(np.log2(named(format).largest / (margin * largest))))
 
 
 def _dtype(chosen: NumberFormat) -> Any:

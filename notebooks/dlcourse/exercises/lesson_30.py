@@ -4,7 +4,7 @@ from itertools import pairwise, permutations
 from math import ceil, floor, inf
 
 from dlcourse.exercises.engine import Exercise, Letters
-from dlguide.machine.links import DGX_1
+from dlguide.machine.gpu_topology import DGX_1
 
 # Of the PRACE guide 2019: cores, clock, bits of a unit, units
 TABLE_1 = [(28, 1.7e9, 512, 2), (28, 2.3e9, 512, 2), (32, 2.2e9, 128, 2), (8, 1.7e9, 512, 1)]

@@ -131,7 +131,7 @@ def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> F
 
     Args:
         graph: bytes per second by pair of devices.
-        ring: devices in the order of a ring, perhaps from `links.best_ring`; () for none.
+        ring: devices in the order of a ring, perhaps from `gpu_topology.best_ring`; () for none.
     """
     everyone = sorted({device for pair in graph for device in pair})
     slowest = min(graph.values())

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse import cpu_map
+from dlcourse.cpu_map import CpuUse
 from dlcourse.pictures.shapes import PAPER, arrow, bare, box
+from dlcourse.recipes_2019 import RecipeExplanation
 from dlguide.errors import require, require_known
 from dlguide.machine.describe import Machine, describe
-from dlguide.machine.threads import roles
-from dlguide.machine.threads.explaining import Explanation
-from dlguide.machine.threads.planning import ThreadPlan
-from dlguide.machine.threads.roles import Role
+from dlguide.machine.threads import ThreadPlan
 from dlguide.plots.figures import BLUE, COLOURS, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ _ROW = 12  # cores side by side in a box
 
 
 def affinity(
-    layout: ThreadPlan | Explanation, machine: Machine | None = None, title: str = ""
+    layout: ThreadPlan | RecipeExplanation, machine: Machine | None = None, title: str = ""
 ) -> Figure:
     """Draw which rank uses which core of a node.
 
@@ -162,18 +162,18 @@ def affinity(
     which one computes where another communicates.
 
     Args:
-        layout: a thread plan or what `threads.explain` gave.
+        layout: a thread plan or what `recipes_2019.explain` gave.
         machine: the machine of a plan, None for this one; an explanation brings its own.
         title: what it is a map of.
     """
-    known = isinstance(layout, ThreadPlan | Explanation)
-    require(known, "layout", "be a ThreadPlan or an Explanation", layout)
-    if isinstance(layout, Explanation):
-        machine, used = layout.machine, layout.roles
+    known = isinstance(layout, ThreadPlan | RecipeExplanation)
+    require(known, "layout", "be a ThreadPlan or a RecipeExplanation", layout)
+    if isinstance(layout, RecipeExplanation):
+        machine, used = layout.machine, layout.uses
     else:
         machine = describe() if machine is None else machine
-        used = roles.of_plan(layout, machine)
-    nodes = roles.rows(machine)
+        used = cpu_map.of_plan(layout, machine)
+    nodes = cpu_map.by_node(machine)
     widest = min(max(len(cores) for cores in nodes.values()), _ROW)
     siblings = max(len(core) for cores in nodes.values() for core in cores)
     lines = sum(-(-len(cores) // widest) for cores in nodes.values())
@@ -196,7 +196,7 @@ def _node(
     axes: Axes,
     name: str,
     cores: list[list[int]],
-    used: dict[int, Role],
+    used: dict[int, CpuUse],
     widest: int,
     top: float,
 ) -> float:
@@ -219,11 +219,11 @@ def _node(
     return y + 0.1
 
 
-def _cell(axes: Axes, x: float, y: float, cpu: int, role: Role) -> None:
+def _cell(axes: Axes, x: float, y: float, cpu: int, role: CpuUse) -> None:
     from matplotlib.patches import Rectangle
 
     ranks = sorted({*role.computes, *role.communicates})
-    crowded = role.sign.startswith("!")
+    crowded = role.shared
     first = [*role.computes, *role.communicates][:1]
     face = _AFFINITY_COLOURS[first[0] % len(_AFFINITY_COLOURS)] if first else "white"
     axes.add_patch(
@@ -240,7 +240,7 @@ def _cell(axes: Axes, x: float, y: float, cpu: int, role: Role) -> None:
     axes.text(x + 0.44, y + 0.66, f"{cpu}", **style | {"fontsize": 6, "bbox": box})
 
 
-def _affinity_legend(axes: Axes, used: dict[int, Role]) -> None:
+def _affinity_legend(axes: Axes, used: dict[int, CpuUse]) -> None:
     from matplotlib.patches import Patch
 
     edge = {"edgecolor": GREY}
@@ -249,16 +249,19 @@ def _affinity_legend(axes: Axes, used: dict[int, Role]) -> None:
         handles.append(Patch(facecolor="white", hatch="////", label="communicates", **edge))
     if any(not role.computes and not role.communicates for role in used.values()):
         handles.append(Patch(facecolor="white", label="free", **edge))
-    if any(role.sign.startswith("!") for role in used.values()):
+    if any(role.shared for role in used.values()):
         handles.append(Patch(facecolor="white", edgecolor="black", linewidth=2.2, label="shared"))
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
     axes.legend(handles=handles, frameon=False, ncols=4, fontsize=8, **place)
 
 
-def _affinity_words(machine: Machine, used: dict[int, Role]) -> str:
+def _affinity_words(machine: Machine, used: dict[int, CpuUse]) -> str:
     """Say the map for those who cannot see it."""
     where = {
-        cpu: node for node, cores in roles.rows(machine).items() for core in cores for cpu in core
+        cpu: node
+        for node, cores in cpu_map.by_node(machine).items()
+        for core in cores
+        for cpu in core
     }
     groups: dict[tuple[str, tuple[int, int]], list[int]] = {}
     for cpu, role in used.items():
@@ -268,7 +271,7 @@ def _affinity_words(machine: Machine, used: dict[int, Role]) -> str:
         if not role.computes and not role.communicates:
             groups.setdefault(("Free", where[cpu]), []).append(cpu)
     described = [
-        f"{what} on socket {node[0]}, NUMA node {node[1]}: CPUs {roles.short(cpus)}."
+        f"{what} on socket {node[0]}, NUMA node {node[1]}: CPUs {cpu_map.short(cpus)}."
         for (what, node), cpus in sorted(groups.items())
     ]
     return "Map of a node. " + " ".join(described)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.phases import StartUp
 from dlguide.errors import require
-from dlguide.measure.start_up import StartUp
 from dlguide.plots.figures import (
     BLUE,
     COLOURS,

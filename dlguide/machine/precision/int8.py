@@ -1,0 +1,269 @@
+"""8-bit integers: post-training quantisation of a trained net, and inference with onnxruntime.
+
+Each array x is stored as q = round(x / scale) + zero, with q in 8 bits. The scales of the weights
+come from the weights, one for each output channel. Those of the activations need *calibration*: a
+few real images go through the net, and the largest and smallest value of each array are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide import measure
+from dlguide.errors import require, require_count, require_known
+from dlguide.machine.describe import describe
+from dlguide.machine.precision import onnx_export
+from dlguide.machine.precision.kernels import has_vnni
+
+if TYPE_CHECKING:
+    import keras
+    import onnxruntime
+
+QUANTISED_FORMS = ("QDQ", "QOperator")
+
+
+@dataclass(frozen=True)
+class QuantisedModel:
+    """A net in two ONNX files: float32 and quantised.
+
+    Args:
+        path: the file with 8-bit integers.
+        float32_path: the file in float32.
+        nbytes: size of the first file.
+        float32_nbytes: size of the second file.
+        weight_bits: bits of the weights, 8 or 7.
+        form: one of `QUANTISED_FORMS`, see `quantise`.
+        calibration_images: images that the ranges come from (count).
+    """
+
+    path: str
+    float32_path: str
+    nbytes: int
+    float32_nbytes: int
+    weight_bits: int
+    form: str
+    calibration_images: int
+
+
+def quantise(
+    model: keras.Model,
+    calibration_images: np.ndarray,
+    folder: str | os.PathLike,
+    form: str = "QDQ",
+    per_channel: bool = True,
+    weight_bits: int | None = None,
+) -> QuantisedModel:
+    """Quantise the weights and activations of a trained Keras net to 8-bit integers.
+
+    Activations are unsigned and weights signed, as VNNI multiplies them. Without VNNI the sum of
+    two such products may overflow 16 bits (see `dot_in_pairs`), so the weights then get 7 bits.
+
+    Args:
+        model: trained; as for `onnx_export.export`.
+        calibration_images: inputs as in training, shape (images, rows, columns, channels).
+        folder: where "<name>.onnx" and "<name>_int8.onnx" are written; made if missing.
+        form: "QDQ" writes float operators between pairs of quantise and dequantise, which
+            onnxruntime fuses when it loads them; "QOperator" writes the fused operators.
+        per_channel: one scale for each output channel of a layer; False for one per layer.
+        weight_bits: 8 or 7; None for 8 if this machine has VNNI, otherwise 7.
+
+    Raises:
+        ValueError: if the net cannot be written as ONNX, the images do not fit it, or an
+            argument is unknown.
+    """
+    require_known(form, QUANTISED_FORMS, "form")
+    require(weight_bits in (None, 7, 8), "weight_bits", "be 7, 8 or None", weight_bits)
+    images = np.asarray(calibration_images, "float32")
+    shape, name = tuple(model.input_shape[1:]), "calibration_images"
+    fits = images.shape[1:] == shape and len(images) > 0
+    require(fits, name, f"have shape (images, {', '.join(map(str, shape))})", images.shape)
+    require(bool(np.isfinite(images).all()), name, "be finite", "NaN or infinity")
+    bits = weight_bits or (8 if has_vnni() else 7)
+
+    import onnx
+    from onnxruntime import quantization
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    plain, narrow = folder / f"{model.name}.onnx", folder / f"{model.name}_int8.onnx"
+    onnx_export.export(model, plain)
+    # marks the pre-processing, folding, as done
+    ready = onnx.load(plain)
+    ready.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
+    quantization.quantize_static(
+        ready,
+        str(narrow),
+        _Reader(images),
+        quant_format=quantization.QuantFormat[form],
+        per_channel=per_channel,
+        reduce_range=bits == 7,
+        activation_type=quantization.QuantType.QUInt8,
+        weight_type=quantization.QuantType.QInt8,
+    )
+    sizes = narrow.stat().st_size, plain.stat().st_size
+    return QuantisedModel(str(narrow), str(plain), *sizes, bits, form, len(images))
+
+
+class _Reader:
+    """Iterator of calibration images for onnxruntime, a few at a time."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.batches: Iterator[np.ndarray] = iter(np.array_split(images, max(1, len(images) // 32)))
+
+    def get_next(self) -> dict[str, Any] | None:
+        batch = next(self.batches, None)
+        return None if batch is None else {"images": batch}
+
+
+@dataclass(frozen=True)
+class Int8Comparison:
+    """The same images through the float32 and the int8 net, in turns.
+
+    Args:
+        float32: times of one batch in float32.
+        int8: times of one batch in 8-bit integers.
+        batch: images of one batch (count).
+        threads: threads of both (count).
+        same_label: share of the images that both assign to the same class.
+        distance: largest difference of the outputs, relative to the largest output.
+    """
+
+    float32: measure.Timing
+    int8: measure.Timing
+    batch: int
+    threads: int
+    same_label: float
+    distance: float
+
+    @property
+    def speed_up(self) -> measure.Ratio:
+        """Time of float32 divided by time of int8, with the range of the quartiles."""
+        return measure.ratio(self.float32, self.int8)
+
+
+def session(
+    path: str | os.PathLike, threads: int | None = None, profile: str = ""
+) -> onnxruntime.InferenceSession:
+    """Load an ONNX file for inference on the processor.
+
+    Args:
+        threads: threads of one operator; None for the cores this process may use (count).
+        profile: prefix of a file for onnxruntime's profile; "" for none.
+
+    Raises:
+        ValueError: if `threads` is not a whole number of at least 1.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = _threads(threads)
+    options.log_severity_level = 3  # errors only: it warns of every constant that it moves
+    # otherwise its threads spin after a run and keep cores from the other net
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    return onnxruntime.InferenceSession(
+        os.fspath(path), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def infer(
+    path: str | os.PathLike, images: np.ndarray, batch: int = 100, threads: int | None = None
+) -> np.ndarray:
+    """Run images through an ONNX net.
+
+    Args:
+        path: `QuantisedModel.path` or `QuantisedModel.float32_path`.
+        images: shape (images, rows, columns, channels).
+        batch: images at once (count).
+        threads: as for `session`.
+
+    Returns:
+        numpy.ndarray: outputs, shape (images, classes).
+
+    Raises:
+        ValueError: if a count is below 1 or there are no images.
+    """
+    require_count(batch, "batch")
+    require(len(images) > 0, "images", "hold at least one image", len(images))
+    net = session(path, threads)
+    inputs = np.asarray(images, "float32")
+    begins = range(0, len(inputs), batch)
+    return np.concatenate(
+        [net.run(None, {"images": inputs[begin : begin + batch]})[0] for begin in begins]
+    )
+
+
+def compare(
+    quantised: QuantisedModel,
+    images: np.ndarray,
+    turns: int = 7,
+    threads: int | None = None,
+) -> Int8Comparison:
+    """Time float32 and int8 in turns on the same batch, and compare their outputs.
+
+    Args:
+        images: one batch, shape (images, rows, columns, channels).
+        turns: runs of each (count).
+        threads: as for `session`.
+
+    Raises:
+        ValueError: if a count is below 1 or there are no images.
+    """
+    require_count(turns, "turns")
+    inputs = {"images": np.asarray(images, "float32")}
+    require(len(images) > 0, "images", "hold at least one image", len(images))
+    nets = [session(path, threads) for path in (quantised.float32_path, quantised.path)]
+    wide, narrow = (net.run(None, inputs)[0] for net in nets)
+    seconds: list[list[float]] = [[], []]
+    for _ in range(turns):
+        for net, times in zip(nets, seconds, strict=True):
+            # the untimed run brings this net's weights back into the caches
+            once = measure.timing(lambda net=net: net.run(None, inputs), repeats=1, warmup=1)
+            times += once.seconds
+    timings = (measure.Timing(tuple(times)) for times in seconds)
+    same = float(np.mean(wide.argmax(axis=-1) == narrow.argmax(axis=-1)))
+    distance = float(np.abs(wide - narrow).max() / np.abs(wide).max())
+    return Int8Comparison(*timings, len(images), _threads(threads), same, distance)
+
+
+def operators(
+    path: str | os.PathLike, images: np.ndarray, threads: int | None = None
+) -> dict[str, tuple[int, float]]:
+    """List the operators that onnxruntime runs, from its own profile of one batch.
+
+    Those whose name begins with QLinear or ends in Integer compute in 8 bits.
+
+    Args:
+        images: one batch, shape (images, rows, columns, channels).
+        threads: as for `session`.
+
+    Returns:
+        dict: operator -> (count, seconds of all of them), the slowest first.
+    """
+    inputs = {"images": np.asarray(images, "float32")}
+    with tempfile.TemporaryDirectory() as folder:
+        net = session(path, threads, os.path.join(folder, "profile"))
+        net.run(None, inputs)  # the first run sets up memory
+        net.run(None, inputs)
+        events = json.loads(Path(net.end_profiling()).read_text())
+    last = max((e["ts"] for e in events if e["name"] == "model_run"), default=0)
+    found: dict[str, tuple[int, float]] = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["ts"] >= last:
+            kind = event["args"]["op_name"]
+            count, total = found.get(kind, (0, 0.0))
+            found[kind] = (count + 1, total + event["dur"] / 1e6)
+    return dict(sorted(found.items(), key=lambda each: -each[1][1]))
+
+
+def _threads(threads: int | None) -> int:
+    return describe().usable_cores if threads is None else require_count(threads, "threads")

@@ -1,0 +1,452 @@
+"""The roofline of this machine: measured peaks and memory bandwidth, and computations under them.
+
+    roof = roofline.measure()
+    roofline.place(roof, "dense layer", flops, nbytes).bound  # "memory" or "compute"
+
+Each part is measured in a new process (`python -m dlguide.machine.roofline PART JSON`), so that
+neither TensorFlow nor its threads come into the calling one. That process binds itself to the
+logical CPUs before a library starts its threads and ends with a line of ROOF and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from dlguide import commands
+from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.machine.describe import Machine, describe
+from dlguide.machine.topology import last_level_cache_bytes
+
+__all__ = ["Roof", "RooflinePoint", "measure", "place", "predict"]
+
+# The quantities that each part measures.
+_PARTS = {"memory": ("memory",), "floats": ("float32", "bfloat16"), "integers": ("int8",)}
+_LOADING_S = 60.0  # of libraries, on a busy machine
+_ARRAY_BYTES, _LARGEST_ARRAY_BYTES = 2**27, 2**31
+# Products for each lane of 32 bits and instruction: VNNI and bf16 pairs.
+_PRODUCTS = {"float32": 1, "bfloat16": 2, "int8": 4}
+
+_Rates = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Roof:
+    """Measured peaks of a machine, with the threads that computed.
+
+    Args:
+        processor: model of the processor.
+        threads: threads that computed, one per physical core (count).
+        flops_per_s: highest rate by number format, "float32", "bfloat16" or "int8", for those
+            that the machine has an instruction for.
+        bytes_per_s: highest memory bandwidth, bytes counted as by STREAM.
+        median_per_s: median of all repeats, by number format and "memory"; its distance to the
+            highest shows how quiet the machine was.
+        how: by number format and "memory", how it was measured.
+        missing: by number format, why there is no value.
+    """
+
+    processor: str
+    threads: int
+    flops_per_s: dict[str, float] = field(hash=False)
+    bytes_per_s: float
+    median_per_s: dict[str, float] = field(hash=False)
+    how: dict[str, str] = field(hash=False)
+    missing: dict[str, str] = field(hash=False)
+
+    def ridge(self, dtype: str = "float32") -> float:
+        """Return the intensity where slope and peak meet (flop/byte); below it, memory limits."""
+        return self.flops_per_s[dtype] / self.bytes_per_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain numbers and texts, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Roof:
+        """Build a roof from the result of `as_dict`, also after JSON."""
+        return cls(**plain)
+
+    def __str__(self) -> str:
+        lines = [f"{self.processor}, {self.threads} threads"]
+        for dtype, rate in self.flops_per_s.items():
+            middle = self.median_per_s[dtype] / rate
+            lines.append(f"  {dtype:9} {rate:9.3g} flop/s (median {middle:.0%}); {self.how[dtype]}")
+        middle = self.median_per_s["memory"] / self.bytes_per_s
+        text = f"{self.bytes_per_s:9.3g} bytes/s (median {middle:.0%}); {self.how['memory']}"
+        lines.append(f"  {'memory':9} {text}")
+        lines += [f"  {dtype:9} no peak: {why}" for dtype, why in self.missing.items()]
+        return "\n".join(lines)
+
+
+def measure(seconds: float = 8.0, threads: int | None = None) -> Roof:
+    """Measure peaks and memory bandwidth with the cores this process may use.
+
+    float32 and bfloat16: products of square matrices by TensorFlow (oneDNN); int8: products of
+    8-bit integers summed in 32 bits by onnxruntime; memory: STREAM's Copy, Add and a sum over
+    arrays much larger than the caches. The roof is the *highest* rate of all repeats, as for
+    STREAM: disturbances only lower a rate. Loading takes about 15 s more.
+
+    Args:
+        seconds: time of all measurements (s).
+        threads: threads, at most one per physical core this process may use; None for all.
+
+    Raises:
+        ValueError: if `seconds` is not positive, or `threads` is more than there are cores.
+        RuntimeError: if memory or float32 could not be measured, with the reason.
+    """
+    budget_s = require_positive(seconds, "seconds")
+    machine = describe()
+    cpus = _one_cpu_a_core(machine, threads)
+    job = {
+        "cpus": cpus,
+        "seconds": budget_s / 4,
+        "array_bytes": _array_bytes(machine, cpus),
+        "bfloat16": machine.has("bf16"),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    missing = {}
+    if not machine.has("bf16"):
+        missing["bfloat16"] = "this processor multiplies no bfloat16; emulated it would be slower"
+    for part, names in _PARTS.items():
+        answer, trouble = _ask(part, job, budget_s)
+        found |= answer
+        for name in names:
+            if name not in answer and name not in missing:
+                missing[name] = trouble or "it was not measured"
+    for name in ("memory", "float32"):
+        if name not in found:
+            raise RuntimeError(f"`roofline.measure` found no {name}: {missing[name]}")
+    if "int8" in found:
+        found["int8"]["how"] += _integers_by(machine)
+    return Roof(
+        processor=machine.processor,
+        threads=len(cpus),
+        flops_per_s={name: each["best"] for name, each in found.items() if name != "memory"},
+        bytes_per_s=found["memory"]["best"],
+        median_per_s={name: each["median"] for name, each in found.items()},
+        how={name: each["how"] for name, each in found.items()},
+        missing=missing,
+    )
+
+
+@dataclass(frozen=True)
+class RooflinePoint:
+    """A computation under the roof.
+
+    Args:
+        name: label.
+        flops: operations, additions and multiplications counted each (count).
+        nbytes: bytes that must at least move between memory and caches.
+        dtype: number format whose peak is the roof.
+        intensity: flops / nbytes (flop/byte).
+        attainable_flops_per_s: the roof above it, min(peak, intensity * bandwidth).
+        bound: "compute" or "memory".
+        measured_flops_per_s: what it reached; None if it was not measured.
+    """
+
+    name: str
+    flops: float
+    nbytes: float
+    dtype: str
+    intensity: float
+    attainable_flops_per_s: float
+    bound: str
+    measured_flops_per_s: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The shortest time that the roof allows (s)."""
+        return self.flops / self.attainable_flops_per_s
+
+    @property
+    def share(self) -> float | None:
+        """Share of the attainable speed that was reached; None if it was not measured."""
+        if self.measured_flops_per_s is None:
+            return None
+        return self.measured_flops_per_s / self.attainable_flops_per_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain numbers and texts, ready for JSON."""
+        return asdict(self)
+
+
+def place(
+    roof: Roof,
+    name: str,
+    flops: float,
+    nbytes: float,
+    dtype: str = "float32",
+    seconds: float | None = None,
+) -> RooflinePoint:
+    """Place a computation under a roof.
+
+        attainable = min(peak, flops / nbytes * bandwidth)
+
+    Count only bytes that must come from or go to memory; a kernel whose data fit into a cache may
+    be above the slope. Latency is left out, and that not all operations are products with sums.
+
+    Args:
+        name: label.
+        flops: its operations (count).
+        nbytes: its bytes.
+        dtype: a number format of the roof: "float32", "bfloat16" or "int8".
+        seconds: measured time; None if it was not measured (s).
+
+    Raises:
+        ValueError: if the roof has no peak for the format, with the reason, or a number is not
+            positive.
+
+    Source:
+        Williams, Waterman and Patterson, Roofline, Communications of the ACM 52 (2009), 65-76.
+    """
+    require_known(dtype, [*roof.flops_per_s, *roof.missing], "dtype")
+    why = roof.missing.get(dtype, "")
+    require(dtype in roof.flops_per_s, "dtype", "have a peak on this machine", dtype, why)
+    work, moved = require_positive(flops, "flops"), require_positive(nbytes, "nbytes")
+    intensity, peak = work / moved, roof.flops_per_s[dtype]
+    slope = intensity * roof.bytes_per_s
+    bound = "memory" if slope < peak else "compute"
+    reached = None if seconds is None else work / require_positive(seconds, "seconds")
+    return RooflinePoint(name, work, moved, dtype, intensity, min(slope, peak), bound, reached)
+
+
+def predict(
+    cores: int, clock_hz: float, lane_bits: int, fma_units: int = 2, dtype: str = "float32"
+) -> float:
+    """Predict the peak of vector units from the numbers of a data sheet.
+
+        flop/s = cores * clock_hz * fma_units * (lane_bits / 32) * products * 2
+
+    with 1 product per lane in float32, 2 in bfloat16 (dot product of pairs), 4 in int8 (VNNI), and
+    2 because each product is also added. Matrix units such as AMX are left out, and that the clock
+    changes with the load.
+
+    Args:
+        cores: physical cores (count).
+        clock_hz: cycles per second of a computing core.
+        lane_bits: width of one unit: 128, 256 or 512 (bits). Zen 4 executes instructions of 512
+            bits in two turns of its 256-bit units.
+        fma_units: units of a core that multiply and add, usually 2 (count).
+        dtype: "float32", "bfloat16" or "int8".
+
+    Raises:
+        ValueError: if a number is not positive or the format is unknown.
+
+    Source:
+        PRACE guide 2019, Table 1, notes e and f: 28 cores at 1.7e9 with two units of 512 bits.
+
+    >>> predict(28, 1.7e9, 512) / 1e12
+    3.0464
+    """
+    width = require_count(lane_bits, "lane_bits")
+    require(width % 32 == 0, "lane_bits", "be a multiple of 32", lane_bits)
+    require_known(dtype, _PRODUCTS, "dtype")
+    each = require_count(fma_units, "fma_units") * (width // 32) * _PRODUCTS[dtype] * 2
+    return require_count(cores, "cores") * require_positive(clock_hz, "clock_hz") * each
+
+
+def _one_cpu_a_core(machine: Machine, threads: int | None) -> list[int]:
+    first = {}
+    for core in machine.cores:
+        first.setdefault(core.core, core.cpu)
+    cpus = list(first.values())[: machine.usable_cores]
+    if threads is None:
+        return cpus
+    must = f"be at most the {len(cpus)} cores this process may use"
+    require(require_count(threads, "threads") <= len(cpus), "threads", must, threads)
+    return cpus[:threads]
+
+
+def _array_bytes(machine: Machine, cpus: list[int]) -> int:
+    """At least four times the caches, as STREAM asks, within a sixteenth of the memory."""
+    caches = last_level_cache_bytes(Path("/sys"), cpus)
+    limit = machine.memory_bytes // 16 or _ARRAY_BYTES
+    return max(2**20, min(max(4 * caches, _ARRAY_BYTES), limit, _LARGEST_ARRAY_BYTES))
+
+
+def _ask(part: str, job: dict[str, Any], budget_s: float) -> tuple[dict[str, Any], str]:
+    """Measure one part in a new process; return its rates, and why something is missing."""
+    threads = str(len(job["cpus"]))
+    env = commands.without_mpi() | {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_NUM_INTRAOP_THREADS": threads,
+        "TF_NUM_INTEROP_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",  # the processor is measured
+    }
+    for limiter in ("ONEDNN_MAX_CPU_ISA", "TF_ENABLE_ONEDNN_OPTS", "ONEDNN_VERBOSE"):
+        env.pop(limiter, None)
+    module = "dlguide.machine.roofline"
+    program = [sys.executable, "-P", "-m", module, part, json.dumps(job)]
+    done = commands.run(program, _LOADING_S + 4 * budget_s, env)
+    for line in reversed(done.output.splitlines()):
+        if line.startswith("ROOF "):
+            return json.loads(line[5:]), ""
+    status = "no answer in time" if done.status is None else f"exit status {done.status}"
+    return {}, f"{status}: {done.tail(2)}"
+
+
+def _integers_by(machine: Machine) -> str:
+    if machine.has("vnni"):
+        return "; this processor has VNNI"
+    if machine.has("dot"):
+        return "; this processor has Arm's dot product"
+    return "; without VNNI, by several instructions for each product with its sum"
+
+
+def _repeated(function: Callable[[], Any], work: float, seconds: float) -> list[float]:
+    """Call a function until the time is used up and give its rates."""
+    for _ in range(2):
+        function()
+    rates, end = [], perf_counter() + seconds
+    while perf_counter() < end or len(rates) < 3:
+        start = perf_counter()
+        function()
+        rates.append(work / (perf_counter() - start))
+    return rates
+
+
+def _in_turns(
+    kernels: dict[Any, tuple[Callable[[], Any], float]], seconds: float, rounds: int = 3
+) -> dict[Any, list[float]]:
+    """Call several functions in turns, so that a disturbance of a second hits all alike."""
+    rates: dict[Any, list[float]] = {name: [] for name in kernels}
+    for _ in range(rounds):
+        for name, (function, work) in kernels.items():
+            rates[name] += _repeated(function, work, seconds / rounds / len(kernels))
+    return rates
+
+
+def _memory(job: dict[str, Any]) -> _Rates:
+    """Measure memory bandwidth by NumPy in threads, each on its own part of the arrays.
+
+    Copy counts 16 bytes per element, Add 24, a sum 8, as STREAM counts. A processor may read a
+    line before it writes it (write-allocate), which is not counted; so Copy and Add may show less
+    than the memory transfers, and the sum, which writes nothing, does not.
+    """
+    threads = len(job["cpus"])
+    count = max(threads, job["array_bytes"] // 8)
+    parts = [slice(count * k // threads, count * (k + 1) // threads) for k in range(threads)]
+    a, b, c = (np.empty(count) for _ in range(3))
+    with ThreadPoolExecutor(threads) as pool:
+
+        def on_all(kernel: Callable[[slice], Any]) -> Callable[[], Any]:
+            return lambda: list(pool.map(kernel, parts))
+
+        def first_touch(part: slice) -> None:
+            # memory belongs to the NUMA node of the thread that writes it first
+            a[part], b[part], c[part] = 0.0, 1.0, 2.0
+
+        on_all(first_touch)()
+        kernels = {
+            "Copy": (on_all(lambda part: np.copyto(c[part], a[part])), 16),
+            "Add": (on_all(lambda part: np.add(a[part], b[part], out=c[part])), 24),
+            "a sum": (on_all(lambda part: np.add.reduce(b[part])), 8),
+        }
+        rates = _in_turns(
+            {name: (kernel, nbytes * count) for name, (kernel, nbytes) in kernels.items()},
+            job["seconds"],
+        )
+    name = max(rates, key=lambda each: max(rates[each]))
+    listed = ", ".join(f"{each} {max(values):.3g}" for each, values in rates.items())
+    how = f"{name} by NumPy over arrays of {8 * count} bytes, best of {listed}"
+    return {"memory": _summed_up(rates[name], how)}
+
+
+def _integers(job: dict[str, Any]) -> _Rates:
+    """Measure products of 8-bit integers, unsigned by signed, summed in 32 bits: onnxruntime."""
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    kernels = {}
+    for size in _sizes(len(job["cpus"])):
+        left = random.integers(0, 128, (size, size)).astype(np.uint8)
+        right = random.integers(-64, 64, (size, size)).astype(np.int8)
+        graph = helper.make_graph(
+            [helper.make_node("MatMulInteger", ["left", "right"], ["product"])],
+            "product",
+            [helper.make_tensor_value_info("left", TensorProto.UINT8, [size, size])],
+            [helper.make_tensor_value_info("product", TensorProto.INT32, [size, size])],
+            [numpy_helper.from_array(right, "right")],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = len(job["cpus"])
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("left", onnxruntime.OrtValue.ortvalue_from_numpy(left))
+        product = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty((size, size), np.int32))
+        binding.bind_ortvalue_output("product", product)
+        session.run_with_iobinding(binding)
+        _must_equal(product.numpy()[:8], left[:8].astype(np.int32) @ right.astype(np.int32))
+        kernels[size] = (partial(session.run_with_iobinding, binding), 2 * size**3)
+    return {
+        "int8": _best(
+            _in_turns(kernels, job["seconds"]), "onnxruntime MatMulInteger, uint8 x int8 -> int32"
+        )
+    }
+
+
+def _floats(job: dict[str, Any]) -> _Rates:
+    """Measure products of float32 and, where there is an instruction, of bfloat16: TensorFlow."""
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    product = tf.function(tf.matmul, jit_compile=False)
+    found: _Rates = {}
+    for dtype in ("float32", "bfloat16") if job["bfloat16"] else ("float32",):
+        kernels = {}
+        for size in _sizes(len(job["cpus"])):
+            # small whole numbers are exact in both formats, and so are their sums
+            numbers = [random.integers(-4, 5, (size, size)) for _ in range(2)]
+            left, right = (tf.constant(each, dtype) for each in numbers)
+            first = tf.cast(product(left[:8], right), tf.float32).numpy()
+            rounding = 0.0 if dtype == "float32" else 2**-8
+            _must_equal(first, (numbers[0][:8] @ numbers[1]).astype(np.float32), rounding)
+            kernels[size] = (partial(product, left, right), 2 * size**3)
+        rates = _in_turns(kernels, job["seconds"])
+        found[dtype] = _best(rates, f"TensorFlow (oneDNN) matmul in {dtype}")
+    return found
+
+
+def _sizes(threads: int) -> tuple[int, int]:
+    """Edges of the matrices: with more threads there must be more to divide."""
+    smallest = 1024
+    scale = 2 ** math.ceil(math.log2(max(1.0, math.sqrt(threads / 4))))
+    return smallest * scale, 2 * smallest * scale
+
+
+def _best(rates: dict[int, list[float]], what: str) -> dict[str, Any]:
+    size = max(rates, key=lambda each: max(rates[each]))
+    return _summed_up(rates[size], f"{what}, {size} x {size}")
+
+
+def _summed_up(rates: list[float], how: str) -> dict[str, Any]:
+    return {"best": max(rates), "median": statistics.median(rates), "how": how}
+
+
+def _must_equal(came: np.ndarray, right: np.ndarray, relative: float = 0.0) -> None:
+    if not np.allclose(came, right, rtol=relative, atol=0.0):
+        raise RuntimeError("the library's product differs from NumPy's")
+
+
+if __name__ == "__main__":
+    _part, _job = sys.argv[1], json.loads(sys.argv[2])
+    os.sched_setaffinity(0, _job["cpus"])
+    _measured = {"memory": _memory, "integers": _integers, "floats": _floats}[_part](_job)
+    sys.stdout.write(f"\nROOF {json.dumps(_measured)}\n")

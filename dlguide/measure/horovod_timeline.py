@@ -1,0 +1,378 @@
+"""Horovod's timeline: when each tensor was negotiated, copied and exchanged, and what was fused.
+
+`hvd.record_timeline` and the `timeline=` of `training.fit` write the files, on rank 0, and
+`plots.timeline` draws them. Chrome's trace viewer opens them too: a file is a list of records in
+its form. Each tensor is a "process" with a number; records mark the begin and end of its
+negotiation, then of the operation, and within that of its activities, one after another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlguide.errors import require
+from dlguide.measure.run import Run
+
+NEGOTIATION, WAITING, PREPARING = "negotiation", "waiting", "preparing"
+COPY_IN, EXCHANGE, COPY_OUT, OTHER = "copy in", "exchange", "copy out", "other"
+PHASES = (NEGOTIATION, WAITING, PREPARING, COPY_IN, EXCHANGE, COPY_OUT, OTHER)
+# From the ranks' agreement to the start of the operation: behind other messages of the cycle.
+ITS_TURN = "ITS_TURN"
+_BEGINS = {
+    "MEMCPY_IN": COPY_IN,
+    "MEMCPY_OUT": COPY_OUT,
+    "QUEUE": WAITING,
+    "WAIT_FOR": WAITING,
+    "INIT": PREPARING,
+    "ALLOCATE": PREPARING,
+    **dict.fromkeys(("MPI_", "GLOO_", "NCCL_", "CCL_", "DDL_", "ADASUM", "COMM_"), EXCHANGE),
+}
+
+
+@dataclass(frozen=True)
+class TensorActivity:
+    """One activity of one tensor.
+
+    Args:
+        tensor: Horovod's name.
+        operation: "allreduce", "broadcast", "allgather", ...
+        phase: one of `PHASES`.
+        activity: Horovod's name, such as MPI_ALLREDUCE; `ITS_TURN` for the time between the
+            negotiation and the operation, which has no name.
+        start_s: begin after the start of the recording (s).
+        end_s: end (s).
+    """
+
+    tensor: str
+    operation: str
+    phase: str
+    activity: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class FusedMessage:
+    """One operation with the tensors that were fused in it.
+
+    Args:
+        operation: "allreduce", "broadcast", "allgather", ...
+        tensors: their names, in the order in the buffer.
+        start_s: begin, copying included (s).
+        end_s: end (s).
+        nbytes: size of the results of all tensors; None if the file does not contain it.
+    """
+
+    operation: str
+    tensors: tuple[str, ...]
+    start_s: float
+    end_s: float
+    nbytes: int | None
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """One tensor's part in the message of this index."""
+
+    message: int
+    name: str
+    tensor: str
+    start_s: float
+    end_s: float
+    nbytes: int | None
+
+
+def _parsed(text: str, path: str) -> tuple[list[dict[str, Any]], bool]:
+    """Return the complete records of a file and whether the file is complete."""
+    then = "Horovod writes it on rank 0, and closes it when the recording ends."
+    require(text.lstrip().startswith("["), "path", "be a Horovod timeline", path, then)
+    decoder = json.JSONDecoder()
+    place, records = text.index("[") + 1, []
+    while True:
+        while place < len(text) and text[place] in ", \n\r\t":
+            place += 1
+        try:
+            record, place = decoder.raw_decode(text, place)
+        except json.JSONDecodeError:
+            break
+        known = isinstance(record, dict) and isinstance(record.get("ph"), str)
+        timed = known and (record["ph"] == "M" or isinstance(record.get("ts"), int | float))
+        require(timed, "path", f"be a Horovod timeline, without {record!r:.60}", path, then)
+        records.append(record)
+    require(bool(records), "path", "hold at least one whole record", path, then)
+    return records, text[place:].strip() == "]"
+
+
+def _paired(
+    records: Sequence[dict[str, Any]],
+) -> tuple[list[_Operation], list[TensorActivity], list[float]]:
+    """Pair begins and ends.
+
+    The operations of a message begin one right after the other, before any of its activities.
+    """
+    names = {
+        record["pid"]: record["args"]["name"]
+        for record in records
+        if record.get("name") == "process_name" and "name" in record.get("args", {})
+    }
+    under_way: dict[Any, list[tuple[str, float, int]]] = {}
+    agreed: dict[Any, float] = {}
+    operations, events, cycles = [], [], []
+    message, grows = -1, False
+    for record in records:
+        kind, pid, seconds = record["ph"], record.get("pid"), 1e-6 * record.get("ts", 0)
+        stack = under_way.setdefault(pid, [])
+        tensor = names.get(pid, f"tensor {pid}")
+        if kind == "i":
+            cycles.append(seconds)
+        elif kind == "B":
+            name = str(record.get("name"))
+            if not stack and not name.startswith("NEGOTIATE_"):
+                message, grows = message + (not grows), True
+                if pid in agreed:
+                    start = agreed.pop(pid)
+                    waits = TensorActivity(tensor, name.lower(), WAITING, ITS_TURN, start, seconds)
+                    events.append(waits)
+            elif stack:
+                grows = False
+            stack.append((name, seconds, message))
+        elif kind == "E" and stack:
+            name, start, number = stack.pop()
+            if name.startswith("NEGOTIATE_"):
+                operation = name.removeprefix("NEGOTIATE_").lower()
+                events.append(TensorActivity(tensor, operation, NEGOTIATION, name, start, seconds))
+                agreed[pid] = seconds
+            elif stack:
+                operation = stack[0][0].lower()
+                events.append(
+                    TensorActivity(tensor, operation, phase_of(name), name, start, seconds)
+                )
+            else:
+                grows = False
+                size = _nbytes(record.get("args", {}))
+                operations.append(_Operation(number, name.lower(), tensor, start, seconds, size))
+    return operations, events, cycles
+
+
+def phase_of(activity: str) -> str:
+    """Return the phase of an activity of Horovod.
+
+    >>> phase_of("MEMCPY_IN_FUSION_BUFFER"), phase_of("MPI_ALLREDUCE")
+    ('copy in', 'exchange')
+    """
+    return next((phase for start, phase in _BEGINS.items() if activity.startswith(start)), OTHER)
+
+
+def _messages(operations: Sequence[_Operation]) -> Iterator[FusedMessage]:
+    """Group the parts of each message."""
+    ordered = sorted(operations, key=lambda one: (one.message, one.start_s))
+    for _, group in groupby(ordered, key=lambda one: one.message):
+        parts = list(group)
+        sizes = [part.nbytes for part in parts]
+        yield FusedMessage(
+            operation=parts[0].name,
+            tensors=tuple(part.tensor for part in parts),
+            start_s=parts[0].start_s,
+            end_s=max(part.end_s for part in parts),
+            nbytes=None if None in sizes else sum(sizes),
+        )
+
+
+def _nbytes(args: dict[str, Any]) -> int | None:
+    """Return the size of a result from the arguments of its end record."""
+    try:
+        shape = json.loads(args["shape"])
+        return int(np.prod(shape, dtype=np.int64)) * np.dtype(args["dtype"]).itemsize
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A recording of rank 0; times are seconds after its start.
+
+    Args:
+        started_unix_s: clock at the start; None if the file does not contain it (s).
+        events: activities in the order of their ends.
+        cycles_s: begin of each of Horovod's cycles; empty unless they were marked (s).
+        whole: whether the file is complete; False after a kill.
+    """
+
+    path: str
+    started_unix_s: float | None
+    events: tuple[TensorActivity, ...]
+    messages: tuple[FusedMessage, ...]
+    cycles_s: tuple[float, ...]
+    whole: bool
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of all tensors, in the order in which they first appear."""
+        return tuple(dict.fromkeys(event.tensor for event in self.events))
+
+    @property
+    def rounds(self) -> int:
+        """Number of exchanges of the tensor that was exchanged most often."""
+        names = [name for message in self.messages for name in message.tensors]
+        return max((names.count(name) for name in set(names)), default=0)
+
+    @property
+    def messages_per_round(self) -> float:
+        """Messages per round; 0.0 without messages."""
+        return len(self.messages) / self.rounds if self.rounds else 0.0
+
+    @property
+    def nbytes(self) -> int | None:
+        """Size of all messages; None if the file lacks the size of one."""
+        sizes = [message.nbytes for message in self.messages]
+        return None if None in sizes else sum(sizes)
+
+    def seconds(self) -> dict[str, float]:
+        """Return for each phase the time in which at least one tensor was in it (s).
+
+        This is the length of the union: eight tensors in one buffer are copied once. Phases of
+        different tensors may overlap, so their times need not add up.
+        """
+        return {
+            phase: total_s((e.start_s, e.end_s) for e in self.events if e.phase == phase)
+            for phase in PHASES
+        }
+
+    def matching(self, text: str) -> Timeline:
+        """Keep the tensors whose names contain a text; messages with one of them are kept whole.
+
+        The tensors of `DistributedOptimizer` contain "gradients".
+
+        Raises:
+            ValueError: if there is no such tensor.
+        """
+        kept = [name for name in self.tensors if text in name]
+        must = f"be part of the name of one of the {len(self.tensors)} tensors"
+        require(bool(kept), "text", must, text, f"There are {', '.join(self.tensors[:8])}.")
+        return replace(
+            self,
+            events=tuple(event for event in self.events if text in event.tensor),
+            messages=tuple(m for m in self.messages if any(text in name for name in m.tensors)),
+        )
+
+    def between(self, start_s: float, end_s: float) -> Timeline:
+        """Keep what begins at `start_s` or later and before `end_s`, with the same clock."""
+
+        def inside(thing: TensorActivity | FusedMessage) -> bool:
+            return start_s <= thing.start_s < end_s
+
+        return replace(
+            self,
+            events=tuple(filter(inside, self.events)),
+            messages=tuple(filter(inside, self.messages)),
+            cycles_s=tuple(cycle for cycle in self.cycles_s if start_s <= cycle < end_s),
+        )
+
+    def steps(self, run: Run) -> list[tuple[float, float]]:
+        """Return begin and end of each training step on the clock of this recording (s).
+
+        Args:
+            run: what `training.fit` returned on rank 0.
+
+        Raises:
+            ValueError: if the run or the file does not contain when it began.
+        """
+        known = self.started_unix_s is not None and len(run.step_start_s) == len(run.step_s)
+        then = "Take the Run that `training.fit` returned on rank 0 with this recording."
+        require(known and bool(run.step_s), "run", "say when its steps began", str(run), then)
+        zero = run.started_unix_s - self.started_unix_s
+        pairs = zip(run.step_start_s, run.step_s, strict=True)
+        return [(zero + start, zero + start + seconds) for start, seconds in pairs]
+
+    def compute(self, steps: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+        """Return the parts of steps in which no tensor is negotiated, waits, is copied or sent.
+
+        What is computed while a tensor is exchanged counts as exchange.
+
+        Args:
+            steps: begin and end of each step (s).
+
+        Returns:
+            list: begin and end of each part, in order (s).
+        """
+        busy = _joined((one.start_s, one.end_s) for one in (*self.events, *self.messages))
+        parts = []
+        for start, end in sorted(steps):
+            for begin, stop in busy:
+                if stop <= start or begin >= end:
+                    continue
+                if begin > start:
+                    parts.append((start, begin))
+                start = stop
+            if start < end:
+                parts.append((start, end))
+        return parts
+
+    def __str__(self) -> str:
+        cut = "" if self.whole else ", cut off before its end"
+        return (
+            f"{self.path}: {len(self.tensors)} tensors in {len(self.messages)} messages, "
+            f"{len(self.cycles_s)} marked cycles{cut}"
+        )
+
+
+def total_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of a union of time spans, given as begin and end: overlaps count once.
+
+    >>> total_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    return sum(end - start for start, end in _joined(spans))
+
+
+def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def read(path: str | os.PathLike) -> Timeline:
+    """Read a timeline of Horovod.
+
+    An incomplete file, as after a kill, is read up to its last complete record, and `whole` is
+    False. Activities without an end are left out.
+
+    Args:
+        path: the file, of rank 0.
+
+    Raises:
+        ValueError: if there is no such file, or it is no timeline.
+
+    Source:
+        Horovod 0.28.1, horovod/common/timeline.cc.
+    """
+    path = Path(path)
+    then = "Record one with `training.fit(..., timeline=...)` on ranks; rank 0 writes it."
+    require(path.is_file(), "path", "be a file that exists", str(path), then)
+    records, whole = _parsed(path.read_bytes().decode(errors="replace"), str(path))
+    operations, events, cycles = _paired(records)
+    starts = [
+        record["args"]["start_time_since_epoch_in_micros"]
+        for record in records
+        if "start_time_since_epoch_in_micros" in record.get("args", {})
+    ]
+    return Timeline(
+        path=str(path),
+        started_unix_s=1e-6 * starts[0] if starts else None,
+        events=tuple(events),
+        messages=tuple(_messages(operations)),
+        cycles_s=tuple(cycles),
+        whole=whole,
+    )

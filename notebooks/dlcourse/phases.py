@@ -1,0 +1,112 @@
+"""Phases of a training: the first batch apart from the others, and the load of the cores.
+
+The first batch waits for readers to start, kernels to be tuned and connections to open. A mean
+over a few hundred batches contains it, so two systems may seem to differ in every batch while they
+differ in how they start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlguide.errors import require, require_count, require_positive
+from dlguide.measure import Run, Utilisation
+
+
+@dataclass(frozen=True)
+class StartUp:
+    """Time of the first of several batches, and the mean of the others."""
+
+    images: int
+    batches: int
+    first_s: float
+    others_s: float
+    rounding_s: float = 0.0
+
+    @property
+    def images_per_s(self) -> float:
+        """Throughput without the first batch."""
+        return self.images / self.others_s
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Bounds of the throughput without the first batch, by the rounding of the source."""
+        slow, fast = self.others_s + self.rounding_s, self.others_s - self.rounding_s
+        return self.images / slow, self.images / fast
+
+    @property
+    def images_per_s_with_first(self) -> float:
+        """Throughput over all batches."""
+        return self.after(self.batches)
+
+    def after(self, batches: int) -> float:
+        """Return the mean throughput over the first batches."""
+        return self.images * require_count(batches, "batches") / self.seconds(batches)
+
+    def seconds(self, batches: int) -> float:
+        """Return the time of the first batches (s)."""
+        return self.first_s + (batches - 1) * self.others_s
+
+
+def from_mean(
+    images_per_s: float, images: int, batches: int, first_s: float, rounding_s: float = 0.0
+) -> StartUp:
+    """Separate the first batch from a mean.
+
+        mean = images / images_per_s
+        others = (batches * mean - first) / (batches - 1)
+
+    >>> round(from_mean(5696.80, 32 * 128, 200, 21.925).images_per_s)
+    6688
+    """
+    require_positive(images_per_s, "images_per_s")
+    require_count(batches, "batches", least=2)
+    whole = batches * require_count(images, "images") / images_per_s
+    then = "Is the throughput that of all workers, and the batch too?"
+    must = f"be shorter than all {batches} batches together, {whole:.3g} s"
+    require(0 <= first_s < whole, "first_s", must, first_s, then)
+    share = batches / (batches - 1)
+    return StartUp(images, batches, first_s, (whole - first_s) / (batches - 1), rounding_s * share)
+
+
+def from_steps(step_s: Sequence[float], images: int) -> StartUp:
+    """Separate the first batch from the times of all, such as a `Run`'s `step_s`."""
+    require(len(step_s) > 1, "step_s", "hold at least 2 steps", len(step_s))
+    others = sum(step_s[1:]) / (len(step_s) - 1)
+    return StartUp(require_count(images, "images"), len(step_s), float(step_s[0]), float(others))
+
+
+def overtakes(late: StartUp, early: StartUp) -> float:
+    """Return after how many batches the system with the longer start has caught up.
+
+    late.first + (n - 1) late.others = early.first + (n - 1) early.others
+    """
+    behind, gain = late.first_s - early.first_s, early.others_s - late.others_s
+    if behind <= 0:
+        return 1.0
+    return 1.0 + behind / gain if gain > 0 else float("inf")
+
+
+def load_by_phase(record: Utilisation, runs: Sequence[Run]) -> dict[str, float]:
+    """Return the mean load of all cores in each phase of a training (percent).
+
+    A sample belongs to the phase of the first rank at its middle, and counts as long as it
+    lasted; time outside all phases is idle.
+    """
+    require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
+    spans = sorted(
+        (run.started_unix_s - record.started_unix_s + begin,
+         run.started_unix_s - record.started_unix_s + end, name)
+        for run in runs
+        for name, begin, end in run.phases
+    )  # fmt: skip
+    spent: dict[str, list[float]] = {name: [0.0, 0.0] for _, _, name in spans}
+    spent["idle"] = [0.0, 0.0]
+    before = 0.0
+    for end, busy in zip(record.time_s, record.busy, strict=True):
+        middle, length, before = (before + end) / 2, end - before, end
+        phase = next((name for begin, stop, name in spans if begin <= middle < stop), "idle")
+        spent[phase][0] += length * sum(busy) / len(busy)
+        spent[phase][1] += length
+    return {name: load / length for name, (load, length) in spent.items() if length > 0}

@@ -1,0 +1,207 @@
+"""Choosing a processor as the 2019 guide argues: model, data, what there is, how far one is.
+
+The guide gives no formula ("there is no generic answer"). Its argument is done here with numbers
+that can be checked; where time has overtaken it, `OUTDATED` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.machine.processors import Processor, find
+
+STAGES = ("develop", "produce")
+ADAM_BYTES = 16  # a parameter with Adam in float32: weight, gradient, two moments, 4 bytes each
+IMAGE_BYTES = 224 * 224 * 3  # an ImageNet image as 8-bit colours
+
+OUTDATED = {
+    "4.3": (
+        "no benefit from reduced precision on Xeon",
+        "8-bit integers since 2019 (VNNI), bfloat16 since 2020, matrix units since 2023 (AMX)",
+    ),
+    "4.3, dual socket": (
+        "two sockets with 6 TFLOPS are 20-30 % of a GPU",
+        "by the guide's own Table 1 it is 57 % of a P100 and 38 % of a V100; 19-28 % is one socket",
+    ),
+    "4.4": (
+        "EPYC feeds accelerators, nobody trains on it; no AVX-512, no library of its own",
+        "AVX-512, VNNI and bf16 since 2022; oneDNN runs on it (and ZenDNN is AMD's own)",
+    ),
+    "5.5.3": (
+        "channels_first is optimal with MKL",
+        "oneDNN chooses its own blocked layout; TensorFlow on CPUs takes channels_last only",
+    ),
+    "3.1.1": (
+        "no communication in the forward pass",
+        "with synchronised batch normalisation there is",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ProcessorChoice:
+    """One way to train, with what speaks for it and against it.
+
+    Args:
+        name: the processor.
+        kind: its kind.
+        count: how many of them are used (count).
+        parts: processors that share one copy of the model (count); 1 when it fits into one.
+        fits: whether the model fits at all.
+        flops_per_s: peak of all complete copies together, in the format nets are trained in;
+            0.0 when the model does not fit or no peak is stated.
+        reasons: sentences.
+    """
+
+    name: str
+    kind: str
+    count: int
+    parts: int
+    fits: bool
+    flops_per_s: float
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.count} x {self.name}: {self.flops_per_s:.3g} flop/s at most"
+        return "\n".join([head, *(f"  - {reason}" for reason in self.reasons)])
+
+
+def choose(
+    parameters: int,
+    samples: int,
+    available: Mapping[str, int],
+    stage: str = "produce",
+    bytes_per_parameter: float = ADAM_BYTES,
+    activation_bytes: float = 0.0,
+    sample_bytes: float = IMAGE_BYTES,
+) -> tuple[ProcessorChoice, ...]:
+    """Rank the processors that are available for a training, and say why.
+
+    The guide's four points. Model: a worker needs bytes_per_parameter * parameters +
+    activation_bytes; what does not fit into one processor is split over several, so that fewer
+    copies work side by side. Data: a set that does not stay in the memory of the devices must
+    come through the host's link or from disk all the time. Availability: the peak of all copies
+    together. Stage: while developing, one processor is used, the one with the highest peak that
+    holds the model.
+
+    The rank is by peak, an upper limit. Each reason that says "must reach" turns this around:
+    the share of its peak at which the choice would fall behind the next one. Leaves out prices,
+    queues, and how far a net gets near the peak (`machine.roofline` measures that).
+
+    Args:
+        parameters: weights of the net (count).
+        samples: of the training set (count).
+        available: how many there are, by a name that `find` knows; a CPU counts in
+            sockets.
+        stage: "produce", the final training with everything there is, or "develop".
+        bytes_per_parameter: what weight, gradient and optimizer take (bytes); 16 for Adam in
+            float32.
+        activation_bytes: activations of one worker's batch (bytes).
+        sample_bytes: one sample (bytes); 150 528 for an ImageNet image.
+
+    Returns:
+        tuple: one Choice for each, best first; those that cannot hold the model last.
+
+    Raises:
+        ValueError: when a number is not positive, a name unknown or nothing is available.
+    """
+    require_known(stage, STAGES, "stage")
+    model_bytes = require_count(parameters, "parameters") * require_positive(
+        bytes_per_parameter, "bytes_per_parameter"
+    )
+    require(activation_bytes >= 0, "activation_bytes", "be at least 0", activation_bytes)
+    data_bytes = require_count(samples, "samples") * require_positive(sample_bytes, "sample_bytes")
+    require(bool(available), "available", "name at least one processor", dict(available))
+    found = {name: find(name) for name in available}
+    choices = [
+        _choice(each, require_count(available[name], f"available[{name!r}]"), stage, sizes)
+        for name, each in found.items()
+        for sizes in [(model_bytes, float(activation_bytes), data_bytes)]
+    ]
+    ranked = sorted(choices, key=lambda each: (not each.fits, -each.flops_per_s, each.name))
+    return tuple(_compared(ranked))
+
+
+def _choice(
+    each: Processor, count: int, stage: str, sizes: tuple[float, float, float]
+) -> ProcessorChoice:
+    model_bytes, activation_bytes, data_bytes = sizes
+    need = model_bytes + activation_bytes
+    memory = each.memory_bytes or 0.0
+    used = 1 if stage == "develop" else count
+    parts = math.ceil(need / memory) if memory else 0
+    # to develop is to try one copy: it may take several processors when it must
+    used = max(used, min(parts, count)) if stage == "develop" else used
+    fits = 0 < parts <= count
+    dtype = each.training_format()
+    peak = each.flops_per_s[dtype] if dtype else 0.0
+    copies = used // parts if fits else 0
+    reasons = [_model_reason(need, memory, parts, count)]
+    if fits:
+        reasons.append(_data_reason(each, data_bytes, used * memory - copies * need))
+    reasons.append(_peak_reason(each, dtype, used))
+    if each.kind == "cpu" and each.year > 2019 and "bfloat16" in each.flops_per_s:
+        said, today = OUTDATED["4.3"]
+        reasons.append(f"The guide (4.3) saw {said}; today there are {today}.")
+    if stage == "develop":
+        reasons.append("While developing, one copy is enough: short runs, quick answers.")
+    speed = copies * parts * peak
+    return ProcessorChoice(each.name, each.kind, used, max(parts, 1), fits, speed, tuple(reasons))
+
+
+def _model_reason(need: float, memory: float, parts: int, count: int) -> str:
+    sizes = f"{need:.3g} bytes; the memory of one holds {memory:.3g}"
+    if not memory:
+        return "Its memory is not stated, so nobody can say whether the model fits."
+    if parts == 1:
+        return f"The model fits: a worker needs {sizes}. Data parallelism will do."
+    if parts <= count:
+        return (
+            f"A worker needs {sizes}: {parts} together hold one copy (model parallelism). Their "
+            "messages come on top, or the net is made smaller."
+        )
+    return f"A worker needs {sizes}: even all {count} together cannot hold the model."
+
+
+def _data_reason(each: Processor, data_bytes: float, memory: float) -> str:
+    size = f"{data_bytes:.3g} bytes"
+    if each.kind == "cpu":
+        where = "fits into their memory" if data_bytes <= memory else "must be read from disk"
+        return f"The data set ({size}) {where}; there is no second memory to copy it to."
+    if data_bytes <= memory:
+        return f"The data set ({size}) fits into what the model leaves of the devices' memory."
+    if each.host_bytes_per_s is None:
+        return f"The data set ({size}) does not fit; it must be copied from the host all the time."
+    seconds = data_bytes / each.host_bytes_per_s
+    return (
+        f"The data set ({size}) does not fit; through one PCIe link an epoch's copy takes "
+        f"{seconds:.3g} s at least. Does it overlap with computing?"
+    )
+
+
+def _peak_reason(each: Processor, dtype: str | None, used: int) -> str:
+    if dtype is None:
+        return "No peak for training is stated."
+    many = f"{used} with {each.flops_per_s[dtype]:.3g} flop/s in {dtype} each"
+    balance = each.balance(dtype)
+    if balance is None:
+        return f"{many}."
+    return f"{many}; a kernel needs {balance:.3g} flop for each byte of memory to get there."
+
+
+def _compared(ranked: list[ProcessorChoice]) -> list[ProcessorChoice]:
+    found = []
+    for number, each in enumerate(ranked):
+        reasons = list(each.reasons)
+        behind = ranked[number + 1] if number + 1 < len(ranked) else None
+        if behind is not None and each.fits and behind.fits and each.flops_per_s:
+            share = behind.flops_per_s / each.flops_per_s
+            reasons.append(
+                f"It must reach {share:.2g} of its peak to beat the full peak of the next one, "
+                f"{behind.name}."
+            )
+        found.append(replace(each, reasons=tuple(reasons)))
+    return found

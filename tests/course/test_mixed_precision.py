@@ -1,0 +1,68 @@
+"""Gradients are those of TensorFlow, and loss scaling saves what fp16 loses.
+
+Tests dlcourse.mixed_precision.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dlcourse import mixed_precision
+from dlguide import models
+from dlguide.data import datasets
+
+
+@pytest.fixture(scope="module")
+def data():
+    found = datasets.load().first(1000)
+    return found.train_images, found.train_labels, found.test_images[:500], found.test_labels[:500]
+
+
+def test_gradients_of_weights_are_those_of_tensorflow(data):
+    model = models.build("mnist_cnn", dropout=0.0)
+    images, labels = data[0][:20], data[1][:20]
+    found = mixed_precision.gradients(model, images, labels)
+    with tf.GradientTape() as tape:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(
+            labels, model(images, training=False)
+        )
+    wanted = tape.gradient(loss, [v.value for v in model.trainable_variables])
+    for variable, gradient in zip(model.trainable_variables, wanted, strict=True):
+        assert np.abs(found["weights"][variable.path] - gradient).max() <= 1e-6
+    shares = tf.nn.softmax(model(images, training=False)).numpy()
+    shares[np.arange(20), labels] -= 1
+    assert np.abs(found["outputs"]["logits"] - shares / 20).max() <= 1e-6
+    assert set(found["outputs"]) == {layer.name for layer in model.layers}
+
+
+def test_small_losses_need_scaling_in_fp16_and_not_in_bf16(data):
+    job = {"steps": 12, "batch": 50, "loss_weight": 1e-9}
+    usual = mixed_precision.train("mlp", data, "float32", scaled=False, **job)
+    lost = mixed_precision.train("mlp", data, "mixed_float16", scaled=False, **job)
+    saved = mixed_precision.train("mlp", data, "mixed_float16", scaled=True, **job)
+    brain = mixed_precision.train("mlp", data, "mixed_bfloat16", scaled=False, **job)
+    assert usual.losses[-1] < usual.losses[0] - 0.5
+    assert abs(lost.losses[-1] - usual.losses[-1]) > 0.5
+    assert saved.losses[-1] == pytest.approx(usual.losses[-1], abs=0.1)
+    assert brain.losses[-1] == pytest.approx(usual.losses[-1], abs=0.1)
+    assert (lost.final_scale, saved.scaled) == (1.0, True)
+    assert saved.final_scale > 1
+    assert (len(saved.losses), len(saved.timing.seconds)) == (12, 9)
+
+
+def test_weight_of_the_loss_changes_nothing_in_float32(data):
+    runs = [
+        mixed_precision.train("mlp", data, "float32", False, steps=5, loss_weight=weight)
+        for weight in (1.0, 2.0**-20)
+    ]
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-5)
+
+
+def test_wrong_arguments_are_refused(data):
+    ends = keras.Input((2,))
+    functional = keras.Model(ends, ends)
+    with pytest.raises(ValueError, match=r"`model` must be a keras.Sequential, got 'Functional'"):
+        mixed_precision.gradients(functional, data[0], data[1])
+    with pytest.raises(ValueError, match=r"`loss_weight` must be a positive number, got 0"):
+        mixed_precision.train("mlp", data, loss_weight=0)

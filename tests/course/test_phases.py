@@ -1,0 +1,152 @@
+"""A mean throughput is taken apart exactly, and the load of a phase is the mean of its samples.
+
+Tests dlcourse.phases and the tables first_batches and batch_log_p100.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from dlcourse import phases
+from dlguide import published
+from dlguide.measure import Utilisation
+
+IMAGENET, ROUNDING_S = 1_281_167, 0.0005
+PYTORCH, HOROVOD = "PyTorch 1.0.0", "Horovod 0.15.2 + PyTorch 1.0.0"
+LOGS = published.load("first_batches")
+
+
+def published_start(row):
+    """The thesis' throughput, a mean over 200 batches, without the batch in its log."""
+    (rate,) = (
+        one["images_per_s"]
+        for one in published.load("throughput")
+        if one["study"] == "thesis"
+        and all(one[k] == row[k] for k in ("framework", "workers", "batch_per_worker"))
+    )
+    images = row["workers"] * row["batch_per_worker"]
+    return phases.from_mean(rate, images, 200, row["first_s"], ROUNDING_S)
+
+
+@given(some.lists(some.floats(0.01, 50), min_size=2, max_size=40), some.integers(1, 5000))
+def test_first_and_others_add_up_to_all_steps(step_s, images):
+    start = phases.from_steps(step_s, images)
+    assert start.seconds(len(step_s)) == pytest.approx(sum(step_s))
+    assert start.images_per_s_with_first == pytest.approx(images * len(step_s) / sum(step_s))
+    assert start.images_per_s == pytest.approx(images / np.mean(step_s[1:]))
+    again = phases.from_mean(start.images_per_s_with_first, images, len(step_s), step_s[0])
+    assert again.others_s == pytest.approx(start.others_s, rel=1e-6)
+    assert start.after(1) == pytest.approx(images / step_s[0])
+
+
+def test_rounding_reaches_the_range():
+    rounded = phases.from_mean(100.0, 100, 11, 1.0, 0.1)  # a mean of 1.0 s, 0.9 to 1.1
+    assert rounded.range == pytest.approx((100 / 1.11, 100 / 0.89))
+
+
+def test_overtaking_is_where_the_times_are_equal():
+    late, early = phases.StartUp(1, 9, 10.0, 1.0), phases.StartUp(1, 9, 1.0, 1.5)
+    count = phases.overtakes(late, early)
+    assert count == 19.0
+    assert late.seconds(19) == early.seconds(19)
+    assert phases.overtakes(early, late) == 1.0
+    slower = phases.StartUp(1, 9, 10.0, 2.0)
+    assert phases.overtakes(slower, early) == float("inf")
+
+
+def test_impossible_first_batches_are_refused():
+    with pytest.raises(ValueError, match="shorter than all 10 batches together, 10 s"):
+        phases.from_mean(10.0, 10, 10, 10.5)
+    with pytest.raises(ValueError, match="at least 2 steps"):
+        phases.from_steps([1.0], 10)
+    with pytest.raises(ValueError, match="`batches`"):
+        phases.from_mean(10.0, 10, 1, 0.1)
+
+
+# --- the thesis ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [*LOGS, *published.load("batch_log_p100")])
+def test_logs_count_the_batches_of_an_epoch_of_imagenet(row):
+    each = row["workers"] * row["batch_per_worker"]
+    assert row["batches_per_epoch"] == -(-IMAGENET // each)
+
+
+def test_the_published_throughputs_are_means_of_three_decimals():
+    for row in LOGS:
+        start = published_start(row)
+        rate = start.images_per_s_with_first  # printed with two decimals
+        mean_s, unsure_s = start.images / rate, start.images / rate**2 * 0.005
+        assert abs(mean_s - round(mean_s, 3)) < unsure_s
+
+
+def test_speed_ups_of_the_text_follow_from_the_tables():
+    rates = {
+        (one["framework"], one["workers"]): one["images_per_s"]
+        for one in published.load("throughput")
+        if one["study"] == "thesis" and one["batch_per_worker"] == 128
+    }
+    for name, said in ((HOROVOD, 29.4), (PYTORCH, 27.5)):
+        assert round(rates[name, 32] / rates[name, 1], 1) == said
+
+
+def test_without_the_first_batch_the_order_turns():
+    found = {(row["framework"], row["workers"]): published_start(row) for row in LOGS}
+    assert round(found[PYTORCH, 32].images_per_s) == 6688
+    assert round(found[HOROVOD, 32].images_per_s) == 6560
+    assert round(found[PYTORCH, 2].images_per_s) == 428
+    assert round(found[HOROVOD, 2].images_per_s) == 419
+    for workers in (2, 32):
+        torch, horovod = found[PYTORCH, workers], found[HOROVOD, workers]
+        assert torch.images_per_s_with_first < horovod.images_per_s_with_first
+        # the order is certain in spite of the rounding
+        assert torch.range[0] > horovod.range[1]
+
+
+def test_the_log_of_one_gpu_is_not_the_run_of_table_2():
+    rows = published.load("batch_log_p100")
+    (at_199,) = (row for row in rows if row["batch"] == 199)
+    assert round(128 / at_199["mean_s"]) == 202  # Table 2 has 207.11
+    # its running mean falls as it must: m(n + 1) = (n m(n) + t) / (n + 1), up to the rounding
+    for before, after in pairwise(rows):
+        count = before["batch"] + 1
+        reckoned = (count * before["mean_s"] + after["seconds"]) / (count + 1)
+        assert abs(reckoned - after["mean_s"]) < 2 * ROUNDING_S
+    assert round(100 * rows[0]["data_s"] / rows[0]["seconds"]) == 47
+
+
+# two cores, sampled from clock 100 on
+RECORD = Utilisation(
+    100.0,
+    (0, 1),
+    (1.0, 2.0, 4.0, 5.0, 6.0),
+    ((0.0, 0.0), (100.0, 50.0), (100.0, 100.0), (20.0, 20.0), (4.0, 0.0)),
+)
+
+
+def trained(started_unix_s, *phases):
+    return SimpleNamespace(started_unix_s=started_unix_s, phases=phases)
+
+
+def test_samples_count_for_the_phase_in_their_middle_and_by_their_length():
+    run = trained(101.0, ("train", 0.0, 3.0), ("evaluate", 3.0, 4.0))
+    assert phases.load_by_phase(RECORD, [run]) == pytest.approx(
+        {"train": (75 + 2 * 100) / 3, "evaluate": 20.0, "idle": (0 + 2) / 2}
+    )
+
+
+def test_two_trainings_share_their_phases_and_no_time_is_idle_when_there_is_none():
+    first, second = trained(100.0, ("train", 0.0, 2.0)), trained(102.0, ("train", 0.0, 9.0))
+    expected = (0 + 75 + 2 * 100 + 20 + 2) / 6
+    assert phases.load_by_phase(RECORD, [first, second]) == pytest.approx({"train": expected})
+
+
+def test_nothing_sampled_is_refused():
+    with pytest.raises(ValueError, match="at least one sample"):
+        phases.load_by_phase(Utilisation(0.0, (0,), (), ()), [])

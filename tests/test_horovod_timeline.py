@@ -1,0 +1,401 @@
+"""Horovod's timeline: files made by hand with a known answer, and a real run on two ranks.
+
+Tests dlguide.measure.horovod_timeline and dlguide.horovod.runtime.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+from on_ranks import on_ranks
+
+from dlguide.cli import training as command
+from dlguide.measure import Run
+from dlguide.measure import horovod_timeline as timelines
+from dlguide.measure.horovod_timeline import (
+    COPY_IN,
+    COPY_OUT,
+    EXCHANGE,
+    NEGOTIATION,
+    WAITING,
+    phase_of,
+    read,
+    total_s,
+)
+
+pytestmark = pytest.mark.ranks
+
+ZERO = 1_700_000_000.0
+
+
+def begin(pid, name, us):
+    return {"ph": "B", "name": name, "ts": us, "pid": pid}
+
+
+def end(pid, us, **args):
+    return {"ph": "E", "ts": us, "pid": pid, **({"args": args} if args else {})}
+
+
+def named(pid, name):
+    return {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
+
+
+HEAD = [
+    {
+        "name": "process_name",
+        "ph": "M",
+        "pid": 0,
+        "args": {"start_time_since_epoch_in_micros": int(1e6 * ZERO)},
+    },
+    {"name": "process_sort_index", "ph": "M", "pid": 0, "args": {"sort_index": 0}},
+]
+
+
+def fused(pids, start):
+    """A message as Horovod writes it: every activity of all tensors, one microsecond apart."""
+    shape = {"dtype": "float32", "shape": "[2, 5]"}
+    records = [begin(pid, "NEGOTIATE_ALLREDUCE", start + i) for i, pid in enumerate(pids)]
+    records += [{"ph": "X", "name": "1", "ts": start + 90, "pid": pids[0], "dur": 0}]
+    records += [end(pid, start + 100 + i) for i, pid in enumerate(pids)]
+    records += [begin(pid, "ALLREDUCE", start + 150 + i) for i, pid in enumerate(pids)]
+    for name, at, width in (
+        ("MEMCPY_IN_FUSION_BUFFER", 200, 50),
+        ("MPI_ALLREDUCE", 300, 400),
+        ("MEMCPY_OUT_FUSION_BUFFER", 750, 30),
+    ):
+        records += [begin(pid, name, start + at + i) for i, pid in enumerate(pids)]
+        records += [end(pid, start + at + width + i) for i, pid in enumerate(pids)]
+    return records + [end(pid, start + 800 + i, **shape) for i, pid in enumerate(pids)]
+
+
+def two_rounds():
+    """Tensors 1 and 2 in one message, 3 in the next one right behind it; all of that twice."""
+    cycle = {"ph": "i", "name": "CYCLE_START", "ts": 500, "s": "g"}
+    records = [*HEAD, named(1, "g_1"), named(2, "g_2"), named(3, "other"), cycle]
+    for start in (1000, 5000):
+        records += [*fused([1, 2], start), *fused([3], start + 801)]
+    return records
+
+
+def written(tmp_path, records, cut=None):
+    """Write records in Horovod's own spelling, up to `cut` characters."""
+    text = "[\n" + ",".join(json.dumps(record) for record in records) + "]"
+    path = tmp_path / "made.json"
+    path.write_text(text[:cut])
+    return path
+
+
+def test_events_messages_and_seconds_are_those_of_the_file(tmp_path):
+    recorded = read(written(tmp_path, two_rounds()))
+    assert recorded.whole
+    assert recorded.started_unix_s == pytest.approx(ZERO)
+    assert recorded.tensors == ("g_1", "g_2", "other")
+    assert recorded.cycles_s == pytest.approx((500e-6,))
+    assert [message.tensors for message in recorded.messages] == [("g_1", "g_2"), ("other",)] * 2
+    first = recorded.messages[0]
+    assert (first.operation, first.nbytes) == ("allreduce", 2 * 10 * 4)
+    assert (first.start_s, first.end_s) == pytest.approx((1150e-6, 1801e-6))
+    assert recorded.nbytes == 2 * 3 * 10 * 4
+    assert (recorded.rounds, recorded.messages_per_round) == (2, 2.0)
+    seconds = recorded.seconds()
+    # the tensor in the same buffer begins and ends 1 µs later: it adds 1 µs, not its own time
+    assert seconds[EXCHANGE] == pytest.approx(2 * (401e-6 + 400e-6))
+    assert seconds[COPY_IN] == pytest.approx(2 * (51e-6 + 50e-6))
+    assert seconds[COPY_OUT] == pytest.approx(2 * (31e-6 + 30e-6))
+    assert seconds[NEGOTIATION] == pytest.approx(2 * (101e-6 + 100e-6))
+    assert seconds[WAITING] == pytest.approx(2 * (51e-6 + 50e-6))
+    assert "3 tensors in 4 messages, 1 marked cycles" in str(recorded)
+
+
+def test_a_message_that_starts_in_the_same_microsecond_is_another_one(tmp_path):
+    short = [
+        record
+        for start in (100, 100)
+        for pid in (1, 2)
+        for record in (
+            begin(pid, "ALLREDUCE", start),
+            begin(pid, "MPI_ALLREDUCE", start),
+            end(pid, start),
+            end(pid, start, dtype="float64", shape="[]"),
+        )
+    ]
+    recorded = read(written(tmp_path, [*HEAD, named(1, "a"), named(2, "b"), *short]))
+    assert [message.tensors for message in recorded.messages] == [("a",), ("b",)] * 2
+    assert {message.nbytes for message in recorded.messages} == {8}
+
+
+def test_messages_that_run_at_the_same_time_stay_apart(tmp_path):
+    """On GPUs the next message begins before the one before has ended."""
+    records = [begin(1, "ALLREDUCE", 10), begin(1, "NCCL_ALLREDUCE", 11)]
+    records += [begin(2, "ALLREDUCE", 12), begin(2, "NCCL_ALLREDUCE", 13)]
+    records += [end(1, 20), end(1, 21), end(2, 30), end(2, 31)]
+    recorded = read(written(tmp_path, [*HEAD, named(1, "a"), named(2, "b"), *records]))
+    assert [message.tensors for message in recorded.messages] == [("a",), ("b",)]
+    assert recorded.seconds()[EXCHANGE] == pytest.approx(19e-6)
+
+
+def test_selections_keep_the_clock(tmp_path):
+    recorded = read(written(tmp_path, two_rounds()))
+    ours = recorded.matching("g_")
+    assert (ours.tensors, len(ours.messages), ours.nbytes) == (("g_1", "g_2"), 2, 160)
+    late = ours.between(5000e-6, 1.0)
+    assert [message.start_s for message in late.messages] == pytest.approx([5150e-6])
+    assert (late.cycles_s, late.rounds) == ((), 1)
+    with pytest.raises(ValueError, match=r"`text` must be part of the name .* got 'conv'. There"):
+        recorded.matching("conv")
+
+
+def test_compute_is_what_is_left_of_the_steps(tmp_path):
+    recorded = read(written(tmp_path, two_rounds()))
+    # under way from 1000 to 1801 and from 1801 to 2601, then from 5000 to 6601
+    parts = recorded.compute([(0.0, 3000e-6), (3000e-6, 8000e-6)])
+    expected = [(0, 1000), (2601, 3000), (3000, 5000), (6601, 8000)]
+    assert np.allclose(parts, 1e-6 * np.array(expected), atol=1e-9)
+    assert recorded.compute([(1200e-6, 1300e-6)]) == []
+    assert recorded.compute([]) == []
+
+
+def run_of(starts, seconds):
+    values = {field.name: 0 for field in dataclasses.fields(Run)}
+    times = {"step_start_s": starts, "step_s": seconds, "started_unix_s": ZERO - 3.0}
+    return Run(**{**values, "test_accuracy": (), "model": "mlp", "data": "mnist", **times})
+
+
+def test_steps_are_put_on_the_recordings_clock(tmp_path):
+    recorded = read(written(tmp_path, two_rounds()))
+    steps = recorded.steps(run_of((3.5, 4.0), (0.25, 0.5)))
+    assert np.allclose(steps, [(0.5, 0.75), (1.0, 1.5)])
+    with pytest.raises(ValueError, match="`run` must say when its steps began"):
+        recorded.steps(run_of((), (0.25, 0.5)))
+    no_clock = dataclasses.replace(recorded, started_unix_s=None)
+    with pytest.raises(ValueError, match="`run` must say when its steps began"):
+        no_clock.steps(run_of((3.5,), (0.25,)))
+
+
+def test_a_file_cut_anywhere_is_read_up_to_its_last_whole_record(tmp_path):
+    records = two_rounds()
+    length = len(written(tmp_path, records).read_text())
+    whole = read(written(tmp_path, records))
+    counts = []
+    for cut in (*range(len("[\n" + json.dumps(records[0])), length, 61), length - 1):
+        recorded = read(written(tmp_path, records, cut))
+        assert not recorded.whole
+        assert "cut off before its end" in str(recorded)
+        assert recorded.events == whole.events[: len(recorded.events)]
+        counts.append(len(recorded.messages))
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 4)
+
+
+def test_ends_without_begins_are_left_out(tmp_path):
+    """A recording that starts in the middle of an operation sees only its end."""
+    records = [*HEAD, named(1, "g_1"), end(1, 10), end(1, 20, dtype="float32", shape="[3]")]
+    recorded = read(written(tmp_path, [*records, *fused([1], 1000)]))
+    assert [len(message.tensors) for message in recorded.messages] == [1]
+    assert recorded.seconds()[EXCHANGE] == pytest.approx(400e-6)
+
+
+def test_sizes_the_file_does_not_say_are_none(tmp_path):
+    records = [*HEAD, named(1, "a"), begin(1, "BARRIER", 5), end(1, 9)]
+    recorded = read(written(tmp_path, records))
+    assert (recorded.messages[0].nbytes, recorded.nbytes) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "be a Horovod timeline, got"),
+        ("hello", "be a Horovod timeline, got"),
+        ('{"traceEvents": []}', "be a Horovod timeline, got"),
+        ("[1, 2]", "be a Horovod timeline, without 1, got"),
+        ('[{"a": 1}]', "be a Horovod timeline, without {'a': 1}, got"),
+        ('[{"ph": "B", "ts": "x"}]', "be a Horovod timeline, without {'ph': 'B', 'ts': 'x'}, got"),
+        ("[", "hold at least one whole record, got"),
+        ("[]", "hold at least one whole record, got"),
+        ("[{", "hold at least one whole record, got"),
+    ],
+)
+def test_nonsense_is_refused_with_the_file_and_the_next_step(tmp_path, text, words):
+    path = tmp_path / "nonsense.json"
+    path.write_text(text)
+    said = re.escape(f"`path` must {words} '{path}'. Horovod writes it on rank 0")
+    with pytest.raises(ValueError, match=said):
+        read(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(ValueError, match="`path` must be a file that exists"):
+            read(path)
+
+
+def test_overlaps_count_once():
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, 1000, 50)
+    spans = [(int(start), int(start) + width) for width, start in enumerate(starts)]
+    covered = np.zeros(2000, bool)
+    for start, stop in spans:
+        covered[start:stop] = True
+    assert total_s(spans) == covered.sum()
+    assert total_s([]) == 0
+
+
+def test_every_activity_of_horovods_documentation_has_a_phase():
+    for activity, phase in {
+        "WAIT_FOR_OTHER_TENSOR_DATA": "waiting",
+        "WAIT_FOR_DATA": "waiting",
+        "QUEUE": "waiting",
+        "INIT_FUSION_BUFFER": "preparing",
+        "ALLOCATE_OUTPUT": "preparing",
+        "MEMCPY_IN_FUSION_BUFFER": "copy in",
+        "MEMCPY_OUT_FUSION_BUFFER": "copy out",
+        "MPI_ALLREDUCE": "exchange",
+        "MPI_BCAST": "exchange",
+        "GLOO_ALLREDUCE": "exchange",
+        "NCCL_ALLREDUCE": "exchange",
+        "SOMETHING_NEW": "other",
+    }.items():
+        assert phase_of(activity) == phase, activity
+    assert set(timelines.PHASES) >= {"negotiation", "copy in", "exchange", "copy out"}
+
+
+def record_trainings(where, names):
+    """Train once for each name, with a timeline where there is one, and record a block by hand."""
+    import os
+
+    import numpy as np
+    from fitting import fit
+
+    import dlguide.horovod as hvd
+    from dlguide.data.datasets import Dataset
+    from dlguide.horovod import runtime
+
+    draw = np.random.default_rng(0)
+    images, labels = draw.random((96, 28, 28, 1), dtype=np.float32), draw.integers(0, 10, 96)
+    data = Dataset("made_up", images, labels, images[:8], labels[:8])
+
+    def train(name, **more):
+        path = name and os.path.join(where, name)
+        return fit("mnist_cnn", data, batch_per_rank=16, evaluate=False, timeline=path, **more)
+
+    def raises(call):
+        try:
+            call()
+        except (ValueError, RuntimeError) as error:
+            return str(error)
+        return "nothing"
+
+    def record(path):
+        with hvd.record_timeline(path, mark_cycles=True):
+            return np.asarray(hvd.allreduce(np.ones(100), name="inside", op=hvd.Sum)).tolist()
+
+    runs = [train(name).as_dict() for name in names]
+    record(os.path.join(where, "by_hand.json"))
+    after = np.asarray(hvd.allreduce(np.ones(3), name="outside", op=hvd.Sum)).tolist()
+    return {
+        "runs": runs,
+        "after": after,
+        "left_on": runtime.records_on_call(),
+        "variable": os.environ.get("HOROVOD_TIMELINE"),
+        "folder": raises(lambda: record(where)),
+        "again": "nothing" if not runtime.restart_problem() else raises(hvd.restart),
+        "alone": raises(lambda: train("alone.json", parallel=False)),
+    }
+
+
+SHAPES = [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (1024, 128), (128,), (128, 10), (10,)]
+PARAMETERS = sum(int(np.prod(shape)) for shape in SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("environment", "messages", "names"),
+    [
+        ({}, 1, ["same.json", None, "same.json"]),
+        ({"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "0.5"}, 8, ["same.json"]),
+    ],
+)
+def test_a_real_run_shows_every_gradient_and_what_was_fused(tmp_path, environment, messages, names):
+    told = on_ranks(
+        2, record_trainings, tmp_path, 120, environment, where=str(tmp_path), names=names
+    )
+    runs = [Run.from_dict(record) for record in told[0]["runs"]]
+    assert len({run.weights_digest for run in runs}) == 1, "recording changes no result"
+    run, recorded = runs[-1], read(tmp_path / "same.json")
+    assert recorded.whole
+    gradients = recorded.matching("gradients")
+    assert len(gradients.tensors) == len(SHAPES)
+    assert gradients.rounds == len(run.step_s) == 3
+    assert gradients.messages_per_round == messages
+    assert gradients.nbytes == 3 * 4 * PARAMETERS == 3 * 4 * run.parameters
+    steps = recorded.steps(run)
+    for step in steps:  # one clock: each exchange lies in its step
+        assert len(gradients.between(*step).messages) == messages
+    seconds = gradients.seconds()
+    assert (seconds[COPY_IN] > 0) == (messages == 1), "what travels alone is not copied"
+    assert 0 < seconds[EXCHANGE] < sum(run.step_s)
+    assert 0 < total_s(gradients.compute(steps)) < sum(run.step_s)
+    by_hand = read(tmp_path / "by_hand.json")
+    assert by_hand.tensors == ("inside",)
+    assert by_hand.nbytes == 800
+    assert by_hand.cycles_s
+    for rank in told:
+        assert rank["after"] == [2.0] * 3
+        assert rank["variable"] is None
+        assert rank["folder"].startswith("`path` must be a file, got")
+        assert "`timeline` must be None in a training without other ranks" in rank["alone"]
+        # with both settings Horovod cannot start again without the timeline, and says so
+        assert rank["left_on"] == bool(environment)
+        assert ("crashes when it starts a second time" in rank["again"]) == bool(environment)
+
+
+def refuse_a_second_start():
+    import mpi4py.MPI  # noqa: F401  Horovod then does not own MPI
+    import numpy as np
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    try:
+        with hvd.record_timeline("never.json"):
+            text = "nothing"
+    except RuntimeError as error:
+        text = str(error)
+    return text, np.asarray(hvd.allreduce(np.ones(1), name="still", op=hvd.Sum)).tolist()
+
+
+def test_a_start_that_would_crash_is_refused_on_all_ranks_and_horovod_runs_on(tmp_path):
+    both = {"HOROVOD_FUSION_THRESHOLD": "1000", "HOROVOD_CYCLE_TIME": "1"}
+    told = on_ranks(3, refuse_a_second_start, tmp_path, 60, both)
+    assert all(total == [3.0] for _, total in told)
+    for text, _ in told:
+        assert text.startswith("Horovod cannot start again: HOROVOD_CYCLE_TIME and HOROVOD_FUSION")
+        assert "Start new ranks" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "text"),
+    [
+        ("drawn.png", {}, "`timeline` must end in .json, got '.*drawn.png'"),
+        ("one.json", {"ranks": 1}, "`timeline` must not be given for 1 rank, .* Use `--ranks 2`"),
+        ("two.json", {"compare": True}, "`timeline` must not be given with compare"),
+    ],
+)
+def test_the_command_line_refuses_what_it_cannot_record(tmp_path, name, more, text):
+    with pytest.raises(ValueError, match=text):
+        command.train(timeline=tmp_path / name, output=tmp_path, **more)
+
+
+def test_the_command_line_draws_the_gradients_beside_the_file(tmp_path, capsys):
+    ours = [named(1, "gradients.1"), named(2, "gradients.2"), named(3, "total")]
+    rounds = [*fused([1, 2], 1000), *fused([3], 3000), *fused([1, 2], 5000)]
+    path = written(tmp_path, [*HEAD, *ours, *rounds])
+    run = run_of((3.0, 3.004), (0.004, 0.004))  # the recording began 3 s after the run
+    command._draw_timeline(path, run)
+    assert (tmp_path / "made.png").stat().st_size > 1000
+    said = capsys.readouterr().out
+    assert "its last 2 steps" in said
+    assert "Messages a step: 1, for 2 gradients." in said

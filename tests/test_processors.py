@@ -1,0 +1,107 @@
+"""The catalogue contains the guide's Table 1 and current data sheets.
+
+Tests dlguide.machine.processors.
+"""
+
+import json
+
+import pytest
+
+from dlguide import published
+from dlguide.machine import processors
+
+# Table 1 of the guide, as printed: fp32, fp64 (TFLOPS), memory (GB), its bandwidth (GB/s).
+TABLE_1 = {
+    "AMD Instinct MI25": (12.29, 0.77, 16, 484),
+    "AMD Instinct MI50": (13.4, 6.7, 16, 1024),
+    "AMD Instinct MI60": (14.7, 7.4, 32, 1024),
+    "NVIDIA P100 SXM2": (10.6, 5.3, 16, 732),
+    "NVIDIA V100 SXM2": (15.7, 7.8, 32, 900),
+    "Intel Xeon Scalable 8180 (socket)": (3.0, 1.5, 768, 119),
+    "AMD EPYC 7601 (socket)": (1.1, 0.56, 2000, 159),
+}
+MODERN = ("A100", "H100", "H200", "B200", "MI300X", "6980P", "EPYC 9965", "Grace")
+
+
+def test_table_1_of_the_guide_stands_as_printed():
+    rows = [row for row in published.load("hardware") if row["source"] == "PRACE 2019 Table 1"]
+    columns = ("fp32_tflops", "fp64_tflops", "memory_gbytes", "memory_gbytes_per_s")
+    assert {row["name"]: tuple(row[column] for column in columns) for row in rows} == TABLE_1
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_today_s_processors_are_there_with_memory_and_peak(name):
+    each = processors.find(name)
+    assert each.year >= 2020
+    assert each.source
+    assert each.memory_bytes > 0
+    assert each.bytes_per_s > 0
+    assert each.flops_per_s["float32"] > 0
+
+
+def test_every_row_has_a_known_kind_a_year_and_a_source():
+    found = processors.select()
+    assert {each.kind for each in found} == set(processors.KINDS)
+    for each in found:
+        assert 2010 <= each.year <= 2026
+        assert each.source
+        json.dumps(each.as_dict())
+    assert len({each.name for each in found}) == len(found)
+
+
+def test_figures_that_were_computed_agree_with_their_formula():
+    formulas = {
+        "E5-2680": 14 * 2.4e9 * 32,
+        "8160": 24 * 1.4e9 * 64,
+        "6148F": 20 * 1.6e9 * 64,
+        "9654": 96 * 2.4e9 * 32,
+        "9965": 192 * 2.25e9 * 64,
+        "6980P": 128 * 2.0e9 * 64,
+        "7250": 68 * 1.4e9 * 64,
+        "1080 Ti": 3584 * 1.582e9 * 2,
+        "Titan V": 5120 * 1.455e9 * 2,
+    }
+    for name, flops_per_s in formulas.items():
+        each = processors.find(name)
+        assert "computed" in each.note
+        assert each.flops_per_s["float32"] == pytest.approx(flops_per_s, rel=0.01)
+
+
+def test_tensor_figures_are_dense():
+    # the sparse ones that vendors print are twice these; 16 bits then are never above 8 bits
+    for each in processors.select("gpu", since=2020):
+        rates = each.flops_per_s
+        assert rates["bfloat16"] <= rates["int8"] <= 2.01 * rates["bfloat16"]
+
+
+def test_processors_are_chosen_by_kind_and_year_in_order():
+    found = processors.select("cpu", since=2017)
+    assert all(each.kind == "cpu" and each.year >= 2017 for each in found)
+    assert [each.year for each in found] == sorted(each.year for each in found)
+    assert len(processors.select(since=2016)) < len(processors.select())
+
+
+def test_balance_is_peak_over_bandwidth():
+    p100 = processors.find("P100")
+    assert p100.balance() == pytest.approx(10.6e12 / 732e9)
+    assert p100.balance("bfloat16") is None
+    assert p100.training_format() == "float16"
+    assert processors.find("POWER8").training_format() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Xeon", r"`name` must fit one processor only, got 'Xeon'\. There are: Intel Xeon"),
+        ("Pentium", r"`name` must be in the catalogue, got 'Pentium'\. There are: NVIDIA K40"),
+        (" ", r"`name` must be a text"),
+    ],
+)
+def test_a_name_that_is_not_one_processor_lists_them(name, text):
+    with pytest.raises(ValueError, match=text):
+        processors.find(name)
+
+
+def test_an_unknown_kind_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"`kind` must be one of asic, cpu, .*Did you mean gpu"):
+        processors.select("gpus")

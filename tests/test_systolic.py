@@ -1,0 +1,33 @@
+"""A systolic array against NumPy.
+
+Tests dlguide.machine.systolic.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dlguide.machine import systolic
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(4, 4, 4), (1, 3, 2), (7, 2, 5)])
+def test_systolic_array_gives_the_product_and_never_reads_twice(rows, depth, columns):
+    random = np.random.default_rng(rows)
+    left = random.integers(-9, 9, (rows, depth))
+    right = random.integers(-9, 9, (depth, columns))
+    found = systolic.simulate(left, right)
+    assert np.array_equal(np.array(found[-1].results), left @ right)
+    assert len(found) == rows + depth + columns - 2
+    assert sum(each.busy for each in found) == rows * depth * columns
+    # a number comes into the first column once, and walks on from there
+    entered = [row[0] for each in found for row in each.inputs if row[0] is not None]
+    assert sorted(entered) == sorted(left.ravel().tolist())
+    for before, after in pairwise(found):
+        for k in range(depth):
+            assert after.inputs[k][1:] == before.inputs[k][:-1]
+
+
+def test_systolic_array_refuses_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"`inputs` must be M x 2 for these weights, got \(2, 3\)"):
+        systolic.simulate(np.ones((2, 3)), np.ones((2, 2)))

@@ -1,0 +1,251 @@
+"""What was tuned is found again on the same machine only, and a damaged file harms nobody.
+
+Tests dlguide.machine.tuned_plans and dlguide.cluster.launch.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+
+import pytest
+from fake_machine import machine
+
+from dlguide.cluster import Cluster
+from dlguide.cluster.launch import default_plan
+from dlguide.machine import describe, threads, tuned_plans
+from dlguide.machine.tuned_plans import Candidate
+from dlguide.tuning import CandidateResult
+
+SPEEDS = {
+    Candidate(2, 1, 2, bound=False): 300.0,
+    Candidate(2, 1, 1): 290.0,
+    Candidate(1, 2, 1): 200.0,
+    Candidate(4, 1, 1): 190.0,
+    Candidate(1, 1, 1): 100.0,
+}
+
+
+def result(speeds=SPEEDS, failed=()):
+    rows = [
+        CandidateResult(each, speed, speed, speed, 0, 1, 3, 1.0) for each, speed in speeds.items()
+    ]
+    rows += [CandidateResult(each, 0.0, 0.0, 0.0, -1, 0, 0, 1.0, "broken") for each in failed]
+    return tuple(rows)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_suite_does_not_see_the_users_cache():
+    assert "dlguide-test-cache-" in os.environ["DLGUIDE_CACHE"]
+
+
+def test_what_is_kept_is_found_again(cache):
+    here = machine(2)
+    path = tuned_plans.save(result(), "mnist_cnn", 100, here, unix_s=1e9)
+    assert path.is_relative_to(cache)
+    found = tuned_plans.load(here)
+    assert found.candidates == tuple(SPEEDS)
+    assert found.images_per_s == tuple(SPEEDS.values())
+    assert (found.net, found.global_batch, found.unix_s) == ("mnist_cnn", 100, 1e9)
+    assert "for mnist_cnn with batches of 100" in str(found)
+    assert time.strftime("%Y-%m-%d", time.localtime(1e9)) in str(found)
+
+
+def test_nothing_is_found_where_nothing_was_kept(cache):
+    assert tuned_plans.load(machine(2)) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        machine(4),
+        machine(1, 1),
+        machine(2, threads=2),
+        machine(2, quota=1),
+        dataclasses.replace(machine(2), processor="another"),
+    ],
+)
+def test_another_machine_finds_nothing(cache, other):
+    tuned_plans.save(result(), "mnist_cnn", 100, machine(2))
+    assert tuned_plans.load(other) is None
+
+
+def test_a_host_of_another_name_with_the_same_cores_finds_it(cache):
+    tuned_plans.save(result(), "mnist_cnn", 100, machine(2))
+    twin = dataclasses.replace(machine(2), name="node17", os="another kernel", memory_bytes=1)
+    assert tuned_plans.load(twin) is not None
+
+
+def test_the_newest_is_found_unless_a_net_or_batch_is_named(cache):
+    here = machine(2)
+    for net, batch, unix_s in (("mlp", 100, 3.0), ("mlp", 32, 2.0), ("mnist_cnn", 100, 1.0)):
+        tuned_plans.save(result(), net, batch, here, unix_s)
+    assert tuned_plans.load(here).unix_s == 3.0
+    assert tuned_plans.load(here, net="mnist_cnn").unix_s == 1.0
+    assert tuned_plans.load(here, global_batch=32).unix_s == 2.0
+    assert tuned_plans.load(here, net="mnist_cnn", global_batch=32) is None
+
+
+def test_the_same_net_and_batch_is_replaced(cache):
+    for unix_s in (1.0, 2.0):
+        path = tuned_plans.save(result(), "mlp", 100, machine(2), unix_s)
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert tuned_plans.load(machine(2)).unix_s == 2.0
+
+
+def test_what_failed_is_not_kept(cache):
+    bad = Candidate(2, 1, 1)
+    speeds = {Candidate(1, 2, 1): 10.0}
+    tuned_plans.save(result(speeds, failed=[bad]), "mlp", 100, machine(2))
+    assert tuned_plans.load(machine(2)).candidates == (Candidate(1, 2, 1),)
+
+
+def test_best_is_that_of_the_ranks_and_takes_turns_only_when_allowed(cache):
+    here = machine(2)
+    tuned_plans.save(result(), "mlp", 100, here)
+    found = tuned_plans.load(here)
+    assert found.best(here) == Candidate(2, 1, 2, bound=False)
+    assert found.best(here, ranks=1) == Candidate(1, 2, 1)
+    assert found.best(here, ranks=4) is None
+    assert found.best(here, ranks=4, oversubscribe=True) == Candidate(4, 1, 1)
+    assert found.best(here, ranks=3) is None
+
+
+DAMAGE = {
+    "empty": lambda text: "",
+    "cut": lambda text: text[: len(text) // 2],
+    "no JSON": lambda text: "\x00\xff",
+    "a list": lambda text: "[]",
+    "another version": lambda text: text.replace('"format": 1', '"format": 2'),
+    "another machine": lambda text: text.replace('"sockets": 1', '"sockets": 2'),
+    "threads below 1": lambda text: text.replace('"threads": 1', '"threads": 0'),
+    "ranks as text": lambda text: text.replace('"ranks": 2', '"ranks": "two"'),
+    "an unknown field": lambda text: text.replace('"bound"', '"tied"'),
+    "no candidates": lambda text: json.dumps(json.loads(text) | {"candidates": []}),
+    "a speed too few": lambda text: json.dumps(json.loads(text) | {"images_per_s": [1.0]}),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_file_is_reported_and_the_others_are_read(cache, kind):
+    here = machine(2)
+    tuned_plans.save(result(), "mlp", 100, here, unix_s=1.0)
+    path = tuned_plans.save(result(), "mnist_cnn", 100, here, unix_s=2.0)
+    good = path.read_text()
+    path.write_bytes(DAMAGE[kind](good).encode("latin-1"))
+    assert path.read_text(errors="replace") != good
+    with pytest.warns(
+        RuntimeWarning, match=r"mnist_cnn-batch100\.json is damaged .* `dlguide tune"
+    ):
+        assert tuned_plans.load(here).net == "mlp"
+
+
+def test_a_reader_sees_the_old_file_or_the_new_one(cache):
+    here, stop = machine(2), threading.Event()
+    tuned_plans.save(result(), "mlp", 100, here)
+
+    def write():
+        while not stop.is_set():
+            tuned_plans.save(result(), "mlp", 100, here)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(200):
+                assert tuned_plans.load(here).candidates == tuple(SPEEDS)
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_a_writer_that_is_killed_leaves_the_old_file(cache):
+    here = machine(2)
+    path = tuned_plans.save(result(), "mlp", 100, here, unix_s=5.0)
+    code = f"""
+        import os, sys
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from test_tuned_plans import result, machine
+        from dlguide.machine import tuned_plans
+        os.fsync = lambda handle: os._exit(7)
+        tuned_plans.save(result(), "mlp", 100, machine(2), unix_s=6.0)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60)
+    assert done.returncode == 7
+    assert tuned_plans.load(here).unix_s == 5.0
+    assert path.exists()
+
+
+def keep_here(speeds):
+    here = describe()
+    tuned_plans.save(result(speeds), "mnist_cnn", 100, here, unix_s=1e9)
+    return here
+
+
+def test_a_cluster_plans_with_what_was_tuned_for_its_ranks(cache):
+    tuned = Candidate(1, 1, 2, bound=False)
+    here = keep_here({tuned: 9.0})
+    plan, how = default_plan(ranks=1)
+    assert plan == tuned.plan(here)
+    assert plan.environment(0)["TF_NUM_INTEROP_THREADS"] == "2"
+    assert how.startswith("as tuned on ")
+
+
+def test_a_cluster_plans_without_it_when_told_so_or_for_other_ranks(cache):
+    cores = describe().usable_cores
+    here = keep_here({Candidate(1, 1, 2, bound=False): 9.0})
+    assert default_plan(ranks=1, tuned=False) == (threads.plan(here, ranks=1), "")
+    more = cores + 1
+    crowd = threads.plan(here, ranks=more, oversubscribe=True)
+    assert default_plan(ranks=more, oversubscribe=True) == (crowd, "")
+
+
+def test_tuned_true_chooses_the_ranks_too(cache):
+    best = Candidate(1, 1, 1)
+    here = keep_here({best: 9.0, Candidate(1, 1, 2): 8.0})
+    assert default_plan(tuned=True)[0] == best.plan(here)
+
+
+def test_tuned_true_without_anything_is_refused_with_the_next_step(cache):
+    text = r"`tuned` must be False or None where nothing was measured for this machine, got True\. "
+    with pytest.raises(ValueError, match=text + r"Run `dlguide tune` first\."):
+        Cluster(tuned=True)
+    with pytest.raises(ValueError, match="measured for 1 ranks of this machine"):
+        Cluster(ranks=1, tuned=True)
+    with pytest.raises(ValueError, match="`tuned` must be True, False or None, got 'yes'"):
+        Cluster(tuned="yes")
+
+
+def test_what_was_tuned_does_not_allow_more_ranks_than_cores(cache):
+    more = describe().usable_cores + 1
+    keep_here({Candidate(more, 1, 1): 9.0})
+    with pytest.raises(ValueError, match=rf"`ranks` must be at most .* got {more}"):
+        Cluster(ranks=more)
+    with pytest.raises(ValueError, match="nothing was measured for this machine"):
+        Cluster(tuned=True)
+
+
+@pytest.mark.ranks
+def test_the_ranks_really_get_it_and_repr_says_from_when(cache):
+    # one thread that may run on every core: not what the plain plan for one rank gives
+    keep_here({Candidate(1, 1, 2, bound=False): 9.0})
+    with Cluster(ranks=1) as cluster:
+        assert "threads as tuned on 2001-09-0" in repr(cluster)
+        assert "for mnist_cnn with batches of 100" in repr(cluster)
+        names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+        assert cluster.run(lambda: [os.environ[name] for name in names]) == [["1", "2"]]
+        everywhere = sorted(os.sched_getaffinity(0))
+        assert cluster.engines[0]["cpus"] == everywhere
+    with Cluster(ranks=1, tuned=False) as cluster:
+        assert "tuned" not in repr(cluster)
