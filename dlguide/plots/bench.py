@@ -234,7 +234,7 @@ def tuning(result: Any) -> Figure:
     are ranks without binding.
 
     Args:
-        result: a `tuning.Tuned` or a `threads.TuneResult`: `rows` with `candidate`, `median`,
+        result: a `tuning.HalvingResult`: `rows` with `candidate`, `median`,
             `rung` and `error`; `best`; `baseline`.
 
     Returns:
