@@ -8,8 +8,8 @@ import pytest
 
 from dlguide import models, published
 from dlguide.models import costs as counting
-from dlguide.models import images
-from dlguide.models.layers import Layers
+from dlguide.models import graph, images
+from dlguide.models.layers import SeededLayers
 
 PUBLISHED = {(row["name"], row["source"]): row for row in published.load("architectures")}
 
@@ -26,7 +26,7 @@ def costs(keras):
     for name in models.names("imagenet"):
         net = models.spec(name)
         sizes = net.resolve({})
-        make = Layers(name, start=net.start)
+        make = SeededLayers(name, start=net.start)
         found[name] = models.count(images.undrawn(make, net.shape(sizes), sizes, net.dropout))
     return found
 
@@ -282,7 +282,7 @@ def test_every_formula_is_of_a_layer_that_keras_has(keras):
 
 @pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4), ("bool", 1)])
 def test_a_number_has_the_bytes_of_its_dtype(dtype, size):
-    assert counting.itemsize(dtype) == size
+    assert graph.itemsize(dtype) == size
 
 
 def test_architectures_are_the_guides_nets_and_vgg_has_the_most_gradients(costs):

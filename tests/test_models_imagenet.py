@@ -7,7 +7,7 @@ import pytest
 from on_ranks import on_ranks
 
 from dlguide import models
-from dlguide.models.layers import Layers
+from dlguide.models.layers import SeededLayers
 
 pytestmark = pytest.mark.ranks
 
@@ -23,7 +23,7 @@ def digest(model):
 
 def test_a_convolution_with_stride_pads_both_sides(keras):
     """As the papers: 224 becomes 112, and the first window has padding on its left."""
-    make = Layers("padded", start="zeros")
+    make = SeededLayers("padded", start="zeros")
     images = keras.Input((8, 8, 1))
     model = keras.Model(images, make.normalised(images, 1, 3, 2, "conv"))
     model.get_layer("conv").kernel.assign(np.ones((3, 3, 1, 1)))

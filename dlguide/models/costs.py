@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlguide.errors import require, require_count, require_known
 from dlguide.models import images, registry
-from dlguide.models.layers import Layers
+from dlguide.models.graph import FREE, LayerCall, itemsize, layer_calls, shape_of
+from dlguide.models.layers import SeededLayers
 
 if TYPE_CHECKING:
     import keras
@@ -230,126 +231,61 @@ def count(model: keras.Model, batch: int = 1) -> Cost:
             a kind whose cost is not known.
     """
     require_count(batch, "batch")
-    walk = _Walk(batch)
-    walk.enter(model, "", ())
-    return Cost(model.name, batch, tuple(walk.found.values()), tuple(walk.uncounted))
+    found: dict[str, LayerCost] = {}
+    uncounted: dict[str, None] = {}
+    for call in layer_calls(model):
+        one, seen = _layer_cost(call, batch), found.get(call.name)
+        found[call.name] = one if seen is None else _again(seen, one)
+        if _formula(call.layer) is None:
+            uncounted[call.name] = None
+    return Cost(model.name, batch, tuple(found.values()), tuple(uncounted))
 
 
-class _Walk:
-    """Goes through the graph of a model and collects the costs of its layers."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.found: dict[str, LayerCost] = {}
-        self.uncounted: list[str] = []
-        # for each tensor, by its id, whether trained weights come before it
-        self.trained: dict[int, bool] = {}
-
-    def enter(self, model: Any, prefix: str, before: tuple[bool, ...]) -> bool:
-        """Count every call; return whether trained weights come before any output."""
-        graph = graph_of(model)
-        for number, tensor in enumerate(graph.inputs):
-            self.trained[id(tensor)] = bool(before and before[number % len(before)])
-        for node in nodes_of(graph):
-            if not node.is_input:
-                self._call(node, prefix)
-        return any(self.trained[id(tensor)] for tensor in graph.outputs)
-
-    def _call(self, node: Any, prefix: str) -> None:
-        layer = node.operation
-        before = tuple(self.trained.get(id(tensor), False) for tensor in node.input_tensors)
-        if hasattr(layer, "_nodes_by_depth") or hasattr(layer, "_functional"):
-            inner = [shape_of(tensor, layer.name) for tensor in graph_of(layer).inputs]
-            outer = [shape_of(tensor, layer.name) for tensor in node.input_tensors]
-            must = f"call {layer.name} with the shapes it was built for, {inner}"
-            require(inner == outer, "model", must, outer)
-            after = self.enter(layer, f"{prefix}{layer.name}/", before)
-        else:
-            one = self._cost(node, f"{prefix}{layer.name}", any(before))
-            after = any(before) or one.trainable > 0
-            seen = self.found.get(one.name)
-            self.found[one.name] = one if seen is None else _again(seen, one)
-        for tensor in node.output_tensors:
-            self.trained[id(tensor)] = after
-
-    def _cost(self, node: Any, name: str, trained_before: bool) -> LayerCost:
-        layer, kind = node.operation, type(node.operation).__name__
-        inputs = [shape_of(tensor, name) for tensor in node.input_tensors]
-        outputs = [shape_of(tensor, name) for tensor in node.output_tensors]
-        weights = list(getattr(layer, "weights", ()))
-        of_keras = type(layer).__module__.startswith("keras.")
-        formula = FORMULAS.get(kind) if of_keras else None
-        if formula is None:
-            require(
-                not weights,
-                "model",
-                "be made of layers whose cost is known",
-                f"layer {name} of kind {kind} with {len(weights)} weights",
-                "Count this layer by hand, and the others as a model without it.",
-            )
-            if name not in self.uncounted:
-                self.uncounted.append(name)
-        multiply_adds, other = formula(layer, inputs, outputs[0]) if formula else (0, 0)
-        statistics = _statistics(layer, kind)
-        trainable = sum(prod(w.shape) for w in getattr(layer, "trainable_weights", ()))
-        weight_bytes = sum(prod(w.shape) * itemsize(w.dtype) for w in weights)
-        written = 0 if kind in FREE else _nbytes(node.output_tensors, outputs)
-        read = 0 if kind in FREE else _nbytes(node.input_tensors, inputs)
-        training = multiply_adds * (1 + (trainable > 0) + trained_before)
-        if formula and kind in _PARTS:
-            training = _PARTS[kind](layer, inputs).training(trainable > 0, trained_before)
-        # an embedding reads the rows it looks up, as many bytes as it writes
-        shared = written * self.batch if kind == "Embedding" else weight_bytes
-        return LayerCost(
-            name=name,
-            kind=kind,
-            output_shape=outputs[0],
-            parameters=sum(prod(w.shape) for w in weights) - statistics,
-            statistics=statistics,
-            trainable=trainable,
-            multiply_adds=multiply_adds,
-            other_flops=other,
-            training_multiply_adds=training,
-            activation_bytes=written,
-            weight_bytes=weight_bytes,
-            bytes_moved=read + written + shared / self.batch,
-        )
-
-
-def graph_of(model: Any) -> Any:
-    """Return the functional graph of a model."""
-    graph = getattr(model, "_functional", model)
+def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
+    """Count one call of a layer."""
+    layer, kind, name, node = call.layer, call.kind, call.name, call.node
+    trained_before = any(call.trained_before)
+    inputs = [shape_of(tensor, name) for tensor in node.input_tensors]
+    outputs = [shape_of(tensor, name) for tensor in node.output_tensors]
+    weights = list(getattr(layer, "weights", ()))
+    formula = _formula(layer)
     require(
-        hasattr(graph, "_nodes_by_depth"),
+        formula is not None or not weights,
         "model",
-        "be a functional or sequential Keras model with known input shape",
-        type(model).__name__,
-        "Build it with keras.Input first; a subclassed model hides its layers.",
+        "be made of layers whose cost is known",
+        f"layer {name} of kind {kind} with {len(weights)} weights",
+        "Count this layer by hand, and the others as a model without it.",
     )
-    return graph
+    multiply_adds, other = formula(layer, inputs, outputs[0]) if formula else (0, 0)
+    statistics = _statistics(layer, kind)
+    trainable = sum(prod(w.shape) for w in getattr(layer, "trainable_weights", ()))
+    weight_bytes = sum(prod(w.shape) * itemsize(w.dtype) for w in weights)
+    written = 0 if kind in FREE else _nbytes(node.output_tensors, outputs)
+    read = 0 if kind in FREE else _nbytes(node.input_tensors, inputs)
+    training = multiply_adds * (1 + (trainable > 0) + trained_before)
+    if formula and kind in _PARTS:
+        training = _PARTS[kind](layer, inputs).training(trainable > 0, trained_before)
+    # an embedding reads the rows it looks up, as many bytes as it writes
+    shared = written * batch if kind == "Embedding" else weight_bytes
+    return LayerCost(
+        name=name,
+        kind=kind,
+        output_shape=outputs[0],
+        parameters=sum(prod(w.shape) for w in weights) - statistics,
+        statistics=statistics,
+        trainable=trainable,
+        multiply_adds=multiply_adds,
+        other_flops=other,
+        training_multiply_adds=training,
+        activation_bytes=written,
+        weight_bytes=weight_bytes,
+        bytes_moved=read + written + shared / batch,
+    )
 
 
-def nodes_of(graph: Any) -> list[Any]:
-    """List the calls of a functional model, each after those it depends on."""
-    depths = sorted(graph._nodes_by_depth, reverse=True)
-    return [node for depth in depths for node in graph._nodes_by_depth[depth]]
-
-
-def shape_of(tensor: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of one image of a symbolic tensor."""
-    shape = tuple(tensor.shape[1:])
-    then = "Give keras.Input the size of the images."
-    require(None not in shape, "model", f"have fixed shapes at layer {name}", shape, then)
-    return shape
-
-
-def itemsize(dtype: Any) -> int:
-    """Return the bytes of one element of a dtype."""
-    if str(dtype) in ("bfloat16", "bool"):
-        return 2 if str(dtype) == "bfloat16" else 1
-    import numpy as np
-
-    return np.dtype(dtype).itemsize
+def _formula(layer: Any) -> Formula | None:
+    of_keras = type(layer).__module__.startswith("keras.")
+    return FORMULAS.get(type(layer).__name__) if of_keras else None
 
 
 def _nbytes(tensors: list[Any], shapes: list[tuple[int, ...]]) -> int:
@@ -380,13 +316,6 @@ Work = tuple[int, int]
 # A formula takes a layer and the shapes of one image at its inputs and output, and gives
 # (multiply-adds, other flops) for that image.
 Formula = Callable[[Any, list[Shape], Shape], Work]
-
-# Kinds that hand on what they get, or that do nothing when a net infers: no bytes move.
-FREE = {
-    *("InputLayer", "Flatten", "Reshape", "Identity", "ActivityRegularization"),
-    *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"),
-    *("AlphaDropout", "GaussianDropout", "GaussianNoise"),
-}
 
 
 def _activation(layer: Any, output: Shape) -> int:
@@ -674,7 +603,9 @@ def _footprint(name: str) -> Footprint:
     net = registry.spec(name)
     sizes = net.resolve({})
     # without initial weights: counting does not look at them
-    model = images.undrawn(Layers(name, start=net.start), net.shape(sizes), sizes, net.dropout)
+    model = images.undrawn(
+        SeededLayers(name, start=net.start), net.shape(sizes), sizes, net.dropout
+    )
     cost = count(model)
     return Footprint(
         name=name,

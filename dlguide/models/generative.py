@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require
-from dlguide.models.layers import Layers
+from dlguide.models.layers import SeededLayers
 from dlguide.models.registry import NetSpec, Size, register
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _PICTURE = ("image", "image", "channels")
     ),
 )
 def autoencoder(
-    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
 ) -> keras.Model:
     """Build a denoising autoencoder.
 
@@ -85,7 +85,7 @@ def _dcgan(name: str, task: str, parameters: int, *inputs: int | str, **sizes: i
     ),
 )
 def dcgan(
-    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
 ) -> keras.Model:
     """Build the generator or the discriminator of a DCGAN.
 
@@ -113,7 +113,7 @@ def dcgan(
     return keras.Model(inputs, x, name=make.name)
 
 
-def _dense(make: Layers, x: Any, sizes: Mapping[str, Size]) -> Any:
+def _dense(make: SeededLayers, x: Any, sizes: Mapping[str, Size]) -> Any:
     import keras
 
     shape, hidden = tuple(x.shape[1:]), int(sizes["hidden"])
@@ -125,7 +125,7 @@ def _dense(make: Layers, x: Any, sizes: Mapping[str, Size]) -> Any:
     return keras.layers.Reshape(shape, dtype=make.wide, name="image")(x)
 
 
-def _convolutional(make: Layers, x: Any, sizes: Mapping[str, Size]) -> Any:
+def _convolutional(make: SeededLayers, x: Any, sizes: Mapping[str, Size]) -> Any:
     filters, same = int(sizes["filters"]), {"strides": 2, "padding": "same"}
     relu = {"activation": "relu", **same}
     x = make("Conv2D", x, filters, 3, name="encode", **relu)
@@ -135,7 +135,7 @@ def _convolutional(make: Layers, x: Any, sizes: Mapping[str, Size]) -> Any:
 
 
 def _generator(
-    make: Layers, x: Any, sizes: Mapping[str, Size], smallest: int, doublings: int
+    make: SeededLayers, x: Any, sizes: Mapping[str, Size], smallest: int, doublings: int
 ) -> Any:
     filters = int(sizes["filters"]) * 2 ** (doublings - 1)
     x = make("Dense", x, smallest**2 * filters, use_bias=False, name="project")
@@ -149,12 +149,12 @@ def _generator(
     return _last(make, x, int(sizes["channels"]), 5, name="image", activation="tanh", **same)
 
 
-def _normalised_relu(make: Layers, x: Any, name: str) -> Any:
+def _normalised_relu(make: SeededLayers, x: Any, name: str) -> Any:
     x = make("BatchNormalization", x, momentum=0.9, epsilon=1e-5, name=name)
     return make("ReLU", x, name=f"{name}_relu")
 
 
-def _discriminator(make: Layers, x: Any, sizes: Mapping[str, Size], halvings: int) -> Any:
+def _discriminator(make: SeededLayers, x: Any, sizes: Mapping[str, Size], halvings: int) -> Any:
     filters = int(sizes["filters"])
     for number in range(1, halvings + 1):
         first = number == 1
@@ -166,6 +166,6 @@ def _discriminator(make: Layers, x: Any, sizes: Mapping[str, Size], halvings: in
     return make.logits(make("Flatten", x, name="flatten"), 1, name="logit")
 
 
-def _last(make: Layers, x: Any, channels: int, kernel: int, **options: Any) -> Any:
+def _last(make: SeededLayers, x: Any, channels: int, kernel: int, **options: Any) -> Any:
     """Apply the last transposed convolution, in float32 also in mixed precision."""
     return make("Conv2DTranspose", x, channels, kernel, dtype=make.wide, **options)

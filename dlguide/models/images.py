@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dlguide.models.layers import Layers
+from dlguide.models.layers import SeededLayers
 from dlguide.models.registry import NetSpec, Size, register
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     NetSpec("mnist_cnn_bn", "digits", 184_778, (28, 28, 1), dropout=0.25),
 )
 def digits_net(
-    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
 ) -> keras.Model:
     """Build a small net for digits: dense, or with two convolutions of 5 x 5."""
     import keras
@@ -69,7 +69,7 @@ def _cifar(name: str, parameters: int) -> NetSpec:
     _cifar("resnet110", 1_727_962),
 )
 def cifar_resnet(
-    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
 ) -> keras.Model:
     """Build a residual net for small images.
 
@@ -106,7 +106,7 @@ def cifar_resnet(
     return keras.Model(images, make.logits(x, int(sizes["classes"])), name=make.name)
 
 
-def _subsampled(make: Layers, x: Any, filters: int, block: str) -> Any:
+def _subsampled(make: SeededLayers, x: Any, filters: int, block: str) -> Any:
     """Take every second pixel and fill up with channels of zeros: option A."""
     x = make("AveragePooling2D", x, 1, 2, name=f"{block}_subsample")
     height, width, channels = x.shape[1:]
@@ -138,7 +138,7 @@ def _subsampled(make: Layers, x: Any, filters: int, block: str) -> Any:
     ),
 )
 def clip_net(
-    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
 ) -> keras.Model:
     """Build a net of 3 x 3 x 3 convolutions, each with ReLU and pooling after it.
 
@@ -222,7 +222,7 @@ def _photographs(
     _photographs("mobilenet_v2", 3_504_872, 0.2),
 )
 def imagenet_net(
-    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
 ) -> keras.Model:
     """Build a large net with the initial weights of its seed."""
     model = undrawn(make, shape, sizes, dropout)
@@ -231,7 +231,7 @@ def imagenet_net(
 
 
 def undrawn(
-    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
 ) -> keras.Model:
     """Build a large net without initial weights, for counting."""
     import keras
@@ -242,7 +242,7 @@ def undrawn(
         return keras.Model(images, make.logits(features, int(sizes["classes"])), name=make.name)
 
 
-def _features(make: Layers, images: keras.KerasTensor, dropout: float) -> keras.KerasTensor:
+def _features(make: SeededLayers, images: keras.KerasTensor, dropout: float) -> keras.KerasTensor:
     """Apply everything before the last layer, its dropout included."""
     import keras
     import numpy as np
@@ -273,7 +273,7 @@ def _features(make: Layers, images: keras.KerasTensor, dropout: float) -> keras.
     return x
 
 
-def _resnet(make: Layers, x: Any, blocks: Sequence[int], stride_in_3x3: bool) -> Any:
+def _resnet(make: SeededLayers, x: Any, blocks: Sequence[int], stride_in_3x3: bool) -> Any:
     """Apply bottleneck blocks: He et al. 2015 (arXiv:1512.03385), Table 1."""
     x = make.normalised(x, 64, 7, 2, "conv1")
     x = make("ReLU", x, name="conv1_relu")
@@ -298,7 +298,7 @@ def _resnet(make: Layers, x: Any, blocks: Sequence[int], stride_in_3x3: bool) ->
     return x
 
 
-def _alexnet(make: Layers, x: Any) -> Any:
+def _alexnet(make: SeededLayers, x: Any) -> Any:
     """Apply the convolutions without groups: Krizhevsky 2014 (arXiv:1404.5997), footnote 1."""
     x = make("ZeroPadding2D", x, 2, name="conv1_pad")
     x = make.convolve(x, 64, 11, "conv1", strides=4, padding="valid")
@@ -311,7 +311,7 @@ def _alexnet(make: Layers, x: Any) -> Any:
     return make("MaxPooling2D", x, 3, 2, name="pool5")
 
 
-def _googlenet(make: Layers, x: Any) -> Any:
+def _googlenet(make: SeededLayers, x: Any) -> Any:
     """Apply the inception blocks: Szegedy et al. 2014 (arXiv:1409.4842), Table 1."""
     x = make.convolve(x, 64, 7, "conv1", strides=2)
     x = make("MaxPooling2D", x, 3, 2, "same", name="pool1")

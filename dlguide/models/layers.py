@@ -15,7 +15,7 @@ _RANDOM = ("Dropout", "GaussianNoise", *_RECURRENT, "MultiHeadAttention")
 _NORMAL = 0.02
 
 
-class Layers:
+class SeededLayers:
     """Makes Keras layers of one dtype policy and applies them, each with its own seed.
 
     The seeds follow from the net's name, `seed` and the order of the layers. So two nets with one

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.models.costs import FREE, graph_of, itemsize, nodes_of, shape_of
+from dlguide.models.graph import LayerArray, LayerCall, itemsize, layer_calls
 from dlguide.models.registry import DTYPES, build
 
 if TYPE_CHECKING:
@@ -186,43 +186,32 @@ _FUNCTIONS_BY_OUTPUT = {"relu", "relu6", "sigmoid", "tanh", "softmax", "elu", "s
 _TEMPORARIES_OF_NORMALISATION = 2
 
 
-@dataclass(frozen=True)
-class Array:
-    """An array of the forward pass, for one image: its number, elements and dtype."""
-
-    number: int
-    elements: int
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes for one image."""
-        return self.elements * itemsize(self.dtype)
-
-
 # An array in the dtype in which it is kept, and its bytes for one image.
 Saved = dict[tuple[int, str], int]
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of a layer: its arrays, which inputs need a gradient, what it keeps."""
+class SavingCall:
+    """A call of a layer that takes part in the backward pass, and what it saves for it."""
 
-    kind: str
-    inputs: tuple[Array, ...]
-    outputs: tuple[Array, ...]
-    before: tuple[bool, ...]
-    keeps: Saved = field(default_factory=dict)
+    call: LayerCall
+    keeps: Saved
 
 
-def record(model: Any) -> list[Call]:
+def record(model: Any) -> list[SavingCall]:
     """List the calls of a net's layers that take part in the backward pass, in order."""
-    recorder = _Recorder()
-    recorder.enter(model, None)
-    return recorder.calls
+    calls = []
+    for call in layer_calls(model):
+        if not call.free and (call.trained or any(call.trained_before)):
+            keeps = _keeps(call)
+            if call.kind in _INSIDE:
+                nbytes = _INSIDE[call.kind](call.node, str(call.layer.compute_dtype))
+                keeps = {**keeps, (-call.outputs[0].number, "inside"): nbytes}
+            calls.append(SavingCall(call, keeps))
+    return calls
 
 
-def saved_activations(calls: list[Call]) -> Saved:
+def saved_activations(calls: list[SavingCall]) -> Saved:
     """Collect what all calls keep; an array that several need is there once."""
     arrays: Saved = {}
     for call in calls:
@@ -230,7 +219,7 @@ def saved_activations(calls: list[Call]) -> Saved:
     return arrays
 
 
-def backward_peak(calls: list[Call]) -> int:
+def backward_peak(calls: list[SavingCall]) -> int:
     """Follow the gradients backward and find the fullest moment."""
     needed_until: dict[tuple[int, str], int] = {}
     for number, call in enumerate(calls):
@@ -238,12 +227,12 @@ def backward_peak(calls: list[Call]) -> int:
             needed_until.setdefault(key, number)
     sizes, alive, peak = saved_activations(calls), {}, 0
     for number in range(len(calls) - 1, -1, -1):
-        call = calls[number]
+        call = calls[number].call
         held = sum(sizes[key] for key, until in needed_until.items() if until <= number)
         incoming = {array.number: array.nbytes for array in call.outputs}
         given = {
             array.number: array.nbytes
-            for array, needs in zip(call.inputs, call.before, strict=True)
+            for array, needs in zip(call.inputs, call.trained_before, strict=True)
             if needs
         }
         others = sum(nbytes for key, nbytes in alive.items() if key not in incoming)
@@ -259,63 +248,9 @@ def backward_peak(calls: list[Call]) -> int:
     return peak
 
 
-class _Recorder:
-    """Numbers the arrays of a graph and notes the calls that a gradient passes through."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.arrays: dict[int, Array] = {}
-        self.trained: dict[int, bool] = {}
-        self.count = 0
-
-    def enter(self, model: Any, given: list[Any] | None) -> list[Any]:
-        graph = graph_of(model)
-        for number, tensor in enumerate(graph.inputs):
-            outer = given[number] if given else None
-            self.arrays[id(tensor)] = self._array(tensor) if outer is None else self._of(outer)
-            self.trained[id(tensor)] = outer is not None and self.trained[id(outer)]
-        for node in nodes_of(graph):
-            if not node.is_input:
-                self._call(node)
-        return list(graph.outputs)
-
-    def _array(self, tensor: Any) -> Array:
-        self.count += 1
-        elements = prod(shape_of(tensor, tensor.name))
-        return Array(self.count, elements, str(tensor.dtype))
-
-    def _of(self, tensor: Any) -> Array:
-        return self.arrays[id(tensor)]
-
-    def _call(self, node: Any) -> None:
-        layer, kind = node.operation, type(node.operation).__name__
-        before = tuple(self.trained[id(tensor)] for tensor in node.input_tensors)
-        trained = bool(getattr(layer, "trainable_weights", ()))
-        if hasattr(layer, "_nodes_by_depth") or hasattr(layer, "_functional"):
-            results = self.enter(layer, list(node.input_tensors))
-            for inner, outer in zip(results, node.output_tensors, strict=True):
-                self.arrays[id(outer)] = self._of(inner)
-                self.trained[id(outer)] = self.trained[id(inner)]
-            return
-        inputs = tuple(self._of(tensor) for tensor in node.input_tensors)
-        passes = kind in FREE and not getattr(layer, "rate", 0)
-        for tensor in node.output_tensors:
-            self.arrays[id(tensor)] = inputs[0] if passes else self._array(tensor)
-            self.trained[id(tensor)] = trained or any(before)
-        if not passes and (trained or any(before)):
-            outputs = tuple(self._of(tensor) for tensor in node.output_tensors)
-            keeps = _keeps(layer, kind, inputs, outputs, trained)
-            if kind in (*_OF_A_UNIT, "MultiHeadAttention"):
-                count = _inside_recurrent if kind in _OF_A_UNIT else _inside_attention
-                inside = count(node, str(layer.compute_dtype))
-                keeps = {**keeps, (-outputs[0].number, "inside"): inside}
-            self.calls.append(Call(kind, inputs, outputs, before, keeps))
-
-
-def _keeps(
-    layer: Any, kind: str, inputs: tuple[Array, ...], outputs: tuple[Array, ...], trained: bool
-) -> Saved:
-    """Tell what the gradient of a layer needs of its forward pass."""
+def _keeps(call: LayerCall) -> Saved:
+    """Return the inputs, outputs and masks that the gradient of a kind of layer needs."""
+    layer, kind, inputs, outputs = call.layer, call.kind, call.inputs, call.outputs
     dtype = str(getattr(layer, "compute_dtype", inputs[0].dtype))
     before = {(a.number, dtype): a.elements * itemsize(dtype) for a in inputs}
     after = {(a.number, a.dtype): a.nbytes for a in outputs}
@@ -334,7 +269,7 @@ def _keeps(
         return {**before, (-outputs[0].number, dtype): middle}
     if kind.startswith(_LINEAR):
         # the input is for the gradient of the weights, the output for that of the activation
-        needed = before if trained else {}
+        needed = before if call.trained else {}
         if name in _FUNCTIONS_BY_OUTPUT:
             needed = {**needed, **after}
         elif name != "linear":
@@ -356,7 +291,7 @@ def _keeps(
     return {**before, **after}
 
 
-def _kept_by_rows(layer: Any, given: Array, output: Array, dtype: str) -> Saved:
+def _kept_by_rows(layer: Any, given: LayerArray, output: LayerArray, dtype: str) -> Saved:
     """Tell what normalisation of each row keeps: its input, the scales, three numbers a row."""
     wide = "float32" if itemsize(dtype) == 2 else dtype
     rows = given.elements // prod(layer.weights[0].shape) if layer.weights else 0
@@ -397,3 +332,6 @@ def _inside_attention(node: Any, dtype: str) -> int:
     wide = 4 * weights if itemsize(dtype) == 2 else 0
     masked = node.arguments.kwargs.get("use_causal_mask", False)
     return numbers * itemsize(dtype) + wide + (weights if masked else 0)
+
+
+_INSIDE = {**dict.fromkeys(_OF_A_UNIT, _inside_recurrent), "MultiHeadAttention": _inside_attention}

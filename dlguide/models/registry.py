@@ -9,7 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.models.layers import Layers
+from dlguide.models.layers import SeededLayers
 
 if TYPE_CHECKING:
     import keras
@@ -61,7 +61,7 @@ class NetSpec:
 
 
 # Builds a net from its layers, the shape of one sample, its sizes and the share of dropout.
-Builder = Callable[[Layers, tuple[int, ...], Mapping[str, Size], float], "keras.Model"]
+Builder = Callable[[SeededLayers, tuple[int, ...], Mapping[str, Size], float], "keras.Model"]
 NETS: dict[str, NetSpec] = {}
 _BUILDERS: dict[str, Builder] = {}
 
@@ -215,7 +215,7 @@ def build(
     share = isinstance(dropout, Real) and 0 <= dropout < 1
     require(share, "dropout", "be at least 0 and below 1", dropout)
     chosen = net.resolve(sizes)
-    make = Layers(name, seed, dtype, dropout_seed, net.start)
+    make = SeededLayers(name, seed, dtype, dropout_seed, net.start)
     return _BUILDERS[name](make, net.shape(chosen), chosen, float(dropout))
 
 

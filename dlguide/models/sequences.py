@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require
-from dlguide.models.layers import Layers
+from dlguide.models.layers import SeededLayers
 from dlguide.models.registry import NetSpec, Size, register
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _series(name: str, parameters: int, **sizes: int) -> NetSpec:
     _series("gru", 3_393, units=32, layers=1),
 )
 def recurrent(
-    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
 ) -> keras.Model:
     """Build recurrent layers of `units`, and one dense layer after the last step.
 
@@ -64,7 +64,7 @@ def recurrent(
     ),
 )
 def transformer(
-    make: Layers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
+    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
 ) -> keras.Model:
     """Build a transformer for a series, or a causal one for tokens.
 
@@ -94,7 +94,9 @@ def transformer(
     return keras.Model(inputs, x, name=make.name)
 
 
-def _blocks(make: Layers, x: Any, sizes: Mapping[str, Size], dropout: float, tokens: bool) -> Any:
+def _blocks(
+    make: SeededLayers, x: Any, sizes: Mapping[str, Size], dropout: float, tokens: bool
+) -> Any:
     length, width, heads = (int(sizes[one]) for one in ("length", "width", "heads"))
     then = f"Take {width - width % heads or heads}."
     require(width % heads == 0, "width", f"be a multiple of the {heads} heads", width, then)

@@ -186,7 +186,7 @@ class KerasLayers:
 
 def _cuts(model: keras.Model) -> list[str]:
     """Choose the cuts so that every piece has trained weights, and as many as possible."""
-    from dlguide.models.costs import graph_of, nodes_of
+    from dlguide.models.graph import graph_of, nodes_of
 
     points = stages.cut_points(model)
     cuts: list[str] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count
 from dlguide.models import count
-from dlguide.models.costs import graph_of, itemsize, nodes_of, shape_of
+from dlguide.models.graph import graph_of, itemsize, nodes_of, shape_of
 
 if TYPE_CHECKING:
     import keras

@@ -69,7 +69,7 @@ def dense_pair(
     """
     import keras
 
-    from dlguide.models.layers import Layers
+    from dlguide.models.layers import SeededLayers
 
     require_count(seed, "seed", least=0)
     for name, value in (("features", features), ("latent", latent), ("hidden", hidden)):
@@ -78,7 +78,7 @@ def dense_pair(
     require_known(dtype, ("float32", "float64"), "dtype")
 
     def dense(name: str, inputs: int, outputs: int, activation: str) -> tuple[Any, Any]:
-        make = Layers(name, seed, dtype, seed, start="HeNormal")
+        make = SeededLayers(name, seed, dtype, seed, start="HeNormal")
         x = given = keras.Input((inputs,), dtype=dtype)
         for number in (1, 2):
             x = make("Dense", x, hidden, activation=activation, name=f"hidden{number}")

@@ -8,7 +8,7 @@ from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide import models
 from dlguide.data.input_pipeline import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalise
 from dlguide.errors import require_count, require_known
-from dlguide.models.layers import Layers
+from dlguide.models.layers import SeededLayers
 
 if TYPE_CHECKING:
     import keras
@@ -60,7 +60,7 @@ def build(
         return models.build(net, seed, dtype=dtype, image=image, classes=outputs)
     import keras
 
-    make = Layers(net, require_count(seed, "seed", least=0), dtype, seed, start="HeNormal")
+    make = SeededLayers(net, require_count(seed, "seed", least=0), dtype, seed, start="HeNormal")
     x = images = keras.Input((image, image, 1), dtype=make.wide, name="images")
     for number, filters in enumerate(_FILTERS, start=1):
         x = make("Conv2D", x, filters, 3, padding="same", activation="relu", name=f"conv{number}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.models.layers import Layers
+from dlguide.models.layers import SeededLayers
 
 if TYPE_CHECKING:
     import keras
@@ -125,24 +125,24 @@ def until(model: keras.Model, stage: int) -> keras.Model:
     return keras.Model(inputs, model.outputs[:stage], name=f"{model.name}_{stage}")
 
 
-def _maker(name: str, seed: int, dtype: str) -> Layers:
+def _maker(name: str, seed: int, dtype: str) -> SeededLayers:
     require_count(seed, "seed", least=0)
     require_known(dtype, _DTYPES, "dtype")
-    return Layers(name, seed, dtype, seed, start="HeNormal")
+    return SeededLayers(name, seed, dtype, seed, start="HeNormal")
 
 
-def _coarser(make: Layers, x: Any, by: int) -> Any:
+def _coarser(make: SeededLayers, x: Any, by: int) -> Any:
     return x if by == 1 else make("AveragePooling2D", x, by)
 
 
-def _flat(make: Layers, x: Any) -> Any:
+def _flat(make: SeededLayers, x: Any) -> Any:
     """Put frames behind each other: (frames, s, s, 3) becomes (s, s, frames * 3)."""
     frames, rows, columns, channels = x.shape[1:]
     x = make("Permute", x, (2, 3, 1, 4))
     return make("Reshape", x, (rows, columns, frames * channels))
 
 
-def _block(make: Layers, kind: str, x: Any, filters: int, name: str) -> Any:
+def _block(make: SeededLayers, kind: str, x: Any, filters: int, name: str) -> Any:
     change = make(kind, x, filters, 3, padding="same", activation="relu", name=name)
     return make("Add", [x, change], name=f"{name}_add")
 
@@ -157,7 +157,9 @@ def _places(x: Any) -> Any:
     return keras.ops.ones_like(x[..., :2]) * grid
 
 
-def _coarsest_part(make: Layers, x: Any, rows: int, filters: int, blocks: int, frames: int) -> Any:
+def _coarsest_part(
+    make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
+) -> Any:
     """Correct the coarsest frames: time lies in the channels."""
     x = make("Conv2D", x, filters, 3, padding="same", activation="relu", name=f"in{rows}")
     for number in range(blocks):
@@ -165,7 +167,9 @@ def _coarsest_part(make: Layers, x: Any, rows: int, filters: int, blocks: int, f
     return _zero(make, x, 3 * frames, f"change{rows}")
 
 
-def _volume_part(make: Layers, x: Any, rows: int, filters: int, blocks: int, frames: int) -> Any:
+def _volume_part(
+    make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
+) -> Any:
     """Correct the coarsest frames: time is an axis of its own."""
     thin = max(1, filters // 3)
     x = make("Reshape", x[..., : 6 * frames], (rows, rows, 2, frames, 3))
@@ -182,7 +186,9 @@ def _volume_part(make: Layers, x: Any, rows: int, filters: int, blocks: int, fra
     return _zero(make, x, 3 * frames, f"change{rows}")
 
 
-def _edge_part(make: Layers, x: Any, rows: int, filters: int, blocks: int, frames: int) -> Any:
+def _edge_part(
+    make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
+) -> Any:
     """Correct finer frames: blocks on half the map, edges from the whole one."""
     relu = {"padding": "same", "activation": "relu"}
     edges = make("Conv2D", x, EDGES, 3, name=f"in{rows}", **relu)
@@ -194,6 +200,6 @@ def _edge_part(make: Layers, x: Any, rows: int, filters: int, blocks: int, frame
     return _zero(make, x, 3 * frames, f"change{rows}")
 
 
-def _zero(make: Layers, x: Any, channels: int, name: str) -> Any:
+def _zero(make: SeededLayers, x: Any, channels: int, name: str) -> Any:
     start = {"kernel_initializer": "zeros", "padding": "same"}
     return make("Conv2D", x, channels, 3, name=name, **start)
