@@ -1,6 +1,6 @@
 """Whatever a kvstore is called: equal work, the bytes of the closed form, serial descent where due.
 
-Tests dlguide.parallel.kvstore and dlguide.training.flat_net.
+Tests dlguide.parallel.kvstore and dlcourse.flat_net.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import pytest
 from lanes import RANKS, long
 from on_ranks import on_ranks
 
+from dlcourse.flat_net import FlatNet
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.parallel import kvstore, trials
-from dlguide.training.flat_net import FlatNet
 
 pytestmark = pytest.mark.ranks
 

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 
+from dlcourse import descent
 from dlcourse.exercises import lesson_10, lesson_11, lesson_12, lesson_13, lesson_80, lesson_81
 from dlcourse.usecases import imagenet
 from dlcourse.usecases.video import metrics
 from dlguide import models
-from dlguide.training import descent
 
 RANDOM = np.random.default_rng(1)
 

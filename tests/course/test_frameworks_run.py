@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dlcourse import recursive
-from dlguide.training import tensorflow_one, tensorflow_threads
+from dlcourse import recursive, tensorflow_one
 
 NET = recursive.weights(words=9, width=5, seed=3)
 TREES = recursive.sentences(count=12, longest=6, words=9, seed=4)
@@ -167,11 +166,11 @@ def test_rows_show_programs_without_imports_and_docstrings():
 
 
 def test_threads_are_those_asked_for_and_cannot_be_changed_later():
-    counted = tensorflow_threads.count(then=3, now=5)
+    counted = tensorflow_one.count_threads(then=3, now=5)
     assert (counted["then"], counted["now"]) == (3, 5)
     assert "cannot be modified" in counted["refused"]
 
 
 def test_threads_must_be_counts():
     with pytest.raises(ValueError, match="`then` must be a whole number of at least 1"):
-        tensorflow_threads.count(then=0)
+        tensorflow_one.count_threads(then=0)

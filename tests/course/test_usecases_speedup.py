@@ -150,7 +150,7 @@ def _game(hidden, comm):
     import keras
     import tensorflow as tf
 
-    from dlguide.training.adversarial import dense_pair, non_saturating
+    from dlcourse.adversarial import dense_pair, non_saturating
 
     judge = dense_pair(hidden=hidden, latent=2)[1]
     maker = dense_pair(hidden=4 * hidden, latent=2)[0]

@@ -10,7 +10,10 @@ Source:
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import subprocess
+import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
@@ -18,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from dlguide.errors import MissingComponentError, require_count
 
 
 @dataclass(frozen=True)
@@ -261,3 +266,61 @@ def pairs() -> tuple[Pair, ...]:
         Pair("checkpoint_dir", _checkpoint_then, _checkpoint_now, 0, trap["checkpoint"]),
         Pair("keep_prob", _dropout_then, _dropout_now, 0.02, trap["dropout"]),
     )
+
+
+# The threads that start operators carry TensorFlow's name; those inside an operator do not.
+_COUNT_THREADS = """
+import json, os
+import numpy as np
+import tensorflow as tf
+
+def pool():
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    return sum(name.startswith("tf_Compute") for name in names)
+
+tf.config.threading.set_inter_op_parallelism_threads(NOW)
+tf.matmul(tf.ones((64, 64)), tf.ones((64, 64)))
+now = pool()
+with tf.Graph().as_default():
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=THEN)
+    x = tf.compat.v1.placeholder(tf.float32, (64, 64))
+    with tf.compat.v1.Session(config=config) as session:
+        session.run(tf.matmul(x, x), feed_dict={x: np.ones((64, 64))})
+        then = pool() - now
+try:
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    refused = ""
+except RuntimeError as error:
+    refused = str(error)
+print(json.dumps({"then": then, "now": now, "refused": refused}))
+"""
+
+
+def count_threads(then: int = 4, now: int = 2, timeout_s: float = 120.0) -> dict[str, Any]:
+    """Set the inter-op threads by `ConfigProto` and by `tf.config.threading`, and count them.
+
+    Leaves out the threads inside an operator: that pool is made once for the process, by whichever
+    of the two comes first, so a session in a process that has computed already cannot set it.
+
+    Args:
+        then: operators at a time, asked for by `ConfigProto` (count).
+        now: operators at a time, asked for by `tf.config.threading` (count).
+        timeout_s: time limit of the process (s).
+
+    Returns:
+        dict: `then` and `now`, the threads that were there, and `refused`, what TensorFlow says
+        when they are changed once more.
+
+    Raises:
+        ValueError: when a count is below 1.
+        MissingComponentError: when the process fails.
+    """
+    require_count(then, "then")
+    require_count(now, "now")
+    program = _COUNT_THREADS.replace("NOW", str(now)).replace("THEN", str(then))
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=timeout_s
+    )
+    if run.returncode:
+        raise MissingComponentError(f"TensorFlow did not run: {run.stderr[-400:]}")
+    return json.loads(run.stdout.splitlines()[-1])

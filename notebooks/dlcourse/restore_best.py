@@ -1,4 +1,4 @@
-"""Training that looks at held-out samples now and then, and keeps the weights of the best look."""
+"""Training that ends with the weights of the smallest held-out loss; it never stops early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import keras
 
 
-def train(
+def train_restore_best(
     net: keras.Model,
     draw: Callable[[int], tuple[Any, Any]],
     held: tuple[Any, Any],

@@ -1,12 +1,12 @@
 """Training with looks ends with the best weights seen, and its steps are those of Adam.
 
-Tests dlguide.training.early_stopping.
+Tests dlcourse.restore_best.
 """
 
 import numpy as np
 import pytest
 
-from dlguide.training import early_stopping
+from dlcourse.restore_best import train_restore_best
 
 
 def squared(wanted, came):
@@ -40,7 +40,7 @@ def adam(gradient, steps, rate):
 
 def test_looks_are_the_losses_along_the_way_of_adam(net):
     weights = adam(lambda weight: 2 * (weight - 3), 25, 0.1)
-    looks = early_stopping.train(net, lambda step: (ONE, 3 * ONE), (ONE, 3 * ONE), squared, 25, 0.1)
+    looks = train_restore_best(net, lambda step: (ONE, 3 * ONE), (ONE, 3 * ONE), squared, 25, 0.1)
     assert list(looks) == [0, 10, 20, 25]
     assert np.allclose(list(looks.values()), (weights[[0, 10, 20, 25]] - 3) ** 2, rtol=1e-4)
     assert np.allclose(net.get_weights()[0], weights[25], rtol=1e-4)
@@ -49,7 +49,7 @@ def test_looks_are_the_losses_along_the_way_of_adam(net):
 def test_best_weights_come_back_when_the_held_samples_want_something_else(net):
     # learns towards 3, passes the 1 that the held samples want
     weights = adam(lambda weight: 2 * (weight - 3), 40, 0.1)
-    looks = early_stopping.train(
+    looks = train_restore_best(
         net, lambda step: (ONE, 3 * ONE), (ONE, ONE), squared, 40, 0.1, every=1
     )
     best = int(np.argmin((weights - 1) ** 2))
@@ -65,7 +65,7 @@ def test_every_step_draws_its_own_samples(net):
         drawn.append(step)
         return ONE, step * ONE
 
-    early_stopping.train(net, draw, (ONE, ONE), squared, 7, 0.1)
+    train_restore_best(net, draw, (ONE, ONE), squared, 7, 0.1)
     assert drawn == list(range(7))
 
 
@@ -80,4 +80,4 @@ def test_every_step_draws_its_own_samples(net):
 def test_numbers_out_of_range_are_refused(net, numbers, text):
     settings = {"steps": 1, "rate": 0.1, **numbers}
     with pytest.raises(ValueError, match=text):
-        early_stopping.train(net, lambda step: (ONE, ONE), (ONE, ONE), squared, **settings)
+        train_restore_best(net, lambda step: (ONE, ONE), (ONE, ONE), squared, **settings)

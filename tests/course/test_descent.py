@@ -1,12 +1,12 @@
 """Walks go where the optimizers' papers say, landscapes are what they look like, evolution falls.
 
-Tests dlguide.training.descent.
+Tests dlcourse.descent.
 """
 
 import numpy as np
 import pytest
 
-from dlguide.training import descent
+from dlcourse import descent
 
 LANDSCAPES = [
     descent.bowl(),
