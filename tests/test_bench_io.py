@@ -124,13 +124,13 @@ def test_opens_are_those_that_the_formats_need(found):
 
 def test_pass_reads_each_sample_once(paths, monkeypatch):
     read = []
-    item = formats.Dataset.__getitem__
+    item = formats.StoredDataset.__getitem__
 
     def counted(self, number):
         read.append(number)
         return item(self, number)
 
-    monkeypatch.setattr(formats.Dataset, "__getitem__", counted)
+    monkeypatch.setattr(formats.StoredDataset, "__getitem__", counted)
     order = [*range(SAMPLES)][::-1]
     io._pass(paths["tfrecord"], "random", True, order)
     assert read == order

@@ -1,11 +1,7 @@
 """Five formats behind one interface: what goes in comes out, in every format and order.
 
 Oracle: the samples themselves, TensorFlow's own reader, writer and parser, and the libraries
-that own the formats. Tests dlguide.data.formats.opening, dlguide.data.formats.writing,
-dlguide.data.formats.framed, dlguide.data.formats.folder, dlguide.data.formats.lmdb_file,
-dlguide.data.formats.hdf5_file, dlguide.data.formats.sample, dlguide.data.formats.plain,
-dlguide.data.formats.manifest, dlguide.data.formats.converting and
-dlguide.data.formats.verifying.
+that own the formats.
 """
 
 from __future__ import annotations
@@ -26,8 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlguide.data import formats
-from dlguide.data.formats import folder as folder_format
-from dlguide.data.formats import lmdb_file, manifest
+from dlguide.data.formats import folder_format, lmdb_format
 
 BIG = 2**63
 WHOLE = st.integers(-BIG, BIG - 1)
@@ -200,7 +195,7 @@ def test_lmdb_and_hdf5_files_are_what_their_libraries_expect(tmp_path):
         contents = (path / "data.mdb").read_bytes()
         places = [(offset, nbytes) for _, offset, nbytes, _ in dataset.index.tolist()]
     assert [contents[offset : offset + nbytes] for offset, nbytes in places] == values
-    assert lmdb_file.walk(path / "data.mdb")[1] == [offset for offset, _ in places]
+    assert lmdb_format.walk(path / "data.mdb")[1] == [offset for offset, _ in places]
     path = write(tmp_path / "h", "hdf5", SOME)
     with h5py.File(path / "data.h5") as file:
         ends = file["ends"][:].tolist()
@@ -210,7 +205,7 @@ def test_lmdb_and_hdf5_files_are_what_their_libraries_expect(tmp_path):
 
 def test_shards_are_named_which_of_how_many(tmp_path):
     path = write(tmp_path / "train", "tfrecord", SOME, shard_samples=4)
-    names = [file.name for file in manifest.read_manifest(path).of_role("data")]
+    names = [file.name for file in formats.read_manifest(path).of_role("data")]
     assert names == [f"train-0000{n}-of-00003" for n in range(3)]
     with formats.open(path) as dataset:
         assert list(dataset) == SOME

@@ -22,8 +22,9 @@ import pytest
 from lanes import long
 
 from dlguide.data import formats
-from dlguide.data.formats import damage, reading, writing
-from dlguide.data.formats.framing import FRAMINGS
+from dlguide.data.formats import dataset as dataset_module
+from dlguide.data.formats import writer as writer_module
+from dlguide.data.formats.records import FRAMINGS
 from dlguide.errors import DataError
 
 NUMBER = random.Random(5)
@@ -412,7 +413,7 @@ def test_an_index_that_points_outside_is_refused_before_anything_is_allocated(ki
 def resigned(path, roles=("data", "structure")):
     """Renew all checksums and lengths, as somebody would who means to deceive."""
     names = {name.name: name for role in roles for name in files_of(path, role)}
-    writing.write_structure(path, names["data.h5"], [(0, names["data.h5"].stat().st_size)])
+    writer_module.write_structure(path, names["data.h5"], [(0, names["data.h5"].stat().st_size)])
     facts = {
         name: {
             "nbytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()
@@ -638,9 +639,9 @@ def test_the_structure_is_checked_before_a_library_opens_the_file(tmp_path, monk
     manifest = formats.read_manifest(path)
     without = tuple(file for file in manifest.files if file.role != "structure")
     with pytest.raises(formats.DamageError, match="names no table of the structure"):
-        reading.check_structure(path, formats.Manifest("lmdb", 8, 0, without))
+        dataset_module.check_structure(path, formats.Manifest("lmdb", 8, 0, without))
 
 
 def test_damage_reads_as_file_place_and_what():
-    assert str(damage.Damage("a", "is gone")) == "a: is gone"
-    assert str(damage.Damage("a", "is wrong", 3, 70)) == "a: record 3 at byte 70: is wrong"
+    assert str(dataset_module.Damage("a", "is gone")) == "a: is gone"
+    assert str(dataset_module.Damage("a", "is wrong", 3, 70)) == "a: record 3 at byte 70: is wrong"

@@ -1,7 +1,4 @@
-"""A data set that is open several times, in a process, in threads and after a fork.
-
-Tests dlguide.data.formats.lmdb_file and dlguide.data.formats.reading; oracle: the samples.
-"""
+"""A data set that is open several times, in a process, in threads and after a fork."""
 
 from __future__ import annotations
 
@@ -89,7 +86,7 @@ def test_threads_open_read_and_close_at_once(kind, tmp_path):
 FORKS = """
 import os, signal, sys, threading, time, traceback
 from dlguide.data import formats
-from dlguide.data.formats import lmdb_file
+from dlguide.data.formats import lmdb_format
 
 def child_reads(path, expected):
     child = os.fork()
@@ -106,7 +103,7 @@ def child_reads(path, expected):
         os._exit(code)
 
 def hold(held):
-    with lmdb_file._OPEN._lock:
+    with lmdb_format._OPEN._lock:
         held.set()
         time.sleep(0.2)
 

@@ -1,8 +1,4 @@
-"""Blocks hold all records and nothing else; what stands around records is checked many at once.
-
-Tests dlguide.data.formats.reading and dlguide.data.formats.framing; oracle: the bytes that each
-record has on its own.
-"""
+"""Blocks hold all records and nothing else; what stands around records is checked many at once."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ import numpy as np
 import pytest
 
 from dlguide.data import formats
-from dlguide.data.formats.framing import FRAMINGS
-from dlguide.data.formats.reading import Block
+from dlguide.data.formats.dataset import RecordBlock
+from dlguide.data.formats.records import FRAMINGS
 
 NUMBER = random.Random(9)
 # records smaller and larger than what is read at once (1 MiB), and empty ones
@@ -78,4 +74,4 @@ def test_a_block_whose_records_lie_elsewhere_is_damage(kind, moved, tmp_path):
         starts[1] += moved
         ends[1] += moved
         with pytest.raises(formats.DamageError, match=r"record 1 .*its length or checksum"):
-            dataset.check_between(Block(block.contents, 0, starts, ends))
+            dataset.check_between(RecordBlock(block.contents, 0, starts, ends))

@@ -1,8 +1,4 @@
-"""One writer a name; what fails or is killed leaves nothing in the way of the next one.
-
-Tests dlguide.data.formats.claiming and dlguide.data.formats.writing; oracle: what stands in the
-folder, and the error that was there first.
-"""
+"""One writer a name; what fails or is killed leaves nothing in the way of the next one."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ import psutil
 import pytest
 
 from dlguide.data import formats
-from dlguide.data.formats import claiming, writing
+from dlguide.data.formats import writer as writer_module
 
 SAMPLE = formats.Sample(b"x" * 100, (1,), "k")
 
@@ -70,9 +66,9 @@ def fail(*_, **__):
 
 @pytest.mark.parametrize("kind", formats.KINDS)
 def test_what_goes_wrong_at_the_beginning_is_the_error_that_is_raised(kind, tmp_path, monkeypatch):
-    hashed = "dlguide.data.formats.writing.HashedFile.__init__"
+    hashed = "dlguide.data.formats.writer.HashedFile.__init__"
     begins = {"hdf5": "h5py.File", "lmdb": "lmdb.open"}.get(kind, hashed)
-    for target in (begins, "dlguide.data.formats.writing.open"):  # the latter opens the index
+    for target in (begins, "dlguide.data.formats.writer.open"):  # the latter opens the index
         with monkeypatch.context() as patch:
             patch.setattr(target, fail, raising=target == begins)
             with pytest.raises(FirstError):
@@ -146,7 +142,7 @@ def test_a_writer_that_has_finished_leaves_the_next_one_alone(tmp_path, monkeypa
             os.rename(tmp_path / "set", tmp_path / "first")
             begun.append(formats.create(tmp_path / "set", "tfrecord"))
 
-    monkeypatch.setattr(writing, "_sync_folder", begins)
+    monkeypatch.setattr(writer_module, "_sync_folder", begins)
     write(tmp_path / "set", "tfrecord")
     monkeypatch.undo()
     with begun[0] as writer:
@@ -161,7 +157,7 @@ def test_of_many_that_claim_a_folder_at_once_one_gets_it(tmp_path):
 
     def claimed(_):
         start.wait(60)
-        return claiming.claim(folder)
+        return writer_module.claim(folder)
 
     with ThreadPoolExecutor(threads) as pool:
         for turn in range(100):
@@ -182,7 +178,7 @@ def test_a_folder_that_comes_and_goes_is_never_held_twice(tmp_path):
     def claims_and_removes(_):
         wins = 0
         for _ in range(200):
-            descriptor = claiming.claim(folder)
+            descriptor = writer_module.claim(folder)
             if descriptor is not None:
                 assert held.acquire(blocking=False)
                 assert os.listdir(folder) == []
@@ -215,7 +211,7 @@ def test_what_cannot_be_emptied_says_so(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "half").write_bytes(b"x")
     with monkeypatch.context() as patch:
-        patch.setattr(claiming.os, "unlink", fail)
+        patch.setattr(writer_module.os, "unlink", fail)
         with pytest.raises(FirstError):
-            claiming.claim(folder)
-    os.close(claiming.claim(folder))  # it is not held any more
+            writer_module.claim(folder)
+    os.close(writer_module.claim(folder))  # it is not held any more

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dlguide.data import formats, synthetic
-from dlguide.data.formats.framing import FRAMINGS
-from dlguide.data.formats.manifest import crc32c
+from dlguide.data.formats.dataset import crc32c
+from dlguide.data.formats.records import FRAMINGS
 from dlguide.data.readers import imagenet_shards
 from dlguide.errors import DataError, MissingComponentError
 

@@ -20,8 +20,8 @@ import numpy as np
 from dlguide import commands
 from dlguide.bench import page_cache
 from dlguide.data import formats
-from dlguide.data.formats.framing import FRAMINGS
-from dlguide.data.formats.manifest import crc32c
+from dlguide.data.formats.dataset import crc32c
+from dlguide.data.formats.records import FRAMINGS
 from dlguide.errors import require_count, require_known
 
 OUTCOMES = ("noticed", "silent", "harmless", "died")

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dlguide.data.formats.damage import Damage, DamageError
-from dlguide.data.formats.manifest import NAME as MANIFEST
+from dlguide.data.formats.dataset import NAME as MANIFEST
+from dlguide.data.formats.dataset import Damage, DamageError
 from dlguide.data.progress import Progress, reporting
 from dlguide.data.verification import SUMS, Listed, Listing, list_files, read_digest, require_folder
 from dlguide.errors import TransferError, require
@@ -31,7 +31,7 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagingResult:
     """What staging did on one node.
 
     path (of the copy), files (count), nbytes (of all), seconds (until it could be used), copied
@@ -62,7 +62,7 @@ def stage(
     quick: bool = False,
     replace: bool = False,
     progress: bool | Progress | None = None,
-) -> Staged:
+) -> StagingResult:
     """Copy a data set to a disk of each node; collective over `comm`.
 
     On each node one rank copies. The others sleep: they would take its core while they wait.
@@ -91,7 +91,7 @@ def stage(
             rank 0 of `comm` only.
 
     Returns:
-        Staged: what was done on this rank's node; the same on all its ranks.
+        StagingResult: what was done on this rank's node; the same on all its ranks.
 
     Raises:
         ValueError: on all ranks alike, when an argument is not what it must be, something else
@@ -168,7 +168,7 @@ def _stage(
     quick: bool,
     replace: bool,
     progress: bool | Progress | None,
-) -> Staged:
+) -> StagingResult:
     """Stage in this process, while no other one stages to the same place."""
     started = time.monotonic()
     given, final = Path(os.path.abspath(source)), Path(os.path.abspath(target))
@@ -191,7 +191,7 @@ def _stage(
                 shutil.rmtree(before, ignore_errors=True)
                 copied = True
     seconds = time.monotonic() - started
-    return Staged(str(final), len(listing.files), listing.nbytes, seconds, copied)
+    return StagingResult(str(final), len(listing.files), listing.nbytes, seconds, copied)
 
 
 def _is_there(

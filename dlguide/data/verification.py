@@ -14,12 +14,18 @@ from typing import Any
 
 from dlguide.data.datasets.images import ORIGINALS, OriginalSet
 from dlguide.data.download import CATALOGUE
-from dlguide.data.formats.damage import MOST, Damage, DamageError, Report
-from dlguide.data.formats.folder import FolderDataset
-from dlguide.data.formats.manifest import NAME as MANIFEST
-from dlguide.data.formats.manifest import is_inside, open_file
+from dlguide.data.formats.dataset import (
+    MOST,
+    Damage,
+    DamageError,
+    VerificationReport,
+    is_inside,
+    open_file,
+)
+from dlguide.data.formats.dataset import NAME as MANIFEST
+from dlguide.data.formats.folder_format import FolderDataset
 from dlguide.data.formats.opening import open_dataset
-from dlguide.data.formats.verifying import verify as verify_format
+from dlguide.data.formats.verification import verify as verify_format
 from dlguide.data.progress import Progress, reporting
 from dlguide.data.readers import READERS
 from dlguide.errors import DataError, MissingComponentError, require
@@ -30,10 +36,12 @@ _THEN = "Write it again with `sha256sum`, or take it from where the data set cam
 _GET = "Fetch the data set again, or restore the file."
 _BLOCK = 1 << 20
 _WRONG = (DataError, MissingComponentError, OSError)
-_Check = Callable[[Path, Progress], Report]
+_Check = Callable[[Path, Progress], VerificationReport]
 
 
-def verify(folder: str | os.PathLike, progress: bool | Progress | None = None) -> Report:
+def verify(
+    folder: str | os.PathLike, progress: bool | Progress | None = None
+) -> VerificationReport:
     """Check every file of a data set as far as its kind allows.
 
     A folder of `formats.create` is compared with its manifest; one with SHA256SUMS, and the
@@ -48,8 +56,8 @@ def verify(folder: str | os.PathLike, progress: bool | Progress | None = None) -
             all: bytes, and for published folders images.
 
     Returns:
-        Report: `ok` tells whether nothing was found; `str()` of it has a line per damage. With
-            SHA256SUMS its `count` is of files.
+        VerificationReport: `ok` when nothing was found; `str()` of it has a line per damage.
+            With SHA256SUMS its `count` is of files.
 
     Raises:
         ValueError: when the folder holds none of these.
@@ -81,12 +89,12 @@ def _known(place: Path) -> tuple[_Check, str]:
     raise AssertionError  # `require` has raised
 
 
-def _sums(folder: Path, report: Progress) -> Report:
+def _sums(folder: Path, report: Progress) -> VerificationReport:
     try:
         listing = list_files(folder)
         sums = read_sums(folder / SUMS)
     except DamageError as error:
-        return Report(str(folder), SUMS, 0, 0, (error.damage,))
+        return VerificationReport(str(folder), SUMS, 0, 0, (error.damage,))
     files = [(file.name, file.sha256, file.nbytes) for file in listing.files if file.sha256]
     damages, nbytes = _digests(folder, files, report)
     others = [file.name for file in listing.files if not file.sha256]
@@ -96,7 +104,7 @@ def _sums(folder: Path, report: Progress) -> Report:
     return _OfFiles(str(folder), SUMS, len(sums), nbytes, damages, tuple(unchecked))
 
 
-class _OfFiles(Report):
+class _OfFiles(VerificationReport):
     """A report that counts files: a list of checksums knows no records."""
 
     def __str__(self) -> str:
@@ -104,11 +112,11 @@ class _OfFiles(Report):
         return f"{begin} files" + super().__str__().removeprefix(f"{begin} records")
 
 
-def _originals(original: OriginalSet, folder: Path, report: Progress) -> Report:
+def _originals(original: OriginalSet, folder: Path, report: Progress) -> VerificationReport:
     files = [(file.name, file.sha256, file.nbytes) for file in original.files]
     damages, nbytes = _digests(folder, files, report)
     images = sum(file.shape[0] for file in original.files if len(file.shape) > 1)
-    return Report(str(folder), original.name, images, nbytes, damages)
+    return VerificationReport(str(folder), original.name, images, nbytes, damages)
 
 
 def _digests(
@@ -133,7 +141,7 @@ def _digests(
     return tuple(damages), done
 
 
-def _published(name: str, reader: Any, folder: Path, report: Progress) -> Report:
+def _published(name: str, reader: Any, folder: Path, report: Progress) -> VerificationReport:
     """Read every sample of a data set in its published form."""
     parts: list[Sequence] = []
     found: dict[Damage, None] = {}  # in order; two splits may share what is wrong
@@ -144,7 +152,7 @@ def _published(name: str, reader: Any, folder: Path, report: Progress) -> Report
             except _WRONG as error:
                 found[_damage(error)] = None
     except _WRONG as error:
-        return Report(str(folder), name, 0, 0, (_damage(error),))
+        return VerificationReport(str(folder), name, 0, 0, (_damage(error),))
     damages, count, total = list(found), 0, sum(map(len, parts))
     for part, number in ((one, number) for one in parts for number in range(len(one))):
         if len(damages) >= MOST:
@@ -156,7 +164,7 @@ def _published(name: str, reader: Any, folder: Path, report: Progress) -> Report
         count += 1
         report(count, total)
     unchecked = reader.unchecked(folder)
-    return Report(str(folder), name, count, 0, tuple(damages[:MOST]), unchecked)
+    return VerificationReport(str(folder), name, count, 0, tuple(damages[:MOST]), unchecked)
 
 
 def _damage(error: Exception) -> Damage:

@@ -83,7 +83,7 @@ def _raw(folder: Path, chosen: argparse.Namespace) -> None:
 
 
 def _against_cat(
-    kind: str, size: int, cold: bool, dataset: formats.Dataset, file: Path, repeats: int
+    kind: str, size: int, cold: bool, dataset: formats.StoredDataset, file: Path, repeats: int
 ) -> None:
     def drain(records: object) -> None:
         for _ in records:

@@ -15,13 +15,18 @@ each sample stands, and its CRC-32C) and `manifest.json` (length and SHA-256 of 
 
 from __future__ import annotations
 
-from dlguide.data.formats.converting import convert
-from dlguide.data.formats.damage import Damage, DamageError, Report
-from dlguide.data.formats.manifest import File, Manifest, read_manifest
-from dlguide.data.formats.opening import KINDS, create
+from dlguide.data.formats.dataset import (
+    Damage,
+    DamageError,
+    Manifest,
+    ManifestFile,
+    StoredDataset,
+    VerificationReport,
+    read_manifest,
+)
+from dlguide.data.formats.opening import KINDS, convert, create
 from dlguide.data.formats.opening import open_dataset as open
-from dlguide.data.formats.plain import PlainRecords, open_plain
-from dlguide.data.formats.reading import Dataset
+from dlguide.data.formats.records import PlainRecords, open_plain
 from dlguide.data.formats.sample import (
     Fields,
     MalformedError,
@@ -29,22 +34,22 @@ from dlguide.data.formats.sample import (
     encode_features,
     features,
 )
-from dlguide.data.formats.verifying import verify, verify_plain
-from dlguide.data.formats.writing import Writer
+from dlguide.data.formats.verification import verify, verify_plain
+from dlguide.data.formats.writer import DatasetWriter
 
 __all__ = [
     "KINDS",
     "Damage",
     "DamageError",
-    "Dataset",
+    "DatasetWriter",
     "Fields",
-    "File",
     "MalformedError",
     "Manifest",
+    "ManifestFile",
     "PlainRecords",
-    "Report",
     "Sample",
-    "Writer",
+    "StoredDataset",
+    "VerificationReport",
     "convert",
     "create",
     "encode_features",

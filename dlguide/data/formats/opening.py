@@ -1,21 +1,28 @@
-"""Opening and creating data sets: one door for all formats."""
+"""Opening, creating and converting data sets of all formats."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlguide.data.formats.damage import Damage, DamageError
-from dlguide.data.formats.folder import FolderDataset, FolderWriter
-from dlguide.data.formats.framed import FramedDataset, FramedWriter
-from dlguide.data.formats.hdf5_file import Hdf5Dataset, Hdf5Writer
-from dlguide.data.formats.lmdb_file import LmdbDataset, LmdbWriter
-from dlguide.data.formats.manifest import NAME, read_manifest
-from dlguide.data.formats.reading import Dataset
-from dlguide.data.formats.writing import Writer, require_shards
-from dlguide.errors import require, require_known
+from dlguide.data.formats.dataset import (
+    NAME,
+    Damage,
+    DamageError,
+    Manifest,
+    StoredDataset,
+    read_manifest,
+)
+from dlguide.data.formats.folder_format import FolderDataset, FolderWriter
+from dlguide.data.formats.hdf5_format import Hdf5Dataset, Hdf5Writer
+from dlguide.data.formats.lmdb_format import LmdbDataset, LmdbWriter
+from dlguide.data.formats.records import FRAMINGS, FramedDataset, FramedWriter, PlainRecords
+from dlguide.data.formats.writer import DatasetWriter
+from dlguide.data.progress import Progress, reporting
+from dlguide.errors import require, require_count, require_known
 
 _WRITERS = {
     "folder": FolderWriter,
@@ -34,7 +41,7 @@ _READERS = {
 KINDS = tuple(_WRITERS)
 
 
-def create(path: str | os.PathLike, kind: str, shard_samples: int | None = None) -> Writer:
+def create(path: str | os.PathLike, kind: str, shard_samples: int | None = None) -> DatasetWriter:
     """Begin a new data set: use it in a `with` and append samples.
 
     Until the `with` has ended well nothing stands under the path.
@@ -46,19 +53,19 @@ def create(path: str | os.PathLike, kind: str, shard_samples: int | None = None)
             None writes one file.
 
     Returns:
-        Writer: with `append` and `count`.
+        DatasetWriter: with `append` and `count`.
 
     Raises:
         ValueError: when an argument is out of range, something stands at `path`, or another
             writer is at work on it.
     """
     require_known(kind, KINDS, "kind")
-    shard_samples = require_shards(shard_samples, kind)
+    shard_samples = _require_shards(shard_samples, kind)
     # Links in the folders above are followed; the last name is ours and may be none.
     return _WRITERS[kind](_absolute(path), shard_samples)
 
 
-def open_dataset(path: str | os.PathLike) -> Dataset:
+def open_dataset(path: str | os.PathLike) -> StoredDataset:
     """Open a data set that was written here; `formats.open` is this.
 
     Before anything is read: the manifest fits its own checksum, the index fits the manifest,
@@ -72,9 +79,75 @@ def open_dataset(path: str | os.PathLike) -> Dataset:
     return _READERS[manifest.kind](folder, manifest)
 
 
+def _require_shards(shard_samples: int | None, kind: str) -> int | None:
+    """Return the samples per file when the format can have several files."""
+    if shard_samples is None:
+        return None
+    known = " and ".join(sorted(FRAMINGS))
+    require(kind in FRAMINGS, "shard_samples", f"be None but for {known}", shard_samples)
+    return require_count(shard_samples, "shard_samples")
+
+
 def _absolute(path: Any) -> Path:
     text = isinstance(path, str | os.PathLike) and "\0" not in os.fspath(path)
     require(text, "path", "be the name of a folder", path)
     found = Path(os.path.abspath(path))
     require(found.name != "", "path", "have a name", str(path))
     return found
+
+
+def convert(
+    source: str | os.PathLike | StoredDataset | PlainRecords,
+    target: str | os.PathLike,
+    kind: str,
+    shards: int | None = None,
+    progress: bool | Progress = False,
+) -> Manifest:
+    """Write the samples of one data set as another, in the same order.
+
+    One sample and a few megabytes that wait to be written are in memory, however large the data
+    set is. The target appears whole, at the end, or not at all, also when the process is killed.
+
+    Args:
+        source: folder of a data set, or one that is open: also what `open_plain` gives.
+        target: folder to write; it must not exist yet.
+        kind: format of the target, as for `create`.
+        shards: number of files to share the samples among, as evenly as whole samples allow
+            (tfrecord and recordio only); None for one.
+        progress: True draws a bar to standard error; a function is called with the samples done
+            and all samples (None where nobody knows).
+
+    Returns:
+        Manifest: of the target.
+
+    Raises:
+        ValueError: when an argument is out of range.
+        DamageError: when the source is damaged; then there is no target.
+    """
+    require_known(kind, KINDS, "kind")
+    with contextlib.ExitStack() as stack:
+        if not isinstance(source, StoredDataset | PlainRecords):
+            source = stack.enter_context(open_dataset(source))
+        total = source.count if isinstance(source, StoredDataset) else None
+        cuts = _cuts(shards, total, kind)
+        writer = stack.enter_context(create(target, kind))
+        report = stack.enter_context(reporting(progress, "converting", "samples"))
+        for sample in source:
+            if writer.count in cuts:
+                writer.cut()
+            writer.append(sample)
+            report(writer.count, total)
+    return read_manifest(Path(target))
+
+
+def _cuts(shards: int | None, total: int | None, kind: str) -> set[int]:
+    """Return the numbers of the samples with which a new file begins."""
+    if shards is None:
+        return set()
+    known = " and ".join(sorted(FRAMINGS))
+    require(kind in FRAMINGS, "shards", f"be None but for {known}", shards)
+    require_count(shards, "shards")
+    then = "Convert it to one file first, or use `create` with `shard_samples`."
+    require(total is not None, "shards", "be None where nobody knows the samples", shards, then)
+    require(shards <= max(total, 1), "shards", f"be at most the {total} samples", shards)
+    return {shard * total // shards for shard in range(1, shards)}

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.data import formats
-from dlguide.data.formats.damage import Damage, DamageError
-from dlguide.data.formats.manifest import NAME, crc32c, open_file, read_exactly
+from dlguide.data.formats.dataset import NAME, Damage, DamageError, crc32c, open_file, read_exactly
 from dlguide.data.formats.sample import Sample
 from dlguide.errors import require
 
 if TYPE_CHECKING:
-    from dlguide.data.formats.damage import DamageError
+    from dlguide.data.formats.dataset import DamageError
     from dlguide.data.readers.imagenet_shards import Shards
 
 
@@ -222,7 +221,7 @@ class FormatSource(Source):
             labels = dataset[0].labels
             self.count, self.kind, self.name = len(dataset), dataset.kind, self.path.name
         self.label_shape = () if len(labels) == 1 else (len(labels),)
-        self._handles: list[formats.Dataset] = []
+        self._handles: list[formats.StoredDataset] = []
         self._lock = threading.Lock()
 
     def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
@@ -262,7 +261,7 @@ class FormatSource(Source):
         """Take the manifest."""
         return zlib.crc32((self.path / NAME).read_bytes())
 
-    def _neighbours(self, dataset: formats.Dataset, number: int, count: int) -> list[Sample]:
+    def _neighbours(self, dataset: formats.StoredDataset, number: int, count: int) -> list[Sample]:
         """Read neighbours; where they stand one after the other in a file, with one request."""
         numbers = range(number, number + count)
         rows = dataset.index[number : number + count]
@@ -284,7 +283,7 @@ class FormatSource(Source):
         return samples
 
     @contextmanager
-    def _dataset(self) -> Iterator[formats.Dataset]:
+    def _dataset(self) -> Iterator[formats.StoredDataset]:
         """Give a handle that no other thread uses meanwhile."""
         if self.kind in _ONE_AT_A_TIME:
             with self._lock:

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from dlguide.data.formats.damage import Damage, DamageError
-from dlguide.data.formats.framing import FRAMINGS
-from dlguide.data.formats.manifest import crc32c
+from dlguide.data.formats.dataset import Damage, DamageError, crc32c
+from dlguide.data.formats.records import FRAMINGS
 from dlguide.data.formats.sample import MalformedError, Sample, encode_features, features
 from dlguide.data.readers.image_files import DAMAGE, decode_image
 from dlguide.data.readers.imagenet import ORIGIN, synset

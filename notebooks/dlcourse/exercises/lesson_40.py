@@ -10,7 +10,7 @@ from unittest import mock
 import google_crc32c
 
 from dlcourse.exercises.engine import Exercise, Letters, letter
-from dlguide.data.formats.framing import FRAMINGS
+from dlguide.data.formats.records import FRAMINGS
 
 CUT, MANIFEST = "cut between two records", "tfrecord with manifest"
 NOTICED = {

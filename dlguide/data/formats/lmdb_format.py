@@ -11,11 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dlguide.data.formats.damage import Damage, DamageError
-from dlguide.data.formats.manifest import BLOCK, File, Manifest, crc32c
-from dlguide.data.formats.reading import Block, Dataset, check_structure
+from dlguide.data.formats.dataset import (
+    BLOCK,
+    Damage,
+    DamageError,
+    Manifest,
+    ManifestFile,
+    RecordBlock,
+    StoredDataset,
+    check_structure,
+    crc32c,
+)
 from dlguide.data.formats.sample import Sample, encode
-from dlguide.data.formats.writing import Writer, hash_file, write_structure
+from dlguide.data.formats.writer import DatasetWriter, hash_file, write_structure
 from dlguide.errors import DataError
 
 DATA = "data.mdb"
@@ -25,7 +33,7 @@ _BRANCH, _LEAF, _IN_OTHER_PAGES = 0x01, 0x02, 0x01
 _NO_PAGE = 2**64 - 1
 
 
-class LmdbWriter(Writer):
+class LmdbWriter(DatasetWriter):
     """Writes samples under growing keys, in transactions of a few megabytes."""
 
     kind = "lmdb"
@@ -58,7 +66,7 @@ class LmdbWriter(Writer):
             self._store()
         return 0, 0, len(payload), crc32c(payload)
 
-    def finish(self) -> list[File]:
+    def finish(self) -> list[ManifestFile]:
         """Close the database; note where its values stand and which pages LMDB will follow."""
         self._store()
         self._environment.sync(True)
@@ -137,7 +145,7 @@ class _Environments:
 _OPEN = _Environments()
 
 
-class LmdbDataset(Dataset):
+class LmdbDataset(StoredDataset):
     """Reads samples through LMDB, after the pages that it follows have been checked.
 
     What nobody can prevent: a file that is cut while it is mapped ends the process (SIGBUS).
@@ -173,7 +181,7 @@ class LmdbDataset(Dataset):
             raise self.damaged(number, "LMDB does not find it")
         return bytes(found)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RecordBlock]:
         """Go through the tree with a cursor."""
         number = 0
         try:
@@ -181,7 +189,7 @@ class LmdbDataset(Dataset):
                 if bytes(key) != _key(number):
                     what = f"LMDB has the key {bytes(key)!r} where {_key(number)!r} belongs"
                     raise self.damaged(None, what)
-                yield Block(bytes(value), number, (0,), (len(value),))
+                yield RecordBlock(bytes(value), number, (0,), (len(value),))
                 number += 1
         except self._error as error:
             raise self.damaged(None, f"LMDB cannot read on at record {number}: {error}") from error

@@ -1,8 +1,10 @@
-"""Writing a data set so that it stands under its name whole or not at all."""
+"""Writing a data set so that its folder gets its name when it is whole, or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import platform
@@ -13,21 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.data.formats.claiming import claim
-from dlguide.data.formats.framing import FRAMINGS
-from dlguide.data.formats.manifest import (
+from dlguide.data.formats.dataset import (
     BLOCK,
     RANGE,
     ROW,
-    File,
     Manifest,
+    ManifestFile,
     crc32c,
     write_manifest,
 )
 from dlguide.data.formats.sample import Sample, require_sample
-from dlguide.errors import require, require_count
+from dlguide.errors import require
 
 INDEX, STRUCTURE = "index.bin", "structure.bin"
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class HashedFile:
@@ -44,12 +47,12 @@ class HashedFile:
         self._digest.update(contents)
         self.nbytes += len(contents)
 
-    def finish(self, name: str, role: str, count: int) -> File:
+    def finish(self, name: str, role: str, count: int) -> ManifestFile:
         """Bring the file to the disk and close it."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return File(name, role, self.nbytes, self._digest.hexdigest(), count)
+        return ManifestFile(name, role, self.nbytes, self._digest.hexdigest(), count)
 
     def close(self) -> None:
         """Close the file as it is."""
@@ -57,7 +60,7 @@ class HashedFile:
             self._file.close()
 
 
-class Writer(ABC):
+class DatasetWriter(ABC):
     """Appends samples to a new data set; made by `formats.create`, used in a `with`.
 
     All files are written to a folder with another name beside the final one. When the `with`
@@ -118,7 +121,7 @@ class Writer(ABC):
         """
 
     @abstractmethod
-    def finish(self) -> list[File]:
+    def finish(self) -> list[ManifestFile]:
         """Bring all to the disk and close it.
 
         Returns:
@@ -143,7 +146,7 @@ class Writer(ABC):
         self._index.flush()
         return np.memmap(self.folder / INDEX, ROW, mode)
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> DatasetWriter:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -184,15 +187,15 @@ class Writer(ABC):
         self._held = None
 
 
-def hash_file(path: Path, name: str, role: str, count: int) -> File:
+def hash_file(path: Path, name: str, role: str, count: int) -> ManifestFile:
     """Bring a finished file to the disk and make its entry for the manifest."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return File(name, role, path.stat().st_size, digest, count)
+    return ManifestFile(name, role, path.stat().st_size, digest, count)
 
 
-def write_structure(folder: Path, data: Path, ranges: list[tuple[int, int]]) -> File:
+def write_structure(folder: Path, data: Path, ranges: list[tuple[int, int]]) -> ManifestFile:
     """Write down the checksums of those parts of a file that a library follows blindly.
 
     LMDB and HDF5 trust the pointers in their files: a wrong one ends the process or reads
@@ -207,15 +210,6 @@ def write_structure(folder: Path, data: Path, ranges: list[tuple[int, int]]) -> 
     return hash_file(folder / STRUCTURE, STRUCTURE, "structure", 0)
 
 
-def require_shards(shard_samples: int | None, kind: str) -> int | None:
-    """Return the samples per file when the format can have several files."""
-    if shard_samples is None:
-        return None
-    known = " and ".join(sorted(FRAMINGS))
-    require(kind in FRAMINGS, "shard_samples", f"be None but for {known}", shard_samples)
-    return require_count(shard_samples, "shard_samples")
-
-
 def _require_free(path: Path) -> None:
     then = "Remove what is there, or choose another path."
     require(not os.path.lexists(path), "path", "not exist yet", str(path), then)
@@ -227,3 +221,51 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def claim(folder: Path) -> int | None:
+    """Make a folder and hold it, or take over one that a killed process left and empty it.
+
+    The lock is the kernel's. It tells a writer in another container from one that has ended;
+    the number of a process cannot, as each container counts its processes on its own.
+    """
+    while True:
+        made = _make(folder)
+        # A folder that its writer finishes or removes meanwhile is not there: once more.
+        with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            if not _lock(descriptor, made):
+                return None
+            if os.path.samestat(os.stat(folder, follow_symlinks=False), os.fstat(descriptor)):
+                _empty(folder)
+                stack.pop_all()  # it stays open
+                return descriptor
+
+
+def _make(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _lock(descriptor: int, made: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return made  # nobody can tell whether one that was there is in use
+    return True
+
+
+def _empty(folder: Path) -> None:
+    for entry in list(os.scandir(folder)):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)

@@ -10,18 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.data.formats.damage import Damage, DamageError
-from dlguide.data.formats.manifest import BLOCK, File, Manifest, crc32c
-from dlguide.data.formats.reading import Block, Dataset, check_structure
+from dlguide.data.formats.dataset import (
+    BLOCK,
+    Damage,
+    DamageError,
+    Manifest,
+    ManifestFile,
+    RecordBlock,
+    StoredDataset,
+    check_structure,
+    crc32c,
+)
 from dlguide.data.formats.sample import Sample, encode
-from dlguide.data.formats.writing import Writer, hash_file, write_structure
+from dlguide.data.formats.writer import DatasetWriter, hash_file, write_structure
 
 DATA = "data.h5"
 RECORDS, ENDS = "records", "ends"
 CHUNK_NBYTES = 1 << 18
 
 
-class Hdf5Writer(Writer):
+class Hdf5Writer(DatasetWriter):
     """Writes `records` (all bytes) and `ends` (where each sample ends among them)."""
 
     kind = "hdf5"
@@ -49,7 +57,7 @@ class Hdf5Writer(Writer):
             self._store()
         return 0, offset, len(payload), crc32c(payload)
 
-    def finish(self) -> list[File]:
+    def finish(self) -> list[ManifestFile]:
         """Close the file; note every part of it that is not a chunk of samples."""
         self._store()
         rows = self.rows()
@@ -86,7 +94,7 @@ class Hdf5Writer(Writer):
             self._waiting, self._waiting_nbytes = [], 0
 
 
-class Hdf5Dataset(Dataset):
+class Hdf5Dataset(StoredDataset):
     """Reads samples through h5py, after all but the samples themselves has been checked.
 
     The offset that errors name is the sample's place in the array `records`; HDF5 keeps it in
@@ -121,7 +129,7 @@ class Hdf5Dataset(Dataset):
         _, offset, nbytes, _ = self.index[number].tolist()
         return self._part(number, offset, offset + nbytes)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RecordBlock]:
         """Read large parts of the array."""
         ends = self.index["offset"] + self.index["nbytes"]
         first = at = 0
@@ -132,7 +140,7 @@ class Hdf5Dataset(Dataset):
             end = int(ends[stop - 1])
             starts = self.index["offset"][first:stop] - np.uint64(at)
             inside = starts.tolist(), (ends[first:stop] - np.uint64(at)).tolist()
-            yield Block(self._part(first, at, end), first, *inside)
+            yield RecordBlock(self._part(first, at, end), first, *inside)
             first, at = stop, end
 
     def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:

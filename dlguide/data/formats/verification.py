@@ -8,28 +8,30 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dlguide.data.formats.damage import MOST, Damage, DamageError, Report
-from dlguide.data.formats.folder import FolderDataset
-from dlguide.data.formats.framing import FRAMINGS, scan
-from dlguide.data.formats.manifest import (
+from dlguide.data.formats.dataset import (
+    MOST,
     NAME,
     ROW,
-    File,
+    Damage,
+    DamageError,
     Manifest,
+    ManifestFile,
+    StoredDataset,
+    VerificationReport,
     open_file,
     read_manifest,
     read_table,
 )
+from dlguide.data.formats.folder_format import FolderDataset
 from dlguide.data.formats.opening import open_dataset
-from dlguide.data.formats.plain import PlainRecords, open_plain
-from dlguide.data.formats.reading import Dataset
+from dlguide.data.formats.records import FRAMINGS, PlainRecords, open_plain, scan
 
 _BLOCK = 1 << 20
 Progress = Callable[[int, int], None]
 
 
-def verify(path: str | os.PathLike, progress: Progress | None = None) -> Report:
-    """Hold every file of a data set against its SHA-256 and look for the place of what differs.
+def verify(path: str | os.PathLike, progress: Progress | None = None) -> VerificationReport:
+    """Compare every file of a data set with its SHA-256 and find the place of what differs.
 
     It does not stop at the first damage: the report names each damaged record, with the byte
     where it begins in its file (for HDF5 the chunk).
@@ -39,7 +41,7 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Report:
         progress: called with the bytes done and the bytes in all; None for nobody.
 
     Returns:
-        Report: `ok` tells whether nothing was found; `str()` of it is one line per damage.
+        VerificationReport: `ok` when nothing was found; `str()` of it has a line per damage.
 
     Raises:
         DataError: when LMDB cannot open its file although it is not damaged.
@@ -48,9 +50,9 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Report:
     try:
         manifest = read_manifest(folder)
     except DamageError as error:
-        return Report(str(path), "unknown", 0, 0, (error.damage,))
+        return VerificationReport(str(path), "unknown", 0, 0, (error.damage,))
     damages: list[Damage] = []
-    changed: list[File] = []
+    changed: list[ManifestFile] = []
     report = progress or (lambda done, of: None)
     done, total = 0, _nbytes_to_read(folder, manifest)
     for file in manifest.files:
@@ -67,12 +69,12 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Report:
         more, found = _small_files(folder, lambda nbytes: report(done + nbytes, total))
         damages, nbytes = damages + more, nbytes + found
     unchecked = _unlisted(folder, manifest)
-    return Report(
+    return VerificationReport(
         str(path), manifest.kind, manifest.count, nbytes, tuple(damages[:MOST]), unchecked
     )
 
 
-def verify_plain(path: str | os.PathLike, kind: str = "tfrecord") -> Report:
+def verify_plain(path: str | os.PathLike, kind: str = "tfrecord") -> VerificationReport:
     """Check files without a manifest as far as their format allows.
 
     Args:
@@ -80,7 +82,7 @@ def verify_plain(path: str | os.PathLike, kind: str = "tfrecord") -> Report:
         kind: "tfrecord" or "recordio".
 
     Returns:
-        Report: the first damage of each file; `unchecked` says what cannot be known.
+        VerificationReport: the first damage of each file; `unchecked` says what cannot be known.
 
     Raises:
         ValueError: when the kind is unknown.
@@ -88,7 +90,7 @@ def verify_plain(path: str | os.PathLike, kind: str = "tfrecord") -> Report:
     try:
         files = open_plain(path, kind)
     except DamageError as error:
-        return Report(str(path), kind, 0, 0, (error.damage,))
+        return VerificationReport(str(path), kind, 0, 0, (error.damage,))
     count, damages = 0, []
     for one in files.paths:
         try:
@@ -96,7 +98,9 @@ def verify_plain(path: str | os.PathLike, kind: str = "tfrecord") -> Report:
                 count = found.number + 1
         except DamageError as error:
             damages.append(error.damage)
-    return Report(str(path), kind, count, files.nbytes, tuple(damages[:MOST]), files.unchecked)
+    return VerificationReport(
+        str(path), kind, count, files.nbytes, tuple(damages[:MOST]), files.unchecked
+    )
 
 
 def _nbytes_to_read(folder: Path, manifest: Manifest) -> int:
@@ -117,7 +121,7 @@ def _sha256(path: Path, nbytes: int | None) -> str:
         raise DamageError(Damage(str(path), f"cannot be read: {error.strerror}")) from error
 
 
-def _first_lost(folder: Path, manifest: Manifest, file: File, damage: Damage) -> Damage:
+def _first_lost(folder: Path, manifest: Manifest, file: ManifestFile, damage: Damage) -> Damage:
     """Add to a file of the wrong length which record is the first that is not whole in it."""
     data = manifest.of_role("data")
     if file not in data or manifest.kind == "hdf5":
@@ -135,7 +139,9 @@ def _first_lost(folder: Path, manifest: Manifest, file: File, damage: Damage) ->
     return Damage(damage.file, damage.what, number, int(index["offset"][number]))
 
 
-def _places(folder: Path, manifest: Manifest, changed: list[File], told: set[str]) -> list[Damage]:
+def _places(
+    folder: Path, manifest: Manifest, changed: list[ManifestFile], told: set[str]
+) -> list[Damage]:
     """Find the damaged records of changed files; a file in which none is found is told whole."""
     damages = []
     data = [file for file in changed if file.role == "data"]
@@ -163,7 +169,7 @@ def _places(folder: Path, manifest: Manifest, changed: list[File], told: set[str
     return damages
 
 
-def _damaged_records(dataset: Dataset) -> list[Damage]:
+def _damaged_records(dataset: StoredDataset) -> list[Damage]:
     damages = []
     for number in range(dataset.count):
         try:
@@ -176,7 +182,7 @@ def _damaged_records(dataset: Dataset) -> list[Damage]:
 
 
 def _damaged_frame(
-    folder: Path, manifest: Manifest, file: File, known: set[int | None]
+    folder: Path, manifest: Manifest, file: ManifestFile, known: set[int | None]
 ) -> list[Damage]:
     """Look for the first damage around records; behind it the file's own form is lost."""
     path, data = folder / file.name, manifest.of_role("data")

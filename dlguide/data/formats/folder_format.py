@@ -9,24 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dlguide.data.formats.damage import Damage, DamageError
-from dlguide.data.formats.manifest import (
-    File,
+from dlguide.data.formats.dataset import (
+    Damage,
+    DamageError,
     Manifest,
+    ManifestFile,
+    RecordBlock,
+    StoredDataset,
     crc32c,
     is_inside,
     open_file,
     read_exactly,
 )
-from dlguide.data.formats.reading import Block, Dataset
 from dlguide.data.formats.sample import MalformedError, Sample
-from dlguide.data.formats.writing import HashedFile, Writer
+from dlguide.data.formats.writer import DatasetWriter, HashedFile
 
 LIST = "files.jsonl"
 _SUFFIXES = ((b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n", "png"), (b"\x93NUMPY", "npy"))
 
 
-class FolderWriter(Writer):
+class FolderWriter(DatasetWriter):
     """Writes `CLASS/NUMBER.SUFFIX` per sample, and one line about it into `files.jsonl`.
 
     The key goes into that line, never into a file's name: a key like `../../x` cannot lead out.
@@ -57,7 +59,7 @@ class FolderWriter(Writer):
         self._list.write(json.dumps(facts).encode() + b"\n")
         return 0, offset, len(sample.data), crc32c(sample.data)
 
-    def finish(self) -> list[File]:
+    def finish(self) -> list[ManifestFile]:
         """Close the list; all files go to the disk at once, which is much faster than each."""
         os.sync()
         return [self._list.finish(LIST, "list", self.count)]
@@ -68,7 +70,7 @@ class FolderWriter(Writer):
             self._list.close()
 
 
-class FolderDataset(Dataset):
+class FolderDataset(StoredDataset):
     """Reads one file per sample; the list says which, and the index where its line stands."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -125,11 +127,11 @@ class FolderDataset(Dataset):
         finally:
             os.close(descriptor)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RecordBlock]:
         """Read file after file."""
         for number in range(self.count):
             contents = self.stored(number)
-            yield Block(contents, number, (0,), (len(contents),))
+            yield RecordBlock(contents, number, (0,), (len(contents),))
 
     def sample(self, number: int, block: bytes, start: int, end: int) -> Sample:
         """Join the file's bytes with labels and key from its line."""

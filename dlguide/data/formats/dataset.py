@@ -1,0 +1,486 @@
+"""A data set in a folder: its manifest, its index, and reading that never gives a wrong sample."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from dlguide.data.formats.sample import Fields, MalformedError, Sample, decode
+from dlguide.errors import DataError, require
+
+NAME = "manifest.json"
+VERSION = 1
+BLOCK = 1 << 20
+_MOST_NBYTES = 1 << 26
+# CRC-32C of bytes or of a read-only array; the name is short because it stands in inner loops.
+checksum = google_crc32c.value
+_ROLES = ("data", "index", "structure", "list")
+# One row per sample: which data file, where its bytes begin there, how many, their checksum.
+ROW = np.dtype([("file", "<u4"), ("offset", "<u8"), ("nbytes", "<u8"), ("crc32c", "<u4")])
+# One row per part of a file that must be whole before a library may open it.
+RANGE = np.dtype([("offset", "<u8"), ("nbytes", "<u8"), ("crc32c", "<u4")])
+_ROWS = 1 << 14
+# More places than that say no more than that the whole file is to be written again.
+MOST = 1000
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One place that is not as it was written.
+
+    file (its path), what (is wrong there), record (number in the data set, None where it is not
+    one record's), offset (byte in the file, None where the format does not tell).
+    """
+
+    file: str
+    what: str
+    record: int | None = None
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        record = "" if self.record is None else f"record {self.record} "
+        offset = "" if self.offset is None else f"at byte {self.offset} "
+        place = f"{record}{offset}".strip()
+        return f"{self.file}: {place}: {self.what}" if place else f"{self.file}: {self.what}"
+
+
+class DamageError(DataError):
+    """A data set is not as it was written; `damage` says where."""
+
+    def __init__(self, damage: Damage, then: str = "") -> None:
+        self.damage = damage
+        then = then or (
+            "Run `formats.verify` on the data set to see all damage, then restore the file or "
+            "convert the data set again."
+        )
+        super().__init__(f"{damage}. {then}")
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """What verifying a data set found.
+
+    path, kind (of the format), count (records that it should have, or that were found where
+    nothing says so), nbytes (that were read), damages (every place found, at most `MOST` of
+    them), unchecked (sentences on what this format or this data set gives no means to check).
+    """
+
+    path: str
+    kind: str
+    count: int
+    nbytes: int
+    damages: tuple[Damage, ...]
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no damage was found."""
+        return not self.damages
+
+    def __str__(self) -> str:
+        state = "no damage found" if self.ok else f"{len(self.damages)} damaged places"
+        lines = [f"{self.path}: {self.kind}, {self.count} records, {self.nbytes} bytes: {state}"]
+        lines += [f"  {damage}" for damage in self.damages]
+        lines += [f"  not checked: {text}" for text in self.unchecked]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """A file that the manifest vouches for.
+
+    name (relative to the manifest, with /), role ("data", "index", "structure" or "list"),
+    nbytes, sha256 (hexadecimal), count (samples in it).
+    """
+
+    name: str
+    role: str
+    nbytes: int
+    sha256: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a data set consists of.
+
+    kind (of the format), count (samples), nbytes (of all its files but the manifest), files.
+    """
+
+    kind: str
+    count: int
+    nbytes: int
+    files: tuple[ManifestFile, ...]
+
+    def of_role(self, role: str) -> tuple[ManifestFile, ...]:
+        """Select the files that serve one purpose."""
+        return tuple(file for file in self.files if file.role == role)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, with its own checksum, to the disk."""
+    contents = _encoded({"version": VERSION, **asdict(manifest)})
+    with open(folder / NAME, "xb") as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a manifest after comparing it with its own checksum.
+
+    Args:
+        folder: of the data set.
+
+    Returns:
+        Manifest: with file names that stay inside the folder.
+
+    Raises:
+        DamageError: when it is missing, damaged, of another version or names a place outside.
+    """
+    path = folder / NAME
+    if not os.path.lexists(path):
+        there = "is not there" if folder.is_dir() else "cannot be there: this is no folder"
+        raise DamageError(
+            Damage(str(path), there),
+            "Give the folder that `formats.create` wrote. TFRecord and RecordIO files of others "
+            "are read with `formats.open_plain`.",
+        )
+    contents = _whole_file(path)
+    try:
+        record = json.loads(contents)
+        whole = _encoded(record["manifest"]) == contents
+        facts = dict(record["manifest"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamageError(Damage(str(path), f"is no manifest ({error})")) from error
+    if not whole:
+        raise DamageError(Damage(str(path), "does not fit its own SHA-256"))
+    version = facts.pop("version", None)
+    if version != VERSION:
+        what = f"has version {version!r}, this dlguide reads {VERSION}"
+        raise DamageError(Damage(str(path), what), "Convert the data set again.")
+    try:
+        files = tuple(ManifestFile(**each) for each in facts.pop("files"))
+        manifest = Manifest(**facts, files=files)
+        counts = [manifest.count, manifest.nbytes]
+        counts += [number for file in files for number in (file.nbytes, file.count)]
+        sound = all(type(number) is int and 0 <= number < 2**63 for number in counts) and all(
+            file.role in _ROLES and is_inside(file.name) for file in files
+        )
+    except TypeError as error:
+        raise DamageError(Damage(str(path), f"lacks a field ({error})")) from error
+    if not sound or len(manifest.of_role("index")) != 1:
+        raise DamageError(Damage(str(path), "has an impossible count, role or file name"))
+    return manifest
+
+
+def is_inside(name: Any) -> bool:
+    """Tell whether a file name stays inside the folder that it is relative to.
+
+    >>> is_inside("7/000000012.png"), is_inside("../12.png"), is_inside("/etc/passwd")
+    (True, False, False)
+    """
+    if not isinstance(name, str) or "\0" in name or len(name) > 4096:
+        return False
+    return all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def open_file(path: Path, nbytes: int | None = None) -> tuple[int, int]:
+    """Open a file for reading after checking what it is and how long."""
+    # Without O_NONBLOCK a pipe under this name would block indefinitely.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        text = "is a link" if path.is_symlink() else f"cannot be opened: {error.strerror}"
+        raise DamageError(Damage(str(path), text)) from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        what = "is not an ordinary file"
+    elif nbytes is not None and found.st_size != nbytes:
+        what = f"has {found.st_size} bytes, its manifest says {nbytes}"
+    else:
+        return descriptor, found.st_size
+    os.close(descriptor)
+    raise DamageError(Damage(str(path), what))
+
+
+def read_exactly(descriptor: int, nbytes: int, offset: int, path: Path) -> bytes:
+    """Read a part of a file, all of it."""
+    parts, left = [], nbytes
+    while left:
+        try:
+            part = os.pread(descriptor, left, offset + nbytes - left)
+        except OSError as error:
+            text = f"cannot be read: {error.strerror}"
+            raise DamageError(Damage(str(path), text, offset=offset)) from error
+        if not part:
+            raise DamageError(Damage(str(path), "has become shorter", offset=offset))
+        parts.append(part)
+        left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_table(folder: Path, file: ManifestFile, dtype: np.dtype) -> np.ndarray:
+    """Read a table of the data set after comparing it with its SHA-256."""
+    path = folder / file.name
+    descriptor, nbytes = open_file(path, file.nbytes)
+    try:
+        contents = read_exactly(descriptor, nbytes, 0, path)
+    finally:
+        os.close(descriptor)
+    if hashlib.sha256(contents).hexdigest() != file.sha256:
+        raise DamageError(Damage(str(path), "does not fit the SHA-256 of its manifest"))
+    if nbytes % dtype.itemsize:
+        raise DamageError(Damage(str(path), "ends within a row"))
+    return np.frombuffer(contents, dtype)
+
+
+def crc32c(block: bytes, start: int = 0, end: int | None = None) -> int:
+    """Compute the CRC-32C of a part of a block, without copying that part."""
+    end = len(block) if end is None else end
+    if start == 0 and end == len(block):
+        return google_crc32c.value(block)
+    # google_crc32c takes no memoryview, but a read-only array.
+    return google_crc32c.value(np.frombuffer(block, np.uint8)[start:end])
+
+
+def _whole_file(path: Path) -> bytes:
+    descriptor, nbytes = open_file(path)
+    try:
+        if nbytes > _MOST_NBYTES:
+            raise DamageError(Damage(str(path), f"has {nbytes} bytes, too many for a manifest"))
+        return read_exactly(descriptor, nbytes, 0, path)
+    finally:
+        os.close(descriptor)
+
+
+def _encoded(facts: Any) -> bytes:
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return json.dumps({"sha256": digest, "manifest": facts}, indent=1).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class RecordBlock:
+    """Bytes that were read at once, and where in them the records stand.
+
+    contents (bytes), first (number of the first record), starts, ends (of the records in it).
+    """
+
+    contents: bytes
+    first: int
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+
+class StoredDataset(Sequence, ABC):
+    """The samples of a data set: `len`, `[number]`, and a loop from front to back.
+
+    Whatever is read is held against the index before it is handed out; what does not fit
+    raises a DamageError that names file, record and byte. A loop hands out all `count` samples
+    or raises. It may be open several times at once. One thread at a time each; a process
+    that was forked opens it again.
+
+    Attributes: kind, count (samples), nbytes (of all files, bytes on the disk), opens (files
+    opened so far, the manifest and the index included).
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.kind, self.count, self.nbytes = manifest.kind, manifest.count, manifest.nbytes
+        self.opens = 2
+        (index,) = manifest.of_role("index")
+        self.index = read_table(folder, index, ROW)
+        if len(self.index) != self.count:
+            what = f"has {len(self.index)} rows, the manifest says {self.count} samples"
+            raise DamageError(Damage(str(folder / index.name), what))
+        self.data = manifest.of_role("data")
+        self.closed = False
+
+    def check_bounds(self) -> None:
+        """Refuse an index whose records do not lie in their files."""
+        sizes = np.array([file.nbytes for file in self.data] or [0], np.uint64)
+        known = self.index["file"] < len(self.data)
+        size = sizes[np.where(known, self.index["file"], 0)]
+        inside = known & (self.index["nbytes"] <= size)
+        inside &= self.index["offset"] <= size - np.minimum(size, self.index["nbytes"])
+        if not inside.all():
+            number = int(np.argmin(inside))
+            raise self.damaged(number, "the index puts it outside of its file")
+
+    @abstractmethod
+    def stored(self, number: int) -> bytes:
+        """Read what is stored for one sample.
+
+        Args:
+            number: of the sample, in range.
+
+        Returns:
+            bytes: not yet held against the checksum.
+        """
+
+    @abstractmethod
+    def blocks(self) -> Iterator[RecordBlock]:
+        """Read what is stored for all samples, from front to back, as fast as it can be read.
+
+        Nothing is held against a checksum: this is what `payloads` begins with, and the
+        yardstick for it.
+
+        Returns:
+            Iterator: of Blocks.
+        """
+
+    def check_between(self, block: RecordBlock) -> None:
+        """Check what stands between the records of a block, in formats that have such bytes."""
+
+    def stored_in_order(self) -> Iterator[tuple[bytes, int, int]]:
+        """Read what is stored for all samples, from front to back."""
+        for block in self.blocks():
+            self.check_between(block)
+            contents = block.contents
+            for start, end in zip(block.starts, block.ends, strict=True):
+                yield contents, start, end
+
+    def sample(self, number: int, block: bytes, start: int, end: int) -> Sample:
+        """Make a sample of what is stored for it.
+
+        Args:
+            number: of the sample.
+            block: bytes among which it stands.
+            start: where it begins (byte).
+            end: where it ends (byte).
+
+        Returns:
+            Sample: data, labels and key.
+        """
+        return decode(block, start, end, Fields(), number)
+
+    def payloads(self) -> Iterator[tuple[bytes, int, int]]:
+        """Read all that is stored from front to back, verified but not taken apart."""
+        self._require_open()
+        number, last, array = 0, None, None
+        expected = self._expected()
+        for block, start, end in self.stored_in_order():
+            if block is not last:  # an array's parts are checked without copying them
+                last, array = block, np.frombuffer(block, np.uint8)
+            nbytes, crc = next(expected, (-1, 0))
+            if number >= self.count:
+                raise self.damaged(None, f"holds more than the {self.count} records of its index")
+            if end - start != nbytes or checksum(array[start:end]) != crc:
+                raise self.damaged(number, self._difference(number, block[start:end]))
+            yield block, start, end
+            number += 1
+        if number != self.count:
+            raise self.damaged(None, f"holds {number} records, its index {self.count}")
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Sample:
+        self._require_open()
+        require(isinstance(number, int | np.integer), "number", "be a whole number", number)
+        number = int(number)
+        if not -self.count <= number < self.count:
+            raise IndexError(f"`number` must be below {self.count}, the samples there are.")
+        number %= self.count
+        contents = self.stored(number)
+        row = self.index[number]
+        if len(contents) != row["nbytes"] or crc32c(contents) != row["crc32c"]:
+            raise self.damaged(number, self._difference(number, contents))
+        return self._sample(number, contents, 0, len(contents))
+
+    def __iter__(self) -> Iterator[Sample]:
+        for number, (block, start, end) in enumerate(self.payloads()):
+            yield self._sample(number, block, start, end)
+
+    def close(self) -> None:
+        """Close all files; closing twice does nothing."""
+        self.closed = True
+
+    def __enter__(self) -> StoredDataset:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def damaged(self, number: int | None, what: str) -> DamageError:
+        """Make the error for one record, or for the data as a whole.
+
+        Args:
+            number: of the record, or None.
+            what: is wrong.
+
+        Returns:
+            DamageError: to raise.
+        """
+        file = self.data[0].name if self.data else self.manifest.files[0].name
+        offset = None
+        if number is not None:
+            row = self.index[number]
+            file, offset = self.place(number, int(row["file"]), int(row["offset"]))
+        return DamageError(Damage(str(self.folder / file), what, number, offset))
+
+    def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
+        """Say where a record stands.
+
+        Args:
+            number: of the record.
+            file: which data file the index names.
+            offset: which the index names (byte).
+
+        Returns:
+            tuple: name of the file, and byte, or None where the format does not tell.
+        """
+        return self.data[min(file, len(self.data) - 1)].name, offset
+
+    def _sample(self, number: int, block: bytes, start: int, end: int) -> Sample:
+        try:
+            return self.sample(number, block, start, end)
+        except MalformedError as error:
+            raise self.damaged(number, str(error)) from error
+
+    def _difference(self, number: int, contents: bytes) -> str:
+        row = self.index[number]
+        return (
+            f"{len(contents)} bytes with crc32c {crc32c(contents):08x}, "
+            f"expected {row['nbytes']} bytes with crc32c {int(row['crc32c']):08x}"
+        )
+
+    def _expected(self) -> Iterator[tuple[int, int]]:
+        """Give length and checksum of each record; a part of the index at a time is made a list."""
+        for first in range(0, self.count, _ROWS):
+            rows = self.index[first : first + _ROWS]
+            yield from zip(rows["nbytes"].tolist(), rows["crc32c"].tolist(), strict=True)
+
+    def _require_open(self) -> None:
+        require(not self.closed, "dataset", "be open", "a closed one", "Call `formats.open` again.")
+
+
+def check_structure(folder: Path, manifest: Manifest) -> Path:
+    """Make sure that a library can open the data file without being led astray by it."""
+    data, tables = manifest.of_role("data"), manifest.of_role("structure")
+    if len(data) != 1 or len(tables) != 1:
+        raise DamageError(Damage(str(folder), "its manifest names no table of the structure"))
+    rows = read_table(folder, tables[0], RANGE).tolist()
+    path = folder / data[0].name
+    descriptor, size = open_file(path, data[0].nbytes)
+    try:
+        for offset, nbytes, expected in rows:
+            if offset + nbytes > size:
+                raise DamageError(Damage(str(path), "is shorter than its structure", None, offset))
+            if crc32c(read_exactly(descriptor, nbytes, offset, path)) != expected:
+                what = f"its structure is damaged within these {nbytes} bytes"
+                raise DamageError(Damage(str(path), what, None, offset))
+    finally:
+        os.close(descriptor)
+    return path
