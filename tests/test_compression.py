@@ -1,7 +1,7 @@
 """Compressed sums: bytes as the formula says, nothing lost, the same on all ranks.
 
-Tests dlguide.parallel.compression, dlguide.parallel.compressors, dlguide.parallel.codecs and
-dlguide.parallel.power_sgd; under Horovod see test_compression_horovod.py.
+Tests dlguide.parallel.compression and dlguide.parallel.codecs; under Horovod see
+test_compression_horovod.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lanes import RANKS, long
 from on_ranks import on_ranks
 
 from dlguide.parallel import codecs, compression
-from dlguide.parallel.compressors import Compressor
+from dlguide.parallel.compression import Compressor
 
 pytestmark = pytest.mark.ranks
 
@@ -255,4 +255,4 @@ def test_ranks_that_differ_are_all_told_alike(tmp_path):
     assert "float32" in dtypes
     assert "float64" in dtypes
     assert integers.startswith("`array.dtype` must be one of float32, float64, got 'int64'")
-    assert "Take another `key` for another array" in other
+    assert "Use another `key` for another array" in other

@@ -1,6 +1,6 @@
 """Compressed gradients under Horovod, in Keras and in `training.fit`, are those on NumPy.
 
-Tests dlguide.parallel.horovod_gradients and dlguide.parallel.tensorflow_codecs.
+Tests dlguide.parallel.compression and dlguide.parallel.codecs on tensors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Predicted schedules obey what they promise, and measured overlap is what its formula says.
 
-Tests dlguide.parallel.overlap_schedule and the values of dlguide.parallel.overlap.
+Tests dlguide.parallel.overlap and the values of dlcourse.overlap_benchmark.
 """
 
 from itertools import pairwise
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlcourse.overlap_benchmark import OverlapTiming
 from dlguide.measure import Timing
 from dlguide.models import Cost, LayerCost
-from dlguide.parallel import overlap_schedule
-from dlguide.parallel.overlap import Overlap
-from dlguide.parallel.overlap_schedule import Interval, Schedule, predict
+from dlguide.parallel import overlap
+from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
 
 # two ranks, no latency, 1000 bytes/s: a message takes a second for 1000 bytes
 WIRE = {"ranks": 2, "latency_s": 0.0, "bytes_per_s": 1000.0}
@@ -69,7 +69,7 @@ def test_every_schedule_obeys_causes_and_bounds(layers, ranks, latency_s, slice_
     forward_s, backward_s, nbytes = zip(*layers, strict=True)
     found = {
         name: predict(forward_s, backward_s, nbytes, name, ranks, latency_s, 1000.0, slice_bytes)
-        for name in overlap_schedule.SCHEDULES
+        for name in overlap.SCHEDULES
     }
     compute_s = sum(forward_s) + sum(backward_s)
     for name, schedule in found.items():
@@ -115,7 +115,8 @@ def test_one_rank_exchanges_nothing():
 
 
 def test_the_ring_sends_two_p_minus_one_messages():
-    assert overlap_schedule.allreduce_seconds(4000, 4, 0.5, 1000) == 6 * (0.5 + 1.0)
+    step = overlap.predict([0.0], [0.0], [4000], "end", 4, 0.5, 1000)
+    assert step.exchange_s == 6 * (0.5 + 1.0)
 
 
 def layer(name, trainable, multiply_adds):
@@ -125,19 +126,19 @@ def layer(name, trainable, multiply_adds):
 def test_time_is_shared_by_flops_and_layers_without_weights_join_the_one_before():
     parts = [("in", 0, 5), ("a", 10, 20), ("pool", 0, 5), ("b", 30, 60), ("out", 0, 10)]
     cost = Cost("net", 1, tuple(layer(*part) for part in parts))
-    forward_s, backward_s, nbytes = overlap_schedule.by_layer(cost, 3.0)
+    forward_s, backward_s, nbytes = overlap.split_by_layer(cost, 3.0)
     assert np.allclose(forward_s, [0.3, 0.7])
     assert np.allclose(backward_s, [0.6, 1.4])
     assert nbytes == [40, 120]
     with pytest.raises(ValueError, match="`cost` must have a layer that is trained, got 'net'"):
-        overlap_schedule.by_layer(Cost("net", 1, (layer("in", 0, 5),)), 3.0)
+        overlap.split_by_layer(Cost("net", 1, (layer("in", 0, 5),)), 3.0)
 
 
 def test_the_typical_step_is_the_median_one():
-    steps = [Schedule("end", (Interval("forward", 0, 5.0, 5.0 + s),)) for s in (3.0, 1.0, 2.0)]
-    assert overlap_schedule.typical(steps).step_s == 2.0
+    steps = [OverlapStep("end", (TraceEvent("forward", 0, 5.0, 5.0 + s),)) for s in (3.0, 1.0, 2.0)]
+    assert overlap.median_step(steps).step_s == 2.0
     with pytest.raises(ValueError, match="`steps` must hold at least one step"):
-        overlap_schedule.typical([])
+        overlap.median_step([])
 
 
 def test_overlap_is_what_computing_hides():
@@ -145,9 +146,9 @@ def test_overlap_is_what_computing_hides():
         return Timing(tuple(seconds))
 
     alone = (timing(4.0, 4.0, 4.0), timing(10.0, 11.0, 12.0))
-    one = Overlap("iallreduce", "host", 2, 8, *alone, timing(11.0, 12.0, 13.0))
+    one = OverlapTiming("iallreduce", "host", 2, 8, *alone, timing(11.0, 12.0, 13.0))
     assert (one.exposed_s, one.overlap, one.spread) == (1.0, 0.75, (0.75, 0.75))
-    disturbed = Overlap("iallreduce", "host", 2, 8, *alone, timing(16.0, 19.0, 16.0))
+    disturbed = OverlapTiming("iallreduce", "host", 2, 8, *alone, timing(16.0, 19.0, 16.0))
     assert (disturbed.exposed_s, disturbed.overlap) == (6.0, -0.5)
     assert disturbed.spread == (1 - 7 / 4, 1 - 5 / 4)
     assert "exposed 6000.00 of 4000.00 ms, overlap -0.50 (-0.75 to -0.25)" in str(disturbed)

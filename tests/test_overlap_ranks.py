@@ -1,7 +1,6 @@
 """Every schedule trains as one process does, on any number of ranks, and nobody hangs.
 
-Tests dlguide.parallel.layerwise, dlguide.parallel.layerwise_nets, dlguide.parallel.background and
-dlguide.parallel.overlap.
+Tests dlguide.parallel.overlap and dlcourse.overlap_benchmark.
 """
 
 import numpy as np
@@ -20,9 +19,8 @@ def trained(sizes, steps, rate):
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.parallel.layerwise import Layerwise
-    from dlguide.parallel.layerwise_nets import SleepingLayers
-    from dlguide.parallel.overlap_schedule import SCHEDULES
+    from dlcourse.parallel_nets import SleepingLayers
+    from dlguide.parallel.overlap import SCHEDULES, BucketedOverlap
 
     comm, found = MPI.COMM_WORLD, {}
     for dtype, slice_bytes in (("float64", None), ("float64", 160), ("float32", None)):
@@ -31,7 +29,7 @@ def trained(sizes, steps, rate):
                 times = np.random.default_rng(comm.rank).random((2, len(sizes))) / 500
                 net = SleepingLayers(*times.tolist(), sizes, rate, dtype)
                 losses, orders = [], []
-                with Layerwise(net, comm, schedule, slice_bytes) as trainer:
+                with BucketedOverlap(net, comm, schedule, slice_bytes) as trainer:
                     for step in range(steps):
                         samples = np.arange(2 + comm.rank) + 10.0 * comm.rank + step
                         losses.append(trainer.step(samples, None))
@@ -92,22 +90,22 @@ def urgent_pieces():
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.parallel.background import Background
+    from dlguide.parallel.overlap import BackgroundAllreduce
 
     comm = MPI.COMM_WORLD
     pieces = [np.full(5, 10.0 * piece + comm.rank) for piece in range(4)]
     layers = [5, 4, 3, 0]
-    thread = Background(comm, pieces, layers, urgent=True)
+    thread = BackgroundAllreduce(comm, pieces, layers, priority=True)
     if comm.rank == 0:
-        thread.hand_in(0)
+        thread.submit(0)
         while thread._waiting:  # until the thread has chosen it
             time.sleep(0.001)
         for piece in (1, 2, 3):
-            thread.hand_in(piece)
+            thread.submit(piece)
     comm.Barrier()
     if comm.rank:
         for piece in np.random.default_rng(comm.rank).permutation(4):
-            thread.hand_in(int(piece))
+            thread.submit(int(piece))
     for layer in layers:
         thread.wait_for(layer)
     thread.close()
@@ -127,9 +125,9 @@ def refused():
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.parallel import overlap
-    from dlguide.parallel.layerwise import Layerwise
-    from dlguide.parallel.layerwise_nets import SleepingLayers
+    from dlcourse import overlap_benchmark
+    from dlcourse.parallel_nets import SleepingLayers
+    from dlguide.parallel.overlap import BucketedOverlap
 
     comm, last = MPI.COMM_WORLD, MPI.COMM_WORLD.size - 1
     odd = comm.rank == last
@@ -145,22 +143,22 @@ def refused():
         return SleepingLayers([0.0] * len(sizes), [0.0] * len(sizes), sizes, 0.5, dtype)
 
     found = {
-        "count": text(lambda: Layerwise(net([2, 3] + [4] * odd), comm)),
-        "shape": text(lambda: Layerwise(net([2, 3 + odd]), comm)),
-        "dtype": text(lambda: Layerwise(net([2], "float64" if odd else "float32"), comm)),
-        "schedule": text(lambda: Layerwise(net([2]), comm, "end" if odd else "priority")),
-        "unknown": text(lambda: Layerwise(net([2]), comm, "at the end")),
-        "slices": text(lambda: Layerwise(net([2]), comm, slice_bytes=0)),
-        "measure": text(lambda: overlap.measure(comm, 64 + odd, 0.001)),
-        "way": text(lambda: overlap.measure(comm, 64, 0.001, ways=["thread"])),
-        "computes": text(lambda: overlap.measure(comm, 64, 0.001, computes="gpu")),
-        "compute_s": text(lambda: overlap.measure(comm, 64, 0.0)),
-        "ways": text(lambda: overlap.measure(comm, 64, 0.001, ways=[])),
-        "nbytes": text(lambda: overlap.measure(comm, 3, 0.001)),
+        "count": text(lambda: BucketedOverlap(net([2, 3] + [4] * odd), comm)),
+        "shape": text(lambda: BucketedOverlap(net([2, 3 + odd]), comm)),
+        "dtype": text(lambda: BucketedOverlap(net([2], "float64" if odd else "float32"), comm)),
+        "schedule": text(lambda: BucketedOverlap(net([2]), comm, "end" if odd else "priority")),
+        "unknown": text(lambda: BucketedOverlap(net([2]), comm, "at the end")),
+        "slices": text(lambda: BucketedOverlap(net([2]), comm, slice_bytes=0)),
+        "measure": text(lambda: overlap_benchmark.measure(comm, 64 + odd, 0.001)),
+        "way": text(lambda: overlap_benchmark.measure(comm, 64, 0.001, ways=["thread"])),
+        "computes": text(lambda: overlap_benchmark.measure(comm, 64, 0.001, computes="gpu")),
+        "compute_s": text(lambda: overlap_benchmark.measure(comm, 64, 0.0)),
+        "ways": text(lambda: overlap_benchmark.measure(comm, 64, 0.001, ways=[])),
+        "nbytes": text(lambda: overlap_benchmark.measure(comm, 3, 0.001)),
     }
     for schedule in ("end", "layerwise", "overlapped", "priority"):
         layers = net([4, 3])
-        with Layerwise(layers, comm, schedule) as trainer:
+        with BucketedOverlap(layers, comm, schedule) as trainer:
             trainer.step(np.ones(2), None)
             found[f"{schedule} batch"] = text(
                 lambda trainer=trainer: trainer.step(np.full(2, np.nan if odd else 1.0), None)
@@ -174,7 +172,7 @@ def refused():
         found[f"{schedule} after"] = [weights.tolist() for weights in layers.weights]
 
         def leaves(schedule=schedule):
-            with Layerwise(net([4, 3]), comm, schedule) as trainer:
+            with BucketedOverlap(net([4, 3]), comm, schedule) as trainer:
                 trainer.step(np.ones(2), None)
                 trainer.step(np.full(2, np.nan if odd else 1.0), None)
 
@@ -187,6 +185,7 @@ def test_all_ranks_raise_the_same_text_and_can_go_on(tmp_path, ranks):
     everyone = on_ranks(ranks, refused, tmp_path, timeout_s=60)
     assert all(one == everyone[0] for one in everyone)
     texts, last = everyone[0], ranks - 1
+    who = f"rank {last}: " if ranks > 1 else ""
     if ranks > 1:
         assert f"'layer 2: 4'], 'float32') on rank {last}" in texts["count"]
         assert f"['layer 0: 2', 'layer 1: 4'], 'float32') on rank {last}" in texts["shape"]
@@ -206,9 +205,9 @@ def test_all_ranks_raise_the_same_text_and_can_go_on(tmp_path, ranks):
     for schedule in SCHEDULES:
         for what in ("batch", "leaves"):
             text = texts[f"{schedule} {what}"]
-            assert text.startswith(f"Rank {last}: `images` must be finite numbers, got")
+            assert text.startswith(f"{who}`images` must be finite numbers, got")
         empty = texts[f"{schedule} empty"]
-        assert empty == f"Rank {last}: `images` must hold at least one sample, got 0."
+        assert empty == f"{who}`images` must hold at least one sample, got 0."
         assert "`trainer` must be open, got 'closed'" in texts[f"{schedule} closed"]
         assert texts[f"{schedule} after"] == [[0.75] * 4, [0.75] * 3]
 
@@ -217,12 +216,12 @@ def measured():
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.parallel import overlap
+    from dlcourse import overlap_benchmark
 
     comm = MPI.COMM_WORLD
     found = {}
-    for computes in overlap.COMPUTES:
-        rows = overlap.measure(comm, 4096, 0.002, computes=computes, repeats=3, slices=4)
+    for computes in overlap_benchmark.COMPUTES:
+        rows = overlap_benchmark.measure(comm, 4096, 0.002, computes=computes, repeats=3, slices=4)
         found[computes] = [
             [one.way, one.computes, one.ranks, one.nbytes, *one.together.seconds,
              *one.allreduce.seconds, *one.compute.seconds]
@@ -237,7 +236,7 @@ def measured():
                 receive[...] = send
 
     try:
-        overlap.measure(Wrong(comm), 4096, 0.001, ways=["blocking"], repeats=1)
+        overlap_benchmark.measure(Wrong(comm), 4096, 0.001, ways=["blocking"], repeats=1)
         found["wrong"] = "nothing"
     except RuntimeError as error:
         found["wrong"] = str(error)
@@ -246,7 +245,7 @@ def measured():
 
 @pytest.mark.parametrize("ranks", [2, 3, *long(1)])
 def test_overlap_is_measured_alike_on_all_ranks(tmp_path, ranks):
-    from dlguide.parallel.overlap import WAYS
+    from dlcourse.overlap_benchmark import WAYS
 
     everyone = on_ranks(ranks, measured, tmp_path, timeout_s=60)
     assert all(one == everyone[0] for one in everyone)
@@ -265,23 +264,23 @@ def test_overlap_is_measured_alike_on_all_ranks(tmp_path, ranks):
 def threads_refused():
     from mpi4py import MPI
 
-    from dlguide.parallel import overlap
-    from dlguide.parallel.layerwise import Layerwise
-    from dlguide.parallel.layerwise_nets import SleepingLayers
+    from dlcourse import overlap_benchmark
+    from dlcourse.parallel_nets import SleepingLayers
+    from dlguide.parallel.overlap import BucketedOverlap
 
     comm, found = MPI.COMM_WORLD, []
     net = SleepingLayers([0.0], [0.0], [2])
     for call in (
-        lambda: Layerwise(net, comm, "overlapped"),
-        lambda: overlap.measure(comm, 64, 0.001, ways=["progress_thread"]),
+        lambda: BucketedOverlap(net, comm, "overlapped"),
+        lambda: overlap_benchmark.measure(comm, 64, 0.001, ways=["progress_thread"]),
     ):
         try:
             call()
         except ValueError as error:
             found.append(str(error))
-    with Layerwise(net, comm, "layerwise") as trainer:
+    with BucketedOverlap(net, comm, "layerwise") as trainer:
         trainer.step([1.0, 3.0], None)
-    overlap.measure(comm, 64, 0.001, ways=["iallreduce"], repeats=1)
+    overlap_benchmark.measure(comm, 64, 0.001, ways=["iallreduce"], repeats=1)
     return [*found, net.weights[0].tolist()]
 
 
@@ -299,12 +298,12 @@ def failing_thread():
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.parallel.background import Background
+    from dlguide.parallel.overlap import BackgroundAllreduce
 
-    thread = Background(MPI.COMM_WORLD, [np.zeros(2), None], [0, 1], urgent=False)
-    thread.hand_in(0)
+    thread = BackgroundAllreduce(MPI.COMM_WORLD, [np.zeros(2), None], [0, 1], priority=False)
+    thread.submit(0)
     thread.wait_for(0)
-    thread.hand_in(1)
+    thread.submit(1)
     try:
         thread.wait_for(1)
     except RuntimeError as error:

@@ -1,7 +1,6 @@
 """The pipeline: schedules hold their rules, cuts are right, and stages on ranks equal one net.
 
-Tests dlguide.parallel.passing and
-dlguide.parallel.measured as well.
+Tests dlguide.parallel.pipeline and dlguide.parallel.pipeline_schedule.
 """
 
 import itertools
@@ -13,20 +12,22 @@ from hypothesis import strategies as st
 from lanes import RANKS, long
 from on_ranks import on_ranks
 
-from dlguide.parallel import measured, schedules, stages, tensor
-from dlguide.parallel.pipeline import Step
+from dlcourse.parallel_nets import deep_mlp
+from dlguide.parallel import pipeline, pipeline_schedule, tensor
+from dlguide.parallel.pipeline import PipelineStep
 
 pytestmark = pytest.mark.ranks
 
 counts = st.integers(1, 9)
 
 
-@given(name=st.sampled_from(sorted(schedules.ORDERS)), stages=counts, microbatches=counts)
+@given(name=st.sampled_from(sorted(pipeline_schedule.ORDERS)), stages=counts, microbatches=counts)
 def test_every_schedule_does_all_work_once_after_what_it_needs(name, stages, microbatches):
-    cells = schedules.predict(name, stages, microbatches, 1.0, 2.0, 0.25)
+    cells = pipeline_schedule.predict(name, stages, microbatches, 1.0, 2.0, 0.25)
     found = {(cell.stage, cell.kind, cell.microbatch): cell for cell in cells}
     assert len(found) == len(cells) == 2 * stages * microbatches
-    assert schedules.overlapping(cells) == []
+    for one, other in itertools.pairwise(cells):  # stage by stage, each in order
+        assert one.stage != other.stage or other.start_s >= one.end_s
     for (stage, kind, microbatch), cell in found.items():
         if kind == "forward" and stage:
             assert found[stage - 1, kind, microbatch].end_s + 0.25 <= cell.start_s
@@ -36,34 +37,38 @@ def test_every_schedule_does_all_work_once_after_what_it_needs(name, stages, mic
                 assert found[stage + 1, kind, microbatch].end_s + 0.25 <= cell.start_s
 
 
-@given(name=st.sampled_from(sorted(schedules.ORDERS)), stages=counts, microbatches=counts)
+@given(name=st.sampled_from(sorted(pipeline_schedule.ORDERS)), stages=counts, microbatches=counts)
 def test_bubble_of_both_schedules_is_that_of_the_formula(name, stages, microbatches):
-    cells = schedules.predict(name, stages, microbatches, 1.0, 2.0)
-    assert schedules.waiting(cells) == pytest.approx((stages - 1) / (microbatches + stages - 1))
-    assert schedules.bubble(stages, microbatches) == pytest.approx(schedules.waiting(cells))
+    cells = pipeline_schedule.predict(name, stages, microbatches, 1.0, 2.0)
+    assert pipeline_schedule.idle_share(cells) == pytest.approx(
+        (stages - 1) / (microbatches + stages - 1)
+    )
+    assert pipeline_schedule.bubble(stages, microbatches) == pytest.approx(
+        pipeline_schedule.idle_share(cells)
+    )
 
 
 @given(stages=counts, microbatches=counts)
 def test_gpipe_holds_all_microbatches_and_1f1b_at_most_one_for_each_stage_behind(
     stages, microbatches
 ):
-    held = schedules.in_flight(schedules.predict("gpipe", stages, microbatches))
+    held = pipeline_schedule.in_flight(pipeline_schedule.predict("gpipe", stages, microbatches))
     assert held == (microbatches,) * stages
-    held = schedules.in_flight(schedules.predict("1f1b", stages, microbatches))
+    held = pipeline_schedule.in_flight(pipeline_schedule.predict("1f1b", stages, microbatches))
     assert held == tuple(min(stages - stage, microbatches) for stage in range(stages))
 
 
 def test_unequal_stages_wait_for_the_slowest():
-    cells = schedules.predict("gpipe", 2, 4, (1.0, 3.0), (1.0, 3.0))
+    cells = pipeline_schedule.predict("gpipe", 2, 4, (1.0, 3.0), (1.0, 3.0))
     # the slow stage works 24, and the fast one once before and once after
     assert max(cell.end_s for cell in cells) == 26
-    assert schedules.waiting(cells) == pytest.approx(1 - (24 + 8) / (2 * 26))
+    assert pipeline_schedule.idle_share(cells) == pytest.approx(1 - (24 + 8) / (2 * 26))
     with pytest.raises(ValueError, match="`forward_s` must have 2 times"):
-        schedules.predict("gpipe", 2, 4, (1.0,), 1.0)
+        pipeline_schedule.predict("gpipe", 2, 4, (1.0,), 1.0)
     with pytest.raises(ValueError, match="`schedule` must be one of 1f1b, gpipe"):
-        schedules.order("2f2b", 0, 1, 1)
+        pipeline_schedule.order("2f2b", 0, 1, 1)
     with pytest.raises(ValueError, match="`cells` must hold at least one cell"):
-        schedules.waiting([])
+        pipeline_schedule.idle_share([])
 
 
 @given(
@@ -74,7 +79,7 @@ def test_partition_is_the_best_of_all(work, parts):
     parts = min(parts, len(work))
     ways = itertools.combinations(range(1, len(work)), parts - 1)
     best = min(max(map(sum, _pieces(work, [*way, len(work)]))) for way in ways)
-    ends = stages.partition(work, parts)
+    ends = pipeline.partition(work, parts)
     assert len(ends) == parts
     assert ends[-1] == len(work)
     assert max(map(sum, _pieces(work, ends))) == best
@@ -102,18 +107,18 @@ def test_cuts_are_where_one_tensor_crosses_and_stages_equal_the_net():
 
     model = residual_net()
     # between "in" and "sum" two tensors cross
-    assert list(stages.cut_points(model)) == ["in", "sum"]
+    assert list(pipeline.cut_points(model)) == ["in", "sum"]
     x = np.random.default_rng(0).normal(size=(4, 6)).astype("f4")
-    first, second = stages.cut(model, ("sum",))
+    first, second = pipeline.cut(model, ("sum",))
     assert np.array_equal(second(first(x)), model(x))
     with pytest.raises(ValueError, match=r"`cuts` must be layers .*\(in, sum\), got 'left'"):
-        stages.cut(model, ("left",))
+        pipeline.cut(model, ("left",))
     with pytest.raises(ValueError, match="order of the layers"):
-        stages.cut(model, ("sum", "in"))
+        pipeline.cut(model, ("sum", "in"))
     with pytest.raises(ValueError, match="`stages` must be at most 3, the pieces residual"):
-        stages.balance(model, 4)
+        pipeline.balance(model, 4)
     cnn = models.build("mnist_cnn")
-    costs = stages.costs(cnn, stages.balance(cnn, 2))
+    costs = pipeline.stage_costs(cnn, pipeline.balance(cnn, 2))
     assert sum(cost.weight_bytes for cost in costs) == 4 * models.parameters("mnist_cnn")
     assert sum(cost.training_flops for cost in costs) == models.count(cnn).training_flops
     assert costs[0].input_bytes == 4 * 28 * 28
@@ -132,8 +137,8 @@ def trained_by_pipeline():
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.parallel import schedules
-    from dlguide.parallel.pipeline import Pipeline
+    from dlguide.parallel import pipeline_schedule
+    from dlguide.parallel.pipeline import PipelineParallel
 
     comm, steps, found = MPI.COMM_WORLD, 2, {}
     random = np.random.default_rng(3)
@@ -197,7 +202,7 @@ def trained_by_pipeline():
         images = random.normal(size=(batch, 28, 28, 1)).astype(dtype)
         labels = random.integers(0, 10, batch)
         right, loss = serial(lambda net=net, dtype=dtype: net(dtype), optimizer, images, labels)
-        pipeline = Pipeline(net(dtype), comm, optimizer, microbatches, **more)
+        pipeline = PipelineParallel(net(dtype), comm, optimizer, microbatches, **more)
         for _ in range(steps):
             step = pipeline.step(images, labels)
         came = pipeline.weights()
@@ -205,16 +210,21 @@ def trained_by_pipeline():
         apart = max(np.abs(came[path] - right[path]).max() for path in right) / scale
         kinds = [[(c.kind, c.microbatch) for c in step.cells if c.stage == s]
                  for s in range(comm.size)]  # fmt: skip
-        order = [schedules.order(pipeline.schedule, s, comm.size, microbatches)
+        order = [pipeline_schedule.order(pipeline.schedule, s, comm.size, microbatches)
                  for s in range(comm.size)]  # fmt: skip
+        overlapping = sum(
+            other.start_s < one.end_s
+            for one, other in zip(step.cells, step.cells[1:], strict=False)
+            if one.stage == other.stage
+        )
         found[name] = {
             "dtype": dtype,
             "apart": float(max(apart, abs(step.loss - loss))),
             "paths": sorted(came) == sorted(right),
             "order": kinds == order,
-            "overlapping": len(schedules.overlapping(step.cells)),
-            "held": step.held == schedules.in_flight(pipeline.predict()),
-            "waiting": 0 <= step.waiting < 1,
+            "overlapping": overlapping,
+            "held": step.held == pipeline_schedule.in_flight(pipeline.predict()),
+            "waiting": 0 <= step.bubble < 1,
             "sent": list(step.sent_bytes),
             "bytes": [
                 batch * ((costs[s + 1].input_bytes if s + 1 < comm.size else 0)
@@ -246,7 +256,7 @@ def what_is_refused():
     from mpi4py import MPI
 
     from dlguide import models
-    from dlguide.parallel.pipeline import Pipeline
+    from dlguide.parallel.pipeline import PipelineParallel
 
     comm = MPI.COMM_WORLD
     last = comm.rank == comm.size - 1
@@ -259,17 +269,19 @@ def what_is_refused():
     twice = keras.Model(start, keras.layers.Dense(2)(keras.layers.ReLU(name="end")(shared(middle))))
     clip = lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0)  # noqa: E731
     cuts = ["flatten", "hidden"]
-    pipeline = Pipeline(mlp(), comm, sgd, 4)
+    pipeline = PipelineParallel(mlp(), comm, sgd, 4)
     images, labels = np.zeros((10, 28, 28, 1), "f4"), np.zeros(10, "i4")
     cases = {
-        "stages": lambda: Pipeline(tiny, comm, sgd, 4),
-        "cuts": lambda: Pipeline(mlp(), comm, sgd, 4, cuts=["flatten", "nowhere"]),
-        "too few cuts": lambda: Pipeline(mlp(), comm, sgd, 4, cuts=["hidden"]),
-        "differ": lambda: Pipeline(mlp(), comm, sgd, 8 if last else 4, cuts=cuts),
-        "schedule": lambda: Pipeline(mlp(), comm, sgd, 4, "gpip"),
-        "shared": lambda: Pipeline(twice, comm, sgd, 4, cuts=["relu", "end"]),
-        "dropout": lambda: Pipeline(models.build("mnist_cnn"), comm, sgd, 4, recompute=True),
-        "clip": lambda: Pipeline(mlp(), comm, clip, 4),
+        "stages": lambda: PipelineParallel(tiny, comm, sgd, 4),
+        "cuts": lambda: PipelineParallel(mlp(), comm, sgd, 4, cuts=["flatten", "nowhere"]),
+        "too few cuts": lambda: PipelineParallel(mlp(), comm, sgd, 4, cuts=["hidden"]),
+        "differ": lambda: PipelineParallel(mlp(), comm, sgd, 8 if last else 4, cuts=cuts),
+        "schedule": lambda: PipelineParallel(mlp(), comm, sgd, 4, "gpip"),
+        "shared": lambda: PipelineParallel(twice, comm, sgd, 4, cuts=["relu", "end"]),
+        "dropout": lambda: PipelineParallel(
+            models.build("mnist_cnn"), comm, sgd, 4, recompute=True
+        ),
+        "clip": lambda: PipelineParallel(mlp(), comm, clip, 4),
         "divide": lambda: pipeline.step(images, labels),
         "few": lambda: pipeline.step(images[:3], labels[:3]),
         "labels": lambda: pipeline.step(images[:8], labels[: 7 if last else 8]),
@@ -325,27 +337,29 @@ def test_clock_offset_finds_how_far_each_clock_is_off(tmp_path, ranks):
 def test_shares_cover_everything_and_differ_by_one_at_most(count, ranks):
     if count < ranks:
         with pytest.raises(ValueError, match=f"`units` must be at least the {ranks} ranks"):
-            tensor.share(count, ranks, 0, "units")
+            tensor.part_of(count, ranks, 0, "units")
         return
-    shares = [range(count)[tensor.share(count, ranks, rank, "units")] for rank in range(ranks)]
+    shares = [range(count)[tensor.part_of(count, ranks, rank, "units")] for rank in range(ranks)]
     assert [place for share in shares for place in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_measured_steps_are_summed_up_by_medians():
     def step(scale, gap):
-        cells = schedules.predict("1f1b", 2, 3, (scale, 2 * scale), (3 * scale, 4 * scale), gap)
-        return Step(0.0, cells, (2, 1), (0, 0))
+        cells = pipeline_schedule.predict(
+            "1f1b", 2, 3, (scale, 2 * scale), (3 * scale, 4 * scale), gap
+        )
+        return PipelineStep(0.0, cells, (2, 1), (0, 0))
 
     steps = [step(1.0, 0.0), step(1.0, 9.0), step(2.0, 1.0)]
-    times = measured.cell_seconds(steps)
+    times = pipeline.cell_seconds(steps)
     assert times == {"forward": [1.0, 2.0], "backward": [3.0, 4.0]}
-    assert measured.typical(steps) is steps[2]
+    assert pipeline.median_step(steps) is steps[2]
     with pytest.raises(ValueError, match="`measured` must hold at least one step"):
-        measured.typical([])
+        pipeline.median_step([])
 
 
 def test_deep_mlp_falls_into_two_stages_of_nearly_equal_work():
-    model = measured.deep_mlp(width=768, blocks=6)
-    one, two = stages.costs(model, stages.balance(model, 2))
+    model = deep_mlp(width=768, blocks=6)
+    one, two = pipeline.stage_costs(model, pipeline.balance(model, 2))
     assert one.training_flops == pytest.approx(two.training_flops, rel=0.02)

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 
-from dlguide.parallel import unequal
+from dlguide.parallel import parameter_server
 from dlguide.scaling.costs import slowest
 from dlguide.scaling.simulate import WorkerTimes, asynchronous, local, synchronous
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_is_refused(call, name):
 def test_cut_off_chosen_from_drawn_times_uses_most_gradients_a_second(slow):
     workers = WorkerTimes(8, 1.0, spread=0.05, slow={0: slow, 1: slow})
     random = np.random.default_rng(3)
-    chosen = unequal.cut_off(np.array([workers.steps(random) for _ in range(300)]))
+    chosen = parameter_server.backup_workers(np.array([workers.steps(random) for _ in range(300)]))
     rates = [synchronous(workers, 600, backups=k).gradients_per_s for k in range(8)]
     assert rates[chosen] >= 0.995 * max(rates)
     assert chosen == (2 if slow > 1.5 else 0)

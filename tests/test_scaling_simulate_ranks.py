@@ -1,6 +1,6 @@
 """The simulation agrees with real ranks: three workers, one three times as slow, and a server.
 
-Tests dlguide.scaling.simulate against dlguide.parallel.server, with gradients that only sleep
+Tests dlguide.scaling.simulate against dlguide.parallel.parameter_server, with gradients that sleep
 (dlguide.bench.patient lets the waiting ranks sleep too, so that two cores are enough).
 """
 
@@ -24,7 +24,7 @@ def trainings(sleep_s, slow, turns):
     from mpi4py import MPI
 
     from dlguide.bench.patient import patient
-    from dlguide.parallel import server
+    from dlguide.parallel import parameter_server
 
     comm = patient(MPI.COMM_WORLD)
     took = []
@@ -43,7 +43,7 @@ def trainings(sleep_s, slow, turns):
                         ("synchronous", turns)):  # fmt: skip
         took.clear()
         comm.Barrier()
-        record = server.train(comm, np.zeros(1000), gradient, steps, update, mode)[1]
+        record = parameter_server.train(comm, np.zeros(1000), gradient, steps, update, mode)[1]
         found[mode] = {
             "gradient_s": sum(took) / len(took) if took else None,
             "waited_s": record.waited_s / len(took) if took else None,

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from dlguide.parallel import overlap_schedule
+from dlguide.parallel import overlap
 from dlguide.scaling import costs, simulate, step
 
 
@@ -74,12 +74,12 @@ def test_exposed_time_is_that_of_the_schedule_drawn_in_the_lesson_on_overlap(see
     random = np.random.default_rng(seed)
     nbytes = [int(n) for n in random.integers(1000, 10**6, 6)]
     backward = [float(s) for s in random.exponential(1e-3, 6)]
-    drawn = overlap_schedule.predict([1e-4] * 6, backward, nbytes, "overlapped", 4, 1e-5, 1e9)
+    drawn = overlap.predict([1e-4] * 6, backward, nbytes, "overlapped", 4, 1e-5, 1e9)
     link = costs.Link(1e-5, 1e9)
     exchange = [costs.allreduce("ring", n, 4, link) for n in nbytes]
     # its layers are numbered from the input; the backward pass goes the other way
     ours = step.exposed(backward[::-1], exchange[::-1])
-    sent = max(each.end_s for each in drawn.intervals if each.kind == overlap_schedule.EXCHANGE)
+    sent = max(each.end_s for each in drawn.intervals if each.kind == overlap.EXCHANGE)
     assert sent - sum(backward) == pytest.approx(ours)
 
 

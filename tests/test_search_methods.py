@@ -1,6 +1,6 @@
 """Methods of search: budgets are those of the closed form, learning pays.
 
-Tests dlguide.search.methods, dlguide.search.tpe and dlguide.search.small_net.
+Tests dlguide.search.methods, dlguide.search.tpe and dlcourse.small_mlp.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlcourse import small_mlp
 from dlguide import search
 from dlguide.data.datasets import Dataset
-from dlguide.search import methods, small_net, spaces, tpe
+from dlguide.search import methods, spaces, tpe
 
 SPACE = {"x": search.Uniform(0.0, 1.0), "y": search.Uniform(0.0, 1.0)}
 MIXED = {
@@ -171,15 +172,15 @@ def blobs(samples=240):
     images[np.arange(samples), labels] += 2.0
     pixels = images.reshape(samples, 28, 28, 1).astype(np.float32)
     data = Dataset("blobs", pixels, labels, pixels[:40], labels[:40])
-    return small_net.Images.of(data, 200, 40)
+    return small_mlp.Images.of(data, 200, 40)
 
 
 def test_small_net_learns_and_says_its_validation_error():
     images = blobs()
-    weights, errors = small_net.train({"rate": 0.05, "batch": 20, "width": 24}, 12, 0, images)
+    weights, errors = small_mlp.train({"rate": 0.05, "batch": 20, "width": 24}, 12, 0, images)
     assert len(errors) == 12
     assert errors[-1] < 0.1 < errors[0]
-    assert errors[-1] == small_net.error(weights, images.validation, images.validation_labels)
+    assert errors[-1] == small_mlp.error(weights, images.validation, images.validation_labels)
     assert [weight.shape for weight in weights] == [(784, 24), (24,), (24, 10), (10,)]
 
 
@@ -187,28 +188,28 @@ def test_one_step_of_the_small_net_is_that_of_keras():
     import keras
 
     images = blobs()
-    weights = small_net.first_weights(8, np.random.default_rng(3))
+    weights = small_mlp.initial_weights(3, 8)
     net = keras.Sequential(
         [keras.Input((784,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(10)]
     )
     net.set_weights(weights)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    net.compile(keras.optimizers.SGD(0.1, small_net.MOMENTUM), loss, jit_compile=False)
+    net.compile(keras.optimizers.SGD(0.1, small_mlp.MOMENTUM), loss, jit_compile=False)
     net.fit(images.train, images.train_labels, batch_size=200, epochs=1, verbose=0)
-    came, _ = small_net.train({"rate": 0.1, "batch": 200, "width": 8}, 1, 3, images)
+    came, _ = small_mlp.train({"rate": 0.1, "batch": 200, "width": 8}, 1, 3, images)
     for mine, theirs in zip(came, net.get_weights(), strict=True):
         assert np.allclose(mine, theirs, atol=1e-5)
 
 
 def test_small_net_that_diverges_says_nan_and_bad_images_are_refused():
     images = blobs()
-    _, errors = small_net.train({"rate": 1e25, "batch": 20, "width": 8}, 3, 0, images)
+    _, errors = small_mlp.train({"rate": 1e25, "batch": 20, "width": 8}, 3, 0, images)
     assert math.isnan(errors[-1])
     assert images.without_test().test.shape == (0, 784)
     with pytest.raises(ValueError, match="`width` must be a whole number"):
-        small_net.train({"rate": 0.1, "batch": 20, "width": 0}, 1, 0, images)
+        small_mlp.train({"rate": 0.1, "batch": 20, "width": 0}, 1, 0, images)
     with pytest.raises(ValueError, match="`train` must leave 100 of the 240 images"):
-        small_net.Images.of(
+        small_mlp.Images.of(
             Dataset("x", np.zeros((240, 28, 28, 1)), np.zeros(240), np.zeros((1, 28, 28, 1)), [0]),
             200,
             100,

@@ -18,7 +18,7 @@ def cut_against_whole():
 
     from dlguide import models
     from dlguide.parallel import tensor
-    from dlguide.parallel.split_net import SplitNet
+    from dlguide.parallel.tensor import TensorParallelModel
 
     comm, wrong = MPI.COMM_WORLD, []
     random = np.random.default_rng(5)
@@ -40,22 +40,28 @@ def cut_against_whole():
     back = (upper @ w2.T) * (1 - hidden**2)
     sent = []
     told = lambda *message: sent.append(message)  # noqa: E731
-    parts = [tf.Variable(tensor.columns(w1, comm)), tf.Variable(tensor.columns(b1, comm)),
-             tf.Variable(tensor.rows(w2, comm)), tf.Variable(b2)]  # fmt: skip
+    ours = slice(comm.rank * 9 // comm.size, (comm.rank + 1) * 9 // comm.size)
+    columns, rows = (
+        lambda array, own=ours: array[..., own],
+        lambda array, own=ours: array[..., own, :],
+    )
+    parts = [tf.Variable(columns(w1)), tf.Variable(columns(b1)),
+             tf.Variable(rows(w2)), tf.Variable(b2)]  # fmt: skip
     with tf.GradientTape() as tape:
         start = tf.constant(x)
         tape.watch(start)
-        middle = tf.tanh(tensor.dense_by_column(start, *parts[:2], comm, told))
-        y = tensor.dense_by_row(middle, *parts[2:], comm, told)
+        middle = tf.tanh(tensor.copy_to_region(start, comm, told) @ parts[0] + parts[1])
+        y = tensor.reduce_from_region(middle @ parts[2], comm, told) + parts[3]
     gradients = tape.gradient(y, [*parts, start], output_gradients=tf.constant(upper))
     near("forward", y, right)
     whole = [x.T @ back, back.sum(0), hidden.T @ upper, upper.sum(0), back @ w1.T]
-    cut = [tensor.columns, tensor.columns, tensor.rows, lambda a, c: a, lambda a, c: a]
+    cut = [columns, columns, rows, lambda a: a, lambda a: a]
     for place, (came, one, take) in enumerate(zip(gradients, whole, cut, strict=True)):
-        near(f"gradient {place}", came, take(one, comm))
+        near(f"gradient {place}", came, take(one))
     if sent != [("forward", "allreduce", 6 * 5 * 8), ("backward", "allreduce", 6 * 7 * 8)]:
         wrong.append(["sent", sent])
 
+    six = slice(comm.rank * 6 // comm.size, (comm.rank + 1) * 6 // comm.size)
     # convolutions: TensorFlow's own on whole kernels
     for stride, padding in ((1, "valid"), (2, "same")):
         variables = [tf.Variable(each) for each in (k1, c1, k2, c2)]
@@ -65,26 +71,26 @@ def cut_against_whole():
             y = tf.nn.relu(tf.nn.conv2d(start, variables[0], stride, padding.upper()) + c1)
             y = tf.nn.conv2d(y, variables[2], 1, "VALID") + variables[3]
         right, slopes = y, tape.gradient(y, [variables[0], variables[2], variables[3], start])
-        mine = [tf.Variable(tensor.columns(k1, comm)), tf.Variable(tensor.columns(c1, comm)),
-                tf.Variable(tensor.rows(k2, comm)), tf.Variable(c2)]  # fmt: skip
+        mine = [tf.Variable(each) for each in (k1[..., six], c1[six], k2[..., six, :], c2)]
         with tf.GradientTape() as tape:
             start = tf.constant(images)
             tape.watch(start)
-            y = tensor.convolution_by_output(start, *mine[:2], comm, stride, padding)
-            y = tensor.convolution_by_input(tf.nn.relu(y), *mine[2:], comm)
+            whole = tensor.copy_to_region(start, comm)
+            y = tf.nn.relu(tf.nn.conv2d(whole, mine[0], stride, padding.upper()) + mine[1])
+            y = tensor.reduce_from_region(tf.nn.conv2d(y, mine[2], 1, "VALID"), comm) + mine[3]
         near("convolution", y, right)
         came = tape.gradient(y, [mine[0], mine[2], mine[3], start])
-        takes = [tensor.columns, tensor.rows, lambda a, c: a, lambda a, c: a]
+        takes = [lambda a: a[..., six], lambda a: a[..., six, :], lambda a: a, lambda a: a]
         for place, (one, whole_one, take) in enumerate(zip(came, slopes, takes, strict=True)):
-            near(f"convolution gradient {place}", one, take(whole_one.numpy(), comm))
+            near(f"convolution gradient {place}", one, take(whole_one.numpy()))
 
     # gathering: forward the whole, backward the own part
-    part = tf.Variable(tensor.columns(w1, comm))
+    part = tf.Variable(columns(w1))
     with tf.GradientTape() as tape:
-        y = tensor.gathered(part, comm)
+        y = tensor.gather_from_region(part, comm)
     near("gathered", y, w1)
     slope = random.normal(size=w1.shape)
-    near("gathered back", tape.gradient(y, part, tf.constant(slope)), tensor.columns(slope, comm))
+    near("gathered back", tape.gradient(y, part, tf.constant(slope)), columns(slope))
 
     # whole nets: what Keras trains
     steps, batch, found = 3, 8, {}
@@ -114,7 +120,7 @@ def cut_against_whole():
         labels = random.integers(0, 10, batch)
         # Keras keeps numbers in float32: powers of two and eighths are exact
         whole, sgd = net(dtype), keras.optimizers.SGD(0.015625, momentum=0.875)
-        split = SplitNet(net(dtype), comm, 0.015625, momentum=0.875)
+        split = TensorParallelModel(net(dtype), comm, 0.015625, momentum=0.875)
         for _ in range(steps):
             with tf.GradientTape() as tape:
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, whole(images))
@@ -169,7 +175,7 @@ def what_cannot_be_split():
     from mpi4py import MPI
 
     from dlguide import models
-    from dlguide.parallel.split_net import SplitNet
+    from dlguide.parallel.tensor import TensorParallelModel
 
     comm, told = MPI.COMM_WORLD, {}
     narrow = keras.Sequential(
@@ -183,7 +189,7 @@ def what_cannot_be_split():
     }
     for name, model in cases.items():
         try:
-            SplitNet(model, comm, 0.1)
+            TensorParallelModel(model, comm, 0.1)
             told[name] = "nothing"
         except ValueError as error:
             told[name] = str(error)

@@ -82,7 +82,7 @@ def asynchronous(net: str, batch: int, steps: int, seed: int) -> dict[str, Any]:
     """
     from mpi4py import MPI
 
-    from dlguide.parallel import server
+    from dlguide.parallel import parameter_server
 
     comm = patient(MPI.COMM_WORLD)
     serves = comm.rank == comm.size - 1
@@ -101,13 +101,13 @@ def asynchronous(net: str, batch: int, steps: int, seed: int) -> dict[str, Any]:
     still = np.zeros_like(weights)
     # the first worker exchanges by itself; the others send once
     few = [steps] + [1] * (comm.size - 2)
-    calm = server.train(
+    calm = parameter_server.train(
         comm, weights, lambda *_: (still.copy(), batch), few, update, "asynchronous"
     )[1]
     travel = calm.waited_s / steps if comm.rank == 0 else None
     updates.clear()
     comm.Barrier()
-    record = server.train(comm, weights, gradient, steps, update, "asynchronous")[1]
+    record = parameter_server.train(comm, weights, gradient, steps, update, "asynchronous")[1]
     return {
         "compute": compute,
         "travel": travel,

@@ -1,4 +1,4 @@
-"""Two schemes at once: ranks in a grid, data parallel one way, model parallel the other."""
+"""Two schemes at once: ranks in a grid, data-parallel one way and model-parallel the other."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.errors import require, require_count
-from dlguide.parallel.pipeline import Pipeline
-from dlguide.parallel.split_net import SplitNet
-from dlguide.parallel.tensor import share
+from dlguide.parallel.pipeline import PipelineParallel
+from dlguide.parallel.tensor import TensorParallelModel, part_of
 
 if TYPE_CHECKING:
     import keras
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Grid:
+class RankGrid:
     """A grid of ranks: rank = copy * model + part.
 
     Args:
         data: number of copies of the net (count).
         model: number of ranks that share one copy (count).
-        copy: which copy this rank works on.
-        part: which part of it this rank holds.
-        data_comm: ranks with the same part of all copies; gradients are added over it.
-        model_comm: ranks of this copy; neighbours in the numbering, so near each other.
+        copy: the copy on which this rank works.
+        part: the part of it that this rank holds.
+        data_comm: ranks with the same part of all copies; gradients are summed over it.
+        model_comm: ranks of this copy, neighbours in the numbering.
     """
 
     data: int
@@ -45,30 +44,34 @@ class Grid:
         self.model_comm.Free()
 
 
-def grid(comm: Comm, model: int) -> Grid:
-    """Lay the ranks out in a grid; every rank must call."""
+def grid(comm: Comm, model: int) -> RankGrid:
+    """Arrange the ranks in a grid with `model` ranks per copy; every rank must call.
+
+    Raises:
+        ValueError: on all ranks alike, when `model` does not divide the ranks or differs.
+    """
     require_equal(comm, model=model)
     with agree_or_raise(comm):
         require_count(model, "model")
         require(comm.size % model == 0, "model", f"divide the {comm.size} ranks", model)
     copy, part = divmod(comm.rank, model)
-    return Grid(comm.size // model, model, copy, part, comm.Split(part, copy),
-                comm.Split(copy, part))  # fmt: skip
+    comms = comm.Split(part, copy), comm.Split(copy, part)
+    return RankGrid(comm.size // model, model, copy, part, *comms)
 
 
-class Hybrid:
-    """Trains copies of a net that is cut itself: `pipeline` or `tensor` makes one.
+class HybridParallel:
+    """Trains copies of a net that is itself cut; `pipeline` and `tensor` return one.
 
     Each copy gets its part of the batch; gradients are summed over the copies and divided by the
     global batch, so a step is that of the whole net with the global batch.
     """
 
-    def __init__(self, grid: Grid, inner: Pipeline | SplitNet) -> None:
+    def __init__(self, grid: RankGrid, inner: PipelineParallel | TensorParallelModel) -> None:
         self.grid, self.inner = grid, inner
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> Any:
         """Train on one global batch; every rank must call, with the whole batch."""
-        mine = share(len(images), self.grid.data, self.grid.copy, "images")
+        mine = part_of(len(images), self.grid.data, self.grid.copy, "images")
         return self.inner.step(images[mine], labels[mine], samples=len(images))
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -82,34 +85,32 @@ def pipeline(
     stages: int,
     optimizer: Callable[[], keras.optimizers.Optimizer],
     microbatches: int,
-    **more: Any,
-) -> Hybrid:
-    """Make a grid of data x pipeline; every rank must call.
+    **options: Any,
+) -> HybridParallel:
+    """Return a grid of data x pipeline; every rank must call.
 
     Args:
         model: the net, equal on all ranks.
-        comm: all ranks.
+        comm: an mpi4py communicator.
         stages: stages of each copy (count); it divides the ranks.
-        optimizer: makes a Keras optimizer.
+        optimizer: returns a new Keras optimizer.
         microbatches: parts of each copy's batch (count).
-        more: further arguments of `Pipeline`.
-
-    Returns:
-        Hybrid: to train with.
+        options: further arguments of `PipelineParallel`.
 
     Raises:
-        ValueError: on all ranks alike, as `grid` and `Pipeline` do.
+        ValueError: on all ranks alike, as `grid` and `PipelineParallel` do.
     """
-    made = grid(comm, stages)
-    copy = Pipeline(
-        model, made.model_comm, optimizer, microbatches, **more, replicas=made.data_comm
+    ranks = grid(comm, stages)
+    options["replicas"] = ranks.data_comm
+    return HybridParallel(
+        ranks, PipelineParallel(model, ranks.model_comm, optimizer, microbatches, **options)
     )
-    return Hybrid(made, copy)
 
 
 def tensor(
     model: keras.Model, comm: Comm, parts: int, rate: float, momentum: float = 0.0
-) -> Hybrid:
-    """Make a grid of data x tensor; every rank must call."""
-    made = grid(comm, parts)
-    return Hybrid(made, SplitNet(model, made.model_comm, rate, momentum, made.data_comm))
+) -> HybridParallel:
+    """Return a grid of data x tensor; every rank must call, as for `pipeline`."""
+    ranks = grid(comm, parts)
+    inner = TensorParallelModel(model, ranks.model_comm, rate, momentum, ranks.data_comm)
+    return HybridParallel(ranks, inner)

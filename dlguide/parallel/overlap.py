@@ -1,245 +1,605 @@
-"""How much of an allreduce hides behind computing, with and without somebody who moves it on.
+"""Overlap of gradient exchange and computing: predicted, and run layer by layer on real ranks.
 
-A nonblocking collective is only a promise: MPI works on it while somebody is inside MPI. A rank
-that starts it and computes comes back to find most of the work still to do, unless a thread, a
-core or a network card has done it meanwhile. MPICH starts such a thread of its own in every rank
-when the environment variable MPIR_CVAR_ASYNC_PROGRESS is 1, and then "iallreduce" overlaps too; but
-that thread never rests, and without a core of its own it slows down everything else.
+    at the end    step = B + F + message of all bytes
+    overlapped    step >= max(B + F, first gradient ready + all messages)
+
+B and F are the times of the backward and the next forward pass. A step lasts here from the start
+of the backward pass to the end of the forward pass that follows, because that is what waits.
+
+    with BucketedOverlap(net, comm, "overlapped") as trainer:
+        for images, labels in shard:
+            loss = trainer.step(images, labels)
 """
 
 from __future__ import annotations
 
+import heapq
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dlguide.collectives.agreement import agree_or_raise, require_equal
+from dlguide.collectives import allreduce
+from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
+from dlguide.collectives.algorithms import segments
+from dlguide.collectives.autotune import table_of
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.measure.timing import Timing, timing
-from dlguide.parallel.background import require_threads
+from dlguide.scaling import costs
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
-WAYS = {
-    "blocking": "compute, then MPI_Allreduce",
-    "iallreduce": "MPI_Iallreduce, compute, MPI_Wait",
-    "iallreduce_test": "MPI_Iallreduce, compute in slices with MPI_Test between, MPI_Wait",
-    "progress_thread": "MPI_Iallreduce, compute; meanwhile a thread is in MPI_Wait",
-    "pausing_thread": "MPI_Iallreduce, compute; meanwhile a thread tests and sleeps in turn",
-    "allreduce_thread": "compute; meanwhile a thread is in MPI_Allreduce, as in Horovod",
+BACKWARD, EXCHANGE, FORWARD = "backward", "exchange", "forward"
+_UPDATE, _STOP = "update", -1
+SCHEDULES = {
+    "end": "one message when the backward pass is over",
+    "layerwise": "one message after each layer, computing waits",
+    "overlapped": "one message after each layer, computing goes on",
+    "priority": "as overlapped, and the layer nearest to the input goes first",
 }
-COMPUTES = ("host", "device")
-# How long the pausing thread sleeps between two tests.
-PAUSE_S = 50e-6
 
 
 @dataclass(frozen=True)
-class Overlap:
-    """What was measured of one way: the allreduce alone, computing alone, and both together.
+class TraceEvent:
+    """A layer backward, its exchange, or a layer forward, with start and end (s).
 
-        exposed = together - compute,    overlap = 1 - exposed / allreduce
-
-    1 is an allreduce that costs nothing, 0 one that costs its whole time. Nothing is cut off:
-    below 0 both together took longer than one after the other, since they disturb each other. A
-    thread that takes the core away slows down all three times, so compare `together` as well.
+    `layer` is None for the one message of all layers.
     """
 
-    way: str
-    computes: str
-    ranks: int
-    nbytes: int
-    allreduce: Timing
-    compute: Timing
-    together: Timing
+    kind: str
+    layer: int | None
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Duration (s)."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class OverlapStep:
+    """One step, predicted or measured: a backward pass, its exchange, the next forward pass.
+
+    `exposed_s` is the part of the step in which nothing is computed, and
+
+        overlap = 1 - exposed / exchange
+
+    the share of the exchange that is hidden behind computing. It is not clipped: a measured
+    overlap below 0 means that computing and exchange disturbed each other, or that ranks waited.
+    """
+
+    name: str
+    intervals: tuple[TraceEvent, ...]
+
+    @property
+    def step_s(self) -> float:
+        """From the start of the first event to the end of the last one (s)."""
+        begin = min(each.start_s for each in self.intervals)
+        return max(each.end_s for each in self.intervals) - begin
+
+    @property
+    def computing_s(self) -> float:
+        """Time of all events except messages (s)."""
+        return sum(each.seconds for each in self.intervals if each.kind != EXCHANGE)
+
+    @property
+    def exchange_s(self) -> float:
+        """Time of all messages (s)."""
+        return sum(each.seconds for each in self.intervals if each.kind == EXCHANGE)
 
     @property
     def exposed_s(self) -> float:
-        """Time that the allreduce adds to computing, median of the repeats (s)."""
-        return float(np.median(self._exposed))
+        """Time of the step in which nothing is computed (s)."""
+        return self.step_s - self.computing_s
 
     @property
     def overlap(self) -> float:
-        """Share of the allreduce that is hidden."""
-        return 1 - self.exposed_s / self.allreduce.median
+        """Share of the exchange that is hidden; 0.0 when there is no exchange."""
+        return 1 - self.exposed_s / self.exchange_s if self.exchange_s > 0 else 0.0
 
-    @property
-    def spread(self) -> tuple[float, float]:
-        """Quartiles of the overlap over the repeats."""
-        low, high = np.quantile(self._exposed, [0.25, 0.75])
-        return 1 - float(high) / self.allreduce.median, 1 - float(low) / self.allreduce.median
 
-    @property
-    def _exposed(self) -> np.ndarray:
-        # the times of one repeat were measured after each other, so they share disturbances
-        return np.subtract(self.together.seconds, self.compute.seconds)
+def predict(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    nbytes: Sequence[int],
+    schedule: str,
+    ranks: int,
+    latency_s: float,
+    bytes_per_s: float,
+    slice_bytes: int | None = None,
+) -> OverlapStep:
+    """Predict one step of a schedule, for ranks of equal speed.
 
-    def __str__(self) -> str:
-        low, high = self.spread
-        return (
-            f"{self.way:16} {self.computes:6} together {1e3 * self.together.median:7.2f} ms, "
-            f"exposed {1e3 * self.exposed_s:6.2f} of {1e3 * self.allreduce.median:6.2f} ms, "
-            f"overlap {self.overlap:5.2f} ({low:.2f} to {high:.2f})"
+    Backward goes from the last layer to layer 0. One message travels at a time, and none is
+    interrupted. Forward of a layer waits for that layer's gradient only; the update takes no
+    time. An exchange takes the time of a ring allreduce (`scaling.costs`), also while the rank
+    computes: this assumes another core or a network card that does the work of the exchange.
+
+    Args:
+        forward_s: time of each layer forward, from the input on (s).
+        backward_s: time of each layer backward, from the input on (s).
+        nbytes: gradient of each layer (bytes).
+        schedule: one of `SCHEDULES`.
+        ranks: number of ranks (count).
+        latency_s: time of an empty message between neighbours (s).
+        bytes_per_s: speed of one link in one direction (bytes/s).
+        slice_bytes: cut larger gradients into messages of at most this size, so that a layer of
+            higher priority can overtake a large one; None does not cut. "end" never does (bytes).
+
+    Returns:
+        OverlapStep: its events; the backward pass starts at 0.
+
+    Raises:
+        ValueError: when the schedule is unknown or the lists do not fit.
+
+    Source:
+        Layer by layer: Awan et al., S-Caffe, PPoPP (2017). First layers first, in slices:
+        Jayarajan et al., P3, MLSys (2019), arXiv:1905.03960.
+    """
+    _require_sound(forward_s, backward_s, nbytes, schedule, ranks, latency_s, bytes_per_s)
+    link = costs.Link(latency_s, bytes_per_s)
+    seconds = partial(costs.allreduce, "ring", workers=ranks, link=link)
+    backward, now = [], 0.0
+    for layer in reversed(range(len(nbytes))):
+        backward.append(TraceEvent(BACKWARD, layer, now, now + backward_s[layer]))
+        now += backward_s[layer]
+        if schedule == "layerwise":
+            now += sum(map(seconds, _slices(nbytes[layer], slice_bytes)))
+    if schedule == "end":
+        sent = [TraceEvent(EXCHANGE, None, now, now + seconds(sum(nbytes)))]
+    else:
+        ready = [
+            (each.end_s, each.layer, part)
+            for each in backward
+            for part in _slices(nbytes[each.layer or 0], slice_bytes)
+        ]
+        sent = _sent(ready, seconds, schedule == "priority")
+    return OverlapStep(schedule, (*backward, *sent, *_forward(forward_s, backward, sent)))
+
+
+def median_step(steps: Sequence[OverlapStep]) -> OverlapStep:
+    """Return the step of median duration."""
+    require(bool(steps), "steps", "hold at least one step", list(steps))
+    return sorted(steps, key=lambda step: step.step_s)[len(steps) // 2]
+
+
+def split_by_layer(cost: Any, step_s: float) -> tuple[list[float], list[float], list[int]]:
+    """Divide the measured or published time of a step among the layers of a net.
+
+    Each layer with weights, together with those behind it up to the next one with weights, is one
+    row. Times are divided by flops, backward twice forward; layers really reach different speeds.
+
+    Args:
+        cost: of `models.count`.
+        step_s: time of one step (s).
+
+    Returns:
+        tuple: forward times (s), backward times (s) and gradient sizes (bytes), for `predict`.
+    """
+    require_positive(step_s, "step_s")
+    flops, nbytes, before = [], [], 0.0
+    for layer in cost.layers:
+        if layer.trainable:
+            flops.append(before)
+            nbytes.append(4 * layer.trainable)
+            before = 0.0
+        if flops:
+            flops[-1] += layer.flops
+        else:
+            before += layer.flops
+    require(bool(flops), "cost", "have a layer that is trained", cost.name)
+    forward_s = [step_s * each / sum(flops) / 3 for each in flops]
+    return forward_s, [2 * each for each in forward_s], nbytes
+
+
+class LayeredNet(Protocol):
+    """A net as `BucketedOverlap` needs it: a sequence of layers, each with its own gradient.
+
+    `sizes` are the weights of each layer (count), at least one; `dtype` is that of all gradients;
+    `loss` the sum over the samples of the last batch; `names` are for printing, `kinds` describe
+    what must be equal on all ranks.
+    """
+
+    sizes: list[int]
+    dtype: str
+    loss: float
+    names: list[str]
+    kinds: list[str]
+
+    def begin(self, images: Any, labels: Any) -> int:
+        """Take a batch and return its number of samples; raises a ValueError if it does not fit."""
+
+    def forward(self, layer: int) -> None:
+        """Compute one layer forward, from 0 on."""
+
+    def backward(self, layer: int, gradient: np.ndarray) -> None:
+        """Compute one layer backward and write the sum over samples of its gradient."""
+
+    def update(self, layer: int, gradient: np.ndarray) -> None:
+        """Change the weights of one layer by the mean gradient of all samples."""
+
+
+class BucketedOverlap:
+    """Trains a net data-parallel and sums the gradients layer by layer.
+
+    A layer's gradient is summed over ranks after its backward pass, by the given schedule, and
+    the weights are updated just before the layer's next forward pass: so `step` returns while
+    gradients may still be in flight, and `finish` waits for them. The result is that of one
+    process with the batches of all ranks, whatever the schedule. Each message carries one more
+    number, the rank's samples: gradients are sums over samples and are divided by all samples, so
+    batches may differ in size. Every rank must call, with its own part of the batch, and the nets
+    must start with equal weights.
+
+    Batch normalisation sees the rank's own samples only; dropout masks differ between ranks.
+
+    Args:
+        net: the same on all ranks.
+        comm: an mpi4py communicator.
+        schedule: a key of `SCHEDULES`.
+        slice_bytes: largest message of a layer; None for one message per layer (bytes).
+
+    Raises:
+        ValueError: on all ranks alike, when arguments or nets differ, or MPI allows no threads.
+
+    Source:
+        Awan et al., S-Caffe, PPoPP (2017): gradients of a layer travel while the next is computed.
+    """
+
+    def __init__(
+        self,
+        net: LayeredNet,
+        comm: Comm,
+        schedule: str = "overlapped",
+        slice_bytes: int | None = None,
+    ) -> None:
+        require_equal(
+            comm, schedule=schedule, slice_bytes=slice_bytes, layers=(net.kinds, net.dtype)
         )
+        with agree_or_raise(comm):
+            require_known(schedule, SCHEDULES, "schedule")
+            if slice_bytes is not None:
+                require_count(slice_bytes, "slice_bytes")
+            if schedule in ("overlapped", "priority"):
+                require_threads()
+        self.net, self.comm, self.schedule = net, comm, schedule
+        self.steps: list[OverlapStep] = []
+        self._intervals: list[TraceEvent] = []
+        self._offset_s = clock_offset(comm)
+        ends = np.cumsum([size + 1 for size in net.sizes])
+        self._flat = np.zeros(ends[-1], net.dtype)
+        self._rows = np.split(self._flat, ends[:-1])
+        self._pending: set[int] = set()
+        cut = [_sliced(row, slice_bytes) for row in self._rows]
+        pieces = [(layer, part) for layer, row in enumerate(cut) for part in row]
+        self._pieces = [part for _, part in pieces]
+        self._of_layer = {
+            layer: [place for place, each in enumerate(pieces) if each[0] == layer]
+            for layer in range(len(cut))
+        }
+        self._closed = False
+        self._thread: BackgroundAllreduce | None = None
+        if schedule in ("overlapped", "priority"):
+            layers = [layer for layer, _ in pieces]
+            priority = schedule == "priority"
+            self._thread = BackgroundAllreduce(comm, self._pieces, layers, priority, self._now)
+
+    def step(self, images: Any, labels: Any) -> float:
+        """Train on one batch and return its mean loss on this rank; every rank must call."""
+        net, layers = self.net, range(len(self._rows))
+        with agree_or_raise(self.comm):
+            require(not self._closed, "trainer", "be open", "closed", "Make another one.")
+            samples = net.begin(images, labels)
+            require(samples > 0, "images", "hold at least one sample", samples)
+        for layer in layers:
+            self._update(layer)
+            self._timed(FORWARD, layer, net.forward, layer)
+        self._keep_step()
+        for layer in reversed(layers):
+            row = self._rows[layer]
+            self._timed(BACKWARD, layer, net.backward, layer, row[:-1])
+            row[-1] = samples
+            self._pending.add(layer)
+            if self.schedule != "end":
+                self._exchange(layer)
+        if self.schedule == "end":
+            self._timed(EXCHANGE, None, self._sum, self._flat)
+        return net.loss / samples
+
+    def finish(self) -> None:
+        """Wait for all gradients and update the weights; every rank must call."""
+        for layer in range(len(self._rows)):
+            self._update(layer)
+        self._intervals.clear()
+        if self._thread is not None:
+            self._thread.intervals.clear()
+
+    def close(self, wait: bool = True) -> None:
+        """End the thread that exchanges; every rank must call."""
+        self._closed = True
+        if self._thread is not None:
+            self._thread.close(wait)
+
+    def __enter__(self) -> BucketedOverlap:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.finish()
+        self.close(wait=kind is None)
+
+    def _exchange(self, layer: int) -> None:
+        for piece in self._of_layer[layer]:
+            if self._thread is None:
+                self._timed(EXCHANGE, layer, self._sum, self._pieces[piece])
+            else:
+                self._thread.submit(piece)
+
+    def _update(self, layer: int) -> None:
+        if layer not in self._pending:
+            return
+        if self._thread is not None:
+            self._thread.wait_for(layer)
+        row = self._rows[layer]
+        self._timed(_UPDATE, layer, self._change, layer, row)
+        self._pending.discard(layer)
+
+    def _change(self, layer: int, row: np.ndarray) -> None:
+        gradient, samples = row[:-1], row[-1]
+        gradient /= samples
+        self.net.update(layer, gradient)
+
+    def _sum(self, array: np.ndarray) -> None:
+        allreduce(array, self.comm, check=False)
+
+    def _now(self) -> float:
+        return perf_counter() + self._offset_s
+
+    def _timed(self, kind: str, layer: int | None, call: Any, *arguments: Any) -> None:
+        start = self._now()
+        call(*arguments)
+        self._intervals.append(TraceEvent(kind, layer, start, self._now()))
+
+    def _keep_step(self) -> None:
+        """Record the step since the last backward pass; all its messages have arrived."""
+        found = self._intervals
+        if self._thread is not None:
+            found = [*found, *self._thread.intervals]
+            self._thread.intervals.clear()
+        backward = [each for each in found if each.kind == BACKWARD]
+        if backward:
+            self.steps.append(OverlapStep(self.schedule, tuple(found)))
+        self._intervals = []
 
 
 def measure(
+    make: Callable[[], LayeredNet],
     comm: Comm,
-    nbytes: int,
-    compute_s: float,
-    ways: Sequence[str] = tuple(WAYS),
-    computes: str = "device",
-    repeats: int = 7,
-    slices: int = 32,
-) -> tuple[Overlap, ...]:
-    """Measure the overlap of an allreduce of float32 numbers with computing; collective.
-
-    Computing is a fixed amount of work of one core ("host", NumPy's exponential function), or a
-    pause ("device", an accelerator that computes while the core is free). All ways use MPI's own
-    allreduce. In each repeat everything is measured in turn: the allreduce alone, computing
-    alone, then each way; each from a barrier to the slowest rank. Every sum is checked.
+    images: Any,
+    labels: Any = None,
+    schedules: Sequence[str] = tuple(SCHEDULES),
+    slice_bytes: int | None = None,
+    repeats: int = 9,
+    warmup: int = 3,
+) -> dict[str, tuple[OverlapStep, ...]]:
+    """Train with each schedule in turn and return the times of its steps; every rank must call.
 
     Args:
+        make: returns the net, with the same weights each time.
         comm: the ranks.
-        nbytes: size of the array on every rank (bytes).
-        compute_s: how long computing alone takes, roughly for "host" (s).
-        ways: names from `WAYS`.
-        computes: "host" or "device".
-        repeats: measurements that count, after one that does not (count).
-        slices: parts of the computing, between which "iallreduce_test" tests (count).
+        images: this rank's samples, the same batch in every step.
+        labels: one per sample.
+        schedules: names from `SCHEDULES`.
+        slice_bytes: as `BucketedOverlap` takes it (bytes).
+        repeats: steps that are returned (count).
+        warmup: steps before them (count).
 
     Returns:
-        tuple: one Overlap for each way, the same on all ranks.
+        dict: for each schedule this rank's steps; `median_step` chooses one.
 
     Raises:
-        ValueError: on all ranks alike, when an argument is out of range or differs, or MPI allows
-            no threads.
+        ValueError: as `BucketedOverlap` does.
     """
-    asked = {"nbytes": nbytes, "compute_s": compute_s, "ways": tuple(ways), "computes": computes}
-    require_equal(comm, **asked, repeats=repeats, slices=slices)
-    with agree_or_raise(comm):
-        require(len(ways) > 0, "ways", "name at least one way", ways)
-        for way in ways:
-            require_known(way, WAYS, "ways")
-        require_known(computes, COMPUTES, "computes")
-        require_count(nbytes, "nbytes", least=4)
-        require_count(repeats, "repeats")
-        require_count(slices, "slices")
-        require_positive(compute_s, "compute_s")
-        if any(way.endswith("thread") for way in ways):
-            require_threads()
-    own = comm.Dup()
-    with ThreadPoolExecutor(1) as thread:
-        runs = _Runs(own, thread, nbytes, _computing(own, compute_s, computes, slices))
-        calls = {"allreduce": runs.allreduce, "compute": runs.compute}
-        calls |= {way: runs.of(way) for way in ways}
-        seconds: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(repeats + 1):
-            for name, call in calls.items():
-                runs.reset()
-                seconds[name] += timing(call, repeats=1, warmup=0, communicator=own).seconds
-                if name != "compute":
-                    runs.check()
-    own.Free()
-    times = {name: Timing(tuple(each[1:]), tuple(each[:1])) for name, each in seconds.items()}
-    alone = (times["allreduce"], times["compute"])
-    return tuple(
-        Overlap(way, computes, comm.size, runs.send.nbytes, *alone, times[way]) for way in ways
-    )
+    require_count(repeats, "repeats")
+    require_count(warmup, "warmup", least=0)
+    found = {}
+    for name in schedules:
+        comm.Barrier()
+        with BucketedOverlap(make(), comm, name, slice_bytes) as trainer:
+            # a step ends with the forward pass of the next one
+            for _ in range(warmup + repeats + 1):
+                trainer.step(images, labels)
+        found[name] = tuple(trainer.steps[warmup:])
+    return found
 
 
-def _computing(
-    comm: Comm, compute_s: float, computes: str, slices: int
-) -> Callable[[Callable[[], Any]], None]:
-    """Make the computing; its argument is called between two slices."""
-    if computes == "device":
+def require_threads() -> None:
+    """Check that several threads may call MPI at a time."""
+    from mpi4py import MPI
 
-        def pause(between: Callable[[], Any]) -> None:
-            start = perf_counter()
-            for number in range(1, slices + 1):
-                sleep(max(0.0, start + number * compute_s / slices - perf_counter()))
-                between()
-
-        return pause
-    numbers = np.linspace(0, 1, 1 << 14, dtype=np.float32)
-    result = np.empty_like(numbers)
-
-    def work(loops: int) -> None:
-        for _ in range(loops):
-            np.exp(numbers, out=result)
-
-    once_s = timing(lambda: work(100), repeats=5, communicator=comm).median / 100
-    # alike on all ranks, since timing gives all the same
-    loops = max(1, round(compute_s / once_s / slices))
-
-    def compute(between: Callable[[], Any]) -> None:
-        for _ in range(slices):
-            work(loops)
-            between()
-
-    return compute
+    level = MPI.Query_thread()
+    names = {
+        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+        MPI.THREAD_MULTIPLE: "MPI_THREAD_MULTIPLE",
+    }
+    then = "Start MPI with it: `mpi4py.rc.thread_level = 'multiple'` before importing mpi4py.MPI."
+    enough = level == MPI.THREAD_MULTIPLE
+    must = "be MPI_THREAD_MULTIPLE for a thread that exchanges"
+    require(enough, "MPI.Query_thread()", must, names[level], then)
 
 
-class _Runs:
-    """An allreduce and a computation, alone and together in each of the ways."""
+class BackgroundAllreduce:
+    """Sums pieces over all ranks, one after the other, in a separate thread.
 
-    def __init__(self, comm: Comm, thread: Any, nbytes: int, computing: Any) -> None:
-        self.comm, self.thread, self.computing = comm, thread, computing
-        self.send = np.full(nbytes // 4, comm.rank + 1, np.float32)
-        self.receive = np.zeros_like(self.send)
+    All ranks must call a collective in the same order, or sums are mixed up or hang. In the fixed
+    order nothing has to be agreed. With priorities the ranks could choose differently, because a
+    piece is ready here and not yet there; so rank 0 chooses: it takes its ready piece of highest
+    priority and broadcasts its number, and the others wait until they have that piece. They will,
+    because computing never waits for a later piece.
 
-    def reset(self) -> None:
-        self.receive.fill(0)
+    The thread has its own copy of the communicator, so that its messages are never mixed up with
+    others. While it has nothing to do it sleeps.
+    """
 
-    def check(self) -> None:
-        right = self.comm.size * (self.comm.size + 1) / 2
-        if not (self.receive == right).all():
-            raise RuntimeError("The allreduce gave a wrong sum, so its time means nothing.")
+    def __init__(
+        self,
+        comm: Comm,
+        pieces: Sequence[np.ndarray],
+        layers: Sequence[int],
+        priority: bool,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.comm, self.pieces, self.layers = comm.Dup(), pieces, layers
+        self.priority = priority
+        self.now = now
+        self.table = table_of(self.comm)
+        self.intervals: list[TraceEvent] = []
+        self.error: BaseException | None = None
+        self._waiting: list[tuple[int, int, int]] = []
+        self._count, self._closing = 0, False
+        self._open = dict.fromkeys(layers, 0)
+        self._changed = threading.Condition()
+        # a daemon: a rank that fails must end without waiting for messages
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._thread.start()
 
-    def of(self, way: str) -> Callable[[], None]:
-        return getattr(self, way)
+    def submit(self, piece: int) -> None:
+        """Queue a piece that is ready; returns at once."""
+        with self._changed:
+            layer = self.layers[piece]
+            self._open[layer] += 1
+            order = layer if self.priority else 0
+            heapq.heappush(self._waiting, (order, self._count, piece))
+            self._count += 1
+            self._changed.notify_all()
 
-    def allreduce(self) -> None:
-        self.comm.Allreduce(self.send, self.receive)
+    def wait_for(self, layer: int) -> None:
+        """Wait until no piece of a layer is queued or in flight."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open[layer] or self.error is not None)
+        if self.error is not None:
+            raise RuntimeError(f"The exchange of gradients failed: {self.error}") from self.error
 
-    def compute(self) -> None:
-        self.computing(lambda: None)
+    def close(self, wait: bool = True) -> None:
+        """End the thread when all pieces have been summed; every rank must call."""
+        with self._changed:
+            again, self._closing = self._closing, True
+            self._changed.notify_all()
+        if wait and not again:
+            self._thread.join()
+            if self.error is None:
+                self.comm.Free()
 
-    def blocking(self) -> None:
-        self.compute()
-        self.allreduce()
+    def _run(self) -> None:
+        try:
+            while (piece := self._next()) != _STOP:
+                start = self.now()
+                allreduce(self.pieces[piece], self.comm, table=self.table, check=False)
+                done = TraceEvent(EXCHANGE, self.layers[piece], start, self.now())
+                with self._changed:
+                    self.intervals.append(done)
+                    self._open[self.layers[piece]] -= 1
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
 
-    def iallreduce(self) -> None:
-        request = self.comm.Iallreduce(self.send, self.receive)
-        self.compute()
-        request.Wait()
+    def _next(self) -> int:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            chooses = not self.priority or self.comm.rank == 0
+            piece = heapq.heappop(self._waiting)[2] if self._waiting and chooses else _STOP
+        if not self.priority:
+            return piece
+        number = np.array([piece])
+        self.comm.Bcast(number)
+        chosen = int(number[0])
+        if self.comm.rank and chosen != _STOP:
+            with self._changed:
+                self._changed.wait_for(lambda: self._place(chosen) is not None)
+                del self._waiting[self._place(chosen) or 0]
+                heapq.heapify(self._waiting)
+        return chosen
 
-    def iallreduce_test(self) -> None:
-        request = self.comm.Iallreduce(self.send, self.receive)
-        self.computing(request.Test)
-        request.Wait()
+    def _place(self, piece: int) -> int | None:
+        found = [place for place, each in enumerate(self._waiting) if each[2] == piece]
+        return found[0] if found else None
 
-    def progress_thread(self) -> None:
-        request = self.comm.Iallreduce(self.send, self.receive)
-        self._meanwhile(request.Wait)
 
-    def pausing_thread(self) -> None:
-        request = self.comm.Iallreduce(self.send, self.receive)
+def _slices(nbytes: int, slice_bytes: int | None) -> list[int]:
+    if slice_bytes is None:
+        return [nbytes]
+    size = require_count(slice_bytes, "slice_bytes")
+    return [min(size, nbytes - start) for start in range(0, nbytes, size)] or [0]
 
-        def test() -> None:
-            while not request.Test():
-                sleep(PAUSE_S)
 
-        self._meanwhile(test)
+def _sent(
+    ready: Sequence[tuple[float, Any, int]], seconds: Callable[[float], float], priority: bool
+) -> list[TraceEvent]:
+    """Send messages one after the other; `ready` has time, layer and size in order of time."""
+    waiting: list[tuple[int, int, int]] = []
+    sent: list[TraceEvent] = []
+    now, coming = 0.0, 0
+    while waiting or coming < len(ready):
+        if not waiting:
+            now = max(now, ready[coming][0])
+        while coming < len(ready) and ready[coming][0] <= now:
+            _, layer, part = ready[coming]
+            heapq.heappush(waiting, (layer if priority else 0, coming, part))
+            coming += 1
+        _, number, part = heapq.heappop(waiting)
+        sent.append(TraceEvent(EXCHANGE, ready[number][1], now, now + seconds(part)))
+        now = sent[-1].end_s
+    return sent
 
-    def allreduce_thread(self) -> None:
-        self._meanwhile(self.allreduce)
 
-    def _meanwhile(self, call: Callable[[], Any]) -> None:
-        done = self.thread.submit(call)
-        self.compute()
-        done.result()
+def _forward(
+    forward_s: Sequence[float], backward: list[TraceEvent], sent: list[TraceEvent]
+) -> list[TraceEvent]:
+    row: list[TraceEvent] = []
+    for layer, took in enumerate(forward_s):
+        needed = [each.end_s for each in sent if each.layer in (None, layer)]
+        start = max([*needed, row[-1].end_s if row else backward[-1].end_s])
+        row.append(TraceEvent(FORWARD, layer, start, start + took))
+    return row
+
+
+def _require_sound(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    nbytes: Sequence[int],
+    schedule: str,
+    ranks: int,
+    latency_s: float,
+    bytes_per_s: float,
+) -> None:
+    require_known(schedule, SCHEDULES, "schedule")
+    require_count(ranks, "ranks")
+    require_positive(bytes_per_s, "bytes_per_s")
+    require(len(nbytes) > 0, "nbytes", "hold at least one layer", list(nbytes))
+    for name, row in (("forward_s", forward_s), ("backward_s", backward_s), ("nbytes", nbytes)):
+        fits = len(row) == len(nbytes)
+        require(fits, name, f"hold one number for each of {len(nbytes)} layers", len(row))
+        require(min(row) >= 0, name, "hold no negative number", list(row))
+    require(latency_s >= 0, "latency_s", "be at least 0", latency_s)
+
+
+def _sliced(row: np.ndarray, slice_bytes: int | None) -> list[np.ndarray]:
+    """Cut a layer's gradient; the number of samples behind it goes with the last slice."""
+    if slice_bytes is None:
+        return [row]
+    cut = segments(row[:-1], slice_bytes)
+    return [*cut[:-1], row[row.size - 1 - cut[-1].size :]]

@@ -1,72 +1,83 @@
-"""A net cut into stages, one on each rank: activations go forward, gradients come back."""
+"""Pipeline parallelism: stages of a net on the ranks, and where to cut the net.
+
+Activations travel forward from stage to stage, gradients backward.
+"""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlguide.collectives import allreduce
 from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
+from dlguide.collectives.buffers import flatten, message
 from dlguide.errors import require, require_count, require_known
-from dlguide.parallel import schedules, stages
-from dlguide.parallel.passing import Run
-from dlguide.parallel.schedules import Cell
+from dlguide.models import count
+from dlguide.models.graph import graph_of, itemsize, nodes_of, shape_of
+from dlguide.parallel import pipeline_schedule
+from dlguide.parallel.pipeline_schedule import BACKWARD, FORWARD, PipelineCell
 
 if TYPE_CHECKING:
     import keras
     from mpi4py.MPI import Comm
 
+_TAGS = {FORWARD: 7751, BACKWARD: 7752}
+
 
 @dataclass(frozen=True)
-class Step:
-    """One training step as it was measured, the same on all ranks.
+class PipelineStep:
+    """One measured training step, the same on all ranks.
 
     `loss` is the mean over the batch. `cells` are those of all stages on the clock of rank 0,
-    the first one from 0 on; only computing counts as work. `held` is for each stage the largest
-    number of microbatches whose activations it kept, `sent_bytes` what it sent to its neighbours.
+    starting at 0; only computing counts as work. `held` is for each stage the largest number of
+    microbatches whose activations it kept, `sent_bytes` what it sent to its neighbours.
     """
 
     loss: float
-    cells: tuple[Cell, ...]
+    cells: tuple[PipelineCell, ...]
     held: tuple[int, ...]
     sent_bytes: tuple[int, ...]
 
     @property
-    def waiting(self) -> float:
-        """Share of the step in which stages did not compute: the measured bubble."""
-        return schedules.waiting(self.cells)
+    def bubble(self) -> float:
+        """Share of the step in which stages did not compute."""
+        return pipeline_schedule.idle_share(self.cells)
 
 
-class Pipeline:
-    """Trains a net whose stages live on the ranks of a communicator.
+class PipelineParallel:
+    """Trains a net whose stages are on the ranks of a communicator.
 
-    Every rank builds the same net, and keeps its own stage. A step cuts the batch into
+    Every rank builds the same net and keeps its own stage. A step cuts the batch into
     microbatches, sends them through the stages, adds up the gradients of all, and updates once:
     the same step as that of the whole net with the whole batch. Every rank must call, with the
     same arguments.
 
-    Not the same are nets whose samples see each other, as in batch normalisation: it sees a
-    microbatch. Dropout draws other numbers than in the whole net.
+    Batch normalisation sees a microbatch instead of the batch, and dropout draws other masks than
+    in the whole net.
 
     Args:
-        model: a functional or sequential Keras model that gives logits, equal on all ranks.
+        model: a functional or sequential Keras model that returns logits, equal on all ranks.
         comm: the ranks, one for each stage.
-        optimizer: makes a Keras optimizer, one for each stage.
+        optimizer: returns a new Keras optimizer; called once per stage.
         microbatches: parts of a batch (count).
         schedule: "1f1b" or "gpipe".
         cuts: names of the layers after which to cut; None balances the flops.
-        loss: (labels, outputs) -> the loss of each sample; None for the cross-entropy of classes.
-        recompute: keep only the inputs of stages and compute the rest again on the way back.
-        uneven: allow microbatches of different size, when the batch does not divide.
+        loss: (labels, outputs) -> the loss of each sample; None for softmax cross-entropy.
+        recompute: keep only the inputs of stages and recompute the rest in the backward pass.
+        uneven: allow microbatches of different sizes, where the batch does not divide.
         replicas: ranks with the same stage of other copies of this pipeline, over which the
             gradients are added; None for a single copy.
 
     Raises:
-        ValueError: on all ranks alike, when the net cannot be cut so, an argument is unknown or
-            differs between ranks, or recomputing would not give the same numbers.
+        ValueError: on all ranks alike, when the net cannot be cut there, an argument is unknown
+            or differs between ranks, or recomputing would give other values.
     """
 
     def __init__(
@@ -86,13 +97,13 @@ class Pipeline:
         require_equal(comm, **asked, recompute=recompute, uneven=uneven)
         with agree_or_raise(comm):
             require_count(microbatches, "microbatches")
-            require_known(schedule, schedules.ORDERS, "schedule")
-            self.cuts = stages.balance(model, comm.size) if cuts is None else tuple(cuts)
+            require_known(schedule, pipeline_schedule.ORDERS, "schedule")
+            self.cuts = balance(model, comm.size) if cuts is None else tuple(cuts)
             fits = len(self.cuts) == comm.size - 1
             then = f"Name {comm.size - 1} layers."
             require(fits, "cuts", f"make one stage for each of {comm.size} ranks", cuts, then)
-            self.stage = stages.cut(model, self.cuts)[comm.rank]
-            self.costs = stages.costs(model, self.cuts)
+            self.stage = cut(model, self.cuts)[comm.rank]
+            self.costs = stage_costs(model, self.cuts)
             if recompute:
                 _require_repeatable(self.stage)
             self.optimizer = optimizer()
@@ -102,7 +113,7 @@ class Pipeline:
         self.comm, self.replicas = comm, replicas
         self.microbatches, self.schedule, self.recompute = microbatches, schedule, recompute
         self.uneven = uneven
-        self.order = schedules.order(schedule, comm.rank, comm.size, microbatches)
+        self.order = pipeline_schedule.order(schedule, comm.rank, comm.size, microbatches)
         self.first, self.last = comm.rank == 0, comm.rank == comm.size - 1
         self.offset_s = clock_offset(comm)
         self._compile(loss or _cross_entropy)
@@ -142,19 +153,21 @@ class Pipeline:
 
         self._forward, self._update = compiled, updated
 
-    def step(self, images: np.ndarray, labels: np.ndarray, samples: int | None = None) -> Step:
+    def step(
+        self, images: np.ndarray, labels: np.ndarray, samples: int | None = None
+    ) -> PipelineStep:
         """Train on one batch; every rank must call.
 
-        Only the first stage looks at the images and only the last one at the labels.
+        Only the first stage reads the images and only the last one the labels.
 
         Args:
             images: the batch, first dimension its samples.
             labels: one label for each sample.
-            samples: samples of all replicas together, by which the gradients are divided; None
-                for those of this batch.
+            samples: samples of all replicas, by which the gradients are divided; None for those
+                of this batch.
 
         Returns:
-            Step: the loss and what was measured, the same on all ranks.
+            PipelineStep: the loss and what was measured, the same on all ranks.
 
         Raises:
             ValueError: on all ranks alike, when the batch cannot be cut into microbatches.
@@ -163,7 +176,7 @@ class Pipeline:
 
         with agree_or_raise(self.comm):
             sizes = self._sizes(len(images), len(labels))
-        run = Run(self, images, labels, sizes)
+        run = _StepRun(self, images, labels, sizes)
         for kind, microbatch in self.order:
             run.work(kind, microbatch)
         run.finish()
@@ -189,17 +202,9 @@ class Pipeline:
 
     def predict(
         self, forward_s: float | Sequence[float] = 1.0, backward_s: float | Sequence[float] = 2.0
-    ) -> tuple[Cell, ...]:
-        """Predict the schedule of a step.
-
-        Args:
-            forward_s: time of a microbatch forward, one for all stages or one for each (s).
-            backward_s: the same backward (s).
-
-        Returns:
-            tuple: the cells, as `schedules.predict` gives them.
-        """
-        return schedules.predict(
+    ) -> tuple[PipelineCell, ...]:
+        """Predict the schedule of a step; arguments as of `pipeline_schedule.predict`."""
+        return pipeline_schedule.predict(
             self.schedule, self.comm.size, self.microbatches, forward_s, backward_s
         )
 
@@ -212,16 +217,110 @@ class Pipeline:
         require(divides, "images", f"divide into {parts} equal microbatches", images, then)
         return [(m + 1) * images // parts - m * images // parts for m in range(parts)]
 
-    def _measured(self, run: Run, loss: float) -> Step:
+    def _measured(self, run: _StepRun, loss: float) -> PipelineStep:
         everyone = self.comm.allgather((run.cells, run.most, run.sent_bytes, loss))
         begin = min(row[0].start_s for row, *_ in everyone)
         cells = tuple(
-            Cell(cell.stage, cell.microbatch, cell.kind, cell.start_s - begin, cell.end_s - begin)
+            PipelineCell(
+                cell.stage, cell.microbatch, cell.kind, cell.start_s - begin, cell.end_s - begin
+            )
             for row, *_ in everyone
             for cell in row
         )
         held, sent_bytes = (tuple(each[place] for each in everyone) for place in (1, 2))
-        return Step(everyone[-1][3], cells, held, sent_bytes)
+        return PipelineStep(everyone[-1][3], cells, held, sent_bytes)
+
+
+class _StepRun:
+    """One step of one stage: receive, compute, send, and keep what the backward pass needs."""
+
+    def __init__(
+        self, pipeline: PipelineParallel, images: np.ndarray, labels: np.ndarray, sizes: list[int]
+    ) -> None:
+        self.pipe, self.sizes = pipeline, sizes
+        starts = np.cumsum([0, *sizes])
+        parts = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+        self.images = [images[part] for part in parts] if pipeline.first else []
+        self.labels = [labels[part] if pipeline.last else np.zeros(0, "i4") for part in parts]
+        self.held: dict[int, tuple[Any, Any, Any]] = {}
+        self.gradients: list[Any] = []
+        self.cells: list[PipelineCell] = []
+        self.sending: list[tuple[Any, np.ndarray]] = []
+        self.loss, self.most, self.sent_bytes = 0.0, 0, 0
+
+    def work(self, kind: str, microbatch: int) -> None:
+        """Receive the input of a cell, compute it, and send the output."""
+        pipe = self.pipe
+        given = self._receive(kind, microbatch)
+        start = perf_counter()
+        out = (self._forward if kind == FORWARD else self._backward)(microbatch, given)
+        array = None if out is None else np.ascontiguousarray(out.numpy())
+        end = perf_counter()
+        offset_s = pipe.offset_s
+        self.cells.append(
+            PipelineCell(pipe.comm.rank, microbatch, kind, start + offset_s, end + offset_s)
+        )
+        if kind == FORWARD and pipe.last:
+            self.loss += float(out)
+        elif array is not None:
+            to = pipe.comm.rank + (1 if kind == FORWARD else -1)
+            request = pipe.comm.Isend(message(flatten(array)), to, _TAGS[kind])
+            self.sending.append((request, array))  # MPI reads the array until it has arrived
+            self.sent_bytes += array.nbytes
+
+    def finish(self) -> None:
+        """Wait until all messages have been sent."""
+        from mpi4py import MPI
+
+        MPI.Request.Waitall([request for request, _ in self.sending])
+
+    def _receive(self, kind: str, microbatch: int) -> np.ndarray | None:
+        pipe, size = self.pipe, self.sizes[microbatch]
+        if pipe.first if kind == FORWARD else pipe.last:
+            return self.images[microbatch] if kind == FORWARD else None
+        tensor = (pipe.stage.inputs if kind == FORWARD else pipe.stage.outputs)[0]
+        array = np.empty((size, *tensor.shape[1:]), str(tensor.dtype))
+        source = pipe.comm.rank + (-1 if kind == FORWARD else 1)
+        pipe.comm.Recv(message(flatten(array)), source, _TAGS[kind])
+        return array
+
+    def _forward(self, microbatch: int, given: np.ndarray) -> Any:
+        import tensorflow as tf
+
+        inputs = tf.convert_to_tensor(given, str(self.pipe.stage.inputs[0].dtype))
+        labels = tf.convert_to_tensor(self.labels[microbatch])
+        if self.pipe.recompute:
+            out = self.pipe._forward(inputs, labels)
+            self.held[microbatch] = (inputs, labels, None)
+        else:
+            out, tape = self._taped(inputs, labels)
+            self.held[microbatch] = (inputs, out, tape)
+        self.most = max(self.most, len(self.held))
+        return out
+
+    def _taped(self, inputs: Any, labels: Any) -> tuple[Any, Any]:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            if not self.pipe.first:
+                tape.watch(inputs)
+            return self.pipe._forward(inputs, labels), tape
+
+    def _backward(self, microbatch: int, given: np.ndarray | None) -> Any:
+        import tensorflow as tf
+
+        inputs, out, tape = self.held.pop(microbatch)
+        if self.pipe.recompute:
+            out, tape = self._taped(inputs, out)
+        own = [variable.value for variable in self.pipe.stage.trainable_variables]
+        wanted = own if self.pipe.first else [*own, inputs]
+        slope = None if given is None else tf.convert_to_tensor(given)
+        zero = tf.UnconnectedGradients.ZERO
+        found = tape.gradient(out, wanted, slope, unconnected_gradients=zero)
+        mine = [tf.convert_to_tensor(gradient) for gradient in found[: len(own)]]
+        before = self.gradients or [0] * len(mine)
+        self.gradients = [a + b for a, b in zip(mine, before, strict=True)]
+        return None if self.pipe.first else found[-1]
 
 
 def _cross_entropy(labels: Any, logits: Any) -> Any:
@@ -237,3 +336,186 @@ def _require_repeatable(stage: keras.Model) -> None:
         then = "Build it without (`dropout=0`), or keep the activations (`recompute=False`)."
         must = "do the same when it is computed again"
         require(not moving and not random, "model", must, f"layer {layer.name}", then)
+
+
+def measure_steps(
+    pipelines: Sequence[PipelineParallel],
+    images: np.ndarray,
+    labels: np.ndarray,
+    repeats: int = 7,
+    warmup: int = 3,
+) -> list[list[PipelineStep]]:
+    """Train pipelines on the same batch repeatedly and return their steps; every rank must call.
+
+    They take turns, step by step, so that all see the same disturbances of the machine.
+    """
+    require_count(repeats, "repeats")
+    require_count(warmup, "warmup", least=0)
+    found: list[list[PipelineStep]] = [[] for _ in pipelines]
+    for _ in range(warmup + repeats):
+        for pipeline, row in zip(pipelines, found, strict=True):
+            pipeline.comm.Barrier()
+            row.append(pipeline.step(images, labels))
+    return [row[warmup:] for row in found]
+
+
+def median_step(measured: Sequence[PipelineStep]) -> PipelineStep:
+    """Return the step with the median bubble."""
+    require(bool(measured), "measured", "hold at least one step", list(measured))
+    return sorted(measured, key=lambda step: step.bubble)[len(measured) // 2]
+
+
+def cell_seconds(measured: Sequence[PipelineStep]) -> dict[str, list[float]]:
+    """Return the median time of each stage's cells, forward and backward (s)."""
+    require(bool(measured), "measured", "hold at least one step", list(measured))
+    cells = [cell for step in measured for cell in step.cells]
+    stages = range(1 + max(cell.stage for cell in cells))
+    return {
+        kind: [
+            statistics.median(c.seconds for c in cells if c.stage == stage and c.kind == kind)
+            for stage in stages
+        ]
+        for kind in (FORWARD, BACKWARD)
+    }
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Cost of one stage of a net.
+
+    `layers` are the names of its layers. `training_flops`, `activation_bytes` (what all its
+    layers write) and `input_bytes` are for one sample; `weight_bytes` once for any batch.
+    """
+
+    layers: tuple[str, ...]
+    training_flops: int
+    activation_bytes: int
+    input_bytes: int
+    weight_bytes: int
+
+    def memory_bytes(self, held: int, samples: int, recompute: bool = False) -> int:
+        """Predict the memory of the activations that this stage keeps for the backward pass.
+
+        Without recomputation it keeps all activations of each microbatch that it holds; with it,
+        the input of each, and all activations of the one in its backward pass.
+        """
+        if recompute:
+            return samples * (held * self.input_bytes + self.activation_bytes)
+        return samples * held * (self.activation_bytes + self.input_bytes)
+
+
+def cut_points(model: keras.Model) -> dict[str, Any]:
+    """Return the layers after which a net can be cut: one tensor alone connects the two parts.
+
+    In a chain these are all layers; in a residual net those between two blocks.
+    """
+    graph = graph_of(model)
+    one = len(graph.inputs) == len(graph.outputs) == 1
+    require(one, "model", "have one input and one output", f"{len(graph.inputs)} and "
+            f"{len(graph.outputs)}", "Cut the net by hand.")  # fmt: skip
+    nodes = [node for node in nodes_of(graph) if not node.is_input]
+    last_use = {id(graph.outputs[0]): len(nodes)}
+    for place, node in enumerate(nodes):
+        last_use.update((id(tensor), place) for tensor in node.input_tensors)
+    alive = [graph.inputs[0]]
+    points: dict[str, Any] = {}
+    for place, node in enumerate(nodes[:-1]):
+        alive = [
+            tensor for tensor in (*alive, *node.output_tensors) if last_use[id(tensor)] > place
+        ]
+        if len(alive) == 1 and alive[0] is node.output_tensors[0]:
+            points[node.operation.name] = alive[0]
+    return points
+
+
+def cut(model: keras.Model, cuts: Sequence[str]) -> list[keras.Model]:
+    """Cut a net after the named layers.
+
+    The stages share their layers with the net, so weights are not copied.
+    """
+    import keras
+
+    points, graph = cut_points(model), graph_of(model)
+    names = list(points)
+    for name in cuts:
+        known = f"be layers with a cut behind them ({', '.join(names)})"
+        require(name in points, "cuts", known, name)
+    ordered = all(names.index(one) < names.index(other) for one, other in pairwise(cuts))
+    require(ordered, "cuts", "be in the order of the layers, each once", tuple(cuts))
+    tensors = [graph.inputs[0], *(points[name] for name in cuts), graph.outputs[0]]
+    if len(tensors) == 2:
+        return [model]
+    parts = [keras.Model(start, end) for start, end in pairwise(tensors)]
+    owner: dict[int, int] = {}
+    for number, stage in enumerate(parts):
+        for weight in stage.weights:
+            alone = owner.setdefault(id(weight), number) == number
+            then = "Let the layers that share them be in one stage."
+            require(alone, "cuts", "leave every weight in one stage", weight.path, then)
+    return parts
+
+
+def balance(model: keras.Model, stages: int) -> tuple[str, ...]:
+    """Return the cuts with which the slowest stage has the least work.
+
+    Work is the flops of a training step (`models.count`); layers reach different speeds, so
+    measured times of the stages are better.
+    """
+    require_count(stages, "stages")
+    names = list(cut_points(model))
+    then = "Use fewer stages."
+    most = f"be at most {len(names) + 1}, the pieces {model.name} can be cut into"
+    require(stages <= len(names) + 1, "stages", most, stages, then)
+    work = [cost.training_flops for cost in stage_costs(model, names)]
+    return tuple(names[end - 1] for end in partition(work, stages)[:-1])
+
+
+def partition(work: Sequence[float], parts: int) -> list[int]:
+    """Cut a list into consecutive parts whose largest sum is minimal; return where they end.
+
+    Dynamic programming over the parts.
+
+    >>> partition([5, 1, 1, 1, 5], 3)
+    [1, 4, 5]
+    """
+    sums = [0.0, *accumulate(work)]
+    best: list[dict[int, tuple[float, list[int]]]] = [{0: (0.0, [])}]
+    for part in range(1, parts + 1):
+        row = {}
+        for end in range(part, len(work) - (parts - part) + 1):
+            row[end] = min(
+                (max(largest, sums[end] - sums[start]), [*ends, end])
+                for start, (largest, ends) in best[-1].items()
+                if start < end
+            )
+        best.append(row)
+    return best[-1][len(work)][1]
+
+
+def stage_costs(model: keras.Model, cuts: Sequence[str]) -> list[StageCost]:
+    """Count the cost of each stage of a net with fixed shapes; `cuts` as for `cut`.
+
+    Raises:
+        ValueError: as `models.count` and `cut_points` do.
+    """
+    points = cut_points(model)
+    nodes = [node for node in nodes_of(graph_of(model)) if not node.is_input]
+    names = list(dict.fromkeys(node.operation.name for node in nodes))
+    ends = [*(names.index(name) + 1 for name in cuts), len(names)]
+    inputs = [graph_of(model).inputs[0], *(points[name] for name in cuts)]
+    counted: dict[str, list[Any]] = {name: [] for name in names}
+    for layer in count(model).layers:
+        counted[layer.name.split("/")[0]].append(layer)
+    found = []
+    for start, end, tensor in zip([0, *ends], ends, inputs, strict=False):
+        layers = [one for name in names[start:end] for one in counted[name]]
+        found.append(
+            StageCost(
+                tuple(names[start:end]),
+                sum(2 * one.training_multiply_adds + 3 * one.other_flops for one in layers),
+                sum(one.activation_bytes for one in layers),
+                prod(shape_of(tensor, tensor.name)) * itemsize(tensor.dtype),
+                sum(one.weight_bytes for one in layers),
+            )
+        )
+    return found

@@ -1,6 +1,11 @@
-"""Layers cut across ranks: each rank holds some columns, rows or channels of the weights.
+"""Tensor parallelism: each rank holds some columns, rows or channels of every layer's weights.
 
-Every rank must call each function at the same point, forward and backward.
+Every rank must call each function at the same point, forward and backward. A layer cut by its
+outputs takes `copy_to_region(inputs)`, a layer cut by its inputs ends in `reduce_from_region`; in
+pairs, one after the other, nothing is sent between the two.
+
+Source:
+    Shoeybi et al. 2019 (arXiv:1909.08053), section 3: the functions f and g of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -11,44 +16,50 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives import allreduce
+from dlguide.collectives.agreement import agree_or_raise
 from dlguide.data.datasets import shard
 from dlguide.errors import require
 
 if TYPE_CHECKING:
+    import keras
     from mpi4py.MPI import Comm
 
-# what a layer tells of its messages: (direction, collective, bytes of the array)
-Told = Callable[[str, str, int], None]
+# called for each message: (direction, collective, bytes of the array)
+OnMessage = Callable[[str, str, int], None]
+
+# layers that treat each channel separately, and need not know of the cut
+_BY_CHANNEL = {"ReLU", "Activation", "MaxPooling2D", "AveragePooling2D"}
+_BY_CHANNEL |= {"GlobalAveragePooling2D", "GlobalMaxPooling2D"}
 
 
-def summed(part: Any, comm: Comm, told: Told | None = None) -> Any:
-    """Add up what all ranks have; backward each takes the gradient as it is."""
+def reduce_from_region(part: Any, comm: Comm, on_message: OnMessage | None = None) -> Any:
+    """Sum a tensor over ranks; backward each rank takes the gradient as it is."""
     import tensorflow as tf
 
     @tf.custom_gradient
     def add(part: Any) -> tuple[Any, Any]:
-        return _allreduce(part, comm, "forward", told), lambda gradient: gradient
+        return _allreduce(part, comm, "forward", on_message), lambda gradient: gradient
 
     return add(part)
 
 
-def copied(whole: Any, comm: Comm, told: Told | None = None) -> Any:
-    """Hand on what all ranks have alike; backward their gradients are added up.
+def copy_to_region(whole: Any, comm: Comm, on_message: OnMessage | None = None) -> Any:
+    """Return a tensor that all ranks have; backward its gradient is summed over ranks.
 
-    Each rank uses the tensor for its own part of the work, so each knows a part of its gradient.
+    Each rank uses the tensor for its part of the work, so each computes a part of its gradient.
     """
     import tensorflow as tf
 
     @tf.custom_gradient
     def copy(whole: Any) -> tuple[Any, Any]:
-        backward = lambda gradient: _allreduce(gradient, comm, "backward", told)  # noqa: E731
+        backward = lambda gradient: _allreduce(gradient, comm, "backward", on_message)  # noqa: E731
         return tf.identity(whole), backward
 
     return copy(whole)
 
 
-def gathered(part: Any, comm: Comm, told: Told | None = None) -> Any:
-    """Put the parts of the last dimension together; backward each takes its part."""
+def gather_from_region(part: Any, comm: Comm, on_message: OnMessage | None = None) -> Any:
+    """Join the ranks' parts of the last dimension; backward each rank takes its part."""
     import tensorflow as tf
 
     @tf.custom_gradient
@@ -57,97 +68,186 @@ def gathered(part: Any, comm: Comm, told: Told | None = None) -> Any:
         ends = np.cumsum([each.shape[-1] for each in parts])
         own = slice(ends[comm.rank] - parts[comm.rank].shape[-1], ends[comm.rank])
         whole = np.concatenate(parts, axis=-1)
-        _tell(told, "forward", "allgather", whole)
+        if on_message is not None:
+            on_message("forward", "allgather", whole.nbytes)
         return tf.constant(whole), lambda gradient: gradient[..., own]
 
     return gather(part)
 
 
-def dense_by_column(
-    inputs: Any, kernel: Any, bias: Any, comm: Comm, told: Told | None = None
-) -> Any:
-    """Compute this rank's columns of a dense layer, Y_r = X W_r + b_r.
-
-    Forward no message. Backward one allreduce: every column has a part in the gradient of X.
-    """
-    return copied(inputs, comm, told) @ kernel + bias
-
-
-def dense_by_row(inputs: Any, kernel: Any, bias: Any, comm: Comm, told: Told | None = None) -> Any:
-    """Compute a dense layer from this rank's rows, Y = sum of X_r W_r, + b.
-
-    Forward one allreduce. Backward no message: all ranks know the gradient of Y.
-    """
-    return summed(inputs @ kernel, comm, told) + bias
-
-
-def convolution_by_output(
-    images: Any,
-    kernel: Any,
-    bias: Any,
-    comm: Comm,
-    stride: int = 1,
-    padding: str = "valid",
-    told: Told | None = None,
-) -> Any:
-    """Compute this rank's output channels of a convolution; messages as `dense_by_column`."""
+def _allreduce(tensor: Any, comm: Comm, direction: str, on_message: OnMessage | None) -> Any:
     import tensorflow as tf
 
-    whole = copied(images, comm, told)
-    return tf.nn.conv2d(whole, kernel, stride, padding.upper()) + bias
+    array = tensor.numpy().copy()
+    if on_message is not None:
+        on_message(direction, "allreduce", array.nbytes)
+    return tf.constant(allreduce(array, comm, check=False))
 
 
-def convolution_by_input(
-    images: Any,
-    kernel: Any,
-    bias: Any,
-    comm: Comm,
-    stride: int = 1,
-    padding: str = "valid",
-    told: Told | None = None,
-) -> Any:
-    """Compute a convolution from this rank's input channels; messages as `dense_by_row`."""
-    import tensorflow as tf
-
-    part = tf.nn.conv2d(images, kernel, stride, padding.upper())
-    return summed(part, comm, told) + bias
-
-
-def share(count: int, ranks: int, rank: int, name: str) -> slice:
-    """Cut what a net must have at least once per rank into parts that differ by at most one."""
+def part_of(count: int, ranks: int, rank: int, name: str) -> slice:
+    """Return one rank's part of `count` units, of which every rank needs at least one."""
     require(count >= ranks, name, f"be at least the {ranks} ranks", count, "Use fewer ranks.")
     return shard(count, rank, ranks)
 
 
-def columns(kernel: np.ndarray, comm: Comm) -> np.ndarray:
-    """Take this rank's columns of a dense kernel, or output channels of a convolution's."""
-    return kernel[..., share(kernel.shape[-1], comm.size, comm.rank, "units")]
+class TensorParallelModel:
+    """Trains a sequential net of which each rank holds a part of every weight.
 
+    The first layer with weights is cut by its outputs, the next one by its inputs, and so on in
+    pairs: forward one allreduce at the end of a pair, backward one at its start. A last layer
+    without partner ends in an allgather. All ranks must call, with the same images. `sent` lists
+    the messages of the last step: direction, collective, and bytes of the array.
 
-def rows(kernel: np.ndarray, comm: Comm) -> np.ndarray:
-    """Take this rank's rows of a dense kernel, or input channels of a convolution's.
+    Supports Dense, Conv2D, Flatten, layers that treat each channel separately, and Dropout with a
+    rate of 0.
 
     Args:
-        kernel: the whole kernel; its last but one dimension is cut.
-        comm: the ranks.
-
-    Returns:
-        numpy.ndarray: a view.
+        model: a sequential Keras model that returns logits, equal on all ranks.
+        comm: an mpi4py communicator of the ranks that share the model.
+        rate: learning rate of SGD.
+        momentum: of SGD.
+        replicas: ranks with the same part of other copies, over which gradients are summed.
 
     Raises:
-        ValueError: when there are more ranks than rows.
+        ValueError: on all ranks alike, when a layer cannot be cut.
     """
-    return kernel[..., share(kernel.shape[-2], comm.size, comm.rank, "inputs"), :]
+
+    def __init__(
+        self,
+        model: keras.Model,
+        comm: Comm,
+        rate: float,
+        momentum: float = 0.0,
+        replicas: Comm | None = None,
+    ) -> None:
+        self.comm, self.rate, self.momentum, self.replicas = comm, rate, momentum, replicas
+        self.layers = list(model.layers)
+        self.cuts: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+        self.parts: dict[str, list[Any]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.sent: list[tuple[str, str, int]] = []
+        with agree_or_raise(comm):
+            self._cut()
+        self.velocities = [
+            np.zeros(part.shape, part.dtype.as_numpy_dtype) for part in self.variables
+        ]
+
+    @property
+    def variables(self) -> list[Any]:
+        """This rank's parts, kernel and bias of each layer in order."""
+        return [part for layer in self.parts.values() for part in layer]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of this rank's parts (bytes)."""
+        return sum(part.numpy().nbytes for part in self.variables)
+
+    def __call__(self, images: np.ndarray) -> Any:
+        """Compute the logits of all images on all ranks."""
+        import tensorflow as tf
+
+        x = tf.convert_to_tensor(images, self.variables[0].dtype)
+        by_output = True
+        for layer in self.layers:
+            if layer.name not in self.parts:
+                x = layer(x)
+                continue
+            kernel, bias = self.parts[layer.name]
+            if by_output:
+                x = copy_to_region(x, self.comm, self._on_message)
+            if type(layer).__name__ == "Dense":
+                x = x @ kernel
+            else:
+                x = tf.nn.conv2d(x, kernel, layer.strides[0], layer.padding.upper())
+            if not by_output:
+                x = reduce_from_region(x, self.comm, self._on_message)
+            x = layer.activation(x + bias)
+            by_output = not by_output
+        return x if by_output else gather_from_region(x, self.comm, self._on_message)
+
+    def step(self, images: np.ndarray, labels: np.ndarray, samples: int | None = None) -> float:
+        """Train on one batch and return its mean loss; every rank must call.
+
+        Args:
+            images: the batch, the same on all ranks.
+            labels: one class per image.
+            samples: samples of all replicas; None for those of this batch (count).
+        """
+        import tensorflow as tf
+
+        self.sent.clear()
+        samples = len(images) if samples is None else samples
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self(images))
+            total = tf.reduce_sum(losses)
+        gradients = tape.gradient(total, self.variables)
+        arrays = [np.ascontiguousarray(gradient.numpy()) for gradient in gradients]
+        loss = np.array([float(total)])
+        if self.replicas is not None:
+            for array in (*arrays, loss):
+                allreduce(array, self.replicas, check=False)
+        for part, velocity, array in zip(self.variables, self.velocities, arrays, strict=True):
+            velocity *= self.momentum
+            velocity -= self.rate * array / samples
+            part.assign_add(velocity)
+        return float(loss[0]) / samples
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return the whole weights, by layer and kind; every rank must call."""
+        everyone = self.comm.allgather(
+            {name: [part.numpy() for part in parts] for name, parts in self.parts.items()}
+        )
+        cuts = self.comm.allgather(self.cuts)
+        whole = {}
+        for name in self.parts:
+            for place, word in enumerate(("kernel", "bias")):
+                pieces = [one[name][place] for one in everyone]
+                array = np.empty(self.shapes[f"{name}/{word}"], pieces[0].dtype)
+                for cut, piece in zip(cuts, pieces, strict=True):
+                    array[cut[name][place]] = piece
+                whole[f"{name}/{word}"] = array
+        return whole
+
+    def _on_message(self, *message: Any) -> None:
+        self.sent.append(message)
+
+    def _cut(self) -> None:
+        """Take this rank's part of each layer; `own` are its features, None for all."""
+        import tensorflow as tf
+
+        own: Any = None
+        for layer in self.layers:
+            kind, everything = type(layer).__name__, (slice(None),)
+            if kind in ("Dense", "Conv2D"):
+                _require_plain(layer)
+                kernel, bias = (np.asarray(weight) for weight in layer.weights)
+                if own is None:
+                    units = f"units of {layer.name}"
+                    own = part_of(bias.size, self.comm.size, self.comm.rank, units)
+                    cuts = ((..., own), (own,))
+                else:
+                    cuts, own = ((..., own, slice(None)), everything), None
+                self.cuts[layer.name] = cuts
+                self.parts[layer.name] = [tf.Variable(kernel[cuts[0]]), tf.Variable(bias[cuts[1]])]
+                self.shapes[f"{layer.name}/kernel"] = kernel.shape
+                self.shapes[f"{layer.name}/bias"] = bias.shape
+            elif kind == "Flatten":
+                if own is not None:
+                    # after flattening, a channel's values are not adjacent
+                    places = np.arange(np.prod(layer.input.shape[1:]))
+                    own = places.reshape(layer.input.shape[1:])[..., own].ravel()
+            else:
+                fits = kind in _BY_CHANNEL or (kind == "Dropout" and layer.rate == 0)
+                then = "Build the net without it."
+                require(fits, "model", "be made of layers that can be cut", layer.name, then)
 
 
-def _allreduce(tensor: Any, comm: Comm, direction: str, told: Told | None) -> Any:
-    import tensorflow as tf
-
-    array = tensor.numpy().copy()
-    _tell(told, direction, "allreduce", array)
-    return tf.constant(allreduce(array, comm, check=False))
-
-
-def _tell(told: Told | None, direction: str, collective: str, array: np.ndarray) -> None:
-    if told is not None:
-        told(direction, collective, array.nbytes)
+def _require_plain(layer: Any) -> None:
+    plain = layer.use_bias and getattr(layer, "groups", 1) == 1
+    plain = plain and set(getattr(layer, "dilation_rate", (1,))) == {1}
+    strides = getattr(layer, "strides", (1, 1))
+    plain = plain and strides[0] == strides[1]
+    plain = plain and getattr(layer, "data_format", "channels_last") == "channels_last"
+    plain = plain and layer.activation.__name__ != "softmax"
+    must = "have plain layers: bias, one stride, no groups, no dilation, channels last, no softmax"
+    require(plain, "model", must, layer.name)

@@ -28,7 +28,7 @@ from dlguide.training.step import PerSample
 if TYPE_CHECKING:
     import keras
 
-    from dlguide.parallel.compressors import Compressor
+    from dlguide.parallel.compression import Compressor
 
 DEVICES = ("cpu", "gpu")
 

@@ -20,7 +20,7 @@ from functools import partial
 from dlguide import models, training
 from dlguide.cluster import Cluster
 from dlguide.machine import describe, threads
-from dlguide.parallel import compression, local
+from dlguide.parallel import compression, local_sgd
 
 EVERY_STEPS = 16
 
@@ -45,8 +45,8 @@ def main() -> None:
         "top_k 1 %": compression.top_k(0.01, small=chosen.small),
         "one_bit": compression.one_bit(small=chosen.small),
         "power_sgd 4": compression.power_sgd(4, small=chosen.small),
-        "averaging": local.Averaging(),
-        "block momentum": local.BlockMomentum(1 - 1 / chosen.ranks),
+        "averaging": local_sgd.LocalSGD(),
+        "block momentum": local_sgd.BlockMomentum(1 - 1 / chosen.ranks),
     }
     if chosen.only:
         ways = {name: way for name, way in ways.items() if name.split()[0] in chosen.only}
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _predicted(way: object, shapes: list, chosen: argparse.Namespace) -> float:
-    if isinstance(way, local.Averaging):
+    if isinstance(way, local_sgd.LocalSGD):
         steps = chosen.epochs * math.ceil(chosen.samples / (chosen.batch * chosen.ranks))
         return way.nbytes(shapes, chosen.ranks) * math.ceil(steps / EVERY_STEPS) / steps
     return way.step_nbytes(shapes, chosen.ranks)
@@ -83,7 +83,7 @@ def _train(
     """Give accuracy, bytes a step, and images/s."""
     same = {"epochs": chosen.epochs, "optimizer": chosen.optimizer, "batch_per_rank": chosen.batch}
     own = {"samples": chosen.samples, "seed": seed}
-    if isinstance(way, local.Averaging):
+    if isinstance(way, local_sgd.LocalSGD):
         # without this module on the ranks' path, the function must travel with its names
         return cluster.run(partial(_apart, way, EVERY_STEPS), **same, **own)[0]
     run = cluster.run(training.fit, **same, config=training.FitConfig(compression=way, **own))[0]
@@ -91,7 +91,7 @@ def _train(
 
 
 def _apart(way, every_steps, epochs, batch_per_rank, samples, seed, optimizer):
-    """Train as `fit` does, but each rank by itself between meetings."""
+    """Train as `fit` does, but each rank by itself between synchronisations."""
     from time import perf_counter
 
     import numpy as np
@@ -99,7 +99,7 @@ def _apart(way, every_steps, epochs, batch_per_rank, samples, seed, optimizer):
 
     from dlguide import measure, models
     from dlguide.data import datasets
-    from dlguide.parallel import meetings
+    from dlguide.parallel import local_sgd
     from dlguide.training import connect, optimizers
     from dlguide.training.feed import iter_batches
     from dlguide.training.step import evaluator, train_step
@@ -109,11 +109,16 @@ def _apart(way, every_steps, epochs, batch_per_rank, samples, seed, optimizer):
     model = models.build("mnist_cnn", seed)
     rule = optimizers.make(optimizer)
     rule.build(model.trainable_variables)
-    meet = meetings.Meetings(way, comm, every_steps, model)
+    meet = local_sgd.ModelSynchroniser(way, comm, every_steps, model)
     meet.begin()
     alone = train_step(model, rule)
+
     # the loss of a rank's own batch: `fit` divides by the global batch and sums the gradients
-    step = meetings.every_steps(lambda x, y, scale: alone(x, y, scale * comm.size), meet)
+    def step(x, y, scale):
+        result = alone(x, y, scale * comm.size)
+        meet.after_step()
+        return result
+
     step_s, images = [], []
     for epoch in range(epochs):
         parts = datasets.epoch_batches(

@@ -18,10 +18,10 @@ import sys
 import cloudpickle
 import numpy as np
 
+from dlcourse import pytorch_ddp, pytorch_net
 from dlguide.cluster import Cluster
 from dlguide.data import datasets
 from dlguide.measure import Timing
-from dlguide.parallel import pytorch_net
 
 RATE, WARMUP = 0.01, 5
 PYTORCH = {"DDP": "channels_first", "DDP, channels last": "channels_last"}
@@ -51,8 +51,6 @@ def horovod(data, batch, together):
 def pytorch(data, batch, together, weights, layout):
     """One training with PyTorch, on all ranks or each for itself."""
     from mpi4py import MPI
-
-    from dlguide.parallel import pytorch_ddp
 
     way, comm = ("ddp", MPI.COMM_WORLD) if together else ("alone", None)
     found = pytorch_ddp.train(

@@ -16,7 +16,7 @@ import argparse
 import statistics
 
 from dlguide.cluster import Cluster
-from dlguide.parallel import overlap_schedule
+from dlguide.parallel import overlap
 
 SIZES = [1 << 18] * 4 + [1 << 20]
 
@@ -25,10 +25,10 @@ def ways(chosen: dict, computes: str) -> list:
     """Measure all ways on this rank; the result is the same on all."""
     from mpi4py import MPI
 
-    from dlguide.parallel import overlap
+    from dlcourse import overlap_benchmark
 
     return list(
-        overlap.measure(
+        overlap_benchmark.measure(
             MPI.COMM_WORLD, chosen["nbytes"], chosen["compute_s"], computes=computes,
             repeats=chosen["repeats"],
         )
@@ -40,10 +40,10 @@ def schedules(chosen: dict, sizes: list) -> tuple:
     import numpy as np
     from mpi4py import MPI
 
+    from dlcourse.parallel_nets import SleepingLayers
     from dlguide.collectives import allreduce
     from dlguide.measure import timing
-    from dlguide.parallel import layerwise
-    from dlguide.parallel.layerwise_nets import SleepingLayers
+    from dlguide.parallel import overlap
 
     comm = MPI.COMM_WORLD
     wire = []
@@ -55,7 +55,7 @@ def schedules(chosen: dict, sizes: list) -> tuple:
 
         wire.append((array.nbytes, timing(once, 15, 3, comm).median))
     layers = len(sizes)
-    found = layerwise.measure(
+    found = overlap.measure(
         lambda: SleepingLayers([0.001] * layers, [0.002] * layers, sizes),
         comm, np.arange(4.0), repeats=chosen["repeats"],
     )  # fmt: skip
@@ -98,9 +98,7 @@ def main() -> None:
         forward_s = layer_seconds(steps, ("forward", "update"))
         backward_s = layer_seconds(steps, ("backward",))
         nbytes = [4 * size for size in SIZES]
-        wanted = overlap_schedule.predict(
-            forward_s, backward_s, nbytes, name, 2, latency_s, bytes_per_s
-        )
+        wanted = overlap.predict(forward_s, backward_s, nbytes, name, 2, latency_s, bytes_per_s)
         step_s = [step.step_s for step in steps]
         median_s = statistics.median(step_s)
         print(

@@ -17,9 +17,10 @@ import argparse
 import statistics
 from itertools import pairwise
 
+from dlcourse.parallel_nets import deep_mlp
 from dlguide.cluster import Cluster
-from dlguide.parallel import measured, schedules
-from dlguide.parallel.pipeline import Step
+from dlguide.parallel import pipeline, pipeline_schedule
+from dlguide.parallel.pipeline import PipelineStep
 
 
 def rank(ways: list, chosen: dict) -> list:
@@ -28,11 +29,11 @@ def rank(ways: list, chosen: dict) -> list:
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.parallel.pipeline import Pipeline
+    from dlguide.parallel.pipeline import PipelineParallel
 
     pipelines = [
-        Pipeline(
-            measured.deep_mlp(chosen["width"], chosen["blocks"]), MPI.COMM_WORLD,
+        PipelineParallel(
+            deep_mlp(chosen["width"], chosen["blocks"]), MPI.COMM_WORLD,
             lambda: keras.optimizers.SGD(0.01), chosen["microbatches"],
             schedule, recompute=recompute,
         )
@@ -41,10 +42,10 @@ def rank(ways: list, chosen: dict) -> list:
     samples = chosen["microbatches"] * chosen["samples"]
     images = np.random.default_rng(0).normal(size=(samples, 28, 28, 1)).astype("f4")
     labels = np.arange(samples) % 10
-    return measured.steps(pipelines, images, labels, chosen["repeats"])
+    return pipeline.measure_steps(pipelines, images, labels, chosen["repeats"])
 
 
-def gaps(step: Step) -> dict[str, float]:
+def gaps(step: PipelineStep) -> dict[str, float]:
     """Take the median of what passes on the first stage between two cells in a row (s)."""
     row = sorted((c for c in step.cells if c.stage == 0), key=lambda cell: cell.start_s)
     between: dict[str, list[float]] = {}
@@ -63,21 +64,21 @@ def main() -> None:
     options.add_argument("--blocks", type=int, default=6, help="layers; even for equal stages")
     options.add_argument("--repeats", type=int, default=9, help="steps that count")
     chosen = vars(options.parse_args())
-    formula = schedules.bubble(2, chosen["microbatches"])
+    formula = pipeline_schedule.bubble(2, chosen["microbatches"])
     print(f"formula: {formula:.4f}")
-    ways = [(schedule, again) for schedule in schedules.ORDERS for again in (False, True)]
+    ways = [(schedule, again) for schedule in pipeline_schedule.ORDERS for again in (False, True)]
     with Cluster(ranks=2, magics=False) as cluster:
         found = cluster.run(rank, ways, chosen)[0]
     for (schedule, recompute), steps in zip(ways, found, strict=True):
-        waits = [step.waiting for step in steps]
+        waits = [step.bubble for step in steps]
         print(
             f"{schedule:6} {'recomputed' if recompute else 'kept':10} bubble "
             f"{statistics.median(waits):.4f} ({min(waits):.4f} to {max(waits):.4f}), "
             f"ratio {statistics.median(waits) / formula:.2f}"
         )
-        for kind, row in measured.cell_seconds(steps).items():
+        for kind, row in pipeline.cell_seconds(steps).items():
             print(f"    {kind}: {' and '.join(f'{1e3 * each:.2f}' for each in row)} ms")
-        between = gaps(measured.typical(steps)).items()
+        between = gaps(pipeline.median_step(steps)).items()
         print("   ", "; ".join(f"{kinds} {1e3 * each:.2f} ms" for kinds, each in between))
 
 

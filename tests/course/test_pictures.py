@@ -17,11 +17,11 @@ from dlcourse.mixtures import Ring
 from dlcourse.phases import StartUp
 from dlcourse.pictures import cases, frameworks
 from dlcourse.pictures.storage import limits
+from dlcourse.small_mlp import SchemeRun
 from dlguide import plots, search
 from dlguide.machine import onednn, precision
 from dlguide.measure import Timing
-from dlguide.parallel.overlap_schedule import Interval, Schedule, predict
-from dlguide.parallel.trials import Trial
+from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlguide.published import load
 from dlguide.training import experiments as ex
 
@@ -375,8 +375,8 @@ def test_what_is_exposed_is_hatched():
 
 
 def test_a_wait_at_the_end_is_exposed_and_clocks_may_begin_anywhere():
-    late = (Interval("backward", 0, 7.0, 7.001), Interval("exchange", 0, 7.001, 7.004))
-    (axes,) = pictures.overlap({"measured": Schedule("end", late)}).axes
+    late = (TraceEvent("backward", 0, 7.0, 7.001), TraceEvent("exchange", 0, 7.001, 7.004))
+    (axes,) = pictures.overlap({"measured": OverlapStep("end", late)}).axes
     assert np.allclose(boxes(axes, 0), [(0, 1)])
     assert np.allclose(boxes(axes, 0, hatched=True), [(1, 4)])
 
@@ -450,7 +450,7 @@ SECONDS = {"none": {"slow": 9.0, "fast": 1.0}, "lost": {"slow": None, "fast": No
 
 
 def a_trial(accuracy, nbytes):
-    return Trial("none", 2, 0, (10,), (accuracy,), (10 * nbytes,), (1.0,))
+    return SchemeRun("none", 2, 0, (10,), (accuracy,), (10 * nbytes,), (1.0,))
 
 
 TRIALS = {"all": [a_trial(0.9, 1000), a_trial(0.91, 1000)], "few": [a_trial(0.8, 10)]}
@@ -1029,7 +1029,7 @@ REFUSED = [
     (pictures.gradients_by_layer, ({"a": []},), {}, "one in the last layer"),
     (pictures.start_up, ({},), {}, "1 to 4 names"),
     (pictures.exchange_ways, ({"a": {}, "b": {}},) * 2 + ({"a": 1.0},), {}, "name the same ways"),
-    (pictures.overlap, ({"a": Schedule("end", ())},), {}, "`schedules` must h"),
+    (pictures.overlap, ({"a": OverlapStep("end", ())},), {}, "`schedules` must h"),
     (pictures.budget, ({**BUDGET, "c": {"computing": 1.0}},), {}, "have the parts"),
     (pictures.error_feedback, (GIVEN, {"large": [1.0]}), {}, "have the titles"),
     (pictures.error_feedback, (GIVEN, {**SENT, "small": [0.0]}), {}, "3 steps of 'small'"),

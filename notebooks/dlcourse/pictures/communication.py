@@ -356,7 +356,7 @@ def overlap(schedules: Mapping[str, Any]) -> Figure:
     the input on. Where the upper row is hatched nothing is computed: that time is exposed.
 
     Args:
-        schedules: for each title a `Schedule` of `parallel.overlap_schedule`, predicted or
+        schedules: for each title an `OverlapStep` of `parallel.overlap`, predicted or
             measured: `intervals` with `kind`, `layer`, `start_s` and `end_s`, and the sums.
     """
     for title, schedule in schedules.items():
@@ -500,7 +500,7 @@ def host_copies(ways: Mapping[str, int]) -> Figure:
 
     Args:
         ways: copies on each side (0, 1 or 2) by the way's name, such as
-            `parallel.host_copies.WAYS`.
+            `dlcourse.kvstore.COPIES`.
     """
     known = all(copies in _SIDES for copies in ways.values())
     require(known, "ways", f"have {', '.join(map(str, _SIDES))} copies", dict(ways))

@@ -292,7 +292,7 @@ def pipeline(
 
     Args:
         panels: for each title its cells, with `stage`, `microbatch`, `kind`, `start_s` and
-            `end_s`, as `parallel.schedules.predict` and `Step.cells` have them.
+            `end_s`, as `pipeline_schedule.predict` and `PipelineStep.cells` have them.
         unit_s: what one unit of the axis lasts (s).
         unit: name of that unit.
     """

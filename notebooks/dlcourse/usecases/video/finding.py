@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlcourse import replicas
 from dlcourse.usecases.case import Finding
 from dlcourse.usecases.speedup import Speedup
 from dlcourse.usecases.video.outcome import GAN, Outcome
 from dlguide import models, published
 from dlguide.errors import require
-from dlguide.parallel import replicas
 from dlguide.scaling import costs
 
 _FLOAT = 4  # bytes of a number in float32

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.replicas import DeviceMemory, Replicas
 from dlcourse.usecases.video import scenes
 from dlcourse.usecases.video.game import centred, coarser, flat
 from dlcourse.usecases.video.settings import named
 from dlcourse.usecases.video.training import build
-from dlguide.parallel.replicas import Held, Replicas
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -23,7 +23,7 @@ class Lent:
     """One rank's part of a step in which rank 0 lends its nets."""
 
     rank: int
-    held: Held
+    held: DeviceMemory
     moved: int
     seconds: dict[str, float]
     loss: float

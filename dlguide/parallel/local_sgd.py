@@ -1,0 +1,276 @@
+"""Local SGD: ranks train alone for some steps, then average their weights; and its successors.
+
+    scheme = local_sgd.BlockMomentum(0.5)
+    model.fit(shard, callbacks=[local_sgd.callback(scheme, comm, every_steps=16)])
+
+Every H steps the weights are averaged, instead of the gradients in every step: 1 / H of the bytes
+and of the waiting. Each scheme changes a list of arrays in place; `sent` counts the bytes that
+this rank has passed to the sum, `nbytes` predicts those of one synchronisation. The state of the
+optimizer (its momentum) stays each rank's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide import collectives
+from dlguide.collectives.agreement import require_equal_buffers
+from dlguide.errors import require, require_count, require_positive
+
+if TYPE_CHECKING:
+    import keras
+    from mpi4py.MPI import Comm
+
+
+class LocalSGD:
+    """Replaces the weights of every rank by their mean (local SGD, parameter averaging).
+
+    With a synchronisation after every step and plain SGD it is synchronous SGD: the mean of the
+    weights after one step each is the step with the mean of the gradients. With momentum or Adam
+    it is not the same, because each rank's momentum has seen only its own gradients.
+
+    Source:
+        McDonald, Hall and Mann, NAACL (2010); Stich, Local SGD, ICLR (2019); the `ParallelWrapper`
+        of DL4J and the `ModelAveragingSGD` of CNTK.
+    """
+
+    name = "local_sgd"
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.synchronisations = 0
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @staticmethod
+    def nbytes(arrays: Sequence[Any], ranks: int) -> int:
+        """Predict the bytes that one rank passes to the sum in one synchronisation."""
+        if require_count(ranks, "ranks") == 1:
+            return 0
+        return sum(
+            int(np.prod(a.shape, dtype=int)) * np.dtype(str(a.dtype)).itemsize for a in arrays
+        )
+
+    def begin(self, arrays: Sequence[np.ndarray]) -> None:
+        """Remember the initial weights, for a scheme that needs them."""
+
+    def synchronise(self, arrays: Sequence[np.ndarray], comm: Comm, step: int = 0) -> None:
+        """Bring the ranks' weights together, in place; every rank must call.
+
+        Raises:
+            ValueError: on all ranks alike, when steps, schemes or shapes differ.
+        """
+        for array, mean in zip(arrays, self._means(arrays, comm, step), strict=True):
+            array[...] = mean
+
+    def finish(self, arrays: Sequence[np.ndarray]) -> None:
+        """Set the weights to the result of the training, for a scheme where that is another."""
+
+    def require_same_step(self, arrays: Sequence[np.ndarray], comm: Comm, step: int = 0) -> None:
+        """Check that all ranks are at the same step with the same arrays; every rank must call."""
+        kinds = " ".join(f"{array.dtype}{array.shape}" for array in arrays)
+        flags = np.zeros(len(arrays))
+        require_equal_buffers(comm, flags, scheme=repr(self), step=step, arrays=kinds)
+
+    def _means(self, arrays: Sequence[np.ndarray], comm: Comm, step: int) -> list[np.ndarray]:
+        """Return the means over ranks: one allreduce for all arrays of a dtype."""
+        self.require_same_step(arrays, comm, step)
+        means: dict[int, np.ndarray] = {}
+        for dtype in sorted({array.dtype.name for array in arrays}):
+            places = [i for i, array in enumerate(arrays) if array.dtype.name == dtype]
+            flat = np.concatenate([arrays[i].reshape(-1) for i in places])
+            self.sent += flat.nbytes if comm.size > 1 else 0
+            flat = collectives.allreduce(flat, comm, check=False) / flat.dtype.type(comm.size)
+            ends = np.cumsum([arrays[i].size for i in places])
+            for i, part in zip(places, np.split(flat, ends[:-1]), strict=True):
+                means[i] = part.reshape(arrays[i].shape)
+        self.synchronisations += 1
+        return [means[i] for i in range(len(arrays))]
+
+
+class BlockMomentum(LocalSGD):
+    """Treats the change from one mean to the next as a gradient, with momentum (BMUF).
+
+    With W the weights with which all ranks begin a block, G their mean at its end minus W,
+    momentum m and block rate z:
+
+        D <- m D + z G,    W <- W + D     (Nesterov: the next block begins at W + m D)
+
+    The mean alone shortens the change as ranks become more, because what they learn separately
+    cancels; m = 1 - 1/p compensates for that. m = 0 and z = 1 is `LocalSGD`.
+
+    Source:
+        Chen and Huo, ICASSP (2016), equations 4 to 7; the `BlockMomentumSGD` of CNTK.
+    """
+
+    def __init__(self, momentum: float, rate: float = 1.0, nesterov: bool = True) -> None:
+        super().__init__()
+        valid = isinstance(momentum, float | int) and 0 <= momentum < 1
+        require(valid, "momentum", "be at least 0 and below 1", momentum)
+        self.momentum, self.rate = float(momentum), require_positive(rate, "rate")
+        self.nesterov = nesterov
+        self.name = f"block_momentum({momentum:g}, {rate:g}, {nesterov})"
+        self.model: list[np.ndarray] = []
+        self.block_start: list[np.ndarray] = []
+        self.velocity: list[np.ndarray] = []
+
+    def begin(self, arrays: Sequence[np.ndarray]) -> None:
+        """Remember where the first block begins; without it the first synchronisation averages."""
+        self.model = [array.copy() for array in arrays]
+        self.block_start = [array.copy() for array in arrays]
+        self.velocity = [np.zeros_like(array) for array in arrays]
+
+    def synchronise(self, arrays: Sequence[np.ndarray], comm: Comm, step: int = 0) -> None:
+        """Bring the ranks' weights together, in place; every rank must call."""
+        means = self._means(arrays, comm, step)
+        if not self.model:
+            self.begin(means)
+        for array, mean, model, start, velocity in zip(
+            arrays, means, self.model, self.block_start, self.velocity, strict=True
+        ):
+            m, z = velocity.dtype.type(self.momentum), velocity.dtype.type(self.rate)
+            if self.momentum == 0 and self.rate == 1:
+                velocity[...], model[...] = mean - start, mean  # W + (mean - W) would round
+            else:
+                velocity[...] = m * velocity + z * (mean - start)
+                model += velocity
+            start[...] = model + m * velocity if self.nesterov else model
+            array[...] = start
+
+    def finish(self, arrays: Sequence[np.ndarray]) -> None:
+        """Set the weights to the model itself, without the look-ahead of the next block."""
+        for array, model in zip(arrays, self.model, strict=bool(self.model)):
+            array[...] = model
+
+
+class ElasticAveraging(LocalSGD):
+    """Pulls each rank's weights towards a centre, and the centre towards them (EASGD).
+
+        x_i <- x_i - a (x_i - c),    c <- c + a sum of (x_i - c)
+
+    Ranks stay apart and explore; the centre is the result. All ranks hold it and need only the
+    mean of the weights: the sum is p (mean - c). Without `begin` the first mean is the first
+    centre. a p must be at most 1, or the centre overshoots.
+
+    Source:
+        Zhang, Choromanska and LeCun, NeurIPS (2015), equations 5 and 6.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        require(0 < require_positive(alpha, "alpha") <= 1, "alpha", "be at most 1", alpha)
+        self.alpha = float(alpha)
+        self.name = f"elastic({alpha:g})"
+        self.centre: list[np.ndarray] = []
+
+    def begin(self, arrays: Sequence[np.ndarray]) -> None:
+        """Set the centre."""
+        self.centre = [array.copy() for array in arrays]
+
+    def synchronise(self, arrays: Sequence[np.ndarray], comm: Comm, step: int = 0) -> None:
+        """Bring the ranks' weights nearer to each other, in place; every rank must call."""
+        then = f"Use at most {1 / comm.size:g} on {comm.size} ranks."
+        require(self.alpha * comm.size <= 1 + 1e-9, "alpha", "be at most 1 / p", self.alpha, then)
+        means = self._means(arrays, comm, step)
+        if not self.centre:
+            self.begin(means)
+        for array, mean, centre in zip(arrays, means, self.centre, strict=True):
+            a, p = centre.dtype.type(self.alpha), centre.dtype.type(comm.size)
+            pull = a * (array - centre)
+            centre += a * p * (mean - centre)
+            array -= pull
+
+    def finish(self, arrays: Sequence[np.ndarray]) -> None:
+        """Set the weights to the centre, the result of the training."""
+        for array, centre in zip(arrays, self.centre, strict=bool(self.centre)):
+            array[...] = centre
+
+
+class ModelSynchroniser:
+    """Applies a scheme to a Keras model every so many steps, and once more at the end.
+
+    Trainable variables follow the scheme; the statistics of batch normalisation are averaged.
+    """
+
+    def __init__(self, scheme: LocalSGD, comm: Comm, every_steps: int, model: keras.Model) -> None:
+        self.scheme, self.comm, self.model = scheme, comm, model
+        self.every_steps = require_count(every_steps, "every_steps")
+        self.statistics = LocalSGD()
+        self.step, self.last_step = 0, 0
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank has sent, those of batch normalisation included."""
+        return self.scheme.sent + self.statistics.sent
+
+    def begin(self) -> None:
+        """Start all ranks from the weights of rank 0; every rank must call."""
+        for variable in self.model.weights:
+            variable.assign(self.comm.bcast(np.array(variable)))
+        self.scheme.begin([np.array(v) for v in self.model.trainable_variables])
+
+    def after_step(self) -> None:
+        """Count a step, and synchronise when it is time."""
+        self.step += 1
+        if self.step % self.every_steps == 0:
+            self._synchronise()
+
+    def finish(self) -> None:
+        """Synchronise a last time and set the weights to the scheme's result, on all ranks."""
+        trained = self.model.trainable_variables
+        if self.last_step == self.step:  # just synchronised; but others may have steps to go
+            self.scheme.require_same_step([np.array(v) for v in trained], self.comm, self.step)
+        else:
+            self._synchronise()
+        self._on_arrays(trained, self.scheme.finish)
+
+    def _synchronise(self) -> None:
+        comm, step = self.comm, self.step
+        self.last_step = step
+        trained = self.model.trainable_variables
+        self._on_arrays(trained, lambda arrays: self.scheme.synchronise(arrays, comm, step))
+        floats = [v for v in self.model.non_trainable_weights if "float" in str(v.dtype)]
+        if floats:
+            self._on_arrays(floats, lambda arrays: self.statistics.synchronise(arrays, comm, step))
+
+    @staticmethod
+    def _on_arrays(variables: Sequence[Any], change: Callable[[list[np.ndarray]], None]) -> None:
+        arrays = [np.array(variable) for variable in variables]
+        change(arrays)
+        for variable, array in zip(variables, arrays, strict=True):
+            variable.assign(array)
+
+
+def callback(scheme: LocalSGD, comm: Comm, every_steps: int) -> keras.callbacks.Callback:
+    """Return a callback for `model.fit` with a plain optimizer on every rank, without Horovod.
+
+    All ranks must train the same number of batches, each on its own shard; otherwise the next
+    synchronisation raises on all of them.
+
+    Args:
+        scheme: a new one for each training.
+        comm: an mpi4py communicator.
+        every_steps: steps between two synchronisations (count).
+    """
+    import keras
+
+    require_count(every_steps, "every_steps")
+
+    class LocalSGDCallback(keras.callbacks.Callback):
+        synchroniser: ModelSynchroniser
+
+        def on_train_begin(self, logs: dict | None = None) -> None:
+            self.synchroniser = ModelSynchroniser(scheme, comm, every_steps, self.model)
+            self.synchroniser.begin()
+
+        def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+            self.synchroniser.after_step()
+
+        def on_train_end(self, logs: dict | None = None) -> None:
+            self.synchroniser.finish()
+
+    return LocalSGDCallback()

@@ -1,0 +1,341 @@
+"""MXNet's kvstore names on parameter servers or an allreduce, and copies of messages in the host.
+
+    weights, record = kvstore.train(comm, "dist_sync", weights, gradient, dealt, rate=0.1)
+
+Every way has the same initial weights, samples and steps. A synchronous server and an allreduce
+give the same weights up to rounding; what they send, and who waits for whom, differs.
+
+`StagedComm` adds the copies of a message of a GPU on its way through the host:
+
+    pageable   GPU -> pinned memory -> the buffer of the message -> network
+    pinned     GPU -> the buffer of the message, which is pinned -> network
+    direct     GPU -> network (GPUDirect RDMA), or GPU -> GPU (NVLink, peer to peer)
+
+and the same backwards where the message arrives. There is no GPU here: each such step is a real
+copy in memory, at the memory's speed instead of the bus'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.collectives import allreduce_ring
+from dlguide.collectives.agreement import require_equal_buffers
+from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.parallel import parameter_server
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+# copies on each side of a message
+COPIES = {"direct": 0, "pinned": 1, "pageable": 2}
+
+
+class StagedComm:
+    """A communicator whose messages are copied on their way out and in, and counted.
+
+    It replaces a communicator in `collectives` and `parameter_server`: Send, Recv and Sendrecv
+    make the copies; everything else goes to the communicator as it is, uncounted. `way` is a key
+    of `COPIES`.
+    """
+
+    def __init__(self, comm: Comm, way: str = "direct") -> None:
+        self.comm, self.way = comm, require_known(way, COPIES, "way")
+        self.sent, self.received, self.copied = 0, 0, 0
+        self._space: dict[tuple[int, int], np.ndarray] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("Isend", "Irecv"):  # their copy would have to wait for the message
+            raise AttributeError(f"A staged communicator has no {name}: use Send, Recv, Sendrecv.")
+        return getattr(self.comm, name)
+
+    def Send(self, buffer: Any, dest: int, tag: int = 0) -> None:
+        """Copy out and send."""
+        self.comm.Send(self._out(_bytes(buffer)), dest, tag)
+
+    def Recv(self, buffer: Any, source: int = -1, tag: int = -1, status: Any = None) -> None:
+        """Receive and copy in."""
+        into = _bytes(buffer)
+        landing = self._landing(into)
+        self.comm.Recv(landing, source, tag, status)
+        self._in(into, landing)
+
+    def Sendrecv(
+        self, send: Any, dest: int, sendtag: int, receive: Any, source: int, recvtag: int
+    ) -> None:
+        """Copy out, send and receive at the same time, copy in."""
+        into = _bytes(receive)
+        landing = self._landing(into)
+        self.comm.Sendrecv(self._out(_bytes(send)), dest, sendtag, landing, source, recvtag)
+        self._in(into, landing)
+
+    def _out(self, data: np.ndarray) -> np.ndarray:
+        self.sent += data.nbytes
+        for number in range(COPIES[self.way]):
+            space = self._spare(number, data.nbytes)
+            np.copyto(space, data)
+            self.copied += data.nbytes
+            data = space
+        return data
+
+    def _landing(self, into: np.ndarray) -> np.ndarray:
+        return self._spare(2, into.nbytes) if COPIES[self.way] else into
+
+    def _in(self, into: np.ndarray, landing: np.ndarray) -> None:
+        self.received += into.nbytes
+        for number in range(COPIES[self.way]):
+            last = number == COPIES[self.way] - 1
+            space = into if last else self._spare(3, into.nbytes)
+            np.copyto(space, landing)
+            self.copied += into.nbytes
+            landing = space
+
+    def _spare(self, number: int, nbytes: int) -> np.ndarray:
+        # kept from message to message, as pinned memory is: to pin it anew costs more than a copy
+        if (number, nbytes) not in self._space:
+            self._space[number, nbytes] = np.empty(nbytes, np.uint8)
+        return self._space[number, nbytes]
+
+
+def ring_seconds(
+    nbytes: float,
+    ranks: int,
+    direct_s: float,
+    bus_bytes_per_s: float,
+    way: str,
+    memory_bytes_per_s: float | None = None,
+) -> float:
+    """Predict a ring allreduce whose messages are copied on both sides.
+
+    A rank sends and receives 2 (p - 1)/p n bytes each. Nothing of the copying happens at the same
+    time as a message. "pinned" has the copy over the bus, "pageable" another one in memory:
+
+        pinned     t = direct_s + 2 * 2 (p - 1)/p n / bus
+        pageable   t = direct_s + 2 * 2 (p - 1)/p n (1 / bus + 1 / memory)
+    """
+    copies = COPIES[require_known(way, COPIES, "way")]
+    require_count(ranks, "ranks")
+    bus = require_positive(bus_bytes_per_s, "bus_bytes_per_s")
+    memory = bus if memory_bytes_per_s is None else memory_bytes_per_s
+    require_positive(memory, "memory_bytes_per_s")
+    moved = 2 * 2 * (ranks - 1) / ranks * nbytes
+    return direct_s + moved * sum([1 / bus, 1 / memory][:copies])
+
+
+def _bytes(buffer: Any) -> np.ndarray:
+    array = buffer[0] if isinstance(buffer, list | tuple) else buffer
+    return np.asarray(array).reshape(-1).view(np.uint8)
+
+
+ALLREDUCE = "allreduce"
+# mode of the servers, and where the devices of one process add up before it speaks to a server
+KVSTORES = {
+    "dist_sync": ("synchronous", "host"),
+    "dist_sync_device": ("synchronous", "device"),  # the survey's spelling (1.5.5)
+    "dist_device_sync": ("synchronous", "device"),  # the guide's, in the command it ran (6.3.3)
+    "dist_async": ("asynchronous", "host"),
+    "dist_async_device": ("asynchronous", "device"),
+}
+WAYS = (ALLREDUCE, *KVSTORES)
+
+Gradient = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class KVStoreRecord:
+    """What one rank did in a training."""
+
+    way: str
+    rank: int
+    role: str
+    samples: tuple[tuple[int, ...], ...]
+    step_s: tuple[float, ...]
+    sent: int
+    waited_s: float
+    seconds: float
+    staleness: tuple[int, ...]
+
+
+def mode_of(name: str) -> tuple[str, str]:
+    """Return the mode of the servers, and where devices add, that a kvstore's name means.
+
+    The devices of one process add up among themselves in every mode, and only the sum goes to the
+    servers: "device" moves that addition from the host to the devices, and changes no byte on
+    the network.
+
+    Source:
+        Apache MXNet, src/kvstore/kvstore_dist.h, PushImpl; its documentation of KVStore.
+    """
+    return KVSTORES[require_known(name, KVSTORES, "name")]
+
+
+def as_mxnet_reads(name: str) -> str:
+    """Return how MXNet reads any text: it only searches it for a few words.
+
+    Source:
+        Apache MXNet, src/kvstore/kvstore.cc, KVStore::Create.
+
+    >>> as_mxnet_reads("dist_asynk")
+    'dist_sync'
+    """
+    text = name.lower()
+    if "dist" not in text:
+        return "nccl" if "nccl" in text else "device" if "device" in text else "local"
+    return f"dist_{'async' if '_async' in text else 'sync'}{'_device' * ('device' in text)}"
+
+
+def train(
+    comm: Comm,
+    way: str,
+    weights: np.ndarray,
+    gradient: Gradient,
+    dealt: Sequence[Sequence[np.ndarray]],
+    rate: float,
+    servers: int = 1,
+    per_node: int = 1,
+) -> tuple[np.ndarray, KVStoreRecord]:
+    """Train with plain gradient descent; collective, all ranks call with the same arguments.
+
+    With servers the last ranks of `comm` serve; with allreduce all are workers. A step moves, with
+    n bytes of weights, p workers, k servers, and g devices on a node:
+
+        worker    n out, n in                   (the first of g only)
+        server    p n / (g k) in and out
+        ring      2 (p - 1)/p n out and in
+
+    With g above 1 the workers of a node stand for the devices of one process of MXNet: they sum
+    among themselves and hand the weights around; that stays in the node and is not counted.
+
+    Args:
+        comm: as many ranks as workers, and servers.
+        way: one of `WAYS`.
+        weights: the first ones, flat, the same on all ranks; not changed.
+        gradient: a function of (weights, indices) to the gradient of the mean loss, shaped alike.
+        dealt: for each worker its samples of each step (indices).
+        rate: learning rate of each update.
+        servers: number of servers (count); not used by allreduce.
+        per_node: workers of a node, which speak to the servers as one (count); not used by
+            allreduce.
+
+    Returns:
+        tuple: the last weights, the same on all ranks, and this rank's KVStoreRecord.
+
+    Raises:
+        ValueError: when a name is unknown or the ranks do not fit; on all ranks alike.
+    """
+    require_known(way, WAYS, "way")
+    require_positive(rate, "rate")
+    helpers = 0 if way == ALLREDUCE else require_count(servers, "servers")
+    expected = len(dealt) + helpers
+    must = f"have {expected} ranks for {len(dealt)} workers and {helpers} servers"
+    require(comm.size == expected, "comm", must, comm.size)
+    steps = len(dealt[0])
+    equal = all(len(each) == steps for each in dealt)
+    require(equal, "dealt", "have as many steps for each worker", [len(each) for each in dealt])
+    mine = dealt[comm.rank] if comm.rank < len(dealt) else ()
+    begun: list[float] = []
+    ended: list[float] = []
+
+    def compute(current: np.ndarray, worker: int, step: int) -> tuple[np.ndarray, int]:
+        begun.append(perf_counter())
+        found = gradient(current, mine[step])
+        ended.append(perf_counter())
+        return found, len(mine[step])
+
+    def update(part: np.ndarray, mean: np.ndarray) -> None:
+        part -= np.asarray(rate, part.dtype) * mean
+
+    start = perf_counter()
+    if way == ALLREDUCE:
+        require_equal_buffers(comm, weights, steps=steps, rate=rate)
+        last, sent = _by_ring(comm, weights, compute, steps, update)
+        role, staleness, seconds = "worker", (), perf_counter() - start
+    else:
+        mode, _ = mode_of(way)
+        group = require_count(per_node, "per_node")
+        last, served = parameter_server.train(
+            comm, weights, compute, steps, update, mode, servers, group=group
+        )
+        role, staleness = served.role, served.staleness
+        sent, seconds = served.sent, served.seconds
+    return last, KVStoreRecord(
+        way=way,
+        rank=comm.rank,
+        role=role,
+        samples=tuple(tuple(int(one) for one in step) for step in mine),
+        step_s=tuple(float(gap) for gap in np.diff(begun)),
+        sent=int(sent),
+        waited_s=float(sum(np.subtract(begun[1:], ended[:-1]))),
+        seconds=float(seconds),
+        staleness=tuple(staleness),
+    )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of the ways that are put side by side.
+
+    Args:
+        way: one of `WAYS`.
+        rate: learning rate of an update. An asynchronous server makes an update of every gradient
+            alone: with p workers a p-th of the rate lets each sample weigh as much.
+        per_node: workers of a node, which speak to the servers as one (count).
+    """
+
+    way: str
+    rate: float
+    per_node: int = 1
+
+
+def side_by_side(
+    comm: Comm,
+    choices: Mapping[str, Choice],
+    weights: np.ndarray,
+    gradient: Gradient,
+    dealt: Sequence[Sequence[np.ndarray]],
+    servers: int = 1,
+) -> dict[str, tuple[np.ndarray, KVStoreRecord] | None]:
+    """Train in several ways, one after the other, from the same weights with the same samples.
+
+    Each way takes as many of the first ranks as it needs; the others sleep meanwhile, so that
+    none of them takes a core from those that train.
+    """
+    from mpi4py import MPI
+
+    needed = {}
+    for name, one in choices.items():
+        require_known(one.way, WAYS, "way")
+        needed[name] = len(dealt) + (0 if one.way == ALLREDUCE else servers)
+        must = f"have the {needed[name]} ranks of {name}"
+        require(needed[name] <= comm.size, "comm", must, comm.size)
+    found: dict[str, tuple[np.ndarray, KVStoreRecord] | None] = {}
+    for name, one in choices.items():
+        takes_part = comm.rank < needed[name]
+        team = comm.Split(0 if takes_part else MPI.UNDEFINED, comm.rank)
+        found[name] = None
+        if takes_part:
+            setting = (dealt, one.rate, servers, one.per_node)
+            found[name] = train(team, one.way, weights, gradient, *setting)
+            team.Free()
+        everyone = comm.Ibarrier()
+        while not everyone.Test():
+            sleep(0.002)
+    return found
+
+
+def _by_ring(
+    comm: Comm, weights: np.ndarray, compute: Callable, steps: int, update: Callable
+) -> tuple[np.ndarray, int]:
+    current, counted = np.array(weights), StagedComm(comm)
+    for step in range(steps):
+        found, samples = compute(current, comm.rank, step)
+        total = comm.allreduce(samples)
+        found = np.array(found, weights.dtype) * np.asarray(samples / total, weights.dtype)
+        allreduce_ring(found, counted)
+        update(current, found)
+    return current, counted.sent

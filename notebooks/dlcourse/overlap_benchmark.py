@@ -1,0 +1,246 @@
+"""How much of an allreduce is hidden behind computing, with and without asynchronous progress.
+
+MPI works on a nonblocking collective only while the process is inside MPI. A rank that starts it
+and computes finds most of the work still to do, unless a thread, a core or a network card has
+done it meanwhile. MPICH starts such a progress thread in every rank when the environment variable
+MPIR_CVAR_ASYNC_PROGRESS is 1, and then "iallreduce" overlaps too; but that thread polls all the
+time, and without a separate core it slows down everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.collectives.agreement import agree_or_raise, require_equal
+from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.measure.timing import Timing, timing
+from dlguide.parallel.overlap import require_threads
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+WAYS = {
+    "blocking": "compute, then MPI_Allreduce",
+    "iallreduce": "MPI_Iallreduce, compute, MPI_Wait",
+    "iallreduce_test": "MPI_Iallreduce, compute in slices with MPI_Test between, MPI_Wait",
+    "progress_thread": "MPI_Iallreduce, compute; meanwhile a thread is in MPI_Wait",
+    "pausing_thread": "MPI_Iallreduce, compute; meanwhile a thread tests and sleeps in turn",
+    "allreduce_thread": "compute; meanwhile a thread is in MPI_Allreduce, as in Horovod",
+}
+COMPUTES = ("host", "device")
+# How long the pausing thread sleeps between two tests.
+PAUSE_S = 50e-6
+
+
+@dataclass(frozen=True)
+class OverlapTiming:
+    """One way, measured: the allreduce alone, computing alone, and both together.
+
+        exposed = together - compute,    overlap = 1 - exposed / allreduce
+
+    1 is an allreduce that costs nothing, 0 one that costs its whole time. Nothing is cut off:
+    below 0 both together took longer than one after the other, since they disturb each other. A
+    thread that takes the core away slows down all three times, so compare `together` as well.
+    """
+
+    way: str
+    computes: str
+    ranks: int
+    nbytes: int
+    allreduce: Timing
+    compute: Timing
+    together: Timing
+
+    @property
+    def exposed_s(self) -> float:
+        """Time that the allreduce adds to computing, median of the repeats (s)."""
+        return float(np.median(self._exposed))
+
+    @property
+    def overlap(self) -> float:
+        """Share of the allreduce that is hidden."""
+        return 1 - self.exposed_s / self.allreduce.median
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Quartiles of the overlap over the repeats."""
+        low, high = np.quantile(self._exposed, [0.25, 0.75])
+        return 1 - float(high) / self.allreduce.median, 1 - float(low) / self.allreduce.median
+
+    @property
+    def _exposed(self) -> np.ndarray:
+        # the times of one repeat were measured after each other, so they share disturbances
+        return np.subtract(self.together.seconds, self.compute.seconds)
+
+    def __str__(self) -> str:
+        low, high = self.spread
+        return (
+            f"{self.way:16} {self.computes:6} together {1e3 * self.together.median:7.2f} ms, "
+            f"exposed {1e3 * self.exposed_s:6.2f} of {1e3 * self.allreduce.median:6.2f} ms, "
+            f"overlap {self.overlap:5.2f} ({low:.2f} to {high:.2f})"
+        )
+
+
+def measure(
+    comm: Comm,
+    nbytes: int,
+    compute_s: float,
+    ways: Sequence[str] = tuple(WAYS),
+    computes: str = "device",
+    repeats: int = 7,
+    slices: int = 32,
+) -> tuple[OverlapTiming, ...]:
+    """Measure the overlap of an allreduce of float32 numbers with computing; collective.
+
+    Computing is a fixed amount of work of one core ("host", NumPy's exponential function), or a
+    pause ("device", an accelerator that computes while the core is free). All ways use MPI's own
+    allreduce. In each repeat everything is measured in turn: the allreduce alone, computing
+    alone, then each way; each from a barrier to the slowest rank. Every sum is checked.
+
+    Args:
+        comm: the ranks.
+        nbytes: size of the array on every rank (bytes).
+        compute_s: how long computing alone takes, roughly for "host" (s).
+        ways: names from `WAYS`.
+        computes: "host" or "device".
+        repeats: measurements that count, after one that does not (count).
+        slices: parts of the computing, between which "iallreduce_test" tests (count).
+
+    Returns:
+        tuple: one OverlapTiming for each way, the same on all ranks.
+
+    Raises:
+        ValueError: on all ranks alike, when an argument is out of range or differs, or MPI allows
+            no threads.
+    """
+    asked = {"nbytes": nbytes, "compute_s": compute_s, "ways": tuple(ways), "computes": computes}
+    require_equal(comm, **asked, repeats=repeats, slices=slices)
+    with agree_or_raise(comm):
+        require(len(ways) > 0, "ways", "name at least one way", ways)
+        for way in ways:
+            require_known(way, WAYS, "ways")
+        require_known(computes, COMPUTES, "computes")
+        require_count(nbytes, "nbytes", least=4)
+        require_count(repeats, "repeats")
+        require_count(slices, "slices")
+        require_positive(compute_s, "compute_s")
+        if any(way.endswith("thread") for way in ways):
+            require_threads()
+    own = comm.Dup()
+    with ThreadPoolExecutor(1) as thread:
+        runs = _Runs(own, thread, nbytes, _computing(own, compute_s, computes, slices))
+        calls = {"allreduce": runs.allreduce, "compute": runs.compute}
+        calls |= {way: runs.of(way) for way in ways}
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(repeats + 1):
+            for name, call in calls.items():
+                runs.reset()
+                seconds[name] += timing(call, repeats=1, warmup=0, communicator=own).seconds
+                if name != "compute":
+                    runs.check()
+    own.Free()
+    times = {name: Timing(tuple(each[1:]), tuple(each[:1])) for name, each in seconds.items()}
+    alone = (times["allreduce"], times["compute"])
+    return tuple(
+        OverlapTiming(way, computes, comm.size, runs.send.nbytes, *alone, times[way])
+        for way in ways
+    )
+
+
+def _computing(
+    comm: Comm, compute_s: float, computes: str, slices: int
+) -> Callable[[Callable[[], Any]], None]:
+    """Make the computing; its argument is called between two slices."""
+    if computes == "device":
+
+        def pause(between: Callable[[], Any]) -> None:
+            start = perf_counter()
+            for number in range(1, slices + 1):
+                sleep(max(0.0, start + number * compute_s / slices - perf_counter()))
+                between()
+
+        return pause
+    numbers = np.linspace(0, 1, 1 << 14, dtype=np.float32)
+    result = np.empty_like(numbers)
+
+    def work(loops: int) -> None:
+        for _ in range(loops):
+            np.exp(numbers, out=result)
+
+    once_s = timing(lambda: work(100), repeats=5, communicator=comm).median / 100
+    # alike on all ranks, since timing gives all the same
+    loops = max(1, round(compute_s / once_s / slices))
+
+    def compute(between: Callable[[], Any]) -> None:
+        for _ in range(slices):
+            work(loops)
+            between()
+
+    return compute
+
+
+class _Runs:
+    """An allreduce and a computation, alone and together in each of the ways."""
+
+    def __init__(self, comm: Comm, thread: Any, nbytes: int, computing: Any) -> None:
+        self.comm, self.thread, self.computing = comm, thread, computing
+        self.send = np.full(nbytes // 4, comm.rank + 1, np.float32)
+        self.receive = np.zeros_like(self.send)
+
+    def reset(self) -> None:
+        self.receive.fill(0)
+
+    def check(self) -> None:
+        right = self.comm.size * (self.comm.size + 1) / 2
+        if not (self.receive == right).all():
+            raise RuntimeError("The allreduce gave a wrong sum, so its time means nothing.")
+
+    def of(self, way: str) -> Callable[[], None]:
+        return getattr(self, way)
+
+    def allreduce(self) -> None:
+        self.comm.Allreduce(self.send, self.receive)
+
+    def compute(self) -> None:
+        self.computing(lambda: None)
+
+    def blocking(self) -> None:
+        self.compute()
+        self.allreduce()
+
+    def iallreduce(self) -> None:
+        request = self.comm.Iallreduce(self.send, self.receive)
+        self.compute()
+        request.Wait()
+
+    def iallreduce_test(self) -> None:
+        request = self.comm.Iallreduce(self.send, self.receive)
+        self.computing(request.Test)
+        request.Wait()
+
+    def progress_thread(self) -> None:
+        request = self.comm.Iallreduce(self.send, self.receive)
+        self._meanwhile(request.Wait)
+
+    def pausing_thread(self) -> None:
+        request = self.comm.Iallreduce(self.send, self.receive)
+
+        def test() -> None:
+            while not request.Test():
+                sleep(PAUSE_S)
+
+        self._meanwhile(test)
+
+    def allreduce_thread(self) -> None:
+        self._meanwhile(self.allreduce)
+
+    def _meanwhile(self, call: Callable[[], Any]) -> None:
+        done = self.thread.submit(call)
+        self.compute()
+        done.result()

@@ -1,0 +1,621 @@
+"""Data-parallel training of the MNIST net with PyTorch in four ways, and the parts of a DDP step.
+
+The net, its initial weights, the batches, their order and the optimizer (SGD with momentum) are
+those of `dlguide.training.fit(net="mnist_cnn", optimizer="sgd", dropout=0.0)`, so that the result
+is the same, and the times can be compared.
+
+All ways take this rank's part of a global batch and end a step with the weights of one process
+that had the whole global batch. `scale` is 1 / global batch: a rank adds up the losses of its
+samples and multiplies by it, so that the gradients of all ranks only have to be *summed*, also
+where the parts are unequal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlcourse import pytorch_net
+from dlcourse.pytorch_rendezvous import joined_by_mpi
+from dlguide.collectives import allreduce
+from dlguide.collectives.agreement import agree_or_raise, require_equal
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.measure import Run, Timing, steady_images_per_s, timing
+
+if TYPE_CHECKING:
+    import torch
+    from mpi4py.MPI import Comm
+
+
+class Alone:
+    """One process computes the gradient of its samples and makes a step."""
+
+    def __init__(self, net: torch.nn.Module, learning_rate: float, momentum: float) -> None:
+        import torch
+
+        self.net = self.called = net
+        self.optimizer = torch.optim.SGD(net.parameters(), learning_rate, momentum)
+        self.sent: dict[str, int] = {}  # bytes that this rank has passed to MPI, by kind
+        self.spans: list[tuple[str, float, float]] = []  # phase, begin and end of the last step
+
+    def step(self, images: np.ndarray, labels: np.ndarray, scale: float) -> float:
+        """Make one step."""
+        self.optimizer.zero_grad()
+        loss = self.loss(images, labels, scale)
+        loss.backward()
+        self.exchange()
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def loss(self, images: np.ndarray, labels: np.ndarray, scale: float) -> torch.Tensor:
+        """Compute this rank's part of the loss."""
+        import torch
+
+        if not len(labels):  # nothing to learn from, but the others wait for our zeros
+            images, labels, scale = np.zeros((1, 28, 28, 1), np.float32), np.zeros(1), 0.0
+        pixels, classes = pytorch_net.to_tensors(images, labels)
+        logits = self.called(pixels.to(next(self.net.parameters()).dtype))
+        return torch.nn.functional.cross_entropy(logits, classes, reduction="sum") * scale
+
+    def exchange(self) -> None:
+        """Sum the gradients over ranks; here there is one."""
+
+    def held(self) -> dict[str, int]:
+        """Count what this rank keeps from step to step."""
+        weights = list(self.net.parameters())
+        gradients = [each.grad for each in weights if each.grad is not None]
+        momenta = [
+            state["momentum_buffer"]
+            for state in self.optimizer.state.values()
+            if state.get("momentum_buffer") is not None
+        ]
+        named = {"weights": weights, "gradients": gradients, "momentum": momenta}
+        return {name: _nbytes(each) for name, each in named.items()} | {"buckets": 0}
+
+
+class OwnAllreduce(Alone):
+    """After the backward pass, one allreduce of all gradients, with the course's own.
+
+    The gradients are views into one flat buffer, which NumPy and PyTorch share: nothing is
+    copied.
+    """
+
+    def __init__(
+        self,
+        net: torch.nn.Module,
+        learning_rate: float,
+        momentum: float,
+        comm: Comm,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(net, learning_rate, momentum)
+        import torch
+
+        self.comm, self.algorithm = comm, algorithm
+        weights = list(net.parameters())
+        self.flat = np.zeros(
+            sum(each.numel() for each in weights), weights[0].detach().numpy().dtype
+        )
+        parts = torch.from_numpy(self.flat).split([each.numel() for each in weights])
+        for weight, part in zip(weights, parts, strict=True):
+            weight.grad = part.as_strided(weight.shape, weight.stride())  # the weight's order
+        # the optimizer's own would let go of the views
+        self.optimizer.zero_grad = lambda: self.flat.fill(0.0)
+
+    def exchange(self) -> None:
+        """Sum the flat buffer over all ranks; collective."""
+        allreduce(self.flat, self.comm, algorithm=self.algorithm, check=False)
+        if self.comm.size > 1:  # what an algorithm sends of it differs
+            self.sent["gradients"] = self.sent.get("gradients", 0) + self.flat.nbytes
+
+
+class Distributed(Alone):
+    """PyTorch's DistributedDataParallel: buckets are sent while the backward pass goes on.
+
+    It takes the *mean* over ranks. Where ranks have unequal parts, the mean of their means is not
+    the mean of all samples; so the loss is multiplied by the ranks, and the mean becomes the sum.
+    """
+
+    def __init__(
+        self,
+        net: torch.nn.Module,
+        learning_rate: float,
+        momentum: float,
+        ranks: int,
+        cap_nbytes: int | None = None,
+        views: bool = True,
+    ) -> None:
+        super().__init__(net, learning_rate, momentum)
+        import torch
+
+        self.ranks, self.views = ranks, views
+        self.called = torch.nn.parallel.DistributedDataParallel(
+            net,
+            bucket_cap_mb=None if cap_nbytes is None else cap_nbytes / 2**20,
+            gradient_as_bucket_view=views,
+        )
+        self.buckets: list[int] = []  # bytes of each bucket of the last step, when watched
+
+    def loss(self, images: np.ndarray, labels: np.ndarray, scale: float) -> torch.Tensor:
+        """Compute this rank's part of the loss, times the ranks."""
+        return super().loss(images, labels, scale) * self.ranks
+
+    def step(self, images: np.ndarray, labels: np.ndarray, scale: float) -> float:
+        """Make one step; all ranks must."""
+        return super().step(images, labels, scale) / self.ranks
+
+    def unsynchronised(self, images: np.ndarray, labels: np.ndarray, scale: float) -> None:
+        """Compute forward and backward as in a step, but exchange nothing and keep the weights."""
+        self.optimizer.zero_grad()
+        with self.called.no_sync():
+            self.loss(images, labels, scale).backward()
+
+    def synchronised(self, images: np.ndarray, labels: np.ndarray, scale: float) -> None:
+        """Compute forward and backward and exchange the gradients, but keep the weights."""
+        self.optimizer.zero_grad()
+        self.loss(images, labels, scale).backward()
+
+    def watch(self) -> None:
+        """Note from now on which buckets are sent, in `buckets`; once, before the first step."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        def hook(group, bucket):  # PyTorch refuses annotations that are texts
+            if bucket.index() == 0:
+                self.buckets.clear()
+            self.buckets.append(bucket.buffer().nbytes)
+            return default_hooks.allreduce_hook(group, bucket)
+
+        self.called.register_comm_hook(None, hook)
+
+    def held(self) -> dict[str, int]:
+        """Count what this rank keeps; without views the buckets are copies."""
+        kept = super().held()
+        return kept | {"buckets": 0 if self.views else kept["gradients"]}
+
+
+def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+# What one step of DataParallel consists of, in its order.
+PHASES = (
+    "scatter images",
+    "send weights",
+    "forward",
+    "gather outputs",
+    "loss",
+    "scatter output gradients",
+    "backward",
+    "reduce gradients",
+    "update",
+)
+
+
+class DataParallel(Alone):
+    """One step as PyTorch's DataParallel makes it, with ranks in the place of GPUs.
+
+    In every step rank 0 deals out the images, sends its weights to each helper, gathers their
+    outputs, computes the loss and its gradient, deals that out, adds up the helpers' gradients, and
+    alone makes the step. Messages go directly from and to rank 0, so that their bytes can be
+    counted.
+    """
+
+    def __init__(
+        self, net: torch.nn.Module, learning_rate: float, momentum: float, comm: Comm
+    ) -> None:
+        super().__init__(net, learning_rate, momentum)
+        self.comm = comm
+
+    def step(self, images: np.ndarray, labels: np.ndarray, scale: float) -> float:
+        """Make one step; all ranks must."""
+        import torch
+
+        self.spans = []
+        loss, first = 0.0, self.comm.rank == 0
+        weights = list(self.net.parameters())
+        parts = lambda whole: np.array_split(whole, self.comm.size) if first else None  # noqa: E731
+        with self._phase("scatter images"):
+            own = self._deal(parts(images), "images")
+        with self._phase("send weights"), torch.no_grad():
+            for weight in weights:
+                self._spread(_memory(weight), "weights")
+        with self._phase("forward"):
+            pixels, _ = pytorch_net.to_tensors(own, np.zeros(len(own)))
+            outputs = self.net(pixels.to(weights[0].dtype)) if len(own) else None
+        with self._phase("gather outputs"):
+            made = np.zeros((0, 10)) if outputs is None else outputs.detach().numpy()
+            gathered = self._collect(made, "outputs")
+        slopes = None
+        with self._phase("loss"):
+            if first:
+                logits = torch.from_numpy(np.concatenate(gathered)).requires_grad_()
+                classes = torch.from_numpy(labels.astype(np.int64))
+                total = torch.nn.functional.cross_entropy(logits, classes, reduction="sum") * scale
+                total.backward()
+                loss, slopes = float(total.detach()), logits.grad.numpy()
+        with self._phase("scatter output gradients"):
+            slope = self._deal(parts(slopes), "outputs")
+        with self._phase("backward"):
+            self.optimizer.zero_grad()
+            if outputs is not None:
+                outputs.backward(torch.from_numpy(slope))
+        with self._phase("reduce gradients"):
+            for weight in weights:
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                self._sum(_memory(weight.grad), "gradients")
+        with self._phase("update"):
+            if first:
+                self.optimizer.step()
+        return loss
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        begin = perf_counter()
+        yield
+        self.spans.append((name, begin, perf_counter()))
+
+    def _count(self, kind: str, array: np.ndarray) -> None:
+        self.sent[kind] = self.sent.get(kind, 0) + array.nbytes
+
+    def _deal(self, parts: Sequence[np.ndarray] | None, kind: str) -> np.ndarray:
+        """Give each rank its part of what rank 0 has."""
+        if self.comm.rank:
+            return self.comm.recv(source=0)
+        for rank in range(1, self.comm.size):
+            self._count(kind, parts[rank])
+            self.comm.send(parts[rank], rank)
+        return parts[0]
+
+    def _spread(self, array: np.ndarray, kind: str) -> None:
+        """Overwrite the array of every rank with that of rank 0."""
+        if self.comm.rank:
+            self.comm.Recv(array, source=0)
+        else:
+            for rank in range(1, self.comm.size):
+                self._count(kind, array)
+                self.comm.Send(array, rank)
+
+    def _collect(self, array: np.ndarray, kind: str) -> list[np.ndarray]:
+        """Bring the arrays of all ranks to rank 0."""
+        if self.comm.rank:
+            self._count(kind, array)
+            self.comm.send(array, 0)
+            return []
+        return [array, *(self.comm.recv(source=rank) for rank in range(1, self.comm.size))]
+
+    def _sum(self, array: np.ndarray, kind: str) -> None:
+        """Add the arrays of all ranks to that of rank 0."""
+        if self.comm.rank:
+            self._count(kind, array)
+            self.comm.Send(array, 0)
+        else:
+            other = np.empty_like(array)
+            for rank in range(1, self.comm.size):
+                self.comm.Recv(other, source=rank)
+                array += other
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray:
+    """Show a tensor's numbers in the order in which they lie in memory, as MPI wants them."""
+    outer_first = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    return tensor.detach().permute(outer_first).numpy()
+
+
+def traffic(ranks: int, weights_nbytes: int, images_nbytes: int = 0) -> dict[str, float]:
+    """Predict what goes through a rank in one step, sent and received.
+
+    With DataParallel rank 0 sends its weights to p - 1 helpers, together with their shares of the
+    images, and receives a gradient from each:
+
+        rank 0: (p - 1) (2 weights + images / p),    a helper: 2 weights + images / p
+
+    With a ring allreduce every rank sends 2 (p - 1) / p gradients and receives as many, and no
+    images, since each rank reads its own. Leaves out the outputs, which are few.
+
+    >>> traffic(4, 100)
+    {'rank 0': 600.0, 'a helper': 200.0, 'each of a ring': 300.0}
+    """
+    p = require_count(ranks, "ranks")
+    weights = require_count(weights_nbytes, "weights_nbytes", least=0)
+    images = require_count(images_nbytes, "images_nbytes", least=0)
+    helper = 2.0 * weights + images / p if p > 1 else 0.0
+    ring = 2 * 2 * (p - 1) / p * weights
+    return {"rank 0": (p - 1) * helper, "a helper": helper, "each of a ring": ring}
+
+
+WAYS = {
+    "alone": "one process",
+    "data_parallel": "rank 0 owns everything, the others help",
+    "ddp": "DistributedDataParallel over Gloo",
+    "own": "the course's own allreduce over MPI",
+}
+EVALUATION_BLOCK = 200  # as in `training`, so that the same images meet in one matrix product
+
+
+@dataclass(frozen=True)
+class PyTorchRun:
+    """The result of a training with PyTorch on one rank."""
+
+    way: str
+    run: Run
+    weights: tuple[np.ndarray, ...]
+    sent: dict[str, float]
+    held: dict[str, int]
+    spans: tuple[tuple[str, float, float], ...]
+    buckets: tuple[int, ...]
+
+
+def train(
+    weights: Sequence[np.ndarray],
+    data: Dataset,
+    way: str = "ddp",
+    comm: Comm | None = None,
+    epochs: int = 1,
+    batch: int = 100,
+    learning_rate: float = 0.01,
+    momentum: float = 0.9,
+    seed: int = 0,
+    threads: int | None = None,
+    cap_nbytes: int | None = None,
+    views: bool = True,
+    watch: bool = False,
+    evaluate: bool = False,
+    layout: str = "channels_first",
+) -> PyTorchRun:
+    """Train from given weights; on many ranks all must call this, with the same arguments.
+
+    Args:
+        weights: the first ones, as the Keras net's `get_weights` returns them.
+        data: its training images are divided as `datasets.epoch_batches` says.
+        way: a key of `WAYS`.
+        comm: the ranks; None for this process alone, and then the way is "alone".
+        epochs: passes over the training samples (count).
+        batch: images per rank and step (count).
+        learning_rate: of SGD, for the global batch; it is not scaled.
+        momentum: of SGD.
+        seed: of the order of the samples.
+        threads: as in `pytorch_net.set_threads` (count).
+        cap_nbytes: size of the buckets of "ddp"; None for PyTorch's own (bytes).
+        views: whether the gradients of "ddp" live in its buckets.
+        watch: whether to note the buckets of "ddp", which costs time.
+        evaluate: whether to count right answers on the whole test set after each epoch.
+        layout: as in `pytorch_net.build`.
+
+    Returns:
+        PyTorchRun: what came out.
+
+    Raises:
+        ValueError: when an argument is not what it must be; on all ranks alike.
+        MissingComponentError: when PyTorch is not installed.
+    """
+    asked = {"way": way, "epochs": epochs, "batch": batch, "learning_rate": learning_rate}
+    asked |= {"momentum": momentum, "seed": seed, "cap_nbytes": cap_nbytes, "views": views}
+    asked |= {"watch": watch, "evaluate": evaluate, "layout": layout}
+    asked |= {"samples": len(data.train_labels)}
+    start, started_unix_s = perf_counter(), time.time()
+    rank, ranks = (comm.rank, comm.size) if comm else (0, 1)
+    if comm:
+        require_equal(comm, **asked)
+    with agree_or_raise(comm) if comm else contextlib.nullcontext():
+        _check(way, comm, epochs, learning_rate, momentum)
+        pytorch_net.require_shapes(weights)
+        require_known(layout, pytorch_net.LAYOUTS, "layout")
+        parts = [
+            datasets.epoch_batches(len(data.train_labels), batch, rank, ranks, epoch, seed)
+            for epoch in range(epochs)
+        ]
+    if comm:  # "own" sends no first weights: ranks with different ones would stay apart
+        require_equal(comm, weights=_printed(weights))
+    if way == "data_parallel":
+        whole = len(data.train_labels), batch * ranks
+        parts = [datasets.epoch_batches(*whole, 0, 1, epoch, seed) for epoch in range(epochs)]
+    pytorch_net.require_pytorch()
+    in_use = pytorch_net.set_threads(threads)
+    net = pytorch_net.build(weights, layout)
+    with joined_by_mpi(comm) if way == "ddp" else contextlib.nullcontext():
+        if way == "ddp":
+            worker = Distributed(net, learning_rate, momentum, ranks, cap_nbytes, views)
+            if watch:
+                worker.watch()
+        elif way == "own":
+            worker = OwnAllreduce(net, learning_rate, momentum, comm)
+        elif way == "data_parallel":
+            worker = DataParallel(net, learning_rate, momentum, comm)
+        else:
+            worker = Alone(net, learning_rate, momentum)
+        setup_s = perf_counter() - start
+        step_s, wait_s, images, losses, accuracy = [], [], [], [], []
+        evaluate_s = train_s = 0.0
+        for steps in parts:
+            begin = epoch_begin = perf_counter()
+            total = 0.0
+            for part in steps:
+                batch_of = _taken(data, part.indices, way, rank)
+                ready = perf_counter()
+                total += worker.step(*batch_of, 1 / part.global_size) * part.global_size
+                end = perf_counter()
+                step_s.append(end - begin)
+                wait_s.append(ready - begin)
+                images.append(part.global_size)
+                begin = end
+            losses.append((comm.allreduce(total) if comm else total) / len(data.train_labels))
+            evaluate_begin = perf_counter()
+            train_s += evaluate_begin - epoch_begin
+            if evaluate:
+                if way == "data_parallel":  # only rank 0 has made the steps
+                    net = pytorch_net.build(comm.bcast(pytorch_net.weights_of(net)))
+                accuracy.append(_accuracy(net, data, comm))
+                net = worker.net
+                evaluate_s += perf_counter() - evaluate_begin
+        held, final = worker.held(), pytorch_net.weights_of(net)
+    names = ("dlguide", "numpy", "torch", *(["mpi4py"] if comm else []))
+    run = Run(
+        rank=rank, ranks=ranks, threads=in_use, model="mnist_cnn", data=data.name, device="cpu",
+        epochs=epochs, batch_per_rank=batch, global_batch=batch * ranks, optimizer="sgd",
+        learning_rate=learning_rate, seed=seed,
+        parameters=sum(each.size for each in weights), samples=len(data.train_labels),
+        steps_per_epoch=len(parts[0]), first_epoch=0, loss=tuple(losses),
+        test_accuracy=tuple(accuracy), step_s=tuple(step_s), wait_s=tuple(wait_s),
+        first_step_s=step_s[0], setup_s=setup_s, train_s=train_s, evaluate_s=evaluate_s,
+        checkpoint_s=0.0, total_s=perf_counter() - start,
+        images_per_s=steady_images_per_s(step_s, images),
+        images_per_s_with_first=sum(images) / sum(step_s),
+        weights_digest=hashlib.sha256(b"".join(each.tobytes() for each in final)).hexdigest(),
+        started_unix_s=started_unix_s, versions={name: version(name) for name in names},
+    )  # fmt: skip
+    sent = {kind: nbytes / len(step_s) for kind, nbytes in worker.sent.items()}
+    buckets = tuple(getattr(worker, "buckets", ()))
+    return PyTorchRun(way, run, tuple(final), sent, held, tuple(worker.spans), buckets)
+
+
+def _check(way: str, comm: Any, epochs: int, learning_rate: float, momentum: float) -> None:
+    require_known(way, WAYS, "way")
+    then = "Give the ranks as `comm`, or take the way alone."
+    require(way == "alone" or comm is not None, "comm", f"be the ranks for {way}", comm, then)
+    then = "Leave `comm` out, or take another way."
+    require(way != "alone" or comm is None, "comm", "be None for a process alone", comm, then)
+    require_count(epochs, "epochs")
+    require_positive(learning_rate, "learning_rate")
+    require(0 <= momentum < 1, "momentum", "be at least 0 and below 1", momentum)
+
+
+def _printed(weights: Sequence[np.ndarray]) -> str:
+    """Give a short text that differs where weights do."""
+    checksum = 0
+    for array in weights:
+        checksum = zlib.crc32(array.tobytes(), checksum)
+    return f"{weights[0].dtype} with checksum {checksum:08x}"
+
+
+def _taken(data: Dataset, indices: np.ndarray, way: str, rank: int) -> tuple[Any, Any]:
+    """Take a step's images and labels; with DataParallel only rank 0 reads any."""
+    if way == "data_parallel" and rank:
+        return None, None
+    return data.train_images[indices], data.train_labels[indices]
+
+
+def _accuracy(net: Any, data: Dataset, comm: Any) -> float:
+    """Count right answers in blocks, shared by the ranks, and add up the counts."""
+    import torch
+
+    rank, ranks = (comm.rank, comm.size) if comm else (0, 1)
+    samples, right = len(data.test_labels), 0
+    with torch.no_grad():
+        for begin in range(0, samples, EVALUATION_BLOCK)[rank::ranks]:
+            block = slice(begin, begin + EVALUATION_BLOCK)
+            pixels, classes = pytorch_net.to_tensors(
+                data.test_images[block], data.test_labels[block]
+            )
+            logits = net(pixels.to(next(net.parameters()).dtype))
+            right += int((logits.argmax(dim=1) == classes).sum())
+    return (comm.allreduce(right) if comm else right) / samples
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The parts of a step on the ranks at hand, each from a barrier to the slowest rank.
+
+    exposed = together - compute
+    """
+
+    batch: int
+    nbytes: int
+    compute: Timing
+    gloo: Timing
+    own: Timing
+    together: dict[int | None, Timing]
+
+    def exposed_s(self, cap_nbytes: int | None) -> float:
+        """Return by how much the exchange makes a step longer, median of the turns (s)."""
+        # the times of one turn were measured after each other, so they share disturbances
+        differences = np.subtract(self.together[cap_nbytes].seconds, self.compute.seconds)
+        return float(np.median(differences))
+
+
+def measure_parts(
+    weights: Sequence[np.ndarray],
+    data: Dataset,
+    comm: Comm,
+    batch: int = 50,
+    caps: Sequence[int | None] = (None,),
+    repeats: int = 15,
+    warmup: int = 3,
+    threads: int | None = None,
+    layout: str = "channels_first",
+) -> StepParts:
+    """Measure the parts of a step; collective.
+
+    Args:
+        weights: as `pytorch_net.build` takes them.
+        data: each rank takes images of its own from it.
+        comm: the ranks; all must call with the same arguments.
+        batch: images per rank (count).
+        caps: sizes of the buckets to compare; None for PyTorch's own (bytes).
+        repeats: turns that count (count).
+        warmup: turns before them; at least 2, since buckets are laid out anew after the first
+            step (count).
+        threads: as in `pytorch_net.set_threads` (count).
+        layout: as in `pytorch_net.build`.
+
+    Returns:
+        StepParts: equal on all ranks.
+
+    Raises:
+        ValueError: on all ranks alike, when an argument is not what it must be.
+        MissingComponentError: when PyTorch is not installed.
+    """
+    require_equal(comm, batch=batch, caps=list(caps), repeats=repeats, warmup=warmup, layout=layout)
+    with agree_or_raise(comm):
+        require_count(batch, "batch")
+        require_count(repeats, "repeats")
+        require_count(warmup, "warmup", least=2)
+        require(bool(caps), "caps", "hold at least one size, or None", list(caps))
+        enough = len(data.train_labels) >= batch * comm.size
+        must = f"hold {batch} training images for each rank"
+        require(enough, "data", must, len(data.train_labels))
+        pytorch_net.require_shapes(weights)
+    pytorch_net.require_pytorch()
+    import torch
+    import torch.distributed as dist
+
+    pytorch_net.set_threads(threads)
+    mine = slice(comm.rank * batch, (comm.rank + 1) * batch)
+    sample = data.train_images[mine], data.train_labels[mine], 1 / (batch * comm.size)
+    flat = np.zeros(sum(each.size for each in weights), weights[0].dtype)
+    shared = torch.from_numpy(flat)
+    with joined_by_mpi(comm):
+        workers = {
+            cap: Distributed(pytorch_net.build(weights, layout), 0.01, 0.0, comm.size, cap)
+            for cap in caps
+        }
+        first = next(iter(workers.values()))
+        calls = {"compute": lambda: first.unsynchronised(*sample)}
+        calls["gloo"] = lambda: dist.all_reduce(shared)
+        calls["own"] = lambda: allreduce(flat, comm, check=False)
+        for cap, worker in workers.items():
+            calls[cap] = lambda worker=worker: worker.synchronised(*sample)
+        seconds: dict[object, list[float]] = {name: [] for name in calls}
+        order = list(calls)
+        for _ in range(warmup + repeats):
+            for name in order:
+                seconds[name] += timing(calls[name], 1, 0, comm).seconds
+            order.append(order.pop(0))  # nobody is always the first after the barrier's pause
+    times = {
+        name: Timing(tuple(each[warmup:]), tuple(each[:warmup])) for name, each in seconds.items()
+    }
+    return StepParts(
+        batch, flat.nbytes, times["compute"], times["gloo"], times["own"],
+        {cap: times[cap] for cap in caps},
+    )  # fmt: skip

@@ -1,0 +1,222 @@
+"""The course's MNIST net in PyTorch with the weights of the Keras net, and DDP's buckets.
+
+PyTorch is an optional part of the installation. A process loads either PyTorch or TensorFlow, not
+both: each has its own threads.
+
+Weights are the same numbers in another order. Keras keeps images as height x width x channels and
+a convolution's kernel as height x width x inputs x outputs; PyTorch keeps channels x height x
+width and outputs x inputs x height x width, and a dense layer's kernel transposed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.errors import MissingComponentError, require, require_count, require_known
+
+if TYPE_CHECKING:
+    import torch
+
+# names and shapes of the trainable variables of "mnist_cnn" in Keras, in their order
+SHAPES = {
+    "conv1.kernel": (5, 5, 1, 32),
+    "conv1.bias": (32,),
+    "conv2.kernel": (5, 5, 32, 64),
+    "conv2.bias": (64,),
+    "hidden.kernel": (1024, 128),
+    "hidden.bias": (128,),
+    "logits.kernel": (128, 10),
+    "logits.bias": (10,),
+}
+# The order in which PyTorch's backward pass delivers their gradients, the last layer's first.
+READY = (
+    *("logits.bias", "logits.kernel", "hidden.bias", "hidden.kernel"),
+    *("conv2.kernel", "conv2.bias", "conv1.kernel", "conv1.bias"),
+)
+# output of the last pooling, as Keras flattens it
+FLATTENED = (4, 4, 64)
+
+
+def to_pytorch(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Convert weights from Keras' to PyTorch's order."""
+    require_shapes(arrays)
+    out = []
+    for name, array in zip(SHAPES, arrays, strict=True):
+        if array.ndim == 4:
+            array = array.transpose(3, 2, 0, 1)
+        elif name == "hidden.kernel":
+            # its rows belong to pixels: Keras counts channels fastest, PyTorch columns
+            array = array.reshape(*FLATTENED, -1).transpose(3, 2, 0, 1).reshape(array.shape[::-1])
+        elif array.ndim == 2:
+            array = array.T
+        out.append(np.ascontiguousarray(array))
+    return out
+
+
+def to_keras(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Convert weights from PyTorch's to Keras' order."""
+    out = []
+    for name, array in zip(SHAPES, arrays, strict=True):
+        if array.ndim == 4:
+            array = array.transpose(2, 3, 1, 0)
+        elif name == "hidden.kernel":
+            height, width, channels = FLATTENED
+            pixels = array.reshape(-1, channels, height, width)
+            array = pixels.transpose(2, 3, 1, 0).reshape(array.shape[::-1])
+        elif array.ndim == 2:
+            array = array.T
+        out.append(np.ascontiguousarray(array))
+    require_shapes(out)
+    return out
+
+
+def require_shapes(arrays: Sequence[np.ndarray]) -> None:
+    """Check that arrays are the weights of "mnist_cnn" in Keras' order."""
+    shapes = [tuple(array.shape) for array in arrays]
+    then = 'Take `models.build("mnist_cnn").get_weights()`.'
+    require(shapes == list(SHAPES.values()), "weights", "be those of mnist_cnn", shapes, then)
+
+
+def nbytes(arrays: Sequence[np.ndarray]) -> int:
+    """Add up the bytes of arrays."""
+    return sum(array.nbytes for array in arrays)
+
+
+# orders in memory, by our name
+LAYOUTS = {"channels_first": "contiguous_format", "channels_last": "channels_last"}
+
+
+def require_pytorch() -> None:
+    """Raise an error with the command that installs PyTorch when it is missing."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingComponentError(
+            "PyTorch is an optional part and is not installed. Run `make pytorch`."
+        )
+
+
+def set_threads(threads: int | None = None) -> int:
+    """Set how many threads PyTorch divides one operation among."""
+    import torch
+
+    if threads is None:
+        named = os.environ.get("OMP_NUM_THREADS", "")
+        threads = int(named) if named.isdigit() else len(os.sched_getaffinity(0))
+    torch.set_num_threads(require_count(threads, "threads"))
+    return torch.get_num_threads()
+
+
+def build(weights: Sequence[np.ndarray], layout: str = "channels_first") -> torch.nn.Module:
+    """Build the net "mnist_cnn" without dropout and give it weights.
+
+    Args:
+        weights: as the Keras net's `get_weights` returns them, float32 or float64.
+        layout: how the convolutions keep their numbers in memory; "channels_first" is PyTorch's
+            usual one. Shapes and results are the same.
+
+    Returns:
+        torch.nn.Module: logits of shape (batch, 10) for images of shape (batch, 1, 28, 28).
+
+    Raises:
+        MissingComponentError: when PyTorch is not installed.
+        ValueError: when the weights are not those of this net, or the layout is not known.
+    """
+    require_known(layout, LAYOUTS, "layout")
+    require_shapes(weights)
+    require_pytorch()
+    import torch
+
+    nn, dtype = torch.nn, torch.from_numpy(np.zeros(1, weights[0].dtype)).dtype
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10)),
+    ).to(dtype)
+    with torch.no_grad():
+        for parameter, array in zip(net.parameters(), to_pytorch(weights), strict=True):
+            parameter.copy_(torch.from_numpy(array))
+    return net.to(memory_format=getattr(torch, LAYOUTS[layout]))
+
+
+def weights_of(net: torch.nn.Module) -> list[np.ndarray]:
+    """Read the net's weights."""
+    return to_keras([each.detach().numpy() for each in net.parameters()])
+
+
+def gradients_of(net: torch.nn.Module) -> list[np.ndarray]:
+    """Read the gradients that the last backward pass has left."""
+    return to_keras([each.grad.numpy() for each in net.parameters()])
+
+
+def to_tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
+    """Turn a batch as the data sets give it into PyTorch's tensors.
+
+    With one channel, height x width x 1 and 1 x height x width are the same bytes: nothing is
+    copied but the labels, which PyTorch wants as 64-bit integers.
+    """
+    import torch
+
+    pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(images, 3, 1)))
+    return pixels, torch.from_numpy(labels.astype(np.int64))
+
+
+def logits_and_gradients(
+    weights: Sequence[np.ndarray], images: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the logits of some images and the gradient of their mean loss."""
+    net = build(weights)
+    import torch
+
+    pixels, classes = to_tensors(images.astype(weights[0].dtype), labels)
+    logits = net(pixels)
+    torch.nn.functional.cross_entropy(logits, classes).backward()
+    return logits.detach().numpy(), gradients_of(net)
+
+
+# defaults of PyTorch 2.13: a first, smaller bucket, so that sending can begin early, and the others
+FIRST_NBYTES, OTHER_NBYTES = 2**20, 25 * 2**20
+
+
+def buckets(nbytes: Sequence[int], cap_nbytes: int | None = None) -> list[list[int]]:
+    """Return which gradients share a bucket, by DistributedDataParallel's rule.
+
+    Gradients are taken in the order in which they become ready. A bucket takes them one after
+    another *until it holds at least the cap*, the last one included; then the next bucket begins.
+    So a bucket may be larger than its cap, where Horovod's messages stay within their threshold.
+
+    Holds from the second step on: before the first one the order is only guessed, as the reverse
+    of the parameters' order. Leaves out that gradients of different dtypes never share a bucket.
+
+    Source:
+        Li et al., PVLDB 13 (2020), 3005-3018, section 3.2.3; PyTorch 2.13,
+        torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size.
+
+    >>> buckets([40, 40, 40, 200, 8], 100)
+    [[0, 1, 2], [3], [4]]
+    """
+    sizes = [require_count(size, "nbytes", least=0) for size in nbytes]
+    if cap_nbytes is not None:
+        require_count(cap_nbytes, "cap_nbytes")
+    found: list[list[int]] = []
+    held, cap = 0, 0  # the first gradient opens a bucket
+    for place, size in enumerate(sizes):
+        if held >= cap:
+            first = FIRST_NBYTES if not found else OTHER_NBYTES
+            held, cap = 0, first if cap_nbytes is None else cap_nbytes
+            found.append([])
+        found[-1].append(place)
+        held += size
+    return found
+
+
+def bucket_sizes(nbytes: Sequence[int], cap_nbytes: int | None = None) -> list[int]:
+    """Give the bytes of each bucket, as `buckets` divides them.
+
+    >>> bucket_sizes([40, 40, 40, 200, 8], 100)
+    [120, 200, 8]
+    """
+    return [sum(nbytes[place] for place in bucket) for bucket in buckets(nbytes, cap_nbytes)]

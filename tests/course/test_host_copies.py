@@ -1,0 +1,82 @@
+"""Copies on the way change no result, and are as many as the way says.
+
+Tests dlcourse.kvstore and dlcourse.pictures.host_copies.
+"""
+
+from __future__ import annotations
+
+import pytest
+from lanes import RANKS
+from on_ranks import on_ranks
+
+from dlcourse import kvstore, pictures
+
+pytestmark = pytest.mark.ranks
+
+
+def staged_rings():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse import kvstore
+    from dlguide import collectives
+
+    comm, found = MPI.COMM_WORLD, {}
+    ranks = comm.size
+    for size in (1, 7, 1000):
+        for dtype in ("float32", "float64", "int64"):
+            first = (np.arange(size) * (comm.rank + 1)).astype(dtype)
+            summed = (np.arange(size) * (ranks * (ranks + 1) // 2)).astype(dtype)
+            for way, copies in kvstore.COPIES.items():
+                for function in (collectives.allreduce_ring, collectives.allreduce_tree):
+                    staged, array = kvstore.StagedComm(comm, way), first.copy()
+                    function(array, staged)
+                    total = comm.allreduce(staged.sent)
+                    case = f"{function.__name__} {way} {size} {dtype}"
+                    moved = 2 * (ranks - 1) * first.nbytes  # both move this over all ranks
+                    found[case] = [
+                        np.array_equal(array, summed),
+                        staged.copied == copies * (staged.sent + staged.received),
+                        total == moved,
+                        comm.allreduce(staged.received) == total,
+                        staged.rank == comm.rank and staged.size == ranks,
+                    ]
+    try:
+        kvstore.StagedComm(comm).Isend(np.zeros(1), 0)
+    except AttributeError as error:
+        found["Isend"] = ["use Send" in str(error)]
+    return [case for case, right in found.items() if not all(right)]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_copies_change_no_sum_and_are_counted(ranks, tmp_path):
+    assert on_ranks(ranks, staged_rings, tmp_path) == [[]] * ranks
+
+
+def test_prediction_adds_the_copies_of_both_sides():
+    nbytes, speed = 8e6, 4e9
+    for way, copies in (("direct", 0), ("pinned", 1), ("pageable", 2)):
+        # 4 ranks: 6 messages of 2e6 bytes go out, as many come in, each copied so many times
+        expected = 0.25 + copies * (6 * 2e6 + 6 * 2e6) / speed
+        assert kvstore.ring_seconds(nbytes, 4, 0.25, speed, way) == pytest.approx(expected)
+    # the second copy does not cross the bus
+    found = kvstore.ring_seconds(nbytes, 4, 0.25, speed, "pageable", 2 * speed)
+    assert found == pytest.approx(0.25 + 12 * 2e6 / speed * 1.5)
+    assert kvstore.ring_seconds(nbytes, 1, 0.25, speed, "pageable") == 0.25
+    with pytest.raises(ValueError, match="`way`"):
+        kvstore.ring_seconds(nbytes, 4, 0.25, speed, "magic")
+    with pytest.raises(ValueError, match="`bus_bytes_per_s`"):
+        kvstore.ring_seconds(nbytes, 4, 0.25, 0, "direct")
+
+
+def test_diagram_has_the_stops_of_both_sides():
+    (axes,) = pictures.host_copies(kvstore.COPIES).axes
+    words = [text.get_text() for text in axes.texts]
+    assert words.count("GPU's\nmemory") == 6
+    assert words.count("host:\npinned") == 4
+    assert words.count("host:\npageable") == 2
+    assert words.count("network\ncard") == 6
+    heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    assert heights["pageable"] > heights["pinned"] > heights["direct"]
+    with pytest.raises(ValueError, match="copies"):
+        pictures.host_copies({"a": 3})

@@ -1,0 +1,228 @@
+"""Whatever a kvstore is called: equal work, the bytes of the closed form, serial descent where due.
+
+Tests dlcourse.kvstore and dlcourse.flat_net.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from lanes import RANKS, long
+from on_ranks import on_ranks
+
+from dlcourse import kvstore, small_mlp
+from dlcourse.flat_net import FlatNet
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+
+pytestmark = pytest.mark.ranks
+
+
+def ways_of_training():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse import kvstore
+
+    world = MPI.COMM_WORLD
+    random = np.random.default_rng(8)
+    inputs, targets = random.normal(size=(60, 12)), random.normal(size=60)
+    steps, batch, rate, nbytes = 5, 3, 0.05, 12 * 8
+
+    def gradient(weights, indices):
+        x = inputs[indices]
+        return x.T @ (x @ weights - targets[indices]) / len(indices)
+
+    def serial(dealt):
+        weights = np.zeros(12)
+        for step in range(steps):
+            together = np.concatenate([worker[step] for worker in dealt])
+            weights -= rate * gradient(weights, together)
+        return weights
+
+    wrong = []
+
+    def demand(name, *right):
+        wrong.extend([name] * (not all(right)))
+
+    cases = [("allreduce", world.size, 0, 1)]
+    cases += [
+        (way, world.size - servers, servers, group)
+        for way in kvstore.KVSTORES
+        for servers in range(1, world.size)
+        for group in (1, 2)
+    ]
+    for way, workers, servers, group in cases:
+        name = f"{way}, {workers} workers, {servers} servers, {group} a node"
+        # unequal batches, so that a mean of means would be seen
+        sizes = [batch + worker for worker in range(workers)]
+        dealt = [[random.integers(0, 60, size) for _ in range(steps)] for size in sizes]
+        start = np.zeros(12)
+        last, record = kvstore.train(
+            world, way, start, gradient, dealt, rate, max(1, servers), group
+        )
+        everyone = world.allgather(record)
+        demand(f"{name}: weights differ", len(set(world.allgather(last.tobytes()))) == 1)
+        seen = [each.samples for each in everyone if each.role == "worker"]
+        wanted = [tuple(tuple(step.tolist()) for step in worker) for worker in dealt]
+        demand(f"{name}: not equal work", seen == wanted)
+        demand(f"{name}: steps", all(len(e.step_s) == steps - 1 for e in everyone[:workers]))
+        demand(f"{name}: times", all(e.seconds >= sum(e.step_s) > 0 for e in everyone[:workers]))
+        demand(f"{name}: waiting", all(
+            0 <= e.waited_s <= sum(e.step_s) for e in everyone[:workers]
+        ))  # fmt: skip
+        demand(f"{name}: weights changed", not start.any())
+        sync = way == "allreduce" or "async" not in way
+        if sync:
+            demand(f"{name}: not serial descent", np.abs(last - serial(dealt)).max() < 1e-12)
+        joined = group  # whatever the name: `device` changes no byte on the network
+        leaders = -(-workers // joined)
+        sent = [each.sent for each in everyone]
+        if way == "allreduce":
+            demand(f"{name}: bytes", sum(sent) == steps * 2 * (workers - 1) * nbytes)
+        else:
+            heads = 24 * servers
+            speak = [worker for worker in range(workers) if worker % joined == 0]
+            demand(f"{name}: bytes of workers", all(
+                sent[w] == (w in speak) * steps * (nbytes + heads) for w in range(workers)
+            ))  # fmt: skip
+            demand(f"{name}: bytes of servers", sum(sent[workers:])
+                   == steps * leaders * (nbytes + 8 * servers))  # fmt: skip
+            stale = [s for each in everyone[workers:] for s in each.staleness]
+            demand(f"{name}: gradients used", len(stale) == steps * leaders * servers)
+            demand(f"{name}: stale", not (sync and any(stale)))
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_way_does_equal_work_and_sends_what_its_formula_says(ranks, tmp_path):
+    assert on_ranks(ranks, ways_of_training, tmp_path) == [[]] * ranks
+
+
+def ways_side_by_side():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse import kvstore
+
+    world = MPI.COMM_WORLD
+    random = np.random.default_rng(5)
+    inputs, targets = random.normal(size=(40, 6)), random.normal(size=40)
+
+    def gradient(weights, indices):
+        x = inputs[indices]
+        return x.T @ (x @ weights - targets[indices]) / len(indices)
+
+    workers = world.size - 1
+    dealt = [[random.integers(0, 40, 4) for _ in range(3)] for _ in range(workers)]
+    ways = {
+        "ring": kvstore.Choice("allreduce", 0.1),
+        "nodes": kvstore.Choice("dist_device_sync", 0.1, per_node=2),
+        "free": kvstore.Choice("dist_async", 0.1 / workers),
+    }
+    found = kvstore.side_by_side(world, ways, np.zeros(6), gradient, dealt)
+    try:
+        kvstore.side_by_side(world, ways, np.zeros(6), gradient, [dealt[0]] * world.size)
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    alike = found["ring"] is None or np.allclose(found["ring"][0], found["nodes"][0], atol=1e-12)
+    roles = [each and each[1].role for each in found.values()]
+    return [list(found) == list(ways), alike, roles, refused]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
+def test_ways_side_by_side_take_the_ranks_that_they_need(ranks, tmp_path):
+    found = on_ranks(ranks, ways_side_by_side, tmp_path)
+    for rank, (order, alike, roles, refused) in enumerate(found):
+        assert order
+        assert alike
+        served = rank == ranks - 1
+        expected = [None, "server", "server"] if served else ["worker"] * 3
+        assert roles == expected
+        assert f"have the {ranks + 1} ranks of nodes" in refused
+
+
+def test_both_spellings_of_the_sources_are_one_mode():
+    assert kvstore.mode_of("dist_sync_device") == kvstore.mode_of("dist_device_sync")
+    assert kvstore.mode_of("dist_sync") == ("synchronous", "host")
+    assert kvstore.mode_of("dist_async_device") == ("asynchronous", "device")
+
+
+def test_a_slip_is_refused_where_mxnet_would_take_it_for_something():
+    with pytest.raises(ValueError, match="dist_async"):
+        kvstore.mode_of("dist_asynk")
+    assert kvstore.as_mxnet_reads("dist_asynk") == "dist_sync"
+    assert kvstore.as_mxnet_reads("dist-async") == "dist_sync"  # it looks for "_async"
+    assert kvstore.as_mxnet_reads("Dist_Async") == "dist_async"
+    assert kvstore.as_mxnet_reads("nccl") == "nccl"
+    assert kvstore.as_mxnet_reads("locale") == "local"
+    assert kvstore.as_mxnet_reads("device") == "device"
+    for name in kvstore.KVSTORES:
+        assert kvstore.mode_of(kvstore.as_mxnet_reads(name)) == kvstore.mode_of(name)
+
+
+class One:
+    """A communicator of one rank, for what is refused before anything is sent."""
+
+    rank, size = 0, 1
+
+
+def test_ranks_that_do_not_fit_are_refused():
+    dealt = [[np.arange(2)]]
+    with pytest.raises(ValueError, match="have 2 ranks for 1 workers and 1 servers"):
+        kvstore.train(One(), "dist_sync", np.zeros(2), None, dealt, 0.1)
+    with pytest.raises(ValueError, match="have 2 ranks for 2 workers and 0 servers"):
+        kvstore.train(One(), "allreduce", np.zeros(2), None, dealt * 2, 0.1)
+    two = One()
+    two.size = 2
+    with pytest.raises(ValueError, match=r"as many steps for each worker, got \[1, 0\]"):
+        kvstore.train(two, "allreduce", np.zeros(2), None, [*dealt, []], 0.1)
+    with pytest.raises(ValueError, match="`way`"):
+        kvstore.train(One(), "gossip", np.zeros(2), None, dealt, 0.1)
+
+
+# --- the flat net --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return datasets.load().first(200, 100)
+
+
+def test_gradient_and_accuracy_of_the_flat_net_are_those_of_numpy(digits):
+    net = FlatNet("mlp", digits, seed=3, dtype="float64")
+    weights = net.weights
+    assert weights.dtype == np.float64
+    some = np.arange(20, 52)
+    shapes = [np.shape(each) for each in net.model.trainable_weights]
+    edges = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+    parts = [
+        part.reshape(shape) for part, shape in zip(np.split(weights, edges), shapes, strict=True)
+    ]
+    images = digits.train_images.reshape(200, 784).astype(float)
+    summed = small_mlp.gradients(parts, images[some], digits.train_labels[some])
+    expected = np.concatenate([each.ravel() for each in summed]) / len(some)
+    found = net.gradient(weights, some)
+    assert np.abs(found - expected).max() < 1e-6  # images are stored in float32
+    # the array decides, not what the net held before
+    net.gradient(np.zeros_like(weights), some)
+    assert np.allclose(net.gradient(weights, some), found, atol=1e-12)
+
+    inner, inner_bias, outer, outer_bias = parts
+    tests = digits.test_images.reshape(100, 784)
+    scores = np.maximum(tests @ inner + inner_bias, 0) @ outer + outer_bias
+    right = float(np.mean(scores.argmax(axis=1) == digits.test_labels))
+    assert net.accuracy(weights) == pytest.approx(right)
+    assert net.accuracy(weights, batch=7) == pytest.approx(right)
+
+
+def test_descent_on_the_flat_net_learns_and_equal_seeds_start_alike(digits):
+    net, same = (FlatNet("mlp", digits, seed=1) for _ in range(2))
+    assert np.array_equal(net.weights, same.weights)
+    assert not np.array_equal(net.weights, FlatNet("mlp", digits, seed=2).weights)
+    weights, start = net.weights, net.accuracy(net.weights)
+    for step in range(60):
+        weights -= np.float32(0.2) * net.gradient(weights, np.arange(200)[step % 4 :: 4])
+    assert net.accuracy(weights) > max(0.6, start)
+    assert isinstance(digits, Dataset)

@@ -1,0 +1,317 @@
+"""PyTorch's ways train as one process does, on 1 to 4 ranks, and the net is the Keras net.
+
+Tests dlcourse.pytorch_net, dlcourse.pytorch_ddp and dlcourse.pytorch_rendezvous.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from lanes import long
+from on_ranks import on_ranks
+
+from dlcourse import pytorch_ddp, pytorch_net, pytorch_rendezvous
+from dlguide.errors import MissingComponentError
+
+pytestmark = pytest.mark.ranks
+
+needs_pytorch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="PyTorch is an optional part: `make pytorch`",
+)
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# one sample remains on 1, 2, 3 and 4 ranks with a global batch of 12, so that ranks have none
+SAMPLES, GLOBAL_BATCH = 37, 12
+
+
+def weights(seed=0, dtype="float64"):
+    random = np.random.default_rng(seed)
+    return [random.normal(0, 0.05, shape).astype(dtype) for shape in pytorch_net.SHAPES.values()]
+
+
+# --- without PyTorch ---------------------------------------------------------------------------
+
+
+def convolved(image, kernel, bias):
+    """What both frameworks call a convolution of an image (height, width, channels)."""
+    size = kernel.shape[0]
+    windows = np.lib.stride_tricks.sliding_window_view(image, (size, size), axis=(0, 1))
+    return np.einsum("xyihw,hwio->xyo", windows, kernel) + bias
+
+
+def pooled(image):
+    height, width, channels = image.shape
+    return image.reshape(height // 2, 2, width // 2, 2, channels).max(axis=(1, 3))
+
+
+def logits_of(arrays, image):
+    """The net in NumPy, from Keras' arrays: the oracle of both layouts."""
+    k1, b1, k2, b2, k3, b3, k4, b4 = arrays
+    x = pooled(np.maximum(convolved(image, k1, b1), 0))
+    x = pooled(np.maximum(convolved(x, k2, b2), 0))
+    return np.maximum(x.ravel() @ k3 + b3, 0) @ k4 + b4
+
+
+def test_weights_come_back_from_pytorchs_order_bit_by_bit():
+    arrays = weights()
+    there = pytorch_net.to_pytorch(arrays)
+    assert [each.shape for each in there[::2]] == [
+        (32, 1, 5, 5), (64, 32, 5, 5), (128, 1024), (10, 128)
+    ]  # fmt: skip
+    for ours, theirs in zip(pytorch_net.to_keras(there), arrays, strict=True):
+        assert np.array_equal(ours, theirs)
+    assert pytorch_net.nbytes(arrays) == 8 * 184_586
+    assert sorted(pytorch_net.READY) == sorted(pytorch_net.SHAPES)
+
+
+def test_other_weights_are_refused():
+    with pytest.raises(ValueError, match="`weights` must be those of mnist_cnn"):
+        pytorch_net.to_pytorch(weights()[:7])
+    with pytest.raises(ValueError, match="`weights` must be those of mnist_cnn"):
+        pytorch_net.require_shapes([each.T for each in weights()])
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "cap", "expected"),
+    [
+        ([], 10, []),
+        ([5], 10, [[0]]),
+        ([10, 10, 10], 10, [[0], [1], [2]]),
+        ([9, 9, 9], 10, [[0, 1], [2]]),
+        ([9, 1, 9, 50, 1], 10, [[0, 1], [2, 3], [4]]),
+        ([2**20, 8, 2**20], None, [[0], [1, 2]]),
+        ([2**20 - 1, 1, 26 * 2**20, 1], None, [[0, 1], [2], [3]]),
+    ],
+)
+def test_bucket_is_closed_once_it_holds_the_cap(nbytes, cap, expected):
+    assert pytorch_net.buckets(nbytes, cap) == expected
+    assert sum(pytorch_net.bucket_sizes(nbytes, cap)) == sum(nbytes)
+
+
+def test_owner_bears_the_traffic_of_all_helpers():
+    for ranks in (2, 3, 4, 32):
+        found = pytorch_ddp.traffic(ranks, 1000, 120 * ranks)
+        assert found["a helper"] == 2 * 1000 + 120
+        assert found["rank 0"] == (ranks - 1) * found["a helper"]
+        assert found["each of a ring"] < 4 * 1000
+    assert set(pytorch_ddp.traffic(1, 1000).values()) == {0.0}
+
+
+def test_missing_pytorch_is_told_with_the_command(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for call in (pytorch_net.require_pytorch, lambda: pytorch_net.build(weights())):
+        with pytest.raises(MissingComponentError, match="Run `make pytorch`"):
+            call()
+    with pytest.raises(MissingComponentError, match="Run `make pytorch`"):
+        pytorch_rendezvous.meet(2)
+
+
+# --- with PyTorch, in processes of their own ---------------------------------------------------
+
+
+@needs_pytorch
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_are_moved_not_scrambled(channels):
+    images = np.random.default_rng(1).normal(size=(2, 4, 5, channels)).astype("f4")
+    pixels, _ = pytorch_net.to_tensors(images, np.arange(2))
+    assert np.array_equal(pixels.numpy(), images.transpose(0, 3, 1, 2))
+    assert pixels.is_contiguous()
+    assert np.shares_memory(pixels.numpy(), images) == (channels == 1)
+
+
+@needs_pytorch
+def test_net_is_that_of_numpy_and_of_keras(tmp_path):
+    arrays = weights(dtype="float32")
+    random = np.random.default_rng(1)
+    images, labels = random.random((6, 28, 28, 1), np.float32), random.integers(0, 10, 6)
+    np.savez(tmp_path / "in.npz", *arrays, images=images, labels=labels)
+    head = "import sys, numpy as np\nfile = np.load(sys.argv[1])\n"
+    head += "names = [f'arr_{i}' for i in range(8)]\n"
+    head += "arrays, images, labels = [file[n] for n in names], file['images'], file['labels']\n"
+    tail = "np.savez(sys.argv[2], *gradients, logits=logits)\n"
+    ours = "from dlcourse import pytorch_ddp, pytorch_net\n"
+    ours += "logits, gradients = pytorch_net.logits_and_gradients(arrays, images, labels)\n"
+    ours += "assert 'tensorflow' not in sys.modules\n"
+    theirs = (
+        "import tensorflow as tf\nfrom dlguide import models\n"
+        "net = models.build('mnist_cnn', dropout=0.0)\nnet.set_weights(arrays)\n"
+        "with tf.GradientTape() as tape:\n"
+        "    logits = net(images, training=True)\n"
+        "    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)\n"
+        "    loss = tf.reduce_mean(loss)\n"
+        "gradients = [g.numpy() for g in tape.gradient(loss, net.trainable_variables)]\n"
+        "logits = logits.numpy()\n"
+    )
+    found = {}
+    for name, code in (("pytorch", ours), ("keras", theirs)):
+        files = [str(tmp_path / "in.npz"), str(tmp_path / f"{name}.npz")]
+        command = [sys.executable, "-c", head + code + tail, *files]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        found[name] = np.load(files[1])
+    oracle = np.array([logits_of([a.astype(float) for a in arrays], i) for i in images])
+    scale = np.abs(oracle).max()
+    assert np.abs(found["pytorch"]["logits"] - oracle).max() <= 1e-5 * scale
+    for name in found["keras"].files:
+        apart = np.abs(found["pytorch"][name] - found["keras"][name]).max()
+        assert apart <= 1e-5 * np.abs(found["keras"][name]).max(), name
+
+
+def everything(samples, global_batch):
+    """All ways on these ranks against one process, in float64, and what they tell."""
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse import pytorch_ddp, pytorch_net
+    from dlguide.data.datasets import Dataset
+
+    comm = MPI.COMM_WORLD
+    random = np.random.default_rng(0)
+    shapes = pytorch_net.SHAPES.values()
+    weights = [random.normal(0, 0.05, shape) for shape in shapes]
+    images = random.random((samples, 28, 28, 1), np.float32)
+    labels = random.integers(0, 10, samples).astype(np.int32)
+    data = Dataset("random", images, labels, images[:23], labels[:23])
+    options = {"learning_rate": 0.1, "epochs": 2, "threads": 1, "evaluate": True}
+    serial = pytorch_ddp.train(weights, data, "alone", batch=global_batch, **options)
+    options |= {"batch": global_batch // comm.size, "comm": comm}
+    found = {}
+    for layout in ("channels_first", "channels_last"):
+        for way in ("data_parallel", "ddp", "own"):
+            more = {"cap_nbytes": 300_000, "watch": True} if way == "ddp" else {}
+            came = pytorch_ddp.train(weights, data, way, layout=layout, **options, **more)
+            apart = [abs(a - b).max() for a, b in zip(came.weights, serial.weights, strict=True)]
+            found[f"{way} {layout}"] = {
+                "apart": float(max(apart)),
+                "loss": np.abs(np.divide(came.run.loss, serial.run.loss) - 1).tolist(),
+                "accuracy": [came.run.test_accuracy, serial.run.test_accuracy],
+                "sent": came.sent,
+                "held": came.held,
+                "buckets": came.buckets,
+                "phases": [name for name, _, _ in came.spans],
+                "steps": [len(came.run.step_s), came.run.ranks, came.run.samples],
+            }
+    sizes = dict(zip(pytorch_net.SHAPES, (each.nbytes for each in weights), strict=True))
+    ready = [sizes[name] for name in pytorch_net.READY]
+    found["predicted"] = pytorch_net.bucket_sizes(ready, 300_000)
+    moved = [abs(a - b).max() for a, b in zip(weights, serial.weights, strict=True)]
+    found["moved"] = float(min(moved))
+    copies = pytorch_ddp.train(weights, data, "ddp", views=False, **options)
+    found["copies"] = copies.held
+    parts = pytorch_ddp.measure_parts(
+        weights, data, comm, 5, (None, 1), repeats=2, warmup=2, threads=1
+    )
+    found["parts"] = [parts.nbytes, len(parts.gloo.seconds), list(map(str, parts.together))]
+    found["parts"].append(parts.exposed_s(1) == parts.exposed_s(1))
+    return found
+
+
+@needs_pytorch
+@pytest.mark.parametrize("ranks", [2, *long(1, 3, 4)])
+def test_every_way_is_the_serial_training(tmp_path, ranks):
+    arguments = {"samples": SAMPLES, "global_batch": GLOBAL_BATCH}
+    everyone = on_ranks(ranks, everything, tmp_path, env=ONE_THREAD, **arguments)
+    whole = 8 * 184_586
+    for rank, found in enumerate(everyone):
+        predicted, moved = found.pop("predicted"), found.pop("moved")
+        copies, parts = found.pop("copies"), found.pop("parts")
+        assert moved > 1e-6
+        assert copies["buckets"] == whole
+        assert parts == [whole, 2, ["None", "1"], True]
+        for name, came in found.items():
+            owned = name.startswith("data_parallel")
+            if not owned or rank == 0:
+                assert came["apart"] <= 1e-10, name
+            assert max(came["loss"]) <= 1e-10, name
+            assert came["accuracy"][0] == came["accuracy"][1], name
+            assert came["steps"] == [8, ranks, SAMPLES]
+            helps = owned and rank > 0
+            momentum = 0 if helps else whole
+            kept = {"weights": whole, "gradients": whole, "momentum": momentum, "buckets": 0}
+            assert came["held"] == kept, name
+            assert came["buckets"] == (predicted if name.startswith("ddp") else []), name
+            assert came["phases"] == (list(pytorch_ddp.PHASES) if owned else [])
+            if owned:
+                sent = {"weights": (ranks - 1) * whole} if rank == 0 else {"gradients": whole}
+                for kind, nbytes in sent.items():
+                    assert came["sent"].get(kind, 0) == nbytes
+            if name.startswith("own"):
+                assert came["sent"]["gradients"] == whole * (ranks > 1)
+
+
+def refused(cases):
+    """What the ranks say to arguments that cannot be."""
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlcourse import pytorch_ddp, pytorch_net
+    from dlguide.data.datasets import Dataset
+
+    comm, told = MPI.COMM_WORLD, []
+    zeros = [np.zeros(shape) for shape in pytorch_net.SHAPES.values()]
+    data = Dataset("none", np.zeros((8, 28, 28, 1)), np.zeros(8, int), *[np.zeros(0)] * 2)
+    for case in cases:
+        case = {name: value for name, value in case.items()}
+        own = comm.rank if case.pop("own weights", False) else 0
+        weights = [*zeros[:-1], zeros[-1] + own]
+        case["comm"] = comm if case.pop("ranks", True) else None
+        case["batch"] = case.get("batch", 2) + (comm.rank if case.pop("differ", False) else 0)
+        try:
+            pytorch_ddp.train(weights, data, **case)
+            told.append("")
+        except ValueError as error:
+            told.append(str(error))
+    return told
+
+
+@needs_pytorch
+def test_arguments_that_cannot_be_are_refused_on_all_ranks_alike(tmp_path):
+    cases = {
+        "`way` must be one of alone, data_parallel, ddp, own": {"way": "dpp"},
+        "`comm` must be the ranks for ddp, got None": {"way": "ddp", "ranks": False},
+        "`comm` must be None for a process alone": {"way": "alone"},
+        "`batch` must be equal on all ranks": {"differ": True},
+        "`batch` must be at most the 4 samples": {"batch": 5},
+        "`layout` must be one of channels_first, channels_last": {"layout": "NCHW"},
+        "`momentum` must be at least 0 and below 1, got 1": {"momentum": 1},
+        "`learning_rate` must be a positive number": {"learning_rate": 0},
+        "`weights` must be equal on all ranks, got 'float64 with": {"way": "own", "own weights": 1},
+    }
+    everyone = on_ranks(2, refused, tmp_path, env=ONE_THREAD, cases=list(cases.values()))
+    assert everyone[0] == everyone[1]
+    for text, told in zip(cases, everyone[0], strict=True):
+        assert text in told
+
+
+@needs_pytorch
+def test_plain_processes_meet_without_mpi_at_every_place():
+    ranks = 3
+    everyone = pytorch_rendezvous.meet(ranks)
+    assert [[one.rank for one in told] for told in everyone] == [[r] * 3 for r in range(ranks)]
+    for told in everyone:
+        assert [one.place for one in told] == list(pytorch_rendezvous.PLACES)
+        for one in told:
+            assert one.total == ranks * (ranks + 1) / 2
+            assert not one.mpi_loaded
+
+
+@needs_pytorch
+def test_process_whose_others_do_not_come_says_so():
+    order = {"rank": 0, "ranks": 2, "timeout_s": 2.0, "door": -1}
+    order["places"] = [["tcp", f"tcp://127.0.0.1:{pytorch_rendezvous._free_port()}"]]
+    command = [sys.executable, "-m", "dlcourse.pytorch_rendezvous", json.dumps(order)]
+    done = subprocess.run(
+        command, stdin=subprocess.PIPE, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "imed out" in done.stderr
+
+
+def test_places_that_are_unknown_are_refused():
+    with pytest.raises(ValueError, match="`places` must be one of file, store, tcp, got 'redis'"):
+        pytorch_rendezvous.meet(2, ["redis"])
+    with pytest.raises(ValueError, match="`places` must name at least one"):
+        pytorch_rendezvous.meet(2, [])

@@ -1,0 +1,256 @@
+"""Each way of TensorFlow equals one process; every trial ends, and leaves nothing behind.
+
+Tests dlcourse.tensorflow_lab and dlcourse.tensorflow_strategies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+
+from dlcourse import tensorflow_lab
+from dlcourse import tensorflow_strategies as claims
+
+
+@pytest.fixture(scope="module")
+def lab():
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with tensorflow_lab.Lab() as lab:
+        yield lab
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def children(process):
+    return [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
+
+
+def flat(steps):
+    return [number for step in steps for number in step]
+
+
+def soon(condition, limit_s=15.0):
+    limit = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return condition()
+
+
+def expected_weights(batch, steps, rate):
+    """The weights of the small net after plain SGD on the means of these batches, in NumPy."""
+    from dlguide import models
+    from dlguide.data import datasets
+
+    data = datasets.load("mnist").first(batch * steps)
+    images = data.train_images.reshape(steps, batch, -1).astype(float)
+    labels = np.eye(10)[data.train_labels.reshape(steps, batch)]
+    w1, b1, w2, b2 = (each.astype(float) for each in models.build("mlp", seed=0).get_weights())
+    for x, y in zip(images, labels, strict=True):
+        hidden = np.maximum(x @ w1 + b1, 0)
+        power = np.exp(hidden @ w2 + b2)
+        error = (power / power.sum(axis=1, keepdims=True) - y) / batch
+        back = error @ w2.T * (hidden > 0)
+        w2, b2 = w2 - rate * hidden.T @ error, b2 - rate * error.sum(axis=0)
+        w1, b1 = w1 - rate * x.T @ back, b1 - rate * back.sum(axis=0)
+    return w1, b1, w2, b2
+
+
+@pytest.fixture(scope="module")
+def serial():
+    return expected_weights(batch=40, steps=5, rate=0.1)
+
+
+def far(trained, weights):
+    return max(abs(a - b).max() for a, b in zip(trained.weights, weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("way", "workers", "how"),
+    [
+        ("alone", 1, {}),
+        ("mirrored", 1, {}),
+        ("mirrored", 1, {"devices": 4}),
+        ("mirrored", 1, {"reduction": "ReductionToOneDevice"}),
+        ("multi_worker", 2, {}),
+        ("multi_worker", 3, {}),
+    ],
+)
+def test_every_way_gives_the_weights_of_numpy_on_every_worker(lab, serial, way, workers, how):
+    batch = 40 if workers < 3 else 39
+    right = serial if workers < 3 else expected_weights(39, 5, 0.1)
+    trained = lab.try_out(_train, way, batch, how, workers=workers).results()
+    assert {one.replicas for one in trained} == {
+        how.get("devices", 2 if way == "mirrored" else workers)
+    }
+    assert max(far(one, right) for one in trained) < 1e-6
+    assert len(claims.slowest(trained, warmup=2).seconds) == 3
+
+
+def _train(way, batch, how):
+    return claims.train(way, batch=batch, steps=5, **how)
+
+
+def test_division_by_the_replica_is_the_rate_times_the_replicas(lab):
+    def mistaken():
+        return claims.train("mirrored", batch=40, steps=5, devices=4, divide="replica")
+
+    (trained,) = lab.try_out(mistaken).results()
+    assert far(trained, expected_weights(40, 5, 0.4)) < 1e-5
+    assert far(trained, expected_weights(40, 5, 0.1)) > 1e-3
+
+
+def test_sharding_by_data_gives_each_sample_once_and_off_gives_all_to_all(lab):
+    data = lab.try_out(claims.samples_seen, "DATA", workers=2).results()
+    assert list(data) == np.arange(12).reshape(3, 2, 2).transpose(1, 0, 2).tolist()
+    off = lab.try_out(claims.samples_seen, "OFF", workers=2).results()
+    assert [sorted(flat(each)) for each in off] == [list(range(12))] * 2
+
+
+def test_sharding_by_file_gives_whole_files(lab):
+    first, second = lab.try_out(claims.samples_seen, "FILE", 3, workers=2).results()
+    assert flat(first) == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert flat(second) == [4, 5, 6, 7]
+    assert len(first) == len(second)  # the rest of the steps is empty
+
+
+def test_workers_find_each_other_on_loopback_and_get_their_variables(lab):
+    def look():
+        return json.loads(os.environ["TF_CONFIG"]), os.environ["TF_NUM_INTRAOP_THREADS"]
+
+    outcome = lab.try_out(look, workers=3, threads=2)
+    assert outcome.verdict == "answered"
+    configs = [config for config, _ in outcome.answers]
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": index} for index in range(3)
+    ]
+    (addresses,) = {tuple(config["cluster"]["worker"]) for config in configs}
+    assert len(set(addresses)) == 3
+    assert all(each.startswith("127.0.0.1:") for each in addresses)
+    assert {threads for _, threads in outcome.answers} == {"2"}
+    alone = lab.try_out(lambda: os.environ["TF_CONFIG"], environment={"A": "b"})
+    assert alone.answers == ("{}",)
+
+
+def test_a_refusal_is_told_in_its_words_and_the_lab_goes_on(lab):
+    def too_late():
+        import tensorflow as tf
+
+        tf.zeros(1)
+        claims.split_cpu(2)
+
+    outcome = lab.try_out(too_late)
+    assert outcome.verdict == "refused"
+    assert outcome.words.startswith("RuntimeError: Virtual devices cannot be modified")
+    with pytest.raises(RuntimeError, match=r"Worker 0 refused\.\nRuntimeError: Virtual"):
+        outcome.results()
+    assert lab.try_out(claims.split_cpu, 3).answers == (["CPU:0", "CPU:1", "CPU:2"],)
+
+
+def test_a_killed_worker_ends_the_others_within_the_limit(lab):
+    def lose():
+        import tensorflow as tf
+
+        scheme = claims.strategy("multi_worker")
+        if scheme.cluster_resolver.task_id == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            scheme.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.ones(3)))
+
+    begin = time.monotonic()
+    outcome = lab.try_out(lose, workers=2, limit_s=60, grace_s=1.0)
+    assert time.monotonic() - begin < 30
+    assert outcome.endings[1].verdict == outcome.verdict == "died"
+    assert outcome.endings[0].verdict in ("hung", "refused")
+    assert soon(lambda: not children(lab._loader))
+
+
+def test_a_worker_that_hangs_is_ended_at_the_limit(lab):
+    outcome = lab.try_out(lambda: time.sleep(600), workers=2, limit_s=1.0)
+    assert outcome.verdict == "hung"
+    assert outcome.answers == (None, None)
+    assert 1.0 <= outcome.seconds < 20
+    assert soon(lambda: not children(lab._loader))
+
+
+def test_a_worker_that_leaves_without_an_answer_died(lab):
+    outcome = lab.try_out(lambda: os._exit(0))
+    assert (outcome.verdict, outcome.words) == ("died", "It said nothing.")
+
+
+def test_nothing_outlives_who_made_the_lab_even_after_a_kill():
+    program = (
+        "import time, threading\n"
+        "from dlcourse.tensorflow_lab import Lab\n"
+        "lab = Lab()\n"
+        "threading.Thread(target=lab.try_out, args=(time.sleep, 600)).start()\n"
+        "time.sleep(0.5)\n"
+        "print('started', flush=True)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert owner.stdout.readline() == b"started\n"
+    family = children(owner)
+    assert len(family) == 2
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    assert soon(lambda: not any(psutil.pid_exists(pid) for pid in family))
+
+
+def test_a_lab_that_cannot_load_says_why(monkeypatch, tmp_path):
+    (tmp_path / "keras.py").write_text("raise ImportError('no such backend')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"could not be loaded\.(.|\n)*no such backend"):
+        tensorflow_lab.Lab()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"workers": 0}, "`workers` must be a whole number of at least 1, got 0"),
+        ({"threads": 1.5}, "`threads` must be a whole number of at least 1, got 1.5"),
+        ({"limit_s": -1}, "`limit_s` must be a positive number, got -1"),
+    ],
+)
+def test_bad_numbers_are_refused_before_anything_starts(lab, asked, words):
+    with pytest.raises(ValueError, match=words):
+        lab.try_out(print, **asked)
+
+
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        (lambda: claims.strategy("mirorred"), "Did you mean mirrored"),
+        (lambda: claims.strategy("mirrored", reduction="ring"), "`reduction` must be one of"),
+        (lambda: claims.strategy("multi_worker", communication="MPI"), "`communication` must be"),
+        (lambda: claims.train("alone", divide="all"), "`divide` must be one of global, replica"),
+        (lambda: claims.train("mirrored", batch=5), "`batch` must be a multiple of 2 replicas"),
+        (lambda: claims.samples_seen("HALF"), "`policy` must be one of"),
+    ],
+)
+def test_unknown_names_are_refused(lab, claim, words):
+    outcome = lab.try_out(claim)
+    assert outcome.verdict == "refused"
+    assert words in outcome.words
+
+
+def test_slowest_takes_the_slower_worker_of_each_step():
+    one, other = (
+        claims.StrategyRun("alone", 1, (), seconds, ())
+        for seconds in ((9.0, 1.0, 4.0), (9.0, 3.0, 2.0))
+    )
+    assert claims.slowest([one, other], warmup=1).seconds == (3.0, 4.0)
+
+
+def test_a_closed_lab_says_so(lab):
+    closed = object.__new__(tensorflow_lab.Lab)
+    closed._close = type("Finalizer", (), {"alive": False, "__call__": lambda self: None})()
+    with pytest.raises(ValueError, match="Make another"):
+        closed.try_out(print)

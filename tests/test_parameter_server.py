@@ -1,0 +1,297 @@
+"""Servers lose no update; the synchronous one equals serial gradient descent.
+
+Tests dlguide.parallel.parameter_server.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from lanes import long
+from on_ranks import on_ranks
+
+from dlguide.parallel.parameter_server import PendingGradients, ServerConfig
+
+pytestmark = pytest.mark.ranks
+
+# Four ranks are the fewest with two servers.
+SERVERS = [2, 3, 4, *long(5)]
+
+
+def synchronous_training():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.parallel import parameter_server
+
+    comm = MPI.COMM_WORLD
+    targets = np.random.default_rng(1).normal(size=(9, 13))
+    counts = [3, 1, 2, 5, 4, 2, 2, 2, 2]
+    rate, steps, found = 0.1, 6, {}
+
+    def gradient(weights, worker, step):
+        return weights - targets[worker] * (step + 1), counts[worker]
+
+    def update(part, mean):
+        part -= rate * mean
+
+    for servers in range(1, comm.size):
+        for group in (1, 2):
+            start = np.zeros(13)
+            weights, record = parameter_server.train(
+                comm, start, gradient, steps, update, servers=servers, group=group
+            )
+            workers = comm.size - servers
+            serial = np.zeros(13)
+            samples = np.array(counts[:workers])
+            for step in range(steps):
+                each = serial - targets[:workers] * (step + 1)
+                serial -= rate * (samples[:, None] * each).sum(0) / samples.sum()
+            error = float(abs(weights - serial).max())
+            leaders = -(-workers // group)
+            speaks = record.role == "worker" and comm.rank % group == 0
+            right = [
+                error < 1e-12,
+                not start.any(),
+                record.updates == (steps if record.role == "server" else 0),
+                record.staleness == ((0,) * steps * leaders if record.role == "server" else ()),
+                record.sent == steps * (13 * 8 + 24 * servers) * speaks
+                if record.role == "worker"
+                else record.sent > 0,
+            ]
+            found[f"{servers} servers, groups of {group}"] = right
+    return [name for name, right in found.items() if not all(right)]
+
+
+@pytest.mark.parametrize("ranks", SERVERS)
+def test_synchronous_server_equals_serial_descent_on_the_weighted_mean(tmp_path, ranks):
+    assert on_ranks(ranks, synchronous_training, tmp_path, 60) == [[]] * ranks
+
+
+def asynchronous_training(mode, bound, slow):
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.parallel import parameter_server
+
+    comm, steps, rate = MPI.COMM_WORLD, 8, 0.5
+
+    def gradient(weights, worker, step):
+        # whole numbers that do not depend on the weights: any order gives the same sum
+        return np.arange(7.0) * (worker + 1) + step, 1
+
+    def update(part, mean):
+        part -= rate * mean
+
+    servers = 2 if comm.size > 3 else 1
+    weights, record = parameter_server.train(
+        comm, np.ones(7), gradient, steps, update, mode, servers, bound,
+        slow_s={0: 0.1} if slow else None,
+    )  # fmt: skip
+    workers = comm.size - servers
+    total = sum(np.arange(7.0) * (w + 1) + s for w in range(workers) for s in range(steps))
+    return {
+        "role": record.role,
+        "right": bool(np.array_equal(weights, 1 - rate * total)),
+        "updates": record.updates,
+        "staleness": record.staleness,
+        "expected": workers * steps,
+        "waited": record.waited_s,
+    }
+
+
+@pytest.mark.parametrize("ranks", SERVERS)
+@pytest.mark.parametrize("mode", ["asynchronous", "bounded"])
+def test_no_update_is_lost_however_late_it_is(tmp_path, ranks, mode):
+    found = on_ranks(ranks, asynchronous_training, tmp_path, 60, mode=mode, bound=1, slow=ranks > 2)
+    for each in found:
+        assert each["right"]
+        if each["role"] == "server":
+            assert each["updates"] == each["expected"] == len(each["staleness"])
+            assert min(each["staleness"]) >= 0
+
+
+def test_one_worker_is_never_stale_and_beside_a_slow_one_a_fast_one_makes_staleness(tmp_path):
+    asked = {"mode": "asynchronous", "bound": 0}
+    alone = on_ranks(2, asynchronous_training, tmp_path, 60, **asked, slow=False)
+    assert set(alone[-1]["staleness"]) == {0}
+    beside = on_ranks(3, asynchronous_training, tmp_path, 60, **asked, slow=True)
+    # while the slow worker sleeps, the fast one updates again and again
+    assert max(beside[-1]["staleness"]) >= 3
+
+
+def setting(mode, bound=0, leave_out=0, workers=2):
+    return ServerConfig(mode, 1, bound, leave_out, 1, (5,) * workers)
+
+
+def came(waiting, worker, step):
+    waiting.arrived(worker, step, 0, 1, np.zeros(1))
+    updates = len(list(waiting.ready_updates()))
+    return updates, waiting.ready_answers()
+
+
+def test_synchronous_rule_waits_for_all():
+    waiting = PendingGradients([0, 1, 2], setting("synchronous", workers=3))
+    assert came(waiting, 2, 0) == (0, [])
+    assert came(waiting, 0, 0) == (0, [])
+    assert came(waiting, 1, 0) == (1, [0, 1, 2])
+
+
+def test_the_last_gradient_of_a_step_can_be_left_out():
+    waiting = PendingGradients([0, 1, 2], setting("synchronous", leave_out=1, workers=3))
+    assert came(waiting, 2, 0) == (0, [])
+    assert came(waiting, 0, 0) == (1, [0, 2])
+    # the late one is not used, its sender gets the new weights and goes on
+    assert came(waiting, 1, 0) == (0, [1])
+    assert waiting.left_out == 1
+
+
+def test_asynchronous_rule_never_waits():
+    waiting = PendingGradients([0, 1], setting("asynchronous"))
+    for step in range(5):
+        assert came(waiting, 0, step) == (1, [0])
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_bounded_rule_holds_the_fast_worker_back_at_the_bound(bound):
+    waiting = PendingGradients([0, 1], setting("bounded", bound))
+    for step in range(bound):
+        assert came(waiting, 0, step) == (1, [0])
+    assert came(waiting, 0, bound) == (1, [])
+    assert came(waiting, 1, 0) == (1, [0, 1])
+    waiting.finished(1)
+    assert came(waiting, 0, bound + 1) == (1, [0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (("sync", 1, 0, 0, 1), "`mode` must be one of asynchronous, bounded, synchronous"),
+        (("synchronous", 0, 0, 0, 1), "`servers` must be a whole number of at least 1, got 0"),
+        (("synchronous", 3, 0, 0, 1), "`servers` must leave a worker among the 3 ranks, got 3"),
+        (("synchronous", 1, 0, 2, 1), "`leave_out` must be below the 2 that answer in a step"),
+        (("asynchronous", 1, 0, 1, 1), "`leave_out` must be 0 unless the mode is synchronous"),
+        (("bounded", 1, -1, 0, 1), "`bound` must be a whole number of at least 0, got -1"),
+        (("bounded", 1, 0, 0, 1, (4, 5)), "`steps` must be equal for all workers unless"),
+        (("asynchronous", 1, 0, 0, 2, (4, 5)), "`steps` must be equal for all workers unless"),
+        (
+            ("asynchronous", 1, 0, 0, 1, (4,)),
+            "`steps` must be one number, or one for each of the 2",
+        ),
+        (("asynchronous", 1, 0, 0, 1, (4, 0)), "`steps` must be a whole number of at least 1"),
+        (("synchronous", 1, 0, 0, 1, (4, 4), (1,)), "`join_s` must be empty unless the mode is"),
+        (("asynchronous", 1, 0, 0, 1, (4, 4), (2,)), "`join_s` must name workers from 0 to 1"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused(fields, words):
+    fields = fields if len(fields) > 5 else (*fields, (4, 4))
+    with pytest.raises(ValueError, match=words):
+        ServerConfig(*fields).check(3)
+
+
+def workers_that_come_and_go():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.parallel import parameter_server
+
+    comm, first = MPI.COMM_WORLD, []
+    workers = comm.size - 1
+    # worker 0 works throughout, worker 1 leaves after two steps, worker 2 joins late
+    steps = [40, 2, 5][:workers]
+
+    def gradient(weights, worker, step):
+        if step == 0:
+            first.append(float(weights[0]))
+        return np.ones(3), 1
+
+    def update(part, mean):
+        part += mean
+
+    weights, record = parameter_server.train(
+        comm,
+        np.zeros(3),
+        gradient,
+        steps,
+        update,
+        mode="asynchronous",
+        slow_s={0: 0.01},
+        join_s={2: 0.5} if workers == 3 else None,
+    )
+    return {
+        "total": weights.tolist(),
+        "expected": float(sum(steps)),
+        "updates": record.updates,
+        "first": first,
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
+def test_workers_leave_and_join_while_the_others_go_on(tmp_path, ranks):
+    found = on_ranks(ranks, workers_that_come_and_go, tmp_path, 60)
+    for each in found:
+        assert each["total"] == [each["expected"]] * 3
+    assert found[-1]["updates"] == found[-1]["expected"]
+    if ranks == 4:
+        # each update adds 1: the joiner began at the others' weights, not at the first ones
+        assert found[2]["first"][0] >= 3
+
+
+def one_sided_training():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.parallel import parameter_server
+
+    comm = MPI.COMM_WORLD
+    server = comm.size - 1
+
+    def step(weights, worker, number):
+        return np.arange(5.0) * (worker + 1) + number
+
+    weights, updates = parameter_server.train_one_sided(comm, np.ones(5), step, 10, server)
+    total = sum(np.arange(5.0) * (w + 1) + s for w in range(comm.size - 1) for s in range(10))
+    one = parameter_server.train_one_sided(comm, np.zeros(3, "f4"), lambda w, *_: 1 - w / 2, 1, 0)
+    # What a worker reads holds at least its own updates, and of each update all or nothing.
+    seen = []
+    parameter_server.train_one_sided(
+        comm, np.zeros(1), lambda w, *_: (seen.append(w[0]), np.ones(1))[1], 50, server
+    )
+    read = all(own <= value == int(value) for own, value in enumerate(seen))
+    return [
+        bool(np.array_equal(weights, 1 + total)),
+        updates == 10 * (comm.size - 1),
+        one[1] == comm.size - 1,
+        read and len(seen) == 50 * (comm.rank != server),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, *long(4)])
+def test_one_sided_server_counts_and_keeps_every_update(tmp_path, ranks):
+    assert on_ranks(ranks, one_sided_training, tmp_path, 60) == [[True] * 4] * ranks
+
+
+def ranks_that_differ():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide.parallel import parameter_server
+
+    comm, told = MPI.COMM_WORLD, []
+    for call in (
+        lambda: parameter_server.train(comm, np.zeros(3 + comm.rank), None, 1, None),
+        lambda: parameter_server.train_one_sided(comm, np.zeros(3), None, 1 + comm.rank, 0),
+        lambda: parameter_server.train_one_sided(comm, np.zeros(3), None, 1, 7),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            told.append(str(error))
+    return told
+
+
+def test_ranks_that_differ_are_all_told(tmp_path):
+    first, second = on_ranks(2, ranks_that_differ, tmp_path, 60)
+    assert first == second
+    assert [text.split(" must")[0] for text in first] == ["`array`", "`array`", "`server`"]
+    assert "rank 1: shape (4,)" in first[0]
