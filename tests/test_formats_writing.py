@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -41,6 +42,7 @@ try:
             writer.append(formats.Sample(bytes(100), (number % 3,)))
 except OSError as error:
     print("full", os.listdir(os.path.dirname(path)))
+    print(f"{error.errno} {error}", file=sys.stderr)
 """
 
 
@@ -54,6 +56,35 @@ def test_a_full_disk_is_an_os_error_and_leaves_nothing_not_even_a_crash_at_the_e
         timeout=120,
     )
     assert (done.returncode, done.stdout) == (0, "full []\n"), done.stderr
+    assert str(tmp_path / "set") in done.stderr or str(tmp_path / ".set") in done.stderr
+
+
+def test_lmdb_on_a_full_disk_names_it_and_not_an_input_output_error(tmp_path, monkeypatch):
+    import lmdb
+
+    class Broken:
+        """An environment whose calls fail as LMDB's do on a full disk."""
+
+        def __init__(self, whole):
+            self.close = whole.close
+
+        def __getattr__(self, name):
+            def fails(*_, **__):
+                raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+            return fails
+
+    def write_on_a_full_disk():
+        with formats.create(tmp_path / "set", "lmdb") as writer:
+            writer.append(SAMPLE)
+            monkeypatch.setattr(writer, "_environment", Broken(writer._environment))
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=4096))
+    with pytest.raises(OSError, match="No space left on device") as error:
+        write_on_a_full_disk()
+    assert error.value.errno == errno.ENOSPC
+    assert str(tmp_path) in str(error.value)
 
 
 class FirstError(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import struct
 import threading
 import weakref
@@ -28,6 +30,7 @@ from dlguide.errors import DataError
 
 DATA = "data.mdb"
 _FIRST_MAP_NBYTES = 1 << 24
+_LEAST_FREE_NBYTES = 1 << 20  # less is a full disk
 # Flags of a page and of a node, from LMDB's source (mdb.c, P_BRANCH and so on).
 _BRANCH, _LEAF, _IN_OTHER_PAGES = 0x01, 0x02, 0x01
 _NO_PAGE = 2**64 - 1
@@ -69,7 +72,10 @@ class LmdbWriter(DatasetWriter):
     def finish(self) -> list[ManifestFile]:
         """Close the database; note where its values stand and which pages LMDB will follow."""
         self._store()
-        self._environment.sync(True)
+        try:
+            self._environment.sync(True)
+        except self._error as error:
+            raise self._cannot_write(error) from error
         self.close()
         path = self.folder / DATA
         pages, values = walk(path)
@@ -100,7 +106,14 @@ class LmdbWriter(DatasetWriter):
                 self._map_nbytes = max(2 * self._map_nbytes, 4 * self._waiting_nbytes)
                 self._environment.set_mapsize(self._map_nbytes)
             except self._error as error:
-                raise OSError(f"LMDB cannot write {self.folder / DATA}: {error}") from error
+                raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: Exception) -> OSError:
+        """Make the error; LMDB calls a full disk "Input/output error"."""
+        path = self.folder / DATA
+        if shutil.disk_usage(self.folder).free < _LEAST_FREE_NBYTES:
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return OSError(f"LMDB cannot write {path}: {error}")
 
 
 class _Environments:

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,9 @@ class DatasetWriter(ABC):
         """
         require(not self._index.closed, "append", "come before the data set is finished", "later")
         require_sample(sample)
-        file, offset, nbytes, crc = self.put(sample)
-        self._index.write(np.array((file, offset, nbytes, crc), ROW).tobytes())
+        with self._named():
+            row = self.put(sample)
+            self._index.write(np.array(row, ROW).tobytes())
         self.count += 1
 
     @abstractmethod
@@ -152,9 +154,20 @@ class DatasetWriter(ABC):
     def __exit__(self, kind: Any, *_: Any) -> None:
         try:
             if kind is None:
-                self._commit()
+                with self._named():
+                    self._commit()
         finally:
             self._discard()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Add the path to errors such as "No space left on device"."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is not None and error.filename is None:
+                error.filename = str(self.path)
+            raise
 
     def _commit(self) -> None:
         files = self.finish()
