@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -57,6 +58,18 @@ def require_positive(value: Any, name: str) -> float:
     return float(value)
 
 
+def _nearest(value: str, names: list[str]) -> list[str]:
+    """Return the most similar name, if any; among those that differ in a number, the nearest."""
+    near = get_close_matches(value, names, n=1)
+    letters, number = re.sub(r"\d+", "", value), re.search(r"\d+", value)
+    if near and number:
+        same = [name for name in names if re.sub(r"\d+", "", name) == letters]
+        with_number = [name for name in same if name != letters]
+        far = {each: abs(int(re.search(r"\d+", each)[0]) - int(number[0])) for each in with_number}
+        near = [min(far, key=far.get)] if far else near
+    return near
+
+
 def require_known(value: Any, known: Iterable[str], name: str) -> str:
     """Return `value` when it is one of the `known` names, or list them.
 
@@ -68,7 +81,7 @@ def require_known(value: Any, known: Iterable[str], name: str) -> str:
     if value in names:  # at once: this stands before every allreduce
         return value
     names.sort()
-    near = get_close_matches(value, names, n=1) if isinstance(value, str) else []
+    near = _nearest(value, names) if isinstance(value, str) else []
     then = f"Did you mean {near[0]}?" if near else ""
     require(False, name, f"be one of {', '.join(names)}", value, then)
     return value

@@ -1,6 +1,6 @@
 """The comparison of allreduces: who sends how much, which table follows, what is refused.
 
-Tests dlguide.bench.allreduce, dlguide.bench.allreduce_rank and dlguide.plots.allreduce.
+Tests dlguide.bench.allreduce and dlguide.plots.allreduce.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from lanes import RANKS
 
 from dlguide import plots
 from dlguide.bench import allreduce as bench
-from dlguide.cli.bench_allreduce import allreduce_command
+from dlguide.cli.bench import allreduce_command
 from dlguide.collectives import NAMES, autotune
 
 pytestmark = pytest.mark.ranks
@@ -52,7 +52,7 @@ def test_the_library_s_own_algorithms_run_one_by_one(monkeypatch):
 
 
 def test_bus_bandwidth_is_what_the_least_traffic_needs():
-    point = bench.Point("ring", 1_000_000, (0.25, 0.5, 1.0))
+    point = bench.AllreducePoint("ring", 1_000_000, (0.25, 0.5, 1.0))
     assert point.median_s == 0.5
     assert point.bus_bytes_per_s(4) == 2 * 3 / 4 * 1_000_000 / 0.5
     assert point.bus_bytes_per_s(1) == 0

@@ -1,7 +1,7 @@
 """Formats are compared with equal samples, and the table says what was read and how cold it was.
 
-Tests dlguide.bench.io, dlguide.bench.io_flips, dlguide.bench.io_speeds, dlguide.bench.page_cache,
-dlguide.cli.bench_io and dlguide.plots.io. No time is asserted.
+Tests dlguide.bench.io, dlguide.bench.bit_flips, dlguide.bench.page_cache and their command. No
+time is asserted.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dlguide import commands, plots
-from dlguide.bench import io, io_flips, page_cache
-from dlguide.bench.io_speeds import ACCESS, COLUMNS, PLAIN, Comparison, Speed
+from dlguide.bench import bit_flips, io, page_cache
+from dlguide.bench.io import ACCESS, COLUMNS, PLAIN, ReadingComparison, ReadingSpeed
 from dlguide.cli.app import app
-from dlguide.cli.bench_io import io_command
+from dlguide.cli.bench import io_command
 from dlguide.data import formats
 from dlguide.measure import Timing
 
@@ -38,12 +38,14 @@ def found(paths):
 
 
 def speed(kind="tfrecord", seconds=(2.0, 2.0, 2.0), checked=True, **changes):
-    one = Speed(kind, "sequential", True, checked, 100, 5_000, 8_192, 4, 0.0, Timing(seconds))
+    one = ReadingSpeed(
+        kind, "sequential", True, checked, 100, 5_000, 8_192, 4, 0.0, Timing(seconds)
+    )
     return dataclasses.replace(one, **changes)
 
 
 def comparison(*speeds):
-    return Comparison("here: a processor", "/folder", "ext4", "Names stayed.", speeds)
+    return ReadingComparison("here: a processor", "/folder", "ext4", "Names stayed.", speeds)
 
 
 # --- the samples -------------------------------------------------------------------------------
@@ -224,7 +226,7 @@ def test_refused_forgetting_is_told_in_the_result(paths, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def flipped(tmp_path_factory):
-    return io_flips.write(tmp_path_factory.mktemp("flips"), samples=10, nbytes=3000)
+    return bit_flips.write(tmp_path_factory.mktemp("flips"), samples=10, nbytes=3000)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ def flipped(tmp_path_factory):
 )
 def test_formats_with_checksums_let_no_flip_pass(flipped, name):
     before = {path: path.read_bytes() for path in page_cache.files_of(flipped[name])}
-    found = io_flips.trials(name, flipped[name], 20)
+    found = bit_flips.trials(name, flipped[name], 20)
     assert sum(found.values()) == 20
     assert found["silent"] == found["died"] == 0
     assert found["noticed"] > 0
@@ -241,21 +243,21 @@ def test_formats_with_checksums_let_no_flip_pass(flipped, name):
 
 def test_plain_arrays_do_not_notice(flipped):
     # 30 000 bytes of images behind a header of 128: all of 20 places lie in the images
-    assert io_flips.trials("npy", flipped["npy"], 20)["silent"] == 20
+    assert bit_flips.trials("npy", flipped["npy"], 20)["silent"] == 20
 
 
 def test_verifying_notices_bits_that_no_reader_uses_too(flipped):
-    assert io_flips.trials("verify lmdb", flipped["checked lmdb"], 20)["noticed"] == 20
+    assert bit_flips.trials("verify lmdb", flipped["checked lmdb"], 20)["noticed"] == 20
 
 
 @pytest.mark.parametrize("flipped_back", [False, True])
 def test_a_reader_that_dies_is_counted_and_the_rest_goes_on(flipped, monkeypatch, flipped_back):
     path = flipped["npy"] / "data.npy"
-    before, real, calls = path.read_bytes(), io_flips.commands.run, []
+    before, real, calls = path.read_bytes(), bit_flips.commands.run, []
 
     def dying(command, limit_s):
         calls.append(json.loads(command[-1]))
-        assert limit_s > io_flips.LIMIT_S * len(calls[-1])  # each trial has a whole limit
+        assert limit_s > bit_flips.LIMIT_S * len(calls[-1])  # each trial has a whole limit
         if len(calls) == 1:  # it dies in the third trial, before or after it changed the bit back
             damaged = bytearray(before)
             damaged[calls[0][2] // 8] ^= 0 if flipped_back else 1 << calls[0][2] % 8
@@ -265,8 +267,8 @@ def test_a_reader_that_dies_is_counted_and_the_rest_goes_on(flipped, monkeypatch
             )
         return real(command, limit_s)
 
-    monkeypatch.setattr(io_flips.commands, "run", dying)
-    found = io_flips.trials("npy", flipped["npy"], 6)
+    monkeypatch.setattr(bit_flips.commands, "run", dying)
+    found = bit_flips.trials("npy", flipped["npy"], 6)
     assert (found["died"], found["noticed"], sum(found.values())) == (1, 1, 6)
     assert calls[1] == calls[0][3:]
     assert path.read_bytes() == before
@@ -281,23 +283,23 @@ def test_files_are_as_before_when_the_trials_are_interrupted(flipped, monkeypatc
         path.write_bytes(before[: place // 8] + b"?" + before[place // 8 + 1 :])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(io_flips.commands, "run", interrupted)
+    monkeypatch.setattr(bit_flips.commands, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        io_flips.trials("npy", flipped["npy"], 6)
+        bit_flips.trials("npy", flipped["npy"], 6)
     assert path.read_bytes() == before
 
 
 HANGING = """
 import sys, time
 from pathlib import Path
-from dlguide.bench import io_flips
+from dlguide.bench import bit_flips
 calls = []
 def read(folder):
     calls.append(folder)
     return [b"right"] if len(calls) < 3 else time.sleep(600)
-io_flips._READERS["npy"] = read
-io_flips.LIMIT_S = 3
-io_flips._child("npy", Path(sys.argv[1]), [8, 9, 10])
+bit_flips._READERS["npy"] = read
+bit_flips.LIMIT_S = 3
+bit_flips._child("npy", Path(sys.argv[1]), [8, 9, 10])
 """
 
 
@@ -310,9 +312,9 @@ def test_a_reader_that_hangs_is_ended_by_the_limit_of_its_trial(tmp_path):
 
 def test_unknown_or_unreadable_readers_are_refused(flipped, tmp_path):
     with pytest.raises(ValueError, match="`name` must be one of checked folder"):
-        io_flips.trials("zip", tmp_path)
+        bit_flips.trials("zip", tmp_path)
     with pytest.raises(RuntimeError, match="does not read the undamaged files"):
-        io_flips.trials("hdf5", flipped["npy"], 5)
+        bit_flips.trials("hdf5", flipped["npy"], 5)
 
 
 # --- figure and command ------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """oneDNN on and off is compared only with equal work, and the record says what was found.
 
-Tests dlguide.bench.onednn, dlguide.bench.comparison, dlguide.bench.process, dlguide.bench.work
+Tests dlguide.bench.onednn, dlguide.bench.worker
 and dlguide.cli.bench.
 """
 
@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dlguide.bench import onednn
-from dlguide.bench.comparison import Comparison, Proof, Speed
-from dlguide.bench.process import Process
+from dlguide.bench.onednn import OnednnComparison, OnednnLog, OnednnSpeed
+from dlguide.bench.worker import WorkerProcess
 from dlguide.cli.app import app
 from dlguide.cli.bench import bench
 from dlguide.machine import describe, threads
@@ -25,17 +25,17 @@ AVX512 = "Intel AVX-512 with Intel DL Boost"
 def found(convolutions=1, isa=AVX512, products=2):
     def side(onednn, second):
         timing = Timing((second, 1.1 * second, 0.9 * second), (9.0,))
-        return Speed("train", onednn, 16, timing)
+        return OnednnSpeed("train", onednn, 16, timing)
 
-    return Comparison(
+    return OnednnComparison(
         machine="here: a processor",
         tensorflow="2.21.0",
         net="resnet50",
         batch=16,
         image=224,
         threads=2,
-        on=Proof("3.7.3", isa, convolutions, 0),
-        off=Proof("3.7.3", isa, 0, products),
+        on=OnednnLog("3.7.3", isa, convolutions, 0),
+        off=OnednnLog("3.7.3", isa, 0, products),
         digest="ab",
         apart=1e-5,
         speeds=(side(True, 2.0), side(False, 4.0)) if convolutions else (side(False, 4.0),),
@@ -108,7 +108,7 @@ def test_processes_compute_what_keras_computes_here():
 
     plan = dataclasses.asdict(threads.plan(describe()))
     work = {"net": "mnist_cnn_bn", "batch": 5, "image": None, "seed": 3}
-    with Process() as process:
+    with WorkerProcess() as process:
         process.ask("build", plan=plan, rank=0, **work)
         process.ask("check", mode="infer")
         process.ask("check", mode="train")
@@ -135,7 +135,7 @@ def test_processes_compute_what_keras_computes_here():
 
 def test_process_that_fails_is_told_and_goes_on():
     plan = dataclasses.asdict(threads.plan(describe()))
-    with Process() as process:
+    with WorkerProcess() as process:
         process.ask("check", mode="train")
         with pytest.raises(RuntimeError, match="A benchmark's process failed: AttributeError"):
             process.answer(60)
@@ -150,7 +150,7 @@ def test_process_that_fails_is_told_and_goes_on():
 
 
 def test_process_that_ends_is_told_with_its_last_words():
-    with Process({"PYTHONHOME": "/nowhere"}) as process:
+    with WorkerProcess({"PYTHONHOME": "/nowhere"}) as process:
         with pytest.raises(RuntimeError, match=r"ended with 1[\s\S]*Python"):
             process.answer(60)
         with pytest.raises(RuntimeError, match="ended with 1"):

@@ -1,8 +1,7 @@
 """Strong and weak scaling: equal work, the right batches, predictions from the parts alone.
 
-Tests dlguide.bench.scaling, dlguide.bench.scaling_rank, dlguide.bench.parts,
-dlguide.bench.patient and dlguide.cli.bench_scaling. How fast ranks are is not tested; that the
-numbers fit together is.
+Tests dlguide.bench.scaling with its command, and dlguide.training.step_breakdown. No speed is
+tested, only that the numbers fit together.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from typer.testing import CliRunner
 
 from dlguide.bench import scaling
 from dlguide.cli.app import app
-from dlguide.cli.bench_scaling import scaling_command
+from dlguide.cli.bench import scaling_command
+from dlguide.measure import Timing
 
 pytestmark = pytest.mark.ranks
 
@@ -31,9 +31,9 @@ def patient_messages():
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.bench.patient import patient
+    from dlguide.training.step_breakdown import sleeping
 
-    comm = patient(MPI.COMM_WORLD)
+    comm = sleeping(MPI.COMM_WORLD)
     came = np.empty(3)
     start, busy = perf_counter(), process_time()
     if comm.rank == 0:
@@ -75,6 +75,11 @@ def test_prediction_is_the_slower_rank_and_the_exchange():
     times = np.random.default_rng(0).uniform(1, 2, (2, 2001))
     ranks = [{"together": each.tolist(), "update": [0.0], "exchange": [0.0]} for each in times]
     assert scaling.from_parts(ranks).seconds == pytest.approx(1 + 0.5**0.5, abs=0.03)
+
+
+def test_efficiency_is_the_speed_up_per_rank():
+    row = scaling.ScalingRow(4, 16, Timing((0.5,)), 128.0, 3.0, None, None, 0.375)
+    assert row.efficiency == 0.75
 
 
 @pytest.mark.parametrize(("mode", "counts"), [("strong", [1, 2]), ("weak", [2])])

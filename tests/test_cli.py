@@ -1,6 +1,6 @@
 """The command line says what is wrong in one line, before any rank starts.
 
-Tests dlguide.cli.course and dlguide.cli.training.
+Tests dlguide.cli and dlguide.cli.training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOO_MANY = describe().usable_cores + 1
     ("words", "said"),
     [
         (["--ranks", 0], "`ranks` must be a whole number of at least 1, got 0."),
-        (["--ranks", TOO_MANY], f"got {TOO_MANY}. Use fewer ranks or `oversubscribe=True`."),
+        (["--ranks", TOO_MANY], f"got {TOO_MANY}. Use fewer ranks or `--oversubscribe`."),
         (["--epochs", -1], "`epochs` must be a whole number of at least 1, got -1."),
         (["--net", "mnist_cn"], "Did you mean mnist_cnn?"),
         (["--data", "cifar"], "`data` must be one of cifar10, fashion_mnist, mnist, got 'cifar'."),
@@ -58,6 +58,8 @@ TOO_MANY = describe().usable_cores + 1
             ["--save-every", 5],
             "`save_every` must be None without a folder, got 5. Give one with `checkpoint`.",
         ),
+        (["--net", "resnet99"], "got 'resnet99'. Did you mean resnet110?"),
+        (["--ranks", "two"], "it must be a whole number, got 'two'."),
         (["--no-such-option"], "No such option"),
     ],
 )
@@ -108,3 +110,19 @@ def test_every_command_has_help(dlguide):
     for name in ("train", "run", "doctor", "lab", "notebooks", "cleanup", "install-horovod"):
         assert name in text
         assert dlguide(name, "--help")[0] in (0, None)
+
+
+def test_an_error_of_another_library_shows_its_traceback(dlguide, monkeypatch):
+    monkeypatch.setattr("dlguide.cluster.processes.cleanup", lambda: [1, 2][5])
+    with pytest.raises(IndexError):
+        dlguide("cleanup")
+    monkeypatch.setattr("dlguide.cluster.processes.cleanup", lambda: int("two"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        dlguide("cleanup")
+
+
+def test_an_expected_error_shows_its_traceback_when_asked(dlguide, monkeypatch):
+    assert dlguide("train", "--epochs", -1)[0] == 1
+    monkeypatch.setenv("DLGUIDE_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="`epochs` must"):
+        dlguide("train", "--epochs", -1)

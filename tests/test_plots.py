@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from test_measure import some_run
 
 from dlguide import plots
-from dlguide.bench.comparison import Speed
+from dlguide.bench.onednn import OnednnSpeed
 from dlguide.measure import Timing, Utilisation
 from dlguide.measure.horovod_timeline import (
     COPY_IN,
@@ -232,7 +232,7 @@ def test_many_tensors_keep_their_lanes_but_not_all_names():
 
 def test_speeds_have_a_panel_for_each_mode():
     speeds = [
-        Speed(mode, on, 10, Timing((0.5 if on else 1.0,) * 3))
+        OnednnSpeed(mode, on, 10, Timing((0.5 if on else 1.0,) * 3))
         for mode in ("train", "infer")
         for on in (True, False)
     ]

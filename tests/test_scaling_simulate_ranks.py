@@ -1,7 +1,7 @@
 """The simulation agrees with real ranks: three workers, one three times as slow, and a server.
 
 Tests dlguide.scaling.simulate against dlguide.parallel.parameter_server, with gradients that sleep
-(dlguide.bench.patient lets the waiting ranks sleep too, so that two cores are enough).
+(step_breakdown.sleeping lets the waiting ranks sleep too, so that two cores are enough).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def trainings(sleep_s, slow, turns):
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.bench.patient import patient
     from dlguide.parallel import parameter_server
+    from dlguide.training.step_breakdown import sleeping
 
-    comm = patient(MPI.COMM_WORLD)
+    comm = sleeping(MPI.COMM_WORLD)
     took = []
 
     def gradient(weights, worker, step):

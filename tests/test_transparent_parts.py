@@ -199,11 +199,12 @@ def test_losses_that_are_no_mean_over_the_batch_are_told_apart():
 
 
 def test_the_launcher_loads_nothing_heavy_to_read_a_script():
-    # dlguide.cli.run and dlguide.cluster.inspection; the rooms dlguide.horovod.transparent.files,
+    # dlguide.cli.training and dlguide.cluster.inspection; dlguide.horovod.transparent.files,
     # .models, .patches, .step and .summing are loaded in the ranks only, as are
     # dlguide.horovod.transparent.private and dlguide.horovod.transparent.session
     code = (
-        "import sys, dlguide.cli.run, dlguide.cluster.inspection as i; i.forbidden(sys.argv[1]); "
+        "import sys, dlguide.cli.training, dlguide.cluster.inspection as i\n"
+        "i.forbidden(sys.argv[1])\n"
         "assert not {'tensorflow', 'keras', 'horovod', 'mpi4py'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, __file__], check=True, timeout=60)

@@ -1,5 +1,16 @@
-"""Benchmarks with equal work on both sides, each step's time kept."""
+"""Benchmarks with equal work on both sides: every sample is kept."""
 
-from dlguide.bench import io, onednn, streams
+from importlib import import_module
+from typing import Any
 
-__all__ = ["io", "onednn", "streams"]
+__all__ = ["allreduce", "bit_flips", "io", "onednn", "page_cache", "scaling", "streams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,8 @@
-"""Allreduces compared over sizes: ours, the MPI library's own, Horovod's."""
+"""Allreduces compared over sizes: this library's, the MPI library's, Horovod's.
+
+The ranks run `python -m dlguide.bench.allreduce ORDER FILE`; rank 0 writes the samples, and the
+bytes that each rank sent, to FILE.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,21 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from dlguide import commands
 from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec
-from dlguide.collectives import LIBRARY, NAMES, AllreduceTable
+from dlguide.collectives import LIBRARY, NAMES, AllreduceTable, autotune
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe, threads
 
 SIZES = (*(8 * 8**power for power in range(7)), 4 << 20, 8 << 20, 16 << 20, 64 << 20)
-# The switch by which each MPI library is told its algorithm, and the names it knows.
+# The variable that selects the algorithm of each MPI library, and the names it knows.
+HOROVOD = "horovod"
 _SWITCHES = {
     "MPICH": (
         "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM",
@@ -44,7 +52,7 @@ _SWITCHES = {
 
 
 @dataclass(frozen=True)
-class Point:
+class AllreducePoint:
     """One algorithm at one size."""
 
     name: str
@@ -54,13 +62,13 @@ class Point:
 
     @property
     def median_s(self) -> float:
-        """The middle one of the samples (s)."""
+        """Median of the samples (s)."""
         return statistics.median(self.seconds)
 
     def bus_bytes_per_s(self, ranks: int) -> float:
         """Speed at which each link would carry the least traffic that an allreduce needs.
 
-        2 (p - 1)/p n / t: it can be held against the speed of a link whatever p is.
+        2 (p - 1)/p n / t: comparable with the speed of a link for any p.
 
         Source:
             NVIDIA, nccl-tests, PERFORMANCE.md: "bus bandwidth".
@@ -69,28 +77,26 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AllreduceComparison:
     """Allreduces measured on one machine in one run.
 
     Args:
-        ranks: number of ranks (count).
         library: the MPI library and its version.
-        points: all measurements.
     """
 
     ranks: int
     library: str
-    points: tuple[Point, ...]
+    points: tuple[AllreducePoint, ...]
 
     def seconds(self) -> dict[int, dict[str, float]]:
-        """Give the medians by size (bytes) and algorithm (s)."""
+        """Return the medians (s) by size (bytes) and algorithm."""
         found: dict[int, dict[str, float]] = {}
         for point in self.points:
             found.setdefault(point.nbytes, {})[point.name] = point.median_s
         return found
 
     def table(self) -> AllreduceTable:
-        """Make the table by which `collectives.allreduce` chooses: ours and the library's."""
+        """Return the table from which `collectives.allreduce` chooses, without Horovod."""
         usable = {
             nbytes: {name: each for name, each in times.items() if name in NAMES}
             for nbytes, times in self.seconds().items()
@@ -98,7 +104,7 @@ class Comparison:
         return AllreduceTable.from_measured(self.ranks, usable)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give plain numbers and texts, ready for JSON."""
+        """Return plain numbers and texts for JSON."""
         return asdict(self)
 
 
@@ -111,28 +117,26 @@ def allreduce(
     oversubscribe: bool = False,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 300,
-) -> Comparison:
+) -> AllreduceComparison:
     """Measure allreduces of float32 arrays on fresh ranks of this machine.
 
-    All algorithms take turns at each size, so that a disturbance hits all alike; the slowest
+    All algorithms take turns at each size, so a disturbance affects all of them; the slowest
     rank's time counts.
 
     Args:
-        ranks: number of ranks (count).
         sizes: sizes of the array on every rank (bytes).
         names: algorithms, of `collectives.NAMES`.
-        repeats: samples of each (count).
+        repeats: samples of each.
         horovod: measure Horovod's too, as a TensorFlow operation.
         oversubscribe: allow more ranks than cores.
-        env: variables to set for the ranks.
-        timeout_s: when to give up (s).
+        env: further variables of the ranks.
 
     Returns:
-        Comparison: every sample.
+        AllreduceComparison: every sample.
 
     Raises:
-        ValueError: when an argument does not hold, before any rank starts.
-        RuntimeError: when the ranks fail; the text ends with what they said.
+        ValueError: if an argument is invalid, before any rank starts.
+        RuntimeError: if the ranks fail; the text ends with their output.
     """
     for name in names:
         require_known(name, NAMES, "names")
@@ -155,7 +159,7 @@ def allreduce(
     }
     with tempfile.TemporaryDirectory(prefix="dlguide-bench-") as folder:
         target = Path(folder) / "measured.json"
-        rank = [sys.executable, "-P", "-m", "mpi4py", "-m", "dlguide.bench.allreduce_rank"]
+        rank = [sys.executable, "-P", "-m", "mpi4py", "-m", "dlguide.bench.allreduce"]
         command = [find_mpiexec(), "-n", ranks, *rank, json.dumps(order), target]
         processes.remove_orphaned_shared_memory()
         done = commands.run(command, timeout_s, surroundings)
@@ -166,8 +170,10 @@ def allreduce(
     for nbytes, times in found["samples"].items():
         for name, seconds in times.items():
             sent = found["sent"].get(name, {}).get(nbytes)
-            points.append(Point(name, int(nbytes), tuple(seconds), max(sent) if sent else None))
-    return Comparison(ranks, found["library"], tuple(points))
+            points.append(
+                AllreducePoint(name, int(nbytes), tuple(seconds), max(sent) if sent else None)
+            )
+    return AllreduceComparison(ranks, found["library"], tuple(points))
 
 
 def library_algorithms(
@@ -175,21 +181,21 @@ def library_algorithms(
     sizes: Sequence[int] = SIZES,
     repeats: int = 7,
     oversubscribe: bool = False,
-) -> Comparison:
-    """Measure the MPI library's own algorithms one by one, each in ranks of its own.
+) -> AllreduceComparison:
+    """Measure the MPI library's own algorithms one by one, each on fresh ranks.
 
-    A library reads the switch when it starts, so each algorithm needs fresh ranks; the
-    automatic choice is measured first and last, which shows how far the runs can be compared.
+    A library reads the variable when it starts. The automatic choice is measured first and last,
+    which shows how comparable the runs are.
 
     Source:
         MPICH's README.envvar (MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM); Intel MPI reference,
         I_MPI_ADJUST; Open MPI, coll_tuned.
     """
 
-    def measured(name: str, env: Mapping[str, str]) -> Comparison:
+    def measured(name: str, env: Mapping[str, str]) -> AllreduceComparison:
         one = allreduce(ranks, sizes, [LIBRARY], repeats, False, oversubscribe, env)
-        points = tuple(Point(name, each.nbytes, each.seconds) for each in one.points)
-        return Comparison(ranks, one.library, points)
+        points = tuple(AllreducePoint(name, each.nbytes, each.seconds) for each in one.points)
+        return AllreduceComparison(ranks, one.library, points)
 
     first = measured("automatic", {})
     kind = next((name for name in _SWITCHES if name in first.library), None)
@@ -203,4 +209,89 @@ def library_algorithms(
     for name in names:
         points += measured(f"{kind} {name}", {**besides, switch: name}).points
     points += measured("automatic again", {}).points
-    return Comparison(ranks, first.library, points)
+    return AllreduceComparison(ranks, first.library, points)
+
+
+def counting(comm: Any) -> Any:
+    """Return a communicator that counts the bytes that this rank sends through it."""
+    from mpi4py import MPI
+
+    class CountingComm(MPI.Intracomm):
+        sent = 0
+
+        def Send(self, buffer: list, *rest: Any) -> None:
+            self.sent += buffer[1]
+            super().Send(buffer, *rest)
+
+        def Isend(self, buffer: list, *rest: Any) -> Any:
+            self.sent += buffer[1]
+            return super().Isend(buffer, *rest)
+
+        def Sendrecv(self, buffer: list, *rest: Any) -> None:
+            self.sent += buffer[1]
+            super().Sendrecv(buffer, *rest)
+
+    return CountingComm(comm)
+
+
+def bytes_sent(comm: Any, sizes: list[int], names: list[str]) -> dict[str, dict[int, list[int]]]:
+    """Count what each rank sends in one allreduce; collective."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for name in names:
+        for nbytes in sizes:
+            through = counting(comm)
+            # both levels of the hierarchical one are other communicators
+            if name != "hierarchical":
+                autotune.run(name, np.zeros(max(1, nbytes // 4), np.float32), through)
+                found.setdefault(name, {})[nbytes] = comm.allgather(through.sent)
+    return found
+
+
+def measure_horovod(comm: Any, sizes: list[int], repeats: int) -> dict[int, list[float]]:
+    """Time Horovod's allreduce of one float32 tensor as a TensorFlow operation; collective."""
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    import dlguide.horovod as hvd
+
+    hvd.init()
+    found = {}
+    for nbytes in sizes:
+        tensor = tf.zeros(max(1, nbytes // 4))
+
+        def total(each: tf.Tensor, name: str = f"bench.{nbytes}") -> tf.Tensor:
+            return hvd.allreduce(each, op=hvd.Sum, name=name)
+
+        step = tf.function(total, autograph=False)
+        step(tensor)
+        loops = 20 if nbytes <= 1 << 20 else 3
+        samples = []
+        for _ in range(repeats):
+            comm.Barrier()
+            start = perf_counter()
+            for _ in range(loops):
+                step(tensor)
+            samples.append(comm.allreduce(perf_counter() - start, MPI.MAX) / loops)
+        found[nbytes] = samples
+    return found
+
+
+def main(order: dict[str, Any], target: Path) -> None:
+    """Measure on this rank; rank 0 writes the result."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    threads.apply(threads.ThreadPlan.from_dict(order["plan"]), comm.rank)
+    sizes, names, repeats = order["sizes"], order["names"], order["repeats"]
+    samples = autotune.measure(comm, sizes, names, repeats)
+    sent = bytes_sent(comm, sizes, [name for name in names if name != LIBRARY])
+    if order["horovod"]:
+        for nbytes, times in measure_horovod(comm, sizes, repeats).items():
+            samples[nbytes][HOROVOD] = times
+    if comm.rank == 0:
+        version = " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split())
+        target.write_text(json.dumps({"samples": samples, "sent": sent, "library": version}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

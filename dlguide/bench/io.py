@@ -1,33 +1,155 @@
-"""The same samples in every format: read from front to back and at random, cold and warm.
+"""Reading the same samples from every format, in order and at random, cold and warm.
 
 A pass opens the data set, reads every sample once and closes it, as an epoch does. "Checked" is
-what `formats` gives a program: each sample held against its checksum and taken apart into data,
-labels and key. "Raw" is the bytes alone. The yardstick `PLAIN` reads the TFRecord's bytes with
-no format at all: from front to back in blocks, or at the places of its records.
+what `formats` returns: each sample verified by its checksum and split into data, labels and key.
+"Raw" is the bytes alone. The baseline `PLAIN` reads the TFRecord's bytes without a format: in
+order in blocks, or at the offsets of its records.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import psutil
 
 from dlguide.bench import page_cache
-from dlguide.bench.io_speeds import ACCESS, PLAIN, Comparison, Speed
 from dlguide.data import formats
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe
-from dlguide.measure import Timing
+from dlguide.measure import Ratio, Timing, ratio
 
+ACCESS = ("sequential", "random")
+PLAIN = "plain read"
+COLUMNS = (
+    *("format", "access", "cache", "samples/s", "quartiles", "MB/s checked", "MB/s raw"),
+    *("bytes on disk", "opens"),
+)
 _BLOCK = 1 << 20
-# Files of a data set whose pages are looked at before a cold pass; all would take longer than it.
+# Files of a data set whose pages are inspected before a cold pass; all would take too long.
 _LOOKED_AT = 100
+
+
+@dataclass(frozen=True)
+class ReadingSpeed:
+    """One format read in one way."""
+
+    kind: str
+    access: str
+    cold: bool
+    checked: bool
+    samples: int
+    nbytes: int
+    disk_nbytes: int
+    opens: int
+    kept: float | None
+    timing: Timing
+
+    @property
+    def samples_per_s(self) -> float:
+        """In the median pass."""
+        return self.samples / self.timing.median
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Data of samples in the median pass."""
+        return self.nbytes / self.timing.median
+
+
+@dataclass(frozen=True)
+class ReadingComparison:
+    """The same samples in several formats on one machine.
+
+    Args:
+        machine: its name and processor.
+        file_system: its type, as in the kernel; empty if unknown.
+        names: a sentence about directory entries and inodes in cold passes.
+    """
+
+    machine: str
+    folder: str
+    file_system: str
+    names: str
+    speeds: tuple[ReadingSpeed, ...]
+
+    def speed(self, kind: str, access: str, cold: bool, checked: bool = True) -> ReadingSpeed:
+        """Return one measurement.
+
+        Args:
+            kind: format.
+            access: "sequential" or "random".
+            cold: state of the page cache.
+            checked: with all checks, or the bytes alone.
+
+        Raises:
+            ValueError: if it was not measured.
+        """
+        asked = (kind, access, cold, checked)
+        found = {(each.kind, each.access, each.cold, each.checked): each for each in self.speeds}
+        require(asked in found, "kind", f"be measured, one of {self.kinds()}", asked)
+        return found[asked]
+
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the formats, the plain read last."""
+        return tuple(dict.fromkeys(each.kind for each in self.speeds))
+
+    def gain(self, kind: str, access: str, cold: bool) -> Ratio:
+        """Samples/s of a format over those of one file per sample, all checked."""
+        slow, fast = self.speed("folder", access, cold), self.speed(kind, access, cold)
+        return ratio(slow.timing, fast.timing)
+
+    def cold_share(self) -> str:
+        """Report whether the cold passes were cold."""
+        kept = [each.kept for each in self.speeds if each.cold]
+        if not kept:
+            return "No cold pass was asked for."
+        if None in kept:
+            return "Cold: not verified, this system does not show what is in its page cache."
+        most = max(kept)
+        if most > 0.01:
+            worst = next(each for each in self.speeds if each.kept == most)
+            return (
+                f"NOT cold: {most:.0%} of the pages of {worst.kind} were still in memory. A file "
+                "system in memory (tmpfs) cannot be cold; choose another `folder`."
+            )
+        return f"Cold: verified with mincore, at most {most:.1%} of the pages were in memory."
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """Rows of the table: one for each format, access pattern and cache state."""
+        rows = []
+        for each in self.speeds:
+            if each.checked or each.kind == PLAIN:
+                raw = self.speed(each.kind, each.access, each.cold, False)
+                low, high = each.samples / each.timing.high, each.samples / each.timing.low
+                rows.append(
+                    (
+                        each.kind,
+                        each.access,
+                        "cold" if each.cold else "warm",
+                        f"{each.samples_per_s:,.0f}",
+                        f"{low:,.0f} to {high:,.0f}",
+                        f"{each.bytes_per_s / 1e6:,.0f}" if each.checked else "",
+                        f"{raw.bytes_per_s / 1e6:,.0f}",
+                        f"{each.disk_nbytes:,}",
+                        f"{each.opens:,}",
+                    )
+                )
+        return rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain numbers and texts for JSON."""
+        return asdict(self)
+
+    def write(self, path: Path) -> None:
+        """Write the record as JSON."""
+        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
 
 def make(samples: int, image_nbytes: int, seed: int = 0) -> Iterator[formats.Sample]:
@@ -106,7 +228,7 @@ def compare(
     access: Sequence[str] = ACCESS,
     names: bool = False,
     seed: int = 0,
-) -> Comparison:
+) -> ReadingComparison:
     """Measure the reading of data sets with equal samples; the formats take turns.
 
     Args:
@@ -119,7 +241,7 @@ def compare(
         seed: of the random order, which is the same for all.
 
     Returns:
-        Comparison: every pass.
+        ReadingComparison: every pass.
 
     Raises:
         ValueError: when an argument is out of range.
@@ -161,13 +283,13 @@ def compare(
                 disk = sum(path.stat().st_blocks * 512 for path in files[kind])
                 way = (kind, checked)
                 speeds.append(
-                    Speed(
+                    ReadingSpeed(
                         *(kind, pattern, state, checked, len(order), nbytes, disk),
                         *(opens[way], kept[way], Timing(counted, warmup)),
                     )
                 )
     machine, folder = describe(), next(iter(paths.values())).resolve().parent
-    return Comparison(
+    return ReadingComparison(
         f"{machine.name}: {machine.processor}",
         str(folder),
         _file_system(folder),
@@ -176,16 +298,10 @@ def compare(
     )
 
 
-def remove(paths: Mapping[str, Path]) -> None:
-    """Delete data sets that `write` made."""
-    for path in paths.values():
-        shutil.rmtree(path)
-
-
 def _ways(
     paths: Mapping[str, Path], access: str, order: Sequence[int]
 ) -> dict[tuple[str, bool], Callable[[], int]]:
-    """Give a function for each kind, checked and raw: it does one pass and tells the opens."""
+    """Return a function for each kind, checked and raw: it does one pass, returns the opens."""
     ways: dict[tuple[str, bool], Callable[[], int]] = {}
     for kind, path in paths.items():
         for checked in (True, False):

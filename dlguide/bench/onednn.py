@@ -8,18 +8,19 @@ where TensorFlow was built so. A short program shows in oneDNN's log what really
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-from dlguide import models
-from dlguide.bench.comparison import Comparison, Proof, Speed
-from dlguide.bench.process import Process
+from dlguide import models, published
+from dlguide.bench.worker import WorkerProcess
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.machine import Machine, describe, onednn, threads
-from dlguide.measure import Timing
+from dlguide.measure import Ratio, Timing, ratio
 
 SWITCH = "TF_ENABLE_ONEDNN_OPTS"
 MODES = ("train", "infer")
@@ -34,6 +35,101 @@ tf.nn.conv2d(x, w, 1, "SAME")
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class OnednnLog:
+    """What oneDNN did for one convolution according to its log.
+
+    Args:
+        version: version of oneDNN; empty if TensorFlow never called it.
+        isa: the instruction set it may use, in its words.
+    """
+
+    version: str
+    isa: str
+    convolutions: int
+    products: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OnednnSpeed:
+    """One way to run one mode."""
+
+    mode: str
+    onednn: bool
+    batch: int
+    timing: Timing
+
+    @property
+    def images_per_s(self) -> float:
+        """In the median step."""
+        return self.batch / self.timing.median
+
+
+@dataclasses.dataclass(frozen=True)
+class OnednnComparison:
+    """oneDNN on and off, with equal work, on one machine.
+
+    Args:
+        machine: its name and processor.
+        batch: images per step.
+        image: height and width of the images (pixels); None for the net's default.
+        on: oneDNN's log when switched on.
+        off: oneDNN's log when switched off.
+        digest: digest of the weights, equal on both sides.
+        apart: largest relative difference between the results of both first steps.
+        speeds: both sides of each mode; one side if this TensorFlow has no oneDNN.
+    """
+
+    machine: str
+    tensorflow: str
+    net: str
+    batch: int
+    image: int | None
+    threads: int
+    on: OnednnLog
+    off: OnednnLog
+    digest: str
+    apart: float
+    speeds: tuple[OnednnSpeed, ...]
+
+    @property
+    def has_onednn(self) -> bool:
+        """Whether TensorFlow computes convolutions with oneDNN when it is switched on."""
+        return self.on.convolutions > 0
+
+    def speed(self, mode: str, onednn: bool) -> OnednnSpeed:
+        """Return one side of one mode, "train" or "infer".
+
+        Raises:
+            ValueError: if it was not measured.
+        """
+        found = {(each.mode, each.onednn): each for each in self.speeds}
+        require((mode, onednn) in found, "mode", f"be measured, one of {list(found)}", mode)
+        return found[mode, onednn]
+
+    def ratio(self, mode: str) -> Ratio:
+        """Speed-up by oneDNN in one mode: time without over time with."""
+        return ratio(self.speed(mode, False).timing, self.speed(mode, True).timing)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain numbers and texts for JSON."""
+        return dataclasses.asdict(self)
+
+    def write(self, path: Path) -> None:
+        """Write the record as JSON."""
+        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+
+    def summary(self) -> str:
+        """The machine, both sides, the ratio and the workshop's numbers in a few lines."""
+        size = "" if self.image is None else f", images of {self.image} x {self.image}"
+        head = [
+            f"{self.net}, batch {self.batch}{size}, {self.threads} threads; "
+            f"TensorFlow {self.tensorflow}",
+            self.machine,
+        ]
+        return "\n".join([*head, *_library_lines(self), *_speed_lines(self), *_deck()])
+
+
 def compare(
     net: str = "resnet50",
     batch: int = 16,
@@ -43,7 +139,7 @@ def compare(
     turns: int = 5,
     seed: int = 0,
     machine: Machine | None = None,
-) -> Comparison:
+) -> OnednnComparison:
     """Measure a net with oneDNN switched on and off, after proving that both do the same work.
 
     Each side is a process of its own with the thread plan of one rank. Both hold the same
@@ -63,7 +159,7 @@ def compare(
         machine: whose cores are used; None describes this one.
 
     Returns:
-        Comparison: what was measured.
+        OnednnComparison: what was measured.
 
     Raises:
         ValueError: when an argument makes no sense.
@@ -79,11 +175,13 @@ def compare(
     machine = describe() if machine is None else machine
     plan = threads.plan(machine)
     with ThreadPoolExecutor() as both:
-        on, off = both.map(_proof, ("1", "0"))
+        on, off = both.map(_log, ("1", "0"))
     sides = (True, False) if on.convolutions else (False,)
     work = {"net": net, "batch": batch, "image": image, "seed": seed}
     with ExitStack() as stack:
-        processes = {side: stack.enter_context(Process({SWITCH: str(int(side))})) for side in sides}
+        processes = {
+            side: stack.enter_context(WorkerProcess({SWITCH: str(int(side))})) for side in sides
+        }
         for process in processes.values():
             process.ask("build", plan=dataclasses.asdict(plan), rank=0, **work)
         built = [process.answer(START_S) for process in processes.values()]
@@ -95,7 +193,7 @@ def compare(
         speeds = [
             speed for mode in modes for speed in _turns(processes, mode, turns, share_s, batch)
         ]
-    return Comparison(
+    return OnednnComparison(
         f"{machine.name}: {machine.processor}",
         built[0]["tensorflow"],
         net,
@@ -133,10 +231,10 @@ def require_equal_work(
     return largest
 
 
-def _proof(value: str) -> Proof:
+def _log(value: str) -> OnednnLog:
     log = onednn.run_verbose(PROOF, START_S, {SWITCH: value})
     products = log.count("gemm_api") + log.count("matmul")
-    return Proof(log.version, log.isa, log.count("convolution"), products)
+    return OnednnLog(log.version, log.isa, log.count("convolution"), products)
 
 
 def _first_steps(processes: Any, mode: str) -> list[list[float]]:
@@ -146,8 +244,8 @@ def _first_steps(processes: Any, mode: str) -> list[list[float]]:
 
 
 def _turns(
-    processes: Mapping[bool, Process], mode: str, turns: int, share_s: float, batch: int
-) -> list[Speed]:
+    processes: Mapping[bool, WorkerProcess], mode: str, turns: int, share_s: float, batch: int
+) -> list[OnednnSpeed]:
     """Let the sides take turns; the first turn and the first step of each are warm-up."""
     steps: dict[bool, list[float]] = {side: [] for side in processes}
     warmup: dict[bool, list[float]] = {side: [] for side in processes}
@@ -158,6 +256,46 @@ def _turns(
             warmup[side].append(first)
             steps[side] += others
     return [
-        Speed(mode, side, batch, Timing(tuple(steps[side]), tuple(warmup[side])))
+        OnednnSpeed(mode, side, batch, Timing(tuple(steps[side]), tuple(warmup[side])))
         for side in processes
+    ]
+
+
+def _library_lines(found: OnednnComparison) -> list[str]:
+    if not found.has_onednn:
+        return [
+            "This TensorFlow computes no convolution with oneDNN, so there is nothing to switch."
+        ]
+    lines = [f"oneDNN {found.on.version}, may use: {found.on.isa}"]
+    if "AVX-512" not in found.on.isa and "AVX512" not in found.on.isa:
+        lines.append("No AVX-512 here: oneDNN's kernels of the widest vectors are not used.")
+    if found.off.products:
+        lines.append(
+            "Switched off, oneDNN still does the matrix products inside Eigen's convolutions: "
+            "the baseline is better than that of 2019."
+        )
+    return lines
+
+
+def _speed_lines(found: OnednnComparison) -> list[str]:
+    lines = ["mode    oneDNN   images/s   a step (quartiles)"]
+    lines += [
+        f"{each.mode:7} {('off', 'on')[each.onednn]:6} {each.images_per_s:10.2f}   {each.timing}"
+        for each in found.speeds
+    ]
+    if found.has_onednn:
+        lines += [
+            f"{mode}: {found.ratio(mode)} times as fast with oneDNN"
+            for mode in dict.fromkeys(each.mode for each in found.speeds)
+        ]
+    return lines
+
+
+def _deck() -> list[str]:
+    """The numbers of the 2019 workshop as printed, and their ratio."""
+    rows = [row for row in published.load("throughput") if row["table"] == "tf_bench"]
+    plain, optimised = (row["images_per_s"] for row in rows)
+    return [
+        f"The deck, 2019: {plain} and {optimised} images/s (ResNet-50, training, batch 16, on a "
+        f"machine it does not name): {optimised / plain:.2f} times; it says 5X."
     ]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from dlguide import models
-from dlguide.bench import scaling_rank
 from dlguide.cluster import Cluster
+from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe
 from dlguide.measure import Timing
 from dlguide.scaling import simulate, step
+from dlguide.training import step_breakdown
 
 MODES = {
     "strong": "the global batch stays, each of p ranks gets a p-th of it",
@@ -26,6 +29,7 @@ UPDATES = {
     "synchronous": "all ranks' gradients are summed, one update a step",
     "asynchronous": "a server, one rank more, makes an update of each worker's gradient",
 }
+RATE = 1e-3  # of SGD: speed does not depend on it, the weights must stay finite
 LAUNCHERS = (
     "What the same command line means elsewhere: OSU-Caffe's `-scal` is strong by default (the "
     "batch in the file is divided by the solvers), Intel-Caffe's batch is each worker's (weak), "
@@ -36,7 +40,7 @@ LAUNCHERS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class ScalingRow:
     """One number of ranks.
 
     Args:
@@ -76,13 +80,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScalingComparison:
     """What was measured, one row for each number of ranks."""
 
     mode: str
     update: str
     net: str
-    rows: tuple[Row, ...]
+    rows: tuple[ScalingRow, ...]
     assumptions: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,7 +132,7 @@ def measure(
     oversubscribe: bool = False,
     seed: int = 0,
     cluster: Cluster | None = None,
-) -> Scaled:
+) -> ScalingComparison:
     """Measure steps on numbers of ranks, and predict each from one rank's and the exchange's.
 
     Synchronous: the ranks measure the parts and the step in turns. Predicted is the median of
@@ -152,7 +156,7 @@ def measure(
         cluster: ranks that run already, for the count that it has; None starts all anew.
 
     Returns:
-        Scaled: a row for each number of ranks; `str()` of it is a table.
+        ScalingComparison: a row for each number of ranks; `str()` of it is a table.
 
     Raises:
         ValueError: when an argument does not hold, before any rank starts.
@@ -177,7 +181,7 @@ def measure(
     require(even, "batch", f"be divisible by {', '.join(map(str, counts))}", batch)
     kind = _synchronous if update == "synchronous" else _asynchronous
     rows = kind(counts, parts, batch, net, steps, rounds, seed, cluster)
-    return Scaled(mode, update, net, tuple(rows), ASSUMPTIONS[update])
+    return ScalingComparison(mode, update, net, tuple(rows), ASSUMPTIONS[update])
 
 
 ASSUMPTIONS = {
@@ -207,12 +211,12 @@ def _ranks(count: int, cluster: Cluster | None) -> AbstractContextManager[Cluste
 def _synchronous(
     counts: list[int], batches: dict[int, int], batch: int, net: str, steps: int, rounds: int,
     seed: int, cluster: Cluster | None,
-) -> list[Row]:  # fmt: skip
+) -> list[ScalingRow]:  # fmt: skip
     rows, each = [], -(-steps // rounds)
     for p in counts:
         order = (net, batches[p], batch, each, rounds, seed)
         with _ranks(p, cluster) as ready:
-            found = ready.run(scaling_rank.synchronous, *order)
+            found = ready.run(_synchronous_on_rank, *order)
         alone_s = statistics.median(found[0]["alone"])
         if p == 1:
             times, said = found[0]["alone"], None
@@ -223,7 +227,7 @@ def _synchronous(
         throughput = p * batches[p] / timing.median
         speedup = throughput / (batch / alone_s)
         seconds = None if said is None else said.seconds
-        rows.append(Row(p, batches[p], timing, throughput, speedup, said, seconds, alone_s))
+        rows.append(ScalingRow(p, batches[p], timing, throughput, speedup, said, seconds, alone_s))
     return rows
 
 
@@ -250,13 +254,13 @@ def from_parts(found: Sequence[dict[str, list[float]]]) -> step.StepTime:
 def _asynchronous(
     counts: list[int], batches: dict[int, int], batch: int, net: str, steps: int, rounds: int,
     seed: int, cluster: Cluster | None,
-) -> list[Row]:  # fmt: skip
-    rows: list[Row] = []
+) -> list[ScalingRow]:  # fmt: skip
+    rows: list[ScalingRow] = []
     one: float | None = None
     for p in [*counts] if counts[0] == 1 else [1, *counts]:
         mine = batches.get(p, batch)
         with _ranks(p + 1, cluster) as ready:
-            found = ready.run(scaling_rank.asynchronous, net, mine, steps, seed)
+            found = ready.run(_asynchronous_on_rank, net, mine, steps, seed)
         workers, server = found[:-1], found[-1]
         per_s = server["updates"] / server["seconds"]
         computing = np.concatenate([each["compute"] for each in workers])
@@ -269,10 +273,125 @@ def _asynchronous(
         one = throughput if one is None else one
         if p in counts:
             rows.append(
-                Row(
+                ScalingRow(
                     p, mine, Timing((p / per_s,)), throughput, throughput / one, None,
                     None if p == 1 else p / told.updates_per_s, float(np.median(computing)),
                     server["staleness"], float(told.staleness.mean()),
                 )
             )  # fmt: skip
     return rows
+
+
+def _synchronous_on_rank(
+    net: str, batch: int, alone_batch: int, steps: int, rounds: int, seed: int
+) -> dict[str, list[float]]:
+    """Return the times of each part on this rank (s); `alone` on rank 0 only."""
+    found = step_breakdown.measure_parts(
+        step_of(net, batch, seed), alone_batch, steps, rounds, seed
+    )
+    return {part: found[part] for part in step_breakdown.PARTS}
+
+
+def step_of(net: str, batch: int, seed: int = 0) -> step_breakdown.TimedStep:
+    """Give a named net's step with random images and plain SGD."""
+    return step_breakdown.TimedStep(net, batch, partial(_worker, net, seed), partial(_images, net))
+
+
+def _worker(net: str, seed: int, comm: Communicator) -> step_breakdown.StepWorker:
+    import keras
+
+    from dlguide import models
+
+    model = models.build(net, seed=seed, dropout=0.0)
+    return step_breakdown.classifier_worker(model, keras.optimizers.SGD(RATE), comm)
+
+
+def _images(net: str, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    from dlguide import models
+
+    random = np.random.default_rng(seed)
+    model = models.build(net, dropout=0.0)
+    shape, classes = model.input_shape[1:], model.output_shape[-1]
+    labels = random.integers(0, classes, samples).astype(np.int32)
+    return random.random((samples, *shape), np.float32), labels
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+def _asynchronous_on_rank(net: str, batch: int, steps: int, seed: int) -> dict[str, Any]:
+    """Train with one server, the last rank, and measure the parts first; collective.
+
+    Returns on workers `compute` (times of a gradient with all workers busy, s) and `travel` (one
+    worker's exchanges with an idle server, s), on the server `update` (s); on all the `seconds`,
+    `updates` and mean `staleness` of the training.
+    """
+    from mpi4py import MPI
+
+    from dlguide.parallel import parameter_server
+
+    comm = step_breakdown.sleeping(MPI.COMM_WORLD)
+    serves = comm.rank == comm.size - 1
+    gradient, weights = _gradient(net, batch, seed)
+    updates: list[float] = []
+
+    def update(part: np.ndarray, mean: np.ndarray) -> None:
+        start = perf_counter()
+        part -= RATE * mean
+        updates.append(perf_counter() - start)
+
+    gradient(weights, comm.rank, 0)
+    comm.Barrier()
+    compute = [] if serves else [_timed(lambda: gradient(weights, 0, 0)) for _ in range(steps)]
+    comm.Barrier()
+    still = np.zeros_like(weights)
+    # the first worker exchanges by itself; the others send once
+    few = [steps] + [1] * (comm.size - 2)
+    calm = parameter_server.train(
+        comm, weights, lambda *_: (still.copy(), batch), few, update, "asynchronous"
+    )[1]
+    travel = calm.waited_s / steps if comm.rank == 0 else None
+    updates.clear()
+    comm.Barrier()
+    record = parameter_server.train(comm, weights, gradient, steps, update, "asynchronous")[1]
+    return {
+        "compute": compute,
+        "travel": travel,
+        "update": float(np.median(updates)) if updates else None,
+        "seconds": record.seconds,
+        "updates": record.updates,
+        "staleness": float(np.mean(record.staleness)) if record.staleness else None,
+    }
+
+
+def _gradient(net: str, batch: int, seed: int) -> tuple[Callable[..., Any], np.ndarray]:
+    """Give the gradient as a function of flat weights, and the first weights."""
+    import tensorflow as tf
+
+    from dlguide import models
+
+    model = models.build(net, seed=seed, dropout=0.0)
+    variables = model.trainable_variables
+    sizes = [int(np.prod(each.shape)) for each in variables]
+    random = np.random.default_rng(seed)
+    shape, classes = model.input_shape[1:], model.output_shape[-1]
+    images = tf.constant(random.random((batch, *shape), np.float32))
+    labels = tf.constant(random.integers(0, classes, batch), tf.int32)
+
+    @tf.function(autograph=False)
+    def flat(weights: Any) -> Any:
+        parts = tf.split(weights, sizes)
+        for variable, part in zip(variables, parts, strict=True):
+            variable.value.assign(tf.reshape(part, variable.shape))
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_mean(each)
+        found = tape.gradient(loss, [each.value for each in variables])
+        return tf.concat([tf.reshape(each, [-1]) for each in found], 0)
+
+    weights = np.concatenate([np.ravel(each.numpy()) for each in variables])
+    return (lambda current, worker, step: (flat(current).numpy(), batch)), weights

@@ -15,7 +15,7 @@ import numpy as np
 
 from dlguide import models
 from dlguide.bench.onednn import START_S, STEP_S, require_equal_work
-from dlguide.bench.process import Process
+from dlguide.bench.worker import WorkerProcess
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.machine import Machine, describe, threads
 from dlguide.measure import Timing
@@ -24,7 +24,7 @@ LATE = 0.95  # the quantile that is quoted for the slow answers
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class StreamSplit:
     """One way to divide the cores."""
 
     streams: int
@@ -59,7 +59,7 @@ def compare(
     turns: int = 5,
     seed: int = 0,
     machine: Machine | None = None,
-) -> list[Split]:
+) -> list[StreamSplit]:
     """Measure inference for several numbers of streams on the same cores.
 
     Each stream is a process that is bound to its cores by `threads.plan`, with as many threads
@@ -77,7 +77,7 @@ def compare(
         machine: whose cores are used; None describes this one.
 
     Returns:
-        list: a Split for each number of streams.
+        list: a `StreamSplit` for each number of streams.
 
     Raises:
         ValueError: when there are more streams than cores, or an argument makes no sense.
@@ -103,7 +103,7 @@ def compare(
     return [split for split, _ in measured]
 
 
-def table(splits: Sequence[Split]) -> str:
+def table(splits: Sequence[StreamSplit]) -> str:
     """Write the splits as lines of a table.
 
     Args:
@@ -123,13 +123,13 @@ def table(splits: Sequence[Split]) -> str:
 
 def _measure(
     plan: threads.ThreadPlan, work: dict[str, Any], turns: int, share_s: float
-) -> tuple[Split, str]:
+) -> tuple[StreamSplit, str]:
     """Start the streams of one split, check that they agree, let them answer together."""
     latencies: list[float] = []
     first: list[float] = []
     rates = []
     with ExitStack() as stack:
-        streams = [stack.enter_context(Process()) for _ in range(plan.ranks)]
+        streams = [stack.enter_context(WorkerProcess()) for _ in range(plan.ranks)]
         for rank, stream in enumerate(streams):
             stream.ask("build", plan=dataclasses.asdict(plan), rank=rank, **work)
         digests = [stream.answer(START_S)["digest"] for stream in streams]
@@ -148,4 +148,6 @@ def _measure(
                 latencies += [second for each in took for second in each[1:]]
     timing = Timing(tuple(latencies), tuple(first))
     answer = (answers[0][0], answers[0][1])
-    return Split(plan.ranks, plan.threads, work["batch"], timing, tuple(rates), answer), digests[0]
+    return StreamSplit(
+        plan.ranks, plan.threads, work["batch"], timing, tuple(rates), answer
+    ), digests[0]

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import atexit
+import dis
 import gc
 import os
+import re
 import sys
 from functools import cache
 from importlib.metadata import entry_points
 
+import typer
+from typer import rich_utils
+
 from dlguide.cli import (  # noqa: F401  they add commands
     batch,
     bench,
-    bench_allreduce,
-    bench_io,
-    bench_scaling,
     data,
-    doctor,
-    management,
+    machine,
     predicting,
-    run,
     training,
-    tuning,
 )
 from dlguide.cli.app import app
 from dlguide.errors import MissingComponentError
 
-EXPECTED = (ValueError, RuntimeError, OSError)  # reported in one line
+OWN = ("dlguide", "dlcourse")
+INTERRUPTED = 130
+UsageError = typer.BadParameter.__mro__[2]  # of typer's copy of click, without a public name
 COURSE = ("lab", "notebooks", "progress", "usecase")  # what dlcourse adds
 
 
@@ -47,7 +48,7 @@ def add_commands() -> dict[str, str]:
             if point.name in own:
                 raise ValueError("dlguide has a command of this name")
             app.command(point.name)(point.load())
-        except Exception as error:  # whatever another distribution does must not stop the others
+        except Exception as error:  # a broken distribution must not stop the others
             words = " ".join(str(error).split())
             left_out[point.name] = f"{point.value}: {type(error).__name__}: {words}"
             print(f"dlguide: no command `{point.name}` ({left_out[point.name]})", file=sys.stderr)
@@ -66,12 +67,52 @@ def main() -> None:
             "which is not installed: run `make setup` in a clone of the repository."
         )  # fmt: skip
     try:
-        app()
+        status = app(standalone_mode=False)
+    except UsageError as error:
+        rich_utils.rich_format_error(_in_own_words(error))
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit("\nInterrupted; the ranks were stopped.")
-    except MissingComponentError as error:
-        sys.exit(f"dlguide: {error}")
-    except EXPECTED as error:
-        if os.environ.get("DLGUIDE_TRACEBACK"):
+        status = INTERRUPTED
+    except Exception as error:
+        if os.environ.get("DLGUIDE_TRACEBACK") or not _is_expected(error):
             raise
-        sys.exit(f"dlguide: {type(error).__name__}: {error}")
+        kind = "" if isinstance(error, MissingComponentError) else f"{type(error).__name__}: "
+        sys.exit(f"dlguide: {kind}{_with_options(str(error))}")
+    if status == INTERRUPTED:
+        print("\nInterrupted; the ranks were stopped.", file=sys.stderr)
+    sys.exit(status)
+
+
+def _is_expected(error: Exception) -> bool:
+    """Return whether an error was raised on purpose: by this project, or by the system.
+
+    A `ValueError` or `RuntimeError` that another library raises is a bug of ours: its traceback
+    is needed.
+    """
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in OWN:
+        return True
+    last = error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    frame = last.tb_frame
+    raises = dis.opname[frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return raises and package in OWN and isinstance(error, ValueError | RuntimeError)
+
+
+def _with_options(text: str) -> str:
+    """Write an argument that a message recommends as the option of the command.
+
+    >>> _with_options("Use fewer ranks or `oversubscribe=True`.")
+    'Use fewer ranks or `--oversubscribe`.'
+    """
+    return re.sub(r"`(\w+)=True`", lambda found: f"`--{found[1].replace('_', '-')}`", text)
+
+
+def _in_own_words(error: typer.BadParameter) -> typer.BadParameter:
+    """Replace pydantic's text about a value that is not a number."""
+    problems = getattr(error.__cause__, "errors", lambda: [])()
+    what = {"int_parsing": "a whole number", "float_parsing": "a number"}
+    if problems and problems[0]["type"] in what:
+        error.message = f"it must be {what[problems[0]['type']]}, got {problems[0]['input']!r}."
+    return error

@@ -8,7 +8,7 @@ import typer
 
 app = typer.Typer(
     help="Deep learning at scale: set up, check, measure, tune, train, and open the notebooks. "
-    "With DLGUIDE_TRACEBACK=1 an error shows its traceback.",
+    "DLGUIDE_TRACEBACK=1 in the environment adds the traceback to an error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

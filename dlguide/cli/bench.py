@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlguide.cli.app import app
+from dlguide.cli.app import OversubscribeOption, RanksOption, app
+from dlguide.collectives import LIBRARY
+from dlguide.errors import require, require_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlguide.bench.allreduce import AllreduceComparison, AllreducePoint
+    from dlguide.bench.io import ReadingComparison
 
 bench = typer.Typer(help="Benchmarks: equal work first, then median and spread.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
@@ -17,6 +26,9 @@ app.add_typer(bench, name="bench", no_args_is_help=True)
 NetOption = Annotated[str, typer.Option(help="A net of dlguide.models.")]
 SecondsOption = Annotated[float, typer.Option(help="Time of all measured steps together (s).")]
 OutputOption = Annotated[Path, typer.Option(help="Folder for the record and the plot.")]
+
+# Each format takes about as much as the data; the rest is for indices and blocks half full.
+_SPACE_FACTOR = 8
 
 
 def _image_of(net: str, image: int | None) -> int | None:
@@ -73,3 +85,180 @@ def streams_command(
     (output / "streams.json").write_text(json.dumps(record, indent=1) + "\n")
     plots.streams(splits).savefig(output / "streams.png")
     print(f"Numbers and plot: {output / 'streams.json'}, {output / 'streams.png'}")
+
+
+@bench.command("scaling")
+def scaling_command(
+    mode: Annotated[
+        str, typer.Option(help="strong: the global batch stays; weak: each rank's does.")
+    ] = "weak",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, such as 1,2.")] = "1,2",
+    update: Annotated[
+        str, typer.Option(help="synchronous, or asynchronous with a server, one rank more.")
+    ] = "synchronous",
+    net: NetOption = "mnist_cnn",
+    batch: Annotated[int, typer.Option(help="Images of a step: each rank's, or all.")] = 100,
+    steps: Annotated[int, typer.Option(help="Measured steps of each part.")] = 60,
+    rounds: Annotated[int, typer.Option(help="Turns they are divided into.")] = 20,
+    output: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("build"),
+    oversubscribe: OversubscribeOption = False,
+) -> None:
+    """Measure strong or weak scaling, and predict each number of ranks from one rank's parts."""
+    from dlguide.bench import scaling
+    from dlguide.files import require_writable
+
+    require_writable(output, "output")
+    words = [word.strip() for word in ranks.split(",")]
+    text = "be numbers of ranks such as 1,2"
+    require(all(word.isdigit() for word in words), "ranks", text, ranks)
+    counts = [int(word) for word in words]
+    found = scaling.measure(
+        mode, counts, update, net, batch, steps, min(rounds, steps), oversubscribe
+    )
+    print(found)
+    record = output / f"scaling-{mode}-{update}.json"
+    record.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+    print(f"Numbers: {record}")
+
+
+@bench.command("allreduce")
+def allreduce_command(
+    ranks: RanksOption = 2,
+    sizes: Annotated[str, typer.Option(help="Bytes, as 8,1024,4M; default 8 to 64M.")] = "",
+    repeats: Annotated[int, typer.Option(help="Samples of each.")] = 7,
+    horovod: Annotated[bool, typer.Option(help="Measure Horovod's too.")] = True,
+    library_algorithms: Annotated[
+        bool, typer.Option(help="The MPI library's own algorithms, one by one.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option(help="Let collectives.allreduce choose by what was measured.")
+    ] = True,
+    output: OutputOption = Path("build"),
+    oversubscribe: OversubscribeOption = False,
+) -> None:
+    """Compare allreduces from 8 bytes to 64 MiB, and keep which one is fastest where."""
+    from dlguide import plots, published
+    from dlguide.bench import allreduce as comparison
+    from dlguide.collectives import autotune
+    from dlguide.files import require_writable
+
+    require_writable(output, "output")
+    asked = [_bytes(word) for word in sizes.split(",")] if sizes else list(comparison.SIZES)
+    if library_algorithms:
+        found = comparison.library_algorithms(ranks, asked, repeats, oversubscribe)
+    else:
+        found = comparison.allreduce(
+            ranks, asked, repeats=repeats, horovod=horovod, oversubscribe=oversubscribe
+        )
+    _print_allreduce(found)
+    table = published.load("allreduce_hoti17")
+    print(
+        f"Grey in the plot: {table[0]['gpus']} GPUs in 2017 (Panda et al., Hot Interconnects 25); "
+        "which library's column the text kept is not certain, most probably MVAPICH2-GDR's."
+    )
+    name = "allreduce-library" if library_algorithms else "allreduce"
+    (output / f"{name}.json").write_text(json.dumps(found.as_dict()))
+    others = [(row["bytes"], row["us"] / 1e6) for row in table if row["bytes"] <= max(asked)]
+    plots.allreduce(found.seconds(), ranks, others).savefig(output / f"{name}.png")
+    print(f"Numbers and plot: {output / name}.json, {output / name}.png")
+    if keep and not library_algorithms:
+        path = autotune.save_table(found.table())
+        print(f"collectives.allreduce on {ranks} ranks chooses by {path}")
+
+
+def _bytes(word: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    number, unit = (word[:-1], word[-1]) if word[-1:].upper() in units else (word, "")
+    text = "be numbers of bytes such as 8,1024,4M"
+    require(number.strip().isdigit(), "sizes", text, word)
+    return int(number) * units.get(unit.upper(), 1)
+
+
+def _print_allreduce(found: AllreduceComparison) -> None:
+    """Print times, speeds and bytes, a row for each size."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = list(dict.fromkeys(point.name for point in found.points))
+    cells: dict[str, Callable[[AllreducePoint], str]] = {
+        "Microseconds": lambda point: f"{1e6 * point.median_s:,.1f}",
+        "Bus bandwidth, GB/s": lambda point: f"{point.bus_bytes_per_s(found.ranks) / 1e9:.2f}",
+        "Bytes that a rank sends": lambda point: "" if point.sent is None else f"{point.sent:,}",
+    }
+    print(f"{found.ranks} ranks, {found.library}")
+    for title, cell in cells.items():
+        shown = [name for name in names if any(cell(p) for p in found.points if p.name == name)]
+        drawn = Table(title=title, title_justify="left")
+        for column in ("bytes", *shown):
+            drawn.add_column(column.replace("_", " "), justify="right")
+        for nbytes in sorted({point.nbytes for point in found.points}):
+            row = {point.name: cell(point) for point in found.points if point.nbytes == nbytes}
+            drawn.add_row(f"{nbytes:,}", *(row[name] for name in shown))
+        if shown:
+            Console(width=22 + 14 * len(shown)).print(drawn)
+    if LIBRARY in names:
+        steps = ", ".join(f"from {start:,} bytes {name}" for start, name in found.table().steps)
+        print(f"Fastest: {steps}.")
+
+
+@bench.command("io")
+def io_command(
+    samples: Annotated[int, typer.Option(help="Samples in each data set.")] = 1500,
+    image_bytes: Annotated[int, typer.Option(help="Mean size of a sample (bytes).")] = 33_000,
+    repeats: Annotated[int, typer.Option(help="Passes of each way.")] = 5,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where to write and read; default: the output folder.")
+    ] = None,
+    forget_names: Annotated[
+        bool,
+        typer.Option(
+            help="In cold passes forget directory entries too: needs root, slows the machine."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of samples and random order.")] = 0,
+    output: OutputOption = Path("build"),
+) -> None:
+    """Read the same samples from every file format, in order and at random, cold and warm."""
+    from dlguide import plots
+    from dlguide.bench import io
+    from dlguide.files import require_writable
+
+    for value, name in ((samples, "samples"), (image_bytes, "image_bytes"), (repeats, "repeats")):
+        require_count(value, name)
+    require_writable(output, "output")
+    place = output if folder is None else folder
+    require_writable(place, "folder", _SPACE_FACTOR * samples * (image_bytes + 4096))
+    with tempfile.TemporaryDirectory(prefix="dlguide-io-", dir=place) as written:
+        paths = io.write(written, io.make(samples, image_bytes, seed))
+        print(f"{samples} samples in {len(paths)} formats, equal; reading them, {repeats} turns.")
+        found = io.compare(paths, repeats, names=forget_names, seed=seed)
+    _print_reading(found)
+    found.write(output / "io.json")
+    plots.reading_speeds(found.speeds).savefig(output / "io.png")
+    print(f"Numbers and plot: {output / 'io.json'}, {output / 'io.png'}")
+
+
+def _print_reading(found: ReadingComparison) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dlguide.bench.io import COLUMNS
+
+    drawn = Table(title="Reading all samples once", title_justify="left")
+    for number, column in enumerate(COLUMNS):
+        drawn.add_column(column, justify="left" if number < 3 else "right", no_wrap=True)
+    for row in found.lines():
+        drawn.add_row(*row)
+    Console(width=120).print(drawn)
+    print("MB/s of the samples' data. Checked: every sample against its checksum, taken apart into")
+    print("data, labels and key. Raw: the bytes alone. A pass includes opening the data set.")
+    print(f"{found.folder} ({found.file_system or 'unknown file system'}). {found.cold_share()}")
+    print(found.names)
+    for cold in (True, False):
+        best = max(
+            (kind for kind in found.kinds() if kind not in ("folder", "plain read")),
+            key=lambda kind: found.speed(kind, "sequential", cold).samples_per_s,
+        )
+        state = "cold" if cold else "warm"
+        gain = found.gain(best, "sequential", cold)
+        print(f"{state}: {best} gives {gain} times the samples/s of one file a sample, in order.")

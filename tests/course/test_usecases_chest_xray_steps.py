@@ -85,7 +85,7 @@ def test_step_to_be_timed_trains_the_net_on_samples_it_makes():
     assert samples[1].dtype == np.int32
     assert (one.samples(8, 3)[0] == samples[0]).all()
     worker = one.build(SingleProcess())
-    (_, variables), before = worker.rules[0], worker.weights()
+    (_, variables), before = worker.optimizers[0], worker.weights()
     loss = worker.step(*samples)
     assert isinstance(loss, float)
     assert all((np.asarray(a) != b).any() for a, b in zip(variables, before, strict=True))

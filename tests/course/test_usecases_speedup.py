@@ -1,6 +1,6 @@
 """Ranks against one process: equal work is shown first, and the numbers fit together.
 
-Tests dlcourse.usecases.speedup and dlguide.bench.parts. How fast ranks are is not tested.
+Tests dlcourse.usecases.speedup and dlguide.training.step_breakdown, but no speed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlcourse.usecases import case, speedup
-from dlguide.bench import parts
 from dlguide.cluster import Cluster
 from dlguide.measure import Timing
 from dlguide.scaling.step import StepTime as Predicted
+from dlguide.training import step_breakdown
 
 pytestmark = pytest.mark.ranks
 
@@ -29,8 +29,8 @@ def lines_apart(faults):
     import numpy as np
     import tensorflow as tf
 
-    from dlguide.bench import parts
     from dlguide.horovod.communicator import HorovodCommunicator
+    from dlguide.training import step_breakdown
 
     many = HorovodCommunicator()
 
@@ -63,7 +63,7 @@ def lines_apart(faults):
             taken[comm.size, len(x)] = x.numpy().tolist()  # the last of each kind
             return float(one(x, y))
 
-        return parts.Worker(step, ((rule, [weight]),))
+        return step_breakdown.StepWorker(step, ((rule, [weight]),))
 
     taken = {}
 
@@ -72,9 +72,9 @@ def lines_apart(faults):
         return random.random((count, 2)), random.random(count)
 
     def apart(fault):
-        step = parts.Step("line", 4, lambda comm: build(fault, comm), samples)
+        step = step_breakdown.TimedStep("line", 4, lambda comm: build(fault, comm), samples)
         try:
-            found = parts.measured(step, 4 * many.size, 2, 3, seed=5)
+            found = step_breakdown.measure_parts(step, 4 * many.size, 2, 3)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
         timed = {str(kind): each for kind, each in taken.items()}
@@ -82,12 +82,12 @@ def lines_apart(faults):
         fresh = step.build(many)
         fresh.step(*[tf.constant(each) for each in samples(4, many.rank)])
         return {
-            "counts": {part: len(found[part]) for part in parts.PARTS},
+            "counts": {part: len(found[part]) for part in step_breakdown.PARTS},
             "nbytes": found["nbytes"],
             "work": found["work"],
             "taken": timed,
             "weights": [each.tolist() for each in fresh.weights()],
-            "positive": min(min(found[part]) for part in parts.PARTS[1:]) > 0,
+            "positive": min(min(found[part]) for part in step_breakdown.PARTS[1:]) > 0,
         }
 
     return [apart(fault) for fault in faults]
@@ -102,11 +102,12 @@ def test_a_step_on_ranks_is_the_mean_over_all_samples_and_every_part_has_its_tur
     weight -= 0.125 * 2 * x.T @ (x @ weight - y) / len(y)
     told = on_ranks(ranks, lines_apart, tmp_path, faults=[""])
     whole = told[0][0]["taken"][str((1, 4 * ranks))]
+    assert whole == np.random.default_rng(1).random((4 * ranks, 2)).tolist()  # one after seed 0
     assert whole == [x for (each,) in told for x in each["taken"][str((ranks, 4))]]
     for rank, (found,) in enumerate(told):
         assert found["weights"][0] == pytest.approx(weight, rel=1e-12)
         alone = 6 if rank == 0 else 0
-        assert found["counts"] == {**dict.fromkeys(parts.PARTS, 6), "alone": alone}
+        assert found["counts"] == {**dict.fromkeys(step_breakdown.PARTS, 6), "alone": alone}
         assert found["nbytes"] == 16
         assert found["work"][0] < 1e-12
         assert found["work"][1] is None
@@ -136,14 +137,14 @@ def test_normalising_over_each_rank_s_batch_is_another_update_and_said_to_be(tmp
     told = on_ranks(2, lines_apart, tmp_path, faults=["over the batch"])
     for (found,) in told:
         difference, equal = found["work"]
-        assert difference == told[0][0]["work"][0] > parts.ROUNDING
+        assert difference == told[0][0]["work"][0] > step_breakdown.ROUNDING
         assert equal < 1e-12
 
 
 def gan(batch, hidden):
     """Give the step of a small GAN whose nets are of different size."""
     build = partial(_game, hidden)
-    return case.Step(f"gan {hidden}", batch, build, _points)
+    return case.TimedStep(f"gan {hidden}", batch, build, _points)
 
 
 def _game(hidden, comm):
@@ -172,7 +173,7 @@ def _game(hidden, comm):
             rule.apply(tape.gradient(loss, [each.value for each in variables]), variables)
         return judged
 
-    return case.Worker(lambda *arrays: float(one(*arrays)), tuple(rules))
+    return case.StepWorker(lambda *arrays: float(one(*arrays)), tuple(rules))
 
 
 def _points(samples, seed):
@@ -188,7 +189,7 @@ def test_measure_times_two_nets_on_ranks_and_everything_fits_together():
     weights = 2 * 16 + 16 + 16 * 16 + 16 + 16 + 1  # discriminator
     weights += 2 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2  # generator
     assert found.nbytes == 4 * weights
-    assert found.difference < parts.ROUNDING
+    assert found.difference < step_breakdown.ROUNDING
     assert found.same
     assert len(found.step.seconds) == len(found.alone.seconds) == 6
     assert len(found.wide.seconds) == 12

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dlcourse.usecases.case import Finding
 from dlguide import training
-from dlguide.bench.scaling_rank import step_of
+from dlguide.bench.scaling import step_of
 from dlguide.errors import require
 
 

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-from dlguide.bench.parts import Step, Worker
 from dlguide.errors import require
+from dlguide.training.step_breakdown import StepWorker, TimedStep
 
-__all__ = ["Finding", "Step", "Table", "Worker", "table"]
+__all__ = ["Finding", "StepWorker", "Table", "TimedStep", "table"]
 
 HEADS = {
     "what": "what",

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dlguide.bench import parts
 from dlguide.bench.scaling import from_parts
 from dlguide.cluster import Cluster
 from dlguide.errors import require_count, require_positive
 from dlguide.machine import describe, threads
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.scaling import step as steps_of
+from dlguide.training import step_breakdown
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Speedup:
 
 
 def measure(
-    step: parts.Step,
+    step: step_breakdown.TimedStep,
     ranks: int = 2,
     cluster: Cluster | None = None,
     seconds: float = 20.0,
@@ -132,7 +132,7 @@ def measure(
 ) -> Speedup:
     """Measure a step on ranks and by one process, and predict the ranks' step from its parts.
 
-    First the ranks show that they do the work of the process (`bench.parts.equal_work`). Then
+    First the ranks show that they do the work of the process (`step_breakdown.equal_work`). Then
     parts and step have their turns, in rounds, the first call of each turn dropped:
 
         alone      one process takes the samples of all, the other ranks sleep
@@ -178,14 +178,14 @@ def measure(
 
     def one_process() -> None:
         with Cluster(all_cores, magics=False) as single:
-            wide_s.extend(single.run(parts.by_itself, step, *order, seconds / 8)[0])
+            wide_s.extend(single.run(step_breakdown.measure_alone, step, *order, seconds / 8)[0])
 
     if wide:
         one_process()
     started = cluster is None
     ready = Cluster(ranks=p, oversubscribe=oversubscribe, magics=False) if started else cluster
     with ready if started else nullcontext():
-        found = ready.run(parts.measured, step, *order, seconds=seconds)
+        found = ready.run(step_breakdown.measure_parts, step, *order, seconds=seconds)
         each = ready.plan.threads
     if wide:
         one_process()
@@ -193,7 +193,7 @@ def measure(
 
 
 def _speedup(
-    step: parts.Step, ranks: int, each: int, found: Sequence[dict[str, Any]],
+    step: step_breakdown.TimedStep, ranks: int, each: int, found: Sequence[dict[str, Any]],
     wide_s: Sequence[float], wide_threads: int,
 ) -> Speedup:  # fmt: skip
     return Speedup(

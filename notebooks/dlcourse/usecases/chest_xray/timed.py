@@ -21,7 +21,7 @@ _OFTEN = 8
 
 def step(
     batch: int = 128, seed: int = 0, net: str = nets.SMALL, image: int | None = None
-) -> case.Step:
+) -> case.TimedStep:
     """Give one step of the fine-tuning, for `usecases.speedup.measure`.
 
     Args:
@@ -32,7 +32,7 @@ def step(
         image: height and width (pixels); None for the net's own.
 
     Returns:
-        case.Step: with radiographs in memory, for the input has its own measurements.
+        case.TimedStep: with radiographs in memory, for the input has its own measurements.
 
     Raises:
         ValueError: when a number is out of range or the net is unknown.
@@ -40,7 +40,7 @@ def step(
     size = nets.SIZES.get(net) if image is None else image
     shape = size, size, nets.channels(net)
     made = partial(_samples, shape=shape)
-    return case.Step(
+    return case.TimedStep(
         f"{net} with 14 labels", require_count(batch, "batch"),
         partial(_build, net=net, image=size, seed=seed, batch=batch), made,
     )  # fmt: skip
@@ -52,7 +52,7 @@ def _samples(count: int, seed: int, shape: tuple[int, ...]) -> tuple[np.ndarray,
     return rng.standard_normal((count, *shape)).astype(np.float32), labels.astype(np.int32)
 
 
-def _build(comm: Communicator, net: str, image: int, seed: int, batch: int) -> case.Worker:
+def _build(comm: Communicator, net: str, image: int, seed: int, batch: int) -> case.StepWorker:
     import tensorflow as tf
 
     model = nets.build(net, image, seed=seed)
@@ -65,4 +65,4 @@ def _build(comm: Communicator, net: str, image: int, seed: int, batch: int) -> c
         scale = tf.constant(1 / (comm.size * len(images)), tf.float32)
         return float(one(images, labels, scale)[0])
 
-    return case.Worker(whole, ((rule, model.trainable_variables),))
+    return case.StepWorker(whole, ((rule, model.trainable_variables),))

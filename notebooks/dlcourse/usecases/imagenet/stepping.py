@@ -7,13 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from dlcourse.usecases.case import Step, Worker
+from dlcourse.usecases.case import StepWorker, TimedStep
 from dlcourse.usecases.imagenet.road import GUIDE, SMALL, Road
 from dlcourse.usecases.imagenet.way import build_net
-from dlguide.bench import parts
 from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require_count
-from dlguide.training import optimizers
+from dlguide.training import optimizers, step_breakdown
 
 RATE = 1e-3  # speed does not depend on it, the weights must stay finite
 
@@ -23,7 +22,7 @@ def step(
     seed: int = 0,
     real: str | os.PathLike | bool | None = None,
     dtype: str = "float32",
-) -> Step:
+) -> TimedStep:
     """Give a step of one worker, for `usecases.speedup.measure` or a clock of one's own.
 
     Args:
@@ -34,7 +33,7 @@ def step(
         dtype: of the net.
 
     Returns:
-        Step: can be pickled.
+        TimedStep: can be pickled.
 
     Raises:
         ValueError: when `batch` is no count.
@@ -42,13 +41,13 @@ def step(
     road = GUIDE if real else SMALL
     batch = road.batch if batch is None else require_count(batch, "batch")
     name = f"{road.net}, {road.image} x {road.image}"
-    return Step(name, batch, partial(_worker, road, seed, dtype), partial(_samples, road))
+    return TimedStep(name, batch, partial(_worker, road, seed, dtype), partial(_samples, road))
 
 
-def _worker(road: Road, seed: int, dtype: str, comm: Communicator) -> Worker:
+def _worker(road: Road, seed: int, dtype: str, comm: Communicator) -> StepWorker:
     model = build_net(road, seed, dtype)
     rule = optimizers.momentum_sgd(RATE, road.momentum, road.weight_decay)
-    return parts.classifier(model, rule, comm)
+    return step_breakdown.classifier_worker(model, rule, comm)
 
 
 def _samples(road: Road, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

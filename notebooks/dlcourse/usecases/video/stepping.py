@@ -18,7 +18,7 @@ from dlguide.collectives.communicator import Communicator
 
 def step(
     batch: int = 8, seed: int = 0, real: str | os.PathLike | None = None, **own: Any
-) -> case.Step:
+) -> case.TimedStep:
     """Give a training step of the whole pair, all resolutions, for `speedup.measure`.
 
     Args:
@@ -28,7 +28,7 @@ def step(
         own: what else `Settings` has: size, filters, blocks, ...; its batch is all ranks'.
 
     Returns:
-        Step: its samples are noise.
+        TimedStep: its samples are noise.
 
     Raises:
         ValueError: when an argument is not what it must be.
@@ -36,10 +36,10 @@ def step(
     asked = named(None, seed=seed, **own)
     asked.check()
     label = f"video GAN of {asked.filters} filters at {asked.size} pixels"
-    return case.Step(label, batch, partial(_worker, asked), partial(_clips, asked.size))
+    return case.TimedStep(label, batch, partial(_worker, asked), partial(_clips, asked.size))
 
 
-def _worker(asked: Settings, comm: Communicator) -> case.Worker:
+def _worker(asked: Settings, comm: Communicator) -> case.StepWorker:
     nets = build(asked)
     stage = len(nets[0].outputs)
     pair = Pair(*nets, stage, comm, asked.learning_rate, asked.edges, asked.adversarial, _optimizer)
@@ -47,7 +47,7 @@ def _worker(asked: Settings, comm: Communicator) -> case.Worker:
     def one(past: Any, guess: Any, future: Any) -> float:
         return pair.step(past, guess, future, comm.size * len(past))[0]
 
-    return case.Worker(one, tuple(pair.rules))
+    return case.StepWorker(one, tuple(pair.rules))
 
 
 def _optimizer(rate: float) -> Any:

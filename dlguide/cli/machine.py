@@ -1,4 +1,4 @@
-"""`dlguide tune`: which ranks and threads train a net fastest on this machine."""
+"""Commands about this machine: doctor, tune, cleanup and install-horovod."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from typing import Annotated
 import typer
 
 from dlguide.cli.app import OversubscribeOption, app
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check what training on ranks needs; below each fault stands the command that fixes it."""
+    from dlguide import doctor
+
+    findings = doctor.examine()
+    print(doctor.report(findings, as_json=as_json))
+    if any(finding.ok is False for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -40,3 +53,28 @@ def tune(
     print(f"Heat map and numbers: {output / 'tuning.png'}, {record}")
     if keep:
         print(f"Kept for Cluster(ranks=...) and Cluster(tuned=True): {found.stored}")
+
+
+@app.command()
+def cleanup(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """End the processes that clusters have left behind, ours and only ours."""
+    from dlguide.cluster import processes
+
+    ended = processes.cleanup()
+    if as_json:
+        print(json.dumps([vars(each) for each in ended]))
+        return
+    for each in ended:
+        print(f"ended {each.pid}: {each.command}")
+    print(f"{len(ended)} left-over process{'' if len(ended) == 1 else 'es'} ended.")
+
+
+@app.command("install-horovod")
+def install_horovod(
+    mpicc: Annotated[str | None, typer.Option(help="A site's own MPI compiler.")] = None,
+    force: Annotated[bool, typer.Option(help="Build even when a wheel is in the cache.")] = False,
+) -> None:
+    """Build and install Horovod for this Python, TensorFlow and MPI."""
+    from dlguide import install_horovod
+
+    install_horovod.install(mpicc, force)

@@ -1,17 +1,16 @@
-"""One training step of any net or nets, taken apart on ranks: computing, update, exchange."""
+"""The parts of one training step on ranks, measured: computing, update, exchange."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
 
 from dlguide import measure
-from dlguide.bench.patient import patient
 from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.errors import require
 from dlguide.horovod.communicator import HorovodCommunicator
@@ -21,25 +20,26 @@ from dlguide.training.step import train_step
 # same time, the update alone, update with exchange, and the real step.
 PARTS = ("alone", "together", "update", "exchange", "step")
 RATE = 1e-3  # of SGD: speed does not depend on it, the weights must stay finite
-# One process with the samples of all makes an update that differs by rounding; a sum in place of a
+# One process with the samples of all makes an update that differs by rounding; a sum instead of a
 # mean, or an exchange left out, gives one that differs by half the update and more.
 ROUNDING = 0.02
 LEAST_ROUNDS = 5
+PAUSE_S = 1e-4
 
 
 @dataclass(frozen=True)
-class Worker:
+class StepWorker:
     """What one worker's training step consists of, made on its rank; stays there.
 
     Args:
-        step: called with the arrays of `Step.samples` as tensors: forward, backward, exchange
+        step: called with the arrays of `TimedStep.samples` as tensors: forward, backward, exchange
             and update; returns when all of it is done (a number of its result, as a float).
-        rules: pairs of an optimizer, made by `comm.distribute`, and the variables that it
+        optimizers: pairs of an optimizer, made by `comm.distribute`, and the variables that it
             updates, in the order of the step: one pair, or one for each net of a GAN.
     """
 
     step: Callable[..., Any]
-    rules: tuple[tuple[Any, Any], ...]
+    optimizers: tuple[tuple[Any, Any], ...]
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +48,7 @@ class Worker:
 
     def weights(self) -> list[np.ndarray]:
         """Copy what the step trains."""
-        return [np.array(each) for _, variables in self.rules for each in variables]
+        return [np.array(each) for _, variables in self.optimizers for each in variables]
 
     def update(self) -> Callable[[], Any]:
         """Compile exchange and update without computing: the gradients are zeros.
@@ -58,11 +58,13 @@ class Worker:
         """
         import tensorflow as tf
 
-        zeros = [[tf.zeros_like(each.value) for each in variables] for _, variables in self.rules]
+        zeros = [
+            [tf.zeros_like(each.value) for each in variables] for _, variables in self.optimizers
+        ]
 
         @tf.function(autograph=False)
         def applied() -> Any:
-            for (rule, variables), gradients in zip(self.rules, zeros, strict=True):
+            for (rule, variables), gradients in zip(self.optimizers, zeros, strict=True):
                 rule.apply([tf.identity(each) for each in gradients], list(variables))
             return tf.constant(0.0)
 
@@ -70,25 +72,25 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """A training step to be timed on ranks; can be pickled.
 
     Args:
         name: of the net or nets.
         batch: samples of one worker in a step (count).
         build: called on a rank with `SingleProcess()` for a worker by itself, with
-            `HorovodCommunicator()` for one among all; returns a `Worker` whose initial weights are
-            the same each time. The loss is a mean over the samples of *all* ranks.
+            `HorovodCommunicator()` for one among all; returns a `StepWorker` with the same
+            initial weights each time. The loss is a mean over the samples of *all* ranks.
         samples: called with a number of samples and a seed; returns the arrays that `step` takes.
     """
 
     name: str
     batch: int
-    build: Callable[[Communicator], Worker]
+    build: Callable[[Communicator], StepWorker]
     samples: Callable[[int, int], tuple[np.ndarray, ...]]
 
 
-def classifier(model: Any, optimizer: Any, comm: Communicator) -> Worker:
+def classifier_worker(model: Any, optimizer: Any, comm: Communicator) -> StepWorker:
     """Make the worker of a net that gives logits, as `training.fit` trains it."""
     import tensorflow as tf
 
@@ -100,11 +102,11 @@ def classifier(model: Any, optimizer: Any, comm: Communicator) -> Worker:
     def step(images: Any, labels: Any) -> float:
         return float(one(images, labels, tf.constant(1 / (comm.size * len(images)), dtype))[0])
 
-    return Worker(step, ((rule, model.trainable_variables),))
+    return StepWorker(step, ((rule, model.trainable_variables),))
 
 
-def measured(
-    step: Step,
+def measure_parts(
+    step: TimedStep,
     alone_batch: int,
     steps: int,
     rounds: int,
@@ -114,7 +116,7 @@ def measured(
     """Measure on all ranks, in rounds, so that a disturbance hits all parts alike; collective."""
     from mpi4py import MPI
 
-    comm = patient(MPI.COMM_WORLD)
+    comm = sleeping(MPI.COMM_WORLD)
     many = HorovodCommunicator()
     own, shared = step.build(SingleProcess()), step.build(many)
     work = equal_work(step, own, shared, many, seed)
@@ -149,8 +151,13 @@ def measured(
     return found | {"nbytes": shared.nbytes, "work": work}
 
 
-def by_itself(
-    step: Step, samples: int, steps: int, rounds: int, seed: int = 0, seconds: float = float("inf")
+def measure_alone(
+    step: TimedStep,
+    samples: int,
+    steps: int,
+    rounds: int,
+    seed: int = 0,
+    seconds: float = float("inf"),
 ) -> list[float]:
     """Measure a worker by itself, with the threads that this process has."""
     import tensorflow as tf
@@ -167,7 +174,12 @@ def by_itself(
 
 
 def _calls(
-    step: Step, own: Worker, shared: Worker, comm: Communicator, alone_batch: int, seed: int
+    step: TimedStep,
+    own: StepWorker,
+    shared: StepWorker,
+    comm: Communicator,
+    alone_batch: int,
+    seed: int,
 ) -> dict[str, Callable[[], Any]]:
     """Bind each part to its samples: a rank's are its slice of what one process takes."""
     whole, mine = _shares(step, comm, seed)
@@ -181,7 +193,7 @@ def _calls(
     }
 
 
-def _shares(step: Step, comm: Communicator, seed: int) -> tuple[list[Any], list[Any]]:
+def _shares(step: TimedStep, comm: Communicator, seed: int) -> tuple[list[Any], list[Any]]:
     """Give the samples of all ranks, and this rank's slice of them."""
     import tensorflow as tf
 
@@ -191,7 +203,7 @@ def _shares(step: Step, comm: Communicator, seed: int) -> tuple[list[Any], list[
 
 
 def equal_work(
-    step: Step, own: Worker, shared: Worker, comm: Communicator, seed: int
+    step: TimedStep, own: StepWorker, shared: StepWorker, comm: Communicator, seed: int
 ) -> tuple[float, float | None]:
     """Show that a step on ranks is the step of one process, before anything is timed; collective.
 
@@ -201,7 +213,7 @@ def equal_work(
     """
     whole, mine = _shares(step, comm, seed)
     difference = _apart(step, (own, shared), (whole, mine), comm)
-    normalises = any(each.name == "gamma" for _, several in own.rules for each in several)
+    normalises = any(each.name == "gamma" for _, several in own.optimizers for each in several)
     equal, worst = None, difference
     if difference > ROUNDING and normalises:
         same = [each[: step.batch] for each in whole]
@@ -216,8 +228,8 @@ def equal_work(
 
 
 def _apart(
-    step: Step,
-    pair: tuple[Worker, Worker],
+    step: TimedStep,
+    pair: tuple[StepWorker, StepWorker],
     samples: tuple[list[Any], list[Any]],
     comm: Communicator,
 ) -> float:
@@ -238,11 +250,11 @@ def _apart(
     return max(map(float, comm.allgather(repr(mine))))
 
 
-def _flat(worker: Worker) -> np.ndarray:
+def _flat(worker: StepWorker) -> np.ndarray:
     return np.concatenate([np.ravel(each).astype(np.float64) for each in worker.weights()])
 
 
-def _alike(worker: Worker, comm: Communicator, when: str) -> None:
+def _alike(worker: StepWorker, comm: Communicator, when: str) -> None:
     digest = hashlib.sha256()
     for each in worker.weights():
         digest.update(each.tobytes())
@@ -250,3 +262,28 @@ def _alike(worker: Worker, comm: Communicator, when: str) -> None:
     if len(set(everyone)) > 1:
         other = next(rank for rank, each in enumerate(everyone) if each != everyone[0])
         raise RuntimeError(f"The weights of rank {other} are not those of rank 0 {when}.")
+
+
+def sleeping(comm: Any) -> Any:
+    """Return an MPI communicator whose receivers and barriers sleep while they wait.
+
+    MPI waits in a loop that keeps a core busy. That does not matter on a node with a core for
+    each rank; it does if a server shares a core with a worker. A message is found up to 0.2 ms
+    later.
+    """
+    from mpi4py import MPI
+
+    class SleepingComm(MPI.Intracomm):
+        def Recv(self, buffer: Any, source: int = -1, tag: int = -1, status: Any = None) -> None:
+            source = MPI.ANY_SOURCE if source == -1 else source
+            tag = MPI.ANY_TAG if tag == -1 else tag
+            while not self.Iprobe(source, tag):
+                sleep(PAUSE_S)
+            super().Recv(buffer, source, tag, status)
+
+        def Barrier(self) -> None:
+            request = self.Ibarrier()
+            while not request.Test():
+                sleep(PAUSE_S)
+
+    return SleepingComm(comm)

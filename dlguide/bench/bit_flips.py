@@ -1,9 +1,11 @@
-"""What one flipped bit does to a file of samples: noticed, silent, harmless, or a dead process.
+"""Fault injection: what one flipped bit in a file of samples causes.
+
+The outcomes are: noticed, silent, harmless, or a dead process.
 
 Each trial changes one bit somewhere in the files, reads everything, and changes it back. The
 plain readers are those of the libraries: NumPy for npy, h5py, lmdb, and TFRecord's own checksums.
-The checked ones read the same samples through `dlguide.data.formats`, with its manifest. All
-reading happens in a process of its own, because some damage ends the process that reads.
+The checked ones read the same samples through `dlguide.data.formats`, with its manifest. They
+read in another process, because some damage ends the process that reads.
 """
 
 from __future__ import annotations
