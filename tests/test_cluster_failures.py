@@ -14,7 +14,7 @@ from dlguide.cluster import Cluster, RankError, processes
 
 pytestmark = pytest.mark.alone
 
-# Twice the 5 s that tests/benchmarks/soak.py looks for: this machine may be busy with other tests.
+# Twice the 5 s that benchmarks/soak.py looks for: this machine may be busy with other tests.
 LIMIT_S = {"frozen": 30.0}
 AGAIN_S = 15.0
 

@@ -95,7 +95,7 @@ def memory(
     the layer, and two temporary arrays in batch normalisation.
 
     `activations` agree with the arrays that TensorFlow's graph keeps. The peak that one image
-    more really adds was measured for four nets (tests/benchmarks/memory_against_measured.py):
+    more really adds was measured for four nets (benchmarks/memory_against_measured.py):
     with oneDNN and one inter-op thread it was 1.2 to 1.4 times `activations` + `working` in
     float32, and 1.03 times for ResNet-50 without oneDNN. With two inter-op threads, which work
     on several layers at once, up to 1.9 times. So it is a lower bound: leave room above it.

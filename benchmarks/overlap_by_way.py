@@ -1,7 +1,7 @@
 """Measure how much of an allreduce hides behind computing, by whom it is moved on.
 
-    python tests/benchmarks/overlap_by_way.py
-    python tests/benchmarks/overlap_by_way.py --nbytes 67108864 --compute-s 0.05
+    python benchmarks/overlap_by_way.py
+    python benchmarks/overlap_by_way.py --nbytes 67108864 --compute-s 0.05
 
 Prints the overlap of every way of `parallel.overlap`, with and without MPICH's own progress thread
 (MPIR_CVAR_ASYNC_PROGRESS): first with computing that leaves the core free, as on an accelerator,

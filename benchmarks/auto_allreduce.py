@@ -1,7 +1,7 @@
 """Measure the automatic allreduce against the MPI library's and against the best candidate.
 
-    python tests/benchmarks/auto_allreduce.py
-    python tests/benchmarks/auto_allreduce.py --ranks 4 --oversubscribe
+    python benchmarks/auto_allreduce.py
+    python benchmarks/auto_allreduce.py --ranks 4 --oversubscribe
 
 First a table is measured, as `dlguide bench allreduce` does. Then the choice by that table, the
 MPI library's own (mpi4py's call) and every candidate take turns, unchecked; all give the sum that

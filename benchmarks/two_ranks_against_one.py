@@ -1,7 +1,7 @@
 """Compare 2 ranks of one thread each with the best single process on the same two cores.
 
-    python tests/benchmarks/two_ranks_against_one.py --batch 100
-    python tests/benchmarks/two_ranks_against_one.py --batch 16
+    python benchmarks/two_ranks_against_one.py --batch 100
+    python benchmarks/two_ranks_against_one.py --batch 16
 
 All train the MNIST network with `training.fit` on the same samples an epoch, with `--batch` images
 per rank and step. The candidates take turns; the ratio is taken turn by turn, and its median and

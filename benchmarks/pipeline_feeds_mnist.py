@@ -3,7 +3,7 @@
 Run it on ranks, with nothing else on the machine:
 
     TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 \
-        mpiexec -n 2 python tests/benchmarks/pipeline_feeds_mnist.py
+        mpiexec -n 2 python benchmarks/pipeline_feeds_mnist.py
 
 Waiting is the part of a step before its batch is there (`Run.wait_s`), over the whole step, on
 the rank that waits longest. The goal is at most 5 %. It is measured for arrays in memory, and for

@@ -1,6 +1,6 @@
 """Let ranks fail in every way, many times over, and count what went wrong.
 
-    python tests/benchmarks/soak.py --times 20
+    python benchmarks/soak.py --times 20
 
 Three numbers must be 0: calls that hung or blamed the wrong thing, runs after a failure that did
 not give the right sum, and processes or files that were left behind. The seconds from the call to
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import cloudpickle
 import failures

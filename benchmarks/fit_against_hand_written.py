@@ -3,7 +3,7 @@
 Run it on ranks, with nothing else on the machine:
 
     TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 \
-        mpiexec -n 2 python tests/benchmarks/fit_against_hand_written.py
+        mpiexec -n 2 python benchmarks/fit_against_hand_written.py
 
 Both train the same net from the same weights on the same batches in the same order. First it is
 asserted that they end with the same weights; then they take turns, and the ratio of their

@@ -1,7 +1,7 @@
 """Measure the bubble of a pipeline on 2 ranks against the formula (p - 1) / (m + p - 1).
 
-    python tests/benchmarks/pipeline_bubble.py
-    python tests/benchmarks/pipeline_bubble.py --microbatches 4 --width 768
+    python benchmarks/pipeline_bubble.py
+    python benchmarks/pipeline_bubble.py --microbatches 4 --width 768
 
 Trains a net whose two halves take equally long. For both schedules, with and without
 recomputation, it prints the bubble of each step (median and range), its ratio to the formula

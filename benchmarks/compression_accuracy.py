@@ -1,7 +1,7 @@
 """Compare ways to send less: bytes on the wire beside the accuracy that they leave.
 
-    python tests/benchmarks/compression_accuracy.py
-    python tests/benchmarks/compression_accuracy.py --samples 10000 --epochs 1 --only none top_k
+    python benchmarks/compression_accuracy.py
+    python benchmarks/compression_accuracy.py --samples 10000 --epochs 1 --only none top_k
 
 All train the MNIST network on the same ranks, samples, epochs, seed and learning rate; only what
 travels between the ranks differs. Printed: test accuracy and its distance from the uncompressed

@@ -6,7 +6,7 @@ weights, framework and imports drop out. It is compared with the predicted activ
 working memory. The allocator gives large arrays back at once (MALLOC_MMAP_THRESHOLD_), so that
 the peak is of what is alive.
 
-    python tests/benchmarks/memory_against_measured.py [net,image,small,large,precision ...]
+    python benchmarks/memory_against_measured.py [net,image,small,large,precision ...]
 """
 
 from __future__ import annotations

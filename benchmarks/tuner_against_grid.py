@@ -1,7 +1,7 @@
 """Compare the tuner's choice with the best of an exhaustive grid, and with TensorFlow's default.
 
-    python tests/benchmarks/tuner_against_grid.py
-    python tests/benchmarks/tuner_against_grid.py --budget 25 --effort 1 --turns 2
+    python benchmarks/tuner_against_grid.py
+    python benchmarks/tuner_against_grid.py --budget 25 --effort 1 --turns 2
 
 The tuner searches first. Then every combination of ranks, threads, inter-op threads and binding
 is measured with equal effort, in two turns of opposite order. At the end the tuner's choice, the

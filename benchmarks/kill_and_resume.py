@@ -1,6 +1,6 @@
 """Kill trainings at random moments, resume them, and compare with the uninterrupted one.
 
-    python tests/benchmarks/kill_and_resume.py --times 50
+    python benchmarks/kill_and_resume.py --times 50
 
 Half of the trials run on 1 rank, half on 2. The net has dropout and batch normalisation, the data
 are shuffled, Adam's rate warms up and falls, and a checkpoint is written every second step. After

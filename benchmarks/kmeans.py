@@ -1,7 +1,7 @@
 """Compare daal4py's k-means on 2 ranks with scikit-learn's KMeans on the same two cores.
 
-    python tests/benchmarks/kmeans.py
-    python tests/benchmarks/kmeans.py --clusters 8 64 --turns 9
+    python benchmarks/kmeans.py
+    python benchmarks/kmeans.py --clusters 8 64 --turns 9
 
 All train on the same photograph from the same first centres, equally many iterations. That
 centres and inertia are equal to 1e-12 is asserted before anything is timed. The candidates take

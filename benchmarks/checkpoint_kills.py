@@ -1,6 +1,6 @@
 """Kill a process while it writes checkpoints, many times, and load the last one each time.
 
-    python tests/benchmarks/checkpoint_kills.py --times 200
+    python benchmarks/checkpoint_kills.py --times 200
 
 One process after the other saves a net of 20 MB, optimizer included, as often as it can, every
 third time in the middle of an epoch, and gets SIGKILL at a random moment; the next one goes on in

@@ -1,6 +1,6 @@
 """Benchmark: our measured roof beside STREAM in C and products by NumPy and TensorFlow.
 
-    python tests/benchmarks/roofline_against_stream.py [rounds]
+    python benchmarks/roofline_against_stream.py [rounds]
 
 Goal: within 10 %. In each round both sides measure one after the other, so that a disturbance
 hits both; printed are the ratios' median and range. STREAM is our own short one, compiled with

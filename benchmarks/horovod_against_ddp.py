@@ -1,7 +1,7 @@
 """Compare Horovod through `training.fit` with PyTorch's DistributedDataParallel over Gloo.
 
-    python tests/benchmarks/horovod_against_ddp.py
-    python tests/benchmarks/horovod_against_ddp.py --turns 7 --samples 12000
+    python benchmarks/horovod_against_ddp.py
+    python benchmarks/horovod_against_ddp.py --turns 7 --samples 12000
 
 The same net from the same weights on the same batches in the same order, on 2 ranks with one
 thread each. Both take turns, DistributedDataParallel once as PyTorch keeps its numbers and once

@@ -1,7 +1,7 @@
 """Hold the reading of packed samples against many files, and against what the disk gives.
 
-    python tests/benchmarks/packed_reading.py
-    python tests/benchmarks/packed_reading.py --forget-names  # as root, on a machine of your own
+    python benchmarks/packed_reading.py
+    python benchmarks/packed_reading.py --forget-names  # as root, on a machine of your own
 
 Four numbers, each a median with quartiles; what is compared takes turns on the same bytes in the
 same state of the page cache:

@@ -2,8 +2,8 @@
 
 Run it with nothing else on the machine; a seed takes about a minute on 2 cores:
 
-    python tests/benchmarks/video_seeds.py
-    python tests/benchmarks/video_seeds.py --first 5 --seeds 5
+    python benchmarks/video_seeds.py
+    python benchmarks/video_seeds.py --first 5 --seeds 5
 
 Each seed has drives, weights and order of its own. The goal: on drives that are held out, PSNR and
 SSIM are above those of the best of repeat, mean and flow, with every seed.

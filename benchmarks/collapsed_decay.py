@@ -2,8 +2,8 @@
 
 Run it with nothing else on the machine; a seed takes half a minute or so on 2 cores:
 
-    python tests/benchmarks/collapsed_decay.py
-    python tests/benchmarks/collapsed_decay.py --seeds 8 --folder build/experiments/collapsed
+    python benchmarks/collapsed_decay.py
+    python benchmarks/collapsed_decay.py --seeds 8 --folder build/experiments/collapsed
 
 Each seed has pictures, weights and order of its own. Both endings have their first 10 epochs in
 common and are 12 epochs long: "line" lets the rate fall on to 0, "collapsed" leaves it at epoch

@@ -2,7 +2,7 @@
 
 Run it with nothing else on the machine; one training takes some 80 s on 2 cores:
 
-    python tests/benchmarks/large_batch_mnist.py --folder build/experiments/large_batch_mnist
+    python benchmarks/large_batch_mnist.py --folder build/experiments/large_batch_mnist
 
 Each training is recorded in the folder as it ends. A call that is interrupted goes on where it
 was, and a later one asks for more seeds.
