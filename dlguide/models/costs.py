@@ -60,7 +60,7 @@ class Cost:
     """What a net costs for one image: `layers` in the order of their use, and their sums.
 
     `batch` images share one reading of the weights in `bytes_moved`; nothing else depends on it.
-    `uncounted` names layers without weights whose arithmetic is not known and stands as 0.
+    `uncounted` names layers without weights whose arithmetic is not known and counted as 0.
     """
 
     name: str

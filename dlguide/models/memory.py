@@ -168,7 +168,7 @@ def _precision(model: keras.Model) -> str:
 
 # --- what the forward pass keeps for the backward pass, array by array ---
 
-# Numbers that each kind keeps of a unit in a step. SimpleRNN: its state. LSTM: four activations,
+# Values that each kind keeps per unit and step. SimpleRNN: its state. LSTM: four activations,
 # tanh of the memory, and memory and state of the step before. GRU: three activations, 1 - z,
 # the product that the reset gate multiplies, and the state of the step before.
 _OF_A_UNIT = {"SimpleRNN": 1, "LSTM": 7, "GRU": 6}

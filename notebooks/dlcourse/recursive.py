@@ -66,7 +66,7 @@ def shape(tree: Tree) -> Tree:
 
 
 def mapped(function: Callable[[int], Any], tree: Tree) -> Tree:
-    """Put `function(word)` in the place of each word."""
+    """Replace each word by `function(word)`."""
     if isinstance(tree, tuple):
         return mapped(function, tree[0]), mapped(function, tree[1])
     return function(tree)

@@ -93,7 +93,7 @@ def test_a_recipe_that_always_diverges_is_named_and_not_drawn():
 
 
 def test_errors_have_a_panel_each_on_one_scale_with_the_loss_beside():
-    drawn = pictures.errors(results())
+    drawn = pictures.error_curves(results())
     first, second, *twins = drawn.axes
     assert [axes.get_title() for axes in (first, second)] == ["baseline", "naive"]
     assert first.get_ylim() == second.get_ylim()
@@ -110,7 +110,7 @@ def test_training_errors_share_the_axis_where_they_were_counted():
     run = Counted(**values) if "train_accuracy" not in vars(a_run()) else replace(
         a_run(), train_accuracy=(0.6, 0.8)
     )  # fmt: skip
-    (axes,) = pictures.errors([ex.Result(ex.Setting(name="a"), (run,))]).axes
+    (axes,) = pictures.error_curves([ex.Result(ex.Setting(name="a"), (run,))]).axes
     assert [list(line.get_ydata()) for line in axes.lines] == [
         pytest.approx([50.0, 10.0]),
         pytest.approx([40.0, 20.0]),
@@ -118,7 +118,7 @@ def test_training_errors_share_the_axis_where_they_were_counted():
 
 
 def test_a_panel_of_what_diverged_says_so():
-    drawn = pictures.errors([a_result((0.5, 0.9)), a_result(name="wild", lost=True)])
+    drawn = pictures.error_curves([a_result((0.5, 0.9)), a_result(name="wild", lost=True)])
     assert [text.get_text() for text in drawn.axes[1].texts] == ["diverged"]
 
 
@@ -130,7 +130,7 @@ def test_regions_stand_over_their_batches():
         *seeds_of("c", bad, batch=64, images_per_s=100.0),
     ]
     regions = ex.best_batch(made)
-    drawn = pictures.batches(regions)
+    drawn = pictures.batch_regions(regions)
     speed, quality = drawn.axes
     assert [(text.get_text(), text.xy[0]) for text in speed.texts] == [
         ("A", 8),
@@ -290,7 +290,7 @@ def test_distance_is_drawn_and_zero_is_said_to_be_zero():
 
 
 def test_each_sample_is_a_square_coloured_by_the_ranks_that_took_it():
-    assert pictures.taken_by(three_ranks()).tolist() == [1, 1, 3, 1, 0, 0, 0]
+    assert pictures.ranks_per_sample(three_ranks()).tolist() == [1, 1, 3, 1, 0, 0, 0]
     axes = pictures.symptoms(three_ranks()).axes[2]
     squares = axes.images[0].get_array().ravel()
     shown = np.ma.compressed(np.ma.masked_invalid(squares))
@@ -336,7 +336,7 @@ def test_lines_are_the_means_and_marks_stand_where_they_are_told():
 def test_bars_of_ways_are_as_long_as_what_they_show():
     sent = {"allreduce": {"worker": 2e6}, "dist_sync": {"worker": 2e6, "server": 4e6}}
     speeds = {"allreduce": 50.0, "dist_sync": 40.0}
-    left, right = pictures.exchange_ways(sent, sent, speeds).axes
+    left, right = pictures.server_and_allreduce(sent, sent, speeds).axes
     assert sorted(bar.get_width() for bar in left.patches) == [2.0, 2.0, 4.0]
     assert sorted(line.get_xdata()[0] for line in left.lines) == [2.0, 2.0, 4.0]
     assert [bar.get_width() for bar in right.patches] == [50.0, 40.0]
@@ -610,7 +610,7 @@ def test_the_words_name_times_and_limits():
 
 def test_felt_times_stand_beside_their_predictions():
     measured = {"disk": Timing((0.1, 0.2, 0.4)), "far": Timing((1.0, 1.0, 1.0))}
-    figure = pictures.felt_times(measured, {"disk": 0.25, "far": 1.5}, 0.05, x="to read all")
+    figure = pictures.reading_times(measured, {"disk": 0.25, "far": 1.5}, 0.05, x="to read all")
     (axes,) = figure.axes
     points = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
     assert points["predicted"] == [0.25, 1.5]
@@ -1028,14 +1028,19 @@ REFUSED = [
     (pictures.gradients_by_layer, ({"a": [np.nan, 1.0]},), {}, "finite gradients"),
     (pictures.gradients_by_layer, ({"a": []},), {}, "one in the last layer"),
     (pictures.start_up, ({},), {}, "1 to 4 names"),
-    (pictures.exchange_ways, ({"a": {}, "b": {}},) * 2 + ({"a": 1.0},), {}, "name the same ways"),
+    (
+        pictures.server_and_allreduce,
+        ({"a": {}, "b": {}},) * 2 + ({"a": 1.0},),
+        {},
+        "name the same ways",
+    ),
     (pictures.overlap, ({"a": OverlapStep("end", ())},), {}, "`schedules` must h"),
     (pictures.budget, ({**BUDGET, "c": {"computing": 1.0}},), {}, "have the parts"),
     (pictures.error_feedback, (GIVEN, {"large": [1.0]}), {}, "have the titles"),
     (pictures.error_feedback, (GIVEN, {**SENT, "small": [0.0]}), {}, "3 steps of 'small'"),
     (pictures.seconds_on_links, ({**SECONDS, "x": {}},), {}, "have the links"),
     (pictures.epoch_times, ({"one": POINTS[:1]},), {}, "`panels` must h"),
-    (pictures.felt_times, ({"disk": Timing((0.1,))}, {}, 0.05), {}, r"must have \['disk'\]"),
+    (pictures.reading_times, ({"disk": Timing((0.1,))}, {}, 0.05), {}, r"must have \['disk'\]"),
     (pictures.forecasts, ([1], [1], {}, "x"), {}, "`predicted` must hold 1 to 4, got 0"),
     (pictures.forecasts, ([1], [1], {key: [1] for key in "abcde"}, "x"), {}, "1 to 4, got 5"),
     (pictures.forecasts, ([1, 2], [1, 2], {"a": [1]}, "x"), {}, "`a` must have a value for"),

@@ -59,7 +59,8 @@ def test_timelines_say_who_waits_and_what_is_never_reached():
     figure = pictures.timelines({"stuck": rows})
     (axes,) = figure.axes
     assert [patch.get_linestyle() for patch in axes.patches] == ["-", "--", "-"]
-    assert "rank 0 Recv (waits for ever), then Send (never reached); rank 1 Send." in words(figure)
+    rows = "rank 0 Recv (waits indefinitely), then Send (never reached); rank 1 Send."
+    assert rows in words(figure)
 
 
 def test_what_cannot_be_drawn_is_refused():

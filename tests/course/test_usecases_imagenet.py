@@ -1,6 +1,6 @@
 """The road of ResNet-50: the guide's numbers, ImageNet found or refused, the pictures' way.
 
-dlcourse.usecases.imagenet.road, dlcourse.usecases.imagenet.data, dlcourse.pictures.road,
+dlcourse.usecases.imagenet.road, dlcourse.usecases.imagenet.data, dlcourse.pictures.recipe_curves,
 dlcourse.usecases.imagenet.comparing, dlcourse.usecases.imagenet.writing,
 dlcourse.usecases.imagenet.outcome, dlcourse.usecases.imagenet.stepping. The training itself:
 test_usecases_imagenet_train.py.
@@ -303,9 +303,11 @@ def test_picture_of_the_road_has_both_endings_and_words():
     assert shown[-1] == pytest.approx(83)
     assert axes[1].get_xlim()[0] > SMALL.epochs / 2
     with pytest.raises(ValueError, match="`decays` must have the names line"):
-        drawings.road({"line": [1.0]}, {"other": [1.0]}, {"line": ([1], [1.0])}, 1, 0.5)
+        drawings.recipe_curves({"line": [1.0]}, {"other": [1.0]}, {"line": ([1], [1.0])}, 1, 0.5)
 
 
 def test_picture_of_the_road_is_drawn_without_any_accuracy():
-    drawn = drawings.road({"one": [1.0, 0.5]}, {"one": [1e-4] * 2}, {"one": ([], [])}, 1, 1.0)
+    drawn = drawings.recipe_curves(
+        {"one": [1.0, 0.5]}, {"one": [1e-4] * 2}, {"one": ([], [])}, 1, 1.0
+    )
     assert "<img" in drawn._repr_html_()

@@ -19,10 +19,10 @@ from dlcourse.pictures.communication import (
     collective,
     contributions,
     error_feedback,
-    exchange_ways,
     host_copies,
     overlap,
     seconds_on_links,
+    server_and_allreduce,
     steps,
 )
 from dlcourse.pictures.frameworks import (
@@ -65,17 +65,17 @@ from dlcourse.pictures.ranks import (
     worker_timeline,
 )
 from dlcourse.pictures.search import best_so_far, projections, rank_bars, search_scores
-from dlcourse.pictures.storage import epoch_times, felt_times, file_system, striping
+from dlcourse.pictures.storage import epoch_times, file_system, reading_times, striping
 from dlcourse.pictures.training import (
-    batches,
+    batch_regions,
     descent,
-    errors,
+    error_curves,
     experiments,
     loss_curves,
-    road,
+    ranks_per_sample,
+    recipe_curves,
     start_up,
     symptoms,
-    taken_by,
 )
 
 __all__ = [
@@ -85,8 +85,8 @@ __all__ = [
     "area_gains",
     "areas_under_curves",
     "attention_map",
+    "batch_regions",
     "batch_seconds",
-    "batches",
     "best_so_far",
     "bit_fields",
     "budget",
@@ -99,12 +99,10 @@ __all__ = [
     "difference",
     "efficiencies",
     "epoch_times",
+    "error_curves",
     "error_feedback",
-    "errors",
     "exchange",
-    "exchange_ways",
     "experiments",
-    "felt_times",
     "file_system",
     "film",
     "footprints",
@@ -128,12 +126,15 @@ __all__ = [
     "processes",
     "projections",
     "rank_bars",
-    "road",
+    "ranks_per_sample",
+    "reading_times",
+    "recipe_curves",
     "roc_curves",
     "roofline",
     "search_scores",
     "seconds_on_links",
     "sequences",
+    "server_and_allreduce",
     "shares",
     "speed_pairs",
     "staleness",
@@ -143,7 +144,6 @@ __all__ = [
     "symptoms",
     "systolic",
     "table",
-    "taken_by",
     "timelines",
     "topology",
     "web_links",

@@ -259,7 +259,7 @@ def budget(parts: Mapping[str, Mapping[str, float]]) -> Figure:
 def error_feedback(
     given: Mapping[str, Sequence[float]], sent: Mapping[str, Sequence[float]]
 ) -> Figure:
-    """Draw for some numbers of a gradient what was given so far, what was sent, and what waits."""
+    """Draw the sums of what was given and sent of some elements, and the error that is kept."""
     require(list(given) == list(sent), "sent", f"have the titles {list(given)}", list(sent))
     for title, one in given.items():
         same = len(sent[title]) == len(one)
@@ -431,7 +431,7 @@ def _overlap_words(schedules: Mapping[str, Any]) -> str:
 _ROLES = {"worker": (BLUE, ""), "server": (ORANGE, "//")}
 
 
-def exchange_ways(
+def server_and_allreduce(
     sent: Mapping[str, Mapping[str, float]],
     predicted: Mapping[str, Mapping[str, float]],
     images_per_s: Mapping[str, float],
@@ -441,7 +441,7 @@ def exchange_ways(
     Args:
         sent: for each way the most bytes in a step that a process of each role sent; a role that
             it has not is left out.
-        predicted: the same as a formula says it; drawn as black marks.
+        predicted: the same by a formula, drawn as black marks.
         images_per_s: of each way, over all workers.
     """
     same = bool(sent) and list(sent) == list(images_per_s) and set(predicted) == set(sent)

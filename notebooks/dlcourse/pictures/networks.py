@@ -158,7 +158,7 @@ def densities(
 
     The shade is the share of the set's points in a cell, a little blurred; each panel has its own
     darkest shade, so compare places within a panel. Points beyond the panel are counted in its
-    title. The outline stands where the density is a tenth of its largest value.
+    title. The outline is where the density is a tenth of its largest value.
 
     Args:
         clouds: title -> points, shape (samples, 2).

@@ -98,11 +98,11 @@ def exchange(
 def timelines(
     panels: Mapping[str, Sequence[Sequence[tuple[str, str]]]], columns: int = 2
 ) -> Figure:
-    """Draw what each rank does one after the other, and where it waits for ever.
+    """Draw the events of each rank in order, and where it waits indefinitely.
 
     Args:
         panels: for each title one row per rank; a row is pairs of a text and its state: "done",
-            "waits" (for ever) or "never" (never reached).
+            "waits" (indefinitely) or "never" (never reached).
         columns: panels side by side (count).
     """
     alt = "What each rank does. " + " ".join(
@@ -135,7 +135,7 @@ def _short(value: Any) -> str:
 
 
 def _told(row: Sequence[tuple[str, str]]) -> str:
-    words = {"done": "", "waits": " (waits for ever)", "never": " (never reached)"}
+    words = {"done": "", "waits": " (waits indefinitely)", "never": " (never reached)"}
     return ", then ".join(text.replace("\n", " ") + words.get(state, "") for text, state in row)
 
 
@@ -146,7 +146,7 @@ def _said(values: Sequence[Any]) -> str:
 
 # --- affinity ---
 
-# Neighbouring ranks differ in lightness as well; the rank's number stands in every box.
+# Neighbouring ranks differ in lightness as well; every box has the rank's number.
 _AFFINITY_COLOURS = (SKY, "#E69F00", GREEN, PURPLE, "#F0E442", "#A6A6A6")
 _ROW = 12  # cores side by side in a box
 
@@ -157,7 +157,7 @@ def affinity(
     """Draw which rank uses which core of a node.
 
     A box is a socket's NUMA node, a column in it a core, a cell a hardware thread with the
-    number of its logical CPU below the rank's. Colours tell ranks; hatched cells are kept for
+    number of its logical CPU below the rank's. Colours are ranks; hatched cells are kept for
     communication; white ones are free; a thick frame marks a CPU that several ranks share, or on
     which one computes where another communicates.
 
@@ -399,7 +399,7 @@ def staleness(values: Mapping[str, Sequence[int]]) -> Figure:
         counts = np.bincount(np.asarray(each, int))
         places = np.arange(len(counts)) + wide * (number - (len(values) - 1) / 2)
         colour = COLOURS[number % len(COLOURS)]
-        hatch = ("", "//", "..")[number % 3]  # bars that can be told apart without colours
+        hatch = ("", "//", "..")[number % 3]  # distinct without colours
         axes.bar(places, 100 * counts / len(each), wide, color=colour, hatch=hatch, label=name)
     axes.set_title("How stale the gradients were", loc="left", fontsize=10)
     axes.set_xlabel("staleness (updates)")

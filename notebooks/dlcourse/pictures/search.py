@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY)
 _MARKERS = ("o", "s", "^", "D", "v")
-_LOG_FROM = 30  # values that span such a factor stand on a logarithmic axis
+_LOG_FROM = 30  # values that span such a factor get a logarithmic axis
 
 
 def search_scores(trials: Sequence[Any], best: Any = None, label: str = "score") -> Figure:
     """Draw the score of each trial over each of its parameters.
 
-    Numbers that span a factor of 30 or more get a logarithmic axis. Trials that failed stand as
+    Numbers that span a factor of 30 or more get a logarithmic axis. Failed trials are
     crosses at the upper edge.
 
     Args:

@@ -36,9 +36,9 @@ def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float 
     where each part waits for the one before.
 
     Args:
-        panels: for each title its points: what stands on the x axis, and the seconds by part, as
+        panels: for each title its points: the place on the x axis, and the seconds by part, as
             `dict(scaling.storage.epoch(...).parts)`.
-        x: what stands on the x axis.
+        x: label of the x axis.
         wanted_s: the time that an epoch may take (s), a line; 0 for none.
     """
     for title, points in panels.items():
@@ -66,7 +66,7 @@ def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float 
     return drawing
 
 
-def felt_times(
+def reading_times(
     measured: Mapping[str, Any], predicted_s: Mapping[str, float], own_s: float, x: str = ""
 ) -> Figure:
     """Draw how long reading took from each storage, beside what was predicted.
@@ -194,7 +194,7 @@ def striping(panels: Mapping[str, Sequence[tuple[int, int]]], targets: int = 4) 
     """Draw on which targets the stripes of files lie.
 
     The first stripe of each file lies on the target after that of the file before; the next ones
-    follow in turn over as many targets as the file's stripe count says.
+    follow in turn over as many targets as the stripe count of the file.
 
     Args:
         panels: for each title its files: (stripes that the file has, its stripe count).

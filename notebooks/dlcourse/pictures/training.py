@@ -203,12 +203,12 @@ def experiments(results: Sequence[Any], accuracy: float | None = None) -> Figure
     return drawn
 
 
-def errors(results: Sequence[Any]) -> Figure:
+def error_curves(results: Sequence[Any]) -> Figure:
     """Draw training and test error of each recipe over its epochs, a panel for each.
 
     As the thesis draws them: a dashed line for training, a full one for the test set. Lines are
     means over seeds, thin ones the seeds themselves. Where the right answers of training were
-    not counted, its loss stands on an axis of its own.
+    not counted, its loss has its own axis.
 
     Args:
         results: what `training.experiments.run` returned.
@@ -259,7 +259,7 @@ def errors(results: Sequence[Any]) -> Figure:
     return drawn
 
 
-def batches(regions: Any) -> Figure:
+def batch_regions(regions: Any) -> Figure:
     """Draw throughput and accuracy against the batch per worker, with the regions A, B and C.
 
     Args:
@@ -345,13 +345,13 @@ def _last_error(each: list[Any]) -> str:
     return f"test error {100 * np.mean(values):.1f} % at the end" if values else "diverged"
 
 
-# --- road ---
+# --- recipes ---
 
 _ROAD_LOOKS = ((BLUE, "-", "o"), (ORANGE, "--", "s"))
 _LABELS = ("learning rate", "weight decay (1e-4)", "test accuracy (%)")
 
 
-def road(
+def recipe_curves(
     rates: Mapping[str, Sequence[float]],
     decays: Mapping[str, Sequence[float]],
     accuracies: Mapping[str, tuple[Sequence[float], Sequence[float]]],
@@ -390,7 +390,7 @@ def road(
         _finish(axes, place // 2, place % 2 == 1, leaves_at, (begin if place % 2 else 0, end))
     _rates_up_to(panels[1], rates, begin * steps_per_epoch)
     _accuracies_from(panels[5], accuracies, begin)
-    panels[0].set_title("The whole road")
+    panels[0].set_title("The whole training")
     panels[1].set_title("Its end, enlarged (grey: the last part)")
     legend(panels[4], loc="lower right", fontsize=8)
     return drawn
@@ -463,7 +463,7 @@ def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
         trials: one for each rank, as `dlguide.training.trial.run` returns them.
         reference: the trials of another program, whose loss is drawn in grey; none for none.
     """
-    counts = taken_by(trials)
+    counts = ranks_per_sample(trials)
     alt = _symptoms_words(trials, counts)
     drawn, (loss, distance, samples) = figure(columns=3, width=11, height=2.9, alt=alt)
     if reference:
@@ -490,7 +490,7 @@ def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
     return drawn
 
 
-def taken_by(trials: Sequence[Any]) -> np.ndarray:
+def ranks_per_sample(trials: Sequence[Any]) -> np.ndarray:
     """Count for each sample the ranks that took it in the first epoch.
 
     Args:

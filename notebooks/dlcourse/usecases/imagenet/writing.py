@@ -46,7 +46,7 @@ def picture(outcome: Outcome) -> Figure:
         outcome: of any rank; all have the same.
 
     Returns:
-        Figure: see `pictures.road`.
+        Figure: see `pictures.recipe_curves`.
     """
     road = outcome.road
     steps = -(-road.samples // road.global_batch)
@@ -60,4 +60,4 @@ def picture(outcome: Outcome) -> Figure:
         epochs = (*outcome.trunk.epochs, *ending.curve.epochs)
         right = (*outcome.trunk.test_accuracy, *ending.curve.test_accuracy)
         accuracies[name] = (epochs, right)
-    return pictures.road(rates, decays, accuracies, steps, road.collapse_at)
+    return pictures.recipe_curves(rates, decays, accuracies, steps, road.collapse_at)
