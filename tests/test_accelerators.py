@@ -17,7 +17,7 @@ from on_ranks import on_ranks
 
 from dlguide.errors import MissingComponentError
 from dlguide.machine import accelerators
-from dlguide.machine.accelerators import Place, Seen
+from dlguide.machine.accelerators import DeviceAssignment, VisibleGpus
 
 pytestmark = pytest.mark.ranks
 
@@ -31,9 +31,9 @@ def gpus(count):
 
 
 def test_ranks_of_a_node_take_its_gpus_in_turn_however_ranks_are_dealt_out():
-    block = [Seen("a", gpus(4))] * 4 + [Seen("b", gpus(4))] * 4
+    block = [VisibleGpus("a", gpus(4))] * 4 + [VisibleGpus("b", gpus(4))] * 4
     assert gpus_of(block) == [("gpu", k) for k in (0, 1, 2, 3, 0, 1, 2, 3)]
-    turns = [Seen(host, gpus(2)) for host in ("a", "b", "c", "a", "b", "c")]
+    turns = [VisibleGpus(host, gpus(2)) for host in ("a", "b", "c", "a", "b", "c")]
     assert gpus_of(turns, "gpu") == [("gpu", k) for k in (0, 0, 0, 1, 1, 1)]
     for everyone in (block, turns):
         pairs = [(one.host, gpu) for one, (_, gpu) in zip(everyone, gpus_of(everyone), strict=True)]
@@ -41,11 +41,16 @@ def test_ranks_of_a_node_take_its_gpus_in_turn_however_ranks_are_dealt_out():
 
 
 def test_where_the_batch_system_shows_each_rank_its_own_gpu_each_takes_the_first():
-    assert gpus_of([Seen("a", (f"GPU-{k}",)) for k in range(4)]) == [("gpu", 0)] * 4
+    assert gpus_of([VisibleGpus("a", (f"GPU-{k}",)) for k in range(4)]) == [("gpu", 0)] * 4
     # one restriction for the whole node is none of each rank's own
-    assert gpus_of([Seen("a", ("2", "3"))] * 2) == [("gpu", 0), ("gpu", 1)]
-    assert gpus_of([Seen("a", ("3",))]) == [("gpu", 0)]
-    mixed = [Seen("a", ("0",)), Seen("a", ("1",)), Seen("b", gpus(2)), Seen("b", gpus(2))]
+    assert gpus_of([VisibleGpus("a", ("2", "3"))] * 2) == [("gpu", 0), ("gpu", 1)]
+    assert gpus_of([VisibleGpus("a", ("3",))]) == [("gpu", 0)]
+    mixed = [
+        VisibleGpus("a", ("0",)),
+        VisibleGpus("a", ("1",)),
+        VisibleGpus("b", gpus(2)),
+        VisibleGpus("b", gpus(2)),
+    ]
     assert gpus_of(mixed) == [("gpu", 0), ("gpu", 0), ("gpu", 0), ("gpu", 1)]
 
 
@@ -54,7 +59,7 @@ def test_where_the_batch_system_shows_each_rank_its_own_gpu_each_takes_the_first
 ), min_size=1, max_size=4))  # fmt: skip
 def test_lists_that_overlap_give_everybody_another_gpu_where_that_can_be(lists):
     possible = any(len(set(pick)) == len(lists) for pick in itertools.product(*lists))
-    found = accelerators.assign([Seen("a", each) for each in lists])
+    found = accelerators.assign([VisibleGpus("a", each) for each in lists])
     assert {place.device for place in found} == {"gpu" if possible else "cpu"}
     if possible:
         names = [each[place.gpu] for each, place in zip(lists, found, strict=True)]
@@ -62,15 +67,17 @@ def test_lists_that_overlap_give_everybody_another_gpu_where_that_can_be(lists):
 
 
 def test_names_are_the_drivers_so_that_two_numbers_0_are_two_gpus():
-    assert accelerators.named(1, "0", ["GPU-a"]) != accelerators.named(1, "0", ["GPU-b"])
-    assert accelerators.named(1, "GPU-x", ["GPU-a"]) == ("GPU-x",)
-    assert accelerators.named(2, "1, 0", []) == ("1", "0")
-    assert accelerators.named(0, "", []) == ()
-    assert accelerators.named(2, None, ["GPU-a", "GPU-b"]) == ("GPU-a", "GPU-b")
+    assert accelerators.unique_names(1, "0", ["GPU-a"]) != accelerators.unique_names(
+        1, "0", ["GPU-b"]
+    )
+    assert accelerators.unique_names(1, "GPU-x", ["GPU-a"]) == ("GPU-x",)
+    assert accelerators.unique_names(2, "1, 0", []) == ("1", "0")
+    assert accelerators.unique_names(0, "", []) == ()
+    assert accelerators.unique_names(2, None, ["GPU-a", "GPU-b"]) == ("GPU-a", "GPU-b")
 
 
 def test_without_gpus_auto_says_so_and_gpu_is_refused():
-    everyone = [Seen("a", ())] * 2
+    everyone = [VisibleGpus("a", ())] * 2
     places = accelerators.assign(everyone)
     assert {place.device for place in places} == {"cpu"}
     assert "sees no GPU on this machine" in places[0].why
@@ -79,7 +86,7 @@ def test_without_gpus_auto_says_so_and_gpu_is_refused():
 
 
 def test_one_node_without_gpus_sends_all_to_the_cpu_and_is_named():
-    everyone = [Seen("a", ("0",)), Seen("b", ())]
+    everyone = [VisibleGpus("a", ("0",)), VisibleGpus("b", ())]
     assert gpus_of(everyone) == [("cpu", None)] * 2
     assert "on b" in accelerators.assign(everyone)[0].why
     with pytest.raises(MissingComponentError, match="no GPU on b"):
@@ -87,17 +94,17 @@ def test_one_node_without_gpus_sends_all_to_the_cpu_and_is_named():
 
 
 def test_more_ranks_than_gpus_are_refused_and_auto_sends_all_to_the_cpu():
-    with pytest.raises(ValueError, match="at most the 1 GPU of a, one a rank, got 2"):
-        accelerators.assign([Seen("a", ("0",))] * 2, "gpu")
-    assert gpus_of([Seen("a", ("0",))] * 2, "cpu") == [("cpu", None)] * 2
-    everyone = [Seen("a", gpus(2))] * 2 + [Seen("b", gpus(2))] * 3
+    with pytest.raises(ValueError, match="at most the 1 GPU of a, one per rank, got 2"):
+        accelerators.assign([VisibleGpus("a", ("0",))] * 2, "gpu")
+    assert gpus_of([VisibleGpus("a", ("0",))] * 2, "cpu") == [("cpu", None)] * 2
+    everyone = [VisibleGpus("a", gpus(2))] * 2 + [VisibleGpus("b", gpus(2))] * 3
     assert gpus_of(everyone) == [("cpu", None)] * 5
     assert "3 ranks and 2 GPUs on b: the CPU for all" in accelerators.assign(everyone)[0].why
 
 
 def test_wrong_wishes_are_refused():
     with pytest.raises(ValueError, match="`device`"):
-        accelerators.assign([Seen("a", ("0",))], "tpu")
+        accelerators.assign([VisibleGpus("a", ("0",))], "tpu")
     with pytest.raises(ValueError, match="`everyone`"):
         accelerators.assign([])
 
@@ -125,28 +132,22 @@ class Config:
 
 def test_a_rank_sees_its_gpu_only_and_the_cpu_sees_none():
     config = Config(["g0", "g1", "g2"])
-    accelerators.take(Place("gpu", 1, ""), config)
+    accelerators.select(DeviceAssignment("gpu", 1, ""), config)
     assert config.visible == ["g1"]
     assert config.grows == [("g1", True)]
     config = Config(["g0"])
-    accelerators.take(Place("cpu", None, ""), config)
+    accelerators.select(DeviceAssignment("cpu", None, ""), config)
     assert config.visible == []
     assert config.grows == []
 
 
 def test_too_late_is_an_error_unless_nothing_changes():
     with pytest.raises(RuntimeError, match="already computed"):
-        accelerators.take(Place("gpu", 1, ""), Config(["g0", "g1"], started=True))
-    accelerators.take(Place("cpu", None, ""), Config([], started=True))
+        accelerators.select(DeviceAssignment("gpu", 1, ""), Config(["g0", "g1"], started=True))
+    accelerators.select(DeviceAssignment("cpu", None, ""), Config([], started=True))
     only = Config(["g0"], started=True)
-    accelerators.take(Place("gpu", 0, ""), only)
+    accelerators.select(DeviceAssignment("gpu", 0, ""), only)
     assert only.visible == ["g0"]
-
-
-def test_copies_are_timed_on_any_device():
-    there, back = accelerators.copy_seconds(1000, "CPU:0", repeats=2)
-    assert 0 < there < 10
-    assert 0 < back < 10
 
 
 def chosen():
@@ -155,17 +156,19 @@ def chosen():
     from dlguide.training.devices import connect
 
     comm, found = connect(), {}
-    real = accelerators.seen
+    real = accelerators.visible_gpus
     for wish in ("cpu", "auto", "gpu", "uneven"):
         if wish == "uneven":  # rank 0 sees a GPU, the others none: all must come to one answer
-            mine = accelerators.Seen(f"n{comm.rank}", ("0",) * (comm.rank == 0 < comm.size - 1))
-            accelerators.seen = lambda mine=mine: mine
+            mine = accelerators.VisibleGpus(
+                f"n{comm.rank}", ("0",) * (comm.rank == 0 < comm.size - 1)
+            )
+            accelerators.visible_gpus = lambda mine=mine: mine
         try:
             place = devices.choose("auto" if wish == "uneven" else wish, comm)
             found[wish] = [place.device, place.why]
         except Exception as error:  # the text is what is compared
             found[wish] = ["error", f"{type(error).__name__}: {error}"]
-    accelerators.seen = real
+    accelerators.visible_gpus = real
     return found
 
 
@@ -173,7 +176,7 @@ def chosen():
 def test_all_ranks_choose_alike(ranks, tmp_path):
     found = on_ranks(ranks, chosen, tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert all(one == found[0] for one in found)
-    expected = {"cpu": "as asked for", "auto": "sees no GPU", "gpu": "sees no GPU"}
+    expected = {"cpu": "as requested", "auto": "sees no GPU", "gpu": "sees no GPU"}
     for wish, words in expected.items():
         assert found[0][wish][0] == ("error" if wish == "gpu" else "cpu")
         assert words in found[0][wish][1]

@@ -193,7 +193,7 @@ def test_a_machine_without_vnni_says_so(monkeypatch):
     assert not found.used_by_onnxruntime
     assert found.used_by_onednn is False
     assert "does not have" in found.summary()
-    assert "there is no VNNI to be used" in found.summary()
+    assert "there is no VNNI to use" in found.summary()
 
 
 def test_onednn_names_its_kernels_and_onnxruntime_multiplies():

@@ -1,10 +1,10 @@
-"""One GPU for each rank: which ones TensorFlow sees, and who takes which.
+"""One GPU for each rank: the GPUs that TensorFlow sees, and their assignment to ranks.
 
-    everyone = [accelerators.Seen("n0", ("0", "1"))] * 2   # what each rank sees, in rank order
-    places = accelerators.assign(everyone, "auto")          # the same list on every rank
-    accelerators.take(places[rank])
+    everyone = [accelerators.VisibleGpus("n0", ("0", "1"))] * 2   # one per rank, in rank order
+    assigned = accelerators.assign(everyone, "auto")              # the same on every rank
+    accelerators.select(assigned[rank])
 
-Every rank reckons with what all of them see, so all come to the same answer, or to the same error.
+Every rank computes with what all of them see, so all get the same result or the same error.
 """
 
 from __future__ import annotations
@@ -19,55 +19,54 @@ from typing import Any
 from dlguide import commands
 from dlguide.errors import MissingComponentError, require, require_known
 
-WISHES = ("auto", "cpu", "gpu")
+DEVICES = ("auto", "cpu", "gpu")
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one rank sees of its node."""
+class VisibleGpus:
+    """The node of one rank and the names of the GPUs it sees."""
 
     host: str
     gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank computes."""
+class DeviceAssignment:
+    """The device of one rank, the index of its GPU among those it sees, and the reason."""
 
     device: str
     gpu: int | None
     why: str
 
 
-def seen(environment: Mapping[str, str] | None = None, program: str = "nvidia-smi") -> Seen:
-    """Look at what this rank sees; loads TensorFlow, but starts no GPU.
+def visible_gpus(
+    environment: Mapping[str, str] | None = None, program: str = "nvidia-smi"
+) -> VisibleGpus:
+    """Return the GPUs that this rank sees; imports TensorFlow, but starts no GPU.
 
-    A batch system may show every rank of a node another GPU, and each of them as number 0: so
-    the driver is asked for names that no other GPU has.
+    A batch system may show every rank of a node another GPU, each as number 0, so the driver is
+    asked for unique names.
     """
     import tensorflow as tf
 
     environment = os.environ if environment is None else environment
     count = len(tf.config.list_physical_devices("GPU"))
     names = _own_names(program) if count else ()
-    return Seen(socket.gethostname(), named(count, environment.get(_VARIABLE), names))
+    return VisibleGpus(socket.gethostname(), unique_names(count, environment.get(_VARIABLE), names))
 
 
-def named(count: int, visible: str | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Name the GPUs that a process sees.
+def unique_names(count: int, visible: str | None, names: Sequence[str]) -> tuple[str, ...]:
+    """Return one name for each GPU that a process sees.
 
     Args:
-        count: of them.
-        visible: what CUDA_VISIBLE_DEVICES says; None where it is not set.
-        names: of all GPUs that the driver shows here, in its order; () where it was not asked.
+        count: GPUs (count).
+        visible: value of CUDA_VISIBLE_DEVICES; None if it is not set.
+        names: of all GPUs that the driver shows, in its order; () if it was not asked.
 
-    Returns:
-        tuple: one name each.
-
-    >>> named(2, "3,1", ["GPU-a", "GPU-b", "GPU-c", "GPU-d"])
+    >>> unique_names(2, "3,1", ["GPU-a", "GPU-b", "GPU-c", "GPU-d"])
     ('GPU-d', 'GPU-b')
-    >>> named(2, None, [])
+    >>> unique_names(2, None, [])
     ('0', '1')
     """
     entries = [one.strip() for one in (visible or "").split(",") if one.strip()][:count]
@@ -77,32 +76,32 @@ def named(count: int, visible: str | None, names: Sequence[str]) -> tuple[str, .
     )
 
 
-def assign(everyone: Sequence[Seen], device: str = "auto") -> tuple[Place, ...]:
-    """Give every rank a GPU of its own, or say why it has none.
+def assign(everyone: Sequence[VisibleGpus], device: str = "auto") -> tuple[DeviceAssignment, ...]:
+    """Assign one GPU to every rank, or the CPU to all, with the reason.
 
-    The ranks of a node that all see the same GPUs take them in turn; where each has been shown
-    others, everyone finds one that nobody else takes.
+    Ranks of a node that see the same GPUs take them in turn; if each is shown others, every rank
+    gets one that no other rank takes.
 
     Args:
         everyone: what each rank sees, in rank order.
-        device: "gpu"; "cpu"; or "auto" for GPUs where every rank has one, and else the CPU for
-            all: a step that some compute a hundred times faster would wait for the others.
+        device: "gpu"; "cpu"; or "auto" for GPUs if every rank gets one, and otherwise the CPU for
+            all: ranks with a GPU would wait for the others in every step.
 
     Returns:
-        tuple: one Place for each rank.
+        tuple: one DeviceAssignment for each rank.
 
     Raises:
-        ValueError: when there is no rank, when `device` is none of the three, or when "gpu" is
-            asked for and a node has fewer GPUs than ranks.
-        MissingComponentError: when "gpu" is asked for and a rank sees none.
+        ValueError: if there is no rank, `device` is unknown, or "gpu" is requested and a node has
+            fewer GPUs than ranks.
+        MissingComponentError: if "gpu" is requested and a rank sees none.
 
-    >>> [place.gpu for place in assign([Seen("a", ("0", "1")), Seen("a", ("0", "1"))])]
+    >>> [each.gpu for each in assign([VisibleGpus("a", ("0", "1"))] * 2)]
     [0, 1]
     """
-    require_known(device, WISHES, "device")
+    require_known(device, DEVICES, "device")
     require(bool(everyone), "everyone", "hold what at least one rank sees", list(everyone))
     if device == "cpu":
-        return (Place("cpu", None, "The CPU, as asked for."),) * len(everyone)
+        return (DeviceAssignment("cpu", None, "The CPU, as requested."),) * len(everyone)
     blind = sorted({one.host for one in everyone if not one.gpus})
     if blind:
         where = "this machine" if len({one.host for one in everyone}) == 1 else ", ".join(blind)
@@ -111,8 +110,10 @@ def assign(everyone: Sequence[Seen], device: str = "auto") -> tuple[Place, ...]:
                 f"TensorFlow sees no GPU on {where}. Use `device='cpu'`, or install a TensorFlow "
                 "that was built for your GPU (`pip install 'tensorflow[and-cuda]'`)."
             )
-        return (Place("cpu", None, f"TensorFlow sees no GPU on {where}: the CPU."),) * len(everyone)
-    places: list[Place | None] = [None] * len(everyone)
+        return (
+            DeviceAssignment("cpu", None, f"TensorFlow sees no GPU on {where}: the CPU."),
+        ) * len(everyone)
+    places: list[DeviceAssignment | None] = [None] * len(everyone)
     for host in dict.fromkeys(one.host for one in everyone):
         ranks = [rank for rank, one in enumerate(everyone) if one.host == host]
         chosen = _one_each([everyone[rank].gpus for rank in ranks])
@@ -120,19 +121,19 @@ def assign(everyone: Sequence[Seen], device: str = "auto") -> tuple[Place, ...]:
             count = len({gpu for rank in ranks for gpu in everyone[rank].gpus})
             there = f"{count} GPU{'s' * (count != 1)}"
             then = "Start fewer ranks on a node, or use `device='cpu'`."
-            must = f"be at most the {there} of {host}, one a rank"
+            must = f"be at most the {there} of {host}, one per rank"
             require(device == "auto", "ranks", must, len(ranks), then)
             why = f"{len(ranks)} ranks and {there} on {host}: the CPU for all. Start fewer ranks."
-            return (Place("cpu", None, why),) * len(everyone)
+            return (DeviceAssignment("cpu", None, why),) * len(everyone)
         for local, (rank, gpu) in enumerate(zip(ranks, chosen, strict=True)):
             who = "the only rank" if len(ranks) == 1 else f"rank {local} of {len(ranks)}"
             many = len(everyone[rank].gpus)
-            places[rank] = Place("gpu", gpu, f"GPU {gpu} of {many} for {who} on {host}.")
+            places[rank] = DeviceAssignment("gpu", gpu, f"GPU {gpu} of {many} for {who} on {host}.")
     return tuple(place for place in places if place is not None)
 
 
 def _one_each(choices: Sequence[Sequence[str]]) -> list[int] | None:
-    """Choose one of each list so that none is chosen twice; None where that cannot be."""
+    """Choose one of each list so that none is chosen twice; None if that is impossible."""
     taken: dict[str, int] = {}
 
     def find(rank: int, tried: set[str]) -> bool:
@@ -161,10 +162,11 @@ def _own_names(program: str) -> tuple[str, ...]:
     return tuple(done.output.split()) if done.ok else ()
 
 
-def take(place: Place, config: Any = None) -> None:
-    """Let TensorFlow see only this rank's GPU, or none, and use its memory as it needs it.
+def select(place: DeviceAssignment, config: Any = None) -> None:
+    """Make only this rank's GPU visible to TensorFlow, or none, with memory growth.
 
-    Must come before TensorFlow's first operation; later it is too late, unless nothing changes.
+    Raises:
+        RuntimeError: after TensorFlow's first operation, unless nothing changes.
     """
     if config is None:
         import tensorflow as tf
@@ -183,28 +185,3 @@ def take(place: Place, config: Any = None) -> None:
             "TensorFlow has already computed in this process, so its GPUs are fixed. Choose the "
             "device before anything else, in fresh ranks."
         ) from error
-
-
-def copy_seconds(nbytes: int, device: str = "GPU:0", repeats: int = 5) -> tuple[float, float]:
-    """Time copies of an array from the host to a device and back: staging, measured.
-
-    TensorFlow copies through memory that it has pinned where it can.
-    """
-    from time import perf_counter
-
-    import numpy as np
-    import tensorflow as tf
-
-    there, back = [], []
-    array = np.zeros(max(1, nbytes // 4), np.float32)
-    for _ in range(repeats + 1):
-        start = perf_counter()
-        with tf.device(device):
-            # a sum of one element is here only when the copy has arrived
-            copied = tf.identity(tf.constant(array))
-            float(copied[0])
-        middle = perf_counter()
-        np.array(copied)
-        there.append(middle - start)
-        back.append(perf_counter() - middle)
-    return float(np.median(there[1:])), float(np.median(back[1:]))

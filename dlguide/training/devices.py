@@ -10,7 +10,7 @@ from dlguide import measure
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.errors import MissingComponentError, require, require_known
 from dlguide.machine import accelerators
-from dlguide.machine.accelerators import WISHES, Place, Seen
+from dlguide.machine.accelerators import DEVICES, DeviceAssignment, VisibleGpus
 
 if TYPE_CHECKING:
     from dlguide.collectives.communicator import Communicator
@@ -35,7 +35,7 @@ def connect(
     return HorovodCommunicator(recording)
 
 
-def choose(device: str, comm: Communicator) -> Place:
+def choose(device: str, comm: Communicator) -> DeviceAssignment:
     """Find this rank's device and let TensorFlow use no other; all ranks call.
 
     Args:
@@ -44,20 +44,20 @@ def choose(device: str, comm: Communicator) -> Place:
         comm: from `training.connect`.
 
     Returns:
-        Place: of this rank; `.device` is what `fit` takes, `.why` says how it came to that.
+        DeviceAssignment: of this rank; `.device` is what `fit` takes, `.why` the reason.
 
     Raises:
         ValueError: the same on all ranks, when "gpu" is asked for and a node has fewer than ranks.
         MissingComponentError: the same on all ranks, when "gpu" is asked for and there is none.
         RuntimeError: when TensorFlow has already started with other devices.
     """
-    require_known(device, WISHES, "device")
-    mine = json.dumps(asdict(accelerators.seen()))
+    require_known(device, DEVICES, "device")
+    mine = json.dumps(asdict(accelerators.visible_gpus()))
     answers = [json.loads(one) for one in comm.allgather(mine)]
-    everyone = [Seen(one["host"], tuple(one["gpus"])) for one in answers]
+    everyone = [VisibleGpus(one["host"], tuple(one["gpus"])) for one in answers]
     place = accelerators.assign(everyone, device)[comm.rank]
     with comm.agree_or_raise():
-        accelerators.take(place)
+        accelerators.select(place)
     return place
 
 

@@ -1,4 +1,4 @@
-"""Phases of a training: the first batch apart from the others, and the load of the cores.
+"""Phases of a training: the first batch, the load of the cores, copies to a device.
 
 The first batch waits for readers to start, kernels to be tuned and connections to open. A mean
 over a few hundred batches contains it, so two systems may seem to differ in every batch while they
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
 
 from dlguide.errors import require, require_count, require_positive
 from dlguide.measure import Run, Utilisation
@@ -110,3 +113,25 @@ def load_by_phase(record: Utilisation, runs: Sequence[Run]) -> dict[str, float]:
         spent[phase][0] += length * sum(busy) / len(busy)
         spent[phase][1] += length
     return {name: load / length for name, (load, length) in spent.items() if length > 0}
+
+
+def copy_seconds(nbytes: int, device: str = "GPU:0", repeats: int = 5) -> tuple[float, float]:
+    """Return the times of copying an array from the host to a device and back (s).
+
+    TensorFlow copies through pinned memory if it can.
+    """
+    import tensorflow as tf
+
+    there, back = [], []
+    array = np.zeros(max(1, nbytes // 4), np.float32)
+    for _ in range(repeats + 1):
+        start = perf_counter()
+        with tf.device(device):
+            # a sum of one element is here only when the copy has arrived
+            copied = tf.identity(tf.constant(array))
+            float(copied[0])
+        middle = perf_counter()
+        np.array(copied)
+        there.append(middle - start)
+        back.append(perf_counter() - middle)
+    return float(np.median(there[1:])), float(np.median(back[1:]))

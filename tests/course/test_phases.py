@@ -150,3 +150,9 @@ def test_two_trainings_share_their_phases_and_no_time_is_idle_when_there_is_none
 def test_nothing_sampled_is_refused():
     with pytest.raises(ValueError, match="at least one sample"):
         phases.load_by_phase(Utilisation(0.0, (0,), (), ()), [])
+
+
+def test_copies_are_timed_on_any_device():
+    there, back = phases.copy_seconds(1000, "CPU:0", repeats=2)
+    assert 0 < there < 10
+    assert 0 < back < 10

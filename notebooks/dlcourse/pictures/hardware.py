@@ -93,7 +93,7 @@ def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None
     """Draw processors over the years: peak in training, memory bandwidth, and their quotient.
 
     Args:
-        processors: what `machine.catalogue.processors` gave.
+        processors: what `machine.processors.processors` gave.
         labels: short names to write beside a point, by the processor's name.
     """
     alt = (

@@ -553,7 +553,7 @@ def start_up(starts: Mapping[str, StartUp], marks: Mapping[str, int] | None = No
     """Draw the mean throughput against the number of batches it is over.
 
     Args:
-        starts: for each name its first batch and its others, `measure.start_up`.
+        starts: for each name its first batch and its others, `dlcourse.phases`.
         marks: numbers of batches to mark, by what they are; None for none.
     """
     few = 0 < len(starts) <= len(_START_UP_LOOKS)
