@@ -13,7 +13,6 @@ import numpy as np
 from dlguide import measure
 from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.errors import require
-from dlguide.horovod.communicator import HorovodCommunicator
 from dlguide.training.step import train_step
 
 # The parts that are measured in turns: one rank by itself, all ranks without exchange at the
@@ -117,6 +116,8 @@ def measure_parts(
     from mpi4py import MPI
 
     comm = sleeping(MPI.COMM_WORLD)
+    from dlguide.horovod.communicator import HorovodCommunicator  # loads Keras
+
     many = HorovodCommunicator()
     own, shared = step.build(SingleProcess()), step.build(many)
     work = equal_work(step, own, shared, many, seed)
