@@ -3,8 +3,8 @@
 The finished wheel is kept in a cache whose key contains everything that it depends on, so that
 it is built once per machine. Each installation ends with an allreduce on two ranks.
 
-Horovod 0.28.1 is the last release; its source does not compile against TensorFlow 2.21 as it
-stands. One line is removed: the file that lowers Horovod's operators to XLA, which is off by
+Horovod 0.28.1 is the last release; as published, its source does not compile against TensorFlow
+2.21. One line is removed: the file that lowers Horovod's operators to XLA, which is off by
 default. Everything else is built as published, with MPI and Gloo.
 """
 

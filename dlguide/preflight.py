@@ -35,16 +35,16 @@ def missing(folder: Path = Path("."), builds: bool = True) -> list[str]:
 
 
 def compiler() -> str:
-    """Say what is wrong with g++, which builds Horovod: an empty line when it compiles C++17."""
-    mend = "Run `sudo apt-get install g++` (or your system's way)."
+    """Return what is wrong with g++, which builds Horovod: "" when it compiles C++17."""
+    remedy = "Run `sudo apt-get install g++` (or your system's way)."
     if shutil.which("g++") is None:
-        return f"g++ is needed to build Horovod and is not on the PATH. {mend}"
+        return f"g++ is needed to build Horovod and is not on the PATH. {remedy}"
     command = ["g++", "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
     try:
         done = subprocess.run(command, input=CPP17, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"g++ does not run ({error}). {mend}"
-    return "" if done.returncode == 0 else f"g++ does not compile C++17 here. {mend}"
+        return f"g++ does not run ({error}). {remedy}"
+    return "" if done.returncode == 0 else f"g++ does not compile C++17 here. {remedy}"
 
 
 def _system() -> str:
@@ -64,11 +64,7 @@ def _venv() -> str:
 
 
 def make() -> str:
-    """Say what is wrong with make, which builds Horovod: an empty line when it is there.
-
-    Returns:
-        str: what is missing and how to get it, or nothing.
-    """
+    """Return what is wrong with make, which builds Horovod: "" when it is there."""
     if shutil.which("make"):
         return ""
     return "make is needed to build Horovod. Run `sudo apt-get install make`."
@@ -86,12 +82,14 @@ def _folder(folder: Path) -> str:
     return ""
 
 
-def _disk(folder: Path, needed: int, mend: str) -> str:
+def _disk(folder: Path, needed: int, remedy: str) -> str:
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return ""
     place = folder.resolve()
-    return f"{needed / 1e9:.0f} GB of free disk are needed in {place}, got {free / 1e9:.1f}. {mend}"
+    return (
+        f"{needed / 1e9:.0f} GB of free disk are needed in {place}, got {free / 1e9:.1f}. {remedy}"
+    )
 
 
 if __name__ == "__main__":

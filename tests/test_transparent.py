@@ -127,10 +127,7 @@ def exact(serial_runs):
 
 @pytest.mark.parametrize("ranks", [3, *long(1, 2, 4)])
 def test_weights_and_histories_are_those_of_one_process(ranks, exact, tmp_path):
-    # dlguide.horovod.transparent.step weighs gradients, dlguide.horovod.transparent.summing adds
-    # up metrics, dlguide.horovod.transparent.normalization forms the statistics of whole batches,
-    # dlguide.horovod.transparent.patches puts them into Keras, and
-    # dlguide.horovod.transparent.models looks at the model first: together they change nothing.
+    # Weighted gradients, summed metrics and statistics of whole batches together change nothing.
     # The weights are all that a model keeps: moving statistics too.
     which = [] if ranks == 3 else ["few"]
     done = transparent(tmp_path, SCRIPTS / "exact.py", ranks, *which)

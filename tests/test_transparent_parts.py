@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
-import io
 import itertools
-import os
 import subprocess
 import sys
-import tempfile
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +18,7 @@ ranks_and_rows = st.tuples(st.integers(1, 40), st.integers(0, 1000))
 
 @given(ranks_and_rows)
 def test_parts_cover_every_row_once_and_differ_by_one_row_at_most(drawn):
-    from dlguide.horovod.transparent.parts import bounds
+    from dlguide.horovod.transparent.sharing import bounds
 
     ranks, rows = drawn
     parts = [bounds(rows, rank, ranks) for rank in range(ranks)]
@@ -38,7 +33,7 @@ def test_parts_cover_every_row_once_and_differ_by_one_row_at_most(drawn):
 def test_shared_batches_put_together_are_the_batches(ranks):
     import tensorflow as tf
 
-    from dlguide.horovod.transparent.parts import OWN, PRINT, TOTAL, shared
+    from dlguide.horovod.transparent.sharing import OWN, PRINT, TOTAL, share_batches
 
     x = np.arange(22.0).reshape(11, 2)
     names = np.array([f"word {i}" for i in range(11)])
@@ -47,7 +42,7 @@ def test_shared_batches_put_together_are_the_batches(ranks):
     thin = tf.sparse.from_dense(np.eye(11)[:, :4])
     data = tf.data.Dataset.from_tensor_slices(({"x": x, "thin": thin, "ragged": ragged}, names))
     data = data.batch(5)  # the last batch has one row
-    parts = [list(shared(data, rank, ranks)) for rank in range(ranks)]
+    parts = [list(share_batches(data, rank, ranks)) for rank in range(ranks)]
     for step, (inputs, labels) in enumerate(data):
         sizes = np.array([part[step][0] for part in parts])
         assert sizes[:, OWN].sum() == len(labels)
@@ -68,11 +63,11 @@ def test_shared_batches_put_together_are_the_batches(ranks):
 def test_a_fingerprint_depends_on_every_value_and_on_their_order():
     import tensorflow as tf
 
-    from dlguide.horovod.transparent.parts import PRINT, shared
+    from dlguide.horovod.transparent.sharing import PRINT, share_batches
 
     def prints(x):
         data = tf.data.Dataset.from_tensors((x, np.ones(4)))
-        return int(next(iter(shared(data, 0, 2)))[0][PRINT])
+        return int(next(iter(share_batches(data, 0, 2)))[0][PRINT])
 
     x = np.arange(8.0).reshape(4, 2)
     changed = x.copy()
@@ -86,22 +81,22 @@ def test_a_fingerprint_depends_on_every_value_and_on_their_order():
 def test_rows_that_do_not_match_are_an_error():
     import tensorflow as tf
 
-    from dlguide.horovod.transparent.parts import shared
+    from dlguide.horovod.transparent.sharing import share_batches
 
     data = tf.data.Dataset.from_generator(
         lambda: iter([(np.ones((4, 2)), np.ones(3))]),
         output_signature=(tf.TensorSpec((None, 2)), tf.TensorSpec((None,))),
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="must have as many rows"):
-        list(shared(data, 0, 2))
+        list(share_batches(data, 0, 2))
     with pytest.raises(ValueError, match="nothing in an element has rows"):
-        shared(tf.data.Dataset.range(3), 0, 2)
+        share_batches(tf.data.Dataset.range(3), 0, 2)
 
 
 def test_the_report_counts_what_repeats_and_says_what_differs():
-    from dlguide.horovod.transparent.report import Report
+    from dlguide.horovod.transparent.session import TransparentReport
 
-    report = Report("/somewhere/train.py", 2, 5)
+    report = TransparentReport("/somewhere/train.py", 2, 5)
     for _ in range(3):
         report.change("fit", 12, "batches of 64: 32 samples per rank")
         report.differs("Dropout is another.")
@@ -114,71 +109,106 @@ def test_the_report_counts_what_repeats_and_says_what_differs():
     assert report.record()["text"] == text
 
 
-def test_what_a_rank_opens_to_write_is_its_own_and_is_read_again(tmp_path, monkeypatch):
-    from dlguide.horovod.transparent.private import Private
+IN_SCRATCH = """
+import os, pathlib, shutil, sys, tempfile
+from types import SimpleNamespace
+import keras
+import numpy as np
+from dlguide.horovod import transparent
 
-    private = tmp_path / "private"
-    private.mkdir()
-    monkeypatch.setattr(builtins, "open", builtins.open)  # both are put back afterwards
-    monkeypatch.setattr(io, "open", io.open)
-    old = tmp_path / "old.txt"
-    old.write_text("rank 0's\n")
-    monkeypatch.setattr(tempfile, "mkdtemp", tempfile.mkdtemp)
-    monkeypatch.setattr(tempfile, "_mkstemp_inner", tempfile._mkstemp_inner)
-    plain = builtins.open
-    copies = Private(SimpleNamespace(folder=private, rank=1))
-    copies.install()
-    for mode, expected in (("w", "mine"), ("a", "minemine"), ("r+", "minemine")):
-        with open(tmp_path / "new.txt", mode) as file:
-            file.write("mine")
-        assert not (tmp_path / "new.txt").exists()
-        with open(tmp_path / "new.txt") as file:
-            assert file.read() == expected
-    with open(old, "a") as file:
-        file.write("and more\n")
-    with open(old) as file:
-        assert file.read() == "rank 0's\nand more\n"
-    np.save(tmp_path / "a.npy", np.arange(3))
-    assert np.load(tmp_path / "a.npy").tolist() == [0, 1, 2]
-    assert not (tmp_path / "a.npy").exists()
-    with plain(old) as file:
-        assert file.read() == "rank 0's\n"
-    # what rank 0 does to its files is followed
-    copies.follow("replace", [str(tmp_path / "new.txt"), str(tmp_path / "newer.txt")])
-    with open(tmp_path / "newer.txt") as file:
-        assert file.read() == "minemine"
-    copies.follow("remove", [str(tmp_path / "newer.txt")])
-    open(tmp_path / "newer.txt", "x").close()
-    with tempfile.TemporaryDirectory() as folder, open(f"{folder}/own.txt", "w") as file:
-        assert copies.owns(file.name)
-        assert os.listdir(folder) == ["own.txt"]
+here, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+os.chdir(here)
+
+def refuse(why):
+    raise transparent.Refused(why)
+
+transparent.enter_scratch_folder(SimpleNamespace(folder=folder, rank=1, refuse=refuse))
+assert np.load("data/x.npy").tolist() == [0, 1, 2]
+assert pathlib.Path("../beside.txt").read_text() == "beside"
+for mode, expected in (("w", "mine"), ("a", "minemine"), ("r+", "minemine")):
+    with open("new.txt", mode) as file:
+        file.write("mine")
+    assert pathlib.Path("new.txt").read_text() == expected
+with open("old.txt", "a") as file:
+    file.write("and more")
+assert pathlib.Path("old.txt").read_text() == "rank 0's and more"
+np.save("data/x.npy", np.arange(5))
+os.makedirs("made/deep", exist_ok=True)
+pathlib.Path("data/y.txt").touch()
+os.replace("new.txt", "data/newer.txt")
+os.remove("gone.txt")
+shutil.rmtree("removed")
+with tempfile.TemporaryDirectory() as own:
+    pathlib.Path(own, "a").write_text("a")
+os.makedirs(here / "made", exist_ok=True)
+for mode, expected in (("w", "mine"), ("a", "minemine"), ("r+", "minemine")):
+    with open(here / "out.json", mode) as file:
+        file.write("mine")
+    assert (here / "out.json").read_text() == expected
+(here.parent / "beside.txt").write_text("changed")
+assert (here.parent / "beside.txt").read_text() == "changed"
+open(here / "created.txt", "x").close()
+(here / "old.txt").write_text("changed")
+assert pathlib.Path(here / "old.txt").read_text() == "changed"
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.save_weights("kept.weights.h5")
+model.save("kept.keras")
+refused = []
+for write in (
+    lambda: os.open(here / "new.txt", os.O_WRONLY | os.O_CREAT),
+    lambda: os.remove(here / "old.txt"),
+    lambda: os.rename("old.txt", here / "older.txt"),
+    lambda: model.save_weights(here / "kept.weights.h5"),
+    lambda: model.export(here / "exported"),
+):
+    try:
+        write()
+    except transparent.Refused as error:
+        refused.append("use a relative path" in str(error))
+print(refused)
+"""
 
 
-def test_an_outcome_is_the_same_result_or_error_elsewhere(tmp_path):
-    # dlguide.horovod.transparent.folders gives all ranks what rank 0 has got
-    from dlguide.horovod.transparent.outcomes import Outcome, Outcomes
+def test_what_a_rank_writes_stays_in_its_own_folder_and_writing_elsewhere_is_refused(tmp_path):
+    here, run = tmp_path / "work", tmp_path / "run"
+    for folder in (here / "data", here / "removed", here / "made", run):
+        folder.mkdir(parents=True)
+    np.save(here / "data" / "x.npy", np.arange(3))
+    (tmp_path / "beside.txt").write_text("beside")
+    for name in ("old.txt", "gone.txt", "removed/a.txt", "kept.weights.h5", "kept.keras"):
+        (here / name).write_text("rank 0's ")
+    before = {path.relative_to(here): path.stat() for path in here.rglob("*")}
+    command = [sys.executable, "-c", IN_SCRATCH, here, run]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == str([True] * 5), done.stderr[-2000:]
+    after = {path.relative_to(here): path.stat() for path in here.rglob("*")}
+    assert before.keys() == after.keys()
+    assert all(before[path].st_mtime_ns == after[path].st_mtime_ns for path in before)
+    assert (tmp_path / "beside.txt").read_text() == "beside"
 
-    class Own(Exception):
-        def __init__(self, one, two):
-            super().__init__(one)
 
-    here, there = Outcomes(tmp_path), Outcomes(tmp_path)
-    assert there.find("a") is None
-    here.tell("a", Outcome("path"))
-    here.tell("b", Outcome(error=FileExistsError(17, "File exists", "d")))
-    here.tell("c", Outcome(error=Own("why", 2)))
-    assert there.find("a").give() == "path"
-    with pytest.raises(FileExistsError, match="'d'"):
-        there.find("b", patience_s=1.0).give()
-    with pytest.raises(RuntimeError, match="Own: why"):
-        there.find("c").give()
+def test_a_large_tree_is_linked_as_far_as_the_limit_and_stays_readable(tmp_path, monkeypatch):
+    from dlguide.horovod import transparent
+
+    monkeypatch.setattr(transparent, "LINKS", 6)
+    for name in ("a/few", "b/many/deep", ".hidden/c"):
+        (tmp_path / "work" / name).mkdir(parents=True)
+    for number in range(9):
+        (tmp_path / "work" / "b" / "many" / f"{number}.txt").write_text(str(number))
+    (tmp_path / "copy").mkdir()
+    transparent._link_tree(tmp_path / "work", tmp_path / "copy")
+    assert not (tmp_path / "copy" / "a").is_symlink()
+    assert (tmp_path / "copy" / "b" / "many").is_symlink()
+    assert (tmp_path / "copy" / ".hidden").is_symlink()
+    assert (tmp_path / "copy" / "b" / "many" / "8.txt").read_text() == "8"
+    assert (tmp_path / "copy" / "b" / "many" / "deep").is_dir()
 
 
 def test_losses_that_are_no_mean_over_the_batch_are_told_apart():
     import tensorflow as tf
     from keras import losses, ops
 
-    from dlguide.horovod.transparent.losses import judge
+    from dlguide.horovod.transparent.patches import is_mean_loss
 
     def pairs(a, b):
         return ops.mean((b - ops.mean(b)) ** 2 - a * b)
@@ -189,19 +219,18 @@ def test_losses_that_are_no_mean_over_the_batch_are_told_apart():
 
     like = tf.zeros([8, 3])
     for wrong in (lambda a, b: ops.sum((a - b) ** 2), pairs, masked, losses.Dice()):
-        assert judge(wrong, like, like) is False
+        assert is_mean_loss(wrong, like, like) is False
     mean, each = (lambda a, b: ops.mean((a - b) ** 2)), (lambda a, b: ops.mean((a - b) ** 2, -1))
     for right in (mean, each, losses.CategoricalCrossentropy(), losses.Huber()):
-        assert judge(right, like, like) is True
+        assert is_mean_loss(right, like, like) is True
     labels = tf.zeros([8], tf.int64)
-    assert judge(losses.SparseCategoricalCrossentropy(from_logits=True), labels, like) is True
-    assert judge(lambda a, b: ops.mean(a) / 0.0, like, like) is None
+    assert (
+        is_mean_loss(losses.SparseCategoricalCrossentropy(from_logits=True), labels, like) is True
+    )
+    assert is_mean_loss(lambda a, b: ops.mean(a) / 0.0, like, like) is None
 
 
 def test_the_launcher_loads_nothing_heavy_to_read_a_script():
-    # dlguide.cli.training and dlguide.cluster.inspection; dlguide.horovod.transparent.files,
-    # .models, .patches, .step and .summing are loaded in the ranks only, as are
-    # dlguide.horovod.transparent.private and dlguide.horovod.transparent.session
     code = (
         "import sys, dlguide.cli.training, dlguide.cluster.inspection as i\n"
         "i.forbidden(sys.argv[1])\n"
@@ -213,7 +242,7 @@ def test_the_launcher_loads_nothing_heavy_to_read_a_script():
 def test_what_ranks_must_bring_together_beside_weights_is_found():
     import keras
 
-    from dlguide.horovod.transparent import step
+    from dlguide.horovod.transparent import sharing
 
     layers = [keras.layers.BatchNormalization(name=name) for name in ("trained", "frozen")]
     layers[1].trainable = False
@@ -221,7 +250,7 @@ def test_what_ranks_must_bring_together_beside_weights_is_found():
     model = keras.Sequential([keras.Input((3,)), layers[0], drop, keras.Sequential([layers[1]])])
     model.compile("sgd", "mse", metrics=["mae"])
     model.other_optimizer = keras.optimizers.Adam()
-    paths = [variable.path.split("/")[-2:] for variable in step.own_state(model)]
+    paths = [variable.path.split("/")[-2:] for variable in sharing.own_state(model)]
     assert paths == [["trained", "moving_mean"], ["trained", "moving_variance"]]
-    assert len(step.metric_state(model)) >= 2  # of the loss: a total and a count
-    assert step.optimizers_of(model) == [model.optimizer, model.other_optimizer]
+    assert len(sharing.metric_state(model)) >= 2  # of the loss: a total and a count
+    assert sharing.optimizers_of(model) == [model.optimizer, model.other_optimizer]

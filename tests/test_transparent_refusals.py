@@ -97,7 +97,7 @@ def test_what_shows_when_it_runs_is_refused_on_all_ranks():
     assert done.returncode == 0, done.stderr
     source = (SCRIPTS / "forbidden.py").read_text().splitlines()
     expected = {
-        "loop": "applies gradients in a loop of its own",
+        "loop": "applies gradients in its own loop",
         "train_on_batch": "batch by batch with `train_on_batch`",
         "endless": "its data never end",
         "sum": "not a mean over the batch (reduction='sum')",
@@ -110,7 +110,7 @@ def test_what_shows_when_it_runs_is_refused_on_all_ranks():
         "other data": "the ranks do not get the same data (found in the first step)",
         "other order later": "the ranks do not get the same data (found after 6 steps)",
         "other validation data": "the ranks do not get the same data",
-        "recurrent": "`in_a_loop` stands in a loop or a branch",
+        "recurrent": "`in_a_loop` is in a loop or a branch",
         "penalized": "the gradient of a gradient through the batch normalization `twice`",
         "no rows": "its data hold no batches",
     }

@@ -188,15 +188,16 @@ def rank_main(
         time.sleep(LOOK_S)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
+    path = script if seed is None else os.path.abspath(script)
 
     def call() -> None:
         session = None
         if seed is not None:
             from dlguide.horovod import transparent
 
-            session = transparent.start(script, folder, seed)
+            session = transparent.start(path, folder, seed)
         try:
-            runpy.run_path(script, run_name="__main__")
+            runpy.run_path(path, run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise

@@ -68,6 +68,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def allreduce(
     array: np.ndarray,
     comm: Comm,

@@ -102,3 +102,7 @@ __all__ = [
     "shutdown",
     *_NATIVE,
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -194,9 +194,9 @@ class CallableList(list):
 
 
 def _distributed_class(base: type, template: GradientReducer, average_passes: bool) -> type:
-    """Make a subclass of an optimizer's class that exchanges gradients as `template` says."""
+    """Make a subclass of an optimizer's class that exchanges gradients like `template`."""
 
-    class Distributed(base):
+    class _Distributed(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._set_reducer(template.copy())
@@ -236,13 +236,13 @@ def _distributed_class(base: type, template: GradientReducer, average_passes: bo
             own = {"_reducer", "_set_reducer", "_agg_helper", "register_local_var", "process_set"}
             return [name for name in super().__dir__() if name not in own]
 
-    Distributed.__name__, Distributed.__qualname__ = base.__name__, base.__qualname__
-    Distributed.__doc__ = base.__doc__
+    _Distributed.__name__, _Distributed.__qualname__ = base.__name__, base.__qualname__
+    _Distributed.__doc__ = base.__doc__
     # Saved under the plain optimizer's name, so that a model opens without Horovod.
     for names in (api_export.REGISTERED_OBJS_TO_NAMES, object_registration.GLOBAL_CUSTOM_NAMES):
         if base in names:
-            names[Distributed] = names[base]
-    return Distributed
+            names[_Distributed] = names[base]
+    return _Distributed
 
 
 class _PassSums:

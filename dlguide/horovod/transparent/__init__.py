@@ -1,9 +1,13 @@
-"""A script for one process run on ranks as one training, without a change to it.
+"""A script for one process run on ranks as one training, without changing it.
 
-The batch, the learning rate and the number of steps stay the script's. Each rank computes its part
-of every batch, gradients are averaged by samples, and metrics are summed, so that the run is
-that of one process up to rounding. What cannot be the same is named in the report; what cannot be
-done safely is refused, on all ranks together.
+The batch, the learning rate and the number of steps remain those of the script. Each rank computes
+its part of every batch, gradients are averaged by samples, and metrics are summed, so that the run
+is that of one process up to rounding. What cannot be the same is named in the report; what cannot
+be done safely is refused.
+
+Rank 0 runs in the script's own working directory. The other ranks run in a temporary copy of it
+that is made of links: what they write with a relative path, or with Python's `open`, stays there
+and disappears with the run. A script that writes elsewhere in another way is refused.
 
 Source:
     The idea of user-transparent parallel training is that of MaTEx-TensorFlow (PNNL), which put
@@ -12,48 +16,69 @@ Source:
 
 from __future__ import annotations
 
+import builtins
+import functools
+import importlib
+import io
 import json
 import os
+import pkgutil
+import shutil
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
+import tensorflow as tf
+from keras.src.saving import saving_api
+from keras.src.utils import file_utils
 
+from dlguide.files import atomic_write
 from dlguide.horovod import runtime
 from dlguide.horovod.native import native
-from dlguide.horovod.transparent import files, losses, normalization, patches
+from dlguide.horovod.transparent import normalization, patches
 from dlguide.horovod.transparent.session import Refused, Session
 
 __all__ = ["REPORT", "Refused", "Session", "finish", "start"]
 
 REPORT = "report.json"
+LINKS = 10_000  # files that are linked one by one; further folders are linked as a whole
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+# Python's audit events that change a file system, and how many of their arguments are paths.
+CHANGING = {"os.remove": 1, "os.rmdir": 1, "os.truncate": 1, "os.rename": 2}
 
 
 def start(script: str, folder: Path, seed: int) -> Session:
     """Prepare this rank for a script; every rank must call it, before the script runs.
 
     Args:
-        script: path of the script.
-        folder: folder of the run.
-        seed: for the random numbers of Python, NumPy and TensorFlow; equal on all ranks.
+        script: path of the script, as it will be run.
+        folder: folder of the run, which is removed after it.
+        seed: for the random values of Python, NumPy and TensorFlow; equal on all ranks.
 
     Returns:
-        Session: to be handed to `finish`.
+        Session: for `finish`.
     """
     runtime.init()
     session = Session(script, folder, native.rank(), native.size(), seed)
     keras.utils.set_random_seed(seed)
     patches.install(session)
     normalization.install(session)
-    losses.install(session)
-    files.install(session)
+    _refuse_checkpoints(session)
+    _fetch_in_turn(session)
+    if session.rank > 0:
+        enter_scratch_folder(session)
+    session.report.change("files", 0, "written by rank 0; other ranks write into temporary folders")
+    session.report.change("output", 0, "printed by rank 0; errors of all ranks are shown")
+    session.barrier()  # no rank writes before all have linked what was there
     return session
 
 
 def finish(session: Session) -> None:
     """Write the report of a script that has ended; every rank must call it.
-
-    Args:
-        session: what `start` returned.
 
     Raises:
         Refused: when the script never trained with `fit`, so that nothing was made parallel.
@@ -62,6 +87,175 @@ def finish(session: Session) -> None:
         session.refuse("nothing was made parallel: the script never trains with `fit`")
     session.barrier()
     if session.rank == 0:
-        draft = session.folder / f".{REPORT}"
-        draft.write_text(json.dumps(session.report.record()))
-        os.replace(draft, session.folder / REPORT)
+        with atomic_write(session.folder / REPORT) as file:
+            json.dump(session.report.record(), file)
+
+
+def enter_scratch_folder(session: Session) -> None:
+    """Change into a linked copy of the working directory, and refuse to write elsewhere."""
+    here = Path.cwd()
+    root = session.folder / f"scratch-{session.rank}"
+    scratch = root / here.relative_to("/")
+    scratch.mkdir(parents=True)
+    for parent in here.parents:  # so that `../data` is found
+        _link(parent, root / parent.relative_to("/"))
+    _link_tree(here, scratch)
+    os.chdir(scratch)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(root / "tmp-of-rank")
+    os.mkdir(tempfile.tempdir)
+    builtins.open = io.open = functools.partial(_open, io.open, session.folder, {})
+    check = functools.partial(_check_path, session)
+    sys.addaudithook(functools.partial(_audit, check))
+    _check_saved(check)
+    keras.callbacks.RemoteMonitor.on_epoch_end = lambda *_: None
+
+
+def _link(source: Path, target: Path) -> list[str]:
+    """Link what a folder holds into another, but for what is there; return linked folders."""
+    folders = []
+    try:
+        entries = sorted(os.scandir(source), key=lambda entry: entry.name)
+    except OSError:
+        return []
+    for entry in entries:
+        if not os.path.lexists(target / entry.name):
+            os.symlink(entry.path, target / entry.name)
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                folders.append(entry.name)
+    return folders
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Link all files below a folder; its subfolders are real, down to so many files."""
+    waiting, linked = deque([(source, target)]), 0
+    while waiting:
+        source, target = waiting.popleft()
+        for name in _link(source, target):
+            try:
+                linked += len(os.listdir(source / name))
+            except OSError:
+                continue  # it stays a link, and the script's own access fails
+            if linked > LINKS:
+                continue
+            (target / name).unlink()
+            (target / name).mkdir()
+            waiting.append((source / name, target / name))
+
+
+def _audit(check: Callable[[Any, int], None], event: str, arguments: tuple) -> None:
+    """Check the paths of Python's events that write."""
+    if event == "open":
+        path, _, flags = arguments
+        if isinstance(flags, int) and flags & WRITING:
+            check(path, flags)
+    elif event in CHANGING:
+        for path in arguments[: CHANGING[event]]:
+            check(path, None)
+
+
+def _open(
+    plain: Any, folder: Path, private: dict[Path, Path], file: Any, *args: Any, **kw: Any
+) -> Any:
+    """Open a file; one outside the run's folder that is written becomes this rank's own copy."""
+    real = _real(file)
+    if real is not None and _is_shared(real, folder) and "opener" not in kw:
+        mode = str(kw.get("mode", args[0] if args else "r"))
+        if set(mode) & set("wax+") and real not in private:
+            handle, copy = tempfile.mkstemp(suffix=f"-{real.name}")
+            os.close(handle)
+            private[real] = Path(copy)
+            if set(mode) & set("ar") and real.is_file():
+                shutil.copyfile(real, copy)
+            elif "r" in mode or "x" in mode:
+                os.unlink(copy)
+        file = private.get(real, file)
+    return plain(file, *args, **kw)
+
+
+def _real(path: Any) -> Path | None:
+    """Return the absolute path without links but the last; None for what is no path."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return None
+    path = os.path.abspath(os.fsdecode(path))
+    return Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
+def _is_shared(real: Path, folder: Path) -> bool:
+    """Return whether all ranks would write the same file: not in the run's folder or a cache."""
+    cached = any(part.startswith(".") or part == "__pycache__" for part in real.parts)
+    system = real.parts[1:2] in (("dev",), ("proc",))
+    return not (cached or system or real.is_relative_to(os.path.realpath(folder)))
+
+
+def _check_path(session: Session, path: Any, flags: int | None) -> None:
+    """Refuse a path outside the run's folder; make a linked file that is to be written private."""
+    real = _real(path)
+    if real is None:
+        return
+    if _is_shared(real, session.folder):
+        session.refuse(
+            f"writes to {real}, outside the folder in which it runs, as every rank would: use a "
+            "relative path"
+        )
+    inside = real.is_relative_to(os.path.realpath(session.folder))
+    if inside and flags is not None and not flags & os.O_EXCL and real.is_symlink():
+        original = os.readlink(real)
+        real.unlink()
+        if not flags & os.O_TRUNC and os.path.isfile(original):
+            shutil.copyfile(original, real)
+
+
+def _check_saved(check: Callable[[Any, int], None]) -> None:
+    """Check the paths of what Keras writes past Python's `open`: HDF5 and TensorFlow's files."""
+
+    def checked(plain: Any, path_of: Callable[..., Any]) -> Any:
+        @functools.wraps(plain)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            check(path_of(*args, **kwargs), os.O_TRUNC)
+            return plain(*args, **kwargs)
+
+        return call
+
+    def second(_model: Any, filepath: Any = None, *_: Any, **kwargs: Any) -> Any:
+        return filepath
+
+    save = checked(saving_api.save_model, second)
+    saving_api.save_model = keras.saving.save_model = keras.models.save_model = save
+    saving_api.save_weights = checked(saving_api.save_weights, second)
+    keras.Model.export = checked(keras.Model.export, second)
+    board = keras.callbacks.TensorBoard
+    board.set_model = checked(board.set_model, lambda callback, *_: callback.log_dir)
+
+
+def _refuse_checkpoints(session: Session) -> None:
+    """Refuse TensorFlow's checkpoints, which are written past Python's `open`."""
+
+    def refused(name: str) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> None:
+            session.refuse(f"writes with `tf.train.{name}`, which every rank would do")
+
+        return call
+
+    tf.train.Checkpoint.save = tf.train.Checkpoint.write = refused("Checkpoint")
+    tf.train.CheckpointManager.save = refused("CheckpointManager")
+
+
+def _fetch_in_turn(session: Session) -> None:
+    """Let rank 0 download what Keras downloads; the others then find it."""
+    plain = file_utils.get_file
+
+    @functools.wraps(plain)
+    def get_file(*args: Any, **kwargs: Any) -> Any:
+        if session.rank > 0:
+            session.barrier()
+            return plain(*args, **kwargs)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            session.barrier()
+
+    for module in pkgutil.iter_modules(importlib.import_module("keras.src.datasets").__path__):
+        loaded = sys.modules.get(f"keras.src.datasets.{module.name}")
+        if getattr(loaded, "get_file", None) is plain:
+            loaded.get_file = get_file
+    file_utils.get_file = keras.utils.get_file = get_file

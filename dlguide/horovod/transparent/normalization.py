@@ -51,7 +51,7 @@ def _refuse_loops(session: Session, layer: Any) -> None:
     while not tf.executing_eagerly() and graph not in (session.graph, None):
         if isinstance(graph, ControlFlowFuncGraph):
             session.refuse(
-                f"the batch normalization `{layer.name}` stands in a loop or a branch of "
+                f"the batch normalization `{layer.name}` is in a loop or a branch of "
                 "TensorFlow's (tf.while_loop, tf.cond, a recurrent layer)"
             )
         graph = getattr(graph, "outer_graph", None)
@@ -112,7 +112,7 @@ def moments_over_ranks(session: Session, layer: Any, inputs: Any, mask: Any) -> 
 
 
 def _once_only(session: Session, layer: Any, sent: tf.Tensor, name: str) -> tf.Tensor:
-    """Add up over the ranks what has no gradient of its own."""
+    """Add values up over the ranks; their gradient is refused."""
 
     @tf.custom_gradient
     def compute(values: tf.Tensor) -> Any:

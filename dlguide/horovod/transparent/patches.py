@@ -1,4 +1,14 @@
-"""Keras' `fit` and `evaluate` taught to share each batch among the ranks."""
+"""What a transparent run changes in Keras: `fit` and `evaluate` share each batch among the ranks.
+
+A loss f must hold, for a batch of n samples cut into parts of n_r:
+
+    f(all) = sum_r (n_r / n) f(part r)
+
+A sum does not, nor a loss in which samples interact (pairs, a statistic of the batch). A function
+is not read but tried: on six random samples, whole and in parts of two and four, before the first
+step. Random values are drawn twice, as zeros and ones (labels) and between 0.1 and 0.9 (where
+logarithms and quotients are finite).
+"""
 
 from __future__ import annotations
 
@@ -7,32 +17,44 @@ import inspect
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as backend
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers import trainer as base
+from keras.src.trainers.compile_utils import CompileLoss
 
 from dlguide.horovod.callbacks import BroadcastGlobalVariablesCallback
 from dlguide.horovod.reduction import reducers_of
-from dlguide.horovod.transparent.models import check_model
-from dlguide.horovod.transparent.parts import shared
 from dlguide.horovod.transparent.session import Session
-from dlguide.horovod.transparent.step import Counts, exchange_in, set_seeds_apart, share_step
-from dlguide.horovod.transparent.summing import average_logs, average_own_state, sum_metrics
+from dlguide.horovod.transparent.sharing import (
+    BatchCounts,
+    average_logs,
+    average_own_state,
+    distribute,
+    set_seeds_apart,
+    share_batches,
+    share_step,
+    sum_metrics,
+)
 
 Trainer = backend.TensorFlowTrainer
 READING = "Input: every rank reads and prepares all batches and keeps its part of each."
 LOGS = "Logs after each batch are those of rank 0's part; at the end of an epoch they are complete."
 DIFFERENT = (
-    "the ranks do not get the same data ({}): something draws numbers without a seed "
-    "(np.random.default_rng() for example) or reads in an order of its own"
+    "the ranks do not get the same data ({}): something draws random values without a seed "
+    "(np.random.default_rng() for example) or reads in a random order"
 )
+NO_MEANS = ("sum", "none", None, "mean_with_sample_weight")
+PARTS = (2, 4)  # samples
+MEAN = "is a mean over the samples of its batch; a sum would be trained otherwise"
+UNKNOWN = 5  # used for a length that the model leaves open
 
 
 def install(session: Session) -> None:
     """Change Keras in this process, before the script runs."""
-    counts = {"train": Counts(), "test": Counts()}
+    counts = {"train": BatchCounts(), "test": BatchCounts()}
     _share_data(session)
     _share_fit(session, counts)
     _share_evaluate(session, counts)
@@ -41,6 +63,7 @@ def install(session: Session) -> None:
     _weigh_means(session)
     _share_decisions(session)
     _watch_optimizers(session)
+    _check_losses(session)
 
 
 def _share_data(session: Session) -> None:
@@ -56,14 +79,14 @@ def _share_data(session: Session) -> None:
         if endless and not self.steps_per_epoch:
             session.refuse("its data never end: `fit` needs `steps_per_epoch`")
         try:
-            self._distributed_dataset = shared(data, session.rank, session.ranks)
+            self._distributed_dataset = share_batches(data, session.rank, session.ranks)
         except ValueError as error:
             session.refuse(str(error).splitlines()[-1].strip().removeprefix("ValueError: "))
 
     backend.TFEpochIterator.__init__ = init
 
 
-def _share_fit(session: Session, counts: dict[str, Counts]) -> None:
+def _share_fit(session: Session, counts: dict[str, BatchCounts]) -> None:
     plain, signature, seeds = Trainer.fit, inspect.signature(Trainer.fit), set()
 
     @functools.wraps(plain)
@@ -79,12 +102,12 @@ def _share_fit(session: Session, counts: dict[str, Counts]) -> None:
             listed = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else callbacks
             given.arguments["callbacks"] = [first, *(listed or [])]
         with session.during("train"):
-            session.told = False
+            session.reported = False
             set_seeds_apart(session, self, seeds)
             counts["train"].clear()
             history = plain(*given.args, **given.kwargs)
         session.trained = True
-        session.barrier()  # what callbacks of rank 0 have written is there for all
+        session.barrier()
         return history
 
     Trainer.fit = fit
@@ -99,7 +122,7 @@ def _share_fit(session: Session, counts: dict[str, Counts]) -> None:
         setattr(Trainer, name, refused(name))
 
 
-def _share_evaluate(session: Session, counts: dict[str, Counts]) -> None:
+def _share_evaluate(session: Session, counts: dict[str, BatchCounts]) -> None:
     for name, phase in (("evaluate", "test"), ("predict", "whole")):
         plain = getattr(Trainer, name)
 
@@ -118,7 +141,7 @@ def _share_evaluate(session: Session, counts: dict[str, Counts]) -> None:
         setattr(Trainer, name, functools.wraps(plain)(call))
 
 
-def _share_functions(session: Session, counts: dict[str, Counts]) -> None:
+def _share_functions(session: Session, counts: dict[str, BatchCounts]) -> None:
     def make(self: Any, phase: str, step: Any) -> Any:
         inner = share_step(session, self, step, counts[phase])
         function = self._make_function(inner)
@@ -150,15 +173,15 @@ def _share_functions(session: Session, counts: dict[str, Counts]) -> None:
     Trainer.make_test_function = make_test_function
 
 
-def _check_first(session: Session, model: Any, counts: Counts, phase: str) -> None:
-    """Compare what the ranks were given after a phase's first step, and say how it was shared."""
+def _check_first(session: Session, model: Any, counts: BatchCounts, phase: str) -> None:
+    """Compare the ranks' data after a phase's first step, and report how they were shared."""
     seen = counts.read()
     if not session.same([seen["steps"], seen["fingerprint"], seen["first"]]):
         session.refuse(DIFFERENT.format("found in the first step"))
     total, ranks = seen["first"], session.ranks
-    if phase != "train" or session.told:
+    if phase != "train" or session.reported:
         return
-    session.told = True
+    session.reported = True
     if total < ranks:
         session.refuse(f"its batch of {total} has not one sample for each of the {ranks} ranks")
     least = total // ranks
@@ -173,7 +196,7 @@ def _check_first(session: Session, model: Any, counts: Counts, phase: str) -> No
     session.report.differs(LOGS)
 
 
-def _share_results(session: Session, counts: dict[str, Counts]) -> None:
+def _share_results(session: Session, counts: dict[str, BatchCounts]) -> None:
     plain = base.Trainer._get_metrics_result_or_logs
 
     def results(self: Any, logs: Any) -> Any:
@@ -196,10 +219,10 @@ def _share_results(session: Session, counts: dict[str, Counts]) -> None:
 
 
 def _weigh_means(session: Session) -> None:
-    """Count a scalar that a mean takes from a part of a batch by its samples.
+    """Weight a scalar that a mean takes from a part of a batch by its samples.
 
-    Keras counts such a mean (the loss of one of several outputs, what a metric's function gives
-    for a whole batch) once per batch, however many samples that has.
+    Keras gives such a scalar (the loss of one of several outputs, the result of a metric's
+    function for a whole batch) the same weight for every batch, whatever its size.
     """
     plain = keras.metrics.Mean.update_state
 
@@ -214,7 +237,7 @@ def _weigh_means(session: Session) -> None:
 
 
 def _share_decisions(session: Session) -> None:
-    """Let all ranks stop when one of them stops, as a callback of the script's own may do."""
+    """Stop all ranks when one stops, as a callback of the script may do."""
     batch_end, epoch_end = CallbackList._on_train_batch_end, CallbackList.on_epoch_end
 
     def decides(callback: Any) -> bool:
@@ -246,19 +269,157 @@ def _share_decisions(session: Session) -> None:
 
 
 def _watch_optimizers(session: Session) -> None:
-    """Let gradients be applied inside shared steps only, and by all ranks together."""
+    """Allow gradients to be applied in shared steps only, by all ranks together."""
     plain = BaseOptimizer.apply
 
     @functools.wraps(plain)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if session.weight is None:
             session.refuse(
-                "applies gradients in a loop of its own, outside `fit`: move the step into the "
+                "applies gradients in its own loop, outside `fit`: move the step into the "
                 "`train_step` of a model and call `fit`"
             )
         if reducers_of(self) or id(self) in session.known:
             return plain(self, grads, trainable_variables)
-        exchange_in(session, self)  # it becomes one that exchanges, and applies as such
+        distribute(session, self)  # it is a distributed optimizer now
         return self.apply(grads, trainable_variables)
 
     BaseOptimizer.apply = apply
+
+
+def check_model(session: Session, model: Any) -> None:
+    """Refuse a model whose steps cannot be shared; turn XLA off."""
+    name = type(model).__name__
+    for method in ("make_train_function", "make_test_function"):
+        if getattr(type(model), method) is not getattr(Trainer, method):
+            session.refuse(f"`{name}` makes its own training loop in `{method}`")
+    _report_limits(session, model)
+    losses = keras.tree.flatten(getattr(model, "_user_loss", None) or getattr(model, "loss", None))
+    for loss in losses:
+        if isinstance(loss, keras.losses.Loss) and loss.reduction in NO_MEANS:
+            session.refuse(
+                f"its loss {loss.name} is not a mean over the batch (reduction={loss.reduction!r})"
+            )
+    sizes = {each.shape[0] for each in getattr(model, "inputs", None) or [] if each.shape}
+    if sizes - {None}:
+        session.refuse(f"`{name}` is built for batches of {max(sizes - {None})} samples only")
+    if model.jit_compile:
+        model.jit_compile = False
+        model.train_function = model.test_function = None
+        session.report.change("compile", 0, "XLA is off (jit_compile=False)")
+    layers = [each for each in model._flatten_layers() if getattr(each, "mask_zero", False)]
+    if layers:
+        session.report.differs(
+            f"Masks ({', '.join(each.name for each in layers)}): a loss over steps that are not "
+            "masked is averaged on each rank first, then over the ranks by their samples."
+        )
+
+
+def _report_limits(session: Session, model: Any) -> None:
+    """Report what differs from one process in a model, or cannot be checked."""
+    report, kind = session.report, type(model)
+    for method in ("train_step", "compute_loss"):
+        if getattr(kind, method) is not getattr(keras.Model, method):
+            report.assume(f"the loss that `{kind.__name__}.{method}` forms {MEAN}")
+    # Before a model is built `metrics` holds none of `compile`; those of its layers it does.
+    given = getattr(model, "_compile_metrics", None)
+    given = [getattr(given, "_user_metrics", None), getattr(given, "_user_weighted_metrics", None)]
+    metrics = [*model.metrics, *keras.tree.flatten(given)]
+    own = [each for each in metrics if isinstance(each, keras.metrics.Metric)]
+    own = [each.name for each in own if not type(each).__module__.startswith("keras.")]
+    if own:
+        report.differs(
+            f"Metrics of the script's own classes ({', '.join(dict.fromkeys(own))}): their "
+            'variables are summed over the ranks, or as their `aggregation=` defines ("mean").'
+        )
+
+
+def is_mean_loss(loss: Any, y_true: Any, y_pred: Any) -> bool | None:
+    """Return whether a loss is the mean over its batch, as far as trial calls show.
+
+    `y_true` and `y_pred` give the shapes and dtypes; their first axis is the batch. None when it
+    cannot be tried: it fails on such values, is not finite, or its result changes.
+    """
+    answers = []
+    for low in (True, False):
+        drawn = np.random.default_rng(5)
+        try:
+            with tf.init_scope():
+                given = tf.nest.map_structure(
+                    lambda x, low=low, drawn=drawn: _draw(drawn, x, low), (y_true, y_pred)
+                )
+                answers.append(_try(loss, *given))
+        except Exception:  # the script's code, on values that are not the script's
+            continue
+    known = [each for each in answers if each is not None]
+    return all(known) if known else None
+
+
+def _draw(drawn: np.random.Generator, like: Any, low: bool) -> tf.Tensor:
+    """Return six samples like those of a tensor."""
+    shape = [sum(PARTS), *(length or UNKNOWN for length in like.shape[1:])]
+    whole = not like.dtype.is_floating or low
+    values = drawn.integers(0, 2, shape) if whole else drawn.uniform(0.1, 0.9, shape)
+    return tf.cast(tf.constant(values), like.dtype)
+
+
+def _try(loss: Any, y_true: Any, y_pred: Any) -> bool | None:
+    def value(first: int, end: int) -> float:
+        given = tf.nest.map_structure(lambda x: x[first:end], (y_true, y_pred))
+        return float(tf.reduce_mean(loss(*given)))
+
+    total = sum(PARTS)
+    whole, again = value(0, total), value(0, total)
+    parts = [value(0, PARTS[0]), value(PARTS[0], total)]
+    if not np.isfinite([whole, *parts]).all() or whole != again:
+        return None
+    mean = sum(rows * part for rows, part in zip(PARTS, parts, strict=True)) / total
+    precision = tf.as_dtype(getattr(loss, "dtype", "float32")).as_numpy_dtype
+    close = max(1e-4, float(np.finfo(precision).eps) ** 0.5)
+    return bool(abs(whole - mean) <= close * (1e-3 + max(abs(part) for part in [whole, *parts])))
+
+
+def _check_loss(session: Session, name: str, loss: Any, y_true: Any, y_pred: Any) -> None:
+    """Refuse a loss that is no mean over the batch; all ranks try it on the same values."""
+    found = is_mean_loss(loss, y_true, y_pred)
+    if found is None:
+        session.report.assume(f"the loss {name} {MEAN}")
+    elif not found:
+        session.refuse(
+            f"its loss {name} is not a mean over the batch: on parts of a batch it does not give "
+            "what it gives on the whole (it sums, or couples samples)"
+        )
+
+
+def _check_losses(session: Session) -> None:
+    """Check every loss of `compile` in the first shared step that uses it."""
+    plain_call, plain_loss = CompileLoss.call, keras.losses.Loss.__call__
+    plain_add = keras.Layer.add_loss
+    checked: dict[int, Any] = {}
+    inside = False
+
+    @functools.wraps(plain_loss)
+    def loss_call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if inside and session.weight is not None and id(self) not in checked:
+            checked[id(self)] = self
+            _check_loss(session, self.name, functools.partial(plain_loss, self), y_true, y_pred)
+        return plain_loss(self, y_true, y_pred, sample_weight)
+
+    @functools.wraps(plain_call)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        inside = True
+        try:
+            return plain_call(self, *args, **kwargs)
+        finally:
+            inside = False
+
+    @functools.wraps(plain_add)
+    def add_loss(self: Any, loss: Any) -> None:
+        if not type(self).__module__.startswith("keras."):
+            session.report.assume(f"what `{self.name}` adds with `add_loss` {MEAN}")
+        return plain_add(self, loss)
+
+    keras.losses.Loss.__call__ = loss_call
+    CompileLoss.call = call
+    keras.Layer.add_loss = add_loss
