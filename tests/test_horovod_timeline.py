@@ -169,10 +169,10 @@ def test_steps_are_put_on_the_recordings_clock(tmp_path):
     recorded = read(written(tmp_path, two_rounds()))
     steps = recorded.steps(run_of((3.5, 4.0), (0.25, 0.5)))
     assert np.allclose(steps, [(0.5, 0.75), (1.0, 1.5)])
-    with pytest.raises(ValueError, match="`run` must say when its steps began"):
+    with pytest.raises(ValueError, match="`run` must contain when its steps began"):
         recorded.steps(run_of((), (0.25, 0.5)))
     no_clock = dataclasses.replace(recorded, started_unix_s=None)
-    with pytest.raises(ValueError, match="`run` must say when its steps began"):
+    with pytest.raises(ValueError, match="`run` must contain when its steps began"):
         no_clock.steps(run_of((3.5,), (0.25,)))
 
 

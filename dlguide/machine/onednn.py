@@ -69,7 +69,7 @@ class Primitive:
     def layouts(self) -> str:
         """Layouts of what it reads and writes, biases and work spaces left out.
 
-        A reorder does not say whether it copies images or weights: its tags stay as they are.
+        A reorder copies images or weights, which the log does not show: its tags are kept.
         """
         shown = [each for each in self.tensors if each.role.split("_")[-1] in ("src", "wei", "dst")]
         names = [each.tag if self.kind == "reorder" else each.layout for each in shown]

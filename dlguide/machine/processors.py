@@ -30,7 +30,7 @@ _TRAINING = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True)
 class Processor:
-    """One processor as its data sheet describes it; a CPU is one socket unless its name says more.
+    """One processor as its data sheet describes it; a CPU is one socket unless named otherwise.
 
     Args:
         name: what the vendor calls it.

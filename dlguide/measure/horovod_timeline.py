@@ -287,7 +287,7 @@ class Timeline:
         """
         known = self.started_unix_s is not None and len(run.step_start_s) == len(run.step_s)
         then = "Take the Run that `training.fit` returned on rank 0 with this recording."
-        require(known and bool(run.step_s), "run", "say when its steps began", str(run), then)
+        require(known and bool(run.step_s), "run", "contain when its steps began", str(run), then)
         zero = run.started_unix_s - self.started_unix_s
         pairs = zip(run.step_start_s, run.step_s, strict=True)
         return [(zero + start, zero + start + seconds) for start, seconds in pairs]

@@ -1,4 +1,4 @@
-"""Run: what a training tells about itself, in plain numbers."""
+"""Run: the result of a training in plain numbers."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ WARMUP_STEPS = 5
 
 @dataclass(frozen=True)
 class Run:
-    """One training as one rank saw it; goes to records as JSON.
+    """Result of a training on one rank, ready for JSON.
 
-    What was asked for:
+    Configuration:
         rank (index), ranks (count), threads of this rank (count), model, data, device, epochs,
         batch_per_rank (images per step), global_batch (images per step over all ranks),
         optimizer, learning_rate (as used, after scaling; the highest of a schedule),
         rate_scaling, seed, virtual_workers (of each rank, count).
 
-    What it was about:
-        parameters (trainable weights, count), samples (training images an epoch, all ranks),
-        steps_per_epoch, first_epoch (epochs that a checkpoint had done before this run).
+    Problem:
+        parameters (trainable weights, count), samples (training images per epoch, all ranks),
+        steps_per_epoch, first_epoch (epochs of a checkpoint before this run).
 
-    What came out, one number for each epoch trained here (one that was gone on with counts
-    whole, the steps before it included):
-        loss and train_accuracy (mean over all samples of all ranks and share of them that was
+    Outcome, one number for each epoch trained here (a resumed epoch counts whole, its earlier
+    steps included):
+        loss and train_accuracy (mean over all samples of all ranks, and share of them that was
         predicted correctly, each with the weights before its step), test_accuracy (fraction of
-        the whole test set; a run that found nothing left to train has one, of the weights
-        it found; empty without evaluation); train_metrics and test_metrics (the same of every
-        metric, by name), earlier_loss (of the epochs that a checkpoint had done).
+        the whole test set; one value, of the loaded weights, if nothing was left to train;
+        empty without evaluation); train_metrics and test_metrics (the same of every
+        metric, by name), earlier_loss (of the epochs of a checkpoint).
 
-    What it took, in seconds:
+    Times in seconds:
         step_s (every step of this run, none dropped, waiting for data and ranks included),
         wait_s (for each step, its part spent waiting for data), first_step_s (the first of
         step_s: tracing, first connections), setup_s (imports, data, net, broadcast),
@@ -107,12 +107,12 @@ class Run:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for a record; `from_dict` reads them back."""
+        """Return plain numbers for a record; `from_dict` reads them."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Run:
-        """Read a Run back from what `as_dict` wrote, also after a journey through JSON."""
+        """Build a Run from the result of `as_dict`, also after JSON."""
         known = [one.name for one in fields(cls)]
         for name in record:
             require_known(name, known, "record")
@@ -132,20 +132,20 @@ class Run:
 def steady_images_per_s(
     step_s: Sequence[float], step_images: Sequence[int], warmup: int = WARMUP_STEPS
 ) -> float:
-    """Give the throughput of the steady state: images of a full step over its median time.
+    """Return the steady-state throughput: images of a full step over its median time.
 
-    Only full steps count (those of the most images), and of these only the ones after the
-    first `warmup` steps of the run; where a run is shorter than twice that, its first half is
-    the warm-up. The mean over all steps, the slow first one inside, answers another question:
-    what the whole job takes.
+    Only full steps count (those with the most images), and of these only the ones after the first
+    `warmup` steps of the run, or after its first half if the run is shorter than twice that. The
+    mean over all steps, with the slow first one, answers another question: the time of the whole
+    job.
 
     Args:
         step_s: time of every step of the run, in order (s).
         step_images: images of each of these steps, over all ranks (count).
-        warmup: steps at the beginning that do not count (count).
+        warmup: first steps that do not count (count).
 
     Returns:
-        float: images per second over all ranks; 0.0 when no step was made.
+        float: images per second over all ranks; 0.0 without steps.
 
     >>> steady_images_per_s([5.0, 0.1, 0.1, 0.02], [100, 100, 100, 20], warmup=1)
     1000.0
@@ -159,6 +159,6 @@ def steady_images_per_s(
         for seconds, images in zip(step_s[first:], step_images[first:], strict=True)
         if images == full
     ]
-    # A run of two steps whose second is the short one has only its first to go by.
+    # In a run of two steps of which the second is short, only the first is left.
     steady = steady or [s for s, images in zip(step_s, step_images, strict=True) if images == full]
     return full / float(np.median(steady))

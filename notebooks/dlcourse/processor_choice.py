@@ -1,7 +1,7 @@
 """Choosing a processor as the 2019 guide argues: model, data, what there is, how far one is.
 
 The guide gives no formula ("there is no generic answer"). Its argument is done here with numbers
-that can be checked; where time has overtaken it, `OUTDATED` says so.
+that can be checked; `OUTDATED` lists what no longer holds.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def choose(
     activation_bytes: float = 0.0,
     sample_bytes: float = IMAGE_BYTES,
 ) -> tuple[ProcessorChoice, ...]:
-    """Rank the processors that are available for a training, and say why.
+    """Rank the processors that are available for a training, with reasons.
 
     The guide's four points. Model: a worker needs bytes_per_parameter * parameters +
     activation_bytes; what does not fit into one processor is split over several, so that fewer
@@ -144,8 +144,8 @@ def _choice(
         reasons.append(_data_reason(each, data_bytes, used * memory - copies * need))
     reasons.append(_peak_reason(each, dtype, used))
     if each.kind == "cpu" and each.year > 2019 and "bfloat16" in each.flops_per_s:
-        said, today = OUTDATED["4.3"]
-        reasons.append(f"The guide (4.3) saw {said}; today there are {today}.")
+        claim, today = OUTDATED["4.3"]
+        reasons.append(f"The guide (4.3) saw {claim}; today there are {today}.")
     if stage == "develop":
         reasons.append("While developing, one copy is enough: short runs, quick answers.")
     speed = copies * parts * peak
@@ -155,7 +155,7 @@ def _choice(
 def _model_reason(need: float, memory: float, parts: int, count: int) -> str:
     sizes = f"{need:.3g} bytes; the memory of one holds {memory:.3g}"
     if not memory:
-        return "Its memory is not stated, so nobody can say whether the model fits."
+        return "Its memory is not stated, so it is unknown whether the model fits."
     if parts == 1:
         return f"The model fits: a worker needs {sizes}. Data parallelism will do."
     if parts <= count:
