@@ -1,8 +1,8 @@
-"""Deep learning at scale: what the notebooks and your own code import.
+"""Deep learning at scale: distributed training, thread planning, and MPI ranks from a notebook.
 
-Importing `dlguide` loads nothing heavy: a subpackage is imported when its name is first used, and
-TensorFlow, MPI or matplotlib only inside the functions that need them. Threads must be planned
-before TensorFlow starts, and MPI must never start in the notebook's own kernel.
+Importing `dlguide` loads nothing heavy: a name is imported when it is first used, and TensorFlow,
+MPI or matplotlib only inside the functions that need them. Threads must be planned before
+TensorFlow starts, and MPI must never start in the notebook's own kernel.
 """
 
 from importlib import import_module
@@ -12,12 +12,12 @@ __version__ = "0.1.0"
 
 _SUBPACKAGES = (
     "bench",
-    "errors",
     "cluster",
     "collectives",
     "commands",
     "data",
     "doctor",
+    "errors",
     "files",
     "horovod",
     "machine",
@@ -31,13 +31,27 @@ _SUBPACKAGES = (
     "training",
     "tuning",
 )
+# What most programs need: the module and the name in it.
+_NAMES = {
+    "Cluster": ("cluster", "Cluster"),
+    "FitConfig": ("training", "FitConfig"),
+    "MissingComponentError": ("errors", "MissingComponentError"),
+    "RankError": ("cluster", "RankError"),
+    "describe_machine": ("machine", "describe"),
+    "fit": ("training", "fit"),
+    "plan_threads": ("machine.threads", "plan"),
+}
+__all__ = sorted([*_NAMES, *_SUBPACKAGES])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        module, attribute = _NAMES[name]
+        return getattr(import_module(f"dlguide.{module}"), attribute)
     if name in _SUBPACKAGES or name == "exercises":  # the last only says where they are now
         return import_module(f"dlguide.{name}")
-    raise AttributeError(f"dlguide has no {name!r}; it has {', '.join(_SUBPACKAGES)}")
+    raise AttributeError(f"dlguide has no {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*_SUBPACKAGES, "__version__"])
+    return [*__all__, "__version__"]

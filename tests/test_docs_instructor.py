@@ -20,7 +20,7 @@ import yaml
 
 from dlguide import preflight
 from dlguide.cluster.errors import RankError, names_of
-from dlguide.doctor import surroundings
+from dlguide.doctor import host
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -114,7 +114,7 @@ def one_core(folder, patch):
 def little_shared_memory(folder, patch):
     free = shutil._ntuple_diskusage(64_000_000, 600_000, 63_400_000)
     patch.setattr(shutil, "disk_usage", lambda place: free)
-    return str(surroundings.shared_memory(60))
+    return str(host.shared_memory(60))
 
 
 def no_loopback(folder, patch):
@@ -122,7 +122,7 @@ def no_loopback(folder, patch):
         raise OSError(101, "Network is unreachable")
 
     patch.setattr("socket.create_connection", down)
-    return str(surroundings.loopback(60))
+    return str(host.loopback(60))
 
 
 def damaged_data(folder, patch):
@@ -130,7 +130,7 @@ def damaged_data(folder, patch):
     path = folder / "mnist" / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(b"other" + path.read_bytes()[5:])
     patch.setenv("DLGUIDE_DATA", str(folder))
-    return str(surroundings.data_files(60))
+    return str(host.data_files(60))
 
 
 def taken_port(folder, patch):
@@ -151,9 +151,7 @@ def path_with_a_space(folder, patch):
 
 
 def variable(name, value):
-    return lambda folder, patch: str(
-        surroundings.environment(60, {"HOME": str(folder), name: value})
-    )
+    return lambda folder, patch: str(host.environment(60, {"HOME": str(folder), name: value}))
 
 
 TEXTS = {

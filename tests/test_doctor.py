@@ -19,8 +19,8 @@ import pytest
 
 from dlguide import doctor
 from dlguide.cluster import processes
-from dlguide.doctor import checkup, ranks, software, surroundings
-from dlguide.doctor.finding import Finding
+from dlguide.doctor import examination, host, mpi, software
+from dlguide.doctor.result import CheckResult
 
 pytestmark = pytest.mark.alone
 
@@ -50,7 +50,7 @@ def healthy():
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    return [Finding(**record) for record in json.loads(done.stdout)]
+    return [CheckResult(**record) for record in json.loads(done.stdout)]
 
 
 def test_healthy_machine_has_no_failure(healthy):
@@ -59,7 +59,7 @@ def test_healthy_machine_has_no_failure(healthy):
 
 def test_every_check_is_reported_once(healthy):
     names = [finding.name for finding in healthy]
-    assert len(names) == len(set(names)) >= len(checkup.CHECKS)
+    assert len(names) == len(set(names)) >= len(examination.CHECKS)
     assert names[0] == "Python"
 
 
@@ -77,22 +77,24 @@ def test_libmpi_is_one_and_belongs_to_this_environment(healthy):
 
 def test_finding_that_fails_must_name_its_fix():
     with pytest.raises(ValueError, match=r"`fix` must name the command that fixes g\+\+"):
-        Finding("g++", False, "missing")
-    assert Finding("g++", None, "missing").fix == ""
+        CheckResult("g++", False, "missing")
+    assert CheckResult("g++", None, "missing").fix == ""
 
 
 def test_report_shows_the_command_below_what_fails_only():
-    text = doctor.report([Finding("a", True, "x", "nothing"), Finding("b", False, "y", "make b")])
+    text = doctor.report(
+        [CheckResult("a", True, "x", "nothing"), CheckResult("b", False, "y", "make b")]
+    )
     lines = text.splitlines()
     assert lines[0].split() == ["ok", "a", "x"]
     assert lines[1].split() == ["FAIL", "b", "y"]
     assert lines[2].strip() == "fix: make b"
     assert lines[3] == "1 of 2 fail."
-    assert doctor.report([Finding("a", True, "x")]).endswith("works.")
+    assert doctor.report([CheckResult("a", True, "x")]).endswith("works.")
 
 
 def test_json_holds_all_fields():
-    assert json.loads(doctor.report([Finding("a", None, "x")], as_json=True)) == [
+    assert json.loads(doctor.report([CheckResult("a", None, "x")], as_json=True)) == [
         {"name": "a", "ok": None, "found": "x", "fix": ""}
     ]
 
@@ -126,8 +128,8 @@ def test_doctor_itself_loads_neither_tensorflow_nor_mpi():
     code = (
         "import sys\n"
         "from dlguide import doctor\n"
-        "from dlguide.doctor import checkup\n"
-        "quick = [pair for pair in checkup.CHECKS if pair[0] not in ('Two ranks', 'Jupyter')]\n"
+        "from dlguide.doctor import examination\n"
+        "quick = [pair for pair in examination.CHECKS if pair[0] not in ('Two ranks', 'Jupyter')]\n"
         "doctor.examine(60, quick)\n"
         "assert not {'tensorflow', 'keras', 'mpi4py', 'horovod', 'daal4py'} & set(sys.modules)"
     )
@@ -138,7 +140,7 @@ def test_doctor_itself_loads_neither_tensorflow_nor_mpi():
 def test_mpiexec_that_hangs_is_ended_with_all_it_started(tmp_path):
     launcher = script(tmp_path / "mpiexec", "sleep 613 & sleep 613")
     begin = time.monotonic()
-    finding = ranks.mpiexec(1.0, launcher)
+    finding = mpi.mpiexec(1.0, launcher)
     assert time.monotonic() - begin < 15
     assert finding.ok is False
     assert finding.found == f"{launcher} did not end within 1 s"
@@ -152,31 +154,31 @@ def test_mpiexec_that_hangs_is_ended_with_all_it_started(tmp_path):
 
 def test_mpiexec_that_fails_is_reported_with_its_error(tmp_path):
     launcher = script(tmp_path / "mpiexec", "echo no such host >&2; exit 7")
-    finding = ranks.mpiexec(LIMIT_S, launcher)
+    finding = mpi.mpiexec(LIMIT_S, launcher)
     assert finding.ok is False
     assert "ended with exit status 7: no such host" in finding.found
 
 
 def test_mpiexec_of_another_mpi_makes_two_worlds_of_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranks, "TWO_RANKS", ranks.TWO_RANKS.split("import tensorflow")[0])
+    monkeypatch.setattr(mpi, "TWO_RANKS", mpi.TWO_RANKS.split("import tensorflow")[0])
     # What a foreign mpiexec does: it starts the program twice, and each is alone.
     launcher = script(tmp_path / "mpiexec", 'shift 2; "$@" & "$@"; wait')
-    finding = ranks.two_ranks(LIMIT_S, launcher)[0]
+    finding = mpi.two_ranks(LIMIT_S, launcher)[0]
     assert finding.ok is False
     assert "1 ranks, sum 1" in finding.found
 
 
 def test_missing_mpiexec_fails_all_that_need_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    found = [ranks.mpiexec(LIMIT_S), *ranks.two_ranks(LIMIT_S)]
+    found = [mpi.mpiexec(LIMIT_S), *mpi.two_ranks(LIMIT_S)]
     assert [finding.ok for finding in found] == [False] * 3
     assert all("no mpiexec" in finding.found and finding.fix for finding in found)
 
 
 def test_ranks_that_fail_in_tensorflow_have_a_good_mpi4py(monkeypatch):
-    broken = ranks.TWO_RANKS.replace("import tensorflow", "import tensorfow")
-    monkeypatch.setattr(ranks, "TWO_RANKS", broken)
-    mpi4py, horovod = ranks.two_ranks(LIMIT_S)
+    broken = mpi.TWO_RANKS.replace("import tensorflow", "import tensorfow")
+    monkeypatch.setattr(mpi, "TWO_RANKS", broken)
+    mpi4py, horovod = mpi.two_ranks(LIMIT_S)
     assert mpi4py.ok is True
     assert horovod.ok is False
     assert "No module named 'tensorfow'" in horovod.found
@@ -188,14 +190,14 @@ def test_second_libmpi_is_found(tmp_path):
     (tmp_path / "mpi.cc").write_text("int other_mpi;")
     subprocess.run(["g++", "-shared", "-fPIC", "-o", copy, tmp_path / "mpi.cc"], check=True)
     other = f"import ctypes\nctypes.CDLL({copy.as_posix()!r})"
-    finding = ranks.one_libmpi(LIMIT_S, {"mpi4py": ranks.LOADERS["mpi4py"], "Horovod": other})
+    finding = mpi.one_libmpi(LIMIT_S, {"mpi4py": mpi.LOADERS["mpi4py"], "Horovod": other})
     assert finding.ok is False
     assert f"Horovod: {copy}" in finding.found
     assert finding.fix == "dlguide install-horovod --force"
 
 
 def test_component_that_does_not_load_is_named():
-    finding = ranks.one_libmpi(LIMIT_S, {"mpi4py": "import no_such_module"})
+    finding = mpi.one_libmpi(LIMIT_S, {"mpi4py": "import no_such_module"})
     assert finding.ok is False
     assert "No module named 'no_such_module'" in finding.found
 
@@ -260,8 +262,8 @@ def test_package_alone_needs_neither_jupyterlab_nor_daal4py(monkeypatch):
     def version(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(ranks.metadata, "version", version)
-    assert set(ranks._loaders()) == {"mpi4py", "Horovod"}
+    monkeypatch.setattr(mpi.metadata, "version", version)
+    assert set(mpi._loaders()) == {"mpi4py", "Horovod"}
 
 
 def test_horovod_that_is_missing_or_older_is_reported(monkeypatch):
@@ -292,7 +294,7 @@ def test_horovod_that_is_missing_or_older_is_reported(monkeypatch):
     ],
 )
 def test_stray_variable_is_reported_with_unset(variables, ok, word, tmp_path):
-    finding = surroundings.environment(LIMIT_S, {"HOME": str(tmp_path), **variables})
+    finding = host.environment(LIMIT_S, {"HOME": str(tmp_path), **variables})
     assert finding.ok is ok
     assert word in finding.found
     assert finding.fix == ("" if ok else f"unset {word}")
@@ -300,9 +302,9 @@ def test_stray_variable_is_reported_with_unset(variables, ok, word, tmp_path):
 
 def test_pythonpath_with_another_keras_is_reported(tmp_path):
     variables = {"HOME": str(tmp_path), "PYTHONPATH": f"/nowhere:{tmp_path}"}
-    assert surroundings.environment(LIMIT_S, variables).ok is True
+    assert host.environment(LIMIT_S, variables).ok is True
     (tmp_path / "keras").mkdir()
-    finding = surroundings.environment(LIMIT_S, variables)
+    finding = host.environment(LIMIT_S, variables)
     assert finding.ok is False
     assert finding.found == f"PYTHONPATH: {tmp_path} hides keras"
 
@@ -313,30 +315,30 @@ def test_keras_settings_of_the_user_are_read(tmp_path):
     variables = {"HOME": str(tmp_path)}
     for text, ok in (('{"backend": "torch"}', False), ('{"backend": "tensorflow"}', True)):
         path.write_text(text)
-        assert surroundings.environment(LIMIT_S, variables).ok is ok
+        assert host.environment(LIMIT_S, variables).ok is ok
     path.write_text("{")
-    assert surroundings.environment(LIMIT_S, variables).fix == f"rm {path}"
+    assert host.environment(LIMIT_S, variables).fix == f"rm {path}"
 
 
 def test_damaged_data_file_is_named_with_its_fix(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "data" / "mnist", tmp_path / "mnist")
     monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path))
-    assert surroundings.data_files(LIMIT_S).ok is True
+    assert host.data_files(LIMIT_S).ok is True
     path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
     damaged = bytearray(path.read_bytes())
     damaged[1000] ^= 1
     path.write_bytes(damaged)
-    finding = surroundings.data_files(LIMIT_S)
+    finding = host.data_files(LIMIT_S)
     assert finding.ok is False
     assert path.name in finding.found
     assert finding.fix == "git checkout -- data"
     path.unlink()
-    assert surroundings.data_files(LIMIT_S).ok is False
+    assert host.data_files(LIMIT_S).ok is False
 
 
 def test_missing_data_folder_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("DLGUIDE_DATA", str(tmp_path / "nowhere"))
-    assert surroundings.data_files(LIMIT_S).ok is False
+    assert host.data_files(LIMIT_S).ok is False
 
 
 def test_leftover_process_is_found_and_its_end_too():
@@ -345,16 +347,16 @@ def test_leftover_process_is_found_and_its_end_too():
     try:
         # Until it has become `sleep` it still has our environment.
         deadline = time.monotonic() + 10
-        finding = surroundings.leftovers(LIMIT_S)
+        finding = host.leftovers(LIMIT_S)
         while str(process.pid) not in finding.found and time.monotonic() < deadline:
-            finding = surroundings.leftovers(LIMIT_S)
+            finding = host.leftovers(LIMIT_S)
         assert finding.ok is False
         assert f"{process.pid} of dlguide-test-doctor" in finding.found
         assert finding.fix == "dlguide cleanup"
     finally:
         process.kill()
         process.wait()
-    assert str(process.pid) not in surroundings.leftovers(LIMIT_S).found
+    assert str(process.pid) not in host.leftovers(LIMIT_S).found
 
 
 def test_little_memory_fails_with_what_ranks_need(monkeypatch):
@@ -362,30 +364,30 @@ def test_little_memory_fails_with_what_ranks_need(monkeypatch):
         available = 10**9
 
     monkeypatch.setattr(psutil, "virtual_memory", Free)
-    finding = surroundings.memory(LIMIT_S)
+    finding = host.memory(LIMIT_S)
     assert finding.ok is False
     assert "two ranks need 1.4" in finding.found
     Free.available = 2 * 10**9
-    assert surroundings.memory(LIMIT_S).ok is None
+    assert host.memory(LIMIT_S).ok is None
 
 
 def test_full_disk_fails(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 10**8))
-    assert surroundings.disk(LIMIT_S).ok is False
-    finding = surroundings.shared_memory(LIMIT_S)
+    assert host.disk(LIMIT_S).ok is False
+    finding = host.shared_memory(LIMIT_S)
     assert finding.ok is None
     assert "remount" in finding.fix
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 10**7))
-    assert surroundings.shared_memory(LIMIT_S).ok is False
+    assert host.shared_memory(LIMIT_S).ok is False
 
 
 def test_shared_memory_that_cannot_be_written_fails(tmp_path):
-    assert surroundings.shared_memory(LIMIT_S, tmp_path / "nowhere").ok is False
+    assert host.shared_memory(LIMIT_S, tmp_path / "nowhere").ok is False
 
 
 def test_home_that_is_not_there_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
-    finding = surroundings.home(LIMIT_S)
+    finding = host.home(LIMIT_S)
     assert finding.ok is False
     assert "export HOME" in finding.fix
 
@@ -395,7 +397,7 @@ def test_loopback_that_is_down_fails(monkeypatch):
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr("socket.create_connection", down)
-    finding = surroundings.loopback(LIMIT_S)
+    finding = host.loopback(LIMIT_S)
     assert finding.ok is False
     assert finding.fix == "sudo ip link set lo up"
 
@@ -404,8 +406,8 @@ def test_one_core_is_a_note():
     code = (
         "import os\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from dlguide.doctor import surroundings\n"
-        "finding = surroundings.cores(1)\n"
+        "from dlguide.doctor import host\n"
+        "finding = host.cores(1)\n"
         "assert finding.ok is None and finding.fix, finding\n"
         "assert finding.found.startswith('1 to use'), finding"
     )

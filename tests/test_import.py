@@ -86,7 +86,20 @@ def test_opening_every_subpackage_but_horovod_loads_nothing_heavy():
     assert HEAVY.isdisjoint(load(subpackages)[1])
 
 
-def test_unknown_room_lists_the_known_ones():
+def test_the_names_of_the_package_are_those_of_its_subpackages():
+    from dlguide import machine, training
+    from dlguide.cluster import Cluster, RankError
+
+    assert (dlguide.Cluster, dlguide.RankError) == (Cluster, RankError)
+    assert (dlguide.fit, dlguide.FitConfig) == (training.fit, training.FitConfig)
+    assert (dlguide.describe_machine, dlguide.plan_threads) == (
+        machine.describe,
+        machine.threads.plan,
+    )
+    assert set(dlguide.__all__) <= set(dir(dlguide))
+
+
+def test_unknown_name_lists_the_known_ones():
     done = subprocess.run(
         [sys.executable, "-c", "import dlguide; dlguide.attic"], capture_output=True, text=True
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import dlguide, left_by
 
-from dlguide.cluster import inspection
+from dlguide.cluster import script_lint
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
 
@@ -57,7 +57,7 @@ def run(script, *words, cwd=None):
 def test_text_that_forbids_it_is_found_with_its_line(line, said, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"def f():\n    pass\n\n{line}\n")
-    found = inspection.forbidden(str(script))
+    found = script_lint.check(str(script))
     assert len(found) == 1
     assert found[0].startswith("line 4: ")
     assert said in found[0]
@@ -73,7 +73,7 @@ def test_text_that_only_looks_alike_is_let_pass(tmp_path):
         "m.save(p)\ntf.io.gfile.GFile(p).read()\ntf.io.gfile.GFile(p, 'rb').read()\n"
         "table.get('RANK')\n'RANK' in table\n'HOME' in os.environ\n__import__(name)\n"
     )
-    assert inspection.forbidden(str(script)) == []
+    assert script_lint.check(str(script)) == []
 
 
 def test_a_refused_text_starts_no_rank_and_names_every_reason(tmp_path):

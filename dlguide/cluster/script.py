@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlguide.cluster import errors, inspection, processes, supervision
+from dlguide.cluster import errors, processes, script_lint, supervision
 from dlguide.cluster.environment import find_mpiexec, rank_environment
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.output import RankPipes, redirect
@@ -62,7 +62,7 @@ def run_script(
     """
     require(Path(script).is_file(), "script", "be a file that exists", script)
     if seed is not None:
-        _refuse(script, inspection.forbidden(script))
+        _refuse(script, script_lint.check(script))
     plan = threads.plan(describe(), ranks=ranks, oversubscribe=oversubscribe)
     mpiexec = find_mpiexec()
     name = uuid.uuid4().hex[:12]

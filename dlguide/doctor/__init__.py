@@ -1,6 +1,6 @@
 """What works on this machine, what does not, and the command that fixes it."""
 
-from dlguide.doctor.checkup import examine
-from dlguide.doctor.finding import Finding, report
+from dlguide.doctor.examination import examine
+from dlguide.doctor.result import CheckResult, report
 
-__all__ = ["Finding", "examine", "report"]
+__all__ = ["CheckResult", "examine", "report"]

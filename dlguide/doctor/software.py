@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from dlguide import commands, preflight
-from dlguide.doctor.finding import Finding
+from dlguide.doctor.result import CheckResult
 from dlguide.install_horovod import HOROVOD_VERSION
 
 PYTHONS = SpecifierSet(">=3.11,<3.14")
@@ -54,79 +54,79 @@ for line in libraries.summary(libraries.loaded()).splitlines():
 """
 
 
-def python(limit_s: float) -> Finding:
+def python(limit_s: float) -> CheckResult:
     """Compare this Python's version with those that the packages are made for."""
     version = ".".join(map(str, sys.version_info[:3]))
     found = f"{version}, {sys.executable}"
     if version in PYTHONS:
-        return Finding("Python", True, found)
+        return CheckResult("Python", True, found)
     fix = "make distclean && make setup PYTHON=python3.12"
-    return Finding("Python", False, f"{found}; 3.11, 3.12 or 3.13 is needed", fix)
+    return CheckResult("Python", False, f"{found}; 3.11, 3.12 or 3.13 is needed", fix)
 
 
-def packages(limit_s: float) -> list[Finding]:
+def packages(limit_s: float) -> list[CheckResult]:
     """Compare what is installed with the requirements and the pins.
 
     An allowed version that is not the pinned one probably works: a note.
     """
-    findings, others = [], []
+    results, others = [], []
     for requirement in _requirements():
-        finding = _package(requirement)
+        result = _package(requirement)
         if requirement.name in SHOWN_APART:
-            findings.append(finding)
+            results.append(result)
         else:
-            others.append((finding, requirement))
-    findings.append(_horovod())
+            others.append((result, requirement))
+    results.append(_horovod())
     bad = [pair for pair in others if pair[0].ok is False]
     bad = bad or [pair for pair in others if pair[0].ok is None]
     if bad:
-        listed = "; ".join(f"{finding.name} {finding.found}" for finding, _ in bad)
+        listed = "; ".join(f"{result.name} {result.found}" for result, _ in bad)
         fix = _setup(*(_wanted(requirement) for _, requirement in bad))
-        findings.append(Finding("Packages", bad[0][0].ok, listed, fix))
+        results.append(CheckResult("Packages", bad[0][0].ok, listed, fix))
     else:
-        findings.append(Finding("Packages", True, f"{len(others)} others as pinned"))
-    return findings
+        results.append(CheckResult("Packages", True, f"{len(others)} others as pinned"))
+    return results
 
 
-def compiler(limit_s: float) -> Finding:
+def compiler(limit_s: float) -> CheckResult:
     """Check that g++ and make could build Horovod; a note when it is built already."""
     lack = preflight.compiler() or preflight.make()
     if not lack:
-        return Finding("g++", True, "compiles C++17; make is there too")
+        return CheckResult("g++", True, "compiles C++17; make is there too")
     built = _version("horovod") is not None
     fix = "sudo apt-get install g++ make"
     note = " Horovod is built already; `dlguide install-horovod --force` would need it."
-    return Finding("g++", None if built else False, lack + (note if built else ""), fix)
+    return CheckResult("g++", None if built else False, lack + (note if built else ""), fix)
 
 
-def jupyter(limit_s: float) -> Finding:
+def jupyter(limit_s: float) -> CheckResult:
     """Start the notebooks' kernel and import ipyparallel in it; without the course only a note."""
     lab = _version("jupyterlab")
     if lab is None:
         needed = False if _version("dlcourse") else None
-        return Finding("Jupyter", needed, "jupyterlab is not installed", _setup("jupyterlab"))
+        return CheckResult("Jupyter", needed, "jupyterlab is not installed", _setup("jupyterlab"))
     code = KERNEL.format(limit_s=limit_s)
     done = commands.run([sys.executable, "-c", code], limit_s, commands.without_mpi())
     answer = re.search(r"^DOCTOR (\S+) (.*)$", done.output, re.M)
     own_kernel = f"{sys.executable} -m ipykernel install --sys-prefix"
     if answer is None:
         how = done.tail(1) if done.status is not None else f"no answer within {limit_s:g} s"
-        return Finding("Jupyter", False, f"the kernel python3: {how[:200]}", own_kernel)
+        return CheckResult("Jupyter", False, f"the kernel python3: {how[:200]}", own_kernel)
     version, prefix = answer.groups()
     if Path(prefix).resolve() != Path(sys.prefix).resolve():
         found = f"the kernel python3 belongs to another environment, {prefix}"
-        return Finding("Jupyter", False, found, own_kernel)
-    return Finding("Jupyter", True, f"JupyterLab {lab}; kernel starts; ipyparallel {version}")
+        return CheckResult("Jupyter", False, found, own_kernel)
+    return CheckResult("Jupyter", True, f"JupyterLab {lab}; kernel starts; ipyparallel {version}")
 
 
-def libraries(limit_s: float) -> Finding:
+def libraries(limit_s: float) -> CheckResult:
     """List the BLAS, deep learning, thread and message libraries that the packages load."""
     done = commands.run([sys.executable, "-c", LIBRARIES], limit_s, commands.without_mpi())
     lines = re.findall(r"^DOCTOR (.*)$", done.output, re.M)
     if lines:
-        return Finding("Libraries", True, "; ".join(lines))
+        return CheckResult("Libraries", True, "; ".join(lines))
     how = done.tail(1) if done.status is not None else f"no answer within {limit_s:g} s"
-    return Finding("Libraries", None, f"could not be loaded together: {how[:200]}", _setup())
+    return CheckResult("Libraries", None, f"could not be loaded together: {how[:200]}", _setup())
 
 
 def _requirements() -> list[Requirement]:
@@ -143,20 +143,22 @@ def _requirements() -> list[Requirement]:
     ]
 
 
-def _package(requirement: Requirement) -> Finding:
+def _package(requirement: Requirement) -> CheckResult:
     name = requirement.name
     installed = _version(name) or _version(OTHER_NAMES.get(name, name))
     if installed is None and name in NOT_PYTHON_IN_CONDA and _in_conda():
-        return Finding(name, True, "conda's")
+        return CheckResult(name, True, "conda's")
     fix = _setup(_wanted(requirement))
     if installed is None:
-        return Finding(name, False, "is not installed", fix)
+        return CheckResult(name, False, "is not installed", fix)
     if not requirement.specifier.contains(installed, prereleases=True):
-        return Finding(name, False, f"is {installed}, needed {name}{requirement.specifier}", fix)
+        return CheckResult(
+            name, False, f"is {installed}, needed {name}{requirement.specifier}", fix
+        )
     pinned = pins().get(_normal(name), installed)
     if pinned != installed:
-        return Finding(name, None, f"{installed}, tested with {pinned}", fix)
-    return Finding(name, True, installed)
+        return CheckResult(name, None, f"{installed}, tested with {pinned}", fix)
+    return CheckResult(name, True, installed)
 
 
 def _wanted(requirement: Requirement) -> str:
@@ -165,12 +167,12 @@ def _wanted(requirement: Requirement) -> str:
     return requirement.name + (f"=={pinned}" if pinned else str(requirement.specifier))
 
 
-def _horovod() -> Finding:
+def _horovod() -> CheckResult:
     installed = _version("horovod")
     if installed == HOROVOD_VERSION:
-        return Finding("Horovod", True, installed)
+        return CheckResult("Horovod", True, installed)
     found = "is not installed" if installed is None else f"{installed}, needed {HOROVOD_VERSION}"
-    return Finding("Horovod", False, found, "dlguide install-horovod")
+    return CheckResult("Horovod", False, found, "dlguide install-horovod")
 
 
 @cache

@@ -16,7 +16,7 @@ from dlguide import machine
 from dlguide.cluster import processes
 from dlguide.commands import STARTED_BY_MPI
 from dlguide.data import datasets
-from dlguide.doctor.finding import Finding
+from dlguide.doctor.result import CheckResult
 
 RANK_BYTES = 700_000_000  # a rank with TensorFlow, the MNIST net and its data
 DISK_BYTES = 1_000_000_000  # notebooks, plots, checkpoints
@@ -25,7 +25,7 @@ SHARED_BYTES = 64_000_000  # what two ranks and their messages take of /dev/shm
 SHADOWING = ("tensorflow", "keras", "tf_keras", "horovod", "mpi4py", "ipyparallel", "numpy")
 
 
-def environment(limit_s: float, variables: Mapping[str, str] | None = None) -> Finding:
+def environment(limit_s: float, variables: Mapping[str, str] | None = None) -> CheckResult:
     """Look for variables and settings that silently change what runs."""
     env = os.environ if variables is None else variables
     breaking: dict[str, str] = {}
@@ -53,7 +53,7 @@ def environment(limit_s: float, variables: Mapping[str, str] | None = None) -> F
     if stray:
         which = "; ".join(f"{name}: {why}" for name, why in stray.items())
         ok = False if breaking else None
-        return Finding("Environment", ok, which, f"unset {' '.join(stray)}")
+        return CheckResult("Environment", ok, which, f"unset {' '.join(stray)}")
     return _keras_settings(env)
 
 
@@ -65,21 +65,21 @@ def _threads(name: str, value: str, breaking: dict, slowing: dict) -> None:
         slowing[name] = f"{value} threads on {usable} cores"
 
 
-def _keras_settings(env: Mapping[str, str]) -> Finding:
+def _keras_settings(env: Mapping[str, str]) -> CheckResult:
     path = Path(env.get("KERAS_HOME") or Path(env.get("HOME", "~")).expanduser() / ".keras")
     path /= "keras.json"
     if "KERAS_BACKEND" not in env and path.exists():
         try:
             backend = json.loads(path.read_text()).get("backend", "tensorflow")
         except (OSError, ValueError, AttributeError):
-            return Finding("Environment", False, f"{path} cannot be read", f"rm {path}")
+            return CheckResult("Environment", False, f"{path} cannot be read", f"rm {path}")
         if backend != "tensorflow":
             fix = "export KERAS_BACKEND=tensorflow"
-            return Finding("Environment", False, f"{path} chooses the backend {backend}", fix)
-    return Finding("Environment", True, "no variable that interferes")
+            return CheckResult("Environment", False, f"{path} chooses the backend {backend}", fix)
+    return CheckResult("Environment", True, "no variable that interferes")
 
 
-def cores(limit_s: float) -> Finding:
+def cores(limit_s: float) -> CheckResult:
     """Count the cores this process may use; a note when two ranks would share one."""
     here = machine.describe()
     online = os.sysconf("SC_NPROCESSORS_ONLN")
@@ -88,52 +88,54 @@ def cores(limit_s: float) -> Finding:
     if here.quota_cores is not None:
         found += f", CPU time for {here.quota_cores:g}"
     if here.usable_cores >= 2:
-        return Finding("Cores", True, found)
+        return CheckResult("Cores", True, found)
     fix = "Ask for 2 cores, or use `Cluster(ranks=2, oversubscribe=True)`, without a speed-up."
-    return Finding("Cores", None, f"{found}; two ranks would share one", fix)
+    return CheckResult("Cores", None, f"{found}; two ranks would share one", fix)
 
 
-def memory(limit_s: float) -> Finding:
+def memory(limit_s: float) -> CheckResult:
     """Compare the free memory with what two ranks and a kernel need."""
     total = machine.describe().memory_bytes
     free = min(psutil.virtual_memory().available, total)
     found = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     fix = "ps -eo rss,pid,args --sort=-rss | head  # end what you do not need"
     if free < 2 * RANK_BYTES:
-        return Finding("Memory", False, f"{found}; two ranks need 1.4", fix)
+        return CheckResult("Memory", False, f"{found}; two ranks need 1.4", fix)
     if free < 4 * RANK_BYTES:
-        return Finding("Memory", None, f"{found}; more than two ranks will not fit", fix)
-    return Finding("Memory", True, found)
+        return CheckResult("Memory", None, f"{found}; more than two ranks will not fit", fix)
+    return CheckResult("Memory", True, found)
 
 
-def disk(limit_s: float) -> Finding:
+def disk(limit_s: float) -> CheckResult:
     """Check that results can be written in the current and the temporary folder."""
     try:
         places = [Path.cwd(), Path(tempfile.gettempdir())]
     except OSError as error:
-        return Finding("Disk", False, str(error), "mkdir -p /tmp/mine && export TMPDIR=/tmp/mine")
+        return CheckResult(
+            "Disk", False, str(error), "mkdir -p /tmp/mine && export TMPDIR=/tmp/mine"
+        )
     free, place = min((shutil.disk_usage(place).free, place) for place in places)
     found = f"{free / 1e9:.1f} GB free in {place}"
     if free < DISK_BYTES:
-        return Finding("Disk", False, found, f"make clean; df -h {place}")
+        return CheckResult("Disk", False, found, f"make clean; df -h {place}")
     if not os.access(places[0], os.W_OK):
-        return Finding("Disk", False, f"{places[0]} cannot be written", "cd ~")
-    return Finding("Disk", True, found)
+        return CheckResult("Disk", False, f"{places[0]} cannot be written", "cd ~")
+    return CheckResult("Disk", True, found)
 
 
-def shared_memory(limit_s: float, folder: Path = Path("/dev/shm")) -> Finding:
+def shared_memory(limit_s: float, folder: Path = Path("/dev/shm")) -> CheckResult:
     """Check the room in /dev/shm, through which ranks exchange messages; Docker gives 64 MB."""
     fix = f"sudo mount -o remount,size=1G {folder}  # in Docker: docker run --shm-size=1g ..."
     if not os.access(folder, os.W_OK):
-        return Finding("Shared memory", False, f"{folder} cannot be written", fix)
+        return CheckResult("Shared memory", False, f"{folder} cannot be written", fix)
     free = shutil.disk_usage(folder).free
     found = f"{free / 1e6:.0f} MB free in {folder}"
     if free < SHARED_BYTES:
-        return Finding("Shared memory", False, found, fix)
-    return Finding("Shared memory", True if free >= 4 * SHARED_BYTES else None, found, fix)
+        return CheckResult("Shared memory", False, found, fix)
+    return CheckResult("Shared memory", True if free >= 4 * SHARED_BYTES else None, found, fix)
 
 
-def loopback(limit_s: float) -> Finding:
+def loopback(limit_s: float) -> CheckResult:
     """Send a byte over 127.0.0.1, which connects kernel, controller and ranks."""
     try:
         with (
@@ -147,34 +149,34 @@ def loopback(limit_s: float) -> Finding:
                 accepted.settimeout(limit_s)
                 came = accepted.recv(1)
     except OSError as error:
-        return Finding("Loopback", False, f"127.0.0.1: {error}", "sudo ip link set lo up")
-    return Finding("Loopback", came == b"x", "127.0.0.1 answers", "sudo ip link set lo up")
+        return CheckResult("Loopback", False, f"127.0.0.1: {error}", "sudo ip link set lo up")
+    return CheckResult("Loopback", came == b"x", "127.0.0.1 answers", "sudo ip link set lo up")
 
 
-def home(limit_s: float) -> Finding:
+def home(limit_s: float) -> CheckResult:
     """Write into the home folder: Jupyter and the cache of Horovod's wheel need it."""
     place = Path.home()
     try:
         tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
         fix = "mkdir -p /tmp/home && export HOME=/tmp/home"
-        return Finding("Home", False, f"{place}: {error.strerror}", fix)
-    return Finding("Home", True, f"{place} can be written")
+        return CheckResult("Home", False, f"{place}: {error.strerror}", fix)
+    return CheckResult("Home", True, f"{place} can be written")
 
 
-def data_files(limit_s: float) -> Finding:
+def data_files(limit_s: float) -> CheckResult:
     """Check the data files against their checksums."""
     try:
         data = datasets.load("mnist")
     except RuntimeError as error:
-        return Finding("Data", False, str(error), "git checkout -- data")
-    return Finding("Data", True, repr(data))
+        return CheckResult("Data", False, str(error), "git checkout -- data")
+    return CheckResult("Data", True, repr(data))
 
 
-def leftovers(limit_s: float) -> Finding:
+def leftovers(limit_s: float) -> CheckResult:
     """Look for processes of clusters whose owner is gone."""
     found = processes.leftovers()
     if not found:
-        return Finding("Leftovers", True, "no process of a cluster is left over")
+        return CheckResult("Leftovers", True, "no process of a cluster is left over")
     first = "; ".join(f"{each.pid} of {each.cluster}" for each in found[:5])
-    return Finding("Leftovers", False, f"{len(found)} processes: {first}", "dlguide cleanup")
+    return CheckResult("Leftovers", False, f"{len(found)} processes: {first}", "dlguide cleanup")

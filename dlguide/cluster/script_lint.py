@@ -1,6 +1,6 @@
-"""Read a script before it is run on ranks by itself: what in it forbids that, and in which line.
+"""Static check of a script that ranks run in parallel unchanged: the lines that forbid it.
 
-Only what can be seen in the text is found here; what shows when the script runs is refused then.
+What only shows while the script runs is refused then, by `dlguide.horovod.transparent`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WRITERS = (
     *("tf.saved_model.save", "tf.io.TFRecordWriter", "tf.io.write_file"),
     "tf.summary.create_file_writer",
 )
-SAVERS = ("tf.train.Checkpoint", "tf.train.CheckpointManager")  # they write when told to, or read
+SAVERS = ("tf.train.Checkpoint", "tf.train.CheckpointManager")  # they write or read
 OPENERS = ("h5py.File", "gfile.GFile")  # these take a mode
 IMPORTERS = ("import_module", "__import__")
 RANK_VARIABLE = re.compile(
@@ -35,7 +35,7 @@ RANK_VARIABLE = re.compile(
 )
 
 
-def forbidden(script: str) -> list[str]:
+def check(script: str) -> list[str]:
     """Return the reasons in a script's text why it cannot be made parallel."""
     try:
         tree = ast.parse(Path(script).read_bytes())
@@ -47,7 +47,7 @@ def forbidden(script: str) -> list[str]:
 
 
 def _reasons(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """Go through the nodes that forbid it, each with its reason."""
+    """Yield the nodes that forbid it, each with its reason."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -71,7 +71,7 @@ def _reasons(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _named_reasons(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """Go through the nodes that forbid it because of what a name was given elsewhere."""
+    """Yield the nodes that forbid it because of an assignment elsewhere."""
     environments, savers = {"environ"}, {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -106,7 +106,7 @@ def _attribute(node: ast.Attribute) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _writes(node: ast.Call) -> bool:
-    """Say whether a call writes files past Python's `open`, which alone is told apart."""
+    """Return whether a call writes files without Python's `open`."""
     called = ast.unparse(node.func)
     if called.endswith(WRITERS):
         return True
@@ -137,7 +137,7 @@ def _environment(node: ast.AST, environments: set[str]) -> str | None:
 
 
 def _assigned_backend(node: ast.AST) -> str | None:
-    """Return what a script sets KERAS_BACKEND to, where the text shows it."""
+    """Return the value of KERAS_BACKEND that a script sets, if its text shows it."""
     if isinstance(node, ast.Assign):
         key = node.targets[0].slice if isinstance(node.targets[0], ast.Subscript) else None
         value = node.value

@@ -1,4 +1,4 @@
-"""All checks, side by side, each under its own time limit."""
+"""All checks of the machine, side by side, each with a time limit, and the report of them."""
 
 from __future__ import annotations
 
@@ -6,53 +6,55 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from dlguide.doctor import ranks, software, surroundings
-from dlguide.doctor.finding import Finding
+from dlguide.doctor import host, mpi, software
+from dlguide.doctor.result import CheckResult
 from dlguide.errors import require_positive
 
-# Each check gets its time limit in seconds; only those that start a process need it.
-Check = Callable[[float], "Finding | list[Finding]"]
+# Each check gets its time limit in seconds; only those that start a process use it.
+Check = Callable[[float], "CheckResult | list[CheckResult]"]
 
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("Python", software.python),
     ("Packages", software.packages),
-    ("Environment", surroundings.environment),
-    ("mpiexec", ranks.mpiexec),
-    ("libmpi", ranks.one_libmpi),
-    ("Two ranks", ranks.two_ranks),
+    ("Environment", host.environment),
+    ("mpiexec", mpi.mpiexec),
+    ("libmpi", mpi.one_libmpi),
+    ("Two ranks", mpi.two_ranks),
     ("Jupyter", software.jupyter),
     ("Compiler", software.compiler),
     ("Libraries", software.libraries),
-    ("Cores", surroundings.cores),
-    ("Memory", surroundings.memory),
-    ("Shared memory", surroundings.shared_memory),
-    ("Disk", surroundings.disk),
-    ("Home", surroundings.home),
-    ("Loopback", surroundings.loopback),
-    ("Data", surroundings.data_files),
-    ("Leftovers", surroundings.leftovers),
+    ("Cores", host.cores),
+    ("Memory", host.memory),
+    ("Shared memory", host.shared_memory),
+    ("Disk", host.disk),
+    ("Home", host.home),
+    ("Loopback", host.loopback),
+    ("Data", host.data_files),
+    ("Leftovers", host.leftovers),
 )
 
 
-def examine(timeout_s: float = 60.0, checks: Iterable[tuple[str, Check]] = CHECKS) -> list[Finding]:
+def examine(
+    timeout_s: float = 60.0, checks: Iterable[tuple[str, Check]] = CHECKS
+) -> list[CheckResult]:
     """Check everything that training on ranks and the lessons need on this machine.
 
     The heavy checks run in their own processes; TensorFlow and MPI are never loaded here. A check
-    that raises or does not answer in time is a finding that fails.
+    that raises or does not answer in time fails.
 
     Args:
         timeout_s: time limit of each check (s); all run side by side.
-        checks: pairs of a name and a function from the limit to one or several findings.
+        checks: pairs of a name and a function from the limit to one or several results.
 
     Returns:
-        list[Finding]: at least one for each check, in the order of `checks`.
+        At least one result for each check, in the order of `checks`.
 
     Raises:
-        ValueError: when `timeout_s` is not a positive number.
+        ValueError: if `timeout_s` is not a positive number.
     """
     limit_s = require_positive(timeout_s, "timeout_s")
     checks = list(checks)
-    answers: dict[str, list[Finding]] = {}
+    answers: dict[str, list[CheckResult]] = {}
     threads = []
     for name, check in checks:
         # Daemons: one that hangs in a system call must not keep Python from ending.
@@ -65,15 +67,15 @@ def examine(timeout_s: float = 60.0, checks: Iterable[tuple[str, Check]] = CHECK
         thread.join(max(0.0, deadline - time.monotonic()))
     silent = f"no answer within {limit_s:g} s"
     again = "dlguide doctor  # again, when the machine has less to do"
-    late = {name: [Finding(name, False, silent, again)] for name, _ in checks}
+    late = {name: [CheckResult(name, False, silent, again)] for name, _ in checks}
     return [finding for name, _ in checks for finding in answers.get(name, late[name])]
 
 
-def _ask(name: str, check: Check, limit_s: float, answers: dict[str, list[Finding]]) -> None:
+def _ask(name: str, check: Check, limit_s: float, answers: dict[str, list[CheckResult]]) -> None:
     try:
         answer = check(limit_s)
     except Exception as error:  # whatever is broken is what the doctor has to report
         text = str(error).strip().splitlines()
         found = f"{type(error).__name__}: {text[0] if text else 'without a text'}"
-        answer = Finding(name, False, found, "make setup")
-    answers[name] = [answer] if isinstance(answer, Finding) else list(answer)
+        answer = CheckResult(name, False, found, "make setup")
+    answers[name] = [answer] if isinstance(answer, CheckResult) else list(answer)

@@ -14,7 +14,7 @@ from pathlib import Path
 from dlguide import commands
 from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec
-from dlguide.doctor.finding import Finding
+from dlguide.doctor.result import CheckResult
 from dlguide.errors import MissingComponentError
 
 MARK = "DOCTOR "
@@ -75,25 +75,25 @@ hvd.shutdown()
 """
 
 
-def mpiexec(limit_s: float, launcher: Path | None = None) -> Finding:
+def mpiexec(limit_s: float, launcher: Path | None = None) -> CheckResult:
     """Start two `echo` processes with the launcher, by default the one that `Cluster` takes."""
     try:
         path = launcher or find_mpiexec()
     except MissingComponentError as error:
-        return Finding("mpiexec", False, str(error), REINSTALL)
+        return CheckResult("mpiexec", False, str(error), REINSTALL)
     done = commands.run([path, "-n", "2", "/bin/echo", "here"], limit_s, _environment(path))
     if done.ok and done.output.split() == ["here", "here"]:
-        return Finding("mpiexec", True, str(path))
-    return Finding("mpiexec", False, f"{path} {_how(done, limit_s)}", REINSTALL)
+        return CheckResult("mpiexec", True, str(path))
+    return CheckResult("mpiexec", False, f"{path} {_how(done, limit_s)}", REINSTALL)
 
 
-def two_ranks(limit_s: float, launcher: Path | None = None) -> list[Finding]:
-    """Sum a number over two ranks, with mpi4py and then with Horovod: a finding for each."""
+def two_ranks(limit_s: float, launcher: Path | None = None) -> list[CheckResult]:
+    """Sum a number over two ranks, with mpi4py and then with Horovod: a result for each."""
     names = ("mpi4py, 2 ranks", "Horovod, 2 ranks")
     try:
         path = launcher or find_mpiexec()
     except MissingComponentError as error:
-        return [Finding(name, False, str(error), REINSTALL) for name in names]
+        return [CheckResult(name, False, str(error), REINSTALL) for name in names]
     env = {
         **_environment(path),
         "TF_NUM_INTRAOP_THREADS": "1",
@@ -113,7 +113,7 @@ def two_ranks(limit_s: float, launcher: Path | None = None) -> list[Finding]:
     ]
 
 
-def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> Finding:
+def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> CheckResult:
     """Find the libmpi that each component loads, each in its own process.
 
     In one process the second would get the library of the first, and a mixture of two would not
@@ -130,11 +130,11 @@ def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> Find
         found[name] = " and ".join(sorted(paths)) or (done.tail(1) or _how(done, limit_s))
     stray = [name for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if os.environ.get(name)]
     if len(set(found.values())) == 1 and (path := next(iter(found.values()))).startswith("/"):
-        return Finding("libmpi", True, f"{path}, for {', '.join(found)}")
+        return CheckResult("libmpi", True, f"{path}, for {', '.join(found)}")
     which = "; ".join(f"{name}: {path}" for name, path in found.items())
     unset = f"unset {' '.join(stray)}; " if stray else ""
     rest = REBUILD if found.get("mpi4py", "").startswith("/") else REINSTALL
-    return Finding("libmpi", False, which, f"{unset}{rest}")
+    return CheckResult("libmpi", False, which, f"{unset}{rest}")
 
 
 def _loaders() -> dict[str, str]:
@@ -146,29 +146,29 @@ def _loaders() -> dict[str, str]:
     return LOADERS
 
 
-def _mpi4py(record: dict | None, how: str) -> Finding:
+def _mpi4py(record: dict | None, how: str) -> CheckResult:
     name = "mpi4py, 2 ranks"
     if record is None:
-        return Finding(name, False, how, REINSTALL)
+        return CheckResult(name, False, how, REINSTALL)
     library = re.sub(r"\s+", " ", record["library"].replace("\x00", ""))[:60].strip()
     if (record["ranks"], record["total"]) != (2, 3):
         alone = f"{record['ranks']} ranks, sum {record['total']}: another MPI's mpiexec? {library}"
-        return Finding(name, False, alone, REINSTALL)
+        return CheckResult(name, False, alone, REINSTALL)
     version = re.search(r"MPICH Version: (\S+)", library)
     shown = f"MPICH {version.group(1)}" if version else library
-    return Finding(name, True, f"sum 3 after {record['seconds']:.1f} s; {shown}")
+    return CheckResult(name, True, f"sum 3 after {record['seconds']:.1f} s; {shown}")
 
 
-def _horovod(record: dict | None, how: str) -> Finding:
+def _horovod(record: dict | None, how: str) -> CheckResult:
     name = "Horovod, 2 ranks"
     if record is None:
-        return Finding(name, False, how, REBUILD)
+        return CheckResult(name, False, how, REBUILD)
     if (record["ranks"], record["total"]) != (2, 3.0):
-        return Finding(name, False, f"{record['ranks']} ranks, sum {record['total']}", REBUILD)
+        return CheckResult(name, False, f"{record['ranks']} ranks, sum {record['total']}", REBUILD)
     if record["keras"] != metadata.version("keras"):
         found = f"imports Keras {record['keras']} from {record['keras_file']}"
-        return Finding(name, False, found, "unset PYTHONPATH")
-    return Finding(
+        return CheckResult(name, False, found, "unset PYTHONPATH")
+    return CheckResult(
         name,
         True,
         f"sum 3 after {record['seconds']:.1f} s; TensorFlow {record['tensorflow']},"
