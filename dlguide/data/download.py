@@ -24,6 +24,16 @@ from dlguide.errors import DataError, TransferError, require, require_known, req
 from dlguide.files import data_folder_to_write, file_lock, require_writable
 from dlguide.files import sha256 as digest
 
+__all__ = [
+    "CATALOGUE",
+    "DataSource",
+    "Download",
+    "Fetched",
+    "fetch",
+    "fetch_file",
+    "names",
+]
+
 _FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TRIES_AGAIN = 2

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 
+__all__ = ["StagingResult", "stage"]
+
 _LOOK_S = 0.005
 _THREADS, _AT_ONCE = 4, 1000
-_AGAIN = "Nothing was kept. Wait until nobody writes to the data set, then copy it again."
+_AGAIN = "Nothing was kept. Wait until no process writes to the data set, then copy it again."
 _THEN = "Check the data set with `dlguide data verify FOLDER`, and fetch or convert it again."
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
@@ -178,7 +180,7 @@ def _stage(
     with file_lock(final.with_name(f".{final.name}.lock"), wait=True):
         listing = list_files(given)  # the source may have changed while we waited
         partial, before = (final.with_name(f".{final.name}.{what}") for what in ("partial", "old"))
-        for left in (partial, before):  # we hold the lock: whoever made them is gone
+        for left in (partial, before):  # we hold the lock: the process that made them is gone
             shutil.rmtree(left, ignore_errors=True)
         copied = False
         with reporting(progress, f"staging {final.name}") as report:
@@ -235,7 +237,7 @@ def _require_apart(source: Path, target: Path) -> None:
 
 
 def _copy_all(source: Path, target: Path, listing: Listing, done: Callable[[int], None]) -> None:
-    """Copy files into a new folder; what is read is held against its checksum on the way.
+    """Copy files into a new folder; what is read is compared with its checksum on the way.
 
     A data set without a manifest gets a complete SHA256SUMS in its copy, so that the copy can
     be checked later. Times of change are kept.
@@ -258,7 +260,7 @@ def _difference(listing: Listing, target: Path, quick: bool, done: Callable[[int
     """Say in which way a copy differs from its source; the source's files are not read.
 
     A file counts as the same when its length and its checksum are; where the source has no
-    checksum its time of change must be the same too. Then the copy is held against its own
+    checksum its time of change must be the same too. Then the copy is compared with its own
     checksums, so that damage is seen.
     """
     mark = MANIFEST if listing.kind == "manifest" else SUMS

@@ -30,6 +30,8 @@ from dlguide.data.progress import Progress, reporting
 from dlguide.data.readers import READERS
 from dlguide.errors import DataError, MissingComponentError, require
 
+__all__ = ["verify"]
+
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)")
 _THEN = "Write it again with `sha256sum`, or take it from where the data set came from."
@@ -188,7 +190,7 @@ def _missing(place: Path) -> str:
 class Listed:
     """A file of a data set.
 
-    name (relative to the folder, with /), nbytes, sha256 (empty where nobody knows it),
+    name (relative to the folder, with /), nbytes, sha256 (empty where it is not known),
     modified_ns (when it was changed last).
     """
 

@@ -264,7 +264,7 @@ def _missing_text(name: str, place: Path, missing: list[Path], count: int) -> st
             )
     return (
         f"{text} With a network: `dlguide data fetch {name}`. Without: copy these files there "
-        "from another machine that has them (each is held against its SHA-256), or use data "
+        "from another machine that has them (each is compared with its SHA-256), or use data "
         "that is made on the spot by `dlguide.data.synthetic`."
     )
 
@@ -294,7 +294,7 @@ def present(folder: str | os.PathLike | None = None) -> tuple[str, ...]:
 
 
 def image_shape(name: str) -> tuple[int, int, int]:
-    """Tell the shape of a data set's images without reading it.
+    """Return the shape of a data set's images without reading it.
 
     Args:
         name: one of `names()`.
@@ -314,7 +314,7 @@ def image_shape(name: str) -> tuple[int, int, int]:
 def load(name: str = "mnist", folder: str | os.PathLike | None = None) -> Dataset:
     """Read a data set from its files as first published.
 
-    Each file is held against its SHA-256 checksum before it is used, so that a damaged or
+    Each file is compared with its SHA-256 checksum before it is used, so that a damaged or
     truncated one is never trained on. Nothing is downloaded: "mnist" comes with the course,
     `dlguide data fetch` gets the others. CIFAR-10 is read in its binary version only; the one
     for Python is a pickle, which can run any code.

@@ -185,7 +185,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def is_inside(name: Any) -> bool:
-    """Tell whether a file name stays inside the folder that it is relative to.
+    """Whether a file name stays inside the folder that it is relative to.
 
     >>> is_inside("7/000000012.png"), is_inside("../12.png"), is_inside("/etc/passwd")
     (True, False, False)
@@ -286,7 +286,7 @@ class RecordBlock:
 class StoredDataset(Sequence, ABC):
     """The samples of a data set: `len`, `[number]`, and a loop from front to back.
 
-    Whatever is read is held against the index before it is handed out; what does not fit
+    Whatever is read is compared with the index before it is returned; what does not fit
     raises a DamageError that names file, record and byte. A loop hands out all `count` samples
     or raises. It may be open several times at once. One thread at a time each; a process
     that was forked opens it again.
@@ -326,14 +326,14 @@ class StoredDataset(Sequence, ABC):
             number: of the sample, in range.
 
         Returns:
-            bytes: not yet held against the checksum.
+            bytes: not yet compared with the checksum.
         """
 
     @abstractmethod
     def blocks(self) -> Iterator[RecordBlock]:
         """Read what is stored for all samples, from front to back, as fast as it can be read.
 
-        Nothing is held against a checksum: this is what `payloads` begins with, and the
+        No checksum is computed: this is what `payloads` begins with, and the
         yardstick for it.
 
         Returns:

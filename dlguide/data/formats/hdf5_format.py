@@ -109,7 +109,7 @@ class Hdf5Dataset(StoredDataset):
         path = check_structure(folder, manifest)
         self.opens += 3  # the table, the file to check it, the file to read it
         try:
-            # Locks would fail on file systems without them, and nobody writes here.
+            # Locks would fail on file systems without them, and no process writes here.
             self._file = h5py.File(path, "r", locking=False)
             # A link is not followed: it may lead to another file, or to a pipe that never answers.
             sound = isinstance(self._file.get(RECORDS, getlink=True), h5py.HardLink)

@@ -161,7 +161,7 @@ _OPEN = _Environments()
 class LmdbDataset(StoredDataset):
     """Reads samples through LMDB, after the pages that it follows have been checked.
 
-    What nobody can prevent: a file that is cut while it is mapped ends the process (SIGBUS).
+    Cannot be prevented: a file that is cut while it is mapped ends the process (SIGBUS).
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -174,7 +174,7 @@ class LmdbDataset(StoredDataset):
         self._error = lmdb.Error
         try:
             environment, key = _OPEN.take(path)
-            # also when nobody calls `close`
+            # also without a call of `close`
             self._give_back = weakref.finalize(self, _OPEN.give_back, key)
             self._give_back.atexit = False
             self._transaction = environment.begin(buffers=True)

@@ -66,10 +66,21 @@ def create(path: str | os.PathLike, kind: str, shard_samples: int | None = None)
 
 
 def open_dataset(path: str | os.PathLike) -> StoredDataset:
-    """Open a data set that was written here; `formats.open` is this.
+    """Open a data set that `create` or `convert` wrote; `formats.open` is this function.
 
-    Before anything is read: the manifest fits its own checksum, the index fits the manifest,
-    and files have their length. So nothing is mapped that is shorter than it should be.
+    Checked at once: the manifest fits its own checksum, the index fits the manifest, and files
+    have their length. So nothing is mapped that is shorter than it should be. Each record is
+    compared with its checksum when it is read.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        StoredDataset: `len`, `[number]`, a loop over all samples; to be used in a `with`.
+
+    Raises:
+        DamageError: when a file is missing or not as it was written; names file and place.
+        DataError: when LMDB cannot open a file that is not damaged.
     """
     folder = _absolute(path)
     manifest = read_manifest(folder)
@@ -115,7 +126,7 @@ def convert(
         shards: number of files to share the samples among, as evenly as whole samples allow
             (tfrecord and recordio only); None for one.
         progress: True draws a bar to standard error; a function is called with the samples done
-            and all samples (None where nobody knows).
+            and all samples (None where it is not known).
 
     Returns:
         Manifest: of the target.
@@ -148,6 +159,12 @@ def _cuts(shards: int | None, total: int | None, kind: str) -> set[int]:
     require(kind in FRAMINGS, "shards", f"be None but for {known}", shards)
     require_count(shards, "shards")
     then = "Convert it to one file first, or use `create` with `shard_samples`."
-    require(total is not None, "shards", "be None where nobody knows the samples", shards, then)
+    require(
+        total is not None,
+        "shards",
+        "be None where the number of samples is not known",
+        shards,
+        then,
+    )
     require(shards <= max(total, 1), "shards", f"be at most the {total} samples", shards)
     return {shard * total // shards for shard in range(1, shards)}

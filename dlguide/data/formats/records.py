@@ -434,7 +434,7 @@ class FramedDataset(StoredDataset):
 class PlainRecords:
     """The records of files that no manifest vouches for; only from front to back.
 
-    Every record is held against its own checksum. A DamageError names file, record and byte
+    Every record is compared with its own checksum. A DamageError names file, record and byte
     where that fails; `unchecked` says what these files give no means to check.
 
     Attributes: paths (files, in order), kind, nbytes (of all files), opens (files opened so

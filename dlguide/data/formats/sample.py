@@ -17,7 +17,7 @@ _HEADS = tuple(
 
 
 class MalformedError(ValueError):
-    """Bytes that are not the message they should be; whoever reads adds file and record."""
+    """Bytes that are not the message they should be; the reader adds file and record."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,15 @@ def encode(sample: Sample, number: int) -> bytes:
 
 def encode_features(values: Mapping[str, Sequence[bytes | int | float]]) -> bytes:
     """Write lists of any names as a `tf.train.Example`, which `features` and TensorFlow read.
+
+    Args:
+        values: by name a list of bytes, of whole numbers or of floats.
+
+    Returns:
+        bytes: the message.
+
+    Raises:
+        ValueError: when a list holds something else, or two kinds.
 
     Source:
         Protocol Buffers, Encoding (wire format); TensorFlow, example.proto and feature.proto.

@@ -38,7 +38,7 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Verific
 
     Args:
         path: the folder that `create` or `convert` wrote.
-        progress: called with the bytes done and the bytes in all; None for nobody.
+        progress: called with the bytes done and the bytes in all; None for no report.
 
     Returns:
         VerificationReport: `ok` when nothing was found; `str()` of it has a line per damage.

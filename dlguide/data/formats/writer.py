@@ -272,7 +272,7 @@ def _lock(descriptor: int, made: bool) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        return made  # nobody can tell whether one that was there is in use
+        return made  # whether one that was there is in use cannot be known
     return True
 
 

@@ -336,8 +336,8 @@ def build(
     Leaves out a cache in files: stage the data set to the node's own disk.
 
     Args:
-        source: what `as_source` takes: a Dataset, the folder of a data set in a format
-            of the house, a list of (path, label), or a layout.
+        source: a Dataset, the folder of a data set that `formats` wrote, a list of (path, label),
+            what a reader of `dlguide.data.readers` found, or a `Source`.
         batch: images per rank and step (count).
         rank: this rank.
         ranks: number of ranks (count).

@@ -70,7 +70,7 @@ class Source(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the files that nobody reads at the moment; reading opens them again."""
+        """Close the files that no thread reads; reading opens them again."""
 
     @abstractmethod
     def checksum(self) -> int:
@@ -208,7 +208,7 @@ _ONE_AT_A_TIME = ("lmdb", "hdf5")
 
 
 class FormatSource(Source):
-    """A data set that `dlguide.data.formats` wrote; every record is held against its checksum.
+    """A data set that `dlguide.data.formats` wrote; every record is compared with its checksum.
 
     Args:
         path: the folder.
@@ -252,7 +252,7 @@ class FormatSource(Source):
             return dataset.damaged(number, what)
 
     def close(self) -> None:
-        """Close the handles that nobody uses."""
+        """Close the unused handles."""
         with self._lock:
             while self._handles:
                 self._handles.pop().close()

@@ -18,6 +18,8 @@ from dlguide.data.synthetic import Picture, Samples
 from dlguide.errors import DataError, require, require_known
 from dlguide.files import new_folder
 
+__all__ = ["ClassFolders", "parts", "read", "synset", "unchecked", "write"]
+
 SPLITS = ("train", "val")
 ORIGIN = (
     "image-net.org gives it out after registration: ILSVRC2012_img_train.tar, "
@@ -47,7 +49,7 @@ class ClassFolders(Sequence):
         return Picture(range(len(self))[index], label, kind, pixels)
 
     def items(self) -> list[tuple[Path, int]]:
-        """List the files with their classes, for whoever reads and decodes them himself."""
+        """List the files with their classes, for callers that read and decode them."""
         return [self._item(name, label) for name, label in self.files]
 
     def samples(self) -> Iterator[Sample]:

@@ -31,6 +31,17 @@ from dlguide.data.synthetic import Picture, Samples
 from dlguide.errors import MissingComponentError, require, require_count, require_known
 from dlguide.files import new_folder
 
+__all__ = [
+    "Box",
+    "Record",
+    "RecordIndex",
+    "Shards",
+    "parts",
+    "read",
+    "unchecked",
+    "write",
+]
+
 SPLITS = ("train", "validation")
 PUBLISHED_SHARDS = {"train": 1024, "validation": 128}
 PUBLISHED_PICTURES = {"train": 1_281_167, "validation": 50_000}
@@ -158,7 +169,7 @@ def read(
         folder: the folder of the shards.
         split: "train" or "validation".
         classes: labels go from 1 to this number (count).
-        pictures: records that there must be; None where nobody knows.
+        pictures: records that there must be; None where it is not known.
         even: whether to refuse shards of uneven length; the last may be shorter.
 
     Returns:
@@ -305,7 +316,7 @@ class RecordIndex:
 def index_records(paths: list[Path]) -> RecordIndex:
     """Go from header to header through TFRecord files, without reading the records.
 
-    Every length is held against its checksum and against what is left of the file.
+    Every length is compared with its checksum and with what is left of the file.
     """
     tables, first = [], 0
     for number, path in enumerate(paths):
