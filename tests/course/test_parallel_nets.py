@@ -121,9 +121,9 @@ def test_every_schedule_equals_keras_on_the_whole_batch(tmp_path, ranks):
         clip, untrained, shape, labels = one.pop("errors")
         assert "`optimizer` must not clip by a norm over all layers" in clip
         assert "`model` must have trained weights, got 'none in" in untrained
-        assert shape.startswith(f"Rank {ranks - 1}: `images` must have samples of shape (6,)")
+        assert shape.startswith(f"rank {ranks - 1}: `images` must have samples of shape (6,)")
         text = "`labels` must be one for each of 2 images, got 3."
-        assert labels == f"Rank {ranks - 1}: {text}"
+        assert labels == f"rank {ranks - 1}: {text}"
         assert len(one) == (8 if ranks == 2 else 4)
         for name, case in one.items():
             limit = 1e-12 if name.startswith("residual") else 1e-5
