@@ -100,14 +100,15 @@ def _apart(way, every_steps, epochs, batch_per_rank, samples, seed, optimizer):
     from dlguide import measure, models
     from dlguide.data import datasets
     from dlguide.parallel import local_sgd
-    from dlguide.training import connect, optimizers
+    from dlguide.training import connect
+    from dlguide.training.config import make_optimizer
     from dlguide.training.feed import iter_batches
     from dlguide.training.step import evaluator, train_step
     from dlguide.training.virtual_workers import reseed_dropout
 
     comm, data = MPI.COMM_WORLD, datasets.load("mnist").first(samples)
     model = models.build("mnist_cnn", seed)
-    rule = optimizers.make(optimizer)
+    rule = make_optimizer(optimizer)
     rule.build(model.trainable_variables)
     meet = local_sgd.ModelSynchroniser(way, comm, every_steps, model)
     meet.begin()

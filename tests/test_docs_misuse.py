@@ -20,7 +20,7 @@ FITTED = predict.fit({1: 100.0, 2: 190.0}, sets=100)
         (lambda: threads.plan(2), r"`machine` must be a Machine or None, got 2.*plan\(ranks=2\)"),
         (lambda: FITTED.predict(1024), r"`workers` must be several numbers, got 1024.*\[1024\]"),
         (
-            lambda: schedules.step_decay(0.1, 90, (30, 60)),
+            lambda: schedules.StepDecay(0.1, 90, (30, 60)),
             r"`boundaries` must be epochs, such as \(30, 60, 80\), got 90",
         ),
         (
@@ -44,7 +44,7 @@ def test_misuse_is_told_in_words(misuse, told):
 def test_right_use_beside_it_is_accepted():
     assert threads.plan(imagine(1, 2), 2).ranks == 2
     assert len(FITTED.predict(iter([4, 8]))) == 2
-    assert schedules.step_decay(0.1, np.array([30, 60]), 90).epochs == 90
+    assert schedules.StepDecay(0.1, np.array([30, 60]), 90).epochs == 90
     job = batch.Job("a.py", ["--epochs", "3"], stage=["data.tar"])
     assert "python a.py --epochs 3" in batch.script(job, batch.Profile(modules=["gcc"]))
     files = [("a.png", 0)] * 4

@@ -44,7 +44,7 @@ def test_a_training_is_that_of_fit_with_the_settings_schedule():
     alone = fit(
         "mlp", data, epochs=2, batch_per_rank=80, comm=SingleProcess(),
         config=FitConfig(virtual_workers=4), learning_rate=setting.recipe(),
-        optimizer=lambda rate: optimizers.momentum_sgd(rate, 0.8, weight_decay=1e-3),
+        optimizer=lambda rate: optimizers.MomentumSGD(rate, 0.8, weight_decay=1e-3),
     )  # fmt: skip
     assert digests([result]) == [alone.weights_digest]
     assert result.accuracy == alone.test_accuracy[-1]

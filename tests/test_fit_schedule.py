@@ -9,6 +9,7 @@ from fitting import fit
 from dlguide.data import datasets
 from dlguide.data import input_pipeline as ip
 from dlguide.training import optimizers, schedules
+from dlguide.training.config import make_optimizer
 
 SAMPLES, BATCH, EPOCHS = 60, 8, 3
 STEPS = 8  # of one epoch, the last of 4 samples
@@ -60,11 +61,11 @@ def by_hand(mnist, schedule, momentum, decay=None):
 
 @pytest.mark.parametrize("collapses", [False, True])
 def test_fit_follows_the_schedule_at_every_step(mnist, collapses):
-    recipe = schedules.warmup("gradual", 0.2, 1, start=0.02).over(schedules.cosine(0.2, EPOCHS))
-    optimizer, decay = partial(optimizers.momentum_sgd, weight_decay=None), None
+    recipe = schedules.warmup("gradual", 0.2, 1, start=0.02).over(schedules.Cosine(0.2, EPOCHS))
+    optimizer, decay = partial(optimizers.MomentumSGD, weight_decay=None), None
     if collapses:
         recipe = schedules.collapsed(recipe, at=2, epochs=1, weight_decay=0.01)
-        decay, optimizer = recipe.weight_decay.at(STEPS), optimizers.momentum_sgd
+        decay, optimizer = recipe.weight_decay.at(STEPS), optimizers.MomentumSGD
     models = []
     run = fit(partial(softmax_regression, models), mnist, epochs=EPOCHS, batch_per_rank=BATCH,
               optimizer=optimizer, learning_rate=recipe, evaluate=False,
@@ -75,7 +76,7 @@ def test_fit_follows_the_schedule_at_every_step(mnist, collapses):
     # the rates are computed in single precision inside the step
     assert np.max(np.abs(here[0] - weights)) / np.max(np.abs(weights)) < 1e-6
     assert np.max(np.abs(here[1] - bias)) / np.max(np.abs(bias)) < 1e-6
-    constant, _ = by_hand(mnist, schedules.constant(0.2, EPOCHS).at(STEPS), 0.9, decay)
+    constant, _ = by_hand(mnist, schedules.Constant(0.2, EPOCHS).at(STEPS), 0.9, decay)
     assert np.max(np.abs(here[0] - constant)) / np.max(np.abs(constant)) > 0.01
     assert run.learning_rate == pytest.approx(rate.rates().max())
 
@@ -107,8 +108,8 @@ def test_collapsed_decay_lets_the_images_of_a_pipeline_alone(mnist):
             keras.Input((4, 4, 1)), Look(), keras.layers.Flatten(), keras.layers.Dense(8)
         ])  # fmt: skip
 
-    recipe = schedules.collapsed(schedules.constant(0.1, 3), at=2, epochs=1, weight_decay=1e-4)
-    fit(net, pipeline, epochs=3, batch_per_rank=8, optimizer=optimizers.momentum_sgd,
+    recipe = schedules.collapsed(schedules.Constant(0.1, 3), at=2, epochs=1, weight_decay=1e-4)
+    fit(net, pipeline, epochs=3, batch_per_rank=8, optimizer=optimizers.MomentumSGD,
         learning_rate=recipe, evaluate=False,
         shuffle=False, parallel=False)  # fmt: skip
     flipped = images[:, :, ::-1] / np.float32(255)
@@ -192,7 +193,7 @@ def test_images_become_plain_at_the_nearest_step_also_within_an_epoch():
                 np.testing.assert_array_equal(one[1], other[1])
 
 
-@pytest.mark.parametrize("schedule", [None, schedules.constant(0.1, 2)])
+@pytest.mark.parametrize("schedule", [None, schedules.Constant(0.1, 2)])
 def test_half_precision_scales_the_losses_of_any_optimizer_once(schedule):
     import keras
 
@@ -203,12 +204,12 @@ def test_half_precision_scales_the_losses_of_any_optimizer_once(schedule):
         return keras.optimizers.LossScaleOptimizer(sgd(rate), initial_scale=8.0)
 
     ways = {"learning_rate": None if schedule is None else schedule.at(4)}
-    wrapped = optimizers.make(sgd, dtype="mixed_float16", **ways)
+    wrapped = make_optimizer(sgd, dtype="mixed_float16", **ways)
     assert isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
-    own = optimizers.make(scaling, dtype="mixed_float16", **ways)
+    own = make_optimizer(scaling, dtype="mixed_float16", **ways)
     assert own.initial_scale == 8.0
     assert isinstance(own.inner_optimizer, keras.optimizers.SGD)
-    assert isinstance(optimizers.make(sgd, dtype="mixed_bfloat16", **ways), type(sgd()))
+    assert isinstance(make_optimizer(sgd, dtype="mixed_bfloat16", **ways), type(sgd()))
 
 
 def test_right_answers_are_counted_exactly_where_logits_are_of_half_precision():
@@ -242,7 +243,7 @@ def test_plain_refuses_chances_it_does_not_know():
         pipeline.without_augmentation()
 
 
-RECIPE = schedules.constant(0.1, 2)
+RECIPE = schedules.Constant(0.1, 2)
 COLLAPSED = schedules.collapsed(RECIPE, at=1, epochs=1, weight_decay=1e-4)
 
 
@@ -288,6 +289,6 @@ def test_checkpoint_of_another_global_batch_is_refused_where_a_schedule_counts_u
 def test_checkpoint_of_another_schedule_is_refused(mnist, tmp_path):
     ways = {"epochs": 2, "batch_per_rank": BATCH, "optimizer": "sgd", "checkpoint": tmp_path}
     fit("mlp", mnist, learning_rate=RECIPE, parallel=False, evaluate=False, **ways)
-    other = schedules.constant(0.2, 2)
+    other = schedules.Constant(0.2, 2)
     with pytest.raises(RuntimeError, match="its schedule is"):
         fit("mlp", mnist, learning_rate=other, parallel=False, evaluate=False, **ways)

@@ -2,7 +2,7 @@
 
 The references are NumPy, written from arXiv:1708.03888 (equation 6, algorithm 1),
 arXiv:1904.00962 (algorithm 2) and arXiv:1706.02677 (equations 9 and 10).
-Tests dlguide.training.optimizers and dlguide.training.optimizers_keras.
+Tests dlguide.training.optimizers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ranks
 
 STEPS = 8
 SHAPES = {"kernel": (4, 3), "bias": (3,), "filters": (3, 3, 2, 2), "gates/bias": (2, 3)}
-RATES = schedules.warmup("gradual", 2.0, 3, start=0.1).then(schedules.polynomial(2.0, 5)).at(1)
+RATES = schedules.warmup("gradual", 2.0, 3, start=0.1).then(schedules.Polynomial(2.0, 5)).at(1)
 ADAPTED = ("kernel", "filters")
 LENGTHS = {"kernel": 0.3, "bias": 1.0, "filters": 7.0, "gates/bias": 2.0}
 
@@ -110,7 +110,7 @@ def lamb_numpy(rate, decay=0.01, limits=(0.0, math.inf), adapted=ADAPTED):
 
 @pytest.mark.parametrize("corrected", [True, False])
 def test_momentum_equals_goyals_equations(keras, corrected):
-    make = optimizers.momentum_sgd(RATES, correct_momentum=corrected, weight_decay=0.01)
+    make = optimizers.MomentumSGD(RATES, correct_momentum=corrected, weight_decay=0.01)
     expected = momentum_numpy(RATES.rate, decay=0.01, corrected=corrected)
     assert_equal(run(keras, make), expected, 2e-6)  # the rates are of single precision
 
@@ -118,7 +118,7 @@ def test_momentum_equals_goyals_equations(keras, corrected):
 @pytest.mark.parametrize("trust", [None, 0.02])
 def test_at_a_constant_rate_they_are_exact(keras, trust):
     own = {} if trust is None else {"trust": trust}
-    make = optimizers.momentum_sgd if trust is None else optimizers.lars
+    make = optimizers.MomentumSGD if trust is None else optimizers.LARS
     ours = run(keras, make(0.5, weight_decay=0.01, **own))
     assert_equal(ours, momentum_numpy(lambda t: 0.5, decay=0.01, trust=trust), 1e-12)
 
@@ -127,7 +127,7 @@ def test_momentum_with_and_without_correction_differ_only_when_the_rate_changes(
     pairs = {}
     for rate in (0.5, RATES):
         both = [
-            run(keras, optimizers.momentum_sgd(rate, correct_momentum=each))
+            run(keras, optimizers.MomentumSGD(rate, correct_momentum=each))
             for each in (True, False)
         ]
         pairs[rate] = max(np.abs(both[0][name] - both[1][name]).max() for name in SHAPES)
@@ -136,21 +136,21 @@ def test_momentum_with_and_without_correction_differ_only_when_the_rate_changes(
 
 
 def test_momentum_without_decay_is_keras_sgd_at_a_constant_rate(keras):
-    ours = optimizers.momentum_sgd(0.5, momentum=0.875, weight_decay=None)
+    ours = optimizers.MomentumSGD(0.5, momentum=0.875, weight_decay=None)
     theirs = keras.optimizers.SGD(0.5, momentum=0.875)  # which Keras keeps in single precision
     assert_equal(run(keras, ours), run(keras, theirs), 1e-12)
 
 
 @pytest.mark.parametrize("corrected", [True, False])
 def test_lars_equals_the_papers_algorithm(keras, corrected):
-    make = optimizers.lars(RATES, weight_decay=0.01, trust=0.02, correct_momentum=corrected)
+    make = optimizers.LARS(RATES, weight_decay=0.01, trust=0.02, correct_momentum=corrected)
     expected = momentum_numpy(RATES.rate, decay=0.01, trust=0.02, corrected=corrected)
     assert_equal(run(keras, make), expected, 2e-6)
 
 
 def test_lars_epsilon_stands_below_the_line(keras):
     variable = keras.Variable([[3.0, 4.0]], dtype="float64", name="kernel")
-    lars = optimizers.lars(1.0, weight_decay=0.5, trust=0.1, epsilon=7.0)
+    lars = optimizers.LARS(1.0, weight_decay=0.5, trust=0.1, epsilon=7.0)
     slope = keras.ops.convert_to_tensor([[0.0, 2.0]], "float64")
     # 0.1 |w| / (|g| + 0.5 |w| + 7) with |w| = 5 and |g| = 2
     assert float(lars.local_rate(slope, variable)) == pytest.approx(0.5 / 11.5, rel=1e-12)
@@ -162,7 +162,7 @@ def test_a_lars_step_does_not_depend_on_the_gradients_length(keras):
     slope = gradients()[0]["kernel"]
     moves = []
     for length in (1.0, 1e-25, 1e25):
-        lars = optimizers.lars(1.0, weight_decay=None)
+        lars = optimizers.LARS(1.0, weight_decay=None)
         steps = [{"kernel": length * slope}]
         moved = run(keras, lars, weights, steps, "float32")["kernel"] - weights["kernel"]
         moves.append(moved)
@@ -174,13 +174,13 @@ def test_a_lars_step_does_not_depend_on_the_gradients_length(keras):
 
 @pytest.mark.parametrize("limits", [None, (1.0, 2.0)])
 def test_lamb_equals_the_papers_algorithm(keras, limits):
-    make = optimizers.lamb(0.0625, weight_decay=0.1, norm_limits=limits)
+    make = optimizers.LAMB(0.0625, weight_decay=0.1, norm_limits=limits)
     expected = lamb_numpy(0.0625, 0.1, limits or (0.0, math.inf))
     assert_equal(run(keras, make), expected, 1e-12)
 
 
 def test_lamb_of_single_precision_is_as_near_as_it_can_be(keras):
-    single = run(keras, optimizers.lamb(0.0625, weight_decay=0.1), dtype="float32")
+    single = run(keras, optimizers.LAMB(0.0625, weight_decay=0.1), dtype="float32")
     assert_equal(single, lamb_numpy(0.0625, 0.1), 1e-5)
 
 
@@ -188,14 +188,14 @@ def test_keras_own_lamb_is_the_papers_only_without_decay(keras):
     kernel = {"kernel": start()["kernel"]}
     for decay, equal in ((None, True), (0.1, False)):
         theirs = keras.optimizers.Lamb(0.05, epsilon=1e-6, weight_decay=decay)
-        ours = optimizers.lamb(0.05, weight_decay=decay)
+        ours = optimizers.LAMB(0.05, weight_decay=decay)
         first, second = (run(keras, one, kernel)["kernel"] for one in (theirs, ours))
         assert np.allclose(first, second, rtol=1e-4) == equal  # its 1 - beta^t is of 4 digits
 
 
 def test_vectors_biases_and_excluded_names_have_neither_decay_nor_a_local_rate(keras):
     still = [{name: np.zeros(shape) for name, shape in SHAPES.items()}]
-    for make in (optimizers.momentum_sgd, optimizers.lars, optimizers.lamb):
+    for make in (optimizers.MomentumSGD, optimizers.LARS, optimizers.LAMB):
         moved = run(keras, make(0.5, weight_decay=0.1), gradients_of=still)
         changed = {name for name in SHAPES if not np.array_equal(moved[name], start()[name])}
         assert changed == set(ADAPTED)
@@ -205,9 +205,9 @@ def test_vectors_biases_and_excluded_names_have_neither_decay_nor_a_local_rate(k
 
 
 def test_weight_decay_can_follow_a_schedule(keras):
-    last = schedules.collapsed(schedules.constant(1.0, 8), at=1, epochs=1, weight_decay=0.125)
+    last = schedules.collapsed(schedules.Constant(1.0, 8), at=1, epochs=1, weight_decay=0.125)
     decay = last.weight_decay.at(steps_per_epoch=1)
-    plain = optimizers.momentum_sgd(1.0, momentum=0.0, weight_decay=decay)
+    plain = optimizers.MomentumSGD(1.0, momentum=0.0, weight_decay=decay)
     still = [{"kernel": np.zeros((1, 1))}] * 2
     end = run(keras, plain, {"kernel": np.ones((1, 1))}, still)["kernel"]
     assert end[0, 0] == pytest.approx((1 - 0.125) * (1 - 0.25))
@@ -218,32 +218,32 @@ def test_weight_decay_can_follow_a_schedule(keras):
 
 def test_zero_weights_leave_zero_with_a_local_rate_of_1(keras):
     weights, slope = {"kernel": np.zeros((2, 2))}, [{"kernel": np.full((2, 2), 3.0)}]
-    moved = run(keras, optimizers.lars(0.5, weight_decay=0.1), weights, slope)
+    moved = run(keras, optimizers.LARS(0.5, weight_decay=0.1), weights, slope)
     assert moved["kernel"] == pytest.approx(np.full((2, 2), -1.5))
-    moved = run(keras, optimizers.lamb(0.5), weights, slope)  # the first step of Adam is the sign
+    moved = run(keras, optimizers.LAMB(0.5), weights, slope)  # the first step of Adam is the sign
     assert moved["kernel"] == pytest.approx(np.full((2, 2), -0.5), rel=1e-5)
 
 
 def test_zero_gradients_leave_only_decay(keras):
     weights, still = {"kernel": np.full((2, 2), 4.0)}, [{"kernel": np.zeros((2, 2))}]
-    for make in (optimizers.lars, optimizers.lamb):
+    for make in (optimizers.LARS, optimizers.LAMB):
         same = run(keras, make(0.5, weight_decay=None), weights, still)
         assert np.array_equal(same["kernel"], weights["kernel"])
-    moved = run(keras, optimizers.lars(0.5, weight_decay=0.1), weights, still)
+    moved = run(keras, optimizers.LARS(0.5, weight_decay=0.1), weights, still)
     assert moved["kernel"] == pytest.approx(4.0 * (1 - 0.5 * 0.1))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_shows_in_its_own_layer_only(keras, bad):
     slope = gradients()[0] | {"kernel": np.full(SHAPES["kernel"], bad)}
-    for make in (optimizers.momentum_sgd, optimizers.lars, optimizers.lamb):
+    for make in (optimizers.MomentumSGD, optimizers.LARS, optimizers.LAMB):
         moved = run(keras, make(0.1), gradients_of=[slope])
         assert not np.isfinite(moved["kernel"]).any()
         assert all(np.isfinite(moved[name]).all() for name in SHAPES if name != "kernel")
 
 
 def test_a_loss_scale_leaves_out_updates_that_are_not_finite(keras):
-    for make in (optimizers.lars, optimizers.lamb):
+    for make in (optimizers.LARS, optimizers.LAMB):
         scaled = keras.optimizers.LossScaleOptimizer(make(0.1), initial_scale=1.0)
         slope = {name: np.full(shape, math.nan) for name, shape in SHAPES.items()}
         moved = run(keras, scaled, gradients_of=[slope])
@@ -255,9 +255,9 @@ def test_a_loss_scale_leaves_out_updates_that_are_not_finite(keras):
 
 def makers():
     return {
-        "momentum": lambda: optimizers.momentum_sgd(RATES, weight_decay=0.01),
-        "lars": lambda: optimizers.lars(RATES, trust=0.02),
-        "lamb": lambda: optimizers.lamb(0.05, norm_limits=(0.5, 5.0)),
+        "momentum": lambda: optimizers.MomentumSGD(RATES, weight_decay=0.01),
+        "lars": lambda: optimizers.LARS(RATES, trust=0.02),
+        "lamb": lambda: optimizers.LAMB(0.05, norm_limits=(0.5, 5.0)),
     }
 
 
@@ -278,7 +278,7 @@ def test_half_precision_follows_single(keras, name):
 
 def test_lamb_refuses_variables_that_cannot_hold_its_betas(keras):
     with pytest.raises(ValueError, match="`dtype` must have variables of single or double"):
-        run(keras, optimizers.lamb(0.1), dtype="bfloat16")
+        run(keras, optimizers.LAMB(0.1), dtype="bfloat16")
 
 
 @pytest.mark.parametrize("name", makers())
@@ -287,9 +287,9 @@ def test_accumulated_gradients_are_one_of_their_mean(keras, name):
     options = {"gradient_accumulation_steps": 2}
     once, halves = (
         {
-            "momentum": lambda **o: optimizers.momentum_sgd(0.1, **o),
-            "lars": lambda **o: optimizers.lars(2.0, trust=0.02, **o),
-            "lamb": lambda **o: optimizers.lamb(0.05, **o),
+            "momentum": lambda **o: optimizers.MomentumSGD(0.1, **o),
+            "lars": lambda **o: optimizers.LARS(2.0, trust=0.02, **o),
+            "lamb": lambda **o: optimizers.LAMB(0.05, **o),
         }[name](**each)
         for each in ({}, options)
     )
@@ -317,9 +317,9 @@ def test_models_train_in_every_precision_and_with_sparse_gradients(keras, name, 
         ]
     )
     optimizer = {
-        "momentum": lambda: optimizers.momentum_sgd(0.1),
-        "lars": lambda: optimizers.lars(20.0),
-        "lamb": lambda: optimizers.lamb(0.02),
+        "momentum": lambda: optimizers.MomentumSGD(0.1),
+        "lars": lambda: optimizers.LARS(20.0),
+        "lamb": lambda: optimizers.LAMB(0.02),
     }[name]()
     if policy == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=128.0)
@@ -350,7 +350,7 @@ def test_saved_models_go_on_in_a_fresh_process_with_the_same_bits(keras, tmp_pat
     x, y = random.normal(size=(16, 4)), random.normal(size=(16, 1))
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
-    cases = makers() | {"decay": lambda: optimizers.lars(RATES, weight_decay=RATES)}
+    cases = makers() | {"decay": lambda: optimizers.LARS(RATES, weight_decay=RATES)}
     models = {}
     for name, make in cases.items():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
@@ -386,16 +386,16 @@ def train_on_ranks():
     from dlguide.training import optimizers, schedules
 
     hvd.init()
-    rates = schedules.warmup("gradual", 1.0, 3, start=0.25).then(schedules.cosine(1.0, 3)).at(1)
+    rates = schedules.warmup("gradual", 1.0, 3, start=0.25).then(schedules.Cosine(1.0, 3)).at(1)
 
     def lars():
-        return optimizers.lars(rates, trust=0.1, weight_decay=0.01)
+        return optimizers.LARS(rates, trust=0.1, weight_decay=0.01)
 
     return {
-        "momentum": compare(lambda: optimizers.momentum_sgd(rates, weight_decay=0.01), steps=4),
+        "momentum": compare(lambda: optimizers.MomentumSGD(rates, weight_decay=0.01), steps=4),
         "lars": compare(lars, steps=4),
         "lars compiled": compare(lars, steps=4, graph=True),
-        "lamb": compare(lambda: optimizers.lamb(0.05), steps=4),
+        "lamb": compare(lambda: optimizers.LAMB(0.05), steps=4),
     }
 
 
@@ -412,25 +412,25 @@ def test_two_ranks_are_one_process_with_the_global_batch(tmp_path):
 # --- what is refused -----------------------------------------------------------------------------
 
 BAD = {
-    "momentum of 1": (lambda: optimizers.lars(1.0, momentum=1.0), "`momentum` must be at least 0"),
+    "momentum of 1": (lambda: optimizers.LARS(1.0, momentum=1.0), "`momentum` must be at least 0"),
     "negative decay": (
-        lambda: optimizers.momentum_sgd(1.0, weight_decay=-1e-4),
+        lambda: optimizers.MomentumSGD(1.0, weight_decay=-1e-4),
         "`weight_decay` must be a finite number of at least 0, got -0.0001.",
     ),
-    "no trust": (lambda: optimizers.lars(1.0, trust=0.0), "`trust` must be a positive number"),
-    "nan epsilon": (lambda: optimizers.lars(1.0, epsilon=math.nan), "`epsilon` must be a finite"),
-    "beta of 1": (lambda: optimizers.lamb(beta_2=1.0), "`beta_2` must be at least 0 and below 1"),
+    "no trust": (lambda: optimizers.LARS(1.0, trust=0.0), "`trust` must be a positive number"),
+    "nan epsilon": (lambda: optimizers.LARS(1.0, epsilon=math.nan), "`epsilon` must be a finite"),
+    "beta of 1": (lambda: optimizers.LAMB(beta_2=1.0), "`beta_2` must be at least 0 and below 1"),
     "limits falling": (
-        lambda: optimizers.lamb(norm_limits=(2.0, 1.0)),
+        lambda: optimizers.LAMB(norm_limits=(2.0, 1.0)),
         "`norm_limits` must be a lower and a higher number, got",
     ),
     "names as one text": (
-        lambda: optimizers.lars(1.0, exclude="bias"),
+        lambda: optimizers.LARS(1.0, exclude="bias"),
         "`exclude` must be a list of variables' names, got 'bias'.",
     ),
     "recipe": (
-        lambda: optimizers.lars(schedules.cosine(1.0, 5)),
-        "`schedule` must be a Schedule, got .* Fix its steps with `recipe.at",
+        lambda: optimizers.LARS(schedules.Cosine(1.0, 5)),
+        "`schedule` must be a StepSchedule, got .* Fix its steps with `schedule.at",
     ),
 }
 
@@ -443,5 +443,5 @@ def test_what_cannot_be_is_refused_with_words(name):
 
 
 def test_importing_is_light():
-    lines = "import sys, dlguide.training.optimizers; sys.exit('keras' in sys.modules)"
+    lines = "import sys, dlguide.training; sys.exit('keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", lines], timeout=60).returncode == 0

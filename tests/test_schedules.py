@@ -1,9 +1,6 @@
 """Learning rates over a training: the papers' formulas, Keras' tensors, and what is refused.
 
-Tests dlguide.training.schedules, and its modules dlguide.training.schedules_parts,
-dlguide.training.schedules_recipe, dlguide.training.schedules_steps,
-dlguide.training.schedules_rules, dlguide.training.schedules_collapsed,
-dlguide.training.schedules_performance, dlguide.training.schedules_keras; dlguide.plots.schedules.
+Tests dlguide.training.schedules; dlguide.plots.schedules.
 """
 
 from __future__ import annotations
@@ -22,19 +19,19 @@ from dlguide.training import schedules as s
 SPE = 12  # steps of an epoch
 
 RECIPES = {
-    "constant warmup": s.warmup("constant", 1.6, 5, start=0.05).then(s.constant(1.6, 3)),
-    "stepping": s.warmup("stepping", 1.6, 5, per="epoch").then(s.constant(1.6, 3)),
-    "stepping by steps": s.warmup("stepping", 1.6, 5).then(s.constant(1.6, 3)),
+    "constant warmup": s.warmup("constant", 1.6, 5, start=0.05).then(s.Constant(1.6, 3)),
+    "stepping": s.warmup("stepping", 1.6, 5, per="epoch").then(s.Constant(1.6, 3)),
+    "stepping by steps": s.warmup("stepping", 1.6, 5).then(s.Constant(1.6, 3)),
     "thesis": s.warmup("gradual", 1.6, 5, start=0.05, per="epoch").over(
-        s.step_decay(1.6, (30, 60, 80), 90)
+        s.StepDecay(1.6, (30, 60, 80), 90)
     ),
-    "goyal": s.warmup("gradual", 1.6, 5, start=0.05).over(s.step_decay(1.6, (30, 60, 80), 90)),
+    "goyal": s.warmup("gradual", 1.6, 5, start=0.05).over(s.StepDecay(1.6, (30, 60, 80), 90)),
     "guide": s.warmup("gradual", 4.8, 5, start=0.1).then(s.linear(4.8, 85)),
-    "exponential": s.exponential(0.1, 90, 30),
-    "staircase": s.exponential(0.1, 90, 30, staircase=True),
-    "polynomial": s.polynomial(2.0, 40, power=2.0),
-    "cosine": s.warmup("gradual", 0.4, 2.5, start=0.0).then(s.cosine(0.4, 20, end=0.001)),
-    "cyclic": s.cyclic(0.001, 0.006, 30, 10, shrink=0.5),
+    "exponential": s.Exponential(0.1, 90, 30),
+    "staircase": s.Exponential(0.1, 90, 30, staircase=True),
+    "polynomial": s.Polynomial(2.0, 40, power=2.0),
+    "cosine": s.warmup("gradual", 0.4, 2.5, start=0.0).then(s.Cosine(0.4, 20, end=0.001)),
+    "cyclic": s.CyclicLR(0.001, 0.006, 30, 10, shrink=0.5),
     "collapsed": s.collapsed(s.linear(1.0, 90), 85, 5, 1e-4).rates,
 }
 
@@ -110,7 +107,7 @@ def test_collapsed_decay_starts_from_the_published_rate():
 
 
 def test_cyclic_rate_is_smiths_triangle():
-    schedule = s.cyclic(0.001, 0.006, 30, 10).at(SPE)
+    schedule = s.CyclicLR(0.001, 0.006, 30, 10).at(SPE)
     stepsize, steps = 5 * SPE, np.arange(schedule.steps)
     cycle = np.floor(1 + steps / (2 * stepsize))
     x = np.abs(steps / stepsize - 2 * cycle + 1)
@@ -131,21 +128,21 @@ def test_decays_are_those_of_keras_itself(keras):
     theirs = keras.optimizers.schedules
     steps = 90 * SPE
     pairs = {
-        "cosine": (s.cosine(0.4, 90, end=0.1), theirs.CosineDecay(0.4, steps, alpha=0.25)),
+        "cosine": (s.Cosine(0.4, 90, end=0.1), theirs.CosineDecay(0.4, steps, alpha=0.25)),
         "polynomial": (
-            s.polynomial(2.0, 90, power=3.0, end=0.5),
+            s.Polynomial(2.0, 90, power=3.0, end=0.5),
             theirs.PolynomialDecay(2.0, steps, 0.5, power=3.0),
         ),
         "exponential": (
-            s.exponential(0.1, 90, 30, 0.2),
+            s.Exponential(0.1, 90, 30, 0.2),
             theirs.ExponentialDecay(0.1, 30 * SPE, 0.2),
         ),
         "staircase": (
-            s.exponential(0.1, 90, 30, 0.2, staircase=True),
+            s.Exponential(0.1, 90, 30, 0.2, staircase=True),
             theirs.ExponentialDecay(0.1, 30 * SPE, 0.2, staircase=True),
         ),
         "steps": (
-            s.step_decay(1.0, (30, 60, 80), 90),
+            s.StepDecay(1.0, (30, 60, 80), 90),
             # Keras changes the rate after the boundary, so one step later.
             theirs.PiecewiseConstantDecay(
                 [30 * SPE - 1, 60 * SPE - 1, 80 * SPE - 1], [1.0, 0.1, 0.01, 0.001]
@@ -190,7 +187,7 @@ def test_keras_asks_for_the_rate_of_each_update_also_when_compiled(keras):
 
 def test_a_schedule_survives_json_and_keras_saving(keras):
     for recipe in RECIPES.values():
-        assert s.recipe_from(json.loads(json.dumps(recipe.config()))) == recipe
+        assert s.from_config(json.loads(json.dumps(recipe.config()))) == recipe
         ours = s.as_keras(recipe.at(7))
         kept = json.loads(json.dumps(keras.optimizers.schedules.serialize(ours)))
         again = keras.optimizers.schedules.deserialize(kept)
@@ -220,7 +217,7 @@ def test_steps_after_the_end_keep_the_last_rate():
 
 
 def test_a_number_gives_a_number_and_an_array_an_array():
-    schedule = s.constant(0.1, 2).at(3)
+    schedule = s.Constant(0.1, 2).at(3)
     assert isinstance(schedule.rate(1), float)
     assert schedule.rate(np.array([[0, 1]])).shape == (1, 2)
     assert schedule.rates().shape == (6,)
@@ -283,12 +280,12 @@ def test_a_loss_that_is_not_finite_is_no_progress():
 
 BAD = {
     "warmup longer than training": (
-        lambda: s.warmup("gradual", 1.0, 5, start=0.1).over(s.cosine(1.0, 5)),
+        lambda: s.warmup("gradual", 1.0, 5, start=0.1).over(s.Cosine(1.0, 5)),
         "`whole` must be longer than the 5 epochs that lead into it, got 5. Shorten the warmup",
     ),
     "other length than training": (
         lambda: RECIPES["goyal"].at(SPE, epochs=3),
-        "`epochs` must be the 90 of the recipe, got 3.",
+        "`epochs` must be the 90 of the schedule, got 3.",
     ),
     "unknown warmup": (
         lambda: s.warmup("graduel", 1.0, 5, start=0.1),
@@ -312,38 +309,38 @@ BAD = {
     ),
     "unknown per": (lambda: s.warmup("gradual", 1.0, 2, start=0.1, per="batch"), "`per` must be"),
     "boundaries falling": (
-        lambda: s.step_decay(1.0, (60, 30), 90),
+        lambda: s.StepDecay(1.0, (60, 30), 90),
         r"`boundaries` must rise and lie between 0 and the 90 epochs, got \(60, 30\).",
     ),
-    "boundary outside": (lambda: s.step_decay(1.0, (30, 95), 90), "`boundaries` must rise and lie"),
-    "no boundary": (lambda: s.step_decay(1.0, (), 90), "`boundaries` must rise and lie"),
-    "boundary no number": (lambda: s.step_decay(1.0, ("a",), 90), "`boundaries` must be a number"),
-    "negative rate": (lambda: s.cosine(-0.1, 5), "`start` must be a finite rate of at least 0"),
-    "infinite rate": (lambda: s.constant(math.inf, 5), "`rate` must be a finite rate"),
-    "nan rate": (lambda: s.linear(math.nan, 5), "`start` must be a finite rate"),
+    "boundary outside": (lambda: s.StepDecay(1.0, (30, 95), 90), "`boundaries` must rise and lie"),
+    "no boundary": (lambda: s.StepDecay(1.0, (), 90), "`boundaries` must rise and lie"),
+    "boundary no number": (lambda: s.StepDecay(1.0, ("a",), 90), "`boundaries` must be a number"),
+    "negative rate": (lambda: s.Cosine(-0.1, 5), "`rate` must be a finite rate of at least 0"),
+    "infinite rate": (lambda: s.Constant(math.inf, 5), "`rate` must be a finite rate"),
+    "nan rate": (lambda: s.linear(math.nan, 5), "`rate` must be a finite rate"),
     "no epochs": (lambda: s.linear(1.0, 0), "`epochs` must be a number of epochs above 0, got 0."),
     "no step": (
-        lambda: s.warmup("gradual", 1.0, 0.1, start=0.1).over(s.cosine(1.0, 5)).at(2),
-        "`steps_per_epoch` must make each piece of the recipe a step long, 0.1 epochs too, got 2.",
+        lambda: s.warmup("gradual", 1.0, 0.1, start=0.1).over(s.Cosine(1.0, 5)).at(2),
+        "`steps_per_epoch` must make each piece of the schedule a step long, 0.1 epochs too, got",
     ),
     "zero steps": (
-        lambda: s.cosine(1.0, 5).at(0),
+        lambda: s.Cosine(1.0, 5).at(0),
         "`steps_per_epoch` must be a whole number of at least 1, got 0.",
     ),
-    "cycle upside down": (lambda: s.cyclic(0.2, 0.1, 10, 5), "`high` must be above the 0.2"),
-    "zero power": (lambda: s.polynomial(1.0, 10, power=0), "`power` must be a positive number"),
+    "cycle upside down": (lambda: s.CyclicLR(0.2, 0.1, 10, 5), "`high` must be above the 0.2"),
+    "zero power": (lambda: s.Polynomial(1.0, 10, power=0), "`power` must be a positive number"),
     "collapse behind the end": (
         lambda: s.collapsed(s.linear(1.0, 90), 90, 5, 1e-4),
-        "`until` must lie before the end of the recipe at 90 epochs, got 90.",
+        "`until` must lie before the end of the schedule at 90 epochs, got 90.",
     ),
-    "then no recipe": (lambda: s.cosine(1.0, 5).then(0.1), "`following` must be a Recipe"),
-    "negative step": (lambda: s.cosine(1.0, 5).at(2).rate(-1), "`step` must be whole numbers"),
-    "half a step": (lambda: s.cosine(1.0, 5).at(2).rate(0.5), "`step` must be whole numbers"),
+    "then no recipe": (lambda: s.Cosine(1.0, 5).then(0.1), "`following` must be an EpochSchedule"),
+    "negative step": (lambda: s.Cosine(1.0, 5).at(2).rate(-1), "`step` must be whole numbers"),
+    "half a step": (lambda: s.Cosine(1.0, 5).at(2).rate(0.5), "`step` must be whole numbers"),
     "recipe for keras": (
-        lambda: s.as_keras(s.cosine(1.0, 5)),
-        "`schedule` must be a Schedule, got .* Fix its steps with `recipe.at",
+        lambda: s.as_keras(s.Cosine(1.0, 5)),
+        "`schedule` must be a StepSchedule, got .* Fix its steps with `schedule.at",
     ),
-    "unknown kind": (lambda: s.recipe_from({"kind": "Cosin"}), "Did you mean Cosine?"),
+    "unknown kind": (lambda: s.from_config({"kind": "Cosin"}), "Did you mean Cosine?"),
     "zero batch": (lambda: s.scaled(0.1, 0, 256), "`batch` must be a whole number of at least 1"),
     "correction from zero": (
         lambda: s.momentum_correction(0.0, 0.1),
@@ -389,8 +386,8 @@ def test_numbers_of_numpy_are_described_in_plain_ones():
 
     from dlguide.training import schedules
 
-    whole = schedules.step_decay(np.float32(0.5), np.array([1, 2]), np.int64(4), np.float64(0.25))
+    whole = schedules.StepDecay(np.float32(0.5), np.array([1, 2]), np.int64(4), np.float64(0.25))
     warm = schedules.warmup("gradual", np.float32(0.5), np.int64(1), np.float32(0.25))
     recipe = warm.over(whole)
-    again = schedules.recipe_from(json.loads(json.dumps(recipe.config())))
+    again = schedules.from_config(json.loads(json.dumps(recipe.config())))
     np.testing.assert_array_equal(again.at(8).rates(), recipe.at(8).rates())

@@ -59,7 +59,7 @@ def training(saves, cases):
         models.append(model)
         return model
 
-    recipe = schedules.warmup("gradual", 0.1, 1, start=0.02).over(schedules.cosine(0.1, 2))
+    recipe = schedules.warmup("gradual", 0.1, 1, start=0.02).over(schedules.Cosine(0.1, 2))
     told = {}
     for name, workers, batch, *kind in cases:
         run = fit(

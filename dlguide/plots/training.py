@@ -212,7 +212,7 @@ def schedules(schedules: Mapping[str, Any], log: bool = False) -> Figure:
     Schedules with different steps per epoch share the axis. At most 4000 steps of each are drawn.
 
     Args:
-        schedules: for each name a `schedules.Schedule`, with `rate`, `steps` and
+        schedules: for each name a `schedules.StepSchedule`, with `rate`, `steps` and
             `steps_per_epoch`.
         log: logarithmic axis of rates.
 

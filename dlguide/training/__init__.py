@@ -1,7 +1,9 @@
 """Training: one loop for one process and for many ranks, its checkpoints, and its audit."""
 
+from typing import Any
+
 from dlguide.collectives.communicator import SingleProcess
-from dlguide.training import audit, checkpoint, optimizers, schedules
+from dlguide.training import audit, checkpoint, schedules
 from dlguide.training.bottleneck import bottleneck
 from dlguide.training.config import CheckpointConfig, FitConfig
 from dlguide.training.devices import connect
@@ -23,3 +25,11 @@ __all__ = [
     "schedules",
     "train_step",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "optimizers":  # it loads Keras
+        from importlib import import_module
+
+        return import_module("dlguide.training.optimizers")
+    raise AttributeError(f"`dlguide.training` has no `{name}`.", name=name)

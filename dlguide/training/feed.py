@@ -13,7 +13,7 @@ from dlguide.data import datasets
 from dlguide.data.datasets import Dataset, RankShard
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import DataError, require
-from dlguide.training.schedules_steps import whole_steps
+from dlguide.training.schedules import whole_steps
 
 if TYPE_CHECKING:
     import keras

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlguide.training.finding import Finding, Ranks, groups, listed
-from dlguide.training.schedules_rules import scaled
+from dlguide.training.schedules import scaled
 
 # Kinds whose step does not grow with the gradient: their rule is the square root of the ranks.
 ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "rmsprop", "adagrad", "adadelta", "lamb")

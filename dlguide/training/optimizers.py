@@ -13,68 +13,97 @@ A gradient that is not finite makes the weights of its layer NaN, which `fit` re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
 
-from dlguide.errors import require_known
-from dlguide.training.optimizers_keras import EXCLUDED, classes
-from dlguide.training.schedules_keras import as_keras, keras_class
-from dlguide.training.schedules_recipe import Recipe, Schedule
+import keras
+import numpy as np
+from keras import ops
 
-if TYPE_CHECKING:
-    import keras
+from dlguide.errors import require, require_positive
+from dlguide.training.schedules import EpochSchedule, StepSchedule, as_keras, from_config
 
+__all__ = ["EXCLUDED", "LAMB", "LARS", "MomentumSGD", "StepRates", "register"]
 
-# Name -> learning rate, chosen for mnist_cnn with batches of 100 and 2 epochs, which Adam's usual
-# 0.001 leaves unfinished.
-OPTIMIZERS = {"adam": 0.0015, "sgd": 0.05}
-
-
-def make(
-    optimizer: str | Callable[..., keras.optimizers.Optimizer],
-    learning_rate: Any = None,
-    dtype: str = "float32",
-    **options: Any,
-) -> keras.optimizers.Optimizer:
-    """Build the optimizer of one rank, not yet connected to the others.
-
-    With half precision the losses are scaled up and the gradients down again, which keeps small
-    ones from becoming 0; a step whose gradients are not finite is left out. That is decided
-    inside the optimizer that sums over ranks, so by all ranks alike.
-
-    Args:
-        optimizer: "adam", "sgd" (momentum 0.9), or a function that returns one; it is called
-            with the learning rate unless that is None.
-        learning_rate: a number or one of our schedules; None for the optimizer's own.
-        dtype: of the model; "mixed_float16" scales losses.
-        options: for a function, such as `weight_decay`.
-    """
-    import keras
-
-    rate = _for_keras(learning_rate)
-    if callable(optimizer):
-        options = {name: _for_keras(value) for name, value in options.items()}
-        made = optimizer(*(() if rate is None else (rate,)), **options)
-    else:
-        rate = (
-            OPTIMIZERS[require_known(optimizer, OPTIMIZERS, "optimizer")] if rate is None else rate
-        )
-        sgd = optimizer == "sgd"
-        made = keras.optimizers.SGD(rate, momentum=0.9) if sgd else keras.optimizers.Adam(rate)
-    scales = isinstance(made, keras.optimizers.LossScaleOptimizer)
-    wanted = dtype == "mixed_float16" and not scales
-    return keras.optimizers.LossScaleOptimizer(made) if wanted else made
+# Biases, and what normalisation layers learn, by the last part of a Keras variable's path.
+EXCLUDED = ("bias", "gamma", "beta", "scale")
+_registered = keras.saving.register_keras_serializable("dlguide")
 
 
-def momentum_sgd(
-    learning_rate: Any,
-    momentum: float = 0.9,
-    weight_decay: Any = 1e-4,
-    exclude: Sequence[str] = EXCLUDED,
-    correct_momentum: bool = True,
-    **options: Any,
-) -> keras.optimizers.Optimizer:
-    """Make gradient descent with momentum whose velocity holds no learning rate.
+class _Decaying:
+    """Weight decay inside the update instead of before it, and variables that have none."""
+
+    def keep_decay(self, weight_decay: Any, exclude: Sequence[str]) -> None:
+        is_schedule = isinstance(weight_decay, keras.optimizers.schedules.LearningRateSchedule)
+        if not is_schedule and weight_decay is not None:
+            _require_at_least_0(weight_decay, "weight_decay")
+        listed = not isinstance(exclude, str) and all(isinstance(one, str) for one in exclude)
+        require(listed, "exclude", "be a list of variables' names", exclude)
+        self.weight_decay = weight_decay
+        self.exclude = tuple(exclude)
+
+    def is_adapted(self, variable: Any) -> bool:
+        # With TensorFlow an update sees its variable, named "layer/bias:0", not Keras' "bias".
+        name = variable.name.split(":")[0].split("/")[-1]
+        return len(variable.shape) > 1 and name not in self.exclude
+
+    def decay_of(self, variable: Any, dtype: Any) -> Any:
+        if self.weight_decay is None or not self.is_adapted(variable):
+            return 0.0
+        if not self._use_weight_decay(variable):  # Keras' own list of exceptions
+            return 0.0
+        if callable(self.weight_decay):
+            return ops.cast(self.weight_decay(self._iterations), dtype)
+        return self.weight_decay
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        """Leave out what Keras does before the update."""
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        if callable(self.weight_decay):
+            config["weight_decay"] = keras.saving.serialize_keras_object(self.weight_decay)
+        return {**config, "exclude": list(self.exclude)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        if isinstance(config.get("weight_decay"), dict):
+            schedule = keras.saving.deserialize_keras_object(
+                config["weight_decay"], custom_objects=custom_objects
+            )
+            config = {**config, "weight_decay": schedule}
+        return super().from_config(config, custom_objects=custom_objects)
+
+
+def _dense(gradient: Any, dtype: Any) -> Any:
+    if hasattr(gradient, "dense_shape"):  # of an embedding: the rows that were used
+        import tensorflow as tf
+
+        gradient = tf.convert_to_tensor(gradient)
+    return ops.cast(gradient, dtype)
+
+
+def _norm(tensor: Any) -> Any:
+    # Squares of single precision overflow above 1e19 and vanish below 1e-23: divide first.
+    # Half precision would lose the sum as well.
+    wide = "float64" if keras.backend.standardize_dtype(tensor.dtype) == "float64" else None
+    values = ops.cast(tensor, wide or "float32")
+    largest = ops.max(ops.abs(values))
+    divisor = ops.where(largest > 0, largest, ops.ones_like(largest))
+    return largest * ops.sqrt(ops.sum(ops.square(values / divisor)))
+
+
+def _ratio_or_1(above: Any, below: Any, factor: float, added: Any) -> Any:
+    both = ops.logical_and(above > 0, below > 0)
+    divisor = ops.where(both, below + added, ops.ones_like(below))
+    return ops.where(both, factor * above / divisor, ops.ones_like(above))
+
+
+@_registered
+class MomentumSGD(_Decaying, keras.optimizers.Optimizer):
+    """Gradient descent with momentum whose velocity holds no learning rate.
 
         u <- m u + g + decay w
         w <- w - rate u
@@ -86,27 +115,49 @@ def momentum_sgd(
     Source:
         Goyal et al., arXiv:1706.02677, section 3, remarks 1 and 2, equations 9 and 10.
     """
-    return classes().MomentumSGD(
-        _for_keras(learning_rate),
-        momentum=momentum,
-        weight_decay=_for_keras(weight_decay),
-        exclude=exclude,
-        correct_momentum=correct_momentum,
-        **options,
-    )
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        momentum: float = 0.9,
+        weight_decay: Any = 1e-4,
+        exclude: Sequence[str] = EXCLUDED,
+        correct_momentum: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(_for_keras(learning_rate), **options)
+        self.keep_decay(_for_keras(weight_decay), exclude)
+        self.momentum = _require_fraction(momentum, "momentum")
+        self.correct_momentum = bool(correct_momentum)
+
+    def build(self, variables: Any) -> None:
+        if not self.built:
+            super().build(variables)
+            self._velocities = self.add_optimizer_variables(variables, "velocity")
+
+    def local_rate(self, gradient: Any, variable: Any) -> Any:
+        return ops.ones((), variable.dtype)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        dtype = variable.dtype
+        rate = ops.cast(learning_rate, dtype)
+        gradient = _dense(gradient, dtype)
+        local = ops.cast(self.local_rate(gradient, variable), dtype)
+        wanted = local * (gradient + self.decay_of(variable, dtype) * variable)
+        velocity = self._velocities[self._get_variable_index(variable)]
+        # With the correction the velocity holds no rate, so that a new one acts at once.
+        added = wanted if self.correct_momentum else rate * wanted
+        self.assign(velocity, self.momentum * velocity + added)
+        self.assign_sub(variable, rate * velocity if self.correct_momentum else velocity)
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"momentum": self.momentum, "correct_momentum": self.correct_momentum}
+        return {**super().get_config(), **own}
 
 
-def lars(
-    learning_rate: Any,
-    momentum: float = 0.9,
-    weight_decay: Any = 1e-4,
-    trust: float = 0.001,
-    epsilon: float = 0.0,
-    exclude: Sequence[str] = EXCLUDED,
-    correct_momentum: bool = False,
-    **options: Any,
-) -> keras.optimizers.Optimizer:
-    """Make LARS: momentum with a rate for each layer, in proportion to its weights.
+@_registered
+class LARS(MomentumSGD):
+    """LARS: momentum with a rate for each layer, in proportion to its weights.
 
         local = trust |w| / (|g| + decay |w| + epsilon)
         v <- m v + rate local (g + decay w)
@@ -114,7 +165,7 @@ def lars(
 
     So a gradient moves each layer by at most rate x trust of its own length, however large the
     gradient is, and rates are much higher than with plain momentum. Where |w| or |g| is 0, local
-    is 1, as in the usual implementations: by the formula zero weights would stay 0 for ever.
+    is 1, as in the usual implementations: by the formula zero weights would stay 0 indefinitely.
 
     Biases go by the full rate. Where that is too much for them, as in nets without normalisation
     layers, lower the rate and raise `trust` by the same factor: the layers' steps stay the same.
@@ -122,29 +173,38 @@ def lars(
     Source:
         You, Gitman and Ginsburg, arXiv:1708.03888, equation 6 and algorithm 1.
     """
-    return classes().LARS(
-        _for_keras(learning_rate),
-        momentum=momentum,
-        weight_decay=_for_keras(weight_decay),
-        trust=trust,
-        epsilon=epsilon,
-        exclude=exclude,
-        correct_momentum=correct_momentum,
-        **options,
-    )
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        momentum: float = 0.9,
+        weight_decay: Any = 1e-4,
+        trust: float = 0.001,
+        epsilon: float = 0.0,
+        exclude: Sequence[str] = EXCLUDED,
+        correct_momentum: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate, momentum, weight_decay, exclude, correct_momentum, **options
+        )
+        self.trust = require_positive(trust, "trust")
+        self.epsilon = _require_at_least_0(epsilon, "epsilon")
+
+    def local_rate(self, gradient: Any, variable: Any) -> Any:
+        if not self.is_adapted(variable):
+            return super().local_rate(gradient, variable)
+        weights, slope = _norm(variable), _norm(gradient)
+        decay = self.decay_of(variable, weights.dtype)
+        return _ratio_or_1(weights, slope, self.trust, decay * weights + self.epsilon)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "trust": self.trust, "epsilon": self.epsilon}
 
 
-def lamb(
-    learning_rate: Any = 0.001,
-    beta_1: float = 0.9,
-    beta_2: float = 0.999,
-    epsilon: float = 1e-6,
-    weight_decay: Any = 0.01,
-    norm_limits: Sequence[float] | None = None,
-    exclude: Sequence[str] = EXCLUDED,
-    **options: Any,
-) -> keras.optimizers.Optimizer:
-    """Make LAMB: Adam's direction, with a length in proportion to each layer's weights.
+@_registered
+class LAMB(_Decaying, keras.optimizers.Lamb):
+    """LAMB: Adam's direction, with a length in proportion to each layer's weights.
 
         m <- b1 m + (1 - b1) g,        v <- b2 v + (1 - b2) g^2
         r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + decay w
@@ -158,26 +218,112 @@ def lamb(
     Source:
         You et al., arXiv:1904.00962, algorithm 2.
     """
-    return classes().LAMB(
-        _for_keras(learning_rate),
-        beta_1=beta_1,
-        beta_2=beta_2,
-        epsilon=epsilon,
-        weight_decay=_for_keras(weight_decay),
-        norm_limits=norm_limits,
-        exclude=exclude,
-        **options,
-    )
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: Any = 0.01,
+        norm_limits: Sequence[float] | None = None,
+        exclude: Sequence[str] = EXCLUDED,
+        **options: Any,
+    ) -> None:
+        betas = _require_fraction(beta_1, "beta_1"), _require_fraction(beta_2, "beta_2")
+        super().__init__(
+            _for_keras(learning_rate), *betas, require_positive(epsilon, "epsilon"), **options
+        )
+        self.keep_decay(_for_keras(weight_decay), exclude)
+        self.norm_limits = None if norm_limits is None else tuple(norm_limits)
+        for each in self.norm_limits or ():
+            _require_at_least_0(each, "norm_limits")
+        rising = norm_limits is None or (len(norm_limits) == 2 and norm_limits[0] < norm_limits[1])
+        require(rising, "norm_limits", "be a lower and a higher number", norm_limits)
+
+    def build(self, variables: Any) -> None:
+        for variable in variables:
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            then = 'Half precision rounds 0.999 to 1: use a policy such as "mixed_bfloat16".'
+            must = "have variables of single or double precision for LAMB"
+            require(dtype in ("float32", "float64"), "dtype", must, dtype, then)
+        super().build(variables)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        dtype = variable.dtype
+        gradient = _dense(gradient, dtype)
+        index = self._get_variable_index(variable)
+        first, second = self._momentums[index], self._velocities[index]
+        self.assign(first, self.beta_1 * first + (1 - self.beta_1) * gradient)
+        self.assign(second, self.beta_2 * second + (1 - self.beta_2) * ops.square(gradient))
+        mean, square = (
+            moment / self.learnt(beta, dtype)
+            for moment, beta in ((first, self.beta_1), (second, self.beta_2))
+        )
+        wanted = mean / (ops.sqrt(square) + self.epsilon)
+        wanted = wanted + self.decay_of(variable, dtype) * variable
+        local = ops.cast(self.trust_ratio(wanted, variable), dtype)
+        self.assign_sub(variable, ops.cast(learning_rate, dtype) * local * wanted)
+
+    def learnt(self, beta: float, dtype: Any) -> Any:
+        # 1 - beta^t, which would lose its digits in single precision while it is small.
+        done = ops.cast(self.iterations + 1, dtype)
+        return -ops.expm1(done * math.log(beta)) if beta else ops.ones_like(done)
+
+    def trust_ratio(self, wanted: Any, variable: Any) -> Any:
+        if not self.is_adapted(variable):
+            return ops.ones((), variable.dtype)
+        weights = _norm(variable)
+        if self.norm_limits is not None:
+            weights = ops.clip(weights, *self.norm_limits)
+        return _ratio_or_1(weights, _norm(wanted), 1.0, 0.0)
+
+    def get_config(self) -> dict[str, Any]:
+        limits = self.norm_limits and list(self.norm_limits)
+        return {**super().get_config(), "norm_limits": limits}
+
+
+@_registered
+class StepRates(keras.optimizers.schedules.LearningRateSchedule):
+    """The rates of a schedule, looked up step by step; see `schedules.as_keras`."""
+
+    def __init__(self, schedule: dict[str, Any], steps_per_epoch: int) -> None:
+        self.schedule = StepSchedule(from_config(schedule), steps_per_epoch)
+        rates = self.schedule.rate(np.arange(self.schedule.steps + 1))
+        self._rates = rates.astype(np.float32)
+
+    def __call__(self, step: Any) -> Any:
+        step = ops.minimum(ops.cast(step, "int32"), self.schedule.steps)
+        return ops.take(self._rates, step)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "schedule": self.schedule.schedule.config(),
+            "steps_per_epoch": self.schedule.steps_per_epoch,
+        }
 
 
 def register() -> dict[str, type]:
-    """Tell Keras of these optimizers and of our schedules, before it opens a model that has
-    them.
+    """Return what Keras needs to open a model with these optimizers and schedules.
+
+    Importing this module registers them; call this, or import it, before `load_model`.
     """
-    known = [*vars(classes()).values(), keras_class()]
-    return {f"dlguide>{one.__name__}": one for one in known}
+    return {f"dlguide>{one.__name__}": one for one in (MomentumSGD, LARS, LAMB, StepRates)}
 
 
 def _for_keras(value: Any) -> Any:
-    """Turn our schedules into Keras'; a recipe, whose steps are not fixed, is refused there."""
-    return as_keras(value) if isinstance(value, Schedule | Recipe) else value
+    """Convert our schedules to Keras'; one whose steps are not fixed is refused there."""
+    return as_keras(value) if isinstance(value, StepSchedule | EpochSchedule) else value
+
+
+def _require_at_least_0(value: Any, name: str) -> float:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    fits = number and 0 <= value < float("inf")
+    require(fits, name, "be a finite number of at least 0", value)
+    return float(value)
+
+
+def _require_fraction(value: Any, name: str) -> float:
+    must = "be at least 0 and below 1"
+    require(_require_at_least_0(value, name) < 1, name, must, value)
+    return float(value)

@@ -19,14 +19,18 @@ from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require
 from dlguide.measure import Run
-from dlguide.training import optimizers
 from dlguide.training.checkpoint import Saver
-from dlguide.training.config import CheckpointConfig, FitConfig, TrainingJob, describe
+from dlguide.training.config import (
+    CheckpointConfig,
+    FitConfig,
+    TrainingJob,
+    describe,
+    make_optimizer,
+)
 from dlguide.training.devices import connect, require_device
 from dlguide.training.divergence import DivergenceMonitor
 from dlguide.training.feed import ArrayFeed, PipelineFeed, class_numbers
-from dlguide.training.schedules_collapsed import Collapsed
-from dlguide.training.schedules_recipe import Recipe
+from dlguide.training.schedules import CollapsedDecay, EpochSchedule
 from dlguide.training.step import Gradients, PerSample, correct, evaluator
 from dlguide.training.virtual_workers import VirtualWorkers, VirtualWorkersFeed, replica_state
 
@@ -46,7 +50,7 @@ def fit(
     metrics: Mapping[str, PerSample] | None = None,
     epochs: int = 1,
     batch_per_rank: int = 100,
-    learning_rate: float | Recipe | Collapsed | None = None,
+    learning_rate: float | EpochSchedule | CollapsedDecay | None = None,
     optimizer: str | Callable[..., keras.Optimizer] = "adam",
     checkpoint: str | os.PathLike | CheckpointConfig | None = None,
     comm: SingleProcess | HorovodCommunicator | None = None,
@@ -83,7 +87,7 @@ def fit(
             too, and ends augmentation. None for the optimizer's own. It is used as it is given
             unless `config.rate_scaling` asks for more.
         optimizer: "adam", "sgd" (momentum 0.9), or a function that returns a Keras optimizer; it
-            is called with `learning_rate` unless that is None: `optimizers.momentum_sgd`.
+            is called with `learning_rate` unless that is None: `optimizers.MomentumSGD`.
         checkpoint: folder, or a CheckpointConfig: a checkpoint is written after each epoch, and
             a training that finds one resumes from it. Not with an optimizer that accumulates
             gradients.
@@ -190,9 +194,9 @@ class Trainer:
         rate, own = job.used_rate(self.comm.size), {}
         if job.schedule is not None:
             rate = rate.at(self.steps_per_epoch)
-        if isinstance(job.learning_rate, Collapsed):
+        if isinstance(job.learning_rate, CollapsedDecay):
             own["weight_decay"] = job.learning_rate.weight_decay.at(self.steps_per_epoch)
-        return optimizers.make(job.optimizer, rate, job.config.dtype, **own)
+        return make_optimizer(job.optimizer, rate, job.config.dtype, **own)
 
     def _feed(self) -> ArrayFeed | PipelineFeed | VirtualWorkersFeed:
         """The batches of this rank, or of each of its virtual workers."""
@@ -211,7 +215,7 @@ class Trainer:
                 order = {"batch": batch, "seed": config.seed, "shuffle": config.shuffle}
                 pipeline = self.data.replace(**order, **mine)
                 rate = job.learning_rate
-                plain_from = rate.at if isinstance(rate, Collapsed) else None
+                plain_from = rate.at if isinstance(rate, CollapsedDecay) else None
                 feed = PipelineFeed(pipeline, comm, self.model, plain_from, check)
             feeds.append(feed)
         return feeds[0] if workers == 1 else VirtualWorkersFeed(feeds)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dlguide import models
 from dlguide.errors import require, require_count, require_known
-from dlguide.training.optimizers import OPTIMIZERS
+from dlguide.training.config import OPTIMIZERS
 
 DATA = ("mnist", "random")
 

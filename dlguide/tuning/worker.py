@@ -34,7 +34,7 @@ class _Trainer:
         import tensorflow as tf
 
         from dlguide import models
-        from dlguide.training import optimizers
+        from dlguide.training.config import make_optimizer
         from dlguide.training.devices import connect
         from dlguide.training.step import train_step
 
@@ -44,7 +44,7 @@ class _Trainer:
         with tf.device("/CPU:0"):
             self.model = models.build(task.net, task.seed, image=task.image)
             # the global batch is the same for all, so the rate does not follow the ranks
-            optimizer = comm.distribute(optimizers.make(task.optimizer))
+            optimizer = comm.distribute(make_optimizer(task.optimizer))
             optimizer.build(self.model.trainable_variables)
             comm.broadcast(self.model.weights)
             self.step = train_step(self.model, optimizer, comm.size)

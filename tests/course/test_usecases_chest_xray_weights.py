@@ -17,7 +17,7 @@ def saved(folder, epochs=8, recipe=None, told=True, model=None, keep=None):
     """Checkpoints of a pre-training in which nothing was trained."""
     recipe = pretraining.stairs(0.03, epochs) if recipe is None else recipe
     model = nets.build(outputs=5, seed=1) if model is None else model
-    rule = optimizers.momentum_sgd(0.1)
+    rule = optimizers.MomentumSGD(0.1)
     rule.build(model.trainable_variables)
     for epoch in range(1, epochs + 1):
         about = {"schedule": recipe.config(), "global_batch": 64}

@@ -24,7 +24,7 @@ from dlguide.data import input_pipeline, synthetic
 from dlguide.data.readers import imagenet as layout
 from dlguide.data.readers import imagenet_shards
 from dlguide.errors import DataError
-from dlguide.training.schedules import recipe_from
+from dlguide.training.schedules import from_config
 
 
 def test_iterations_are_the_guides():
@@ -71,7 +71,7 @@ def test_common_beginning_has_the_rates_of_both_endings():
     assert len(first) == 10 * 30
     for whole in (line, end):
         assert np.array_equal(whole.rates.at(30).rates()[: len(first)], first)
-    assert recipe_from(trunk.rates.config()) == trunk.rates
+    assert from_config(trunk.rates.config()) == trunk.rates
 
 
 def test_rates_follow_the_global_batch():

@@ -98,7 +98,7 @@ def test_first_epochs_of_a_recipe_have_its_rates():
     cut = whole.beginning(2.5)
     assert cut.epochs == 2.5
     assert np.array_equal(cut.at(10).rates(), whole.at(10).rates()[:25])
-    assert schedules.recipe_from(cut.config()) == cut
+    assert schedules.from_config(cut.config()) == cut
     for wrong in (0, 6.5):
         with pytest.raises(ValueError, match="`epochs` must be above 0 and at most the 6 epochs"):
             whole.beginning(wrong)
@@ -120,7 +120,7 @@ def train(epochs, schedule, folder):
         return models.build("resnet8", seed=1, image=8, classes=4)
 
     return fit(
-        net, pipeline, epochs=epochs, batch_per_rank=4, optimizer=optimizers.momentum_sgd,
+        net, pipeline, epochs=epochs, batch_per_rank=4, optimizer=optimizers.MomentumSGD,
         learning_rate=schedule, checkpoint=folder, comm=SingleProcess(),
         config=FitConfig(test=test.without_augmentation()), on_result=lambda **numbers: None,
     )  # fmt: skip
@@ -128,9 +128,9 @@ def train(epochs, schedule, folder):
 
 def test_branched_training_is_bitwise_the_one_that_never_stopped(tmp_path, capsys):
     whole = schedules.warmup("gradual", 0.1, 1, start=0.01).then(schedules.linear(0.1, 3))
-    decay = schedules.constant(1e-3, 4)
-    line = schedules.Collapsed(whole, decay, 4)
-    trunk = schedules.Collapsed(whole.beginning(2), decay.beginning(2), 2)
+    decay = schedules.Constant(1e-3, 4)
+    line = schedules.CollapsedDecay(whole, decay, 4)
+    trunk = schedules.CollapsedDecay(whole.beginning(2), decay.beginning(2), 2)
     from dlguide.training.config import describe
 
     at_once = train(4, line, tmp_path / "whole")
@@ -151,7 +151,7 @@ def test_branched_training_is_bitwise_the_one_that_never_stopped(tmp_path, capsy
 def test_branch_refuses_what_it_cannot_continue(tmp_path):
     with pytest.raises(ValueError, match="`source` must hold a checkpoint of an epoch's end"):
         checkpoint.branch(tmp_path / "none", tmp_path / "new", {})
-    train(1, schedules.Collapsed(*[schedules.constant(0.01, 1)] * 2, 1), tmp_path / "old")
+    train(1, schedules.CollapsedDecay(*[schedules.Constant(0.01, 1)] * 2, 1), tmp_path / "old")
     with pytest.raises(ValueError, match="`changes` must name settings that the training had"):
         checkpoint.branch(tmp_path / "old", tmp_path / "new", {"shedule": 1})
     checkpoint.branch(tmp_path / "old", tmp_path / "new", {})

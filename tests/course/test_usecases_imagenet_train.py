@@ -163,7 +163,7 @@ def test_line_is_the_training_that_never_stopped(whole):
     train, test = imagenet.pipelines(asked, imagenet.pictures(asked, 0))
     run = fit(
         partial(imagenet.build_net, asked, 0), train, epochs=3, batch_per_rank=8,
-        optimizer=optimizers.momentum_sgd, learning_rate=asked.part_1(), comm=SingleProcess(),
+        optimizer=optimizers.MomentumSGD, learning_rate=asked.part_1(), comm=SingleProcess(),
         config=FitConfig(test=test.replace(samples=asked.tested)),
     )  # fmt: skip
     one = whole[0]

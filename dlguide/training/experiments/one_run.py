@@ -12,7 +12,6 @@ from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require
 from dlguide.measure import Run
-from dlguide.training import optimizers
 from dlguide.training.config import FitConfig, TrainingJob
 from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError
@@ -130,15 +129,17 @@ def make_optimizer(setting: Setting, rate: Any) -> keras.Optimizer:
     """Build the optimizer of a setting."""
     import keras
 
+    from dlguide.training import optimizers
+
     decay = {"weight_decay": setting.weight_decay or None}
     if setting.optimizer == "adam":
         rule = keras.optimizers.Adam(rate)
     elif setting.optimizer == "lamb":
-        rule = optimizers.lamb(rate, **decay)
+        rule = optimizers.LAMB(rate, **decay)
     elif setting.optimizer == "lars":
-        rule = optimizers.lars(rate, setting.momentum, trust=setting.trust, **decay)
+        rule = optimizers.LARS(rate, setting.momentum, trust=setting.trust, **decay)
     else:
-        rule = optimizers.momentum_sgd(rate, setting.momentum, **decay)
+        rule = optimizers.MomentumSGD(rate, setting.momentum, **decay)
     return keras.optimizers.LossScaleOptimizer(rule) if setting.dtype == "mixed_float16" else rule
 
 

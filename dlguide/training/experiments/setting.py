@@ -10,7 +10,7 @@ from typing import Any
 
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.training import schedules
-from dlguide.training.schedules_recipe import Recipe
+from dlguide.training.schedules import EpochSchedule
 
 RULES = ("none", "linear", "sqrt")
 WARMUPS = (None, *schedules.WARMUPS)
@@ -20,8 +20,8 @@ DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")  # of `models
 # After the warmup these fall over what is left; "none" and "step" count from the beginning.
 _AFTER = {
     "linear": schedules.linear,
-    "polynomial": schedules.polynomial,
-    "cosine": schedules.cosine,
+    "polynomial": schedules.Polynomial,
+    "cosine": schedules.Cosine,
 }
 
 
@@ -162,11 +162,11 @@ class Setting:
         """The rate for the global batch, to which a warmup leads up."""
         return schedules.scaled(self.base_rate, self.global_batch, self.base_batch, self.rule)
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> EpochSchedule:
         """Put the rate's course together.
 
         Returns:
-            Recipe: as long as the training.
+            EpochSchedule: as long as the training.
 
         Raises:
             ValueError: when its parts do not go together.
@@ -180,9 +180,9 @@ class Setting:
             falling = _AFTER[self.decay](self.rate, self.epochs - length)
             return start.then(falling) if start else falling
         if self.decay == "step":
-            whole = schedules.step_decay(self.rate, self.boundaries, self.epochs, self.factor)
+            whole = schedules.StepDecay(self.rate, self.boundaries, self.epochs, self.factor)
         else:
-            whole = schedules.constant(self.rate, self.epochs)
+            whole = schedules.Constant(self.rate, self.epochs)
         return start.over(whole) if start else whole
 
     def identity(self) -> dict[str, Any]:

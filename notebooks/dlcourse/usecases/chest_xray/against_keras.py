@@ -31,7 +31,6 @@ from dlguide import measure
 from dlguide.data import formats
 from dlguide.errors import require, require_count
 from dlguide.measure import Ratio, Timing
-from dlguide.training import optimizers
 
 if TYPE_CHECKING:
     import keras
@@ -143,7 +142,9 @@ def _way(
 ) -> Callable[[], None]:
     """Give a function that takes an epoch's steps, always in the order of the records."""
     weights = balance(labels)
-    rule = optimizers.momentum_sgd(RATE / 10, weight_decay=None)
+    from dlguide.training.optimizers import MomentumSGD
+
+    rule = MomentumSGD(RATE / 10, weight_decay=None)
     records = _records(packed, model.name, batch)
     if name == LOOP:
         rule.build(model.trainable_variables)

@@ -15,8 +15,7 @@ from dlcourse.usecases.chest_xray.steps import labels_right, not_binary, weighte
 from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.training import CheckpointConfig, FitConfig, fit
-from dlguide.training.optimizers import momentum_sgd
-from dlguide.training.schedules import Recipe
+from dlguide.training.schedules import EpochSchedule
 
 if TYPE_CHECKING:
     import keras
@@ -30,7 +29,7 @@ class Stage:
 
     name: str
     batch: int
-    schedule: Recipe
+    schedule: EpochSchedule
     seed: int
     about: dict[str, Any]
     checkpoint: str | None = None
@@ -73,16 +72,18 @@ def fit_stage(
 ) -> Fitted:
     """Train a net with many labels, synchronously on all ranks; all must call it.
 
-    Momentum 0.9, the rate outside of the velocity (`optimizers.momentum_sgd`). On p ranks with
+    Momentum 0.9, the rate outside of the velocity (`optimizers.MomentumSGD`). On p ranks with
     `batch` radiographs each, a net without batch normalisation and dropout comes to the weights
     of one process with p * batch. A folder that holds a checkpoint of this stage is gone on from,
     bit by bit; a finished one is announced and not trained.
     """
+    from dlguide.training.optimizers import MomentumSGD
+
     epochs = stage.epochs
     run = fit(
         model, pipeline, loss=partial(weighted_loss, weights=weights),
         metrics={"accuracy": labels_right}, epochs=epochs, batch_per_rank=stage.batch,
-        learning_rate=stage.schedule, optimizer=partial(momentum_sgd, weight_decay=None),
+        learning_rate=stage.schedule, optimizer=partial(MomentumSGD, weight_decay=None),
         checkpoint=None if stage.checkpoint is None else CheckpointConfig(
             folder=stage.checkpoint, keep=epochs if stage.keep_all else 2, facts=stage.identity()
         ),

@@ -25,7 +25,7 @@ from dlguide.data.input_pipeline.pipeline import as_source
 from dlguide.errors import DataError, MissingComponentError
 from dlguide.files import new_folder
 from dlguide.training import schedules
-from dlguide.training.schedules import Recipe
+from dlguide.training.schedules import EpochSchedule
 
 if TYPE_CHECKING:
     import keras
@@ -115,23 +115,25 @@ def _size(source: Source) -> tuple[int, int]:
     return height, width
 
 
-def schedule(rate: float, epochs: int, warmup: float = 0.5, start: float | None = None) -> Recipe:
+def schedule(
+    rate: float, epochs: int, warmup: float = 0.5, start: float | None = None
+) -> EpochSchedule:
     """Rise gradually to a rate, then fall in a straight line to 0."""
     first = rate / 10 if start is None else start
     rest = schedules.linear(rate, epochs - warmup)
     return schedules.warmup("gradual", rate, warmup, first).then(rest)
 
 
-def stairs(rate: float, epochs: int) -> Recipe:
+def stairs(rate: float, epochs: int) -> EpochSchedule:
     """Rise gradually to a rate, hold it for three quarters, and end with a tenth of it.
 
     The stair stands at the end of an epoch; a single epoch has none.
     """
     warm = schedules.warmup("gradual", rate, 0.5, rate / 10)
     if epochs == 1:
-        return warm.over(schedules.constant(rate, 1))
+        return warm.over(schedules.Constant(rate, 1))
     held = max(1, int(HELD * epochs))
-    return warm.over(schedules.step_decay(rate, (held,), epochs))
+    return warm.over(schedules.StepDecay(rate, (held,), epochs))
 
 
 def pretrain(

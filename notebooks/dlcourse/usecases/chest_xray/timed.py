@@ -13,7 +13,6 @@ from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlcourse.usecases.chest_xray.steps import balance, label_step
 from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require_count
-from dlguide.training import optimizers
 
 # Each finding in one of eight: as often as in the phantoms.
 _OFTEN = 8
@@ -56,7 +55,9 @@ def _build(comm: Communicator, net: str, image: int, seed: int, batch: int) -> c
     import tensorflow as tf
 
     model = nets.build(net, image, seed=seed)
-    rule = comm.distribute(optimizers.momentum_sgd(1e-3, weight_decay=None))
+    from dlguide.training.optimizers import MomentumSGD
+
+    rule = comm.distribute(MomentumSGD(1e-3, weight_decay=None))
     rule.build(model.trainable_variables)
     often = np.eye(_OFTEN)[:, :1].repeat(len(FINDINGS), axis=1)
     one = label_step(model, rule, comm.size, balance(often))

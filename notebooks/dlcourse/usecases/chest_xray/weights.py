@@ -18,7 +18,7 @@ from dlcourse.usecases.chest_xray.net import HEAD
 from dlguide.errors import MissingComponentError, require
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import Checkpoint, CheckpointError
-from dlguide.training.schedules import recipe_from
+from dlguide.training.schedules import from_config
 
 if TYPE_CHECKING:
     import keras
@@ -222,7 +222,7 @@ def _another(model: keras.Model, path: Path, wanted: str, holds: str) -> Checkpo
 def _recipe(found: Checkpoint) -> Any:
     config = found.settings.get("schedule")
     if isinstance(config, dict):
-        return recipe_from(config.get("rates", config))
+        return from_config(config.get("rates", config))
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlguide.errors import require, require_count, require_positive
 from dlguide.training import schedules
-from dlguide.training.schedules import Collapsed, Recipe
+from dlguide.training.schedules import CollapsedDecay, EpochSchedule
 
 # What the guide subtracts of red, green and blue (Caffe names them in the other order), and
 # what it multiplies with, for pixels of 0 to 255; here as `Normalise` takes them, for 0 to 1.
@@ -132,24 +132,26 @@ class Road:
             round(self.collapse * each),
         )  # fmt: skip
 
-    def line(self) -> Recipe:
+    def line(self) -> EpochSchedule:
         """Give the learning rate of part 1: up in a straight line, and down to 0."""
         up = schedules.warmup("gradual", self.rate, self.warmup, self.start)
         return up.then(schedules.linear(self.rate, self.epochs - self.warmup))
 
-    def part_1(self, epochs: float | None = None) -> Collapsed:
+    def part_1(self, epochs: float | None = None) -> CollapsedDecay:
         """Give part 1, whose weight decay and pictures stay what they are.
 
         Args:
             epochs: only the first so many; None for all of it.
 
         Returns:
-            Collapsed: one that never collapses.
+            CollapsedDecay: one that never collapses.
         """
         rates = self.line() if epochs is None else self.line().beginning(epochs)
-        return Collapsed(rates, schedules.constant(self.weight_decay, rates.epochs), rates.epochs)
+        return CollapsedDecay(
+            rates, schedules.Constant(self.weight_decay, rates.epochs), rates.epochs
+        )
 
-    def part_2(self) -> Collapsed:
+    def part_2(self) -> CollapsedDecay:
         """Give the road that leaves the line for collapsed decay."""
         return schedules.collapsed(
             self.line(), self.collapse_at, self.collapse, self.weight_decay, self.power

@@ -12,7 +12,7 @@ from dlcourse.usecases.imagenet.road import GUIDE, SMALL, Road
 from dlcourse.usecases.imagenet.way import build_net
 from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require_count
-from dlguide.training import optimizers, step_breakdown
+from dlguide.training import step_breakdown
 
 RATE = 1e-3  # speed does not depend on it, the weights must stay finite
 
@@ -46,7 +46,9 @@ def step(
 
 def _worker(road: Road, seed: int, dtype: str, comm: Communicator) -> StepWorker:
     model = build_net(road, seed, dtype)
-    rule = optimizers.momentum_sgd(RATE, road.momentum, road.weight_decay)
+    from dlguide.training.optimizers import MomentumSGD
+
+    rule = MomentumSGD(RATE, road.momentum, road.weight_decay)
     return step_breakdown.classifier_worker(model, rule, comm)
 
 

@@ -19,10 +19,10 @@ from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.measure import Run
 from dlguide.training import checkpoint as checkpoints
-from dlguide.training import fit, optimizers
+from dlguide.training import fit
 from dlguide.training.config import CheckpointConfig, FitConfig, describe
 from dlguide.training.devices import require_device
-from dlguide.training.schedules import Collapsed
+from dlguide.training.schedules import CollapsedDecay
 from dlguide.training.step import evaluator, top_k
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Way:
             return known, None
         return self._fit("trunk", self.road.part_1(self.road.trunk), self.road.trunk)
 
-    def ending(self, name: str, schedule: Collapsed) -> tuple[Ending, Run]:
+    def ending(self, name: str, schedule: CollapsedDecay) -> tuple[Ending, Run]:
         """Go on from the common epochs to one of the ends."""
         import tensorflow as tf
 
@@ -92,7 +92,7 @@ class Way:
         return Ending(name, curve, *tops, run.weights_digest), run
 
     def _fit(
-        self, name: str, schedule: Collapsed, epochs: int
+        self, name: str, schedule: CollapsedDecay, epochs: int
     ) -> tuple[Curve, tuple[Run, keras.Model]]:
         made = []
 
@@ -148,7 +148,9 @@ class Way:
 
 
 def _rule(rate: Any, weight_decay: Any, momentum: float) -> keras.Optimizer:
-    return optimizers.momentum_sgd(rate, momentum=momentum, weight_decay=weight_decay)
+    from dlguide.training.optimizers import MomentumSGD
+
+    return MomentumSGD(rate, momentum=momentum, weight_decay=weight_decay)
 
 
 def _curve(run: Run) -> Curve:
