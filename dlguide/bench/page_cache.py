@@ -1,4 +1,4 @@
-"""Put files out of the page cache, and look how much of them is in it: cold and warm reading."""
+"""Cold and warm reading: drop files from the page cache, and measure how much of them it holds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def files_of(folder: str | os.PathLike) -> list[Path]:
 
 
 def forget(paths: Iterable[str | os.PathLike], written: bool = True) -> None:
-    """Ask the kernel to put the contents of files out of its cache.
+    """Ask the kernel to drop the contents of files from its cache.
 
     Needs no root. The names, owners and places of files (directory entries and inodes) stay in
-    memory: see `forget_names`. What another process has mapped may stay too; `share_kept` looks.
+    memory: see `forget_names`. What another process has mapped may stay too; see `share_kept`.
 
     Source:
         posix_fadvise(2), POSIX_FADV_DONTNEED.
@@ -34,9 +34,10 @@ def forget(paths: Iterable[str | os.PathLike], written: bool = True) -> None:
 
 
 def forget_names() -> str | None:
-    """Put directory entries and inodes of all files of this machine out of the cache; needs root.
+    """Drop directory entries and inodes of all files of this machine; needs root.
 
-    All programs of the machine feel it: they read these things from the disk again.
+    All programs of the machine have to read them from the disk again. Returns the reason if it is
+    not possible, else None.
 
     Source:
         Linux, Documentation/admin-guide/sysctl/vm.rst, drop_caches = 2.
@@ -50,7 +51,7 @@ def forget_names() -> str | None:
 
 
 def share_kept(paths: Iterable[str | os.PathLike]) -> float | None:
-    """Tell which share of the pages of files is in memory.
+    """Return the share of the pages of files that is in memory, None if unknown.
 
     Source:
         mincore(2).
@@ -64,7 +65,7 @@ def share_kept(paths: Iterable[str | os.PathLike]) -> float | None:
         nbytes = os.fstat(descriptor).st_size
         if not nbytes:
             continue
-        # a private map that could be written to: only of such a one does ctypes tell the address
+        # ctypes returns the address of a writable map only, hence a private one
         with mmap.mmap(descriptor, nbytes, mmap.MAP_PRIVATE) as mapped:
             states = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
             start = (ctypes.c_char * nbytes).from_buffer(mapped)

@@ -1,7 +1,7 @@
 """Inference with many streams of few threads or few streams of many: throughput and latency.
 
-A stream is a process that answers one batch after the other. s streams of t threads share the
-same s x t cores. Little's law holds for them all: batches under way = batches/s x seconds of one.
+A stream is a process that answers one batch after another. s streams of t threads share the same
+s x t cores. Little's law holds for all: batches in flight = batches/s x latency.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class StreamSplit:
 
     @property
     def median_images_per_s(self) -> float:
-        """Of the turns."""
+        """Median over the turns."""
         return float(np.median(self.images_per_s))
 
     @property
     def late_s(self) -> float:
-        """The latency that 95 of 100 answers keep (s)."""
+        """The latency that 95 % of the answers do not exceed (s)."""
         return float(np.quantile(self.latency.seconds, LATE))
 
     @property
     def under_way(self) -> float:
-        """Batches being computed at a time by Little's law: images/s x latency / batch."""
+        """Batches in flight by Little's law: images/s x latency / batch."""
         return self.median_images_per_s * float(np.mean(self.latency.seconds)) / self.batch
 
 
@@ -62,26 +62,25 @@ def compare(
 ) -> list[StreamSplit]:
     """Measure inference for several numbers of streams on the same cores.
 
-    Each stream is a process that is bound to its cores by `threads.plan`, with as many threads
-    as it has cores. All streams hold the same net and answer the same images; their first
-    answers must agree. The splits are measured one after the other.
+    Each stream is a process, bound to its cores by `threads.plan` and with as many threads as
+    cores. All streams have the same net and the same images; their first answers must agree. The
+    splits are measured one after another.
 
     Args:
         net: a net that `models.build` knows.
-        batch: images of one answer (count).
-        image: height and width of the images (pixels); None takes the net's own.
+        batch: images of one answer.
+        image: height and width of the images (pixels); None for the net's default.
         seconds: time of all turns together (s).
-        splits: numbers of streams; None takes 1, 2, 4, ... up to one a core.
-        turns: of each split (count).
-        seed: of weights and images.
-        machine: whose cores are used; None describes this one.
+        splits: numbers of streams; None for 1, 2, 4, ... up to one per core.
+        turns: turns of each split.
+        machine: the machine with the cores; None for this one.
 
     Returns:
         list: a `StreamSplit` for each number of streams.
 
     Raises:
-        ValueError: when there are more streams than cores, or an argument makes no sense.
-        RuntimeError: when streams do not compute the same, or a process fails.
+        ValueError: if there are more streams than cores, or an argument is invalid.
+        RuntimeError: if streams compute different answers, or a process fails.
     """
     machine = describe() if machine is None else machine
     cores = machine.usable_cores
@@ -104,14 +103,7 @@ def compare(
 
 
 def table(splits: Sequence[StreamSplit]) -> str:
-    """Write the splits as lines of a table.
-
-    Args:
-        splits: what `compare` returned.
-
-    Returns:
-        str: a line of headings and one for each split.
-    """
+    """Format splits as a table."""
     lines = ["streams  threads  images/s  median latency (ms)  95 of 100 within (ms)  under way"]
     lines += [
         f"{each.streams:7} {each.threads:8} {each.median_images_per_s:9.0f} "
@@ -137,7 +129,7 @@ def _measure(
             stream.ask("check", mode="infer")
         answers = [stream.answer(START_S) for stream in streams]
         require_equal_work(digests, {"infer": answers})
-        # the turn before the first one wakes threads and caches; it does not count
+        # one more turn goes first, to warm up threads and caches
         for turn in range(turns + 1):
             for stream in streams:
                 stream.ask("run", mode="infer", seconds=share_s)

@@ -42,19 +42,17 @@ def dry_run(
     limits that Slurm enforces are not. Modules are not loaded.
 
     Args:
-        job: what is asked for, of one node.
-        profile: the site; its modules and directives mean nothing here.
-        folder: where the program lies, from which the job would be submitted.
-        link: which job of the chain it is, from 1 on.
-        warn_after_s: when the job is told that its time is nearly over (s), in its first run
-            only; None for never.
-        timeout_s: longest time of a run, all its processes are ended then (s).
+        profile: the site; its modules and directives have no effect here.
+        folder: the program's folder, from which the job would be submitted.
+        link: number of the job in its chain, from 1.
+        warn_after_s: when the first run gets the signal before its time limit (s); None for never.
+        timeout_s: time limit of a run; then all its processes are ended (s).
 
     Returns:
-        list[DryRun]: one for each run; a second one where the first asked to begin anew.
+        One result per run; there is a second run if the first one requeued itself.
 
     Raises:
-        ValueError: when the job wants several nodes, is for PBS, or starts its ranks itself.
+        ValueError: if the job needs several nodes, is for PBS, or starts its ranks itself.
     """
     require(job.nodes == 1, "nodes", "be 1 in a dry run", job.nodes)
     require(not job.inside, "inside", "be False in a dry run", job.inside)

@@ -1,4 +1,4 @@
-"""Write a job as a script that stands alone: for Slurm or PBS, or an image for Apptainer."""
+"""A job as a self-contained script for Slurm or PBS, and its image for Apptainer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,16 @@ _SHELL = {"{staged}": '"$STAGED"', "{link}": '"$DLGUIDE_LINK"'}
 
 
 def script(job: Job, profile: Profile | None = None, path: str = "") -> str:
-    """Write the batch script of a job.
+    """Return the batch script of a job.
 
-    It needs bash, the batch system and the program's own software, nothing of this package.
+    It needs bash, the batch system and the program's software, nothing of this package.
 
     Args:
-        job: what is asked for.
         profile: the site; None for a plain Slurm.
-        path: where the script will lie; a PBS job that begins anew must know it.
-
-    Returns:
-        str: the script.
+        path: the script's future path, which a PBS job that requeues itself must know.
 
     Raises:
-        ValueError: when no node of the site could run it.
+        ValueError: if no node of the site can run the job.
     """
     profile = Profile() if profile is None else profile
     profile.require_fit(job)
@@ -55,7 +51,7 @@ def script(job: Job, profile: Profile | None = None, path: str = "") -> str:
 
 
 def launch(job: Job, profile: Profile) -> str:
-    """Write the line that starts the ranks, bound to their cores."""
+    """Return the line that starts the ranks, bound to their cores."""
     words = tuple(program(job, profile))
     if job.inside:
         return " ".join(words)
@@ -76,7 +72,7 @@ def launch(job: Job, profile: Profile) -> str:
 
 
 def program(job: Job, profile: Profile) -> Iterator[str]:
-    """Yield the words of the program, quoted for the shell; in a container where there is one."""
+    """Yield the words of the program, quoted for the shell, in its container if it has one."""
     if job.container:
         yield from ("apptainer", "exec")
         if job.gpus_per_node:
@@ -96,7 +92,7 @@ def program(job: Job, profile: Profile) -> Iterator[str]:
 
 
 def word(argument: str) -> str:
-    """Quote an argument for the shell, and put variables for what is known only in the job.
+    """Quote an argument for the shell, with variables for what is known only in the job.
 
     >>> print(word("--data={staged}/my images"))
     --data="$STAGED"'/my images'
@@ -107,17 +103,13 @@ def word(argument: str) -> str:
 
 
 def definition(job: Job, python: str = "3.12") -> str:
-    """Write the definition file from which Apptainer builds the job's image.
+    """Return the definition file from which Apptainer builds the job's image.
 
     Args:
-        job: what is asked for, with its `container`.
         python: version of Python in the image.
 
-    Returns:
-        str: the definition file.
-
     Raises:
-        ValueError: when the job has no container.
+        ValueError: if the job has no container.
     """
     must = "be an image such as train.sif"
     require(job.container.endswith(".sif"), "container", must, job.container)
@@ -147,7 +139,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _threads(job: Job) -> dict[str, str]:
-    """Give each rank as many threads as it has cores, as `threads.ThreadPlan` does."""
+    """Return the variables that give each rank as many threads as cores."""
     return {
         "OMP_NUM_THREADS": str(job.threads),
         "TF_NUM_INTRAOP_THREADS": str(job.threads),
@@ -156,7 +148,7 @@ def _threads(job: Job) -> dict[str, str]:
 
 
 def _below_staged(job: Job) -> Iterator[str]:
-    """Yield the paths on the nodes' disks that the program will be given."""
+    """Yield the paths on the nodes' disks among the program's arguments."""
     for argument in job.arguments:
         at = argument.find("{staged}")
         if at >= 0:
@@ -164,7 +156,7 @@ def _below_staged(job: Job) -> Iterator[str]:
 
 
 def _on_each_node(job: Job, profile: Profile) -> str:
-    """Write a command that runs its arguments once on every node; all wait for the last."""
+    """Return a command that runs its arguments once on every node and waits for all."""
     if profile.launcher == "srun":
         return f"srun --nodes={job.nodes} --ntasks-per-node=1 --ntasks={job.nodes} -c 1"
     hosts = ' -f "$PBS_NODEFILE"' if profile.scheduler == "pbs" else ""

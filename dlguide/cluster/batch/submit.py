@@ -1,4 +1,4 @@
-"""Hand a script to the batch system, or only ask whether it would take it."""
+"""Submit a script to the batch system, or ask Slurm whether it would accept it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,9 @@ ANSWER_S = 60.0
 
 
 def commands(job: Job, profile: Profile, path: str) -> list[str]:
-    """Write the lines of shell that would submit the job; of a chain one for each link.
+    """Return the shell commands that submit the job whose script is at `path`, one per link.
 
-    Each link waits for the one before to end well, and is taken from the queue when it did not.
-
-    Args:
-        job: what is asked for.
-        profile: the site.
-        path: where its script lies.
-
-    Returns:
-        list[str]: the lines, which may be pasted into a shell.
+    Each link waits until the previous one has succeeded, and is cancelled if that fails.
 
     >>> for line in commands(Job("train.py", chain=2), Profile(), "job.sh"):
     ...     print(line)
@@ -42,19 +34,11 @@ def commands(job: Job, profile: Profile, path: str) -> list[str]:
 
 
 def submit(job: Job, profile: Profile, path: str) -> list[str]:
-    """Submit the job, of a chain all links.
-
-    Args:
-        job: what is asked for.
-        profile: the site.
-        path: where its script lies.
-
-    Returns:
-        list[str]: the ids of the jobs.
+    """Submit the job whose script is at `path`, all links of a chain, and return the job ids.
 
     Raises:
-        MissingComponentError: when there is no such batch system here.
-        RuntimeError: when it refuses a job; those submitted before are named.
+        MissingComponentError: if there is no such batch system here.
+        RuntimeError: if it refuses a job; those submitted before are named.
     """
     ids: list[str] = []
     for link in range(1, job.chain + 1):
@@ -71,19 +55,12 @@ def submit(job: Job, profile: Profile, path: str) -> list[str]:
 
 
 def try_out(profile: Profile, path: str) -> str:
-    """Ask Slurm whether it would take the script, and when it could start; nothing is submitted.
-
-    Args:
-        profile: the site.
-        path: where the script lies.
-
-    Returns:
-        str: its answer.
+    """Return Slurm's answer whether it would accept the script, and when it could start.
 
     Raises:
-        ValueError: for PBS, which has no such question.
-        MissingComponentError: when there is no Slurm here.
-        RuntimeError: when it would refuse the job.
+        ValueError: for PBS, which cannot answer that.
+        MissingComponentError: if there is no Slurm here.
+        RuntimeError: if Slurm would refuse the job.
     """
     then = "Leave out `--test-only` and read the script."
     fits = profile.scheduler == "slurm"
