@@ -1,8 +1,6 @@
 """The audit finds each planted mistake and no other; each is planted into a sound training.
 
-Tests dlguide.training.audit with what it is made of: dlguide.training.evidence,
-dlguide.training.recorder, dlguide.training.finding, dlguide.training.mistakes and
-dlguide.training.sample_mistakes.
+Tests dlguide.training.audit.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ import pytest
 
 from dlguide import measure
 from dlguide.training import audit
-from dlguide.training.evidence import Call, Evidence, Metric, Seed, digest_of, ids_of
-from dlguide.training.finding import listed
+from dlguide.training.audit.checks import listed
+from dlguide.training.audit.record import Call, Evidence, Metric, Seed, digest_of, ids_of
 
 SAMPLES, BATCH = 48, 4
 

@@ -1,6 +1,6 @@
 """The audit on real ranks: mistakes planted into trainings are found, and no others.
 
-`dlguide.training.keras_recorder` watches `fit`; one launch for each number of ranks.
+`dlguide.training.audit.record` watches `fit`; one launch for each number of ranks.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import numpy as np
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require, require_count
 from dlguide.training import audit
-from dlguide.training.evidence import Evidence, ids_of
+from dlguide.training.audit.record import Evidence, ids_of
 
 if TYPE_CHECKING:
     import keras

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlguide.errors import require
-from dlguide.training import mistakes, sample_mistakes
-from dlguide.training.evidence import Call, Evidence, Metric, Seed
-from dlguide.training.finding import Finding
-from dlguide.training.recorder import Recorder
+from dlguide.training.audit import checks
+from dlguide.training.audit.checks import Finding
+from dlguide.training.audit.record import Call, Evidence, Metric, Recorder, Seed
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -41,18 +40,18 @@ __all__ = [
 _CHECKS: dict[str, tuple[Callable[[Evidence], object], Callable]] = {
     "weights after the broadcast and at the end": (
         lambda one: one.first_weights or one.last_weights,
-        mistakes.weights,
+        checks.weights,
     ),
-    "shards of the data": (lambda one: any(one.seen), sample_mistakes.shards),
-    "steps of each rank": (lambda one: one.steps, sample_mistakes.steps),
-    "size of the last batch": (lambda one: any(one.batches), sample_mistakes.last_batch),
-    "learning rate": (lambda one: one.learning_rate is not None, mistakes.rate),
-    "seeds": (lambda one: one.seeds, mistakes.seeds),
-    "batch normalisation": (lambda one: one.statistics, mistakes.statistics),
-    "metrics": (lambda one: one.metrics, mistakes.metrics),
-    "throughput": (lambda one: one.images_per_s is not None, mistakes.first_step),
-    "checkpoints": (lambda one: one.checkpoints, mistakes.checkpoints),
-    "collectives": (lambda one: one.calls, sample_mistakes.collectives),
+    "shards of the data": (lambda one: any(one.seen), checks.shards),
+    "steps of each rank": (lambda one: one.steps, checks.steps),
+    "size of the last batch": (lambda one: any(one.batches), checks.last_batch),
+    "learning rate": (lambda one: one.learning_rate is not None, checks.rate),
+    "seeds": (lambda one: one.seeds, checks.seeds),
+    "batch normalisation": (lambda one: one.statistics, checks.statistics),
+    "metrics": (lambda one: one.metrics, checks.metrics),
+    "throughput": (lambda one: one.images_per_s is not None, checks.first_step),
+    "checkpoints": (lambda one: one.checkpoints, checks.checkpoints),
+    "collectives": (lambda one: one.calls, checks.collectives),
 }
 KINDS = (
     *("no broadcast", "weights differ", "same order", "overlap", "missed", "steps", "last batch"),
