@@ -25,15 +25,15 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=5, help="trainings")
     options.add_argument("--first", type=int, default=0, help="the first seed")
     options.add_argument("--ranks", type=int, default=2)
-    options.add_argument("--adversarial", type=float, default=video.OPTIONS["adversarial"])
+    options.add_argument("--adversarial", type=float, default=video.OPTIONS["adversarial"].default)
     chosen = options.parse_args()
-    print("seed  PSNR [dB]   gain    SSIM   gain  best trivial", flush=True)
+    print("seed  PSNR [dB]   gain    SSIM   gain  best baseline", flush=True)
     gains = []
     with Cluster(ranks=chosen.ranks, magics=False) as cluster:
         for seed in range(chosen.first, chosen.first + chosen.seeds):
             found = cluster.run(video.train, seed=seed, adversarial=chosen.adversarial)[0]
             gains.append(found.gain)
-            score, best = found.scores["GAN"], sorted(set(found.best_trivial.values()))
+            score, best = found.scores["GAN"], sorted(set(found.best_baseline.values()))
             print(
                 f"{seed:4}  {score.mean_psnr:9.2f}  {found.gain[0]:+.2f}  {score.mean_ssim:.4f} "
                 f"{found.gain[1]:+.4f}  {', '.join(best)}",

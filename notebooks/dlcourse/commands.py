@@ -212,7 +212,7 @@ def usecase(
     oversubscribe: OversubscribeOption = False,
 ) -> None:
     """Run a worked case on MPI ranks: train or resume, write results, compare."""
-    from dlcourse.usecases import running
+    from dlcourse.usecases import run
     from dlguide.cluster import Cluster
     from dlguide.files import require_writable
     from dlguide.machine import describe, threads
@@ -222,29 +222,29 @@ def usecase(
     require_count(seed, "seed", least=0)
     must, then = "not be given for 1 rank, which has nothing to compare", "Use `--ranks 2`."
     require(not (speedup and ranks == 1), "speedup", must, speedup, then)
-    own = running.assigned(settings or [], case)
+    own = run.assigned(settings or [], case.OPTIONS)
     for option, value in (("epochs", epochs), ("device", device)):
         if value is not None:
             twice = f"be given once, by --{option} or by --set"
             require(option not in own, option, twice, [own.get(option), value])
             own[option] = value
-    running.check(case, name, real, own, speedup)
+    run.check(case, name, real, own, speedup)
     output = output or Path("build") / "usecases" / name.replace("-", "_")
     require_writable(output, "output")
-    running.require_asked(case, output, real, seed, own)
+    run.require_settings(case, output, real, seed, own)
     machine = describe()
     plan = threads.plan(machine, ranks, oversubscribe=oversubscribe)
     print(machine.summary())
     print(f"\n{name}, {plan.ranks} rank{'s'[: plan.ranks != 1]}"
           f" x {plan.threads} thread{'s'[: plan.threads != 1]}", flush=True)  # fmt: skip
     with Cluster(plan) as cluster:
-        result = running.run(case, cluster, output, real, seed, own, speedup, print)
+        result = run.run(case, cluster, output, real, seed, own, speedup, print)
     _print_results(result)
 
 
 def _print_results(result: Any) -> None:
     """Print summary, speed-up, findings and files."""
-    from dlcourse.usecases.case import table
+    from dlcourse.usecases.report import table
 
     summary = getattr(result.outcomes[0], "summary", None)
     if summary is not None:

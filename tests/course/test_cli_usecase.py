@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -17,7 +18,8 @@ from lanes import long
 from PIL import Image
 
 from dlcourse import commands
-from dlcourse.usecases import kmeans, running
+from dlcourse.usecases import kmeans, video
+from dlcourse.usecases import run as cases
 from dlguide import cluster
 from dlguide.cluster import processes
 from dlguide.training import checkpoint as checkpoints
@@ -50,7 +52,7 @@ def outcomes(folder):
 
 @pytest.mark.parametrize("ranks", [2, 3, *long(1)])
 def test_all_ranks_of_a_cluster_train(ranks, shared_clusters, tmp_path):
-    running.run(tiny_usecase, shared_clusters(ranks), tmp_path, seed=3)
+    cases.run(tiny_usecase, shared_clusters(ranks), tmp_path, seed=3)
     first = outcomes(tmp_path)
     assert [each["ranks"] for each in first] == [ranks] * ranks
     assert len({each["digest"] for each in first}) == 1
@@ -72,10 +74,10 @@ def test_a_second_call_goes_on_from_the_first_and_a_third_finds_it_finished(
 ):
     digests = []
     for epochs, folder in ((1, "parts"), (2, "parts"), (2, "parts"), (2, "whole")):
-        running.run(tiny_usecase, shared_clusters(2), tmp_path / folder, own={"epochs": epochs})
+        cases.run(tiny_usecase, shared_clusters(2), tmp_path / folder, own={"epochs": epochs})
         digests.append(outcomes(tmp_path / folder)[0]["digest"])
     said = capfd.readouterr().out
-    assert said.count("Going on from") == said.count("finished training") == 1
+    assert said.count("Resuming from") == said.count("finished training") == 1
     assert digests[0] != digests[1]
     assert digests[1] == digests[2] == digests[3]
 
@@ -122,7 +124,7 @@ def test_command_says_what_is_wrong_before_ranks_start(words, said, dlguide, mon
 def test_other_settings_than_those_of_the_checkpoint_are_refused_with_both_values(
     dlguide, monkeypatch, shared_clusters, tmp_path
 ):
-    running.run(tiny_usecase, shared_clusters(1), tmp_path, own={"samples": 80})
+    cases.run(tiny_usecase, shared_clusters(1), tmp_path, own={"samples": 80})
     record = json.loads((tmp_path / "asked.json").read_text())
     assert record == {
         "real": None, "seed": 0, "epochs": 1, "samples": 80, "device": "cpu", "ranks": None
@@ -145,37 +147,44 @@ def test_other_settings_than_those_of_the_checkpoint_are_refused_with_both_value
 
 
 def test_a_longer_training_and_an_empty_checkpoint_are_no_other_settings(tmp_path):
-    first = running.require_asked(tiny_usecase, tmp_path, None, 0, {"samples": 80})
+    first = cases.require_settings(tiny_usecase, tmp_path, None, 0, {"samples": 80})
     (tmp_path / "asked.json").write_text(json.dumps(first))
-    other = running.require_asked(tiny_usecase, tmp_path, None, 1, {"samples": 100})
+    other = cases.require_settings(tiny_usecase, tmp_path, None, 1, {"samples": 100})
     assert (other["seed"], other["samples"]) == (1, 100)
     (tmp_path / "checkpoint" / "epoch-1").mkdir(parents=True)
-    longer = running.require_asked(tiny_usecase, tmp_path, None, 0, {"samples": 80, "epochs": 9})
+    longer = cases.require_settings(tiny_usecase, tmp_path, None, 0, {"samples": 80, "epochs": 9})
     assert longer == {**first, "epochs": 9}
     with pytest.raises(ValueError, match=r"`samples` must be 80 .* got 100\. Choose another"):
-        running.require_asked(tiny_usecase, tmp_path, None, 0, {"samples": 100})
+        cases.require_settings(tiny_usecase, tmp_path, None, 0, {"samples": 100})
 
 
 def test_settings_are_of_the_kind_that_the_case_takes():
     chest = commands.find_case("chest_xray")
     words = ["weights=5", "net=7", "image=64", "compare=true", "archive=300", "rate=null"]
-    assert running.assigned(words, chest) == {
+    assert cases.assigned(words, chest.OPTIONS) == {
         "weights": "5", "net": "7", "image": 64, "compare": True, "archive": 300, "rate": None
     }  # fmt: skip
     for own, said in (
         ({"warmup": "x"}, "`warmup` must be a number, got 'x'"),
-        ({"batch": None}, "`batch` must be a number, got None"),
+        ({"batch_per_rank": None}, "`batch_per_rank` must be a number, got None"),
         ({"weights": 5}, "`weights` must be null or text, got 5"),
         ({"compare": "maybe"}, "`compare` must be null or true or false, got 'maybe'"),
         ({"archive": [1]}, "`archive` must be a number or text, got [1]"),
         ({"device": "tpu"}, "`device` must be one of"),
     ):
         with pytest.raises(ValueError, match=re.escape(said)):
-            running.check(chest, "chest_xray", None, own, False)
+            cases.check(chest, "chest_xray", None, own, False)
     for name in commands.CASES:
         case = commands.find_case(name)
-        assert all(running.kinds(case).values()), name
-        running.check(case, name, None, running.options(case), False)
+        own = {one: option.default for one, option in case.OPTIONS.items()}
+        cases.check(case, name, None, own, False)
+
+
+@pytest.mark.parametrize(("ranks", "each"), [(2, 8), (3, 6), (4, 4)])
+def test_the_timed_step_has_a_rank_s_share_of_the_training_s_global_batch(ranks, each):
+    step = cases.timed_step(video, {"global_batch": 16}, None, 0, ranks)
+    assert step.batch == each  # clips of one rank
+    assert cases.timed_step(video, {}, None, 0, 2).batch == 8  # of the 16 that train takes
 
 
 def test_a_case_without_epochs_or_step_says_so_and_lists_its_settings():
@@ -184,9 +193,9 @@ def test_a_case_without_epochs_or_step_says_so_and_lists_its_settings():
         match=r"`epochs` must not be given for kmeans, got 3\. kmeans "
         r"has no such setting; it has: colours, iterations",
     ):
-        running.check(kmeans, "kmeans", None, {"epochs": 3}, False)
+        cases.check(kmeans, "kmeans", None, {"epochs": 3}, False)
     with pytest.raises(ValueError, match="`speedup` must not be given for kmeans"):
-        running.check(kmeans, "kmeans", None, {}, True)
+        cases.check(kmeans, "kmeans", None, {}, True)
 
 
 def test_unknown_case_is_told_the_nearest_name():
@@ -200,9 +209,10 @@ def test_every_case_has_what_the_command_calls(name):
     case = commands.find_case(name)
     assert callable(case.train)
     assert callable(case.write)
-    known = running.options(case)
-    assert known
-    assert not set(known) & set(running.TAKEN)
+    arguments = inspect.signature(case.train).parameters
+    own = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
+    for known, option in case.OPTIONS.items():
+        assert own or arguments[known].default == option.default, known
     for taken in ("real", "seed", "checkpoint", "report"):
         assert taken in case.train.__code__.co_varnames[: case.train.__code__.co_argcount]
 
@@ -254,7 +264,7 @@ def test_kmeans_draws_a_picture_with_few_colours(shared_clusters, tmp_path):
     given = tmp_path / "given.png"
     pixels = picture(given)
     own = {"colours": 5, "iterations": 7}
-    found = running.run(kmeans, shared_clusters(2), tmp_path, given, own=own)
+    found = cases.run(kmeans, shared_clusters(2), tmp_path, given, own=own)
     record = outcomes(tmp_path)
     drawn = np.asarray(Image.open(tmp_path / "quantised.png").convert("RGB"))
     assert drawn.shape == pixels.shape

@@ -10,7 +10,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlcourse.usecases import case, chest_xray
+from dlcourse.usecases import chest_xray, report
 from dlcourse.usecases.chest_xray import fitting
 from dlcourse.usecases.chest_xray.against_keras import WAYS
 from dlcourse.usecases.chest_xray.findings import by_chance
@@ -22,7 +22,7 @@ from dlguide.training.checkpoint import CheckpointError
 
 pytestmark = pytest.mark.ranks
 
-SMALL = {"epochs": 2, "pretrain_epochs": 2, "archive": 24, "batch": 12, "dtype": "float64"}
+SMALL = {"epochs": 2, "pretrain_epochs": 2, "archive": 24, "batch_per_rank": 12, "dtype": "float64"}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,9 @@ def trained(real, **asked):
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_train_as_one_process_with_the_global_batch(ranks, packed, alone, tmp_path):
-    each = on_ranks(ranks, trained, tmp_path, real=str(packed), **SMALL | {"batch": 12 // ranks})
+    each = on_ranks(
+        ranks, trained, tmp_path, real=str(packed), **SMALL | {"batch_per_rank": 12 // ranks}
+    )
     serial, _ = alone
     for one in each:
         assert (one["ranks"], one["batch"]) == (ranks, 12)
@@ -119,7 +121,7 @@ def test_checkpoint_of_another_training_is_refused(packed, alone):
 
 
 def test_second_call_with_other_phantoms_is_refused(tmp_path):
-    asked = SMALL | {"radiographs": 30, "start": "none", "epochs": 1, "batch": 6}
+    asked = SMALL | {"radiographs": 30, "start": "none", "epochs": 1, "batch_per_rank": 6}
     chest_xray.train(None, 1, tmp_path / "c", parallel=False, **asked)
     with pytest.raises(ValueError, match=r"`count` must be 30, with which the phantoms .* got 40"):
         chest_xray.train(None, 1, tmp_path / "c", parallel=False, **asked | {"radiographs": 40})
@@ -156,7 +158,9 @@ def test_another_checkpoint_brings_its_own_rate(start, epoch, packed, alone):
 def test_rate_grows_with_the_global_batch_and_begins_at_the_checkpoints(packed, alone):
     outcome, folder = alone
     weights = chest_xray.choose(folder / "pretraining")
-    larger = chest_xray.train(packed, 1, parallel=False, weights=weights, **SMALL | {"batch": 24})
+    larger = chest_xray.train(
+        packed, 1, parallel=False, weights=weights, **SMALL | {"batch_per_rank": 24}
+    )
     assert larger.pretraining is None
     assert larger.start_rate == pytest.approx(outcome.start_rate)
     # linear decay behind the warmup: at the end of epoch 1 of 2 a third of it is over
@@ -241,7 +245,7 @@ def test_outcome_travels_and_is_written(alone, tmp_path):
 def test_findings_are_computed_and_name_their_sources(alone):
     outcome, _ = alone
     rows = chest_xray.findings([outcome])
-    text = str(case.table(rows))
+    text = str(report.table(rows))
     assert all(row.source.startswith("guide 6.4") for row in rows)
     assert outcome.made
     assert "phantoms" in text

@@ -79,7 +79,7 @@ def test_rank_without_samples_adds_nothing():
 
 
 def test_step_to_be_timed_trains_the_net_on_samples_it_makes():
-    one = timed.step(batch=4, seed=1)
+    one = timed.step(batch_per_rank=4, seed=1)
     samples = one.samples(8, 3)
     assert [each.shape for each in samples] == [(8, 32, 32, 1), (8, 14)]
     assert samples[1].dtype == np.int32
@@ -91,5 +91,5 @@ def test_step_to_be_timed_trains_the_net_on_samples_it_makes():
     assert all((np.asarray(a) != b).any() for a, b in zip(variables, before, strict=True))
     again = one.build(SingleProcess())
     assert all((a == b).all() for a, b in zip(again.weights(), before, strict=True))
-    with pytest.raises(ValueError, match="`batch` must be a whole number of at least 1"):
-        timed.step(batch=0)
+    with pytest.raises(ValueError, match="`batch_per_rank` must be a whole number of at least 1"):
+        timed.step(batch_per_rank=0)

@@ -1,9 +1,7 @@
 """The road of ResNet-50: the guide's numbers, ImageNet found or refused, the pictures' way.
 
-dlcourse.usecases.imagenet.road, dlcourse.usecases.imagenet.data, dlcourse.pictures.recipe_curves,
-dlcourse.usecases.imagenet.comparing, dlcourse.usecases.imagenet.writing,
-dlcourse.usecases.imagenet.outcome, dlcourse.usecases.imagenet.stepping. The training itself:
-test_usecases_imagenet_train.py.
+dlcourse.usecases.imagenet.recipe, dlcourse.usecases.imagenet.data, dlcourse.pictures.recipe_curves,
+dlcourse.usecases.imagenet.report. The training itself: test_usecases_imagenet_train.py.
 """
 
 import json
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 
 from dlcourse import pictures as drawings
-from dlcourse.usecases import case, imagenet
+from dlcourse.usecases import imagenet, report
 from dlcourse.usecases.imagenet import GUIDE, SMALL
 from dlguide import errors
 from dlguide.data import input_pipeline, synthetic
@@ -60,13 +58,13 @@ def test_rates_and_decay_are_those_of_the_published_solvers():
 def test_small_road_has_the_guides_phases():
     for road in (GUIDE, SMALL):
         assert road.collapse_at + road.collapse == pytest.approx(road.epochs)  # endings alike long
-    assert (SMALL.batch, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
+    assert (SMALL.batch_per_worker, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
     assert (SMALL.area, SMALL.ratio, SMALL.power) == (0.08, 0.75, 2.0)
-    assert SMALL.trunk == 10  # of 12
+    assert SMALL.shared_epochs == 10  # of 12
 
 
 def test_common_beginning_has_the_rates_of_both_endings():
-    trunk, line, end = SMALL.part_1(SMALL.trunk), SMALL.part_1(), SMALL.part_2()
+    trunk, line, end = SMALL.part_1(SMALL.shared_epochs), SMALL.part_1(), SMALL.part_2()
     first = trunk.rates.at(30).rates()
     assert len(first) == 10 * 30
     for whole in (line, end):
@@ -75,12 +73,12 @@ def test_common_beginning_has_the_rates_of_both_endings():
 
 
 def test_rates_follow_the_global_batch():
-    four, alone = SMALL.on(4), SMALL.on(1)
+    four, alone = SMALL.with_workers(4), SMALL.with_workers(1)
     assert (four.global_batch, four.rate, four.nodes) == (64, 2 * SMALL.rate, 2)
     assert (alone.global_batch, alone.rate, alone.nodes) == (16, SMALL.rate / 2, 1)
-    assert SMALL.on(3).workers == 3
-    assert (SMALL.each(4).global_batch, SMALL.each(4).rate) == (8, SMALL.rate / 4)
-    assert GUIDE.on(896) == GUIDE
+    assert SMALL.with_workers(3).workers == 3
+    assert (SMALL.with_batch(4).global_batch, SMALL.with_batch(4).rate) == (8, SMALL.rate / 4)
+    assert GUIDE.with_workers(896) == GUIDE
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_rates_follow_the_global_batch():
     [
         ({"collapse_at": 18}, "`collapse_at` must lie between the 1 epochs of warmup and the end"),
         ({"collapse_at": 1}, "`collapse_at` must lie between"),
-        ({"batch": 0}, "`batch` must be a whole number"),
+        ({"batch_per_worker": 0}, "`batch_per_worker` must be a whole number"),
         ({"rate": 0}, "`rate` must be"),
     ],
 )
@@ -111,7 +109,7 @@ def test_roads_that_lead_nowhere_are_refused(change, text):
         ({"net": "resnet9"}, "`net` must be one of .*resnet8"),
         ({"net": "mlp"}, "`net` must be one of"),
         ({"subset": True}, "`subset` must be False without `real`"),
-        ({"batch": -1}, "`batch` must be a whole number"),
+        ({"batch_per_worker": -1}, "`batch_per_worker` must be a whole number"),
     ],
 )
 def test_settings_are_refused_before_any_rank_starts(asked, text):
@@ -197,7 +195,7 @@ def test_half_downloaded_shards_say_what_was_looked_for_found_and_where(shards):
 @pytest.mark.parametrize("form", ["folders", "shards"])
 def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(form, request):
     found = imagenet.find(request.getfixturevalue(form), subset=True)
-    road = replace(imagenet.SMALL.each(4), classes=found.classes, samples=12, test_samples=6)
+    road = replace(imagenet.SMALL.with_batch(4), classes=found.classes, samples=12, test_samples=6)
     train, test = imagenet.pipelines(road, found)
     images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))
     assert images.shape == (4, 20, 20, 3)
@@ -232,7 +230,7 @@ def test_made_up_pictures_of_training_and_test_differ_and_follow_the_seed():
 def outcome(rank=0):
     curve = imagenet.Curve(0, (3.0,) * 10, (0.5,) * 10, tuple(np.arange(10) / 20), 0.01, 800.0, 9.0)
     last = imagenet.Curve(10, (1.1, 1.0), (0.7, 0.8), (0.8, 0.83), 0.01, 800.0, 1.0)
-    ends = [imagenet.Ending(name, last, top, 0.95, "a") for name, top in
+    ends = [imagenet.Branch(name, last, top, 0.95, "a") for name, top in
             (("line", 0.80), ("collapsed", 0.83))]  # fmt: skip
     return imagenet.Outcome(
         rank, 2, 1, "cpu", "The CPU, as asked for.", "pictures", 0, False, SMALL, curve, *ends
@@ -245,14 +243,14 @@ def test_outcome_travels_and_says_its_gain():
     assert one.gain == pytest.approx(3.0)
     assert "+3.0 points" in one.summary()
     assert "80.0 %" in one.summary()
-    assert one.trunk.epochs == tuple(range(1, 11))
+    assert one.shared_phase.epochs == tuple(range(1, 11))
 
 
 def test_results_are_written_with_their_picture(tmp_path):
     numbers, picture = imagenet.write([outcome(0), outcome(1)], tmp_path / "new")
     found = json.loads(numbers.read_text())
     assert [each["rank"] for each in found] == [0, 1]
-    assert found[0]["road"]["collapse_at"] == 10.2
+    assert found[0]["recipe"]["collapse_at"] == 10.2
     assert found[0]["gain"] == pytest.approx(3.0)
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert picture.name == "road.png"
@@ -275,7 +273,7 @@ def test_findings_compute_their_numbers():
     more = imagenet.findings([outcome()], timed)[-1]
     assert "1.60 times (80%), predicted 1.70" in more.ours
     assert "89%" in more.guide  # 400 / 448
-    case.table(imagenet.findings([outcome()], timed))
+    report.table(imagenet.findings([outcome()], timed))
     with pytest.raises(ValueError, match="`outcomes` must hold one for each rank"):
         imagenet.findings([])
 
@@ -287,7 +285,7 @@ def test_steps_can_be_sent_to_ranks_and_have_the_guides_size():
     assert (images.shape, labels.dtype, labels.max() < 1000) == ((3, 224, 224, 3), np.int32, True)
     assert "resnet50" in real.name
     assert small.samples(3, 1)[0].shape == (3, 20, 20, 3)
-    with pytest.raises(ValueError, match="`batch` must be"):
+    with pytest.raises(ValueError, match="`batch_per_worker` must be"):
         imagenet.step(0)
 
 

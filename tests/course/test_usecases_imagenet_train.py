@@ -1,7 +1,7 @@
-"""The road is gone alike by any ranks, goes on bitwise, and fails on all ranks with one text.
+"""Any ranks train alike by the recipe, resume bit for bit, and fail with one text on all ranks.
 
-dlcourse.usecases.imagenet.training, dlcourse.usecases.imagenet.planning,
-dlcourse.usecases.imagenet.way.
+dlcourse.usecases.imagenet.training,
+dlcourse.usecases.imagenet.training.
 """
 
 import json
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.ranks
 
 
 def smallest(workers):
-    """Settings of a road of six steps an epoch."""
-    return {"workers": workers, "batch": 3, "epochs": 2, "samples": 18 * workers,
+    """Settings of a recipe of six steps per epoch."""
+    return {"workers": workers, "batch_per_worker": 3, "epochs": 2, "samples": 18 * workers,
             "dtype": "float64"}  # fmt: skip
 
 
 def road(settings, saves_in=None):
-    """Go the road on a rank; JSON of what must not depend on the ranks, and weights."""
+    """Train by the recipe on a rank; JSON of what must not depend on the ranks, and weights."""
     import os
     from dataclasses import asdict
 
@@ -36,7 +36,7 @@ def road(settings, saves_in=None):
     from dlguide.training import checkpoint
 
     keras.config.set_image_data_format("channels_last")
-    kept = {"trunk": [], "line": [], "collapsed": []}
+    kept = {"shared": [], "line": [], "collapsed": []}
     one = imagenet.train(**settings, checkpoint=saves_in)
     ranks = int(os.environ.get("PMI_SIZE", 1))
     weights = {}
@@ -58,7 +58,7 @@ def workers(request):
 
 @pytest.fixture(scope="module")
 def alone(workers, tmp_path_factory):
-    """What one rank makes of the road when it plays all workers."""
+    """The training of one rank that runs all workers."""
     folder = tmp_path_factory.mktemp("alone")
     return on_ranks(1, road, folder, 200, settings=smallest(workers), saves_in=str(folder))[0]
 
@@ -82,7 +82,7 @@ def test_any_ranks_go_the_road_of_one_process(workers, ranks, alone, tmp_path):
         one, other = (each["outcome"][name] for each in (found[0], alone))
         assert (one["top1"], one["top5"]) == (other["top1"], other["top5"])
         np.testing.assert_allclose(one["curve"]["loss"], other["curve"]["loss"], rtol=1e-7)
-    assert found[0]["outcome"]["trunk"]["first_epoch"] == 0
+    assert found[0]["outcome"]["shared_phase"]["first_epoch"] == 0
 
 
 @pytest.mark.parametrize("workers", [3], indirect=True)
@@ -94,10 +94,10 @@ def test_endings_begin_alike_and_end_apart(workers, alone):
 
 
 def fits(monkeypatch, dies_in=None):
-    """Let the road be gone with a `fit` that dies after it has trained a part."""
-    from dlcourse.usecases.imagenet import way
+    """Train by the recipe with a `fit` that dies after it has trained a part."""
+    from dlcourse.usecases.imagenet import training
 
-    trained, real_fit = [], way.fit
+    trained, real_fit = [], training.fit
 
     def fit(*arguments, **options):
         run = real_fit(*arguments, **options)
@@ -107,17 +107,17 @@ def fits(monkeypatch, dies_in=None):
             raise KeyboardInterrupt
         return run
 
-    monkeypatch.setattr(way, "fit", fit)
+    monkeypatch.setattr(training, "fit", fit)
     return trained
 
 
-QUICK = {"epochs": 3, "samples": 64, "parallel": False, "workers": 1, "batch": 8}
+QUICK = {"epochs": 3, "samples": 64, "parallel": False, "workers": 1, "batch_per_worker": 8}
 go = partial(imagenet.train, **QUICK, report=lambda **numbers: None)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The road gone in one call, and its folder."""
+    """The training in one call, and its folder."""
     folder = tmp_path_factory.mktemp("whole")
     return go(checkpoint=folder), folder
 
@@ -127,11 +127,11 @@ def test_interrupted_road_goes_on_and_ends_bitwise_the_same(whole, tmp_path, mon
         trained = fits(patch, dies_in="line")
         with pytest.raises(KeyboardInterrupt):
             go(checkpoint=tmp_path)
-    assert trained == [("trunk", 2), ("line", 1)]
+    assert trained == [("shared", 2), ("line", 1)]
     capsys.readouterr()
     trained = fits(monkeypatch)
     again = go(checkpoint=tmp_path)
-    assert trained == [("trunk", 0), ("line", 0), ("collapsed", 1)]
+    assert trained == [("shared", 0), ("line", 0), ("collapsed", 1)]
     assert "is a finished training" in capsys.readouterr().out
     for name in ("line", "collapsed"):
         one, other = getattr(whole[0], name), getattr(again, name)
@@ -168,7 +168,7 @@ def test_line_is_the_training_that_never_stopped(whole):
     )  # fmt: skip
     one = whole[0]
     assert run.weights_digest == one.line.weights_digest
-    assert run.test_accuracy == (*one.trunk.test_accuracy, *one.line.curve.test_accuracy)
+    assert run.test_accuracy == (*one.shared_phase.test_accuracy, *one.line.curve.test_accuracy)
 
 
 def refused(several):
@@ -203,10 +203,10 @@ def test_real_pictures_train_from_folders(tmp_path):
     pictures = synthetic.images(classes=3, size=64, count=12, seed=0, vary=True)
     layout.write(tmp_path / "part", pictures, pictures)
     one = imagenet.train(
-        real=tmp_path / "part", subset=True, workers=1, batch=2, epochs=2, parallel=False,
-        net="resnet8",
+        real=tmp_path / "part", subset=True, workers=1, batch_per_worker=2, epochs=2,
+        parallel=False, net="resnet8",
     )  # fmt: skip
     assert one.real
-    assert (one.road.image, one.road.classes, one.road.samples) == (224, 3, 12)
+    assert (one.recipe.image, one.recipe.classes, one.recipe.samples) == (224, 3, 12)
     assert "class folders" in one.data
     json.dumps(one.as_dict())

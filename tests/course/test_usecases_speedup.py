@@ -14,7 +14,7 @@ import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
-from dlcourse.usecases import case, speedup
+from dlcourse.usecases import speedup
 from dlguide.cluster import Cluster
 from dlguide.measure import Timing
 from dlguide.scaling.step import StepTime as Predicted
@@ -144,7 +144,7 @@ def test_normalising_over_each_rank_s_batch_is_another_update_and_said_to_be(tmp
 def gan(batch, hidden):
     """Give the step of a small GAN whose nets are of different size."""
     build = partial(_game, hidden)
-    return case.TimedStep(f"gan {hidden}", batch, build, _points)
+    return step_breakdown.TimedStep(f"gan {hidden}", batch, build, _points)
 
 
 def _game(hidden, comm):
@@ -173,7 +173,7 @@ def _game(hidden, comm):
             rule.apply(tape.gradient(loss, [each.value for each in variables]), variables)
         return judged
 
-    return case.StepWorker(lambda *arrays: float(one(*arrays)), tuple(rules))
+    return step_breakdown.StepWorker(lambda *arrays: float(one(*arrays)), tuple(rules))
 
 
 def _points(samples, seed):

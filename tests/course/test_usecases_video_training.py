@@ -1,7 +1,4 @@
-"""The video case trains on ranks as in one process, goes on bit by bit, and refuses together.
-
-What a rank lends is dlcourse.usecases.video.lending.
-"""
+"""The video case trains on ranks as in one process, goes on bit by bit, and refuses together."""
 
 from functools import partial
 
@@ -11,21 +8,22 @@ import pytest
 from lanes import long
 from on_ranks import on_ranks
 
-from dlcourse.usecases.video import (
-    game,
-    resuming,
-    settings,
-    stepping,
-    street_scenes,
-    training,
-)
+from dlcourse.usecases.video import pair, street_scenes, training
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
 
 pytestmark = pytest.mark.ranks
 
-TINY = {"size": 16, "filters": 3, "blocks": 1, "judges": 2, "spacing": 3, "batch": 5, "epochs": 2}
+TINY = {
+    "size": 16,
+    "filters": 3,
+    "blocks": 1,
+    "discriminator_filters": 2,
+    "spacing": 3,
+    "global_batch": 5,
+    "epochs": 2,
+}
 TINY |= {"dtype": "float64", "adversarial": 0.1}
 
 
@@ -52,7 +50,14 @@ def played(real, saves, own, stop):
     except Stopped:
         found = video.train(real, seed=1, checkpoint=saves, **own)
     scores = [[*score.psnr, *score.ssim] for score in found.scores.values()]
-    return [found.digest, found.first_epoch, found.error, found.judged, scores, found.sizes]
+    return [
+        found.digest,
+        found.first_epoch,
+        found.error,
+        found.discriminator_loss,
+        scores,
+        found.sizes,
+    ]
 
 
 def last_weights(folder):
@@ -103,8 +108,10 @@ def test_stopped_training_goes_on_bit_by_bit(real, alone, tmp_path, capsys):
         capsys.readouterr().out
     )
     assert (again[0], again[2]) == (found[0], ())
-    other = resuming.Resuming(
-        tmp_path / "saved", settings.named(real, seed=1, **{**TINY, "epochs": 3}), SingleProcess()
+    other = training.VideoCheckpoints(
+        tmp_path / "saved",
+        training.config_of(real, seed=1, **{**TINY, "epochs": 3}),
+        SingleProcess(),
     )
     with pytest.raises(CheckpointError, match="belongs to a training of 2 epochs, here 3"):
         other.resume(lambda epochs: None, 3)
@@ -143,14 +150,14 @@ def test_all_ranks_refuse_with_the_same_text(real, tmp_path):
     cases = [
         (str(tmp_path / "nothing"), {}),
         (str(tmp_path), {}),
-        (None, {"batch": 1}),
+        (None, {"global_batch": 1}),
         (None, {"size": 20}),
     ]
     first, other = on_ranks(2, refused, tmp_path, cases=cases)
     assert first == other
     assert "nothing/image_02" in first[0]
     assert "0 of 1 sequences have the 12 frames" in first[1]
-    assert "`batch` must be at least the 2 ranks, got 1" in first[2]
+    assert "`global_batch` must be at least the 2 ranks, got 1" in first[2]
     assert "8 doubled a few times" in first[3]
 
 
@@ -159,17 +166,17 @@ def test_edges_and_errors_are_those_of_numpy():
     error = random.normal(size=(3, 6, 8, 8, 3))
     down, across = np.diff(error, axis=2), np.diff(error, axis=3)
     expected = sum(abs(one).mean(axis=(1, 2, 3, 4)).sum() for one in (down, across))
-    assert np.allclose(game._edges(error), expected)
-    assert np.allclose(game._sum(error), error.mean(axis=(1, 2, 3, 4)).sum())
-    coarse = game.coarser(error, [4, 8])
+    assert np.allclose(pair._gradient_error(error), expected)
+    assert np.allclose(pair._sum(error), error.mean(axis=(1, 2, 3, 4)).sum())
+    coarse = pair.coarser(error, [4, 8])
     assert np.allclose(coarse[0], error.reshape(3, 6, 4, 2, 4, 2, 3).mean(axis=(3, 5)))
     assert np.allclose(coarse[1], error)
 
 
 def test_step_to_be_timed_makes_a_worker_of_both_nets():
-    step = stepping.step(batch=2, filters=2, blocks=1, judges=2)
+    step = training.step(global_batch=4, ranks=2, filters=2, blocks=1, discriminator_filters=2)
     worker = step.build(SingleProcess())
-    asked = settings.named(None, filters=2, blocks=1, judges=2)
+    asked = training.config_of(None, filters=2, blocks=1, discriminator_filters=2)
     whole = sum(net.count_params() for net in training.build(asked))
     assert worker.nbytes == 4 * whole
     before = worker.weights()
@@ -178,25 +185,25 @@ def test_step_to_be_timed_makes_a_worker_of_both_nets():
     moved = [np.abs(a - b).max() for a, b in zip(before, worker.weights(), strict=True)]
     assert sum(one > 0 for one in moved) > 0.5 * len(moved)
     with pytest.raises(ValueError, match="Did you mean filters"):
-        partial(stepping.step, filter=3)()
+        partial(training.step, filter=3)()
 
 
-def lent(own):
-    """On a rank: what it held while rank 0 lent its nets."""
+def replicated(own):
+    """On a rank: what it held while rank 0 sent copies of its nets."""
     from dataclasses import asdict
 
     from dlcourse.usecases import video
 
-    found = video.lend(batch=4, steps=2, **own)
+    found = video.replicate(global_batch=4, steps=2, **own)
     return [found.rank, asdict(found.held), found.moved, found.loss]
 
 
-def test_rank_0_that_lends_its_nets_holds_moments_and_arriving_gradients_too(tmp_path):
-    own = {"filters": 2, "blocks": 1, "judges": 2}
-    asked = settings.named(None, **own)
+def test_rank_0_that_sends_copies_of_its_nets_holds_moments_and_arriving_gradients_too(tmp_path):
+    own = {"filters": 2, "blocks": 1, "discriminator_filters": 2}
+    asked = training.config_of(None, **own)
     weights = 4 * sum(net.count_params() for net in training.build(asked))
     clips = 3 * 4 * 6 * 32 * 32 * 3
-    first, other = on_ranks(2, lent, tmp_path, own=own)
+    first, other = on_ranks(2, replicated, tmp_path, own=own)
     assert (first[0], other[0]) == (0, 1)
     assert first[1]["state"] == 2 * weights
     assert first[1]["arriving"] == weights

@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlcourse.usecases.case import Finding
+from dlcourse.usecases.report import Finding
+from dlcourse.usecases.run import Option
 from dlguide import training
 from dlguide.bench.scaling import step_of
 from dlguide.errors import require
@@ -25,6 +26,14 @@ class Outcome:
     def summary(self):
         """Say how it ended."""
         return f"tiny: loss {self.losses[-1] if self.losses else float('nan'):.3f}"
+
+
+OPTIONS = {
+    "epochs": Option(1, int),
+    "samples": Option(200, int),
+    "device": Option("cpu", str),
+    "ranks": Option(None, int),
+}
 
 
 def check(real=None, epochs=1, samples=200, device="cpu"):

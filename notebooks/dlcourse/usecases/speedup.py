@@ -24,8 +24,8 @@ class Speedup:
 
     Both take the same samples in all: each rank its slice of what the process takes. That they
     make the same update of the weights is measured first, in `difference`. Only batch
-    normalisation may make it another one, as each rank normalises over its own slice; `same`
-    says so.
+    normalisation may change it, because each rank normalises over its own slice; then `same` is
+    False.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Speedup:
         return self.ranks * self.batch / self.step.median
 
     def as_dict(self) -> dict[str, Any]:
-        """Give plain numbers, ready for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -132,41 +132,37 @@ def measure(
 ) -> Speedup:
     """Measure a step on ranks and by one process, and predict the ranks' step from its parts.
 
-    First the ranks show that they do the work of the process (`step_breakdown.equal_work`). Then
-    parts and step have their turns, in rounds, the first call of each turn dropped:
+    First the ranks are checked to do the work of the process (`step_breakdown.equal_work`). Then
+    parts and step alternate in rounds, the first call of each turn dropped:
 
         alone      one process takes the samples of all, the other ranks sleep
         together   each rank takes its slice of them, all at once, without exchange
         update     the optimizer's; with exchange on top in `exchange`
         step       the real one
 
-    Predicted is the median of the slowest rank of `together` plus the exchange. So what ranks
-    lose by sharing memory and caches is measured, not predicted from one process; predicted is
-    that the exchange comes on top and nothing hides it. No time of the real step goes into it.
-    The exchange is measured with all gradients ready at once; where part of it hides behind the
-    backward pass (a core that is free, several threads), the predicted step is too long. Leaves
-    out the input pipeline: the samples lie in memory.
+    The prediction is the median of the slowest rank of `together` plus the exchange. So what ranks
+    lose by sharing memory and caches is measured; predicted is that nothing hides the exchange.
+    No time of the real step is used. The exchange is measured with all gradients ready at once;
+    if the backward pass hides part of it (a free core, several threads), the predicted step is
+    too long. Leaves out the input pipeline: the samples are in memory.
 
     Args:
-        step: what a use case's `step(batch)` returns.
-        ranks: p; not looked at where there is a cluster (count).
-        cluster: ranks that run already; None starts them and stops them again.
-        seconds: about how long the rounds alone may take, though there are always a few;
-            starting ranks, showing equal work and tracing come before them, and `wide` adds two
-            starts and two times an eighth (s).
-        steps: measured calls of a part in each round (count).
-        rounds: turns at most (count).
-        wide: whether to measure one process with a thread for each core too, half before the
-            ranks and half after them; a notebook's cluster is started anew by that.
+        step: of a use case's `step(...)`.
+        ranks: p; not used with a cluster.
+        cluster: running ranks; None starts and stops them.
+        seconds: approximate time of the rounds, of which there are always a few (s); starting
+            ranks, the check of equal work and tracing come before, and `wide` adds two starts
+            and two times an eighth.
+        steps: measured calls of a part in each round.
+        rounds: maximum number of turns.
+        wide: whether to measure one process with a thread per core too, half before the ranks and
+            half after them; this restarts a notebook's cluster.
         seed: of the samples.
         oversubscribe: allow more ranks than cores.
 
-    Returns:
-        Speedup: times, prediction, bytes.
-
     Raises:
-        ValueError: when a count is none.
-        RankError: when a rank fails or the ranks do not do the work of one process.
+        ValueError: if a count is not positive.
+        RankError: if a rank fails or the ranks do not do the work of one process.
     """
     for name, value in (("ranks", ranks), ("steps", steps), ("rounds", rounds)):
         require_count(value, name)

@@ -14,13 +14,14 @@ from dlcourse.usecases.chest_xray.collection import Collection, make, pack, read
 from dlcourse.usecases.chest_xray.findings import by_chance, findings, honest_times, trained_again
 from dlcourse.usecases.chest_xray.net import NETS, build
 from dlcourse.usecases.chest_xray.outcome import Outcome, interval, write
-from dlcourse.usecases.chest_xray.setting import check
+from dlcourse.usecases.chest_xray.setting import OPTIONS, check
 from dlcourse.usecases.chest_xray.timed import step
 from dlcourse.usecases.chest_xray.training import train
 from dlcourse.usecases.chest_xray.weights import Origin, choose, transfer
 
 __all__ = [
     "NETS",
+    "OPTIONS",
     "Area",
     "Collection",
     "Difference",

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlcourse.usecases.case import Finding
 from dlcourse.usecases.chest_xray.against_keras import Race
 from dlcourse.usecases.chest_xray.outcome import Outcome, interval
+from dlcourse.usecases.report import Finding
 from dlguide import published
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dlcourse.usecases.chest_xray import collection, pretraining
 from dlcourse.usecases.chest_xray import net as nets
 from dlcourse.usecases.chest_xray import weights as given
+from dlcourse.usecases.run import Option
 from dlguide.errors import require, require_count, require_known, require_positive
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Setting:
     seed: int = 0
     net: str = nets.SMALL
     image: int | None = None
-    batch: int = 32
+    batch_per_rank: int = 32
     epochs: int = 5
     pretrain_epochs: int = 8
     warmup: float = 0.5
@@ -43,7 +44,7 @@ class Setting:
     data_seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "epochs", "pretrain_epochs", "radiographs"):
+        for name in ("batch_per_rank", "epochs", "pretrain_epochs", "radiographs"):
             require_count(getattr(self, name), name)
         if not isinstance(self.archive, str | os.PathLike):
             require_count(self.archive, "archive")
@@ -77,6 +78,27 @@ class Setting:
             keras.Model: the same for the same setting.
         """
         return nets.build(self.net, self.size, outputs, self.seed, self.dtype)
+
+
+# What `dlguide usecase chest_xray --set` accepts.
+OPTIONS = {
+    "weights": Option(None, str),
+    "compare": Option(None, bool),
+    "net": Option(nets.SMALL, str),
+    "image": Option(None, int),
+    "batch_per_rank": Option(32, int),
+    "epochs": Option(5, int),
+    "pretrain_epochs": Option(8, int),
+    "warmup": Option(0.5, float),
+    "start": Option("chosen", str),
+    "rate": Option(None, float),
+    "dtype": Option("float32", str),
+    "device": Option("auto", str),
+    "radiographs": Option(1200, int),
+    "archive": Option(1500, (int, str)),
+    "rates": Option("even", str),
+    "data_seed": Option(0, int),
+}
 
 
 def check(

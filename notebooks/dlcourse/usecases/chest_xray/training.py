@@ -40,7 +40,7 @@ def train(
     compare: bool | None = None,
     net: str = nets.SMALL,
     image: int | None = None,
-    batch: int = 32,
+    batch_per_rank: int = 32,
     epochs: int = 5,
     pretrain_epochs: int = 8,
     warmup: float = 0.5,
@@ -55,11 +55,10 @@ def train(
 ) -> Outcome:
     """Pre-train a net, fine-tune it on the 14 findings, and judge it on other patients.
 
-    Synchronous data parallelism: p ranks with `batch` radiographs each train like one process
-    with p * batch. All ranks must call it with the same arguments. The pre-training writes a
-    checkpoint each epoch; fine-tuning begins with the one that `start` names and with the
-    learning rate that it was training at, which a gradual warmup brings up in proportion to the
-    global batch.
+    Synchronous data parallelism: p ranks with `batch_per_rank` radiographs each train like one
+    process with p times as many. All ranks must call it with the same arguments. The
+    pre-training writes a checkpoint each epoch; fine-tuning begins with the one that `start` names
+    and with its learning rate, which a gradual warmup raises in proportion to the global batch.
 
     Args:
         real: folder of ChestX-ray14, as published or packed by `pack`; None makes phantoms.
@@ -74,7 +73,7 @@ def train(
             phantoms only.
         net: "chest_cnn", "vgg16", "resnet50" or "densenet121".
         image: height and width of the radiographs (pixels); None for the net's own.
-        batch: radiographs per rank and step (count).
+        batch_per_rank: radiographs per rank and step (count).
         epochs: of the fine-tuning (count).
         pretrain_epochs: of the pre-training (count).
         warmup: until the highest rate of the fine-tuning (epochs).
@@ -104,7 +103,7 @@ def train(
         PRACE Best Practice Guide Deep Learning (2019), 6.4.
     """
     comm = connect(parallel)
-    own = (net, image, batch, epochs, pretrain_epochs, warmup, start, rate, dtype, device)
+    own = (net, image, batch_per_rank, epochs, pretrain_epochs, warmup, start, rate, dtype, device)
     asked = {"real": _text(real), "weights": _text(weights), "seed": seed, "compare": compare}
     with comm.agree_or_raise(asked | {"own": [*own, radiographs, str(archive), rates, data_seed]}):
         setting = Setting(seed, *own, radiographs, archive, rates, data_seed)
@@ -133,7 +132,7 @@ class _Course:
 
     @property
     def global_batch(self) -> int:
-        return self.setting.batch * self.comm.size
+        return self.setting.batch_per_rank * self.comm.size
 
     @property
     def plain_rate(self) -> float:
@@ -187,7 +186,7 @@ class _Course:
             model = setting.build(len(before.COARSE))
         stage = fitting.folder_of(self.folder, before.STAGE)
         return before.pretrain(
-            model, archive, setting.pretrain_epochs, setting.batch, comm, setting.seed,
+            model, archive, setting.pretrain_epochs, setting.batch_per_rank, comm, setting.seed,
             checkpoint=stage, report=self.report,
         )  # fmt: skip
 
@@ -207,14 +206,14 @@ class _Course:
         pipeline, test = self.agreed(
             lambda: [
                 before.pipeline_of(part.source, model, batch)
-                for part, batch in ((self.data.train, setting.batch), (self.data.test, 1))
+                for part, batch in ((self.data.train, setting.batch_per_rank), (self.data.test, 1))
             ]
         )
         about = {"net": setting.net, "data": pipeline.fingerprint()}
         about |= {"dtype": setting.dtype, "first_weights": fitting.digest_of(model)}
         schedule = before.schedule(highest, setting.epochs, setting.warmup, first)
         folder = fitting.folder_of(self.folder, stage)
-        asked = fitting.Stage(stage, setting.batch, schedule, setting.seed, about, folder)
+        asked = fitting.Stage(stage, setting.batch_per_rank, schedule, setting.seed, about, folder)
         balance = steps.balance(self.data.train.labels)
         tuned = fitting.fit_stage(model, pipeline, balance, asked, self.comm, self.report)
         return tuned, fitting.infer(model, test, self.comm)

@@ -1,4 +1,4 @@
-"""The pictures of the road: made up, or ImageNet in either of the forms it is handed around in."""
+"""The pictures: made up, or ImageNet as class folders or TFRecord shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dlcourse.usecases.imagenet.road import DEVIATION, MEAN, Road
+from dlcourse.usecases.imagenet.recipe import DEVIATION, MEAN, TrainingRecipe
 from dlguide.data import input_pipeline, synthetic
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
@@ -27,15 +27,7 @@ _PART = "Finish the download, or say `subset=True` if this is meant to be a part
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """ImageNet, or a part of it, where it was looked for.
-
-    Args:
-        folder: where.
-        form: "class folders" or "TFRecord shards".
-        train: its pictures to train with.
-        test: those to test with.
-        classes: numbers that a label can have (count).
-    """
+    """ImageNet, or a part of it; `classes` is the number of values a label can have."""
 
     folder: Path
     form: str
@@ -45,22 +37,15 @@ class Found:
 
 
 def find(real: str | os.PathLike, subset: bool = False) -> Found:
-    """Find ImageNet in a folder, and see whether all of it is there.
+    """Find ImageNet in a folder, as class folders or shards, and check that it is complete.
 
-    Reads names of files, and of shards the head of each record; no picture.
-
-    Args:
-        real: the folder: class folders or TFRecord shards, whichever it holds.
-        subset: take a part of ImageNet, too, with the classes that are there.
-
-    Returns:
-        Found: both splits.
+    Reads names of files, and the head of each record of shards; no picture. With `subset` a part
+    of ImageNet is accepted, with the classes that are there.
 
     Raises:
-        MissingComponentError: when there is no such folder, a split is not there, or it is
-            another data set; says what was looked for and where.
-        DataError: when something in it is damaged or of another kind, or, unless `subset`, not
-            all is there: says what was looked for, what was found and where.
+        MissingComponentError: if there is no such folder, a split is missing, or it is another
+            data set; with what was looked for and where.
+        DataError: if it is damaged or, unless `subset`, incomplete.
     """
     folder = Path(real)
     if not folder.is_dir():
@@ -118,81 +103,60 @@ def _require_all(where: Path, split: str, count: int) -> None:
         )
 
 
-def road_of(road: Road, found: Found) -> Road:
-    """Give the road with the counts of what was found."""
+def recipe_for(recipe: TrainingRecipe, found: Found) -> TrainingRecipe:
+    """Return the recipe with the counts of the data."""
     return replace(
-        road, classes=found.classes, samples=len(found.train), test_samples=len(found.test),
+        recipe, classes=found.classes, samples=len(found.train), test_samples=len(found.test),
         stored=0, tested=None,
     )  # fmt: skip
 
 
-def augmentation(road: Road) -> tuple[input_pipeline.Operation, ...]:
-    """List what is done to a picture in part 1, as the guide lists it.
+def augmentation(recipe: TrainingRecipe) -> tuple[input_pipeline.Operation, ...]:
+    """Return the operations of part 1 on a picture, as in the guide.
 
     A part of random area (0.08 to 1) and aspect, resized; mirrored every other time; mean and
-    scale. The guide's Caffe resizes with a cubic curve, this pipeline in straight lines.
-
-    Args:
-        road: has sizes and limits.
-
-    Returns:
-        tuple: operations for `input_pipeline.build`; `without_augmentation()` makes them those of
-            the last part and of the test.
+    scale. The guide's Caffe resizes with a cubic curve, this pipeline linearly.
 
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.2.6, `transform_param`.
     """
-    ratio = (road.ratio, 1 / road.ratio)
+    ratio = (recipe.ratio, 1 / recipe.ratio)
     return (
-        input_pipeline.ResizedCrop(road.image, road.image, (road.area, 1.0), ratio),
+        input_pipeline.ResizedCrop(recipe.image, recipe.image, (recipe.area, 1.0), ratio),
         input_pipeline.Flip(),
         input_pipeline.Normalise(MEAN, DEVIATION),
     )
 
 
-def pictures(road: Road, seed: int) -> Dataset:
-    """Draw the made-up pictures of a seed; others of the same classes to test with.
-
-    Args:
-        road: has their sizes and counts.
-        seed: of the pictures.
-
-    Returns:
-        Dataset: uint8, `road.stored` pixels high and wide.
-    """
+def pictures(recipe: TrainingRecipe, seed: int) -> Dataset:
+    """Draw made-up pictures to train with, and others of the same classes to test with."""
     parts = []
-    for number, count in enumerate((road.samples, road.test_samples)):
-        made = synthetic.images(road.classes, road.stored, count, 2 * seed + number)
+    for number, count in enumerate((recipe.samples, recipe.test_samples)):
+        made = synthetic.images(recipe.classes, recipe.stored, count, 2 * seed + number)
         parts += [np.stack([one.pixels for one in made])]
         parts += [np.array([one.label for one in made], np.int32)]
-    name = f"{road.classes} kinds of made-up pictures, seed {seed}"
+    name = f"{recipe.classes} kinds of made-up pictures, seed {seed}"
     return Dataset(name, *parts)
 
 
-def pipelines(road: Road, data: Dataset | Found, threads: int = 1) -> tuple[Pipeline, Pipeline]:
-    """Build what feeds training and test.
-
-    Args:
-        road: says what is done to a picture.
-        data: `pictures`, or what `find` found.
-        threads: that decode and augment (count).
-
-    Returns:
-        tuple: pipelines of both; the test's has nothing random.
-    """
-    ways: dict[str, Any] = {"augment": augmentation(road), "threads": threads, "channels": 3}
+def pipelines(
+    recipe: TrainingRecipe, data: Dataset | Found, threads: int = 1
+) -> tuple[Pipeline, Pipeline]:
+    """Build the pipelines of training and test; the test's has nothing random."""
+    options: dict[str, Any] = {"augment": augmentation(recipe), "threads": threads, "channels": 3}
     if isinstance(data, Dataset):
         train, test = (
-            input_pipeline.build(data, road.batch, part=part, **ways) for part in ("train", "test")
+            input_pipeline.build(data, recipe.batch_per_worker, part=part, **options)
+            for part in ("train", "test")
         )
     else:
         sources = (data.train, data.test)
         if data.form == SHARDS:
             sources = tuple(input_pipeline.ShardSource(one) for one in sources)
-        batches = (road.batch, min(road.batch, len(data.test)))
+        batches = (recipe.batch_per_worker, min(recipe.batch_per_worker, len(data.test)))
         name = f"ImageNet ({data.form})"
         train, test = (
-            input_pipeline.build(one, batch, name=name, readers=4, **ways)
+            input_pipeline.build(one, batch, name=name, readers=4, **options)
             for one, batch in zip(sources, batches, strict=True)
         )
     return train, test.without_augmentation()

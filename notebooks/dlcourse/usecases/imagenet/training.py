@@ -1,23 +1,51 @@
-"""The road on ranks: a common beginning, and from its checkpoint the two endings."""
+"""Training by the recipe on ranks: a shared phase, and from its checkpoint two branches."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dlcourse.usecases.imagenet import data as pictures_of
-from dlcourse.usecases.imagenet.outcome import Outcome
-from dlcourse.usecases.imagenet.planning import planned
-from dlcourse.usecases.imagenet.way import Way
+import numpy as np
+
+from dlcourse.usecases.imagenet import data
+from dlcourse.usecases.imagenet.recipe import GUIDE, SMALL, TrainingRecipe
+from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome
+from dlcourse.usecases.run import Option
+from dlguide import models
 from dlguide.collectives.communicator import Communicator
-from dlguide.errors import require_count
-from dlguide.training import devices
-from dlguide.training.devices import connect
+from dlguide.data.input_pipeline import Pipeline
+from dlguide.errors import require, require_count, require_known
+from dlguide.measure import Run
+from dlguide.training import checkpoint as checkpoints
+from dlguide.training import devices, fit
+from dlguide.training.config import CheckpointConfig, FitConfig, describe
+from dlguide.training.devices import connect, require_device
+from dlguide.training.schedules import CollapsedDecay
+from dlguide.training.step import evaluator, top_k
+from dlguide.training.step_breakdown import StepWorker, TimedStep, classifier_worker
 
+if TYPE_CHECKING:
+    import keras
+
+# What `dlguide usecase imagenet --set` accepts.
+OPTIONS = {
+    "device": Option("auto", str),
+    "workers": Option(None, int),
+    "epochs": Option(None, float),
+    "samples": Option(None, int),
+    "net": Option(None, str),
+    "batch_per_worker": Option(None, int),
+    "subset": Option(False, bool),
+    "dtype": Option("float32", str),
+}
 SAVE_EVERY = 500  # steps of a real training, whose epochs take hours
 
 
@@ -32,48 +60,45 @@ def train(
     epochs: float | None = None,
     samples: int | None = None,
     net: str | None = None,
-    batch: int | None = None,
+    batch_per_worker: int | None = None,
     subset: bool = False,
     dtype: str = "float32",
 ) -> Outcome:
-    """Go the road of ResNet-50 to its end, and to its other end.
+    """Train ResNet-50 by the guide's recipe, to both of its ends.
 
-    Part 1: the rate rises for a while and then falls in a straight line to 0, on pictures that are
-    cut out and mirrored at random. Part 2 leaves it near its end: plain pictures, twice the weight
-    decay, and the rate falls as a square. Both begin from the same checkpoint, so that what they
-    differ in is the ending alone, over equally many epochs.
+    Part 1: the rate rises for a while and then falls linearly to 0, on pictures that are cropped
+    and mirrored at random. Part 2 branches off near its end: plain pictures, twice the weight
+    decay, and the rate falls as a square. Both start from the same checkpoint, so they differ
+    only in the branch, over equally many epochs.
 
-    Every rank calls this with the same arguments. Each worker has its own 16 pictures and its own
-    batch normalisation; a rank plays as many workers as fall to it. So the result depends on the
+    Every rank calls this with the same arguments. Each virtual worker has its 16 pictures and its
+    own batch normalisation; a rank runs its share of the workers. So the result depends on the
     workers, not on the ranks.
 
-    Leaves out, of the guide's part 2: it began with a velocity of 0, and went on mirroring and
-    cropping its pictures; only scale and aspect were let alone.
+    Leaves out, of the guide's part 2: it began with a momentum buffer of 0, and continued to
+    mirror and crop its pictures, with scale and aspect left alone.
 
     Args:
         real: folder of ImageNet as class folders or TFRecord shards, for ResNet-50 and all the
             guide's epochs; None for a small net on small made-up pictures.
-        seed: of made-up pictures, first weights and order.
-        checkpoint: folder to write checkpoints to, and to go on from; None for neither.
-        report: progress, as in `training.fit`.
-        parallel: as in `training.fit`.
-        device: "auto" takes a GPU for each rank where there are so many, else the CPU; "cpu",
-            "gpu".
-        workers: in all (count); None for two, those of one node, or one for each rank.
-        epochs: of part 1; all phases follow in proportion (epochs). None for the road's own.
-        samples: made-up pictures (count); None for the road's own.
-        net: another net; None for the road's own.
-        batch: pictures of a worker, which the rate follows; None for the guide's 16 (count).
+        seed: of made-up pictures, initial weights and order.
+        checkpoint: folder to write checkpoints to, and to resume from; None for neither.
+        report: progress, as `on_result` of `training.fit`.
+        parallel: False for this process alone, True for all ranks of the launcher; None for True
+            if the launcher started more than one.
+        device: "auto" takes a GPU for each rank if there are enough, else the CPU; "cpu", "gpu".
+        workers: in all; None for two, those of one node, or one for each rank.
+        epochs: of part 1; all phases follow in proportion. None for the recipe's.
+        samples: made-up pictures; None for the recipe's.
+        net: another net; None for the recipe's.
+        batch_per_worker: pictures of a worker, which the rate follows; None for the guide's 16.
         subset: whether `real` may be a part of ImageNet.
         dtype: of the net, as in `training.fit`.
 
-    Returns:
-        Outcome: as this rank saw it.
-
     Raises:
-        ValueError: on all ranks, when an argument is not what it must be.
-        MissingComponentError: on all ranks, when ImageNet or the device is not there.
-        DataError: on all ranks, when ImageNet is damaged or not all of it is there.
+        ValueError: on all ranks, if an argument is invalid.
+        MissingComponentError: on all ranks, if ImageNet or the device is not there.
+        DataError: on all ranks, if ImageNet is damaged or incomplete.
 
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.2.
@@ -82,31 +107,255 @@ def train(
     place = devices.choose(device, comm)
     with comm.agree_or_raise():
         require_count(seed, "seed", least=0)
-        road, found = planned(real, subset, workers, epochs, samples, net, batch, comm.size)
-        data = pictures_of.pictures(road, seed) if found is None else found
-        # made-up pictures come from memory; those of ImageNet are decoded on all of a rank's cores
+        recipe, found = plan(
+            real, subset, workers, epochs, samples, net, batch_per_worker, comm.size
+        )
+        images = data.pictures(recipe, seed) if found is None else found
+        # ImageNet is decoded on all cores of a rank; made-up pictures are in memory
         threads = 1 if found is None else len(os.sched_getaffinity(0))
-        train_data, test_data = pictures_of.pipelines(road, data, threads)
+        train_data, test_data = data.pipelines(recipe, images, threads)
     with ExitStack() as stack:
         folder = _folder(checkpoint, comm, stack)
         if checkpoint is None and report is None:
-            # Nobody asked for checkpoints, so nobody needs to hear where the endings go on from.
+            # Without `checkpoint` the messages about resuming from one are of no use.
             stack.enter_context(redirect_stdout(io.StringIO()))
-        way = Way(
-            road, train_data, test_data, comm, place.device, seed, dtype, folder, report, parallel,
+        run = TrainingRun(
+            recipe, train_data, test_data, comm, place.device, seed, dtype, folder, report,
             None if found is None else SAVE_EVERY,
         )  # fmt: skip
-        trunk, _ = way.trunk()
-        line, _ = way.ending("line", road.part_1())
-        collapsed, run = way.ending("collapsed", road.part_2())
+        shared, _ = run.shared_phase()
+        line, _ = run.branch("line", recipe.part_1())
+        collapsed, last = run.branch("collapsed", recipe.part_2())
     return Outcome(
-        comm.rank, comm.size, run.threads, place.device, place.why, train_data.name, seed,
-        found is not None, road, trunk, line, collapsed,
+        comm.rank, comm.size, last.threads, place.device, place.why, train_data.name, seed,
+        found is not None, recipe, shared, line, collapsed,
+    )  # fmt: skip
+
+
+def check(
+    real: str | os.PathLike | None = None,
+    subset: bool = False,
+    workers: int | None = None,
+    epochs: float | None = None,
+    samples: int | None = None,
+    net: str | None = None,
+    batch_per_worker: int | None = None,
+    **_others: Any,
+) -> None:
+    """Raise what `train` would raise, before any rank is started and without TensorFlow."""
+    ranks = workers if isinstance(workers, int) and workers > 0 else SMALL.workers
+    plan(real, subset, workers, epochs, samples, net, batch_per_worker, ranks)
+
+
+def plan(
+    real: str | os.PathLike | None, subset: bool, workers: int | None, epochs: float | None,
+    samples: int | None, net: str | None, batch_per_worker: int | None, ranks: int,
+) -> tuple[TrainingRecipe, data.Found | None]:  # fmt: skip
+    """Return the recipe of these settings and the real data, if any."""
+    if workers is None:
+        two = SMALL.workers
+        workers = two if two % ranks == 0 else ranks
+    require_count(workers, "workers")
+    then = f"Use {ranks * max(1, round(workers / ranks))}, or other ranks."
+    must = f"be a multiple of the {ranks} ranks that run them"
+    require(workers % ranks == 0, "workers", must, workers, then)
+    require(real is not None or not subset, "subset", "be False without `real`", subset)
+    found = None if real is None else data.find(real, subset)
+    recipe = (SMALL if found is None else data.recipe_for(GUIDE, found)).with_workers(workers)
+    if batch_per_worker is not None:
+        recipe = recipe.with_batch(batch_per_worker)
+    if epochs is not None:
+        must, then = "be a number of at least 2", "One to begin, and one to branch off."
+        fits = isinstance(epochs, int | float) and not isinstance(epochs, bool) and epochs >= 2
+        require(fits and epochs == int(epochs), "epochs", f"{must}, whole", epochs, then)
+        recipe = recipe.stretched(epochs / recipe.epochs)
+    if samples is not None:
+        must = "be None with `real`, all of which is used"
+        require(found is None, "samples", must, samples)
+        least = 2 * recipe.global_batch
+        recipe = replace(recipe, samples=require_count(samples, "samples", least))
+    if net is not None:
+        small = [name for name in models.names("classifier") if "resnet" in name]
+        known = [*models.names("imagenet"), *small]
+        recipe = replace(recipe, net=require_known(net, known, "net"))
+    steps = -(-recipe.samples // recipe.global_batch)
+    short = min(recipe.warmup, recipe.collapse)
+    must = f"have a step for the {short:g} epochs of warmup or last part, {steps} steps each"
+    then = "Use more epochs, or more pictures."
+    require(round(short * steps) >= 1, "epochs", must, round(recipe.epochs), then)
+    return recipe, found
+
+
+RATE = 1e-3  # speed does not depend on it, the weights must stay finite
+
+
+def step(
+    batch_per_worker: int | None = None,
+    seed: int = 0,
+    real: str | os.PathLike | bool | None = None,
+    dtype: str = "float32",
+) -> TimedStep:
+    """Return a step of one worker, for `speedup.measure` or a timer.
+
+    Args:
+        batch_per_worker: pictures of one worker; None for the guide's 16.
+        seed: of the initial weights.
+        real: anything but None or False for ResNet-50 with pictures of 224 x 224 and 1000
+            classes; the content of the pictures does not change the time.
+        dtype: of the net.
+
+    Raises:
+        ValueError: if `batch_per_worker` is not positive.
+    """
+    recipe = GUIDE if real else SMALL
+    batch = recipe.batch_per_worker
+    if batch_per_worker is not None:
+        batch = require_count(batch_per_worker, "batch_per_worker")
+    name = f"{recipe.net}, {recipe.image} x {recipe.image}"
+    return TimedStep(name, batch, partial(_worker, recipe, seed, dtype), partial(_samples, recipe))
+
+
+def _worker(recipe: TrainingRecipe, seed: int, dtype: str, comm: Communicator) -> StepWorker:
+    model = build_net(recipe, seed, dtype)
+    from dlguide.training.optimizers import MomentumSGD
+
+    optimizer = MomentumSGD(RATE, recipe.momentum, recipe.weight_decay)
+    return classifier_worker(model, optimizer, comm)
+
+
+def _samples(recipe: TrainingRecipe, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    pictures = random.normal(size=(count, recipe.image, recipe.image, 3)).astype(np.float32)
+    return pictures, random.integers(0, recipe.classes, count, np.int32)
+
+
+TOP = 5
+
+
+def build_net(recipe: TrainingRecipe, seed: int, dtype: str = "float32") -> keras.Model:
+    """Build the recipe's net, which returns logits."""
+    model = models.build(recipe.net, seed, dtype=dtype, image=recipe.image, classes=recipe.classes)
+    models.set_momentum(model, recipe.averages)
+    return model
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRun:
+    """One training by a recipe: the shared phase and its two branches, each in its folder."""
+
+    recipe: TrainingRecipe
+    train: Pipeline
+    test: Pipeline
+    comm: Communicator
+    device: str
+    seed: int
+    dtype: str
+    folder: Path
+    report: Callable[..., None] | None
+    save_every: int | None = None
+
+    def shared_phase(self) -> tuple[Curve, Any]:
+        """Train the epochs before the branches, unless both branches have started already."""
+        known = self._written("shared")
+        ends = [checkpoints.latest(self.folder / name) for name in ("line", "collapsed")]
+        begun = (
+            self.comm.allreduce_sum([float(None not in ends)])[0] > 0
+        )  # only rank 0 may see the folder
+        if known is not None and begun:
+            return known, None
+        return self._fit(
+            "shared", self.recipe.part_1(self.recipe.shared_epochs), self.recipe.shared_epochs
+        )
+
+    def branch(self, name: str, schedule: CollapsedDecay) -> tuple[Branch, Run]:
+        """Train one branch from the last checkpoint of the shared phase."""
+        import tensorflow as tf
+
+        with self.comm.agree_or_raise():
+            here = self.folder / name
+            if self.comm.rank == 0 and checkpoints.latest(here) is None:
+                changes = {"schedule": describe(schedule)}
+                checkpoints.branch(self.folder / "shared", here, changes)
+        curve, (run, model) = self._fit(name, schedule, round(schedule.rates.epochs))
+        with tf.device(require_device(self.device)):
+            metrics = {f"top {top}": top_k(min(top, self.recipe.classes)) for top in (1, TOP)}
+            tops = evaluator(model, self.test, self.comm, metrics)().values()
+        return Branch(name, curve, *tops, run.weights_digest), run
+
+    def _fit(
+        self, name: str, schedule: CollapsedDecay, epochs: int
+    ) -> tuple[Curve, tuple[Run, keras.Model]]:
+        made = []
+
+        def build() -> keras.Model:
+            made.append(build_net(self.recipe, self.seed, self.dtype))
+            return made[-1]
+
+        recipe = self.recipe
+        # the net's name in checkpoints
+        build.__qualname__ = (
+            f"{recipe.net}, {recipe.image} pixels, {recipe.classes} classes, {self.dtype}"
+        )
+        workers = recipe.workers // self.comm.size
+        run = fit(
+            build, self.train, epochs=epochs, batch_per_rank=recipe.batch_per_worker * workers,
+            learning_rate=schedule, optimizer=partial(_optimizer, momentum=recipe.momentum),
+            checkpoint=CheckpointConfig(folder=self.folder / name, every_steps=self.save_every),
+            comm=self.comm, on_result=self.report,
+            config=FitConfig(
+                seed=self.seed, device=self.device, test=self._epoch_test(), dtype=self.dtype,
+                virtual_workers=workers,
+            ),
+        )  # fmt: skip
+        known = self._written(name)
+        curve = _curve(run)
+        if known is not None and not curve.loss:
+            return known, (run, made[-1])  # nothing was trained: an earlier call wrote it
+        with self.comm.agree_or_raise():
+            if self.comm.rank == 0:
+                text = json.dumps(asdict(curve))
+                written = self.folder / f"{name}.json.partial"
+                written.write_text(text, encoding="utf-8")
+                os.replace(written, self.folder / f"{name}.json")  # whole, or not at all
+        return curve, (run, made[-1])
+
+    def _epoch_test(self) -> Pipeline:
+        """Return the test pictures that are evaluated after each epoch."""
+        few = self.recipe.tested
+        return self.test if few is None else self.test.replace(samples=few)
+
+    def _written(self, name: str) -> Curve | None:
+        """Return the curve that an earlier call wrote; rank 0 reads for all."""
+        path, text = self.folder / f"{name}.json", ""
+        with self.comm.agree_or_raise():
+            if self.comm.rank == 0 and path.exists():
+                text = path.read_text(encoding="utf-8")
+        text = self.comm.allgather(text)[0]
+        if not text:
+            return None
+        found = json.loads(text)
+        lists = {key: tuple(each) for key, each in found.items() if isinstance(each, list)}
+        return Curve(**{**found, **lists})
+
+
+def _optimizer(rate: Any, weight_decay: Any, momentum: float) -> keras.Optimizer:
+    from dlguide.training.optimizers import MomentumSGD
+
+    return MomentumSGD(rate, momentum=momentum, weight_decay=weight_decay)
+
+
+def _curve(run: Run) -> Curve:
+    trained = len(run.loss)
+    accuracy = run.test_accuracy[-trained:] if trained else ()
+    step_s = float(np.median(run.step_s)) if run.step_s else 0.0
+    return Curve(
+        run.first_epoch, run.loss, run.train_accuracy, accuracy, step_s, run.images_per_s,
+        run.train_s,
     )  # fmt: skip
 
 
 def _folder(checkpoint: str | os.PathLike | None, comm: Communicator, stack: ExitStack) -> Path:
-    """Give the folder of the checkpoints; without one, rank 0's own, which goes at the end."""
+    """Return the folder of the checkpoints; without one, a temporary one of rank 0."""
     if checkpoint is not None:
         return Path(checkpoint)
     mine = ""

@@ -21,10 +21,19 @@ from dlcourse.usecases.kmeans.clustering import (
     plus_plus,
     share,
 )
-from dlcourse.usecases.kmeans.quantise import MOST, Quantised, check, quantise, train, write
+from dlcourse.usecases.kmeans.quantisation import (
+    MOST,
+    OPTIONS,
+    Quantised,
+    check,
+    quantise,
+    train,
+    write,
+)
 
 __all__ = [
     "MOST",
+    "OPTIONS",
     "KMeansFit",
     "Quantised",
     "Seeds",

@@ -2,18 +2,25 @@
 
     outcomes = cluster.run(video.train, epochs=12)              # one Outcome per rank
     video.write(outcomes, "build/usecases/video")
-    case.table(video.findings(outcomes))
+    report.table(video.findings(outcomes))
 
 Drawn drives of 32 pixels by default; `real=` takes KITTI tracking, `size=128` the guide's frames.
 """
 
-from dlcourse.usecases.video.finding import findings, guide
-from dlcourse.usecases.video.lending import lend
-from dlcourse.usecases.video.outcome import Outcome, Score, judge
-from dlcourse.usecases.video.settings import OPTIONS, check
-from dlcourse.usecases.video.stepping import step
-from dlcourse.usecases.video.training import train
-from dlcourse.usecases.video.writing import films, frame_scores, rows, write
+from dlcourse.usecases.video.replication import replicate
+from dlcourse.usecases.video.report import (
+    Outcome,
+    Score,
+    films,
+    findings,
+    frame_scores,
+    guide,
+    judge,
+    rows,
+    shown,
+    write,
+)
+from dlcourse.usecases.video.training import OPTIONS, check, stages, step, train
 
 __all__ = [
     "OPTIONS",
@@ -25,8 +32,10 @@ __all__ = [
     "frame_scores",
     "guide",
     "judge",
-    "lend",
+    "replicate",
     "rows",
+    "shown",
+    "stages",
     "step",
     "train",
     "write",

@@ -1,4 +1,4 @@
-"""What each rank holds when rank 0 owns both nets and lends copies, as in the guide's case."""
+"""Memory of each rank if rank 0 owns both nets and sends copies, as in the guide's case."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse.replicas import DeviceMemory, Replicas
-from dlcourse.usecases.video import scenes
-from dlcourse.usecases.video.game import centred, coarser, flat
-from dlcourse.usecases.video.settings import named
-from dlcourse.usecases.video.training import build
+from dlcourse.usecases.video import data
+from dlcourse.usecases.video.pair import centred, coarser, flat
+from dlcourse.usecases.video.training import build, config_of
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 
 @dataclass(frozen=True)
-class Lent:
-    """One rank's part of a step in which rank 0 lends its nets."""
+class ReplicaStep:
+    """One rank's part of a step in which rank 0 sends copies of its nets."""
 
     rank: int
     held: DeviceMemory
@@ -29,47 +28,44 @@ class Lent:
     loss: float
 
 
-def lend(
-    comm: Comm | None = None, batch: int = 8, steps: int = 2, seed: int = 0, **own: Any
-) -> Lent:
-    """Make steps in which rank 0 deals out clips and weights and adds up gradients; collective.
+def replicate(
+    comm: Comm | None = None, global_batch: int = 8, steps: int = 2, seed: int = 0, **own: Any
+) -> ReplicaStep:
+    """Make steps in which rank 0 sends clips and weights and sums the gradients; collective.
 
-    What is counted are the arrays that are lent and exchanged; TensorFlow's own copy of the weights
-    and its activations are left out. Both nets learn from one sum of losses, as only bytes and
-    times are looked at: mean error of the frames for the generator, true clips against made ones
+    Counted are the arrays that are sent and exchanged, without TensorFlow's own copy of the
+    weights and its activations. Both nets learn from one sum of losses, because only bytes and
+    times matter here: mean error of the frames for the generator, true against generated clips
     for the discriminator.
 
     Args:
-        comm: the ranks; None for all that MPI has.
-        batch: clips of all ranks in a step (count).
-        steps: how many; the last one is told (count).
-        seed: of first weights and clips, which are noise.
-        own: what else `Settings` has: size, filters, ...
-
-    Returns:
-        Lent: of this rank.
+        comm: the ranks; None for all of MPI.
+        global_batch: clips of all ranks in a step.
+        steps: number of steps; the last one is returned.
+        seed: of initial weights and clips, which are noise.
+        own: other fields of `VideoConfig`: size, filters, ...
 
     Raises:
-        ValueError: when an argument is not what it must be.
+        ValueError: if an argument is invalid.
     """
     if comm is None:
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
-    asked = named(None, seed=seed, **own)
-    asked.check()
-    nets_of = build(asked)
+    config = config_of(None, seed=seed, **own)
+    config.check()
+    nets_of = build(config)
     variables = [weight for net in nets_of for weight in net.trainable_variables]
     weights = [np.array(weight) for weight in variables]
     moments = [np.zeros_like(each) for each in (*weights, *weights)]
     random = np.random.default_rng(seed)
-    shape = (batch, scenes.BEFORE, asked.size, asked.size, 3)
+    shape = (global_batch, data.BEFORE, config.size, config.size, 3)
     clips = [random.integers(0, 256, shape, np.uint8) for _ in range(3)] if comm.rank == 0 else None
-    lent = Replicas(comm, weights, _gradient_of(nets_of, variables), _Adam(moments), moments)
+    replicas = Replicas(comm, weights, _gradient_of(nets_of, variables), _Adam(moments), moments)
     loss = 0.0
     for _ in range(steps):
-        loss = lent.step(clips)
-    return Lent(comm.rank, lent.held, lent.moved, lent.seconds, loss)
+        loss = replicas.step(clips)
+    return ReplicaStep(comm.rank, replicas.held, replicas.moved, replicas.seconds, loss)
 
 
 class _Adam:

@@ -1,8 +1,8 @@
-"""Predictors of frames that learn nothing: what a net must beat before it has predicted anything.
+"""Baselines: predictors of frames that learn nothing, which a net must beat.
 
 repeat    the last frame again and again
-mean      the mean of the frames that were seen
-flow      the last frame moved on as things have moved so far
+mean      the mean of the past frames
+flow      the last frame, moved on as the past frames moved
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def motion(frames: ArrayLike) -> np.ndarray:
         dd, da, aa, d, c = (gaussian_filter(each, sigma) for each in sums)
         dd, aa = dd + _STILL, aa + _STILL
         step = np.stack([aa * d - da * c, dd * c - da * d]) / (dd * aa - da**2)
-        found += np.clip(step, -1, 1)  # further than a pixel the linearised form says nothing
+        found += np.clip(step, -1, 1)  # the linearised form does not hold beyond a pixel
     return found
 
 

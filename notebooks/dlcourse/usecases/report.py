@@ -1,4 +1,4 @@
-"""What all use cases have in common: findings beside the guide's, and a step to be timed."""
+"""Findings of a use case compared with the guide's, as a table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from dlguide.errors import require
-from dlguide.training.step_breakdown import StepWorker, TimedStep
 
-__all__ = ["Finding", "StepWorker", "Table", "TimedStep", "table"]
+__all__ = ["Finding", "Table", "table"]
 
 HEADS = {
     "what": "what",
@@ -24,14 +23,14 @@ WIDTHS = {"what": 20, "guide": 24, "ours": 24, "why": 40, "source": 16}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that the guide found and what was found here, in words with their numbers.
+    """A finding of the guide and the one measured here, in words with their numbers.
 
     Args:
-        what: the thing, such as "speed-up of 8 GPUs".
-        guide: what the guide says of it, with the unit.
-        source: where: "guide 6.1, Table 4".
+        what: its subject, such as "speed-up of 8 GPUs".
+        guide: the guide's finding, with the unit.
+        source: its place: "guide 6.1, Table 4".
         ours: what was measured here; computed, never typed.
-        why: why the two differ, or what that says.
+        why: the reason of the difference, or its meaning.
     """
 
     what: str
@@ -41,17 +40,13 @@ class Finding:
     why: str
 
     def as_dict(self) -> dict[str, str]:
-        """Give the texts by name, ready for JSON."""
+        """Return the texts by name, for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Findings as a table: of text when printed, of HTML as the last line of a notebook's cell.
-
-    Args:
-        findings: one for each row.
-    """
+    """Findings as a table: text if printed, HTML as the last line of a notebook's cell."""
 
     findings: tuple[Finding, ...]
 
@@ -61,14 +56,7 @@ class Table:
         return "\n".join(lines).rstrip()
 
     def listed(self, width: int = 78) -> str:
-        """Write one finding after the other, for a terminal too narrow for the table.
-
-        Args:
-            width: of a line (characters).
-
-        Returns:
-            str: a paragraph for each finding, headed by what it is about.
-        """
+        """Return a paragraph for each finding, for a terminal too narrow for the table."""
         wrap = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="    ").fill
         return "\n\n".join(
             "\n".join(
@@ -80,14 +68,7 @@ class Table:
         )  # fmt: skip
 
     def fitting(self, columns: int) -> str:
-        """Write the table where there is room for it, and a list where not.
-
-        Args:
-            columns: width of the terminal (characters).
-
-        Returns:
-            str: one of the two.
-        """
+        """Return the table if the terminal has enough columns, else the list."""
         wide = sum(WIDTHS.values()) + 2 * (len(WIDTHS) - 1)
         return str(self) if columns >= wide else self.listed(max(40, columns - 2))
 
@@ -105,16 +86,10 @@ class Table:
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """Lay findings out as a table.
-
-    Args:
-        findings: at least one.
-
-    Returns:
-        Table: print it, or leave it as the last line of a notebook's cell.
+    """Return findings as a table.
 
     Raises:
-        ValueError: when there is none, or a text of one is empty.
+        ValueError: if there is none, or a text of one is empty.
     """
     require(len(findings) > 0, "findings", "name a finding at least", list(findings))
     for each in findings:

@@ -14,11 +14,18 @@ import numpy as np
 
 from dlcourse.usecases.kmeans import photographs
 from dlcourse.usecases.kmeans.clustering import KMeansFit, assign, fit
+from dlcourse.usecases.run import Option
 from dlguide.collectives.agreement import agree_or_raise
 from dlguide.data.datasets import shard
 from dlguide.errors import require, require_count
 
 MOST = 256  # colours in the palette of a PNG
+# What `dlguide usecase kmeans --set` accepts.
+OPTIONS = {
+    "colours": Option(16, int),
+    "iterations": Option(20, int),
+    "threads": Option(None, int),
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,27 +97,23 @@ def load(
 ) -> Scenes:
     """Draw or read all clips; each rank makes its part of the frames, then all have all.
 
-    On ranks all must call, with the same arguments. It moves every frame to every rank once.
+    All ranks must call, with the same arguments. Every frame moves to every rank once.
 
     Args:
-        real: folder of KITTI tracking, the one that holds `image_02` or its parent; None for
-            drives that are drawn.
+        real: folder of KITTI tracking that holds `image_02`, or its parent; None for drawn drives.
         size: height and width of a frame (pixels), at least 32 for drawn ones.
-        drives: drawn drives to learn from (count).
-        held_out: drawn drives that are held out (count).
-        frames: of each drawn drive (count).
-        step: frames from the begin of a clip to learn from to that of the next (count); those
-            that are held out do not overlap.
+        drives: drawn drives to learn from.
+        held_out: drawn drives that are held out.
+        frames: of each drawn drive.
+        step: frames from the start of a training clip to that of the next; held-out clips do not
+            overlap.
         seed: of the drawn drives.
-        comm: the ranks, from `training.connect`; None for this process alone.
-
-    Returns:
-        Scenes: the clips.
+        comm: the ranks; None for this process alone.
 
     Raises:
-        ValueError: when a number is out of range, or nothing is long enough for a clip.
-        MissingComponentError: when the real data is not there; says what was looked for, where.
-        DataError: when it is there in part, or is another data set.
+        ValueError: if a value is out of range, or no drive is long enough for a clip.
+        MissingComponentError: if the real data is not there; with what was looked for, and where.
+        DataError: if it is incomplete, or another data set.
     """
     comm = SingleProcess() if comm is None else comm
     with comm.agree_or_raise({"real": None if real is None else os.fspath(real), "size": size}):
@@ -127,7 +123,7 @@ def load(
         else:
             learn, test = kitti(real, size)
         places = clips(learn, BEFORE, AFTER, step).places, clips(test, BEFORE, AFTER).places
-    # a rank with another copy of the data would wait for ever, or take other frames in silence
+    # with another copy of the data a rank would wait indefinitely, or silently use other frames
     with comm.agree_or_raise({"frames": [len(one) for one in (*learn, *test)]}):
         pass
     videos = _shared([*learn, *test], comm)
@@ -139,7 +135,7 @@ def load(
 def drawn(
     size: int, drives: int, held_out: int, frames: int, seed: int
 ) -> tuple[list[Squares], list[Squares]]:
-    """Give drives that are drawn when they are read."""
+    """Return drives to learn from and held-out ones; frames are drawn when they are read."""
     require_count(size, "size", least=32)
     require_count(seed, "seed", least=0)
     require_count(frames, "frames", least=BEFORE + AFTER)
@@ -155,7 +151,7 @@ def drawn(
 def kitti(folder: str | os.PathLike, size: int) -> tuple[list[Squares], list[Squares]]:
     """Find and check KITTI's sequences; every fourth one is held out.
 
-    Labels are not needed; where they are there, they tell whether frames are missing at the end.
+    Labels are optional; they show whether frames are missing at the end.
     """
     require_count(size, "size")
     folder = Path(folder).expanduser()
@@ -180,18 +176,8 @@ def kitti(folder: str | os.PathLike, size: int) -> tuple[list[Squares], list[Squ
     return [one for one in long if one not in test], test
 
 
-def check_real(folder: str | os.PathLike) -> str:
-    """Look at the real data before any rank starts; no frame is decoded yet."""
-    learn, test = kitti(folder, 32)
-    frames = sum(len(one) for one in (*learn, *test))
-    return (
-        f"{folder}: {frames} frames of KITTI tracking, {len(learn)} sequences to learn from and "
-        f"{len(test)} held out."
-    )
-
-
 def _shared(videos: Sequence[Squares], comm: Communicator) -> list[np.ndarray]:
-    """Let each rank make its part of the frames, and give all of them to all."""
+    """Make each rank's part of the frames, and return all of them on all ranks."""
     places = [(video, frame) for video, one in enumerate(videos) for frame in range(len(one))]
     with comm.agree_or_raise():
         mine = [videos[video][frame].pixels for video, frame in places[comm.rank :: comm.size]]

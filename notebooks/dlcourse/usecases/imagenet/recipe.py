@@ -1,4 +1,4 @@
-"""The road of ResNet-50 to 76.1 %: every number of the guide's training, and the same in small.
+"""The training of ResNet-50 to 76.1 %: every number of the guide's recipe, and a small version.
 
 GUIDE       448 nodes, two workers each with 16 pictures, 90 epochs
 SMALL       one such node, a net of 8 layers, small made-up pictures, 12 epochs
@@ -21,14 +21,7 @@ DEVIATION = (1 / 0.0078125 / 255,) * 3
 
 @dataclass(frozen=True)
 class Iterations:
-    """The road in updates of the weights, as the guide gives it.
-
-    Args:
-        warmup: while the rate rises (count).
-        decay: while it falls in a straight line (count).
-        snapshot: after which one the last part begins (count).
-        collapsed: of the last part (count).
-    """
+    """Updates of the weights in each phase; the last part begins after number `snapshot`."""
 
     warmup: int
     decay: int
@@ -37,19 +30,19 @@ class Iterations:
 
 
 @dataclass(frozen=True)
-class Road:
+class TrainingRecipe:
     """A training with warmup, linear decay and collapsed decay, in plain numbers.
 
     Args:
         net: one of `models.names("imagenet")` or a residual net of `models.names("classifier")`.
-        image: height and width of what the net sees (pixels).
-        stored: height and width of made-up pictures (pixels); 0 where they are real.
-        classes: logits (count).
-        samples: pictures to train with (count).
-        test_samples: pictures to test both endings with (count).
-        nodes: computers (count).
-        workers_per_node: workers of each (count).
-        batch: pictures of a worker in each step (count).
+        image: height and width of the input (pixels).
+        stored: height and width of made-up pictures (pixels); 0 for real ones.
+        classes: logits .
+        samples: pictures to train with .
+        test_samples: pictures to test both endings with .
+        nodes: computers .
+        workers_per_node: workers of each .
+        batch_per_worker: pictures of a worker in each step.
         epochs: of warmup and linear decay together (epochs).
         warmup: of these (epochs).
         collapse_at: where the last part leaves the line (epochs).
@@ -59,11 +52,10 @@ class Road:
         weight_decay: before the last part, which has twice as much.
         power: how the rate falls in the last part.
         momentum: of the gradient descent.
-        averages: how much of batch normalisation's moving averages a step keeps.
+        averages: momentum of batch normalisation's moving averages.
         area: smallest part of a picture that is cut out (0 to 1).
         ratio: smallest width / height of that part; the largest is 1 over it.
-        tested: test pictures that are looked at after each epoch, the first ones; None for all,
-            where their order is no mixture of the classes (count).
+        tested: number of first test pictures that are evaluated after each epoch; None for all.
     """
 
     net: str
@@ -74,7 +66,7 @@ class Road:
     test_samples: int
     nodes: int
     workers_per_node: int
-    batch: int
+    batch_per_worker: int
     epochs: float
     warmup: float
     collapse_at: float
@@ -91,7 +83,7 @@ class Road:
 
     def __post_init__(self) -> None:
         for name in ("image", "classes", "samples", "test_samples", "nodes", "workers_per_node",
-                     "batch"):  # fmt: skip
+                     "batch_per_worker"):  # fmt: skip
             require_count(getattr(self, name), name)
         for name in ("epochs", "warmup", "collapse_at", "collapse", "rate", "start"):
             require_positive(getattr(self, name), name)
@@ -101,30 +93,26 @@ class Road:
 
     @property
     def workers(self) -> int:
-        """Of all nodes (count)."""
+        """Of all nodes ."""
         return self.nodes * self.workers_per_node
 
     @property
     def global_batch(self) -> int:
-        """Pictures of a step, of all workers together (count)."""
-        return self.workers * self.batch
+        """Pictures of a step, of all workers together ."""
+        return self.workers * self.batch_per_worker
 
     @property
-    def trunk(self) -> int:
-        """Whole epochs that both endings have in common (count)."""
+    def shared_epochs(self) -> int:
+        """Whole epochs before the two branches."""
         return int(self.collapse_at)
 
     @property
     def paid(self) -> float:
-        """Epochs that are computed until both endings are there, as the guide did it (epochs)."""
+        """Epochs that are computed for both branches, as in the guide."""
         return self.epochs + self.collapse
 
     def iterations(self) -> Iterations:
-        """Count the updates; an epoch need not be a whole number of them.
-
-        Returns:
-            Iterations: the warmup rounded down, the others to the nearest.
-        """
+        """Return the updates of each phase: the warmup rounded down, the others to the nearest."""
         each = self.samples / self.global_batch
         warmup = int(self.warmup * each + 1e-9)
         return Iterations(
@@ -133,31 +121,24 @@ class Road:
         )  # fmt: skip
 
     def line(self) -> EpochSchedule:
-        """Give the learning rate of part 1: up in a straight line, and down to 0."""
+        """Return the learning rate of part 1: linear warmup, then linearly to 0."""
         up = schedules.warmup("gradual", self.rate, self.warmup, self.start)
         return up.then(schedules.linear(self.rate, self.epochs - self.warmup))
 
     def part_1(self, epochs: float | None = None) -> CollapsedDecay:
-        """Give part 1, whose weight decay and pictures stay what they are.
-
-        Args:
-            epochs: only the first so many; None for all of it.
-
-        Returns:
-            CollapsedDecay: one that never collapses.
-        """
+        """Return part 1, or its first `epochs`, with constant weight decay; it never collapses."""
         rates = self.line() if epochs is None else self.line().beginning(epochs)
         return CollapsedDecay(
             rates, schedules.Constant(self.weight_decay, rates.epochs), rates.epochs
         )
 
     def part_2(self) -> CollapsedDecay:
-        """Give the road that leaves the line for collapsed decay."""
+        """Return the schedule that leaves the line for collapsed decay."""
         return schedules.collapsed(
             self.line(), self.collapse_at, self.collapse, self.weight_decay, self.power
         )
 
-    def stretched(self, factor: float) -> Road:
+    def stretched(self, factor: float) -> TrainingRecipe:
         """Make all phases longer or shorter in proportion."""
         require_positive(factor, "factor")
         lengths = ("epochs", "warmup", "collapse_at", "collapse")
@@ -165,14 +146,10 @@ class Road:
         changed = {name: round(getattr(self, name) * factor, 9) for name in lengths}
         return replace(self, **changed)
 
-    def on(self, workers: int) -> Road:
-        """Give the road for another number of workers: the rates follow the global batch.
+    def with_workers(self, workers: int) -> TrainingRecipe:
+        """Return the recipe for another number of workers; rates follow the global batch.
 
-        Args:
-            workers: in all (count).
-
-        Returns:
-            Road: of one node with all of them where they are no whole number of nodes' workers.
+        All are on one node if they do not fill whole nodes.
 
         Source:
             Goyal et al., arXiv:1706.02677, section 2.1 (linear scaling).
@@ -186,20 +163,16 @@ class Road:
             start=self.start * factor,
         )  # fmt: skip
 
-    def each(self, batch: int) -> Road:
-        """Give the road with another batch of a worker: the rates follow the global batch.
-
-        Args:
-            batch: pictures of a worker (count).
-
-        Returns:
-            Road: of as many workers.
-        """
-        factor = require_count(batch, "batch") / self.batch
-        return replace(self, batch=batch, rate=self.rate * factor, start=self.start * factor)
+    def with_batch(self, batch_per_worker: int) -> TrainingRecipe:
+        """Return the recipe for another batch per worker; rates follow the global batch."""
+        factor = require_count(batch_per_worker, "batch_per_worker") / self.batch_per_worker
+        return replace(
+            self, batch_per_worker=batch_per_worker, rate=self.rate * factor,
+            start=self.start * factor,
+        )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """Give plain numbers, ready for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
 
@@ -208,9 +181,10 @@ class Road:
 # weight_decay 0.00005; base_lr 0.254 and 0.0001 in solver_collapse.prototxt). Table 5 says
 # "~1.28M" pictures; the number here is made from the 8040 iterations of 90 epochs: 14 336 x 8040
 # / 90. So the iterations agree by construction; ImageNet's 1 281 167 would give 7597 and 7641.
-GUIDE = Road(
+GUIDE = TrainingRecipe(
     net="resnet50", image=224, stored=0, classes=1000, samples=1_280_683, test_samples=50_000,
-    nodes=448, workers_per_node=2, batch=16, epochs=90, warmup=5, collapse_at=85.5, collapse=4.5,
+    nodes=448, workers_per_node=2, batch_per_worker=16, epochs=90, warmup=5, collapse_at=85.5,
+    collapse=4.5,
     rate=4.8, start=0.1, weight_decay=5e-5,
 )  # fmt: skip
 PUBLISHED = Iterations(warmup=446, decay=7594, snapshot=7638, collapsed=402)

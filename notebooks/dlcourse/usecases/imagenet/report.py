@@ -1,0 +1,276 @@
+"""Results of the ImageNet case: curves, branches, files, and findings compared with the guide's."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlcourse import explained, pictures
+from dlcourse.usecases.imagenet.recipe import GUIDE, TrainingRecipe
+from dlcourse.usecases.report import Finding
+from dlguide import published
+from dlguide.errors import require
+from dlguide.scaling import storage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Section 6.2.7: top-1 and top-5 after part 1 and after part 2 (percent).
+PUBLISHED_TOP = ((75.6, 92.7), (76.1, 93.2))
+FIRST_JPEG, REDUCED = 138e9 / 1.28e6, 42e9 / 1.28e6  # mean bytes of a picture, section 6.2.4
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Some epochs of a training, of this call or an earlier one.
+
+    Args:
+        first_epoch: epochs before them.
+        loss: mean over each epoch.
+        train_accuracy: accuracy while training, on the pictures as augmented.
+        test_accuracy: after each epoch, on plain pictures (fraction).
+        step_s: median of the steps' seconds on this rank; 0.0 where none was made (s).
+        images_per_s: of all ranks while training (1/s).
+        seconds: of training, without evaluation (s).
+    """
+
+    first_epoch: int
+    loss: tuple[float, ...]
+    train_accuracy: tuple[float, ...]
+    test_accuracy: tuple[float, ...]
+    step_s: float
+    images_per_s: float
+    seconds: float
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """Number of each epoch that ended, from 1."""
+        return tuple(range(self.first_epoch + 1, self.first_epoch + len(self.loss) + 1))
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One of the two last parts of the recipe.
+
+    Args:
+        name: "line" or "collapsed".
+        curve: its epochs, after the shared ones.
+        top1: top-1 accuracy on the test pictures.
+        top5: top-5 accuracy.
+        weights_digest: SHA-256 of the weights at the end.
+    """
+
+    name: str
+    curve: Curve
+    top1: float
+    top5: float
+    weights_digest: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result on one rank.
+
+    Args:
+        rank: this rank.
+        ranks: of the training .
+        threads: of this rank .
+        device: "cpu" or "gpu".
+        why: the reason for that device (sentence).
+        data: name of the pictures.
+        seed: of pictures, weights and order.
+        real: whether the pictures are ImageNet's.
+        recipe: its numbers.
+        shared_phase: the epochs before the branches.
+        line: the end of part 1: the rate falls on in its line.
+        collapsed: part 2: plain pictures, twice the decay, the rate falls as a square.
+    """
+
+    rank: int
+    ranks: int
+    threads: int
+    device: str
+    why: str
+    data: str
+    seed: int
+    real: bool
+    recipe: TrainingRecipe
+    shared_phase: Curve
+    line: Branch
+    collapsed: Branch
+
+    @property
+    def gain(self) -> float:
+        """Gain of collapsed decay in top-1 (percentage points)."""
+        return 100 * (self.collapsed.top1 - self.line.top1)
+
+    @property
+    def images_per_s(self) -> float:
+        """Throughput of all ranks in the shared phase, in the call that trained it (1/s)."""
+        return self.shared_phase.images_per_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {**asdict(self), "gain": self.gain}
+
+    def summary(self) -> str:
+        """Summarise the result in a few lines."""
+        recipe, count = self.recipe, self.recipe.workers
+        lines = [
+            f"{recipe.net} on {self.data}: {recipe.samples} pictures, {recipe.classes} classes, "
+            f"{count} worker{'s' * (count != 1)} with {recipe.batch_per_worker} each on "
+            f"{self.ranks} rank{'s' * (self.ranks != 1)}. {self.why}",
+            *(
+                f"  {words:35} top-1 {100 * one.top1:.1f} %, top-5 {100 * one.top5:.1f} %"
+                for words, one in (
+                    (f"line to epoch {recipe.epochs:g}", self.line),
+                    (f"collapsed from epoch {recipe.collapse_at:g}", self.collapsed),
+                )
+            ),
+            f"  collapsed decay: {self.gain:+.1f} points of top-1; {recipe.paid:g} epochs were "
+            f"trained for both branches",
+        ]
+        return "\n".join(lines)
+
+
+def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
+    """Write `outcome.json` (one entry for each rank) and `road.png`; return their paths."""
+    require(len(outcomes) > 0, "outcomes", "hold one for each rank", list(outcomes))
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = folder / "outcome.json"
+    text = json.dumps([each.as_dict() for each in outcomes], indent=1)
+    numbers.write_text(text + "\n", encoding="utf-8")
+    picture(outcomes[0]).savefig(folder / "road.png")
+    return numbers, folder / "road.png"
+
+
+def picture(outcome: Outcome) -> Figure:
+    """Draw rate, weight decay and accuracy of both branches with `pictures.recipe_curves`."""
+    recipe = outcome.recipe
+    steps = -(-recipe.samples // recipe.global_batch)
+    rates, decays, accuracies = {}, {}, {}
+    for name, schedule, branch in (
+        ("line", recipe.part_1(), outcome.line),
+        ("collapsed", recipe.part_2(), outcome.collapsed),
+    ):
+        rates[name] = schedule.rates.at(steps).rates()
+        decays[name] = schedule.weight_decay.at(steps).rates()
+        epochs = (*outcome.shared_phase.epochs, *branch.curve.epochs)
+        right = (*outcome.shared_phase.test_accuracy, *branch.curve.test_accuracy)
+        accuracies[name] = (epochs, right)
+    return pictures.recipe_curves(rates, decays, accuracies, steps, recipe.collapse_at)
+
+
+def findings(outcomes: Sequence[Outcome], speedup: Any = None) -> list[Finding]:
+    """Compare an outcome with section 6.2 of the guide, for `report.table`."""
+    require(len(outcomes) > 0, "outcomes", "hold one for each rank", list(outcomes))
+    first = outcomes[0]
+    found = [_accuracy(first), _batch(first), _epochs(first), _time(first), _input(first)]
+    return [*found, _speedup(speedup)] if speedup is not None else found
+
+
+def _accuracy(one: Outcome) -> Finding:
+    (line, line5), (end, end5) = PUBLISHED_TOP
+    ours = (
+        f"top-1 {100 * one.line.top1:.1f} -> {100 * one.collapsed.top1:.1f} % ({one.gain:+.1f} "
+        f"points), top-5 {100 * one.line.top5:.1f} -> {100 * one.collapsed.top5:.1f} %"
+    )
+    what = "ImageNet" if one.real else f"{one.recipe.test_samples} made-up test pictures"
+    return Finding(
+        "collapsed decay",
+        f"top-1 {line} -> {end} % ({end - line:+.1f} points), top-5 {line5} -> {end5} %",
+        "guide 6.2.7",
+        ours,
+        f"{one.recipe.net} on {what}, one seed: one picture more or less is "
+        f"{100 / one.recipe.test_samples:.2g} points. The guide's is one run too. Three things "
+        "change at once in the last part; here the pictures also cease to be mirrored.",
+    )
+
+
+def _batch(one: Outcome) -> Finding:
+    recipe = one.recipe
+    return Finding(
+        "global batch",
+        f"{GUIDE.global_batch} = {GUIDE.nodes} nodes x {GUIDE.workers_per_node} x "
+        f"{GUIDE.batch_per_worker}, rate up to {GUIDE.rate}",
+        "guide 6.2.2, Table 5",
+        f"{recipe.global_batch} = {recipe.nodes} x {recipe.workers_per_node} x "
+        f"{recipe.batch_per_worker}, rate up to {recipe.rate:.3g}",
+        "The batch of a worker is the guide's, so batch normalisation sees as many pictures. The "
+        "number of workers is this machine's; by the linear rule the rate would be "
+        f"{GUIDE.rate * recipe.global_batch / GUIDE.global_batch:.2g}"
+        + (", as it is." if one.real else ", too little for so few steps."),
+    )
+
+
+def _epochs(one: Outcome) -> Finding:
+    steps, ours = GUIDE.iterations(), one.recipe.iterations()
+    return Finding(
+        "epochs paid",
+        f"{GUIDE.paid:g}: part 1 went to 90, part 2 began at {GUIDE.collapse_at:g} "
+        f"(step {steps.snapshot} of {steps.warmup + steps.decay})",
+        "guide 6.2.7 (says: epoch 85, 5 more)",
+        f"{one.recipe.paid:g}, part 2 from {one.recipe.collapse_at:g} (step {ours.snapshot} of "
+        f"{ours.warmup + ours.decay})",
+        f"The file that part 2 loads is named after iteration {steps.snapshot}, and its result "
+        f"after {steps.collapsed}: {GUIDE.collapse_at:g} and {GUIDE.collapse:g} epochs, not 85 "
+        "and 5. It took 60 + 5 minutes: 76.1 % came after 65, not in an hour.",
+    )
+
+
+def _time(one: Outcome) -> Finding:
+    hours = {row["configuration"]: row["hours"] for row in published.load("time_to_train")}
+    node_h = hours["1x Xeon Platinum 8160 node"]
+    node = GUIDE.samples * GUIDE.epochs / node_h / 3600
+    row = next(each for each in explained.time_to_train().rows if each.workers == GUIDE.nodes)
+    if one.images_per_s:
+        where = f"{one.ranks} rank{'s' * (one.ranks != 1)}"
+        ours = f"{one.images_per_s:.0f} pictures/s of {one.recipe.image} pixels on {where}"
+    else:
+        ours = "nothing was trained in this call"
+    return Finding(
+        "time to train",
+        f"~{node_h:.0f} h on one node, 1 h on {GUIDE.nodes}: {row.published:.0f} times",
+        "guide 6.2.8, Table 6",
+        f"{ours}; the model predicts {row.predicted:.0f} times for {GUIDE.nodes} nodes",
+        f"One node of the guide makes {node:.0f} pictures/s of 224 pixels with ResNet-50. "
+        + ("The net is the same." if one.real else "Another net and smaller pictures: the two "
+           "speeds say nothing of each other.")
+        + " The model knows the ring, not the whole machine; 400 and 1 h are rounded.",
+    )  # fmt: skip
+
+
+def _input(one: Outcome) -> Finding:
+    reduced, original = storage.demand(storage.GUIDE), storage.demand(storage.GUIDE_ORIGINAL_IMAGES)
+    speed = one.images_per_s or 0.0
+    return Finding(
+        "input of a node",
+        f"{1e-3 * REDUCED:.0f} kB a picture, {1e-6 * reduced.bytes_per_s_per_node:.1f} MB/s; "
+        f"all nodes {1e-9 * reduced.bytes_per_s:.1f} GB/s, which typical shared file "
+        "systems do not deliver",
+        "guide 6.2.4",
+        f"{speed:.0f} pictures/s would be {1e-6 * speed * FIRST_JPEG:.1f} MB/s of ImageNet's own "
+        "files",
+        f"33 kB are pictures made smaller for the LMDB; the published ones have "
+        f"{1e-3 * FIRST_JPEG:.0f} kB, {1e-6 * original.bytes_per_s_per_node:.1f} MB/s a node. "
+        f"A parallel file system gives the sum; what it may not give is "
+        f"{original.opens_per_s:.0f} files opened in a second.",
+    )
+
+
+def _speedup(speedup: Any) -> Finding:
+    return Finding(
+        f"speed-up of {speedup.ranks} ranks",
+        f"400 times on {GUIDE.nodes} nodes: {400 / GUIDE.nodes:.0%} efficiency",
+        "guide 6.2.8, Table 6",
+        f"{speedup.speedup:.2f} times ({speedup.efficiency:.0%}), predicted "
+        f"{speedup.predicted_speedup:.2f} from its parts",
+        "Ranks of one machine share memory, caches and clock; nodes do not, but their gradients "
+        f"go over a network. Here the exchange of {1e-6 * speedup.nbytes:.2g} MB takes "
+        f"{speedup.exchange_share:.0%} of a step.",
+    )

@@ -1,0 +1,210 @@
+"""Run a use case: check, train on the ranks, measure, write, compare."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple
+
+from dlcourse.usecases import speedup as speedups
+from dlcourse.usecases.report import Finding
+from dlguide.cluster import Cluster
+from dlguide.errors import require, require_known
+from dlguide.files import require_writable
+
+# The settings of the training in the folder.
+RECORD = "asked.json"
+# A training may continue for longer and on another device: its checkpoint judges that itself.
+FREE = ("epochs", "device")
+KINDS = {int: "a number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+class Option(NamedTuple):
+    """A setting of a use case: its default, and the type of its values (several in a tuple)."""
+
+    default: Any
+    types: type | tuple[type, ...]
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of its values in words; "null" if None is one of them."""
+        types = self.types if isinstance(self.types, tuple) else (self.types,)
+        return {KINDS[each] for each in (*types, *[NoneType] * (self.default is None))}
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The results of a use case.
+
+    Args:
+        outcomes: of `train`, one for each rank.
+        speedup: of the ranks over one process; None if not measured.
+        findings: compared with the guide's; empty if the guide has nothing to compare.
+        paths: the files that were written.
+    """
+
+    outcomes: list[Any]
+    speedup: speedups.Speedup | None
+    findings: tuple[Finding, ...]
+    paths: tuple[Path, ...]
+
+
+def assigned(words: Sequence[str], options: Mapping[str, Option] | None = None) -> dict[str, Any]:
+    """Read settings such as "net=densenet121" or "batch_per_rank=16".
+
+    >>> assigned(["net=vgg16", "batch_per_rank=16", "warm=true"])
+    {'net': 'vgg16', 'batch_per_rank': 16, 'warm': True}
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip().replace("-", "_")
+        require(bool(equals) and name.isidentifier(), "set", "be NAME=VALUE", word)
+        require(name not in found, "set", "name each setting once", word)
+        try:
+            read = json.loads(value)
+        except json.JSONDecodeError:
+            read = value
+        kinds = options[name].kinds if name in (options or {}) else set()
+        text = kinds - {"null"} == {"text"} and read is not None
+        found[name] = value if text else read
+    return found
+
+
+def check(case: Any, name: str, real: Path | None, own: Mapping[str, Any], speedup: bool) -> None:
+    """Raise for what cannot work, before ranks start.
+
+    Args:
+        case: the module of a use case.
+        name: of the use case, for the messages.
+        real: folder or file of the real data; None for the case's own.
+        own: settings, by the names in the case's `OPTIONS`.
+        speedup: whether the step is to be timed.
+
+    Raises:
+        ValueError: if the case has no such setting or it is of another kind, the case has no step
+            to be timed, or the data is not there or not as it must be.
+    """
+    known = case.OPTIONS
+    for each in own:
+        then = f"{name} has no such setting; it has: {', '.join(known) or 'none'}."
+        if each in ("epochs", "device"):
+            require(each in known, each, f"not be given for {name}", own[each], then)
+        require_known(each, known, "set")
+        kinds = known[each].kinds
+        require(_kind(own[each]) in kinds, each, f"be {' or '.join(sorted(kinds))}", own[each])
+    must, then = f"not be given for {name}", "It has no step that could be timed."
+    require(not speedup or hasattr(case, "step"), "speedup", must, speedup, then)
+    if real is not None:
+        must = "be a file or folder that is there"
+        require(real.exists(), "real", must, str(real), "Nothing was trained.")
+    if hasattr(case, "check"):
+        case.check(real=None if real is None else str(real), **own)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return "a number"
+    return KINDS.get(str if isinstance(value, Path) else type(value), type(value).__name__)
+
+
+def require_settings(
+    case: Any, output: Path, real: Path | None, seed: int, own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings; raise if the folder holds a training with other ones."""
+    defaults = {name: each.default for name, each in case.OPTIONS.items()}
+    plain = {"real": _where(real), "seed": seed, **defaults, **own}
+    settings = json.loads(json.dumps(plain, default=str))
+    path = Path(output) / RECORD
+    if not (_begun(output) and path.is_file()):
+        return settings
+    before = json.loads(path.read_text(encoding="utf-8"))
+    then = "Choose another output folder, or delete this one."
+    for name in settings:
+        same = name in FREE or settings[name] == before.get(name, settings[name])
+        must = f"be {before.get(name)!r} as in the training that {output} holds"
+        require(same, name, must, settings[name], then)
+    return settings
+
+
+def _begun(output: Path) -> bool:
+    """Whether there is a checkpoint to resume from; a case may keep none."""
+    folder = Path(output) / "checkpoint"
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _where(real: Path | None) -> str | None:
+    return None if real is None else str(Path(real).absolute())
+
+
+def run(
+    case: Any,
+    cluster: Cluster,
+    output: Path,
+    real: Path | None = None,
+    seed: int = 0,
+    own: Mapping[str, Any] | None = None,
+    speedup: bool = False,
+    on_part: Callable[[str], None] | None = None,
+) -> Result:
+    """Train a use case on ranks, write the results, and compare them with the guide.
+
+    Args:
+        case: the module of a use case: `OPTIONS`, `train`, `write`, and optionally `check`,
+            `findings`, `step`.
+        cluster: the ranks.
+        output: folder for results; checkpoints go to its `checkpoint`, from which a second call
+            resumes, and `RECORD` holds the settings.
+        real: as in `check`.
+        seed: of weights, order and synthetic data.
+        own: as in `check`.
+        speedup: whether to time the ranks' step against one process's, with its prediction.
+        on_part: called with a line before each longer part; None for silence.
+
+    Raises:
+        ValueError: if the folder cannot be written to, or holds a training with other settings.
+        RankError: if a rank fails.
+    """
+    output, own = Path(output), dict(own or {})
+    require_writable(output, "output")
+    settings, where = require_settings(case, output, real, seed, own), _where(real)
+    if not _begun(output):
+        _record(output / RECORD, settings)  # now, because the training may be interrupted
+    checkpoint = str((output / "checkpoint").absolute())
+    outcomes = cluster.run(case.train, real=where, seed=seed, checkpoint=checkpoint, **own)
+    _record(output / RECORD, settings)
+    paths = [Path(each) for each in case.write(outcomes, output)]
+    timed = None
+    if speedup:
+        if on_part is not None:
+            on_part("Timing one step: ranks, one process, and the parts of a prediction.")
+        timed = speedups.measure(timed_step(case, own, where, seed, cluster.ranks), cluster=cluster)
+        paths.append(_record(output / "speedup.json", timed.as_dict()))
+    findings = ()
+    if hasattr(case, "findings"):
+        findings = tuple(case.findings(outcomes, speedup=timed))
+        paths.append(_record(output / "findings.json", [each.as_dict() for each in findings]))
+    return Result(outcomes, timed, findings, tuple(paths))
+
+
+def timed_step(case: Any, own: Mapping[str, Any], real: str | None, seed: int, ranks: int) -> Any:
+    """Return the case's step for `speedup.measure`, with the settings of its training.
+
+    The step has one rank's share of a global batch, so it gets the number of ranks too.
+    """
+    known = inspect.signature(case.step).parameters
+    every = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    given = {**own, "real": real, "seed": seed, "ranks": ranks}
+    return case.step(
+        **{name: value for name, value in given.items() if name in known or (every and name in own)}
+    )
+
+
+def _record(path: Path, plain: Any) -> Path:
+    path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    return path
