@@ -297,7 +297,7 @@ def bottleneck(
     step = train_step(model, optimizer)
 
     def train(images: Any, labels: Any) -> float:
-        return float(step(images, labels, 1 / len(labels)))
+        return float(step(images, labels, 1 / len(labels)).numpy()[0])  # the loss
 
     stages.append(_train(train, batches, len(stages), seconds))
     alone = _together(pipeline, None, seconds)
