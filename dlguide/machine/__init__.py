@@ -9,9 +9,14 @@ from typing import Any
 
 from dlguide.machine.describe import Core, Machine, MachineFileError, describe, imagine
 
-_MODULES = (
+__all__ = [
+    "Core",
+    "Machine",
+    "MachineFileError",
     "accelerators",
+    "describe",
     "gpu_topology",
+    "imagine",
     "libraries",
     "onednn",
     "precision",
@@ -22,13 +27,11 @@ _MODULES = (
     "threads",
     "topology",
     "tuned_plans",
-)
-
-__all__ = ["Core", "Machine", "MachineFileError", "describe", "imagine", *_MODULES]
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in __all__:
         return import_module(f"dlguide.machine.{name}")
     raise AttributeError(f"dlguide.machine has no {name!r}; it has {', '.join(__all__)}")
 
