@@ -69,10 +69,16 @@ def public_modules() -> list[str]:
 
 
 def _all_of(path: Path) -> list[str] | None:
+    """Return a module's `__all__`, which may be put together from constants above it."""
+    constants: dict[str, object] = {"__builtins__": {"dict": dict, "sorted": sorted}}
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return ast.literal_eval(node.value)
-    return None
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                value = eval(compile(ast.Expression(node.value), str(path), "eval"), constants)
+            except (NameError, TypeError, AttributeError, KeyError):
+                continue  # no constant
+            constants[node.targets[0].id] = value
+    return list(constants["__all__"]) if "__all__" in constants else None
 
 
 def _sources() -> Iterator[str]:
@@ -198,7 +204,7 @@ def build(folder: Path) -> list[str]:
         for path in sorted(PAGES.rglob("*.md")):
             written = _page(path, modules)
             _write(Path(place), _address(path), written)
-        for path in sorted(PAGES.rglob("*.png")):
+        for path in sorted([*PAGES.rglob("*.png"), *PAGES.rglob("*.svg")]):
             shutil.copy(path, Path(place) / path.relative_to(PAGES))
         _unlink(Path(place))
         if folder.exists():
@@ -210,7 +216,12 @@ def build(folder: Path) -> list[str]:
 
 def load(name: str) -> ModuleType:
     """Import a module."""
-    return importlib.import_module(name)
+    module = importlib.import_module(name)
+    for public in getattr(module, "__all__", ()):  # pdoc does not see what is imported on demand
+        value = getattr(module, public)
+        if not isinstance(value, ModuleType):
+            setattr(module, public, value)
+    return module
 
 
 def _write(folder: Path, name: str, text: str) -> None:
