@@ -19,6 +19,7 @@ At most 1.2 GB lie on the disk at once, in a folder that is removed at the end.
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,11 @@ from dlguide.measure import Timing, ratio
 
 SIZES = (5_000, 33_000, 110_000)
 PACKED = ("tfrecord", "recordio", "lmdb", "hdf5")
+
+
+def remove(paths):
+    for path in paths.values():
+        shutil.rmtree(path)
 
 
 def main() -> None:
@@ -66,7 +72,7 @@ def _many_files(folder: Path, chosen: argparse.Namespace) -> None:
             said = ", ".join(f"{kind} {found.gain(kind, 'sequential', cold)}" for kind in PACKED)
             state = "cold" if cold else "warm"
             print(f"  {size:>7} bytes {state}: files {files:,.0f} samples/s; {said}", flush=True)
-        io.remove(paths)
+        remove(paths)
     print(f"  {found.cold_share()} {found.names}")
 
 
@@ -79,7 +85,7 @@ def _raw(folder: Path, chosen: argparse.Namespace) -> None:
                 (file,) = [dataset.folder / each.name for each in dataset.data]
                 for cold in (True, False):
                     _against_cat(kind, size, cold, dataset, file, chosen.repeats)
-        io.remove(paths)
+        remove(paths)
 
 
 def _against_cat(
@@ -138,7 +144,7 @@ def _verify(folder: Path, chosen: argparse.Namespace) -> None:
             speeds = [data.nbytes / each / 1e6 for each in (timing.median, timing.high, timing.low)]
             said = f"{speeds[0]:,.0f} ({speeds[1]:,.0f} to {speeds[2]:,.0f})"
             print(f"  {'cold' if cold else 'warm'}, {name}: {said}", flush=True)
-    io.remove(paths)
+    remove(paths)
 
 
 def _memory(folder: Path, chosen: argparse.Namespace) -> None:
@@ -152,8 +158,8 @@ def _memory(folder: Path, chosen: argparse.Namespace) -> None:
             command = [sys.executable, __file__, "--convert", source, target, kind]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             peaks[kind, times] = int(done.stdout)
-            io.remove({kind: target})
-        io.remove({"folder": source})
+            remove({kind: target})
+        remove({"folder": source})
     for kind in formats.KINDS:
         one, four = (peaks[kind, times] / 1e6 for times in (1, 4))
         print(f"  {kind}: {one:.1f} for {count // 4} samples, {four:.1f} for {count}")

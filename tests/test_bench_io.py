@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import sys
 
@@ -352,10 +351,3 @@ def test_command_refuses_impossible_counts_before_it_writes(option, tmp_path):
     assert isinstance(done.exception, ValueError)
     assert "must be a whole number of at least 1, got 0." in str(done.exception)
     assert not (tmp_path / "x").exists()
-
-
-def test_data_sets_can_be_removed(tmp_path):
-    made = io.write(tmp_path / "new", io.make(3, 10), ["tfrecord", "folder"])
-    io.remove(made)
-    assert list((tmp_path / "new").iterdir()) == []
-    shutil.rmtree(tmp_path / "new")
