@@ -13,6 +13,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+import requests
 
 from dlguide.data import download, verification
 from dlguide.data.datasets import images
@@ -128,6 +129,39 @@ def test_a_file_that_cannot_be_had_leaves_nothing(how, text, server, tmp_path):
     assert server.url in str(error.value)
     assert str(path) in str(error.value)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "there", "refused"),
+    [
+        ("https://data.example/a", "http://data.example/a", True),
+        ("https://data.example/a", "/b", False),
+        ("https://data.example/a", "https://other.example/a", False),
+        ("http://data.example/a", "http://other.example/a", False),
+    ],
+)
+def test_nobody_is_led_from_https_to_http(url, there, refused, monkeypatch, tmp_path):
+    class Adapter(requests.adapters.BaseAdapter):
+        def send(self, request, **_):
+            reply = requests.Response()
+            reply.status_code, reply.url, reply.request = 200, request.url, request
+            reply.raw = io.BytesIO(b"abc")
+            if request.url == url:
+                reply.status_code = 302
+                reply.headers["Location"] = there
+            return reply
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(requests.Session, "get_adapter", lambda *_: Adapter())
+    if refused:
+        with pytest.raises(TransferError, match=r"leads to http://data\.example/a, without TLS"):
+            download.fetch_file(url, tmp_path / "a")
+        assert not list(tmp_path.iterdir())
+    else:
+        download.fetch_file(url, tmp_path / "a")
+        assert (tmp_path / "a").read_bytes() == b"abc"
 
 
 def test_without_a_server_the_text_says_how_to_bring_it(tmp_path, monkeypatch):

@@ -17,12 +17,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin
 
 from dlguide.data.datasets.images import CIFAR_ARCHIVE, ORIGINALS, restoring
 from dlguide.data.progress import Progress, reporting
 from dlguide.errors import DataError, TransferError, require, require_known, require_positive
 from dlguide.files import data_folder_to_write, file_lock, require_writable
 from dlguide.files import sha256 as digest
+
+if TYPE_CHECKING:
+    import requests
 
 __all__ = [
     "CATALOGUE",
@@ -271,6 +276,13 @@ class _Bar:
         pass
 
 
+def _require_tls(reply: requests.Response, **_: Any) -> None:
+    """Refuse to be led from https to a place without TLS."""
+    there = urljoin(reply.url, reply.headers.get("Location", ""))
+    if reply.url.startswith("https://") and not there.startswith("https://"):
+        raise TransferError(f"{reply.url} cannot be had: its server leads to {there}, without TLS.")
+
+
 def _download(
     url: str, final: Path, sha256: str | None, timeout_s: float, report: Progress
 ) -> None:
@@ -278,7 +290,9 @@ def _download(
     import requests
 
     pooch.get_logger().setLevel("ERROR")
-    downloader = pooch.HTTPDownloader(progressbar=_Bar(report), timeout=timeout_s)
+    downloader = pooch.HTTPDownloader(
+        progressbar=_Bar(report), timeout=timeout_s, hooks={"response": _require_tls}
+    )
     files = pooch.create(
         final.parent,
         base_url="",
