@@ -154,7 +154,7 @@ def test_nobody_is_led_from_https_to_http(url, there, refused, monkeypatch, tmp_
         def close(self):
             pass
 
-    monkeypatch.setattr(requests.Session, "get_adapter", lambda *_: Adapter())
+    monkeypatch.setattr(requests.Session, "get_adapter", lambda self, url: Adapter())
     if refused:
         with pytest.raises(TransferError, match=r"leads to http://data\.example/a, without TLS"):
             download.fetch_file(url, tmp_path / "a")
