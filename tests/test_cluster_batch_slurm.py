@@ -322,7 +322,7 @@ def test_chain_ends_with_the_weights_of_one_long_job_bit_by_bit(under_way):
     records = [run("scontrol", "show", "job", each) for each in jobs]
     logs = [(folder / f"train.{each}.out").read_text() for each in numbers["train"]]
     assert all("JobState=COMPLETED" in each for each in records), logs
-    assert ["Going on from" in each for each in logs] == [False, True]
+    assert ["Resuming from" in each for each in logs] == [False, True]
     in_links, at_once = (weights(folder / name) for name in ("in-links", "at-once"))
     assert len(in_links) > 4
     assert in_links == at_once
