@@ -6,9 +6,9 @@
 All train the MNIST network on the same ranks, samples, epochs, seed and learning rate; only what
 travels between the ranks differs. Printed: test accuracy and its distance from the uncompressed
 one (goal: at most 0.5 points), bytes a step that one rank hands over, predicted and counted, and
-images/s. Arrays below `--small` numbers go whole: here those are the biases. Averaging and block
-momentum meet every 16 steps; their bytes are spread over the steps. With one seed, differences of
-a few tenths of a point may be chance: `--seeds` takes more.
+images/s. Arrays below `--small` numbers go whole: here those are the biases. Local SGD and block
+momentum synchronise every 16 steps; their bytes are spread over the steps. With one seed,
+differences of a few tenths of a point may be chance: `--seeds` takes more.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ import keras
 from dlguide.cluster import processes
 from dlguide.data import datasets
 from dlguide.training import CheckpointConfig, fit, schedules
-from dlguide.training.divergence import Watch
+from dlguide.training.divergence import DivergenceMonitor
 
 EPOCHS, BATCH, SAMPLES, EVERY = 2, 10, 201, 2
 MNIST = datasets.load("mnist").first(SAMPLES, 200)
@@ -117,7 +117,7 @@ def after_step():
 
 def die_after(step, delay_s):
     """Kill this process a moment after a step."""
-    plain, done = Watch.after, []
+    plain, done = DivergenceMonitor.after, []
 
     def count(*_, **__):
         done.append(0)
@@ -128,7 +128,7 @@ def die_after(step, delay_s):
         count()
         plain(self, *args, **kwargs)
 
-    Watch.after = after
+    DivergenceMonitor.after = after
     globals()["after_step"] = count
 
 

@@ -1,6 +1,6 @@
 """Horovod's timeline: when each tensor was negotiated, copied and exchanged, and what was fused.
 
-`hvd.record_timeline` and the `timeline=` of `training.fit` write the files, on rank 0, and
+`hvd.record_timeline` and `training.FitConfig(timeline=...)` write the files, on rank 0, and
 `plots.timeline` draws them. Chrome's trace viewer opens them too: a file is a list of records in
 its form. Each tensor is a "process" with a number; records mark the begin and end of its
 negotiation, then of the operation, and within that of its activities, one after another.
@@ -359,7 +359,7 @@ def read(path: str | os.PathLike) -> Timeline:
         Horovod 0.28.1, horovod/common/timeline.cc.
     """
     path = Path(path)
-    then = "Record one with `training.fit(..., timeline=...)` on ranks; rank 0 writes it."
+    then = "Record one with `FitConfig(timeline=...)` on ranks; rank 0 writes it."
     require(path.is_file(), "path", "be a file that exists", str(path), then)
     records, whole = _parsed(path.read_bytes().decode(errors="replace"), str(path))
     operations, events, cycles = _paired(records)

@@ -1,8 +1,8 @@
 """Data-parallel training of the MNIST net with PyTorch in four ways, and the parts of a DDP step.
 
 The net, its initial weights, the batches, their order and the optimizer (SGD with momentum) are
-those of `dlguide.training.fit(net="mnist_cnn", optimizer="sgd", dropout=0.0)`, so that the result
-is the same, and the times can be compared.
+those of `dlguide.training.fit("mnist_cnn", optimizer="sgd", config=FitConfig(dropout=0.0))`, so
+that the result is the same, and the times can be compared.
 
 All ways take this rank's part of a global batch and end a step with the weights of one process
 that had the whole global batch. `scale` is 1 / global batch: a rank adds up the losses of its

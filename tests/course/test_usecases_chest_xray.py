@@ -11,13 +11,14 @@ from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlcourse.usecases import chest_xray, report
-from dlcourse.usecases.chest_xray import fitting
+from dlcourse.usecases.chest_xray import weights
 from dlcourse.usecases.chest_xray.against_keras import WAYS
 from dlcourse.usecases.chest_xray.findings import by_chance
 from dlcourse.usecases.chest_xray.outcome import interval
 from dlcourse.usecases.chest_xray.setting import STARTS, Setting
 from dlcourse.usecases.chest_xray.training import STAGES
 from dlguide import published
+from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
 
 pytestmark = pytest.mark.ranks
@@ -138,7 +139,7 @@ def test_all_epochs_of_the_pretraining_are_kept_with_their_rates(alone):
     outcome, folder = alone
     files = sorted((folder / "pretraining").glob("*.dlguide"))
     assert len(files) == 2
-    told = [fitting.checkpoints.read(file)[0].settings["rate"] for file in files]
+    told = [weights.rate_of(checkpoint.read(file)[0]) for file in files]
     assert told == pytest.approx(outcome.pretraining.rates)
     # epoch 1 of 2 was at the highest rate, epoch 2 at a tenth
     assert told[0] == pytest.approx(10 * told[1])

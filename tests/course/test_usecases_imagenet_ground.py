@@ -1,7 +1,7 @@
-"""What the road of ResNet-50 needs of the floors below.
+"""What ResNet-50's recipe needs of the library.
 
-dlguide.models.set_momentum, `ShardSource`, `checkpoint.branch`,
-`Recipe.first` and the top-k of `steps.evaluator`.
+`models.set_momentum`, `ShardSource`, `checkpoint.branch`, `CollapsedDecay` and the top-k of
+`step.evaluator`.
 """
 
 import numpy as np

@@ -156,10 +156,10 @@ def test_checkpoint_of_another_road_is_refused(whole):
 
 def test_line_is_the_training_that_never_stopped(whole):
     """Part 1 in two calls from a checkpoint is part 1 in one, bit by bit."""
-    from dlcourse.usecases.imagenet import planning
+    from dlcourse.usecases.imagenet import training
     from dlguide.training import FitConfig, SingleProcess, fit, optimizers
 
-    asked = planning.planned(None, False, 1, 3, 64, None, 8, 1)[0]
+    asked = training.plan(None, False, 1, 3, 64, None, 8, 1)[0]
     train, test = imagenet.pipelines(asked, imagenet.pictures(asked, 0))
     run = fit(
         partial(imagenet.build_net, asked, 0), train, epochs=3, batch_per_rank=8,

@@ -93,7 +93,7 @@ def write(folder: str | os.PathLike, train: Sequence[Picture], val: Sequence[Pic
     return Path(folder)
 
 
-# What `dlguide.data.verify` needs: files at the top of the folder, the parts, what is not checked.
+# What `verification.verify` needs: files at the top of the folder, the parts, what is not checked.
 MARKS = SPLITS
 
 

@@ -133,7 +133,7 @@ def write(
     return Path(folder)
 
 
-# What `dlguide.data.verify` needs: files at the top of the folder, the parts, what is not checked.
+# What `verification.verify` needs: files at the top of the folder, the parts, what is not checked.
 MARKS = tuple(f"{split}-?????-of-?????" for split in SPLITS)
 
 

@@ -93,7 +93,7 @@ def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None
     """Draw processors over the years: peak in training, memory bandwidth, and their quotient.
 
     Args:
-        processors: what `machine.processors.processors` gave.
+        processors: what `machine.processors.select` returned.
         labels: short names to write beside a point, by the processor's name.
     """
     alt = (
@@ -163,7 +163,7 @@ def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
     """Draw some clocks of a systolic array side by side.
 
     Args:
-        clocks: some of what `systolic.clocks` gave.
+        clocks: some of what `systolic.simulate` returned.
         weights: the number that each cell keeps.
     """
     alt = "A systolic array. " + " ".join(

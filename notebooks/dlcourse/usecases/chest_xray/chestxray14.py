@@ -138,7 +138,7 @@ class Radiographs(Sequence):
             yield file_sample(path, labels, path.name)
 
 
-# What `dlguide.data.verify` needs: files at the top of the folder, the parts, what is not checked.
+# What `verification.verify` needs: files at the top of the folder, the parts, what is not checked.
 MARKS = (TABLE,)
 
 

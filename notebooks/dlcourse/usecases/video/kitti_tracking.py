@@ -83,7 +83,7 @@ class Drive(Sequence):
             yield file_sample(path, (int(self.images.name), number), key)
 
 
-# What `dlguide.data.verify` needs: files at the top of the folder, the parts, what is not checked.
+# What `verification.verify` needs: files at the top of the folder, the parts, what is not checked.
 MARKS = (IMAGES, LABELS)
 
 
