@@ -145,6 +145,12 @@ for mode, expected in (("w", "mine"), ("a", "minemine"), ("r+", "minemine")):
     with open(here / "out.json", mode) as file:
         file.write("mine")
     assert (here / "out.json").read_text() == expected
+with open(".logs/h.csv", "a") as file:  # a hidden folder is no cache
+    file.write("mine")
+(here / ".logs" / "deep").mkdir()
+os.makedirs(here / "results" / "run", exist_ok=True)
+(here / "results" / "run" / "a.txt").write_text("a")
+assert (here / "results" / "run" / "a.txt").read_text() == "a"
 (here.parent / "beside.txt").write_text("changed")
 assert (here.parent / "beside.txt").read_text() == "changed"
 open(here / "created.txt", "x").close()
@@ -171,11 +177,12 @@ print(refused)
 
 def test_what_a_rank_writes_stays_in_its_own_folder_and_writing_elsewhere_is_refused(tmp_path):
     here, run = tmp_path / "work", tmp_path / "run"
-    for folder in (here / "data", here / "removed", here / "made", run):
-        folder.mkdir(parents=True)
+    for name in ("work/data", "work/removed", "work/made", "work/.logs", "run"):
+        (tmp_path / name).mkdir(parents=True)
     np.save(here / "data" / "x.npy", np.arange(3))
     (tmp_path / "beside.txt").write_text("beside")
-    for name in ("old.txt", "gone.txt", "removed/a.txt", "kept.weights.h5", "kept.keras"):
+    kept = ("kept.weights.h5", "kept.keras")
+    for name in ("old.txt", "gone.txt", "removed/a.txt", ".logs/h.csv", *kept):
         (here / name).write_text("rank 0's ")
     before = {path.relative_to(here): path.stat() for path in here.rglob("*")}
     command = [sys.executable, "-c", IN_SCRATCH, here, run]

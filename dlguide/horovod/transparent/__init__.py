@@ -47,6 +47,8 @@ __all__ = ["REPORT", "Refused", "Session", "finish", "start"]
 REPORT = "report.json"
 LINKS = 10_000  # files that are linked one by one; further folders are linked as a whole
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+# Folders below the user's own in which libraries keep what any process may write.
+CACHES = (".cache", ".config", ".keras", ".local", ".matplotlib", ".nv", ".triton")
 # Python's audit events that change a file system, and how many of their arguments are paths.
 CHANGING = {"os.remove": 1, "os.rmdir": 1, "os.truncate": 1, "os.rename": 2}
 
@@ -93,7 +95,7 @@ def finish(session: Session) -> None:
 
 def enter_scratch_folder(session: Session) -> None:
     """Change into a linked copy of the working directory, and refuse to write elsewhere."""
-    here = Path.cwd()
+    here = session.cwd = Path.cwd()
     root = session.folder / f"scratch-{session.rank}"
     scratch = root / here.relative_to("/")
     scratch.mkdir(parents=True)
@@ -103,7 +105,8 @@ def enter_scratch_folder(session: Session) -> None:
     os.chdir(scratch)
     tempfile.tempdir = os.environ["TMPDIR"] = str(root / "tmp-of-rank")
     os.mkdir(tempfile.tempdir)
-    builtins.open = io.open = functools.partial(_open, io.open, session.folder, {})
+    builtins.open = io.open = functools.partial(_open, io.open, session, {})
+    os.mkdir = functools.partial(_make_folder, os.mkdir, session)
     check = functools.partial(_check_path, session)
     sys.addaudithook(functools.partial(_audit, check))
     _check_saved(check)
@@ -153,12 +156,19 @@ def _audit(check: Callable[[Any, int], None], event: str, arguments: tuple) -> N
             check(path, None)
 
 
+def _make_folder(plain: Any, session: Session, path: Any, *args: Any, **kw: Any) -> None:
+    """Make a folder; one that all ranks would make is left to rank 0."""
+    real = _real(path)
+    if real is None or not _is_shared(real, session):
+        plain(path, *args, **kw)
+
+
 def _open(
-    plain: Any, folder: Path, private: dict[Path, Path], file: Any, *args: Any, **kw: Any
+    plain: Any, session: Session, private: dict[Path, Path], file: Any, *args: Any, **kw: Any
 ) -> Any:
     """Open a file; one outside the run's folder that is written becomes this rank's own copy."""
     real = _real(file)
-    if real is not None and _is_shared(real, folder) and "opener" not in kw:
+    if real is not None and _is_shared(real, session) and "opener" not in kw:
         mode = str(kw.get("mode", args[0] if args else "r"))
         if set(mode) & set("wax+") and real not in private:
             handle, copy = tempfile.mkstemp(suffix=f"-{real.name}")
@@ -180,11 +190,16 @@ def _real(path: Any) -> Path | None:
     return Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
-def _is_shared(real: Path, folder: Path) -> bool:
+def _is_shared(real: Path, session: Session) -> bool:
     """Return whether all ranks would write the same file: not in the run's folder or a cache."""
-    cached = any(part.startswith(".") or part == "__pycache__" for part in real.parts)
+    home = os.path.realpath(Path.home())
+    below_home = real.relative_to(home).parts[:1] if real.is_relative_to(home) else ()
+    hidden = any(part.startswith(".") for part in below_home)
+    foreign = not real.is_relative_to(os.path.realpath(session.cwd))
+    cached = "__pycache__" in real.parts or below_home[:1] in [(one,) for one in CACHES]
     system = real.parts[1:2] in (("dev",), ("proc",))
-    return not (cached or system or real.is_relative_to(os.path.realpath(folder)))
+    own = real.is_relative_to(os.path.realpath(session.folder))
+    return not (cached or (hidden and foreign) or system or own)
 
 
 def _check_path(session: Session, path: Any, flags: int | None) -> None:
@@ -192,7 +207,7 @@ def _check_path(session: Session, path: Any, flags: int | None) -> None:
     real = _real(path)
     if real is None:
         return
-    if _is_shared(real, session.folder):
+    if _is_shared(real, session):
         session.refuse(
             f"writes to {real}, outside the folder in which it runs, as every rank would: use a "
             "relative path"

@@ -78,6 +78,7 @@ class Session:
     def __init__(self, script: str, folder: Path, rank: int, ranks: int, seed: int) -> None:
         self.script = script
         self.folder = folder
+        self.cwd = Path.cwd()  # the script's own, on all ranks
         self.rank = rank
         self.ranks = ranks
         self.phase = ""  # "train" or "test" while batches are shared, "whole" within predict
