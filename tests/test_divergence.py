@@ -229,6 +229,7 @@ def test_room_is_asked_for_what_workers_have_of_their_own(mnist, tmp_path, monke
     ("asked", "words"),
     [
         ({"every_steps": 0, "checkpoint": "x"}, "`every_steps` must be a whole number of at least"),
+        ({"keep": 0, "checkpoint": "x"}, "`keep` must be a whole number of at least 1"),
     ],
 )
 def test_steps_between_checkpoints_are_a_count(asked, words, mnist):

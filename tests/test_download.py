@@ -8,6 +8,7 @@ import http.server
 import io
 import os
 import random
+import shutil
 import tarfile
 import threading
 from dataclasses import replace
@@ -196,6 +197,15 @@ def test_arguments_are_checked_first(arguments, text, server, tmp_path):
     with pytest.raises(ValueError, match=text):
         download.fetch_file(**{"url": server.url, "path": tmp_path / "file"} | arguments)
     assert server.asked == 0
+
+
+def test_a_disk_that_is_too_full_is_refused_before_the_download(server, tmp_path, monkeypatch):
+    free = shutil.disk_usage(tmp_path)._replace(free=100_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(ValueError, match=r"room for 170\.0 MB, got .* with 100\.0 MB free"):
+        download.fetch_file(server.url, tmp_path / "file", nbytes=170_000_000)
+    assert server.asked == 0
+    download.fetch_file(server.url, tmp_path / "file", nbytes=90_000_000)
 
 
 def test_one_process_at_a_time_downloads_a_file(server, tmp_path):

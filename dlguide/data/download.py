@@ -201,7 +201,9 @@ def fetch(
         if source.unpacks:
             return _fetch_archive(source, place, progress)
         return tuple(
-            fetch_file(each.url, place / each.name, each.sha256, progress=progress)
+            fetch_file(
+                each.url, place / each.name, each.sha256, progress=progress, nbytes=each.nbytes
+            )
             for each in source.downloads
         )
     except TransferError as error:
@@ -217,6 +219,7 @@ def fetch_file(
     sha256: str | None = None,
     timeout_s: float = 30.0,
     progress: bool | Progress | None = None,
+    nbytes: int = 0,
 ) -> Fetched:
     """Download a file over HTTP; it gets its name when it is whole and checked.
 
@@ -228,6 +231,7 @@ def fetch_file(
         sha256: its SHA-256 in hexadecimal; None when it is not known.
         timeout_s: the longest silence of the server (s).
         progress: True draws a bar; a function is called with the bytes done and in all.
+        nbytes: for so many bytes the disk must have room before the download begins.
 
     Returns:
         Fetched: path, length and checksum.
@@ -246,7 +250,8 @@ def fetch_file(
     require_positive(timeout_s, "timeout_s")
     final = Path(os.path.abspath(path))
     require(not final.is_dir(), "path", "be the name of a file", str(path))
-    require_writable(final.parent, "path")
+    if not final.is_file():
+        require_writable(final.parent, "path", max(1_000_000, nbytes))
     started = time.monotonic()
     with file_lock(final.with_name(f"{final.name}.lock"), wait=False):
         there = final.is_file() and sha256 in (None, digest(final))
@@ -323,7 +328,7 @@ def _fetch_archive(
     started = time.monotonic()
     (archive,) = source.downloads
     path = place / archive.name
-    packed = fetch_file(archive.url, path, archive.sha256, progress=progress)
+    packed = fetch_file(archive.url, path, archive.sha256, progress=progress, nbytes=archive.nbytes)
     with file_lock(place / ".unpacking.lock", wait=True), _folder_beside(place) as beside:
         whole = _there(source.name, place)
         if whole is None:

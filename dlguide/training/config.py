@@ -158,8 +158,10 @@ class TrainingJob:
         if config.samples is not None:
             require_count(config.samples, "samples")
         require_known(config.device, DEVICES, "device")
-        if self.checkpoint is not None and self.checkpoint.every_steps is not None:
-            require_count(self.checkpoint.every_steps, "every_steps")
+        if self.checkpoint is not None:
+            require_count(self.checkpoint.keep, "keep")
+            if self.checkpoint.every_steps is not None:
+                require_count(self.checkpoint.every_steps, "every_steps")
         self._require_compression()
         self._require_rate()
 
