@@ -53,7 +53,7 @@ def test_what_is_written_can_be_read_again(tmp_path):
     table = compare.rows(runs)
     compare.write(runs, table, tmp_path / "scaling.json")
     record = json.loads((tmp_path / "scaling.json").read_text())
-    assert [compare.Row(**row) for row in record["rows"]] == table
+    assert [compare.ComparisonRow(**row) for row in record["rows"]] == table
     assert [[Run.from_dict(run) for run in each] for each in record["runs"]] == runs
     assert [path.name for path in tmp_path.iterdir()] == ["scaling.json"]
 

@@ -1,4 +1,4 @@
-"""Train the same net on different numbers of ranks and put the runs side by side."""
+"""Compare runs of the same training on different numbers of ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlguide.errors import require
+from dlguide.files import atomic_write
 from dlguide.machine import threads
 from dlguide.machine.threads import ThreadPlan
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table of a comparison.
+class ComparisonRow:
+    """One training in the table of a comparison.
 
     ranks (count), threads (per rank, count), images_per_s (steady state, all ranks),
     speed_up and efficiency (per core) against the first row, test_accuracy (fraction, None
@@ -37,30 +37,27 @@ class Row:
 
 
 def plans(machine: Machine, plan: ThreadPlan) -> list[ThreadPlan]:
-    """List what a plan for several ranks should be compared with, itself the last.
+    """List the plans to compare a plan for several ranks with, that plan last.
 
-    One rank with as many threads as each of them has, which is the reference, and one rank with
-    all the threads: the best that a single process can do with the same cores.
+    First one rank with as many threads as each of the ranks has, the reference; then one rank
+    with all the threads, the best that a single process can do with the same cores.
     """
     alone = ThreadPlan(1, plan.threads, plan.cpus[:1], plan.oversubscribed)
     whole = threads.plan(machine, ranks=1)
     return list(dict.fromkeys([alone, whole, plan]))
 
 
-def rows(runs: Iterable[Sequence[Run]]) -> list[Row]:
-    """Reduce runs to one row each; of the ranks of a run the slowest one counts.
+def rows(runs: Iterable[Sequence[Run]]) -> list[ComparisonRow]:
+    """Reduce each training to one row; its slowest rank counts.
 
         speed_up = images_per_s / images_per_s of the first run
         efficiency = speed_up / (cores / cores of the first run),  cores = ranks * threads
 
-    so that two ranks with one thread each and one rank with two threads, which use the same two
-    cores, are measured by the same rule.
+    Two ranks with one thread each and one rank with two threads use the same two cores, and so
+    are compared per core.
 
     Args:
         runs: for each training the Runs of all its ranks, the reference first.
-
-    Returns:
-        list[Row]: in the same order.
 
     Raises:
         ValueError: when there is nothing to compare, or the work was not equal.
@@ -74,7 +71,7 @@ def rows(runs: Iterable[Sequence[Run]]) -> list[Row]:
         require(_work(run) == _work(base), "runs", f"do equal work, {_work(base)}", _work(run))
         speed_up = run.images_per_s / base.images_per_s
         table.append(
-            Row(
+            ComparisonRow(
                 ranks=run.ranks,
                 threads=run.threads,
                 images_per_s=run.images_per_s,
@@ -88,28 +85,21 @@ def rows(runs: Iterable[Sequence[Run]]) -> list[Row]:
 
 
 def _slowest(runs: Sequence[Run]) -> Run:
-    """Return the Run of the rank with the fewest images per second."""
     return min(runs, key=lambda run: run.images_per_s)
 
 
 def _work(run: Run) -> tuple[str, str, int, int, int]:
-    """Name the work of a run: net, data, parameters, epochs and samples an epoch."""
+    """What must be equal in a comparison."""
     return (run.model, run.data, run.parameters, run.epochs, run.samples)
 
 
-def write(runs: Iterable[Sequence[Run]], table: Sequence[Row], path: str | os.PathLike) -> None:
-    """Write table and runs as JSON, in one piece.
-
-    Args:
-        runs: for each training the Runs of all its ranks.
-        table: what `rows` made of them.
-        path: the file.
-    """
+def write(
+    runs: Iterable[Sequence[Run]], table: Sequence[ComparisonRow], path: str | os.PathLike
+) -> None:
+    """Write the rows of `rows` and the Runs of all ranks as JSON."""
     record = {
         "rows": [vars(row) for row in table],
         "runs": [[run.as_dict() for run in each] for each in runs],
     }
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(record, indent=1) + "\n")
-    draft.replace(path)
+    with atomic_write(path) as file:
+        file.write(json.dumps(record, indent=1) + "\n")

@@ -52,7 +52,7 @@ def fixed(data, watch, callbacks):
 def facts(answer, comm):
     """What one rank's training with the answer showed."""
     from dlguide.data import datasets
-    from dlguide.training import trial
+    from dlguide.training.audit import trial
 
     returned = []
     try:

@@ -460,7 +460,7 @@ def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
     rank, by one, or by several.
 
     Args:
-        trials: one for each rank, as `dlguide.training.trial.run` returns them.
+        trials: one for each rank, as `dlguide.training.audit.trial.run` returns them.
         reference: the trials of another program, whose loss is drawn in grey; none for none.
     """
     counts = ranks_per_sample(trials)

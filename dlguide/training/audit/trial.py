@@ -1,10 +1,10 @@
-"""Run one training program on the ranks and note its symptoms, for whoever looks for a mistake.
+"""Run one training program on the ranks and record its symptoms, to find mistakes in it.
 
     trials = cluster.run(trial.run, program, data)
     print(audit.report([one.evidence for one in trials]))
 
 A program is a function `program(data, watch, callbacks)` that builds a Keras model and calls `fit`
-once, with `watch(batches)` in the place of its batches and with these callbacks behind its own.
+once, with `watch(batches)` instead of its batches and with these callbacks after its own.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _GUARD = "DLGUIDE_HVD_CHECK_EVERY"
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What one rank showed while a program ran.
+class AuditedProgram:
+    """What was recorded of a program on one rank.
 
     rank, ranks (index, count); loss (after each step, on test images that are the same on all
     ranks); distance (after each step, the largest difference of any trainable weight between any
@@ -61,27 +61,24 @@ def run(
     rate_rule: str = "",
     images: int = 500,
     guard: bool = False,
-) -> Trial:
-    """Run a program on this rank, and note what can be seen of it; collective.
+) -> AuditedProgram:
+    """Run a program on this rank and record its symptoms; collective.
 
-    Each program begins as in a new process: nobody has set a seed. While it runs nothing is sent
-    beside what it sends itself; afterwards the weights of every step are compared, two sums of
-    their size a step. They are kept until then: weights x steps x 4 bytes.
+    Each program begins as in a new process, without a seed. While it runs, only its own messages
+    are sent. Afterwards the weights of every step are compared by two allreduces of their size
+    per step; until then they are kept, weights x steps x 4 bytes.
 
     Args:
         program: called as `program(data, watch, callbacks)`, see above; its model gives logits.
         data: what it trains on, and test images.
-        rate_of_one_rank: the learning rate that one rank would use; None when not known.
+        rate_of_one_rank: the learning rate that one rank would use; None if unknown.
         rate_rule: how the rate should follow the ranks, as in `audit.Recorder`.
         images: test images for loss and accuracy (count), at most those there are.
-        guard: let the guard of `dlguide.horovod` stop a program whose ranks differ, before its
-            symptoms show.
-
-    Returns:
-        Trial: of this rank.
+        guard: whether the guard of `dlguide.horovod` stops a program whose ranks differ, before
+            its symptoms show.
 
     Raises:
-        ValueError: when the program took no step with the callbacks it was given.
+        ValueError: if the program took no step with these callbacks.
     """
     from mpi4py import MPI
 
@@ -107,7 +104,7 @@ def run(
     evidence = recorder.evidence()
     place = {name: index for index, name in enumerate(ids_of(data.train_images))}
     first = evidence.seen[0] if evidence.seen else ()
-    return Trial(
+    return AuditedProgram(
         rank=comm.rank,
         ranks=comm.size,
         loss=tuple(symptoms.loss),
@@ -146,7 +143,7 @@ def _guarded(guard: bool) -> Any:
 
 
 def _distance(weights: np.ndarray, comm: Any) -> float:
-    """The largest difference of a weight between any two ranks; collective."""
+    """Largest difference of a weight between any two ranks; collective."""
     from mpi4py import MPI
 
     largest, smallest = np.empty_like(weights), np.empty_like(weights)
@@ -159,7 +156,7 @@ def _symptoms(images: np.ndarray, labels: Sequence[int]) -> keras.callbacks.Call
     import keras
 
     class Symptoms(keras.callbacks.Callback):
-        """Looks at the model after each step; sends nothing."""
+        """Evaluates the model after each step; sends nothing."""
 
         def __init__(self) -> None:
             super().__init__()
