@@ -23,7 +23,7 @@ import numpy as np
 
 from dlcourse.usecases import imagenet
 from dlguide.cluster import Cluster
-from dlguide.training.experiments.differences import clear_from, mean_and_error
+from dlguide.training.experiments.differences import standard_error, t_factor
 
 GOAL = 2.0  # standard errors
 
@@ -52,7 +52,8 @@ def main() -> None:
             )
     numbers = np.array(found)
     for name, first, second in (("top-1", 0, 1), ("top-5", 2, 3)):
-        mean, error = mean_and_error(numbers[:, second] - numbers[:, first])
+        gains = numbers[:, second] - numbers[:, first]
+        mean, error = gains.mean(), standard_error(gains)
         told = f"{name}: {numbers[:, first].mean():.2f} -> {numbers[:, second].mean():.2f} %, "
         told += f"gain {mean:+.2f} points"
         if error is not None:
@@ -60,7 +61,7 @@ def main() -> None:
             told += f", standard error {error:.2f}: {times:.1f} times it"
             if name == "top-1":
                 told += f" (goal: {GOAL:g}; a difference is called clear from "
-                told += f"{clear_from(len(found)):.1f} on): {'yes' if times > GOAL else 'no'}"
+                told += f"{t_factor(len(found)):.1f} on): {'yes' if times > GOAL else 'no'}"
         print(told)
 
 

@@ -22,14 +22,19 @@ from dataclasses import replace
 from dlguide.training import experiments
 
 GOAL, APART, HELD = 0.992, 0.005, 0.99
-BASELINE = experiments.Setting(
-    net="mnist_cnn", epochs=8, batch=64, base_rate=0.25 / 16, base_batch=64, decay="linear"
+BASELINE = experiments.ExperimentConfig(
+    model="mnist_cnn",
+    epochs=8,
+    batch_per_worker=64,
+    base_rate=0.25 / 16,
+    base_batch=64,
+    decay="linear",
 )
-LARGE = replace(BASELINE, batch=1024)  # at once: playing 16 workers takes longer
+LARGE = replace(BASELINE, batch_per_worker=1024)  # 16 virtual workers take longer
 RECIPES = {
     "baseline": BASELINE,
     "naive": LARGE,
-    "recipe": replace(LARGE, rule="linear", warmup="gradual", warmup_epochs=2),
+    "recipe": replace(LARGE, rate_scaling="linear", warmup="gradual", warmup_epochs=2),
 }
 
 
@@ -42,10 +47,10 @@ def main() -> None:
     chosen = options.parse_args()
 
     named = {name: RECIPES[name] for name in chosen.recipes}
-    settings = experiments.each_seed(named, range(chosen.seeds))
-    settings.sort(key=lambda one: one.seed)  # an interrupted call leaves whole comparisons behind
+    configs = experiments.each_seed(named, range(chosen.seeds))
+    configs.sort(key=lambda one: one.seed)  # an interrupted call leaves whole comparisons behind
     results = experiments.run(
-        settings, chosen.folder, progress=lambda told: print(_line(told), flush=True)
+        configs, chosen.folder, progress=lambda progress: print(_line(progress), flush=True)
     )
     for name, one in named.items():
         print(f"{name}: batch {one.global_batch}, rate {one.rate:g}, {one.epochs} epochs")
@@ -53,7 +58,7 @@ def main() -> None:
     print(found)
     for name in named:
         if name != "recipe" and "recipe" in named:
-            pair = experiments.of(results, "recipe"), experiments.of(results, name)
+            pair = experiments.select(results, "recipe"), experiments.select(results, name)
             print(experiments.compare(*pair))
     if {"recipe", "naive"} <= set(named):
         mean, below = found["recipe"].accuracy, found["naive"].accuracy
@@ -62,9 +67,9 @@ def main() -> None:
         print(f"naive stays {100 * APART:g} points below: {apart}, {100 * (mean - below):.2f}")
 
 
-def _line(told: experiments.Progress) -> str:
-    setting = told.result.setting
-    return f"{setting.name}, seed {setting.seed}: {told.result.accuracy:.2%}"
+def _line(progress: experiments.ExperimentProgress) -> str:
+    config = progress.result.config
+    return f"{config.name}, seed {config.seed}: {progress.result.accuracy:.2%}"
 
 
 if __name__ == "__main__":

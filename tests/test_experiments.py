@@ -1,9 +1,7 @@
-"""Experiments: what is trained, which trainings there are, what tables and sentences say of them.
+"""Experiments: configs, which trainings there are, records, tables and comparisons.
 
-Tests dlguide.training.experiments.setting, dlguide.training.experiments.factors,
-dlguide.training.experiments.record, dlguide.training.experiments.tables,
-dlguide.training.experiments.differences and dlguide.training.experiments.batches. Runs are made
-by hand here, the oracle is a closed form; `test_experiments_run` trains.
+Tests dlguide.training.experiments. Runs are made by hand here and the oracle is a closed form;
+`test_experiments_run` trains.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from dlguide.measure import Run
 from dlguide.training import experiments as ex
-from dlguide.training.experiments import batches, differences, factors, record
-from dlguide.training.experiments.record import Divergence, RecordError
+from dlguide.training.experiments import config, differences, running
 
 
 def a_run(accuracy=(0.5, 0.9), images_per_s=100.0, train_s=1.0, evaluate_s=0.5, **changes):
@@ -42,10 +40,10 @@ def a_run(accuracy=(0.5, 0.9), images_per_s=100.0, train_s=1.0, evaluate_s=0.5, 
 
 def a_result(accuracy=0.9, seed=0, name="a", lost=False, images_per_s=100.0, **changes):
     curve = accuracy if isinstance(accuracy, tuple) else (accuracy,)
-    setting = ex.Setting(name=name, seed=seed, **changes)
+    made = ex.ExperimentConfig(name=name, seed=seed, **changes)
     if lost:
-        return ex.Result(setting, (), Divergence(1, 3))
-    return ex.Result(setting, (a_run(curve, images_per_s),))
+        return ex.ExperimentResult(made, (), ex.Divergence(1, 3))
+    return ex.ExperimentResult(made, (a_run(curve, images_per_s),))
 
 
 def seeds_of(name, accuracies, **changes):
@@ -56,19 +54,21 @@ def seeds_of(name, accuracies, **changes):
 
 
 def test_the_rate_follows_the_global_batch_by_its_rule():
-    plain = ex.Setting(batch=128, workers=16, ranks=2, base_rate=0.05, base_batch=128)
+    plain = ex.ExperimentConfig(
+        batch_per_worker=128, virtual_workers=16, ranks=2, base_rate=0.05, base_batch=128
+    )
     assert plain.global_batch == 4096
     assert plain.rate == pytest.approx(0.05)
-    assert replace(plain, rule="linear").rate == pytest.approx(1.6)
-    assert replace(plain, rule="sqrt").rate == pytest.approx(0.05 * math.sqrt(32))
+    assert replace(plain, rate_scaling="linear").rate == pytest.approx(1.6)
+    assert replace(plain, rate_scaling="sqrt").rate == pytest.approx(0.05 * math.sqrt(32))
 
 
 def rates(epochs_of_10_steps=90, **changes):
-    setting = ex.Setting(
-        epochs=epochs_of_10_steps, batch=128, workers=32, base_batch=128, base_rate=0.05,
-        rule="linear", **changes,
+    setting = ex.ExperimentConfig(
+        epochs=epochs_of_10_steps, batch_per_worker=128, virtual_workers=32, base_batch=128,
+        base_rate=0.05, rate_scaling="linear", **changes,
     )  # fmt: skip
-    return setting.recipe().at(10, epochs_of_10_steps).rates()
+    return setting.schedule().at(10, epochs_of_10_steps).rates()
 
 
 def test_the_thesis_stepping_warmup_and_its_decay_come_out_of_a_setting():
@@ -98,43 +98,46 @@ def test_constant_warmup_holds_the_base_rate_and_jumps():
         ({"warmup": "gradual", "warmup_epochs": 4, "epochs": 4}, "`warmup_epochs` must be less"),
         ({"warmup": "gradual"}, "`warmup_epochs` must be more than 0"),
         ({"warmup": "gently", "warmup_epochs": 1}, "`warmup` must be one of"),
-        ({"samples": 100, "batch": 32, "workers": 4}, "`batch` must be at most the 100 samples"),
+        (
+            {"samples": 100, "batch_per_worker": 32, "virtual_workers": 4},
+            "`batch_per_worker` must give a global batch of at most the 100 samples of mnist",
+        ),
         ({"decay": "step"}, "`boundaries` must name the epochs"),
         ({"decay": "step", "boundaries": (9,)}, "must"),
-        ({"rule": "cubic"}, "`rule` must be one of"),
+        ({"rate_scaling": "cubic"}, "`rate_scaling` must be one of"),
         ({"optimizer": "lasr"}, "Did you mean lars?"),
-        ({"net": lambda: None}, "`net` must be a text"),
-        ({"workers": 0}, "`workers` must be a whole number of at least 1"),
+        ({"model": lambda: None}, "`model` must be a text"),
+        ({"virtual_workers": 0}, "`virtual_workers` must be a whole number of at least 1"),
         ({"base_rate": 0}, "`base_rate` must be a positive number"),
         ({"momentum": -1}, "`momentum` must be a number of at least 0"),
         ({"momentum": 1.0}, "`momentum` must be below 1"),
         ({"dtype": "float23"}, "Did you mean float32?"),
-        ({"dropout": 7.0}, "`dropout` must be None or a share"),
-        ({"dropout": "much"}, "`dropout` must be None or a share"),
+        ({"dropout": 7.0}, "`dropout` must be None or a fraction"),
+        ({"dropout": "much"}, "`dropout` must be None or a fraction"),
     ],
 )
 def test_an_impossible_setting_is_refused_when_it_is_made(changes, said):
     with pytest.raises(ValueError, match=said):
-        ex.Setting(**changes)
+        ex.ExperimentConfig(**changes)
 
 
 def test_a_setting_survives_json_and_numbers_of_numpy():
-    setting = ex.Setting(
+    setting = ex.ExperimentConfig(
         samples=np.int64(500), base_rate=np.float32(0.5), decay="step", boundaries=np.array([1, 2]),
         seed=np.int64(3), warmup_epochs=1,
     )  # fmt: skip
-    again = ex.Setting.from_dict(json.loads(json.dumps(setting.as_dict())))
+    again = ex.ExperimentConfig.from_dict(json.loads(json.dumps(setting.as_dict())))
     assert again == setting
     assert again.key() == setting.key()
     with pytest.raises(ValueError, match="`record` must be one of"):
-        ex.Setting.from_dict({"workrs": 3})
+        ex.ExperimentConfig.from_dict({"virtual_workrs": 3})
 
 
 def test_one_training_has_one_key_and_another_one_has_another():
-    one = ex.Setting()
+    one = ex.ExperimentConfig()
     same = [
         replace(one, name="other"),
-        replace(one, rule="linear"),  # the global batch is the base batch
+        replace(one, rate_scaling="linear"),  # the global batch is the base batch
         replace(one, warmup_epochs=2.0),  # of no warmup
         replace(one, boundaries=(2,)),
         replace(one, trust=0.1),
@@ -142,8 +145,8 @@ def test_one_training_has_one_key_and_another_one_has_another():
     assert {each.key() for each in same} == {one.key()}
     others = [
         replace(one, seed=1),
-        replace(one, workers=2),
-        replace(one, workers=2, rule="linear"),
+        replace(one, virtual_workers=2),
+        replace(one, virtual_workers=2, rate_scaling="linear"),
         replace(one, optimizer="lars"),
         replace(one, optimizer="lars", trust=0.1),
         replace(one, warmup="gradual", warmup_epochs=2.0),
@@ -158,97 +161,109 @@ def test_one_training_has_one_key_and_another_one_has_another():
 
 
 def test_one_factor_changes_one_thing_and_repeats_nothing():
-    base = ex.Setting(base_batch=32, batch=32, rule="linear")
-    made = ex.one_factor(base, {"workers": (1, 8, 32), "rule": ("none", "linear")}, seeds=(0, 1))
-    assert [one.name for one in made[::2]] == ["baseline", "workers 8", "workers 32"]
+    base = ex.ExperimentConfig(base_batch=32, batch_per_worker=32, rate_scaling="linear")
+    made = ex.one_factor(
+        base, {"virtual_workers": (1, 8, 32), "rate_scaling": ("none", "linear")}, seeds=(0, 1)
+    )
+    assert [one.name for one in made[::2]] == [
+        "baseline",
+        "virtual_workers 8",
+        "virtual_workers 32",
+    ]
     assert [one.seed for one in made] == [0, 1] * 3
     for one in made:
-        assert replace(one, workers=1, name="", seed=0) == base
+        assert replace(one, virtual_workers=1, name="", seed=0) == base
 
 
 def test_fields_that_change_together_are_one_factor():
-    base = ex.Setting(workers=32)
-    factor = ("rule", "warmup", "warmup_epochs")
+    base = ex.ExperimentConfig(virtual_workers=32)
+    factor = ("rate_scaling", "warmup", "warmup_epochs")
     values = [("linear", None, 0), ("linear", "gradual", 2)]
     made = ex.one_factor(base, {factor: values})
     assert [one.name for one in made][1:] == [
-        "rule linear, warmup none, warmup_epochs 0",
-        "rule linear, warmup gradual, warmup_epochs 2",
+        "rate_scaling linear, warmup none, warmup_epochs 0",
+        "rate_scaling linear, warmup gradual, warmup_epochs 2",
     ]
-    assert (made[2].rule, made[2].warmup, made[2].warmup_epochs) == ("linear", "gradual", 2.0)
+    assert (made[2].rate_scaling, made[2].warmup, made[2].warmup_epochs) == (
+        "linear",
+        "gradual",
+        2.0,
+    )
 
 
 def test_factors_that_cannot_be_are_refused():
-    base = ex.Setting()
-    with pytest.raises(ValueError, match="Did you mean workers"):
-        ex.one_factor(base, {"worker": (2,)})
+    base = ex.ExperimentConfig()
+    with pytest.raises(ValueError, match="Did you mean virtual_workers"):
+        ex.one_factor(base, {"virtual_worker": (2,)})
     with pytest.raises(ValueError, match="`factors` must be one of"):
         ex.one_factor(base, {"seed": (2,)})
-    with pytest.raises(ValueError, match="`factors` must have 2 values for rule, warmup"):
-        ex.one_factor(base, {("rule", "warmup"): [("linear",)]})
+    with pytest.raises(ValueError, match="`factors` must have 2 values for rate_scaling, warmup"):
+        ex.one_factor(base, {("rate_scaling", "warmup"): [("linear",)]})
     with pytest.raises(ValueError, match="`warmup_epochs` must be less"):
         ex.one_factor(base, {("warmup", "warmup_epochs"): [("gradual", 9)]})
     with pytest.raises(ValueError, match="`seeds` must differ"):
         ex.one_factor(base, {}, seeds=(1, 1))
     with pytest.raises(ValueError, match="`seeds` must hold at least one"):
         ex.each_seed({"a": base}, seeds=())
-    assert "name" not in factors.changeable()
+    assert "name" not in config.FACTORS
 
 
 # --- one result --------------------------------------------------------------------------------
 
 
 def test_held_is_the_first_epoch_after_which_the_accuracy_is_never_lost():
-    result = ex.Result(ex.Setting(), (a_run((0.5, 0.91, 0.89, 0.92, 0.95), train_s=2.0),))
-    assert result.held(0.9) == ex.Held(8.0, 2.0, 4)
-    assert result.held(0.4) == ex.Held(2.0, 0.5, 1)
-    assert result.held(0.95) == ex.Held(10.0, 2.5, 5)
-    assert result.held(0.96) is None
-    lost_again = ex.Result(ex.Setting(), (a_run((0.5, 0.95, 0.85)),))
-    assert lost_again.held(0.9) is None
+    result = ex.ExperimentResult(
+        ex.ExperimentConfig(), (a_run((0.5, 0.91, 0.89, 0.92, 0.95), train_s=2.0),)
+    )
+    assert result.time_to_accuracy(0.9) == ex.TimeToAccuracy(8.0, 2.0, 4)
+    assert result.time_to_accuracy(0.4) == ex.TimeToAccuracy(2.0, 0.5, 1)
+    assert result.time_to_accuracy(0.95) == ex.TimeToAccuracy(10.0, 2.5, 5)
+    assert result.time_to_accuracy(0.96) is None
+    lost_again = ex.ExperimentResult(ex.ExperimentConfig(), (a_run((0.5, 0.95, 0.85)),))
+    assert lost_again.time_to_accuracy(0.9) is None
     with pytest.raises(ValueError, match="95 % is"):
-        result.held(95)
+        result.time_to_accuracy(95)
 
 
 def test_the_slowest_rank_tells_time_and_speed():
     runs = (a_run(train_s=1.0, images_per_s=90.0), a_run(train_s=3.0, images_per_s=80.0))
-    result = ex.Result(ex.Setting(ranks=2), runs)
+    result = ex.ExperimentResult(ex.ExperimentConfig(ranks=2), runs)
     assert result.train_s == (3.0, 6.0)
     assert result.images_per_s == 80.0
     assert result.test_error == pytest.approx((0.5, 0.1))
 
 
-def test_a_loss_that_is_no_number_makes_a_run_a_diverged_one():
-    result = record.result_of(ex.Setting(ranks=2), [Divergence(2, 3)] * 2)
-    assert result.divergence == Divergence(2, 3)
-    assert result.accuracy is None
-    assert result.held(0.1) is None
-    assert not record.result_of(ex.Setting(), [a_run()]).diverged
+def test_a_diverged_training_has_no_accuracy_and_no_times():
+    result = ex.ExperimentResult(ex.ExperimentConfig(ranks=2), (), ex.Divergence(2, 3))
+    assert result.diverged
+    assert (result.accuracy, result.images_per_s, result.train_s) == (None, None, ())
+    assert result.time_to_accuracy(0.1) is None
+    assert not a_result().diverged
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_record_gives_back_what_was_written(tmp_path, lost):
     result = a_result((0.5, 0.75), seed=4, name="x", lost=lost)
-    record.write(result, tmp_path / "one.json")
-    assert record.read(tmp_path / "one.json", result.setting) == result
+    running.write_record(result, tmp_path / "one.json")
+    assert running.read_record(tmp_path / "one.json", result.config) == result
     assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
 
 
 def test_a_damaged_record_is_refused_at_every_byte(tmp_path):
-    path, setting = tmp_path / "one.json", ex.Setting()
-    record.write(ex.Result(setting, (a_run((0.5,)),)), path)
+    path, made = tmp_path / "one.json", ex.ExperimentConfig()
+    running.write_record(ex.ExperimentResult(made, (a_run((0.5,)),)), path)
     whole = path.read_bytes()
     for at in range(0, len(whole) - 1, 7):
         for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
             path.write_bytes(damaged)
-            with pytest.raises(RecordError, match="Delete the file"):
-                record.read(path, setting)
+            with pytest.raises(ex.RecordError, match="Delete the file"):
+                running.read_record(path, made)
 
 
 def test_a_record_of_another_training_is_refused(tmp_path):
-    record.write(a_result(), tmp_path / "one.json")
-    with pytest.raises(RecordError, match="another training"):
-        record.read(tmp_path / "one.json", ex.Setting(seed=1))
+    running.write_record(a_result(), tmp_path / "one.json")
+    with pytest.raises(ex.RecordError, match="another training"):
+        running.read_record(tmp_path / "one.json", ex.ExperimentConfig(seed=1))
 
 
 # --- tables ------------------------------------------------------------------------------------
@@ -268,9 +283,9 @@ def test_a_row_has_mean_error_and_spread_of_its_seeds():
 def test_seconds_are_the_median_over_all_seeds_those_that_never_held_inside():
     reached, never = (0.5, 0.95), (0.5, 0.5)
     two_of_three = ex.table(seeds_of("a", (reached, never, reached)), accuracy=0.9)[0]
-    assert (two_of_three.held, two_of_three.seconds) == (2, 2.0)
+    assert (two_of_three.reached, two_of_three.seconds) == (2, 2.0)
     half = ex.table(seeds_of("a", (reached, never)), accuracy=0.9)[0]
-    assert (half.held, half.seconds) == (1, None)
+    assert (half.reached, half.seconds) == (1, None)
 
 
 def test_a_diverged_seed_is_counted_and_never_averaged():
@@ -286,8 +301,8 @@ def test_a_diverged_seed_is_counted_and_never_averaged():
 
 
 def test_a_row_never_mixes_recipes():
-    with pytest.raises(ValueError, match="other values of workers"):
-        ex.table([a_result(), a_result(seed=1, workers=2)])
+    with pytest.raises(ValueError, match="other values of virtual_workers"):
+        ex.table([a_result(), a_result(seed=1, virtual_workers=2)])
     with pytest.raises(ValueError, match="have each seed once"):
         ex.table([a_result(), a_result()])
 
@@ -295,28 +310,37 @@ def test_a_row_never_mixes_recipes():
 def test_by_a_field_takes_what_differs_in_it_alone():
     results = [
         *seeds_of("a", (0.9, 0.8)),
-        *seeds_of("b", (0.7, 0.6), workers=4),
-        *seeds_of("c", (0.5, 0.4), workers=4, epochs=9),
-        *seeds_of("again", (0.7, 0.6), workers=4),
+        *seeds_of("b", (0.7, 0.6), virtual_workers=4),
+        *seeds_of("c", (0.5, 0.4), virtual_workers=4, epochs=9),
+        *seeds_of("again", (0.7, 0.6), virtual_workers=4),
     ]
-    table = ex.table(results, by="workers")
-    assert [(row.name, row.seeds) for row in table] == [("workers 1", 2), ("workers 4", 2)]
-    assert table["workers 4"].accuracy == pytest.approx(0.65)
-    with pytest.raises(ValueError, match="Did you mean workers"):
-        ex.table(results, by="worker")
+    table = ex.table(results, by="virtual_workers")
+    assert [(row.name, row.seeds) for row in table] == [
+        ("virtual_workers 1", 2),
+        ("virtual_workers 4", 2),
+    ]
+    assert table["virtual_workers 4"].accuracy == pytest.approx(0.65)
+    with pytest.raises(ValueError, match="Did you mean virtual_workers"):
+        ex.table(results, by="virtual_worker")
 
 
 def test_by_a_field_takes_no_other_rule_where_the_rule_makes_no_difference():
     # with the first one's batch, which is the base batch, both rules are one training
     results = [
-        *seeds_of("a", (0.9, 0.8), batch=32),
-        *seeds_of("scaled", (0.7, 0.6), batch=64, rule="linear"),
-        *seeds_of("b", (0.5, 0.4), batch=64),
+        *seeds_of("a", (0.9, 0.8), batch_per_worker=32),
+        *seeds_of("scaled", (0.7, 0.6), batch_per_worker=64, rate_scaling="linear"),
+        *seeds_of("b", (0.5, 0.4), batch_per_worker=64),
     ]
-    table = ex.table(results, by="batch")
-    assert table["batch 64"].accuracy == pytest.approx(0.45)
-    scaled = [*seeds_of("b", (0.5,), batch=64), *seeds_of("c", (0.7,), batch=64, rule="linear")]
-    assert [row.name for row in ex.table(scaled, by="rule")] == ["rule none", "rule linear"]
+    table = ex.table(results, by="batch_per_worker")
+    assert table["batch_per_worker 64"].accuracy == pytest.approx(0.45)
+    scaled = [
+        *seeds_of("b", (0.5,), batch_per_worker=64),
+        *seeds_of("c", (0.7,), batch_per_worker=64, rate_scaling="linear"),
+    ]
+    assert [row.name for row in ex.table(scaled, by="rate_scaling")] == [
+        "rate_scaling none",
+        "rate_scaling linear",
+    ]
 
 
 def test_by_a_field_leaves_out_what_does_not_go_with_the_first_ones_value():
@@ -330,7 +354,10 @@ def test_by_a_field_leaves_out_what_does_not_go_with_the_first_ones_value():
 
 
 def test_a_table_prints_a_line_for_each_row_in_columns():
-    results = [*seeds_of("a", (0.9, 0.8)), *seeds_of("longer name", ((0.5, 0.9),) * 2, workers=2)]
+    results = [
+        *seeds_of("a", (0.9, 0.8)),
+        *seeds_of("longer name", ((0.5, 0.9),) * 2, virtual_workers=2),
+    ]
     text = str(ex.table(results, accuracy=0.85)).splitlines()
     assert len(text) == 3
     assert "s until 85 % held" in text[0]
@@ -343,7 +370,7 @@ def test_a_table_prints_a_line_for_each_row_in_columns():
 def test_compare_pairs_the_seeds():
     # the seeds differ by far more than the recipes: only pairs see the difference
     first = seeds_of("first", (0.50, 0.70, 0.90))
-    second = seeds_of("second", (0.46, 0.67, 0.87), workers=2)
+    second = seeds_of("second", (0.46, 0.67, 0.87), virtual_workers=2)
     found = ex.compare(first, second)
     assert found.mean == pytest.approx(0.1 / 3)
     assert found.standard_error == pytest.approx(0.01 / 3)
@@ -357,36 +384,49 @@ def test_compare_pairs_the_seeds():
 def test_clear_is_students_t_and_needs_more_from_fewer_seeds():
     # two-sided 95 % quantiles, printed in any table of Student's t; degrees of freedom 1, 2, 4, 9
     for pairs, quantile in ((2, 12.706), (3, 4.303), (5, 2.776), (10, 2.262)):
-        assert differences.clear_from(pairs) == pytest.approx(quantile, abs=6e-4)
-        assert not ex.is_clear(0.99 * quantile, 1.0, pairs)
-        assert ex.is_clear(-1.01 * quantile, 1.0, pairs)
-    assert differences.clear_from(1) == math.inf
-    assert not ex.is_clear(0.5, None, 1)
-    assert not ex.is_clear(0.5, 0.0, 2)  # two equal differences: the test set is finite
-    assert not ex.is_clear(0.5, 1e-17, 2)
-    assert ex.is_clear(0.5, 0.0, 3)
+        assert differences.t_factor(pairs) == pytest.approx(quantile, abs=6e-4)
+        spread = np.linspace(-1, 1, pairs)
+        spread /= differences.standard_error(spread)
+        assert not ex.is_clear(spread + 0.99 * quantile)
+        assert ex.is_clear(spread - 1.01 * quantile)
+    assert differences.t_factor(1) == math.inf
+    assert not ex.is_clear([0.5])
+    assert not ex.is_clear([])
+    assert not ex.is_clear([0.5, 0.5])  # two equal differences: the test set is finite
+    assert not ex.is_clear([0.3, 0.3 + 1e-16])
+    assert ex.is_clear([0.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 7])
+def test_the_interval_is_that_of_scipys_paired_test(seeds):
+    first, second = np.random.default_rng(seeds).normal(size=(2, seeds))
+    oracle = stats.ttest_rel(first, second)
+    assert ex.confidence_interval(first - second) == pytest.approx(oracle.confidence_interval(0.95))
+    assert ex.is_clear(first - second) == (oracle.pvalue < 0.05)
+    assert ex.confidence_interval([1.0]) is None
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 5])
 def test_one_comparison_of_equals_in_twenty_is_called_clear(pairs):
     values = np.random.default_rng(pairs).normal(size=(4000, pairs))
-    each = [differences.mean_and_error(row) for row in values]
-    alarms = np.mean([ex.is_clear(mean, error, pairs) for mean, error in each])
+    alarms = np.mean([ex.is_clear(row) for row in values])
     assert alarms == pytest.approx(0.05, abs=0.015)  # 4 standard errors of the share
 
 
 def test_a_clear_difference_says_how_many_standard_errors_it_exceeds():
-    found = ex.Difference("a", "b", 5, -0.03, 0.01, (0, 0))
+    found = ex.PairedDifference("a", "b", (-0.04, -0.03, -0.02, -0.05, -0.01))
     assert "clear, more than 2.8 standard errors" in str(found)
-    assert "not to be told from chance" in str(replace(found, pairs=3))
+    assert found.interval[1] < 0
+    fewer = replace(found, values=found.values[-2:])
+    assert "not distinguishable from chance" in str(fewer)
 
 
 def test_compare_says_when_it_cannot_tell():
     first = seeds_of("first", (0.50, 0.70))
-    assert "not to be told from chance" in str(ex.compare(first, seeds_of("b", (0.52, 0.69))))
+    assert "not distinguishable from chance" in str(ex.compare(first, seeds_of("b", (0.52, 0.69))))
     alone = ex.compare(first[:1], seeds_of("b", (0.4,)))
     assert not alone.clear
-    assert "says nothing about chance" in str(alone)
+    assert "shows nothing about chance" in str(alone)
     with pytest.raises(ValueError, match=r"`second` must share a seed with \[0, 1\]"):
         ex.compare(first, [a_result(seed=7)])
 
@@ -398,30 +438,77 @@ def test_compare_leaves_a_diverged_pair_out_and_says_so():
     assert (found.pairs, found.diverged) == (2, (0, 1))
     assert "But second diverged with 1 seed, left out here." in str(found)
     none = ex.compare([a_result(lost=True)], [a_result(name="b")])
-    assert "no seed that both came through" in str(none)
+    assert "no seed with which neither diverged" in str(none)
 
 
-def test_mean_and_error_are_numpys():
+def test_the_standard_error_is_that_of_the_formula():
     values = np.random.default_rng(0).normal(size=7)
-    mean, error = differences.mean_and_error(values)
-    assert mean == pytest.approx(values.mean())
-    assert error == pytest.approx(math.sqrt(((values - mean) ** 2).sum() / 6 / 7))
-    assert differences.mean_and_error([]) == (None, None)
+    expected = math.sqrt(((values - values.mean()) ** 2).sum() / 6 / 7)
+    assert differences.standard_error(values) == pytest.approx(expected)
+    assert differences.standard_error([]) is None
 
 
-# --- batches -----------------------------------------------------------------------------------
+# --- regions of the batch ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("samples", "batch", "workers"), [(53, 6, 3), (12, 4, 3), (13, 4, 3), (1, 5, 1), (100, 7, 4)]
-)
-def test_the_last_batch_is_what_dealing_out_leaves(samples, batch, workers):
-    own = len([*range(samples), *range(-samples % workers)][::workers])  # filled up, dealt out
-    *_, last = [len(range(own)[at : at + batch]) for at in range(0, own, batch)]
-    assert batches.last_batch(samples, batch, workers) == last
+GOOD, BAD = (0.90, 0.92, 0.91), (0.80, 0.83, 0.81)
 
 
-def test_the_last_batches_of_the_thesis():
-    found = [ex.last_batch(1_281_167, 128, workers) for workers in (8, 16, 24, 32)]
-    assert found == [18, 73, 6, 101]
-    assert ex.last_batch(1_281_167, 32, 32) == 5  # experiment 7
+def by_batch(**recipes):
+    results = []
+    for name, (speed, accuracies) in recipes.items():
+        size = int(name[1:])
+        results += seeds_of(name, accuracies, batch_per_worker=size, images_per_s=speed)
+    return results
+
+
+def test_region_b_lies_between_too_slow_and_too_inaccurate():
+    found = ex.best_batch(
+        by_batch(
+            b128=(100.0, BAD), b8=(20.0, GOOD), b32=(95.0, (0.91, 0.91, 0.90)), b16=(91.0, GOOD)
+        )
+    )
+    assert found.batches == (8, 16, 32, 128)
+    assert found.regions == ("A", "B", "B", "C")
+    assert found.interval == (16, 32)
+    assert str(found).startswith("Region B: 16 to 32 images per worker.")
+    assert "Region A (below 90 % of the highest throughput): 8." in str(found)
+    assert "Region C (clearly less accurate than the best): 128." in str(found)
+
+
+def test_a_dip_between_good_batches_ends_no_region():
+    found = ex.best_batch(
+        by_batch(b8=(95.0, GOOD), b16=(80.0, BAD), b32=(100.0, (0.91, 0.91, 0.90)))
+    )
+    assert found.regions == ("B", "B", "B")
+
+
+def test_there_may_be_no_batch_that_serves_both():
+    found = ex.best_batch(by_batch(b8=(20.0, GOOD), b16=(50.0, BAD), b32=(100.0, BAD)))
+    assert found.regions == ("A", "AC", "C")
+    assert found.interval is None
+    assert str(found).startswith("No batch serves both")
+
+
+def test_a_batch_that_diverges_with_one_seed_is_neither_best_nor_in_region_b():
+    lost = a_result(seed=2, name="b64", lost=True, batch_per_worker=64, images_per_s=110.0)
+    often = seeds_of("b64", (0.98, 0.99), batch_per_worker=64, images_per_s=110.0)
+    made = by_batch(b8=(100.0, GOOD), b16=(105.0, GOOD))
+    found = ex.best_batch([*made, *often, lost])
+    assert found.regions == ("B", "B", "C")
+    gone = [
+        a_result(seed=s, name=f"b{b}", lost=True, batch_per_worker=b)
+        for b in (8, 16)
+        for s in (0, 1)
+    ]
+    assert set(ex.best_batch(gone).regions) <= {"C", "AC"}
+
+
+def test_a_batch_that_diverges_is_too_large_and_one_seed_shows_no_region_c():
+    lost = [a_result(seed=s, name="l", lost=True, batch_per_worker=64) for s in range(3)]
+    found = ex.best_batch([*by_batch(b8=(95.0, GOOD), b16=(100.0, GOOD)), *lost])
+    assert found.regions == ("B", "B", "C")
+    one = ex.best_batch(by_batch(b8=(95.0, (0.9,)), b16=(100.0, (0.5,))))
+    assert one.regions == ("B", "B")
+    with pytest.raises(ValueError, match="hold two batches or more"):
+        ex.best_batch(by_batch(b8=(95.0, GOOD)))

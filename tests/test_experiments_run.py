@@ -1,6 +1,6 @@
 """An experiment's trainings are those of `fit`, are kept as they end, and go on where they were.
 
-Tests dlguide.training.experiments.running and dlguide.training.experiments.one_run.
+Tests dlguide.training.experiments.running.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dlguide.cluster import Cluster
 from dlguide.data import datasets
 from dlguide.training import FitConfig, SingleProcess, fit, optimizers
 from dlguide.training import experiments as ex
-from dlguide.training.experiments import one_run, running
+from dlguide.training.experiments import running
 
 pytestmark = pytest.mark.ranks
 
-SMALL = ex.Setting(name="small", samples=200, test_samples=100, epochs=2, batch=20)
+SMALL = ex.ExperimentConfig(
+    name="small", samples=200, test_samples=100, epochs=2, batch_per_worker=20
+)
 
 
 def digests(results):
@@ -30,20 +32,20 @@ def digests(results):
 def trained(tmp_path_factory):
     """Three trainings, their folder, and what progress said."""
     folder, told = tmp_path_factory.mktemp("records"), []
-    settings = ex.one_factor(SMALL, {"workers": (2,), "optimizer": ("adam",)})
+    settings = ex.one_factor(SMALL, {"virtual_workers": (2,), "optimizer": ("adam",)})
     return settings, ex.run(settings, folder, progress=told.append), folder, told
 
 
 def test_a_training_is_that_of_fit_with_the_settings_schedule():
     setting = replace(
-        SMALL, workers=4, rule="linear", base_batch=20, warmup="gradual", warmup_epochs=1,
-        momentum=0.8, weight_decay=1e-3,
+        SMALL, virtual_workers=4, rate_scaling="linear", base_batch=20, warmup="gradual",
+        warmup_epochs=1, momentum=0.8, weight_decay=1e-3,
     )  # fmt: skip
     (result,) = ex.run([setting], progress=None)
     data = datasets.load("mnist").first(200, 100)
     alone = fit(
         "mlp", data, epochs=2, batch_per_rank=80, comm=SingleProcess(),
-        config=FitConfig(virtual_workers=4), learning_rate=setting.recipe(),
+        config=FitConfig(virtual_workers=4), learning_rate=setting.schedule(),
         optimizer=lambda rate: optimizers.MomentumSGD(rate, 0.8, weight_decay=1e-3),
     )  # fmt: skip
     assert digests([result]) == [alone.weights_digest]
@@ -57,13 +59,13 @@ def test_every_optimizer_lowers_the_loss(optimizer):
     setting = replace(SMALL, optimizer=optimizer, base_rate=rate, epochs=3)
     (result,) = ex.run([setting], progress=None)
     assert result.loss[-1] < 0.9 * result.loss[0]
-    name = type(one_run.make_optimizer(setting, 0.1)).__name__
+    name = type(running.make_optimizer(setting, 0.1)).__name__
     assert name.lower() == optimizer
 
 
 def test_results_come_in_the_order_asked_for_with_progress(trained):
     settings, results, folder, told = trained
-    assert [one.setting for one in results] == settings
+    assert [one.config for one in results] == settings
     assert len(set(digests(results))) == 3
     assert len(list(folder.glob("*.json"))) == len(list(folder.iterdir())) == 3
     assert [(one.done, one.total) for one in told] == [(1, 3), (2, 3), (3, 3)]
@@ -80,7 +82,7 @@ def test_what_is_on_record_is_not_trained_again(trained, monkeypatch):
     monkeypatch.setattr(running, "train", forbidden)
     again = ex.run([*settings, replace(settings[0], name="the same")], folder)
     assert again[:3] == results
-    assert again[3].setting.name == "the same"
+    assert again[3].config.name == "the same"
     assert again[3].runs == results[0].runs
     with pytest.raises(AssertionError, match="trained again"):
         ex.run([replace(settings[0], seed=9)], folder)
@@ -88,7 +90,7 @@ def test_what_is_on_record_is_not_trained_again(trained, monkeypatch):
 
 def test_an_interruption_loses_only_the_training_that_ran(tmp_path, monkeypatch):
     settings = ex.each_seed({"a": replace(SMALL, epochs=1)}, seeds=range(3))
-    made, train = [], one_run.train
+    made, train = [], running.train
 
     def interrupted(setting, *own):
         if len(made) == 1:
@@ -106,7 +108,7 @@ def test_an_interruption_loses_only_the_training_that_ran(tmp_path, monkeypatch)
     )
     results = ex.run(settings, tmp_path, progress=None)
     assert made == [1, 2]
-    assert [one.setting.seed for one in results] == [0, 1, 2]
+    assert [one.config.seed for one in results] == [0, 1, 2]
 
 
 def test_without_progress_no_step_is_told(tmp_path, monkeypatch):
@@ -145,24 +147,27 @@ def test_a_training_that_diverges_is_recorded_not_lost(tmp_path):
 def test_the_impossible_is_refused_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr(running, "train", forbidden)
     for changes, said in [
-        ({"net": "mlq"}, "Did you mean mlp?"),
+        ({"model": "mlq"}, "Did you mean mlp?"),
         ({"data": "mnits"}, "Did you mean mnist?"),
         ({"samples": 60_001}, "`train` must be at most the 60000 samples"),
-        ({"samples": None, "batch": 70_000}, "`batch` must be at most the 60000 samples of mnist"),
-        ({"net": "resnet20"}, "`data` must hold images of 32 x 32 x 3 for resnet20"),
+        (
+            {"samples": None, "batch_per_worker": 70_000},
+            "`batch_per_worker` must give a global batch of at most the 60000 samples of mnist",
+        ),
+        ({"model": "resnet20"}, "`data` must hold images of 32 x 32 x 3 for resnet20"),
         ({"ranks": 2}, "`ranks` must be 1 without a cluster"),
         ({"warmup": "gradual", "warmup_epochs": 0.01}, "step"),
     ]:
         with pytest.raises(ValueError, match=said):
             ex.run([SMALL, replace(SMALL, **changes)])
-    with pytest.raises(ValueError, match="`settings` must hold at least one"):
+    with pytest.raises(ValueError, match="`configs` must hold at least one"):
         ex.run([])
 
 
 def test_nets_and_data_of_ones_own_and_other_data_is_another_training(tmp_path):
     whole = datasets.load("mnist").first(100, 50)
-    setting = replace(SMALL, net="mine", data="my digits", samples=None, test_samples=None)
-    own = {"nets": {"mine": lambda: models.build("mlp", seed=5)}, "progress": None}
+    setting = replace(SMALL, model="mine", data="my digits", samples=None, test_samples=None)
+    own = {"models": {"mine": lambda: models.build("mlp", seed=5)}, "progress": None}
     (first,) = ex.run([setting], tmp_path, data={"my digits": whole}, **own)
     assert first.runs[0].samples == 100
     (again,) = ex.run([setting], tmp_path, data={"my digits": lambda: whole}, **own)
@@ -181,17 +186,17 @@ def test_a_number_of_threads_is_that_of_a_process_of_its_own(tmp_path):
 def test_tell_writes_at_most_ten_lines(trained, capsys):
     result = trained[1][0]
     for done in range(1, 31):
-        ex.tell(ex.Progress(done, 30, 2.0 * (30 - done), result))
+        ex.print_progress(ex.ExperimentProgress(done, 30, 2.0 * (30 - done), result))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
     assert lines[0].startswith("3 of 30: small, seed 0: ")
-    assert lines[0].endswith("about 54 s to go")
+    assert lines[0].endswith("about 54 s left")
     assert lines[-1].startswith("30 of 30")
 
 
 def test_ranks_share_trainings_and_make_others_together(trained, tmp_path):
     settings, _results, _folder, _told = trained
-    two = replace(SMALL, ranks=2, batch=10, name="two ranks")
+    two = replace(SMALL, ranks=2, batch_per_worker=10, name="two ranks")
     with Cluster(ranks=2) as cluster:
         there = cluster.plan.threads
         # with the ranks' number of threads: another one may add up in another order

@@ -31,14 +31,14 @@ def lesson():
 @pytest.fixture(scope="module")
 def results():
     recipes = lesson()
-    recipes["reduced"] = replace(recipes["stepping"], batch=8)
+    recipes["reduced"] = replace(recipes["stepping"], batch_per_worker=8)
     with Cluster(ranks=2) as cluster:
         settings = experiments.each_seed(recipes, SEEDS)
         return experiments.run(settings, cluster=cluster, progress=None)
 
 
 def compared(results, first, second):
-    return experiments.compare(*(experiments.of(results, name) for name in (first, second)))
+    return experiments.compare(*(experiments.select(results, name) for name in (first, second)))
 
 
 # Another processor adds up in another order, and with the scaled rate that is another training:

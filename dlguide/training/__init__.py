@@ -19,7 +19,9 @@ __all__ = [
     "audit",
     "bottleneck",
     "checkpoint",
+    "compare",
     "connect",
+    "experiments",
     "fit",
     "optimizers",
     "schedules",
@@ -28,8 +30,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "optimizers":  # it loads Keras
+    if name in ("compare", "experiments", "optimizers"):  # the last one loads Keras
         from importlib import import_module
 
-        return import_module("dlguide.training.optimizers")
+        return import_module(f"dlguide.training.{name}")
     raise AttributeError(f"`dlguide.training` has no `{name}`.", name=name)

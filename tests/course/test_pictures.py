@@ -46,10 +46,10 @@ ACCURACIES = ((0.5, 0.9), (0.7, 0.8))
 
 
 def results():
-    lost = a_result(seed=2, name="naive", lost=True, workers=4)
+    lost = a_result(seed=2, name="naive", lost=True, virtual_workers=4)
     return [
         *seeds_of("baseline", ACCURACIES),
-        *seeds_of("naive", ACCURACIES[::-1], workers=4),
+        *seeds_of("naive", ACCURACIES[::-1], virtual_workers=4),
         lost,
     ]
 
@@ -74,11 +74,11 @@ def test_the_standard_error_stands_at_the_end():
 
 
 def test_seven_recipes_have_seven_colours_and_42_have_different_looks():
-    made = [a_result((0.5, 0.9), name=f"recipe {k}", batch=1 + k) for k in range(42)]
+    made = [a_result((0.5, 0.9), name=f"recipe {k}", batch_per_worker=1 + k) for k in range(42)]
     lines = pictures.experiments(made).axes[0].lines[:42]
     assert len({line.get_color() for line in lines[:7]}) == 7
     assert len({(line.get_color(), line.get_marker()) for line in lines}) == 42
-    courses = {one.setting.name: one.setting.recipe().at(5) for one in made[:28]}
+    courses = {one.config.name: one.config.schedule().at(5) for one in made[:28]}
     lines = plots.schedules(courses).axes[0].lines
     assert len({line.get_color() for line in lines[:7]}) == 7
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 28
@@ -110,7 +110,9 @@ def test_training_errors_share_the_axis_where_they_were_counted():
     run = Counted(**values) if "train_accuracy" not in vars(a_run()) else replace(
         a_run(), train_accuracy=(0.6, 0.8)
     )  # fmt: skip
-    (axes,) = pictures.error_curves([ex.Result(ex.Setting(name="a"), (run,))]).axes
+    (axes,) = pictures.error_curves(
+        [ex.ExperimentResult(ex.ExperimentConfig(name="a"), (run,))]
+    ).axes
     assert [list(line.get_ydata()) for line in axes.lines] == [
         pytest.approx([50.0, 10.0]),
         pytest.approx([40.0, 20.0]),
@@ -125,9 +127,9 @@ def test_a_panel_of_what_diverged_says_so():
 def test_regions_stand_over_their_batches():
     good, bad = (0.90, 0.92, 0.91), (0.80, 0.83, 0.81)
     made = [
-        *seeds_of("a", good, batch=8, images_per_s=10.0),
-        *seeds_of("b", good, batch=16, images_per_s=95.0),
-        *seeds_of("c", bad, batch=64, images_per_s=100.0),
+        *seeds_of("a", good, batch_per_worker=8, images_per_s=10.0),
+        *seeds_of("b", good, batch_per_worker=16, images_per_s=95.0),
+        *seeds_of("c", bad, batch_per_worker=64, images_per_s=100.0),
     ]
     regions = ex.best_batch(made)
     drawn = pictures.batch_regions(regions)

@@ -299,7 +299,7 @@ def batch_regions(regions: Any) -> Figure:
 def _named(results: Sequence[Any]) -> dict[str, list[Any]]:
     named: dict[str, list[Any]] = {}
     for one in results:
-        named.setdefault(one.setting.name or one.setting.net, []).append(one)
+        named.setdefault(one.config.name or one.config.model, []).append(one)
     return named
 
 

@@ -1,0 +1,434 @@
+"""Our experiments beside Nyholm's thesis: recipes, training curves and its research questions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dlguide import published
+from dlguide.errors import require, require_count, require_known
+from dlguide.training.experiments import (
+    ExperimentResult,
+    ExperimentRow,
+    PairedDifference,
+    compare,
+    table,
+)
+from dlguide.training.experiments.differences import group, require_one_recipe, t_factor
+
+HOROVOD = {"study": "thesis", "framework": "Horovod 0.15.2 + PyTorch"}
+HOROVOD_TENSORFLOW = {"study": "thesis", "framework": "Horovod 0.15.2 + TensorFlow"}
+QUESTIONS = (
+    "RQ1: What do small batches per worker do to scaling, time and use of the hardware?",
+    "RQ2: Does Horovod speed training up when it is scaled out?",
+    "RQ3: What do large global batches do to quality, with a scaled rate and a warmup?",
+)
+
+
+# --- published rows ---
+
+
+def published_row(columns: Mapping[str, Any], name: str = "accuracy") -> dict[str, Any]:
+    """Find the one row of a published table with these values; texts may be their beginnings.
+
+    Raises:
+        ValueError: if no row or several rows match, or a column is unknown.
+    """
+    rows = published.load(name)
+    for column in columns:
+        require_known(column, rows[0], "columns")
+
+    def matches(value: Any, wanted: Any) -> bool:
+        both = isinstance(value, str) and isinstance(wanted, str)
+        return value.startswith(wanted) if both else str(value) == str(wanted)
+
+    found = [row for row in rows if all(matches(row[c], wanted) for c, wanted in columns.items())]
+    then = "Name more columns." if found else "Look at `published.load`."
+    must = f"match one row of {name}, {len(found)} match"
+    require(len(found) == 1, "columns", must, dict(columns), then)
+    return found[0]
+
+
+def on_par() -> float:
+    """The difference in top-1 accuracy that the thesis (section 5.8) calls "on par" (fraction)."""
+    sixth = published_row({**HOROVOD, "experiment": 6, "workers": 32})
+    eighth = published_row({"experiment": 8, "workers": 32})
+    return abs(sixth["top1_percent"] - eighth["top1_percent"]) / 100
+
+
+def last_batch(samples: int, batch: int, workers: int) -> int:
+    """Count the images of one worker in the last step of an epoch.
+
+    Each worker has ceil(samples / workers) of them, as PyTorch's sampler distributes them, and
+    takes `batch` of them at a time; the last step has the rest.
+
+    Source:
+        The thesis trains on 1 281 167 images with batches of 128 and reports a problem that it
+        could not explain with 24 workers only, whose last step has 6 images each (sections 5.4
+        to 5.9 and 6.2; that one causes the other is a hypothesis).
+
+    >>> [last_batch(1_281_167, 128, workers) for workers in (1, 8, 16, 24, 32)]
+    [15, 18, 73, 6, 101]
+    """
+    own = -(-require_count(samples, "samples") // require_count(workers, "workers"))
+    return (own - 1) % require_count(batch, "batch") + 1
+
+
+# --- recipes ---
+
+
+@dataclass(frozen=True)
+class RecipePair:
+    """One recipe: our row, the published one, and how each differs from its baseline.
+
+    verdict is "baseline", "agree", "differ", "only ours", "only theirs" or "undecided"; the
+    differences are None for the baseline; theirs is a fraction.
+    """
+
+    name: str
+    ours: ExperimentRow
+    theirs: Mapping[str, Any]
+    our_difference: PairedDifference | None
+    their_difference: float | None
+    verdict: str
+
+    def __str__(self) -> str:
+        source = f"{self.theirs['study']}, experiment {self.theirs['experiment']}"
+        if self.our_difference is None:
+            mean = self.ours.accuracy
+            ours = "diverged" if mean is None else f"{100 * mean:.2f} %"
+            return f"{self.name}: ours {ours}, {source} {self.theirs['top1_percent']:g} %."
+        words = {
+            "agree": "They agree.",
+            "differ": "They contradict each other.",
+            "only ours": "The published difference is too small to be seen in one run.",
+            "only theirs": "Their difference is not visible here.",
+            "undecided": "One seed does not show whether they agree.",
+        }[self.verdict]
+        side = "above" if self.their_difference > 0 else "below"
+        theirs = f"{100 * abs(self.their_difference):.2f} points {side} its baseline"
+        return f"{self.our_difference} {source}: {theirs}. {words}"
+
+
+@dataclass(frozen=True)
+class RecipeComparison:
+    """Our recipes beside published ones, printed as sentences."""
+
+    pairs: tuple[RecipePair, ...]
+
+    def __str__(self) -> str:
+        verdicts = [pair.verdict for pair in self.pairs]
+        undecided = verdicts.count("undecided")
+        decided = len(verdicts) - undecided - verdicts.count("baseline")
+        summary = f"{verdicts.count('agree')} of {decided} recipes agree with the published ones."
+        if undecided:
+            summary += f" {undecided} cannot be decided."
+        summary += " Published accuracies are those of one run each, at the best epoch of the test"
+        summary += " set; ours are means over seeds after the last epoch."
+        return "\n".join([*map(str, self.pairs), summary])
+
+
+def compare_with_published(
+    results: Sequence[ExperimentResult],
+    pairs: Mapping[str, Mapping[str, Any]],
+    baseline: str = "baseline",
+    published_baseline: Mapping[str, Mapping[str, Any]] | None = None,
+) -> RecipeComparison:
+    """Check whether our recipes and the published ones lie on the same side of their baselines.
+
+    Accuracies of another model on other data cannot be equal. Ours is above or below its baseline
+    if the difference over seeds is clear, or if it diverges with more seeds; a published one, a
+    single run, if the difference exceeds `on_par`. One seed of ours decides nothing.
+
+        compare_with_published(results, {"baseline": {"experiment": 5, "workers": 1},
+                                         "naive": {"experiment": 4, "workers": 32}})
+
+    Args:
+        results: of `experiments.run`.
+        pairs: our name -> columns of one row of the published table "accuracy".
+        baseline: our name that the others are compared with.
+        published_baseline: our name -> the row that its published one is compared with, if not
+            that of `baseline`: experiment 4 has another schedule than the later ones.
+
+    Raises:
+        ValueError: if a name is unknown or columns do not match one row.
+    """
+    grouped, rows, noise = group(results), table(results), on_par()
+    require_known(baseline, pairs, "baseline")
+    for name in pairs:
+        require_known(name, grouped, "pairs")
+    theirs = {name: published_row(columns) for name, columns in pairs.items()}
+    bases = dict.fromkeys(pairs, theirs[baseline])
+    bases |= {name: published_row(columns) for name, columns in (published_baseline or {}).items()}
+    found = []
+    for name, row in theirs.items():
+        if name == baseline:
+            found.append(RecipePair(name, rows[name], row, None, None, "baseline"))
+            continue
+        ours = compare(grouped[name], grouped[baseline])
+        difference = (row["top1_percent"] - bases[name]["top1_percent"]) / 100
+        verdict = _verdict(ours, difference, noise)
+        found.append(RecipePair(name, rows[name], row, ours, difference, verdict))
+    return RecipeComparison(tuple(found))
+
+
+def _verdict(ours: PairedDifference, theirs: float, noise: float) -> str:
+    visible = abs(theirs) > noise + 1e-9  # the two that are on par are not
+    diverged = ours.diverged[0] > ours.diverged[1]
+    if ours.standard_error is None and not diverged:
+        return "undecided"
+    clear = ours.clear or diverged
+    if not (clear and visible):
+        return "only ours" if clear else "only theirs" if visible else "agree"
+    below = diverged or ours.mean < 0
+    return "agree" if below == (theirs < 0) else "differ"
+
+
+# --- training curves ---
+
+
+@dataclass(frozen=True)
+class CurveGap:
+    """Gap of the training curves of two recipes after the warmup.
+
+    curve ("training error" or "training loss"); epochs (first and last one compared, from 1);
+    gap (mean distance of the two mean curves); error (mean standard error of their paired
+    difference over seeds, None for fewer than 2); final (difference in test accuracy).
+    """
+
+    curve: str
+    epochs: tuple[int, int]
+    gap: float
+    error: float | None
+    final: PairedDifference
+
+    @property
+    def aligned(self) -> bool | None:
+        """Whether seeds alone explain the gap; None if there is only one."""
+        return None if self.error is None else self.gap <= t_factor(self.final.pairs) * self.error
+
+    def __str__(self) -> str:
+        begin, end = self.epochs
+        gap = (
+            f"The {self.curve} of {self.final.first} and {self.final.second} lies {self.gap:.3g} "
+            f"apart in epochs {begin} to {end}"
+        )
+        if self.aligned is None:
+            return f"{gap}; one seed does not show whether that is chance. {self.final}"
+        factor = t_factor(self.final.pairs)
+        limit = f"{factor:.1f} standard errors over seeds are {factor * self.error:.3g}"
+        state = "aligned" if self.aligned else "not aligned"
+        verdict = "The curves predicted it."
+        if self.aligned == self.final.clear:
+            verdict = "The curves did not predict it." if self.aligned else "A false alarm."
+        return f"{gap}, and {limit}: {state}. {self.final} {verdict}"
+
+
+def curve_gap(
+    results: Sequence[ExperimentResult], baseline: Sequence[ExperimentResult]
+) -> CurveGap:
+    """Measure the gap of training curves after the warmup, and whether it predicts the end.
+
+    Goyal et al. call training curves that match an early sign that the final accuracy will match.
+    With d the difference of two curves with equal seed, and n seeds with which neither diverged,
+
+        gap = mean over epochs of |mean over seeds of d|
+        error = mean over epochs of (standard deviation over seeds of d) / sqrt(n)
+
+    Epochs within the warmup of either recipe are left out. The curve is the training error if it
+    was counted, the training loss otherwise. In the thesis' experiment 7 the sign fails.
+
+    Raises:
+        ValueError: if they share no seed with which neither diverged, differ in their epochs, or
+            consist of warmup only.
+
+    Source:
+        Goyal et al., arXiv:1706.02677, section 5.2; the thesis, sections 5.5 to 5.7.
+    """
+    ones = {one.config.seed: one for one in require_one_recipe(results) if not one.diverged}
+    others = {one.config.seed: one for one in require_one_recipe(baseline) if not one.diverged}
+    seeds = [seed for seed in ones if seed in others]
+    must = "share a seed with which neither diverged"
+    require(bool(seeds), "baseline", must, (sorted(ones), sorted(others)))
+    first, second = results[0].config, baseline[0].config
+    require(
+        first.epochs == second.epochs, "baseline", f"train {first.epochs} epochs too", second.epochs
+    )
+    start = max(math.ceil(one.warmup_epochs) if one.warmup else 0 for one in (first, second))
+    then = "Train longer than the warmup."
+    require(start < first.epochs, "results", "have an epoch after the warmup", start, then)
+    counted = all(one[seed].train_error for one in (ones, others) for seed in seeds)
+    name = "train_error" if counted else "loss"
+    gaps = np.array(
+        [np.subtract(getattr(ones[s], name), getattr(others[s], name))[start:] for s in seeds]
+    )
+    error = None
+    if len(seeds) > 1:
+        error = float(np.mean(np.std(gaps, axis=0, ddof=1))) / math.sqrt(len(seeds))
+    return CurveGap(
+        curve="training error" if counted else "training loss",
+        epochs=(start + 1, first.epochs),
+        gap=float(np.mean(np.abs(gaps.mean(axis=0)))),
+        error=error,
+        final=compare(results, baseline),
+    )
+
+
+# --- research questions ---
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A research question of the thesis, our answer and its own."""
+
+    question: str
+    ours: str
+    thesis: str
+
+    def __str__(self) -> str:
+        return f"{self.question}\n  Ours: {self.ours}\n  Thesis: {self.thesis}"
+
+
+def small_batches(small: Sequence[ExperimentResult], large: Sequence[ExperimentResult]) -> Answer:
+    """Answer RQ1: throughput, time and accuracy of a small and a large batch per worker.
+
+    Raises:
+        ValueError: if `small` does not have the smaller batch.
+
+    Source:
+        The thesis, section 6.1; its Tables 1 and 7 and experiments 6 and 7.
+    """
+    less, more = small[0].config.batch_per_worker, large[0].config.batch_per_worker
+    require(less < more, "small", f"have less than the {more} images of `large`", less)
+    speeds = [table(each)[0].images_per_s for each in (small, large)]
+    ours = f"With {less} or with {more} images per worker every run diverged."
+    if all(speeds):
+        took = [
+            np.median([one.train_s[-1] for one in each if not one.diverged])
+            for each in (small, large)
+        ]
+        ours = (
+            f"With {less} images per worker instead of {more} the throughput is "
+            f"{speeds[0] / speeds[1]:.2f} times as high, and training takes {took[0]:.2f} s "
+            f"instead of {took[1]:.2f} s."
+        )
+
+    def efficiency(batch: int) -> float:
+        columns = {**HOROVOD_TENSORFLOW, "batch_per_worker": batch}
+        one, many = (published_row({**columns, "workers": n}, "throughput") for n in (1, 32))
+        return many["images_per_s"] / 32 / one["images_per_s"]
+
+    sixth = published_row({**HOROVOD, "experiment": 6, "workers": 32})
+    seventh = published_row({**HOROVOD, "experiment": 7})
+    thesis = (
+        f"With 32 images per worker instead of 128 the efficiency at 32 workers is "
+        f"{100 * efficiency(32):.0f} % instead of {100 * efficiency(128):.0f} %, and 90 epochs "
+        f"take {seventh['wall_clock_hours']:g} h instead of {sixth['wall_clock_hours']:g} h; the "
+        f"accuracy is {seventh['top1_percent']:g} % against {sixth['top1_percent']:g} %, one run "
+        "each. Small batches allow more workers before the global batch is too large."
+    )
+    return Answer(QUESTIONS[0], f"{ours} {compare(small, large)}", thesis)
+
+
+def speed_up(results: Sequence[ExperimentResult]) -> Answer:
+    """Answer RQ2: speed-up and efficiency of several ranks.
+
+    Args:
+        results: that differ in `ranks` and seed only, 1 rank among them.
+
+    Raises:
+        ValueError: if there is no run on 1 rank, or none on more.
+
+    Source:
+        The thesis, section 6.1; its Tables 2, 3, 8 and 9 and experiments 5 and 6.
+    """
+    speeds = {row.name: row.images_per_s for row in table(results, by="ranks")}
+    counts = sorted({n for one in results if f"ranks {(n := one.config.ranks)}" in speeds})
+    require(counts[0] == 1 and len(counts) > 1, "results", "be of 1 rank and of more", counts)
+    base = speeds["ranks 1"]
+    ours = ["Every run of 1 rank diverged: there is no speed to compare with."] * (base is None)
+    for count in counts[1:] if base is not None else ():
+        speed = speeds[f"ranks {count}"]
+        if speed is None:
+            ours.append(f"With {count} ranks every run diverged.")
+            continue
+        ours.append(
+            f"{count} ranks are {speed / base:.2f} times as fast as one, an efficiency of "
+            f"{100 * speed / base / count:.0f} %."
+        )
+
+    def times(framework: str) -> float:
+        columns = {"study": "thesis", "framework": framework, "batch_per_worker": 128}
+        one, many = (published_row({**columns, "workers": n}, "throughput") for n in (1, 32))
+        return many["images_per_s"] / one["images_per_s"]
+
+    many = published_row({**HOROVOD, "experiment": 6, "workers": 32})["wall_clock_hours"]
+    one = published_row({"experiment": 5, "workers": 1})["wall_clock_hours"]
+    thesis = (
+        f"The throughput of 32 workers is {times('Horovod 0.15.2 + PyTorch'):.1f} times that of "
+        f"one, with PyTorch alone {times('PyTorch'):.1f} times. The wall-clock time is "
+        f"{one / many:.1f} times shorter ({one:g} h to {many:g} h), although every worker "
+        "evaluated the whole test set."
+    )
+    return Answer(QUESTIONS[1], " ".join(ours), thesis)
+
+
+def large_batches(
+    baseline: Sequence[ExperimentResult],
+    naive: Sequence[ExperimentResult],
+    recipe: Sequence[ExperimentResult],
+    without_warmup: Sequence[ExperimentResult] = (),
+) -> Answer:
+    """Answer RQ3: what a large global batch costs, and what the recipe recovers.
+
+    Args:
+        baseline: with the small global batch.
+        naive: with the large one and the rate of the baseline.
+        recipe: with the large one, the scaled rate and a warmup.
+        without_warmup: with the large one and the scaled rate only; empty for none.
+
+    Source:
+        The thesis, section 6.1 and experiments 4 to 6; the PRACE best practice guide, section
+        6.2, for the upper bound.
+    """
+    global_batches = [require_one_recipe(each)[0].config.global_batch for each in (naive, baseline)]
+    loss, rest, gain = compare(naive, baseline), compare(recipe, baseline), compare(recipe, naive)
+    times = global_batches[0] / global_batches[1]
+    ours = [f"With a global batch {times:g} times as large {loss}", str(rest)]
+    if without_warmup:
+        ours.append(str(compare(without_warmup, baseline)))
+    if gain.diverged[0] > gain.diverged[1]:
+        ours.append(f"The recipe does harm: it diverges with more seeds than {gain.second}.")
+    elif gain.clear and gain.mean < 0:
+        ours.append(
+            f"The recipe does harm: it loses {-100 * gain.mean:.2f} points on {gain.second}."
+        )
+    elif gain.clear:
+        left = "no remaining loss is visible"
+        if rest.clear:
+            better = rest.mean > 0
+            left = "it is even better than the baseline" if better else "a clear loss remains"
+        ours.append(f"The recipe gains {100 * gain.mean:.2f} points on {gain.second}: {left}.")
+    elif gain.diverged[0] == 0 and gain.diverged[1]:
+        ours.append("Only the recipe does not diverge with any seed.")
+    else:
+        ours.append("Whether the recipe helps is not distinguishable from chance here.")
+
+    def top1(experiment: int, workers: int, **columns: Any) -> float:
+        wanted = {"experiment": experiment, "workers": workers, **columns}
+        return published_row(wanted)["top1_percent"]
+
+    guide = published_row({"study": "guide", "method": "collapsed decay"})
+    one = top1(5, 1)
+    thesis = (
+        f"A global batch 32 times as large loses {top1(4, 1) - top1(4, 32):.2f} points when "
+        f"nothing else changes, {one - top1(5, 32):.2f} with only the rate scaled, and "
+        f"{one - top1(6, 32, **HOROVOD):.2f} with a warmup too, one run each. It names 8192 as the "
+        "upper bound for ImageNet; but that bounds its recipe, not the data: the PRACE best "
+        f"practice guide reaches {guide['top1_percent']:g} % with {guide['global_batch']}."
+    )
+    return Answer(QUESTIONS[2], " ".join(ours), thesis)
