@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dlguide import measure
+from dlguide.errors import ranks_in_words
 from dlguide.training import audit
-from dlguide.training.audit.checks import listed
 from dlguide.training.audit.record import Call, Evidence, Metric, Seed, digest_of, ids_of
 
 SAMPLES, BATCH = 48, 4
@@ -239,9 +239,9 @@ def test_a_finding_names_the_ranks_and_the_numbers():
 def test_a_long_row_of_ranks_is_named_by_its_ends_and_gaps_are_not_hidden():
     everyone = everywhere(sound(12), learning_rate=0.1)
     assert str(audit.examine(everyone)[0]).startswith("Mistake (learning rate, ranks 0 to 11):")
-    assert listed([*range(3, 9), 10]) == "ranks 3, 4, 5, 6, 7, 8, 10"
-    assert listed([0, 1, 2]) == "ranks 0, 1, 2"
-    assert listed([4]) == "rank 4"
+    assert ranks_in_words([*range(3, 9), 10]) == "ranks 3, 4, 5, 6, 7, 8, 10"
+    assert ranks_in_words([0, 1, 2]) == "ranks 0, 1, 2"
+    assert ranks_in_words([4]) == "rank 4"
 
 
 def test_rates_are_judged_by_the_rule_that_is_meant():

@@ -1,4 +1,4 @@
-"""Find the usual mistakes of parallel training, on a running training or a finished one.
+"""Find the usual mistakes of parallel training, while it runs or afterwards.
 
 recorder = audit.Recorder(hvd.rank(), hvd.size(), dataset=images, rate_of_one_rank=0.1)
 model.fit(recorder.watch(batches), callbacks=[..., recorder.callback()])
@@ -61,19 +61,19 @@ KINDS = (
 
 
 def examine(everyone: Sequence[Evidence]) -> tuple[Finding, ...]:
-    """Find mistakes in the evidence of all ranks; what was not recorded is not looked at.
+    """Find mistakes in the evidence of all ranks; what was not recorded is not checked.
 
-    A mistake that follows from another one is not named beside it: weights that differ at the
-    end after a missing broadcast, shards that overlap where all ranks see the same order.
+    A mistake that follows from another one is not reported too: weights that differ at the end
+    after a missing broadcast, shards that overlap because all ranks see the same order.
 
     Args:
         everyone: one Evidence of each rank, in any order.
 
     Returns:
-        tuple: what was found; empty when there is nothing, see `looked_at`.
+        tuple: the mistakes; empty if there are none, see `looked_at`.
 
     Raises:
-        ValueError: when the evidence is not of each rank of one training once.
+        ValueError: if the evidence is not of each rank of one training once.
     """
     ordered = _whole(everyone)
     return tuple(
@@ -85,26 +85,26 @@ def examine(everyone: Sequence[Evidence]) -> tuple[Finding, ...]:
 
 
 def looked_at(everyone: Sequence[Evidence]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Say what the evidence allows to look at, and what not.
+    """List what the evidence allows to check, and what not.
 
     Args:
         everyone: one Evidence of each rank.
 
     Returns:
-        tuple: what was looked at, and what was not as no rank recorded it.
+        tuple: names of what was checked, and of what no rank recorded.
     """
     seen = [name for name, (allows, _) in _CHECKS.items() if any(allows(one) for one in everyone)]
     return tuple(seen), tuple(name for name in _CHECKS if name not in seen)
 
 
 def report(everyone: Sequence[Evidence]) -> str:
-    """Tell what was found, and what was looked at.
+    """Report the mistakes, and what was checked.
 
     Args:
         everyone: one Evidence of each rank.
 
     Returns:
-        str: three lines for each finding, then what was looked at and what not.
+        str: three lines for each mistake, then what was checked and what not.
 
     Raises:
         ValueError: as `examine`.
@@ -133,7 +133,7 @@ def gather(recorder: Recorder, comm: Comm) -> tuple[Evidence, ...]:
         tuple: one Evidence for each rank, in rank order, the same on all ranks.
 
     Raises:
-        ValueError: on all ranks alike, when a recorder was made for another rank.
+        ValueError: on all ranks alike, if a recorder was made for another rank.
     """
     texts = comm.allgather(recorder.evidence().to_json())
     everyone = [Evidence.from_json(text) for text in texts]
@@ -141,9 +141,9 @@ def gather(recorder: Recorder, comm: Comm) -> tuple[Evidence, ...]:
 
 
 def read(folder: str | os.PathLike) -> tuple[Evidence, ...]:
-    """Read what recorders with a `folder` left there, also from ranks that were ended.
+    """Read what recorders with a `folder` wrote there, also on ranks that were killed.
 
-    A rank that did not come to `Recorder.write` gives its collectives only.
+    A rank that did not reach `Recorder.write` gives its collectives only.
 
     Args:
         folder: as given to the recorders, seen by all of them.
@@ -152,7 +152,7 @@ def read(folder: str | os.PathLike) -> tuple[Evidence, ...]:
         tuple: one Evidence for each rank, in rank order.
 
     Raises:
-        ValueError: when a rank left nothing there.
+        ValueError: if a rank wrote nothing there.
     """
     everyone = []
     for path in Path(folder).glob("rank*.calls"):
@@ -160,7 +160,7 @@ def read(folder: str | os.PathLike) -> tuple[Evidence, ...]:
         if whole.exists():
             everyone.append(Evidence.from_json(whole.read_text()))
             continue
-        # A rank that was ended while it wrote leaves half a line.
+        # A rank that was killed while it wrote leaves half a line.
         lines = path.read_text().rpartition("\n")[0].split("\n")
         calls = [json.loads(line) for line in lines[1:]]
         everyone.append(
@@ -183,14 +183,14 @@ def of_runs(
 
     Args:
         runs: one Run for each rank.
-        rate_of_one_rank: the learning rate that one rank would use; None when not known.
+        rate_of_one_rank: the learning rate that one rank would use; None if unknown.
         rate_rule: as in `Recorder`.
 
     Returns:
         tuple: for `examine` and `report`.
 
     Raises:
-        ValueError: when the Runs are not of each rank of one training once.
+        ValueError: if the Runs are not of each rank of one training once.
     """
     everyone = [
         Evidence(

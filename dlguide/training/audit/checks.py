@@ -1,4 +1,4 @@
-"""The mistakes that an audit looks for, in weights, rates, seeds, metrics, files and samples."""
+"""Checks of an audit: weights, rates, seeds, metrics, files and samples."""
 
 from __future__ import annotations
 
@@ -9,42 +9,33 @@ from typing import Any
 
 import numpy as np
 
+from dlguide.errors import ranks_in_words
 from dlguide.training.audit.record import Evidence
 from dlguide.training.schedules import scaled
 
 Ranks = Sequence[Evidence]
-LONG = 6  # so many ranks without a gap are named by the first and the last
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One mistake: kind (one of `audit.KINDS`), ranks, what, evidence in numbers, how to mend.
+    """One mistake: kind (one of `audit.KINDS`), ranks, what it is, its evidence and the fix.
 
-    `doubtful` is True where it does harm only sometimes.
+    `doubtful` is True if it does harm only sometimes.
     """
 
     kind: str
     ranks: tuple[int, ...]
     what: str
     evidence: str
-    mend: str
+    fix: str
     doubtful: bool = False
 
     def __str__(self) -> str:
         head = "Perhaps" if self.doubtful else "Mistake"
         return (
-            f"{head} ({self.kind}, {listed(self.ranks)}): {self.what}\n"
-            f"    Evidence: {self.evidence}\n    To mend it: {self.mend}"
+            f"{head} ({self.kind}, {ranks_in_words(self.ranks)}): {self.what}\n"
+            f"    Evidence: {self.evidence}\n    Fix: {self.fix}"
         )
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """Name ranks: "rank 1", "ranks 0, 2", a long row of them "ranks 0 to 23"."""
-    ranks = list(ranks)
-    row = list(range(ranks[0], ranks[0] + len(ranks))) if ranks else []
-    if len(ranks) >= LONG and ranks == row:
-        return f"ranks {row[0]} to {row[-1]}"
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
 
 
 def groups(everyone: Ranks, value: Callable[[Evidence], Any]) -> dict[Any, tuple[int, ...]]:
@@ -69,7 +60,7 @@ def _others(parties: dict[Any, tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _parties(parties: dict[Any, tuple[int, ...]], cut: int | None = None) -> str:
-    return "; ".join(f"{listed(ranks)}: {str(key)[:cut]}" for key, ranks in parties.items())
+    return "; ".join(f"{ranks_in_words(ranks)}: {str(key)[:cut]}" for key, ranks in parties.items())
 
 
 def weights(everyone: Ranks) -> list[Finding]:
@@ -175,15 +166,15 @@ def seeds(everyone: Ranks) -> list[Finding]:
         alike = [ranks for ranks in values.values() if len(ranks) > 1]
         if differs and alike:
             what = f"the seed of {name} is equal on ranks where it should differ."
-            mend = "add the rank to the seed, so that each rank draws numbers of its own."
+            fix = "add the rank to the seed, so that each rank draws numbers of its own."
             on = tuple(sorted(rank for ranks in alike for rank in ranks))
         elif not differs and len(values) > 1:
             what = f"the seed of {name} differs between ranks where it should agree."
-            mend = "use one seed on all ranks, and cut into shards after that."
+            fix = "use one seed on all ranks, and cut into shards after that."
             on = tuple(sorted(rank for ranks in values.values() for rank in ranks))
         else:
             continue
-        found.append(Finding("seeds", on, what, f"seeds: {_parties(values)}.", mend))
+        found.append(Finding("seeds", on, what, f"seeds: {_parties(values)}.", fix))
     return found
 
 
@@ -360,11 +351,13 @@ def _leaves_out_the_rest(everyone: Ranks, counts: Sequence[Counter], spare: int)
 
 
 def steps(everyone: Ranks) -> list[Finding]:
-    """Find ranks that make fewer steps than others, which then wait for ever."""
+    """Find ranks that make fewer steps than others, which then wait indefinitely."""
     found = groups(everyone, lambda one: one.steps)
     if len(found) == 1:
         return []
-    told = "; ".join(f"{listed(ranks)}: {', '.join(map(str, key))}" for key, ranks in found.items())
+    told = "; ".join(
+        f"{ranks_in_words(ranks)}: {', '.join(map(str, key))}" for key, ranks in found.items()
+    )
     least = min(sum(key) for key in found)
     on = tuple(sorted(rank for key, ranks in found.items() if sum(key) == least for rank in ranks))
     return [
@@ -432,7 +425,7 @@ def collectives(everyone: Ranks) -> list[Finding]:
         others = tuple(
             sorted(rank for key, ranks in found.items() if key != most for rank in ranks)
         )
-        told = "; ".join(f"{listed(ranks)}: {key}" for key, ranks in found.items())
+        told = "; ".join(f"{ranks_in_words(ranks)}: {key}" for key, ranks in found.items())
         return [
             Finding(
                 "collectives",
