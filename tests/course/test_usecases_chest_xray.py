@@ -13,8 +13,8 @@ from on_ranks import on_ranks
 from dlcourse.usecases import chest_xray, report
 from dlcourse.usecases.chest_xray import weights
 from dlcourse.usecases.chest_xray.against_keras import WAYS
+from dlcourse.usecases.chest_xray.auroc import interval
 from dlcourse.usecases.chest_xray.findings import by_chance
-from dlcourse.usecases.chest_xray.outcome import interval
 from dlcourse.usecases.chest_xray.setting import STARTS, Setting
 from dlcourse.usecases.chest_xray.training import STAGES
 from dlguide import published
@@ -177,7 +177,7 @@ def test_transfer_is_worth_more_than_as_many_steps_from_scratch(tmp_path):
     one = chest_xray.train(None, 0, tmp_path / "c", parallel=False, compare=True, **asked)
     assert one.mean.value > 0.80
     assert one.gains[-1].value > 0.03
-    assert one.gains[-1].told
+    assert one.gains[-1].excludes_zero
     assert one.scratch_rate == pytest.approx(one.start_rate)
 
 

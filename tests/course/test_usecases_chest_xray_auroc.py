@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from dlcourse.usecases.chest_xray import auroc, auroc_compared
+from dlcourse.usecases.chest_xray import auroc
 
 SOME = [round(each, 2) for each in np.linspace(0, 1, 7)]
 
@@ -41,15 +41,18 @@ def test_area_counts_all_pairs_and_half_the_ties(rows):
     labels, scores = zip(*rows, strict=True)
     if len(set(labels)) < 2:
         return
-    assert auroc.area(labels, scores) == pytest.approx(pairs(labels, scores), abs=1e-12)
+    value, _ = auroc.influence_of(labels, scores, np.arange(len(rows)))
+    for found in (auroc.area(labels, scores), value):
+        assert found == pytest.approx(pairs(labels, scores), abs=1e-12)
 
 
-def test_area_is_that_of_scikit_learn():
+def test_area_with_an_interval_is_that_of_scikit_learn():
     rng = np.random.default_rng(0)
     for digits in (1, 8):
         labels, scores = rng.random(500) < 0.2, rng.random(500).round(digits)
         theirs = roc_auc_score(labels, scores)
-        assert auroc.area(labels, scores) == pytest.approx(theirs, abs=1e-12)
+        found = auroc.areas(labels[:, None], scores[:, None], np.arange(500), ["Mass"])
+        assert found[0].value == pytest.approx(theirs, abs=1e-12)
 
 
 def test_area_does_not_change_with_the_scale_of_the_scores():
@@ -97,10 +100,10 @@ def test_intervals_hold_the_true_area_as_often_as_they_say():
 def test_error_is_that_of_patients_drawn_again():
     truth, scores, who = seen(80, 1.0, np.random.default_rng(5))
     ours = auroc.areas(truth[:, None], scores[:, None], who, ["Mass"])[0]
-    drawn = auroc_compared.resampled(truth, scores, who, draws=600, seed=1)
+    drawn = auroc.resampled(truth, scores, who, draws=600, seed=1)
     assert ours.error == pytest.approx(drawn.std(), rel=0.12)
     assert drawn.mean() == pytest.approx(ours.value, abs=0.01)
-    again = auroc_compared.resampled(truth, scores, who, draws=600, seed=1)
+    again = auroc.resampled(truth, scores, who, draws=600, seed=1)
     assert (again == drawn).all()
 
 
@@ -157,7 +160,7 @@ def test_difference_on_few_patients_is_not_told():
     labels[:2] = 1
     good = labels + 0.3 * rng.random((200, 1))
     bad = 0.9 - good
-    few = auroc_compared.differences(labels, good, rng.random((200, 1)), np.arange(200), ["a"])
+    few = auroc.differences(labels, good, rng.random((200, 1)), np.arange(200), ["a"])
     one, both = (auroc.area(labels[:, 0], each[:, 0]) for each in (good, bad))
     assert (one, both) == (1, 0)
     assert few[0].error > 0.1
@@ -189,13 +192,11 @@ def test_difference_of_two_nets_has_the_variance_of_their_influences():
     truth, scores, who = seen(70, 1.0, rng)
     other = scores + 0.3 * rng.standard_normal(len(scores))
     table = [each[:, None] for each in (truth, scores, other)]
-    found = auroc_compared.differences(*table, who, ["Mass"])
+    found = auroc.differences(*table, who, ["Mass"])
     assert [each.name for each in found] == ["Mass", "mean"]
     areas = [auroc.area(truth, each) for each in (scores, other)]
     assert found[0].value == pytest.approx(areas[0] - areas[1])
-    drawn = [
-        auroc_compared.resampled(truth, each, who, draws=500, seed=2) for each in (scores, other)
-    ]
+    drawn = [auroc.resampled(truth, each, who, draws=500, seed=2) for each in (scores, other)]
     assert found[0].error == pytest.approx((drawn[0] - drawn[1]).std(), rel=0.15)
     apart = math.hypot(*(auroc.areas(*table[:1], each, who, ["Mass"])[0].error
                          for each in table[1:]))  # fmt: skip
@@ -205,14 +206,14 @@ def test_difference_of_two_nets_has_the_variance_of_their_influences():
 def test_net_is_not_told_from_itself():
     truth, scores, who = seen(80, 1.0, np.random.default_rng(9))
     table = [each[:, None] for each in (truth, scores, scores)]
-    found = auroc_compared.differences(*table, who, ["Mass"])[0]
-    assert (found.value, found.error, found.told) == (0, 0, False)
+    found = auroc.differences(*table, who, ["Mass"])[0]
+    assert (found.value, found.error, found.excludes_zero) == (0, 0, False)
 
 
 def test_difference_is_told_where_the_interval_leaves_zero():
-    assert auroc_compared.Difference("Mass", 0.1, 0.02, 0.18, 0.04).told
-    assert auroc_compared.Difference("Mass", -0.1, -0.18, -0.02, 0.04).told
-    assert not auroc_compared.Difference("Mass", 0.1, -0.02, 0.22, 0.06).told
+    assert auroc.Estimate("Mass", 0.1, 0.02, 0.18, 0.04).excludes_zero
+    assert auroc.Estimate("Mass", -0.1, -0.18, -0.02, 0.04).excludes_zero
+    assert not auroc.Estimate("Mass", 0.1, -0.02, 0.22, 0.06).excludes_zero
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,20 @@ Phantoms by default; `real="/data/ChestX-ray14"` takes the published radiographs
 """
 
 from dlcourse.usecases.chest_xray.against_keras import Race, race
-from dlcourse.usecases.chest_xray.auroc import Area, area, areas, expected_error
-from dlcourse.usecases.chest_xray.auroc_compared import Difference, differences, resampled
+from dlcourse.usecases.chest_xray.auroc import (
+    Area,
+    Estimate,
+    area,
+    areas,
+    differences,
+    expected_error,
+    interval,
+    resampled,
+)
 from dlcourse.usecases.chest_xray.collection import Collection, make, pack, read
 from dlcourse.usecases.chest_xray.findings import by_chance, findings, honest_times, trained_again
 from dlcourse.usecases.chest_xray.net import NETS, build
-from dlcourse.usecases.chest_xray.outcome import Outcome, interval, write
+from dlcourse.usecases.chest_xray.outcome import Outcome, write
 from dlcourse.usecases.chest_xray.setting import OPTIONS, check
 from dlcourse.usecases.chest_xray.timed import step
 from dlcourse.usecases.chest_xray.training import train
@@ -24,7 +32,7 @@ __all__ = [
     "OPTIONS",
     "Area",
     "Collection",
-    "Difference",
+    "Estimate",
     "Origin",
     "Outcome",
     "Race",

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlcourse.usecases.chest_xray.against_keras import Race
-from dlcourse.usecases.chest_xray.outcome import Outcome, interval
+from dlcourse.usecases.chest_xray.auroc import interval
+from dlcourse.usecases.chest_xray.outcome import Outcome
 from dlcourse.usecases.report import Finding
 from dlguide import published
 
@@ -108,7 +109,7 @@ def _areas(first: Outcome) -> Finding:
     why = ""
     if first.gains is not None:
         each = first.gains[:-1]
-        ahead, told = sum(one.value > 0 for one in each), sum(one.told for one in each)
+        ahead, told = sum(one.value > 0 for one in each), sum(one.excludes_zero for one in each)
         ours = (
             f"with transfer better than from scratch in {ahead} of {len(each)}; the interval of "
             f"the difference lies on one side of 0 in {told}"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dlcourse import pictures
-from dlcourse.usecases.chest_xray.auroc import Area
-from dlcourse.usecases.chest_xray.auroc_compared import Difference
+from dlcourse.usecases.chest_xray.auroc import Area, Estimate, interval
 from dlcourse.usecases.chest_xray.fitting import Fitted
 from dlcourse.usecases.chest_xray.weights import Origin
 from dlguide import published
@@ -63,7 +62,7 @@ class Outcome:
     tuning: Fitted
     areas: tuple[Area, ...]
     scratch: tuple[Area, ...] | None
-    gains: tuple[Difference, ...] | None
+    gains: tuple[Estimate, ...] | None
     labels: np.ndarray = field(repr=False)
     scores: np.ndarray = field(repr=False)
 
@@ -84,7 +83,7 @@ class Outcome:
             told[name] = None if each is None else vars(each)
         for name in ("areas", "scratch", "gains"):
             each = getattr(self, name)
-            told[name] = None if each is None else [one.as_dict() for one in each]
+            told[name] = None if each is None else [asdict(one) for one in each]
         return told
 
     def summary(self) -> str:
@@ -103,23 +102,6 @@ class Outcome:
                 f"{interval(self.gains[-1], '+')}."
             )
         return "\n".join(lines)
-
-
-def interval(one: Area | Difference, sign: str = "") -> str:
-    """Write an area or a difference with its interval.
-
-    Args:
-        one: what to write.
-        sign: "+" to write the sign of positive values too.
-
-    Returns:
-        str: value and, in brackets, the ends of the interval.
-
-    >>> interval(Difference("mean", 0.05, 0.03, 0.07, 0.01), "+")
-    '+0.050 (+0.030 to +0.070)'
-    """
-    form = f"{sign}.3f"
-    return f"{one.value:{form}} ({one.low:{form}} to {one.high:{form}})"
 
 
 def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:

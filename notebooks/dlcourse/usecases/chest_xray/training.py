@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.usecases.chest_xray import auroc, auroc_compared, collection, fitting, steps
+from dlcourse.usecases.chest_xray import auroc, collection, fitting, steps
 from dlcourse.usecases.chest_xray import net as nets
 from dlcourse.usecases.chest_xray import pretraining as before
 from dlcourse.usecases.chest_xray import weights as given
@@ -160,7 +160,7 @@ class _Course:
             plain_rate = self.plain_rate
             _, plain = self.tune(setting.build(len(FINDINGS)), STAGES["none"], plain_rate, None)
             scratch = auroc.areas(labels, plain, patients, FINDINGS)
-            gains = auroc_compared.differences(labels, scores, plain, patients, FINDINGS)
+            gains = auroc.differences(labels, scores, plain, patients, FINDINGS)
         parts = self.data.train, self.data.test
         return Outcome(
             self.comm.rank, self.comm.size, setting.net, self.data.name, self.data.made,
