@@ -160,9 +160,11 @@ def test_a_longer_training_and_an_empty_checkpoint_are_no_other_settings(tmp_pat
 
 def test_settings_are_of_the_kind_that_the_case_takes():
     chest = commands.find_case("chest_xray")
-    words = ["weights=5", "net=7", "image=64", "compare=true", "archive=300", "rate=null"]
+    words = ["weights=5", "net=7", "image=64", "compare=true", "archive=300",
+             "learning_rate=null"]  # fmt: skip
     assert cases.assigned(words, chest.OPTIONS) == {
-        "weights": "5", "net": "7", "image": 64, "compare": True, "archive": 300, "rate": None
+        "weights": "5", "net": "7", "image": 64, "compare": True, "archive": 300,
+        "learning_rate": None,
     }  # fmt: skip
     for own, said in (
         ({"warmup": "x"}, "`warmup` must be a number, got 'x'"),

@@ -11,12 +11,9 @@ from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlcourse.usecases import chest_xray, report
-from dlcourse.usecases.chest_xray import weights
-from dlcourse.usecases.chest_xray.against_keras import WAYS
-from dlcourse.usecases.chest_xray.auroc import interval
-from dlcourse.usecases.chest_xray.findings import by_chance
-from dlcourse.usecases.chest_xray.setting import STARTS, Setting
-from dlcourse.usecases.chest_xray.training import STAGES
+from dlcourse.usecases.chest_xray import model
+from dlcourse.usecases.chest_xray.keras_fit import VARIANTS
+from dlcourse.usecases.chest_xray.training import STAGES, ChestXrayConfig
 from dlguide import published
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import CheckpointError
@@ -28,7 +25,7 @@ SMALL = {"epochs": 2, "pretrain_epochs": 2, "archive": 24, "batch_per_rank": 12,
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    return chest_xray.make(tmp_path_factory.mktemp("packed") / "made", 66, 32, 5)
+    return chest_xray.make_phantoms(tmp_path_factory.mktemp("packed") / "made", 66, 32, 5)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +46,7 @@ def trained(real, **asked):
     return {
         "scores": one.scores.tolist(), "mean": one.mean.value, "loss": one.tuning.loss,
         "before": one.pretraining.loss, "ranks": one.ranks, "batch": one.global_batch,
-        "rate": one.start_rate, "digest": one.tuning.digest,
+        "start_rate": one.start_rate, "digest": one.tuning.digest,
     }  # fmt: skip
 
 
@@ -84,7 +81,7 @@ def test_interrupted_training_goes_on_bit_by_bit(packed, alone, tmp_path):
         pass
 
     def report(epoch, step, steps, **numbers):
-        if step == steps:  # always told, and before the epoch's checkpoint is written
+        if step == steps:  # always reported, and before the epoch's checkpoint is written
             ended.append(epoch)
         if len(ended) == stop:
             raise Interrupted
@@ -139,12 +136,12 @@ def test_all_epochs_of_the_pretraining_are_kept_with_their_rates(alone):
     outcome, folder = alone
     files = sorted((folder / "pretraining").glob("*.dlguide"))
     assert len(files) == 2
-    told = [weights.rate_of(checkpoint.read(file)[0]) for file in files]
-    assert told == pytest.approx(outcome.pretraining.rates)
+    rates = [model.rate_of(checkpoint.read(file)[0]) for file in files]
+    assert rates == pytest.approx(outcome.pretraining.rates)
     # epoch 1 of 2 was at the highest rate, epoch 2 at a tenth
-    assert told[0] == pytest.approx(10 * told[1])
+    assert rates[0] == pytest.approx(10 * rates[1])
     assert outcome.origin.epoch == 1
-    assert outcome.start_rate == pytest.approx(told[0])
+    assert outcome.start_rate == pytest.approx(rates[0])
 
 
 @pytest.mark.parametrize(("start", "epoch"), [("last", 2), ("early", 1)])
@@ -158,7 +155,7 @@ def test_another_checkpoint_brings_its_own_rate(start, epoch, packed, alone):
 
 def test_rate_grows_with_the_global_batch_and_begins_at_the_checkpoints(packed, alone):
     outcome, folder = alone
-    weights = chest_xray.choose(folder / "pretraining")
+    weights = chest_xray.choose_checkpoint(folder / "pretraining")
     larger = chest_xray.train(
         packed, 1, parallel=False, weights=weights, **SMALL | {"batch_per_rank": 24}
     )
@@ -218,16 +215,15 @@ def test_settings_are_refused_alike_before_and_on_ranks(asked, said, packed):
         chest_xray.train(packed, 1, parallel=False, **SMALL | asked)
 
 
-def test_every_start_has_a_stage_of_its_own():
-    # so that the checkpoints of one are never gone on from by another
-    assert set(STAGES) == set(STARTS)
-    assert len(set(STAGES.values())) == len(STARTS)
+def test_every_start_has_its_own_stage():
+    # so that no start resumes from the checkpoints of another
+    assert len(set(STAGES.values())) == len(STAGES)
 
 
 def test_radiographs_have_the_size_of_the_net_unless_another_is_asked_for():
-    assert Setting().size == 32
-    assert Setting(net="resnet50").size == 224
-    assert Setting(net="resnet50", image=64).size == 64
+    assert ChestXrayConfig().size == 32
+    assert ChestXrayConfig(net="resnet50").size == 224
+    assert ChestXrayConfig(net="resnet50", image=64).size == 64
 
 
 def test_outcome_travels_and_is_written(alone, tmp_path):
@@ -237,10 +233,10 @@ def test_outcome_travels_and_is_written(alone, tmp_path):
     paths = chest_xray.write([outcome], tmp_path / "out")
     assert [path.name for path in paths] == ["outcome.json", "auroc.png", "gains.png"]
     assert all(path.stat().st_size > 500 for path in paths)
-    told = json.loads(paths[0].read_text())
-    assert told[0]["areas"][-1]["value"] == outcome.mean.value
-    assert told[0]["tuning"]["loss"] == list(outcome.tuning.loss)
-    assert f"mean AUROC {interval(outcome.mean)}" in outcome.summary()
+    written = json.loads(paths[0].read_text())
+    assert written[0]["areas"][-1]["value"] == outcome.mean.value
+    assert written[0]["tuning"]["loss"] == list(outcome.tuning.loss)
+    assert f"mean AUROC {chest_xray.interval(outcome.mean)}" in outcome.summary()
 
 
 def test_findings_are_computed_and_name_their_sources(alone):
@@ -248,7 +244,7 @@ def test_findings_are_computed_and_name_their_sources(alone):
     rows = chest_xray.findings([outcome])
     text = str(report.table(rows))
     assert all(row.source.startswith("guide 6.4") for row in rows)
-    assert outcome.made
+    assert outcome.synthetic
     assert "phantoms" in text
     ahead = sum(one.value > 0 for one in outcome.gains[:-1])
     assert f"in {ahead} of {len(outcome.gains) - 1}" in rows[0].ours
@@ -256,8 +252,8 @@ def test_findings_are_computed_and_name_their_sources(alone):
     assert "90" in text  # epochs of the printed line
 
 
-def test_published_radiographs_are_held_against_chexnet(alone):
-    outcome = replace(alone[0], made=False, gains=None, scratch=None)
+def test_published_radiographs_are_compared_with_chexnet(alone):
+    outcome = replace(alone[0], synthetic=False, gains=None, scratch=None)
     row = chest_xray.findings([outcome])[0]
     known = {one["finding"]: one["auroc"] for one in published.load("chexnet_auroc")}
     ahead = sum(one.value > known[one.name] for one in outcome.areas[:-1])
@@ -268,8 +264,8 @@ def test_published_radiographs_are_held_against_chexnet(alone):
 def test_chance_of_ten_of_fourteen_is_that_of_coins():
     rng = np.random.default_rng(0)
     thrown = (rng.random((200_000, 14)) < 0.5).sum(1)
-    assert by_chance(10) == pytest.approx((thrown >= 10).mean(), abs=0.003)
-    assert by_chance(0) == 1
+    assert chest_xray.by_chance(10) == pytest.approx((thrown >= 10).mean(), abs=0.003)
+    assert chest_xray.by_chance(0) == 1
 
 
 def test_published_chexnet_has_the_mean_that_its_authors_state():
@@ -280,18 +276,18 @@ def test_published_chexnet_has_the_mean_that_its_authors_state():
     assert 0 < ahead < 14
 
 
-def test_honest_ratio_is_by_nodes_and_work_per_image():
-    fair, left = chest_xray.honest_times("ResNet-50", 64)
+def test_fair_ratio_is_by_nodes_and_work_per_image():
+    fair, left = chest_xray.fair_speedup("ResNet-50", 64)
     assert fair == pytest.approx(64 * 2.834 / 4.089)
     assert fair * left == pytest.approx(1688)
-    assert chest_xray.honest_times("VGG-16", 128)[0] == pytest.approx(128 * 2.834 / 15.47)
+    assert chest_xray.fair_speedup("VGG-16", 128)[0] == pytest.approx(128 * 2.834 / 15.47)
 
 
 def test_keras_takes_the_same_steps_as_the_loop(packed):
-    race = chest_xray.race(packed, batch=16, repeats=2)
-    assert race.apart < 1e-3
-    assert {"loop", *race.others} == set(WAYS)
-    assert race.steps == -(-len(chest_xray.read(packed).train) // 16)
-    assert all(len(each.seconds) == 2 for each in race.times.values())
-    with pytest.raises(ValueError, match="`ways` must be some of loop, fit"):
-        chest_xray.race(packed, ways=("fit",))
+    timings = chest_xray.time_keras_fit(packed, global_batch=16, repeats=2)
+    assert timings.weight_difference < 1e-3
+    assert {"loop", *timings.others} == set(VARIANTS)
+    assert timings.steps == -(-len(chest_xray.read(packed).train) // 16)
+    assert all(len(each.seconds) == 2 for each in timings.times.values())
+    with pytest.raises(ValueError, match="`variants` must be some of loop, fit"):
+        chest_xray.time_keras_fit(packed, variants=("fit",))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dlcourse.usecases import chest_xray
-from dlcourse.usecases.chest_xray import chestxray14, collection, phantoms, pretraining
+from dlcourse.usecases.chest_xray import chestxray14, data, phantoms
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide.data import formats
 from dlguide.errors import DataError, MissingComponentError
@@ -15,7 +15,7 @@ from dlguide.errors import DataError, MissingComponentError
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    return chest_xray.make(tmp_path_factory.mktemp("packed") / "made", 44, 32, 3)
+    return chest_xray.make_phantoms(tmp_path_factory.mktemp("packed") / "made", 44, 32, 3)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_half_downloaded_images_are_counted(unpacked, tmp_path):
 
 def test_half_copied_records_name_the_missing_file(copied):
     shutil.rmtree(copied / "test")
-    with pytest.raises(MissingComponentError, match=r"not whole: looked for .*test/manifest.json"):
+    with pytest.raises(MissingComponentError, match=r"incomplete: looked for .*test/manifest.json"):
         chest_xray.read(copied)
 
 
@@ -108,14 +108,14 @@ def test_unknown_pathology_is_named_with_file_and_line(unpacked, tmp_path):
 
 def test_records_of_another_data_set_are_refused(tmp_path, copied):
     shutil.rmtree(copied / "train")
-    archive = pretraining.make_archive(tmp_path / "archive", 5, 32, 0)
+    archive = chest_xray.make_archive(tmp_path / "archive", 5, 32, 0)
     shutil.copytree(archive / "train", copied / "train")
     with pytest.raises(DataError, match=r"must be 14 zeros and ones. This is another data set"):
         chest_xray.read(copied)
 
 
 def test_list_of_patients_must_fit_the_records(copied):
-    path = copied / collection.PATIENTS
+    path = copied / data.PATIENTS
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(DataError, match=r"patients.txt: \d+ lines of train, but .*holds \d+"):
@@ -125,30 +125,32 @@ def test_list_of_patients_must_fit_the_records(copied):
         chest_xray.read(copied)
     test = next(line for line in lines if line.startswith("test"))
     path.write_text("\n".join([test.replace("test", "train"), *lines[1:]]) + "\n")
-    with pytest.raises(DataError, match=r"patient \d+ stands in both splits"):
+    with pytest.raises(DataError, match=r"patient \d+ is in both splits"):
         chest_xray.read(copied)
 
 
 def test_made_radiographs_appear_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError, match="`count` must be enough for patients to train and"):
-        chest_xray.make(tmp_path / "one", 1, 32, 0)
+        chest_xray.make_phantoms(tmp_path / "one", 1, 32, 0)
     assert not list(tmp_path.iterdir())
 
 
 def test_phantoms_made_otherwise_are_not_taken_for_those_asked_for(packed, unpacked):
-    assert chest_xray.read(packed).made
-    assert not chest_xray.read(unpacked).made
-    collection.require_made(packed, collection.told(44, 32, 3))
+    assert chest_xray.read(packed).synthetic
+    assert not chest_xray.read(unpacked).synthetic
+    data.require_same_phantoms(packed, data.phantom_settings(44, 32, 3))
     said = r"`count` must be 44, with which the phantoms at .* were made, got 300"
     with pytest.raises(ValueError, match=said):
-        collection.require_made(packed, collection.told(300, 32, 3))
+        data.require_same_phantoms(packed, data.phantom_settings(300, 32, 3))
     with pytest.raises(ValueError, match="`rates` must be 'even'"):
-        collection.require_made(packed, collection.told(44, 32, 3, "published"))
+        data.require_same_phantoms(packed, data.phantom_settings(44, 32, 3, "published"))
 
 
 def test_published_rates_are_rarer_than_even_ones(tmp_path):
     often = {
-        rates: chest_xray.read(chest_xray.make(tmp_path / rates, 110, 32, 0, rates)).train.labels
+        rates: chest_xray.read(
+            chest_xray.make_phantoms(tmp_path / rates, 110, 32, 0, rates)
+        ).train.labels
         for rates in ("even", "published")
     }
     hernia = FINDINGS.index("Hernia")
@@ -159,23 +161,23 @@ def test_archive_must_be_there_and_be_one(tmp_path, packed):
     said = r"no archive to pre-train with at .*nowhere: looked for .*train/manifest.json"
     with pytest.raises(MissingComponentError, match=said):
         chest_xray.check(archive=str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"must have 5 labels a radiograph .* has 14"):
+    with pytest.raises(DataError, match=r"must have 5 labels per radiograph .* has 14"):
         chest_xray.check(archive=packed)
     (tmp_path / "old").mkdir()
-    with pytest.raises(MissingComponentError, match="nobody knows how the phantoms"):
-        collection.require_made(tmp_path / "old", collection.told(44, 32, 3))
+    with pytest.raises(MissingComponentError, match="it is not known how the phantoms"):
+        data.require_same_phantoms(tmp_path / "old", data.phantom_settings(44, 32, 3))
 
 
 def test_archive_has_coarse_labels_of_other_patients(tmp_path):
-    folder = pretraining.make_archive(tmp_path / "archive", 20, 32, 0)
+    folder = chest_xray.make_archive(tmp_path / "archive", 20, 32, 0)
     with formats.open(folder / "train") as records:
         labels = np.array([one.labels for one in records])
         first = records[0].data
-    assert labels.shape == (20, len(pretraining.COARSE))
+    assert labels.shape == (20, len(data.COARSE_LABELS))
     assert first != phantoms.chest(1, 32, 0)[0].encoded()
-    gathered = [name for names in pretraining.PLACES.values() for name in names]
+    gathered = [name for names in data.COARSE_GROUPS.values() for name in names]
     assert sorted(gathered) == sorted(FINDINGS)
-    made = list(phantoms.chest(20, 32, pretraining._OTHER_PATIENTS))
+    made = list(phantoms.chest(20, 32, data.OTHER_PATIENTS))
     for row, one in zip(labels, made, strict=True):
         assert row[-1] == (one.view == "AP")
         assert row[:-1].any() == bool(one.findings)

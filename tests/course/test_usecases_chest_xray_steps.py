@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss
 
-from dlcourse.usecases.chest_xray import net as nets
-from dlcourse.usecases.chest_xray import steps, timed
+from dlcourse.usecases import chest_xray
+from dlcourse.usecases.chest_xray import model as nets
+from dlcourse.usecases.chest_xray import training
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.training.step import Gradients
 
@@ -15,7 +16,7 @@ from dlguide.training.step import Gradients
 def test_both_kinds_count_equally_and_one_on_the_mean():
     rng = np.random.default_rng(0)
     labels = rng.random((400, 14)) < rng.uniform(0.02, 0.7, 14)
-    negative, positive = steps.balance(labels)
+    negative, positive = training.class_weights(labels)
     positives, negatives = labels.sum(0), (~labels).sum(0)
     assert positive * positives == pytest.approx(negative * negatives)
     each = np.where(labels, positive, negative)
@@ -24,15 +25,15 @@ def test_both_kinds_count_equally_and_one_on_the_mean():
 
 def test_label_that_nobody_has_teaches_nothing():
     labels = np.array([[1, 0], [0, 0]])
-    assert (steps.balance(labels)[:, 1] * [1, 0] == 0).all()
-    assert np.isfinite(steps.balance(np.zeros((3, 2)))).all()
+    assert (training.class_weights(labels)[:, 1] * [1, 0] == 0).all()
+    assert np.isfinite(training.class_weights(np.zeros((3, 2)))).all()
 
 
 def test_loss_is_the_weighted_cross_entropy_of_scikit_learn():
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(30, 3)), rng.random((30, 3)) < 0.3
-    weights = steps.balance(labels)
-    ours = np.asarray(steps.weighted_loss(labels, logits, weights))
+    weights = training.class_weights(labels)
+    ours = np.asarray(training.weighted_loss(labels, logits, weights))
     theirs = [
         log_loss(labels[:, k], 1 / (1 + np.exp(-logits[:, k])), normalize=False,
                  sample_weight=np.where(labels[:, k], weights[1, k], weights[0, k]))
@@ -47,7 +48,10 @@ def gradients_of(model, ranks, weights):
     from keras import optimizers
 
     labels = tf.TensorSpec([None, weights.shape[1]], tf.int32)
-    loss, metrics = partial(steps.weighted_loss, weights=weights), {"right": steps.labels_right}
+    loss, metrics = (
+        partial(training.weighted_loss, weights=weights),
+        {"right": training.label_accuracy},
+    )
     return Gradients(model, optimizers.SGD(), ranks, loss, metrics, labels)
 
 
@@ -60,12 +64,14 @@ def test_gradient_of_the_last_bias_is_the_closed_form():
     labels = (rng.random((6, 3)) < 0.4).astype(np.int32)
     weights = np.array([[0.5, 1.0, 2.0], [3.0, 1.5, 0.25]])
     gradients = gradients_of(model, 1, weights)
-    told, found = gradients(tf.constant(images), tf.constant(labels), tf.constant(1 / 6, "float64"))
+    numbers, found = gradients(
+        tf.constant(images), tf.constant(labels), tf.constant(1 / 6, "float64")
+    )
     logits = np.asarray(model(images))
     chance = 1 / (1 + np.exp(-logits))
     closed = np.where(labels, weights[1] * (chance - 1), weights[0] * chance).sum(0) / (6 * 3)
     assert np.asarray(found[-1]) == pytest.approx(closed, rel=1e-9)
-    assert float(told[1]) == pytest.approx(6 * np.mean((logits > 0) == labels))
+    assert float(numbers[1]) == pytest.approx(6 * np.mean((logits > 0) == labels))
 
 
 def test_rank_without_samples_adds_nothing():
@@ -73,13 +79,15 @@ def test_rank_without_samples_adds_nothing():
 
     model = nets.build(outputs=2, seed=0)
     gradients = gradients_of(model, 2, np.ones((2, 2)))
-    told, found = gradients(tf.zeros((1, 32, 32, 1)), tf.zeros((1, 2), tf.int32), tf.constant(0.0))
-    assert np.asarray(told).tolist() == [0, 0]
+    numbers, found = gradients(
+        tf.zeros((1, 32, 32, 1)), tf.zeros((1, 2), tf.int32), tf.constant(0.0)
+    )
+    assert np.asarray(numbers).tolist() == [0, 0]
     assert all((np.asarray(each) == 0).all() for each in found)
 
 
 def test_step_to_be_timed_trains_the_net_on_samples_it_makes():
-    one = timed.step(batch_per_rank=4, seed=1)
+    one = chest_xray.step(batch_per_rank=4, seed=1)
     samples = one.samples(8, 3)
     assert [each.shape for each in samples] == [(8, 32, 32, 1), (8, 14)]
     assert samples[1].dtype == np.int32
@@ -92,4 +100,4 @@ def test_step_to_be_timed_trains_the_net_on_samples_it_makes():
     again = one.build(SingleProcess())
     assert all((a == b).all() for a, b in zip(again.weights(), before, strict=True))
     with pytest.raises(ValueError, match="`batch_per_rank` must be a whole number of at least 1"):
-        timed.step(batch_per_rank=0)
+        chest_xray.step(batch_per_rank=0)

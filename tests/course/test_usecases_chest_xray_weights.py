@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dlcourse.usecases import chest_xray
-from dlcourse.usecases.chest_xray import net as nets
-from dlcourse.usecases.chest_xray import pretraining, weights
+from dlcourse.usecases.chest_xray import model as nets
 from dlguide.errors import MissingComponentError
 from dlguide.training import checkpoint, optimizers, schedules
 from dlguide.training.checkpoint import CheckpointError
@@ -13,15 +12,15 @@ from dlguide.training.checkpoint import CheckpointError
 STEPS = 10
 
 
-def saved(folder, epochs=8, recipe=None, told=True, model=None, keep=None):
+def saved(folder, epochs=8, recipe=None, with_rate=True, model=None, keep=None):
     """Checkpoints of a pre-training in which nothing was trained."""
-    recipe = pretraining.stairs(0.03, epochs) if recipe is None else recipe
+    recipe = chest_xray.pretraining_schedule(0.03, epochs) if recipe is None else recipe
     model = nets.build(outputs=5, seed=1) if model is None else model
     rule = optimizers.MomentumSGD(0.1)
     rule.build(model.trainable_variables)
     for epoch in range(1, epochs + 1):
         about = {"schedule": recipe.config(), "global_batch": 64}
-        if told:
+        if with_rate:
             about["rate"] = float(recipe.at(STEPS).rate(STEPS * epoch - 1))
         checkpoint.save(
             folder, model, rule, STEPS * epoch, epoch, about, keep=epochs if keep is None else keep
@@ -29,37 +28,39 @@ def saved(folder, epochs=8, recipe=None, told=True, model=None, keep=None):
     return model
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_chosen_is_the_latest_that_could_still_move(tmp_path, told):
-    saved(tmp_path, told=told)
+@pytest.mark.parametrize("with_rate", [True, False])
+def test_chosen_is_the_latest_that_could_still_move(tmp_path, with_rate):
+    saved(tmp_path, with_rate=with_rate)
     # the stairs hold three quarters of 8 epochs
-    assert chest_xray.choose(tmp_path).name == f"checkpoint-{6 * STEPS:09d}.dlguide"
-    assert chest_xray.choose(tmp_path, "last").name == f"checkpoint-{8 * STEPS:09d}.dlguide"
-    assert chest_xray.choose(tmp_path, "early").name == f"checkpoint-{STEPS:09d}.dlguide"
+    assert chest_xray.choose_checkpoint(tmp_path).name == f"checkpoint-{6 * STEPS:09d}.dlguide"
+    assert (
+        chest_xray.choose_checkpoint(tmp_path, "last").name == f"checkpoint-{8 * STEPS:09d}.dlguide"
+    )
+    assert chest_xray.choose_checkpoint(tmp_path, "early").name == f"checkpoint-{STEPS:09d}.dlguide"
 
 
 def test_linear_decay_is_left_at_half_its_height(tmp_path):
     saved(tmp_path, 10, schedules.linear(0.4, 10))
-    assert chest_xray.choose(tmp_path).name == f"checkpoint-{5 * STEPS:09d}.dlguide"
+    assert chest_xray.choose_checkpoint(tmp_path).name == f"checkpoint-{5 * STEPS:09d}.dlguide"
 
 
 def test_last_two_of_a_training_are_not_taken_for_a_choice(tmp_path):
-    saved(tmp_path, keep=2, told=False)
+    saved(tmp_path, keep=2, with_rate=False)
     with pytest.raises(CheckpointError, match=r"None of the 2 checkpoints .* at least 0\.5 of the"):
-        chest_xray.choose(tmp_path)
+        chest_xray.choose_checkpoint(tmp_path)
 
 
 def test_folder_without_checkpoints_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=f"no checkpoint of a pre-training in {tmp_path}"):
-        chest_xray.choose(tmp_path)
+        chest_xray.choose_checkpoint(tmp_path)
 
 
 def test_rate_is_that_of_the_last_step_before_the_checkpoint(tmp_path):
-    saved(tmp_path, told=False)
-    found, _ = checkpoint.read(chest_xray.choose(tmp_path))
-    recipe = pretraining.stairs(0.03, 8)
-    assert weights.rate_of(found) == pytest.approx(float(recipe.at(STEPS).rate(6 * STEPS - 1)))
-    assert weights.rate_of(found) == pytest.approx(0.03)
+    saved(tmp_path, with_rate=False)
+    found, _ = checkpoint.read(chest_xray.choose_checkpoint(tmp_path))
+    recipe = chest_xray.pretraining_schedule(0.03, 8)
+    assert nets.rate_of(found) == pytest.approx(float(recipe.at(STEPS).rate(6 * STEPS - 1)))
+    assert nets.rate_of(found) == pytest.approx(0.03)
 
 
 def test_all_layers_but_the_last_come_along(tmp_path):

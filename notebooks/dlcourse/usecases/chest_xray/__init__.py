@@ -7,7 +7,6 @@ Phantoms by default; `real="/data/ChestX-ray14"` takes the published radiographs
 `chest_xray.pack` shrinks and packs once. No result on either is of any use for a patient.
 """
 
-from dlcourse.usecases.chest_xray.against_keras import Race, race
 from dlcourse.usecases.chest_xray.auroc import (
     Area,
     Estimate,
@@ -18,43 +17,77 @@ from dlcourse.usecases.chest_xray.auroc import (
     interval,
     resampled,
 )
-from dlcourse.usecases.chest_xray.collection import Collection, make, pack, read
-from dlcourse.usecases.chest_xray.findings import by_chance, findings, honest_times, trained_again
-from dlcourse.usecases.chest_xray.net import NETS, build
-from dlcourse.usecases.chest_xray.outcome import Outcome, write
-from dlcourse.usecases.chest_xray.setting import OPTIONS, check
-from dlcourse.usecases.chest_xray.timed import step
-from dlcourse.usecases.chest_xray.training import train
-from dlcourse.usecases.chest_xray.weights import Origin, choose, transfer
+from dlcourse.usecases.chest_xray.data import (
+    COARSE_GROUPS,
+    COARSE_LABELS,
+    Collection,
+    make_archive,
+    make_phantoms,
+    pack,
+    read,
+)
+from dlcourse.usecases.chest_xray.keras_fit import KerasTimings, time_keras_fit
+from dlcourse.usecases.chest_xray.model import (
+    NETS,
+    WeightsOrigin,
+    build,
+    choose_checkpoint,
+    transfer,
+)
+from dlcourse.usecases.chest_xray.report import (
+    Outcome,
+    StageResult,
+    by_chance,
+    fair_speedup,
+    findings,
+    trained_again,
+    write,
+)
+from dlcourse.usecases.chest_xray.training import (
+    OPTIONS,
+    check,
+    class_weights,
+    pretraining_schedule,
+    step,
+    train,
+    tuning_schedule,
+)
 
 __all__ = [
+    "COARSE_GROUPS",
+    "COARSE_LABELS",
     "NETS",
     "OPTIONS",
     "Area",
     "Collection",
     "Estimate",
-    "Origin",
+    "KerasTimings",
     "Outcome",
-    "Race",
+    "StageResult",
+    "WeightsOrigin",
     "area",
     "areas",
     "build",
     "by_chance",
     "check",
-    "choose",
+    "choose_checkpoint",
+    "class_weights",
     "differences",
     "expected_error",
+    "fair_speedup",
     "findings",
-    "honest_times",
     "interval",
-    "make",
+    "make_archive",
+    "make_phantoms",
     "pack",
-    "race",
+    "pretraining_schedule",
     "read",
     "resampled",
     "step",
+    "time_keras_fit",
     "train",
     "trained_again",
     "transfer",
+    "tuning_schedule",
     "write",
 ]
