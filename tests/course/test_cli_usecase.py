@@ -125,7 +125,7 @@ def test_other_settings_than_those_of_the_checkpoint_are_refused_with_both_value
     dlguide, monkeypatch, shared_clusters, tmp_path
 ):
     cases.run(tiny_usecase, shared_clusters(1), tmp_path, own={"samples": 80})
-    record = json.loads((tmp_path / "asked.json").read_text())
+    record = json.loads((tmp_path / "settings.json").read_text())
     assert record == {
         "real": None, "seed": 0, "epochs": 1, "samples": 80, "device": "cpu", "ranks": None
     }  # fmt: skip
@@ -148,7 +148,7 @@ def test_other_settings_than_those_of_the_checkpoint_are_refused_with_both_value
 
 def test_a_longer_training_and_an_empty_checkpoint_are_no_other_settings(tmp_path):
     first = cases.require_settings(tiny_usecase, tmp_path, None, 0, {"samples": 80})
-    (tmp_path / "asked.json").write_text(json.dumps(first))
+    (tmp_path / "settings.json").write_text(json.dumps(first))
     other = cases.require_settings(tiny_usecase, tmp_path, None, 1, {"samples": 100})
     assert (other["seed"], other["samples"]) == (1, 100)
     (tmp_path / "checkpoint" / "epoch-1").mkdir(parents=True)

@@ -253,7 +253,7 @@ def test_results_are_written_with_their_picture(tmp_path):
     assert found[0]["recipe"]["collapse_at"] == 10.2
     assert found[0]["gain"] == pytest.approx(3.0)
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    assert picture.name == "road.png"
+    assert picture.name == "training.png"
 
 
 def test_findings_compute_their_numbers():

@@ -18,7 +18,7 @@ from dlguide.errors import require, require_known
 from dlguide.files import require_writable
 
 # The settings of the training in the folder.
-RECORD = "asked.json"
+RECORD = "settings.json"
 # A training may continue for longer and on another device: its checkpoint judges that itself.
 FREE = ("epochs", "device")
 KINDS = {int: "a number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}

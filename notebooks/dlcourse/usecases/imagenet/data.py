@@ -22,7 +22,7 @@ _LOOKED = (
     "class folders (train/n01440764/*.JPEG and val alike) or TFRecord shards "
     "(train-00000-of-01024, validation-00000-of-00128)"
 )
-_PART = "Finish the download, or say `subset=True` if this is meant to be a part of ImageNet."
+_PART = "Finish the download, or use `subset=True` if this is meant to be a part of ImageNet."
 
 
 @dataclass(frozen=True, eq=False)

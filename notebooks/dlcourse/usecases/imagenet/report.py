@@ -138,15 +138,15 @@ class Outcome:
 
 
 def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path, ...]:
-    """Write `outcome.json` (one entry for each rank) and `road.png`; return their paths."""
+    """Write `outcome.json` (one entry for each rank) and `training.png`; return their paths."""
     require(len(outcomes) > 0, "outcomes", "hold one for each rank", list(outcomes))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = folder / "outcome.json"
     text = json.dumps([each.as_dict() for each in outcomes], indent=1)
     numbers.write_text(text + "\n", encoding="utf-8")
-    picture(outcomes[0]).savefig(folder / "road.png")
-    return numbers, folder / "road.png"
+    picture(outcomes[0]).savefig(folder / "training.png")
+    return numbers, folder / "training.png"
 
 
 def picture(outcome: Outcome) -> Figure:
@@ -240,8 +240,8 @@ def _time(one: Outcome) -> Finding:
         f"{ours}; the model predicts {row.predicted:.0f} times for {GUIDE.nodes} nodes",
         f"One node of the guide makes {node:.0f} pictures/s of 224 pixels with ResNet-50. "
         + ("The net is the same." if one.real else "Another net and smaller pictures: the two "
-           "speeds say nothing of each other.")
-        + " The model knows the ring, not the whole machine; 400 and 1 h are rounded.",
+           "speeds cannot be compared.")
+        + " The model describes the ring, not the whole machine; 400 and 1 h are rounded.",
     )  # fmt: skip
 
 

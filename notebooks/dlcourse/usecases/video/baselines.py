@@ -97,7 +97,7 @@ def _grid(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _read(images: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Read images between their pixels, linearly; beyond the border stands what is at it."""
+    """Read images between their pixels, linearly; outside the border pixels are repeated."""
     from scipy.ndimage import map_coordinates
 
     return np.stack([map_coordinates(image, places, order=1, mode="nearest") for image in images])

@@ -170,7 +170,7 @@ def _coarsest_part(
 def _volume_part(
     make: SeededLayers, x: Any, rows: int, filters: int, blocks: int, frames: int
 ) -> Any:
-    """Correct the coarsest frames: time is an axis of its own."""
+    """Correct the coarsest frames: time is a separate axis."""
     thin = max(1, filters // 3)
     x = make("Reshape", x[..., : 6 * frames], (rows, rows, 2, frames, 3))
     # past and guess of one number side by side, as channels

@@ -389,7 +389,7 @@ def _cause(theirs: GuideCase, ours: Outcome, speedup: Speedup | None) -> Finding
         f"net is called more than once. In the {theirs.added_s:.2f} s a step that were added that "
         f"is {1e-9 * speed:.0f} GB/s; one NVLink one way has {1e-9 * link:.0f}, and would take "
         f"{theirs.through_first_nbytes / link / theirs.added_s:.0%} of that time. So copies one "
-        "after the other are consistent with it; nobody measured them.",
+        "after the other are consistent with it; they were not measured.",
     )
 
 
@@ -423,8 +423,8 @@ def _memory(theirs: GuideCase, ours: Outcome) -> Finding:
         f"{1e-6 * own_other.total:.1f} MB on another; with a reduction all ranks hold as much",
         f"GPU 0 keeps Adam's moments ({1e-9 * first.state:.1f} GB) and gradients that arrive "
         f"({1e-9 * first.arriving:.1f} GB): {1e-9 * more:.1f} of the {1e-9 * found:.1f} GB. "
-        "The rest (all clips, gathered frames, what the allocator keeps) is not told. A single "
-        f"P100 had ~{_SINGLE_GB} GB too, without anything that arrives: its batch is not told.",
+        "The rest (all clips, gathered frames, what the allocator keeps) is not stated. A single "
+        f"P100 had ~{_SINGLE_GB} GB too, without anything that arrives: its batch is not stated.",
     )
 
 
@@ -441,7 +441,7 @@ def _work(theirs: GuideCase, ours: Outcome) -> Finding:
         f"{_GUIDE}, Tables 2 and 4",
         f"{made:,} clips in {ours.train_s:.0f} s on {ours.ranks} ranks; {speed}",
         f"Frames of {ours.size} pixels have {pixels:.0f} times fewer of them than 128, the nets "
-        "are smaller as told above, half of the epochs train coarser frames only, and the "
+        "are smaller as stated above, half of the epochs train coarser frames only, and the "
         "generator begins with a guess that the flow makes.",
     )
 
