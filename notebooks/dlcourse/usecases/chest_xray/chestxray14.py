@@ -100,7 +100,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Radiographs(Sequence):
-    """The radiographs of a split; each is read and checked when it is asked for."""
+    """The radiographs of a split; each is read and checked when it is indexed."""
 
     folder: Path
     rows: tuple[Row, ...] = field(repr=False)
@@ -126,14 +126,14 @@ class Radiographs(Sequence):
         )
 
     def items(self) -> list[tuple[Path, tuple[int, ...]]]:
-        """List the files with their labels, for whoever reads and decodes them himself."""
+        """Return the files with their labels, for a reader that decodes them itself."""
         return [
             (path, tuple(int(name in row.findings) for name in FINDINGS))
             for path, row in zip(self.paths, self.rows, strict=True)
         ]
 
     def samples(self) -> Iterator[Sample]:
-        """Give the files as they are, each decoded once to see that it is whole."""
+        """Yield the files unchanged, each decoded once as a check that it is complete."""
         for path, labels in self.items():
             yield file_sample(path, labels, path.name)
 
@@ -143,12 +143,12 @@ MARKS = (TABLE,)
 
 
 def unchecked(folder: Path) -> tuple[str, ...]:
-    """Say what these files give no means to check."""
+    """What cannot be checked with these files."""
     return ("changed bytes of an image that can still be decoded: it has no checksum",)
 
 
 def parts(folder: Path) -> list[dict[str, str]]:
-    """Name the arguments of `read` for each split."""
+    """The arguments of `read` for each split."""
     return [{"split": split} for split in LISTS]
 
 
@@ -160,12 +160,12 @@ def read(folder: str | os.PathLike, split: str = "train") -> Radiographs:
         split: "train" or "test".
 
     Returns:
-        Radiographs: in the order of the list, each image read when asked for.
+        Radiographs: in the order of the list, each image read when it is indexed.
 
     Raises:
-        MissingComponentError: when a file or all images are not there.
-        DataError: when a line is not as it must be, a name is missing or given twice, a patient
-            stands in both lists, or an image of the list is not there; names file and line.
+        MissingComponentError: if a file or all images are missing.
+        DataError: if a line is invalid, a name is missing or occurs twice, a patient is in both
+            lists, or an image of the list is missing; names file and line.
     """
     require_known(split, LISTS, "split")
     base = Path(folder)

@@ -479,11 +479,7 @@ class Radiograph:
         return "|".join(sorted(self.findings)) or NO_FINDING
 
     def encoded(self) -> bytes:
-        """Write the radiograph as a grey PNG file.
-
-        Returns:
-            bytes: what stands in the file.
-        """
+        """Return the radiograph as a grey PNG file."""
         return encoded(self.pixels, "png")
 
 

@@ -47,7 +47,7 @@ _BORDER = 1.0
 
 @dataclass(frozen=True)
 class Drive(Sequence):
-    """One sequence; each frame is read and checked when it is asked for."""
+    """One sequence; each frame is read and checked when it is indexed."""
 
     images: Path
     labels: tuple[tuple[Label, ...], ...] = field(repr=False)
@@ -73,11 +73,11 @@ class Drive(Sequence):
         return Frame(number, self.labels[number], pixels)
 
     def items(self) -> list[tuple[Path, int]]:
-        """List the files with their numbers, for whoever reads and decodes them himself."""
+        """Return the files with their numbers, for a reader that decodes them itself."""
         return [(self.images / f"{number:06d}.png", number) for number in range(len(self))]
 
     def samples(self) -> Iterator[Sample]:
-        """Give the files as they are, each decoded once to see that it is whole."""
+        """Yield the files unchanged, each decoded once as a check that it is complete."""
         for path, number in self.items():
             key = f"{self.images.name}/{path.name}"
             yield file_sample(path, (int(self.images.name), number), key)
@@ -88,13 +88,13 @@ MARKS = (IMAGES, LABELS)
 
 
 def parts(folder: Path) -> list[dict[str, Any]]:
-    """Name the arguments of `read` for each sequence."""
+    """The arguments of `read` for each sequence."""
     labels = (folder / LABELS).exists()
     return [{"name": name, "labels": labels} for name in names(folder)]
 
 
 def unchecked(folder: Path) -> tuple[str, ...]:
-    """Say what these files give no means to check."""
+    """What cannot be checked with these files."""
     found = ("changed bytes of an image that can still be decoded: it has no checksum",)
     if not (folder / LABELS).exists():
         found += (f"labels: there is no {LABELS}, as in the published `testing`",)
@@ -131,7 +131,7 @@ def read(folder: str | os.PathLike, name: str, labels: bool = True) -> Drive:
         labels: False reads the frames only, as for the sequences that have no labels.
 
     Returns:
-        Drive: the frames, each image read when asked for.
+        Drive: the frames, each image read when it is indexed.
 
     Raises:
         MissingComponentError: when the images or the labels are not there.
@@ -206,7 +206,7 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class Clips(Sequence):
-    """The clips of several videos; each is read when it is asked for."""
+    """The clips of several videos; each is read when it is indexed."""
 
     videos: tuple[Sequence[Frame], ...] = field(repr=False)
     places: tuple[tuple[int, int], ...] = field(repr=False)
