@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 from dataclasses import replace
 from types import SimpleNamespace
@@ -1065,6 +1066,76 @@ REFUSED = [
 def test_what_cannot_be_drawn_is_refused(draw, arguments, options, text):
     with pytest.raises(ValueError, match=text):
         draw(*arguments, **options)
+
+
+NEED_ENTRIES = [
+    pictures.accuracy_and_bytes,
+    pictures.addresses,
+    pictures.attention_map,
+    pictures.batch_seconds,
+    pictures.best_so_far,
+    pictures.bit_fields,
+    pictures.budget,
+    pictures.catalogue,
+    pictures.collective,
+    pictures.densities,
+    pictures.descent,
+    pictures.efficiencies,
+    pictures.epoch_times,
+    pictures.error_curves,
+    pictures.error_feedback,
+    pictures.exchange,
+    pictures.experiments,
+    pictures.footprints,
+    pictures.gradient_sizes,
+    pictures.gradients_by_layer,
+    pictures.host_copies,
+    pictures.image_grid,
+    pictures.kernel_rates,
+    pictures.last_releases,
+    pictures.links,
+    pictures.loss_curves,
+    pictures.number_ranges,
+    pictures.overlap,
+    pictures.pipeline,
+    pictures.predicted_frames,
+    pictures.primitives,
+    pictures.processes,
+    pictures.projections,
+    pictures.rank_bars,
+    pictures.ranks_per_sample,
+    pictures.reading_times,
+    pictures.search_scores,
+    pictures.seconds_on_links,
+    pictures.shares,
+    pictures.speed_pairs,
+    pictures.staleness,
+    pictures.striping,
+    pictures.symptoms,
+    pictures.systolic,
+    pictures.table,
+    pictures.timelines,
+    pictures.worker_timeline,
+]
+
+
+@pytest.mark.parametrize("draw", NEED_ENTRIES, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("empty", [[], {}])
+def test_empty_data_are_refused_by_the_name_of_their_argument(draw, empty):
+    parameters = inspect.signature(draw).parameters.values()
+    needed = [one.name for one in parameters if one.default is one.empty]
+    with pytest.raises(ValueError, match="must hold at least one entry") as error:
+        draw(**dict.fromkeys(needed, empty))
+    hint = " Start the cluster." if draw is pictures.processes else ""
+    assert str(error.value) == f"`{needed[0]}` must hold at least one entry, got {empty}.{hint}"
+
+
+def test_data_may_come_one_after_the_other():
+    images = list(np.zeros((2, 3, 3)))
+    drawn = pictures.image_grid(image for image in images)
+    assert words(drawn) == words(pictures.image_grid(images=images))
+    with pytest.raises(ValueError, match=r"`images` must hold at least one entry, got \[\]"):
+        pictures.image_grid(image for image in [])
 
 
 DRAWN = [

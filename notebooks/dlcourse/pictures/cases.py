@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from dlcourse.pictures.networks import image_grid
+from dlcourse.pictures.shapes import not_empty
 from dlguide.errors import require, require_count, require_positive
 from dlguide.plots.figures import (
     BLUE,
@@ -171,6 +172,7 @@ _VIDEO_MARKS = "osv^Dx"
 _FRAME, _LINE, _GAP = 128, 16, 6
 
 
+@not_empty
 def predicted_frames(frames: Mapping[str, ArrayLike], clip: int = 0) -> Figure:
     """Draw one clip: what was seen, what came, and what each predictor described would come.
 
@@ -245,6 +247,7 @@ def growth(errors: Sequence[float], sizes: Sequence[int]) -> Figure:
     return drawn
 
 
+@not_empty
 def shares(rows: Sequence[tuple[str, float, float, float]]) -> Figure:
     """Draw what part of a step goes to the exchange, case by case.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import PAPER, arrow, bare, box
+from dlcourse.pictures.shapes import PAPER, arrow, bare, box, not_empty
 from dlguide.errors import require, require_count, require_known
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_above
 
@@ -85,6 +85,7 @@ def contributions(
     return tuple(course)
 
 
+@not_empty
 def collective(panels: Mapping[str, Sequence[Step]], ranks: int = 4) -> Figure:
     """Draw the steps of collectives side by side, time running down.
 
@@ -223,6 +224,7 @@ _COMPRESSION_COLOURS, _HATCHES = (
 _MARKS = "os^vD*PX<>hp"
 
 
+@not_empty
 def budget(parts: Mapping[str, Mapping[str, float]]) -> Figure:
     """Draw what the time of a step is made of, one bar for each case."""
     names = list(next(iter(parts.values())))
@@ -256,6 +258,7 @@ def budget(parts: Mapping[str, Mapping[str, float]]) -> Figure:
     return drawn
 
 
+@not_empty
 def error_feedback(
     given: Mapping[str, Sequence[float]], sent: Mapping[str, Sequence[float]]
 ) -> Figure:
@@ -286,6 +289,7 @@ def error_feedback(
     return drawn
 
 
+@not_empty
 def accuracy_and_bytes(trials: Mapping[str, Sequence[Any]]) -> Figure:
     """Draw the accuracy that each way reached against the bytes of a step."""
     points = {
@@ -308,6 +312,7 @@ def accuracy_and_bytes(trials: Mapping[str, Sequence[Any]]) -> Figure:
     return drawn
 
 
+@not_empty
 def seconds_on_links(seconds: Mapping[str, Mapping[str, float | None]]) -> Figure:
     """Draw how long each way takes on each link."""
     links = list(next(iter(seconds.values())))
@@ -349,6 +354,7 @@ _ROWS = {"forward": 0, "update": 0, "backward": 0, "exchange": 1}
 _OVERLAP_COLOURS = {"backward": ORANGE, "forward": SKY, "update": GREEN, "exchange": BLUE}
 
 
+@not_empty
 def overlap(schedules: Mapping[str, Any]) -> Figure:
     """Draw schedules below each other: computing above, exchange below it.
 
@@ -495,6 +501,7 @@ _SIDES = {0: ("GPU", "card"), 1: ("GPU", "staging", "card"), 2: ("GPU", "staging
 _WORDS = {0: "no copy in the host", 1: "1 copy on each side", 2: "2 copies on each side"}
 
 
+@not_empty
 def host_copies(ways: Mapping[str, int]) -> Figure:
     """Draw the stops of a message between the GPUs of two nodes.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
+from dlcourse.pictures.shapes import not_empty
 from dlguide.errors import require, require_count, require_known
 from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, SKY, figure
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@not_empty
 def batch_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the seconds per batch of frameworks on 1, 2 and 4 devices.
 
@@ -54,6 +56,7 @@ def batch_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return drawn
 
 
+@not_empty
 def efficiencies(
     panels: Mapping[str, Mapping[str, Mapping[int, float]]], devices: str = "GPUs"
 ) -> Figure:
@@ -88,6 +91,7 @@ def efficiencies(
     return drawn
 
 
+@not_empty
 def speed_pairs(
     panels: Mapping[str, Mapping[str, tuple[float, float]]],
     names: tuple[str, str],
@@ -123,6 +127,7 @@ def speed_pairs(
     return drawn
 
 
+@not_empty
 def last_releases(
     rows: Sequence[Mapping[str, Any]], mark: tuple[str, str] = ("2019-12-03", "the survey")
 ) -> Figure:
@@ -273,6 +278,7 @@ class Table:
         return f'<pre style="text-align: left">{cell}</pre>' if column in self.code else cell
 
 
+@not_empty
 def table(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str] = (),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.pictures.shapes import not_empty
 from dlguide.errors import require
 from dlguide.plots.figures import (
     BLUE,
@@ -89,6 +90,7 @@ def topology(machine: Any) -> Figure:
     return drawing
 
 
+@not_empty
 def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None) -> Figure:
     """Draw processors over the years: peak in training, memory bandwidth, and their quotient.
 
@@ -126,6 +128,7 @@ def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None
     return drawing
 
 
+@not_empty
 def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> Figure:
     """Draw devices on a circle and the links between them; a ring through them stands out.
 
@@ -159,6 +162,7 @@ def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> F
     return drawing
 
 
+@not_empty
 def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
     """Draw some clocks of a systolic array side by side.
 
@@ -293,6 +297,7 @@ def _said(roof: Any, placed: Sequence[Any]) -> str:
 # --- onednn ---
 
 
+@not_empty
 def addresses(places: Mapping[str, np.ndarray]) -> Figure:
     """Draw where the numbers of one image lie in memory, for several layouts.
 
@@ -335,6 +340,7 @@ def addresses(places: Mapping[str, np.ndarray]) -> Figure:
     return drawn
 
 
+@not_empty
 def primitives(tables: Mapping[str, Sequence[Any]]) -> Figure:
     """Draw the time of each kind of primitive, one bar for each table.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import arrow, bare, box
+from dlcourse.pictures.shapes import arrow, bare, box, not_empty
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
@@ -24,6 +24,7 @@ _SCALES = ("unit", "own", "signed")
 _ROW, _CELL, _LINE, _GAP = 9.0, 1.15, 0.17, 0.08
 
 
+@not_empty
 def image_grid(
     images: ArrayLike | Sequence[ArrayLike],
     titles: Sequence[object] | None = None,
@@ -148,6 +149,7 @@ def _words(titles: Sequence[str], names: Sequence[str], rows: int, columns: int,
 _CELLS = 72  # of a panel, along each axis
 
 
+@not_empty
 def densities(
     clouds: Mapping[str, ArrayLike],
     density: Callable[[np.ndarray], np.ndarray] | None = None,
@@ -226,6 +228,7 @@ _LOOKS = ((BLUE, "o-"), (ORANGE, "s--"), (GREEN, "^-."), (PURPLE, "v:"), (GREY, 
 _RATIOS = (30, 100, 300)  # flops for each byte of gradients, a line each
 
 
+@not_empty
 def gradients_by_layer(sizes: Mapping[str, Sequence[float]]) -> Figure:
     """Draw how large the gradient of each layer is, next to that of the last layer.
 
@@ -257,6 +260,7 @@ def gradients_by_layer(sizes: Mapping[str, Sequence[float]]) -> Figure:
     return drawn
 
 
+@not_empty
 def footprints(found: Iterable[Any]) -> Figure:
     """Draw nets by the work of a training step on one image and by the bytes of their gradients.
 
@@ -339,6 +343,7 @@ def forecasts(
     return drawn
 
 
+@not_empty
 def attention_map(panels: Mapping[str, ArrayLike], labels: Sequence[str]) -> Figure:
     """Draw where each step looks: a row for each step that asks, dark where its weight is.
 

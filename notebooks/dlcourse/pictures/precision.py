@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.pictures.shapes import not_empty
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ _FIELDS = (("sign", GREY), ("exponent", ORANGE), ("fraction", BLUE))
 _COLOURS = {"fp32": BLUE, "bf16": GREEN, "fp16": ORANGE, "int8": PURPLE}
 
 
+@not_empty
 def bit_fields(numbers: Iterable[Any]) -> Figure:
     """Draw numbers bit by bit: sign, exponent and fraction in their colours.
 
@@ -54,6 +56,7 @@ def bit_fields(numbers: Iterable[Any]) -> Figure:
     return drawn
 
 
+@not_empty
 def number_ranges(
     formats: Iterable[Any], values: Sequence[float], spacings: Mapping[str, ArrayLike]
 ) -> Figure:
@@ -98,6 +101,7 @@ def number_ranges(
     return drawn
 
 
+@not_empty
 def gradient_sizes(
     gradients: Mapping[str, ArrayLike], formats: Iterable[Any], scale: float = 1.0
 ) -> Figure:
@@ -154,6 +158,7 @@ def _sizes_in_words(gradients: Mapping[str, ArrayLike], rows: Sequence[Any]) -> 
     return f"Histogram of sizes. {'; '.join(listed)}. Formats: {ends}."
 
 
+@not_empty
 def kernel_rates(found: Iterable[Any]) -> Figure:
     """Draw how quickly matrices were multiplied, by instructions allowed and format.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlcourse import cpu_map
 from dlcourse.cpu_map import CpuUse
-from dlcourse.pictures.shapes import PAPER, arrow, bare, box
+from dlcourse.pictures.shapes import PAPER, arrow, bare, box, not_empty
 from dlcourse.recipes_2019 import RecipeExplanation
 from dlguide.errors import require, require_known
 from dlguide.machine.describe import Machine, describe
@@ -34,6 +34,7 @@ def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
         engines: for each rank its `rank`, `pid` and `cpus`, as `cluster.engines` has them.
     """
     ranks = len(engines)
+    require(ranks > 0, "engines", "hold at least one entry", engines, "Start the cluster.")
     alt = (
         f"The notebook's kernel sends functions to {ranks} ranks and gets results back. Each rank "
         "is a process with its own memory and its own cores. Ranks send messages to each other."
@@ -56,6 +57,7 @@ def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
     return drawn
 
 
+@not_empty
 def exchange(
     panels: Mapping[str, tuple[Sequence[Any], Sequence[Any], Sequence[tuple[int, int]]]],
     columns: int = 3,
@@ -95,6 +97,7 @@ def exchange(
     return drawn
 
 
+@not_empty
 def timelines(
     panels: Mapping[str, Sequence[Sequence[tuple[str, str]]]], columns: int = 2
 ) -> Figure:
@@ -282,6 +285,7 @@ def _affinity_words(machine: Machine, used: dict[int, CpuUse]) -> str:
 _PIPELINE_COLOURS = {"forward": SKY, "backward": "#E69F00"}
 
 
+@not_empty
 def pipeline(
     panels: Mapping[str, Sequence[Any]], unit_s: float = 1.0, unit: str = "forward times"
 ) -> Figure:
@@ -353,6 +357,7 @@ def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
 # --- server ---
 
 
+@not_empty
 def worker_timeline(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:
     """Draw when each worker computed and, between two steps, when it waited for the server.
 
@@ -385,6 +390,7 @@ def worker_timeline(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]
     return drawn
 
 
+@not_empty
 def staleness(values: Mapping[str, Sequence[int]]) -> Figure:
     """Draw how many gradients were how stale.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.pictures.shapes import not_empty
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _MARKERS = ("o", "s", "^", "D", "v")
 _LOG_FROM = 30  # values that span such a factor get a logarithmic axis
 
 
+@not_empty
 def search_scores(trials: Sequence[Any], best: Any = None, label: str = "score") -> Figure:
     """Draw the score of each trial over each of its parameters.
 
@@ -59,6 +61,7 @@ def search_scores(trials: Sequence[Any], best: Any = None, label: str = "score")
     return drawn
 
 
+@not_empty
 def best_so_far(
     curves: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]],
     spent: str = "budget (epochs)",
@@ -95,6 +98,7 @@ def best_so_far(
     return drawn
 
 
+@not_empty
 def rank_bars(
     panels: Mapping[str, Sequence[Any]], predicted: Mapping[str, float] | None = None
 ) -> Figure:
@@ -137,6 +141,7 @@ def rank_bars(
     return drawn
 
 
+@not_empty
 def projections(
     panels: Mapping[str, Sequence[tuple[float, float]]],
     important: Callable[[np.ndarray], np.ndarray],

@@ -1,15 +1,39 @@
-"""What diagrams are made of: an empty panel, boxes with words, arrows."""
+"""What pictures have in common: the check of their data; empty panels, boxes with words, arrows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from dlguide.errors import require
 from dlguide.plots.figures import BLUE, GREY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PAPER = "#f2f2f2"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def not_empty(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a call whose first argument has no entry, by the name of that argument."""
+    signature = inspect.signature(function)
+    name = next(iter(signature.parameters))
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        call = signature.bind(*args, **kwargs)
+        if not isinstance(call.arguments[name], Sized):
+            call.arguments[name] = list(call.arguments[name])
+        entries = call.arguments[name]
+        require(len(entries) > 0, name, "hold at least one entry", entries)
+        return function(*call.args, **call.kwargs)
+
+    return checked
 
 
 def bare(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:

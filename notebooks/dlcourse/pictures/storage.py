@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlcourse.pictures.shapes import PAPER, arrow, bare, box
+from dlcourse.pictures.shapes import PAPER, arrow, bare, box, not_empty
 from dlguide.errors import require, require_count
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
@@ -28,6 +28,7 @@ _LINES = {
 Points = Sequence[tuple[float, Mapping[str, float]]]
 
 
+@not_empty
 def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float = 0.0) -> Figure:
     """Draw how long each part of a storage works for an epoch, and mark the one that limits.
 
@@ -66,6 +67,7 @@ def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float 
     return drawing
 
 
+@not_empty
 def reading_times(
     measured: Mapping[str, Any], predicted_s: Mapping[str, float], own_s: float, x: str = ""
 ) -> Figure:
@@ -190,6 +192,7 @@ def file_system(nodes: int = 4, targets: int = 6) -> Figure:
     return drawn
 
 
+@not_empty
 def striping(panels: Mapping[str, Sequence[tuple[int, int]]], targets: int = 4) -> Figure:
     """Draw on which targets the stripes of files lie.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse.phases import StartUp
+from dlcourse.pictures.shapes import not_empty
 from dlguide.errors import require
 from dlguide.plots.figures import (
     BLUE,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _GRID = 160  # points in each direction from which the contours are drawn
 
 
+@not_empty
 def descent(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Figure:
     """Draw the paths of optimizers over the contours of the loss, seen from above.
 
@@ -104,6 +106,7 @@ def _descent_words(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> str:
     return f"Paths over the contours of a loss. {'; '.join(described)}."
 
 
+@not_empty
 def loss_curves(
     panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
     y: str = "loss",
@@ -156,6 +159,7 @@ _EXPERIMENTS_COLOURS = (*COLOURS, "black")
 _REGIONS = {"A": "#dddddd", "B": "#ffffff", "C": "#f3dcc9", "AC": "#dccbc0"}
 
 
+@not_empty
 def experiments(results: Sequence[Any], accuracy: float | None = None) -> Figure:
     """Draw the test accuracy of each recipe over epochs and over seconds, and where it ends.
 
@@ -203,6 +207,7 @@ def experiments(results: Sequence[Any], accuracy: float | None = None) -> Figure
     return drawn
 
 
+@not_empty
 def error_curves(results: Sequence[Any]) -> Figure:
     """Draw training and test error of each recipe over its epochs, a panel for each.
 
@@ -452,6 +457,7 @@ _LINES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"), (PURPLE, "-."))
 _NOBODY, _ONE, _SEVERAL = "#222222", SKY, ORANGE
 
 
+@not_empty
 def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
     """Draw what each rank showed: its loss, the distance of the weights, who took which sample.
 
@@ -490,6 +496,7 @@ def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
     return drawn
 
 
+@not_empty
 def ranks_per_sample(trials: Sequence[Any]) -> np.ndarray:
     """Count for each sample the ranks that took it in the first epoch.
 
