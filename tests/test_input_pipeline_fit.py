@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -144,6 +145,35 @@ def test_weights_and_losses_are_those_of_arrays_and_all_ranks_fail_together(
     assert errors[0].keys() == told.keys() & set(NAMES[ranks])
     for name, text in errors[0].items():
         assert all(words in text for words in told[name]), text
+
+
+def test_waiting_is_the_part_of_a_step_before_its_batch(folder, monkeypatch):
+    import tensorflow as tf
+
+    read = ip.Epoch.__next__
+
+    def slowly(epoch):
+        time.sleep(0.02)
+        return read(epoch)
+
+    def resting(labels, outputs):
+        def rest(one):
+            time.sleep(0.01)
+            return one
+
+        zeros = tf.zeros_like(outputs[:, 0])
+        return tf.ensure_shape(tf.numpy_function(rest, [zeros], zeros.dtype), zeros.shape)
+
+    monkeypatch.setattr(ip.Epoch, "__next__", slowly)
+    pipeline = ip.build(folder / "train", 5, channels=1)
+    run = fit(
+        "mlp", pipeline, epochs=2, batch_per_rank=10, evaluate=False, parallel=False,
+        metrics={"rest": resting},
+    )  # fmt: skip
+    assert len(run.wait_s) == len(run.step_s) == 2 * 5
+    assert min(run.wait_s) >= 0.02
+    computing = [whole - wait for whole, wait in zip(run.step_s, run.wait_s, strict=True)]
+    assert min(computing) >= 0.01
 
 
 def test_several_labels_are_refused_before_work(folder, tmp_path):
