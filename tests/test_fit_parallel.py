@@ -1,5 +1,6 @@
 """Training on 1, 2, 3 and 4 ranks: equal to one process, equal on all ranks, failing together."""
 
+import numpy as np
 import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
@@ -242,3 +243,51 @@ def test_each_rank_knows_its_place(results):
         run = result["run"]
         assert (run["rank"], run["ranks"], run["threads"]) == (rank, len(results), 1)
         assert (run["batch_per_rank"], run["global_batch"]) == (10, 10 * len(results))
+
+
+def last_step_of_one_sample():
+    """Linear regression on 13 samples: on three ranks of two, the third step has one sample."""
+    import keras
+    import numpy as np
+    from fitting import fit
+
+    from dlguide.data.datasets import Dataset
+
+    images, labels = np.arange(26.0).reshape(13, 2) / 26, np.arange(13.0)[:, None] / 13
+    model = keras.Sequential([
+        keras.Input((2,), dtype="float64"),
+        keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="float64"),
+    ])  # fmt: skip
+    reports = []
+    run = fit(
+        model, Dataset("line", images, labels, images[:1], labels[:1]), shuffle=False,
+        loss=keras.losses.mean_squared_error, learning_rate=0.1, batch_per_rank=2,
+        optimizer=lambda rate: keras.optimizers.SGD(rate), evaluate=False, parallel=True,
+        on_result=lambda **numbers: reports.append(numbers),
+    )  # fmt: skip
+    return {
+        "loss": run.loss, "reports": reports, "step_s": run.step_s, "speed": run.images_per_s,
+        "speed_with_first": run.images_per_s_with_first, "weights": model.get_weights()[0].tolist(),
+    }  # fmt: skip
+
+
+def test_a_last_step_of_one_sample_counts_as_one_image(tmp_path):
+    images = np.float32(np.arange(26).reshape(13, 2) / 26).astype(float)
+    labels = np.float32(np.arange(13)[:, None] / 13).astype(float)
+    kernel, squares = np.ones((2, 1)), []
+    for first in (0, 6, 12):
+        x, y = images[first : first + 6], labels[first : first + 6]
+        difference = x @ kernel - y
+        squares += (difference[:, 0] ** 2).tolist()
+        kernel -= 0.1 * 2 * x.T @ difference / len(x)
+    for rank, found in enumerate(on_ranks(3, last_step_of_one_sample, tmp_path)):
+        np.testing.assert_allclose(found["weights"], kernel, rtol=1e-6)
+        assert found["loss"] == [pytest.approx(np.mean(squares), rel=1e-6)]
+        own = [2 * rank, 2 * rank + 1, 6 + 2 * rank, 7 + 2 * rank, *([12] if rank == 2 else [])]
+        last = found["reports"][-1]
+        assert (last["epoch"], last["epochs"], last["step"], last["steps"]) == (1, 1, 3, 3)
+        assert last["loss"] == pytest.approx(np.mean([squares[one] for one in own]), rel=1e-6)
+        assert last["images_per_s"] > 0
+        assert found["speed_with_first"] == pytest.approx(13 / sum(found["step_s"]))
+        # of the steps after the first, only the second is full: 6 images
+        assert found["speed"] == pytest.approx(6 / found["step_s"][1])
