@@ -78,7 +78,13 @@ def test_the_way_through_the_host_fills_what_is_missing_and_no_more():
     mesh = gpu_topology.parse_matrix(CUBE_MESH, 50e9)
     whole = gpu_topology.through_host(mesh, 12e9)
     assert len(whole) == 28
-    assert sorted(whole.values()) == sorted([*mesh.values(), *[12e9] * 12])
+    assert {pair: whole[pair] for pair in mesh} == mesh
+    # the cells that say SYS
+    through = {0: (5, 6, 7), 1: (4, 6, 7), 2: (4, 5, 7), 3: (4, 5, 6)}
+    pairs = {(first, second) for first, others in through.items() for second in others}
+    assert {pair: whole[pair] for pair in whole.keys() - mesh} == dict.fromkeys(pairs, 12e9)
+    built_in = gpu_topology.parse_matrix(gpu_topology.DGX_1_MATRIX, 50e9)
+    assert gpu_topology.through_host(built_in, 12e9) == whole
     assert gpu_topology.slowest_link(tuple(range(8)), mesh) == 0.0
     assert gpu_topology.slowest_link(tuple(range(8)), whole) == 12e9
     best = gpu_topology.best_ring(mesh)

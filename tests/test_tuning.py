@@ -316,6 +316,11 @@ def test_work_is_shared_equally_or_not_at_all():
         TuningTask(global_batch=100).share(3)
 
 
+def test_a_task_goes_to_its_ranks_as_json():
+    for task in (TASK, TuningTask("resnet50", 2, "random", "sgd", 3, image=64)):
+        assert TuningTask(**json.loads(json.dumps(dataclasses.asdict(task)))) == task
+
+
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
     command = [sys.executable, "-m", "dlguide.cli", "tune", "--output", str(tmp_path)]
     done = subprocess.run([*command, "--budget", "0"], capture_output=True, text=True, timeout=60)

@@ -164,6 +164,8 @@ def test_kitti_is_read_from_its_folder_or_the_one_above(real, parent):
     assert (found.drives, found.past.shape) == ((3, 1), (4, 6, 16, 16, 3))
     assert len(found.test_past) == 1
     assert "4 sequences" not in found.name
+    learned, held_out = data.kitti(real.parent if parent else real, 16)
+    assert ([len(one) for one in learned], [len(one) for one in held_out]) == ([12, 14, 24], [13])
 
 
 def test_missing_data_is_named_with_what_was_looked_for(tmp_path):
