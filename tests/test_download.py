@@ -104,11 +104,12 @@ def test_a_file_comes_whole_and_is_reported(server, tmp_path):
     assert server.asked == 1
 
 
-@pytest.mark.parametrize("first", ["cut", "503", "other"])
+@pytest.mark.parametrize("first", ["429", "500", "503", "cut", "other"])
 def test_what_passes_is_tried_again(first, server, tmp_path):
-    server.behaviours = [first, "well"]
+    server.behaviours = [first, first, "well"]
     download.fetch_file(server.url, tmp_path / "file", SHA256)
     assert (tmp_path / "file").read_bytes() == DATA
+    assert server.asked == 3
 
 
 @pytest.mark.parametrize(
