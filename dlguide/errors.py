@@ -59,13 +59,17 @@ def require_positive(value: Any, name: str) -> float:
 
 
 def _nearest(value: str, names: list[str]) -> list[str]:
-    """Return the most similar name, if any; among those that differ in a number, the nearest."""
+    """Return the most similar name, if any; of those that differ in a number only, the one whose
+    number begins like the given one, otherwise the nearest.
+    """
     near = get_close_matches(value, names, n=1)
     letters, number = re.sub(r"\d+", "", value), re.search(r"\d+", value)
     if near and number:
         same = [name for name in names if re.sub(r"\d+", "", name) == letters]
         with_number = [name for name in same if name != letters]
-        far = {each: abs(int(re.search(r"\d+", each)[0]) - int(number[0])) for each in with_number}
+        found = {each: re.search(r"\d+", each)[0] for each in with_number}
+        longer = [each for each in with_number if found[each].startswith(number[0])]
+        far = {each: abs(int(found[each]) - int(number[0])) for each in longer or with_number}
         near = [min(far, key=far.get)] if far else near
     return near
 

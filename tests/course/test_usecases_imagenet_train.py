@@ -150,7 +150,7 @@ def test_finished_road_is_announced_and_told_again(whole, monkeypatch, capsys):
 def test_checkpoint_of_another_road_is_refused(whole):
     with pytest.raises(RuntimeError, match="belongs to another training: its data is"):
         go(checkpoint=whole[1], seed=1)
-    with pytest.raises(RuntimeError, match="belongs to another training: its net is"):
+    with pytest.raises(RuntimeError, match="belongs to another training: its model is"):
         go(checkpoint=whole[1], net="resnet20")
 
 
@@ -190,7 +190,7 @@ def test_bad_data_is_refused_with_the_same_words_on_all_ranks(tmp_path):
     cases = (
         ({"real": str(tmp_path / "part")}, "DataError", "looked for 1000 classes, found 3"),
         ({"real": str(tmp_path / "none")}, "MissingComponentError", "`real` is not there"),
-        ({"workers": 3}, "ValueError", "`workers` must be a multiple of the 2 ranks that play"),
+        ({"workers": 3}, "ValueError", "`workers` must be a multiple of the 2 ranks that run them"),
     )
     one, other = on_ranks(2, refused, tmp_path, 240, several=[settings for settings, *_ in cases])
     assert one == other

@@ -261,7 +261,7 @@ def refused(where):
     for name, call in calls.items():
         try:
             call()
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, OSError) as error:
             told[name] = str(error)
         else:
             told[name] = "nothing"
