@@ -1,16 +1,12 @@
 """Synthetic data follow from seed and index, can be learned, and show what their labels say."""
 
 import io
-import json
-import pickle
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import synthetic_properties as properties
 from PIL import Image
 
-from dlguide import commands
 from dlguide.data import synthetic
 from dlguide.data.synthetic import Samples, clouds, grid, sample_rng, smooth_step
 
@@ -19,64 +15,23 @@ MAKERS = {
 }
 
 
-def plain(sample):
-    """All that a sample holds, to be compared."""
-    values = {name: getattr(sample, name) for name in sample.__dataclass_fields__}
-    return {**values, "pixels": (sample.pixels.shape, sample.pixels.tobytes())}
-
-
-# --- all samples ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_sample_depends_on_seed_and_index_alone(name):
-    wanted = [plain(sample) for sample in MAKERS[name](20)]
-    many = MAKERS[name](1_000_000_000)
-    for index in (19, 3, 11, 3, 0):
-        assert plain(many[index]) == wanted[index]
-    assert plain(many[999_999_999]) == plain(MAKERS[name](1_000_000_000)[-1])
-    assert plain(MAKERS[name](20, seed=6)[3]) != wanted[3]
-    assert wanted[3]["pixels"] != wanted[10]["pixels"]
+    properties.assert_seed_and_index_alone(MAKERS[name])
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_slices_are_a_ranks_part(name):
-    samples = MAKERS[name](11)
-    parts = [samples[rank::3] for rank in range(3)]
-    assert [len(part) for part in parts] == [4, 4, 3]
-    assert plain(parts[2][1]) == plain(samples[5])
-    assert [sample.index for sample in parts[1]] == [1, 4, 7, 10]
+    properties.assert_slices_of_ranks(MAKERS[name])
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_samples_can_be_sent_to_another_process(name):
-    samples = pickle.loads(pickle.dumps(MAKERS[name](9)))
-    assert plain(samples[4]) == plain(MAKERS[name](9)[4])
-
-
-# In a process of its own: what other threads of this one allocate is not the samples'.
-PEAK = """
-import json, sys, tracemalloc
-from test_synthetic import MAKERS
-def peak(samples):
-    tracemalloc.start()
-    for sample in samples:
-        assert sample.pixels.nbytes
-    found = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return found
-for make in MAKERS.values():
-    peak(make(10**9)[:3])
-print(json.dumps({name: [peak(make(10**9)[:n]) for n in (6, 60)] for name, make in MAKERS.items()}))
-"""
+    properties.assert_another_process(MAKERS[name])
 
 
 def test_the_memory_is_that_of_one_sample():
-    done = commands.run([sys.executable, "-c", PEAK], 120, folder=Path(__file__).parent)
-    assert done.ok, done.output
-    for name, (few, many) in json.loads(done.output.splitlines()[-1]).items():
-        # one frame may hold more cars than another, but not ten times as many
-        assert many < 2 * few, name
+    properties.assert_memory_of_one_sample(__file__)
 
 
 @pytest.mark.parametrize(
