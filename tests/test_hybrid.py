@@ -47,8 +47,8 @@ def trained_in_grids(layouts):
             scale = max(np.abs(value).max() for value in right.values())
             apart = max(np.abs(came[path] - right[path]).max() for path in right) / scale
             grid = net.grid
-            place = [grid.data, grid.model, grid.copy, grid.part]
-            sizes = [grid.data_comm.size, grid.model_comm.size]
+            place = [*grid.mesh.values(), *grid.coordinates.values()]
+            sizes = [grid.along("data").size, grid.along("model").size]
             grid.free()
             found[f"{kind} {model} {dtype}"] = [
                 *(float(apart), abs(last - float(loss)), place, sizes)

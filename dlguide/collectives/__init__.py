@@ -27,6 +27,7 @@ from dlguide.collectives.algorithms import (
     broadcast_tree,
     reduce_scatter_ring,
     reduce_tree,
+    ring_share,
 )
 from dlguide.collectives.autotune import (
     LIBRARY,
@@ -65,6 +66,7 @@ __all__ = [
     "reduce_scatter_ring",
     "reduce_tree",
     "require_equal_buffers",
+    "ring_share",
 ]
 
 

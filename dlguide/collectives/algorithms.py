@@ -228,6 +228,11 @@ def allreduce_ring(array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray
     return allgather_ring(array, comm)
 
 
+def ring_share(ranks: int) -> float:
+    """Return 2 (p - 1) / p: bytes that each rank of a ring allreduce sends, per byte of array."""
+    return 2 * (ranks - 1) / ranks
+
+
 def allreduce_ring_segmented(
     array: np.ndarray, comm: Comm, op: str = "sum", segment_bytes: int = 1 << 18
 ) -> np.ndarray:

@@ -16,6 +16,7 @@ _MODULES = (
     "hybrid",
     "layout_planner",
     "local_sgd",
+    "mesh",
     "overlap",
     "parameter_server",
     "pipeline",
@@ -25,6 +26,7 @@ _MODULES = (
 )
 _NAMES = {
     "LocalSGD": "local_sgd",
+    "MeshLayout": "mesh",
     "PipelineParallel": "pipeline",
     "TensorParallelModel": "tensor",
     "ZeroOptimizer": "zero",

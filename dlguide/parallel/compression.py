@@ -98,7 +98,7 @@ class Compressor:
         """
         n = self.nbytes(shape, ranks, dtype)
         gathered = self.gathers and self.compresses(shape, dtype)
-        return float((ranks - 1) * n) if gathered else 2 * (ranks - 1) / ranks * n
+        return float((ranks - 1) * n) if gathered else collectives.ring_share(ranks) * n
 
     def allreduce(
         self, array: np.ndarray, comm: Comm, key: Hashable = "gradient", check: bool = True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.errors import require, require_count
+from dlguide.parallel.mesh import RankMesh
 from dlguide.parallel.pipeline import PipelineParallel
 from dlguide.parallel.tensor import TensorParallelModel, part_of
 
@@ -18,34 +18,10 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 
-@dataclass(frozen=True)
-class RankGrid:
-    """A grid of ranks: rank = copy * model + part.
+def grid(comm: Comm, model: int) -> RankMesh:
+    """Arrange the ranks in a grid "data", "model" with `model` ranks per copy of the net.
 
-    Args:
-        data: number of copies of the net (count).
-        model: number of ranks that share one copy (count).
-        copy: the copy on which this rank works.
-        part: the part of it that this rank holds.
-        data_comm: ranks with the same part of all copies; gradients are summed over it.
-        model_comm: ranks of this copy, neighbours in the numbering.
-    """
-
-    data: int
-    model: int
-    copy: int
-    part: int
-    data_comm: Any
-    model_comm: Any
-
-    def free(self) -> None:
-        """Free both communicators; every rank must call."""
-        self.data_comm.Free()
-        self.model_comm.Free()
-
-
-def grid(comm: Comm, model: int) -> RankGrid:
-    """Arrange the ranks in a grid with `model` ranks per copy; every rank must call.
+    Rank = copy * model + part: the ranks of a copy are neighbours. Every rank must call.
 
     Raises:
         ValueError: on all ranks alike, when `model` does not divide the ranks or differs.
@@ -54,9 +30,7 @@ def grid(comm: Comm, model: int) -> RankGrid:
     with agree_or_raise(comm):
         require_count(model, "model")
         require(comm.size % model == 0, "model", f"divide the {comm.size} ranks", model)
-    copy, part = divmod(comm.rank, model)
-    comms = comm.Split(part, copy), comm.Split(copy, part)
-    return RankGrid(comm.size // model, model, copy, part, *comms)
+    return RankMesh(comm, {"data": comm.size // model, "model": model})
 
 
 class HybridParallel:
@@ -66,12 +40,13 @@ class HybridParallel:
     global batch, so a step is that of the whole net with the global batch.
     """
 
-    def __init__(self, grid: RankGrid, inner: PipelineParallel | TensorParallelModel) -> None:
+    def __init__(self, grid: RankMesh, inner: PipelineParallel | TensorParallelModel) -> None:
         self.grid, self.inner = grid, inner
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> Any:
         """Train on one global batch; every rank must call, with the whole batch."""
-        mine = part_of(len(images), self.grid.data, self.grid.copy, "images")
+        copies, copy = self.grid.mesh["data"], self.grid.coordinates["data"]
+        mine = part_of(len(images), copies, copy, "images")
         return self.inner.step(images[mine], labels[mine], samples=len(images))
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -101,9 +76,10 @@ def pipeline(
         ValueError: on all ranks alike, as `grid` and `PipelineParallel` do.
     """
     ranks = grid(comm, stages)
-    options["replicas"] = ranks.data_comm
+    options["replicas"] = ranks.along("data")
+    stages_comm = ranks.along("model")
     return HybridParallel(
-        ranks, PipelineParallel(model, ranks.model_comm, optimizer, microbatches, **options)
+        ranks, PipelineParallel(model, stages_comm, optimizer, microbatches, **options)
     )
 
 
@@ -112,5 +88,6 @@ def tensor(
 ) -> HybridParallel:
     """Return a grid of data x tensor; every rank must call, as for `pipeline`."""
     ranks = grid(comm, parts)
-    inner = TensorParallelModel(model, ranks.model_comm, rate, momentum, ranks.data_comm)
+    copies, parts_comm = ranks.along("data"), ranks.along("model")
+    inner = TensorParallelModel(model, parts_comm, rate, momentum, copies)
     return HybridParallel(ranks, inner)

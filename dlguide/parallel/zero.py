@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.collectives import allgather_ring, parts, reduce_scatter_ring
+from dlguide.collectives import allgather_ring, parts, reduce_scatter_ring, ring_share
 from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require_known, require_positive
 
@@ -122,7 +122,7 @@ def bytes_sent(nbytes: int, ranks: int) -> float:
     >>> bytes_sent(100, 2)
     100.0
     """
-    return 2 * (ranks - 1) / ranks * nbytes
+    return ring_share(ranks) * nbytes
 
 
 def memory_bytes(nbytes: int, ranks: int, method: str = "adam", sharded: bool = True) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlguide.collectives import ring_share
 from dlguide.errors import require
 from dlguide.plots.figures import (
     BLUE,
@@ -46,7 +47,7 @@ def allreduce(
     require(bool(seconds), "seconds", "hold at least one size", {})
     names = list(dict.fromkeys(name for times in seconds.values() for name in times))
     drawn, (left, right) = figure(columns=2, width=10.5, height=4.2)
-    share = 2 * (ranks - 1) / ranks
+    share = ring_share(ranks)
     lines = {
         name: sorted((nbytes, times[name]) for nbytes, times in seconds.items() if name in times)
         for name in names

@@ -41,7 +41,6 @@ __all__ = [
     "link_names",
     "parameter_server",
     "reduce_scatter",
-    "ring_share",
     "slowest",
 ]
 
@@ -240,11 +239,6 @@ def allgather(nbytes: float, workers: int, link: Link) -> float:
 def alltoall(nbytes: float, workers: int, link: Link) -> float:
     """Predict an exchange between all pairs, `nbytes` on each worker: (p - 1) (a + n/p b) (s)."""
     return allgather(nbytes, workers, link)
-
-
-def ring_share(workers: int) -> float:
-    """Return 2 (p - 1) / p: bytes that each worker of a ring allreduce sends, per byte of array."""
-    return 2 * (workers - 1) / workers
 
 
 def amdahl(serial_fraction: float, workers: int) -> float:

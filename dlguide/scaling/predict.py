@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from dlguide import published
+from dlguide.collectives import ring_share
 from dlguide.errors import require, require_count, require_positive
-from dlguide.scaling.costs import ring_share, slowest
+from dlguide.scaling.costs import slowest
 from dlguide.scaling.step import TrainingTime, training
 
 __all__ = [

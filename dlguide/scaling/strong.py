@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dlguide.collectives import ring_share
 from dlguide.errors import require, require_count, require_known
-from dlguide.scaling.costs import ring_share
 
 __all__ = ["SHAPES", "StrongFit", "fit"]
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.collectives import allreduce_ring
+from dlguide.collectives import allreduce_ring, ring_share
 from dlguide.collectives.agreement import require_equal_buffers
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.parallel import parameter_server
@@ -123,7 +123,7 @@ def ring_seconds(
     bus = require_positive(bus_bytes_per_s, "bus_bytes_per_s")
     memory = bus if memory_bytes_per_s is None else memory_bytes_per_s
     require_positive(memory, "memory_bytes_per_s")
-    moved = 2 * 2 * (ranks - 1) / ranks * nbytes
+    moved = 2 * ring_share(ranks) * nbytes
     return direct_s + moved * sum([1 / bus, 1 / memory][:copies])
 
 

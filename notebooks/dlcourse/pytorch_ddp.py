@@ -26,7 +26,7 @@ import numpy as np
 
 from dlcourse import pytorch_net
 from dlcourse.pytorch_rendezvous import joined_by_mpi
-from dlguide.collectives import allreduce
+from dlguide.collectives import allreduce, ring_share
 from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
@@ -331,7 +331,7 @@ def traffic(ranks: int, weights_nbytes: int, images_nbytes: int = 0) -> dict[str
     weights = require_count(weights_nbytes, "weights_nbytes", least=0)
     images = require_count(images_nbytes, "images_nbytes", least=0)
     helper = 2.0 * weights + images / p if p > 1 else 0.0
-    ring = 2 * 2 * (p - 1) / p * weights
+    ring = 2 * ring_share(p) * weights
     return {"rank 0": (p - 1) * helper, "a helper": helper, "each of a ring": ring}
 
 
