@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from fake_machine import machine as fake
 
@@ -119,7 +118,7 @@ def test_measure_here_finds_what_the_processor_has_and_loads_nothing_into_the_ca
 
 
 def answers(**parts):
-    return lambda part, job, budget_s: parts[part]
+    return lambda module, part, job, limit_s: parts[part]
 
 
 def rate(name):
@@ -131,11 +130,11 @@ def test_a_machine_without_bf16_and_vnni_says_so_and_goes_on(monkeypatch):
     monkeypatch.setattr(roofline, "describe", lambda: old)
     asked = {}
 
-    def answer(part, job, budget_s):
+    def answer(module, part, job, limit_s):
         asked[part] = job
         return rate({"memory": "memory", "integers": "int8", "floats": "float32"}[part]), ""
 
-    monkeypatch.setattr(roofline, "_ask", answer)
+    monkeypatch.setattr(roofline.limits, "ask", answer)
     roof = roofline.measure(1.0)
     assert set(roof.flops_per_s) == {"float32", "int8"}
     assert "multiplies no bfloat16" in roof.missing["bfloat16"]
@@ -148,11 +147,11 @@ def test_one_thread_a_core_is_measured_also_with_hyperthreads(monkeypatch):
     monkeypatch.setattr(roofline, "describe", lambda: fake(4, threads=2, quota=2.5))
     jobs = []
 
-    def answer(part, job, budget_s):
+    def answer(module, part, job, limit_s):
         jobs.append(job)
         return rate("memory") | rate("float32"), ""
 
-    monkeypatch.setattr(roofline, "_ask", answer)
+    monkeypatch.setattr(roofline.limits, "ask", answer)
     assert roofline.measure(1.0).threads == 2
     assert jobs[0]["cpus"] == [0, 1]
     assert roofline.measure(1.0, threads=1).threads == 1
@@ -163,30 +162,13 @@ def test_one_thread_a_core_is_measured_also_with_hyperthreads(monkeypatch):
 def test_a_part_that_fails_is_missing_with_its_reason(monkeypatch):
     failed = ({}, "exit status 1: ImportError: no onnxruntime")
     parts = {"memory": (rate("memory"), ""), "floats": (rate("float32"), "")}
-    monkeypatch.setattr(roofline, "_ask", answers(**parts, integers=failed))
+    monkeypatch.setattr(roofline.limits, "ask", answers(**parts, integers=failed))
     assert "no onnxruntime" in roofline.measure(1.0).missing["int8"]
-    monkeypatch.setattr(roofline, "_ask", answers(memory=failed, floats=failed, integers=failed))
+    monkeypatch.setattr(
+        roofline.limits, "ask", answers(memory=failed, floats=failed, integers=failed)
+    )
     with pytest.raises(RuntimeError, match=r"found no memory: exit status 1: ImportError"):
         roofline.measure(1.0)
-
-
-def test_a_kernel_that_breaks_is_told(monkeypatch):
-    answer, trouble = roofline._ask("no such part", {"cpus": [0]}, 1.0)
-    assert answer == {}
-    assert "exit status 1" in trouble
-
-
-def test_repeated_counts_work_over_time():
-    assert len(roofline._repeated(lambda: None, 1.0, 0.0)) == 3
-    rates = roofline._in_turns({"a": (lambda: None, 1.0), "b": (lambda: None, 1e9)}, 0.0)
-    assert [len(each) for each in rates.values()] == [9, 9]
-    assert min(rates["b"]) > max(rates["a"])
-
-
-def test_a_wrong_product_is_never_a_peak():
-    roofline._must_equal(np.ones(3), np.ones(3))
-    with pytest.raises(RuntimeError, match="differs from NumPy's"):
-        roofline._must_equal(np.ones(3), np.full(3, 1.5))
 
 
 def test_arrays_are_much_larger_than_the_caches_and_fit_into_memory(monkeypatch):

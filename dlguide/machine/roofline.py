@@ -4,31 +4,25 @@
     roofline.place(roof, "dense layer", flops, nbytes).bound  # "memory" or "compute"
 
 Each part is measured in a new process (`python -m dlguide.machine.roofline PART JSON`), so that
-neither TensorFlow nor its threads come into the calling one. That process binds itself to the
-logical CPUs before a library starts its threads and ends with a line of ROOF and JSON.
+neither TensorFlow nor its threads come into the calling one; see `dlguide.measure.limits`.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import statistics
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from dlguide import commands
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.machine.describe import Machine, describe
 from dlguide.machine.topology import last_level_cache_bytes
+from dlguide.measure import limits
 
 __all__ = ["Roof", "RooflinePoint", "measure", "place", "predict"]
 
@@ -121,7 +115,7 @@ def measure(seconds: float = 8.0, threads: int | None = None) -> Roof:
     if not machine.has("bf16"):
         missing["bfloat16"] = "this processor multiplies no bfloat16; emulated it would be slower"
     for part, names in _PARTS.items():
-        answer, trouble = _ask(part, job, budget_s)
+        answer, trouble = limits.ask(__name__, part, job, _LOADING_S + 4 * budget_s)
         found |= answer
         for name in names:
             if name not in answer and name not in missing:
@@ -277,56 +271,12 @@ def _array_bytes(machine: Machine, cpus: list[int]) -> int:
     return max(2**20, min(max(4 * caches, _ARRAY_BYTES), limit, _LARGEST_ARRAY_BYTES))
 
 
-def _ask(part: str, job: dict[str, Any], budget_s: float) -> tuple[dict[str, Any], str]:
-    """Measure one part in a new process; return its rates, and why something is missing."""
-    threads = str(len(job["cpus"]))
-    env = commands.without_mpi() | {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_NUM_INTRAOP_THREADS": threads,
-        "TF_NUM_INTEROP_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",  # the processor is measured
-    }
-    for limiter in ("ONEDNN_MAX_CPU_ISA", "TF_ENABLE_ONEDNN_OPTS", "ONEDNN_VERBOSE"):
-        env.pop(limiter, None)
-    module = "dlguide.machine.roofline"
-    program = [sys.executable, "-P", "-m", module, part, json.dumps(job)]
-    done = commands.run(program, _LOADING_S + 4 * budget_s, env)
-    for line in reversed(done.output.splitlines()):
-        if line.startswith("ROOF "):
-            return json.loads(line[5:]), ""
-    status = "no answer in time" if done.status is None else f"exit status {done.status}"
-    return {}, f"{status}: {done.tail(2)}"
-
-
 def _integers_by(machine: Machine) -> str:
     if machine.has("vnni"):
         return "; this processor has VNNI"
     if machine.has("dot"):
         return "; this processor has Arm's dot product"
     return "; without VNNI, by several instructions for each product with its sum"
-
-
-def _repeated(function: Callable[[], Any], work: float, seconds: float) -> list[float]:
-    """Call a function until the time is used up and give its rates."""
-    for _ in range(2):
-        function()
-    rates, end = [], perf_counter() + seconds
-    while perf_counter() < end or len(rates) < 3:
-        start = perf_counter()
-        function()
-        rates.append(work / (perf_counter() - start))
-    return rates
-
-
-def _in_turns(
-    kernels: dict[Any, tuple[Callable[[], Any], float]], seconds: float, rounds: int = 3
-) -> dict[Any, list[float]]:
-    """Call several functions in turns, so that a disturbance of a second hits all alike."""
-    rates: dict[Any, list[float]] = {name: [] for name in kernels}
-    for _ in range(rounds):
-        for name, (function, work) in kernels.items():
-            rates[name] += _repeated(function, work, seconds / rounds / len(kernels))
-    return rates
 
 
 def _memory(job: dict[str, Any]) -> _Rates:
@@ -355,7 +305,7 @@ def _memory(job: dict[str, Any]) -> _Rates:
             "Add": (on_all(lambda part: np.add(a[part], b[part], out=c[part])), 24),
             "a sum": (on_all(lambda part: np.add.reduce(b[part])), 8),
         }
-        rates = _in_turns(
+        rates = limits.in_turns(
             {name: (kernel, nbytes * count) for name, (kernel, nbytes) in kernels.items()},
             job["seconds"],
         )
@@ -372,7 +322,7 @@ def _integers(job: dict[str, Any]) -> _Rates:
 
     random = np.random.default_rng(0)
     kernels = {}
-    for size in _sizes(len(job["cpus"])):
+    for size in limits.product_sizes(len(job["cpus"])):
         left = random.integers(0, 128, (size, size)).astype(np.uint8)
         right = random.integers(-64, 64, (size, size)).astype(np.int8)
         graph = helper.make_graph(
@@ -393,42 +343,25 @@ def _integers(job: dict[str, Any]) -> _Rates:
         product = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty((size, size), np.int32))
         binding.bind_ortvalue_output("product", product)
         session.run_with_iobinding(binding)
-        _must_equal(product.numpy()[:8], left[:8].astype(np.int32) @ right.astype(np.int32))
+        limits.require_equal(
+            product.numpy()[:8], left[:8].astype(np.int32) @ right.astype(np.int32)
+        )
         kernels[size] = (partial(session.run_with_iobinding, binding), 2 * size**3)
     return {
         "int8": _best(
-            _in_turns(kernels, job["seconds"]), "onnxruntime MatMulInteger, uint8 x int8 -> int32"
+            limits.in_turns(kernels, job["seconds"]),
+            "onnxruntime MatMulInteger, uint8 x int8 -> int32",
         )
     }
 
 
 def _floats(job: dict[str, Any]) -> _Rates:
     """Measure products of float32 and, where there is an instruction, of bfloat16: TensorFlow."""
-    import tensorflow as tf
-
-    random = np.random.default_rng(0)
-    product = tf.function(tf.matmul, jit_compile=False)
     found: _Rates = {}
     for dtype in ("float32", "bfloat16") if job["bfloat16"] else ("float32",):
-        kernels = {}
-        for size in _sizes(len(job["cpus"])):
-            # small whole numbers are exact in both formats, and so are their sums
-            numbers = [random.integers(-4, 5, (size, size)) for _ in range(2)]
-            left, right = (tf.constant(each, dtype) for each in numbers)
-            first = tf.cast(product(left[:8], right), tf.float32).numpy()
-            rounding = 0.0 if dtype == "float32" else 2**-8
-            _must_equal(first, (numbers[0][:8] @ numbers[1]).astype(np.float32), rounding)
-            kernels[size] = (partial(product, left, right), 2 * size**3)
-        rates = _in_turns(kernels, job["seconds"])
+        rates = limits.product_rates(dtype, len(job["cpus"]), job["seconds"])
         found[dtype] = _best(rates, f"TensorFlow (oneDNN) matmul in {dtype}")
     return found
-
-
-def _sizes(threads: int) -> tuple[int, int]:
-    """Edges of the matrices: with more threads there must be more to divide."""
-    smallest = 1024
-    scale = 2 ** math.ceil(math.log2(max(1.0, math.sqrt(threads / 4))))
-    return smallest * scale, 2 * smallest * scale
 
 
 def _best(rates: dict[int, list[float]], what: str) -> dict[str, Any]:
@@ -440,13 +373,5 @@ def _summed_up(rates: list[float], how: str) -> dict[str, Any]:
     return {"best": max(rates), "median": statistics.median(rates), "how": how}
 
 
-def _must_equal(came: np.ndarray, right: np.ndarray, relative: float = 0.0) -> None:
-    if not np.allclose(came, right, rtol=relative, atol=0.0):
-        raise RuntimeError("the library's product differs from NumPy's")
-
-
 if __name__ == "__main__":
-    _part, _job = sys.argv[1], json.loads(sys.argv[2])
-    os.sched_setaffinity(0, _job["cpus"])
-    _measured = {"memory": _memory, "integers": _integers, "floats": _floats}[_part](_job)
-    sys.stdout.write(f"\nROOF {json.dumps(_measured)}\n")
+    limits.answer_part({"memory": _memory, "integers": _integers, "floats": _floats})

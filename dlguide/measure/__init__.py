@@ -1,6 +1,6 @@
-"""Timings, the result of a training, utilisation of cores, progress, Horovod's timeline."""
+"""Timings, limits of the machine, results of trainings, utilisation, progress, timelines."""
 
-from dlguide.measure import horovod_timeline
+from dlguide.measure import horovod_timeline, limits
 from dlguide.measure.progress import launched, report_progress
 from dlguide.measure.run import Run, steady_images_per_s
 from dlguide.measure.timing import Ratio, Timing, ratio, timing
@@ -13,6 +13,7 @@ __all__ = [
     "Utilisation",
     "horovod_timeline",
     "launched",
+    "limits",
     "ratio",
     "report_progress",
     "steady_images_per_s",

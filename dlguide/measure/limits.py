@@ -1,0 +1,650 @@
+"""What this machine allows: limits that speeds are compared with, measured once and stored.
+
+    found = limits.load() or limits.measure()  # measuring takes about half a minute
+    found.allreduce(64 << 20, ranks=2).share(0.0103)  # 0.61: the limit is 6.3 ms
+
+Every limit is the median of repeated samples, with its quartiles. Where these are more than 20 % of
+the median apart, the machine was not quiet, and there is no share of that limit.
+
+Each part is measured in a new process (`python -m dlguide.measure.limits PART JSON`) with a time
+limit, so that no library and no thread comes into the calling one. That process binds itself to the
+cores before a library starts its threads, and ends with a line of MEASURED and JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from threading import Barrier
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import dlguide
+from dlguide import commands
+from dlguide.errors import require, require_count, require_positive
+from dlguide.files import atomic_write, cache_folder, require_writable
+from dlguide.measure.timing import Timing
+
+__all__ = ["Bound", "Limit", "Limits", "load", "measure"]
+
+MOST_SPREAD = 0.2  # distance of the quartiles over the median: above it there is no share
+AGAIN = "Measure again with `dlguide bench limits --again`"
+# What is measured beside memory: its unit, and what it means.
+QUANTITIES = {
+    "line_transfer_s": ("s", "until one core sees a cache line that another one has written"),
+    "side_by_side": ("", "speed of independent processes, one per core, over that of one alone"),
+    "cached_read_bytes_per_s": ("bytes/s", "one core reads a file in the page cache"),
+    "checksum_bytes_per_s": ("bytes/s", "one core computes CRC-32C"),
+    "flops_per_s": ("flop/s", "multiply-adds of all cores in float32, two flops each"),
+}
+# The quantities of each part, and its time limit (s): much more than it needs on a busy machine.
+_PARTS = {
+    "memory": (("memory",), 90.0),
+    "line": (("line_transfer_s",), 30.0),
+    "processes": (("side_by_side",), 60.0),
+    "files": (("cached_read_bytes_per_s", "checksum_bytes_per_s"), 60.0),
+    "products": (("flops_per_s",), 120.0),
+}
+_SAMPLES, _SAMPLE_S = 9, 0.015
+_FOOTPRINTS = [2**power for power in range(16, 30)]
+_FILE_BYTES, _READ_BYTES = 64 << 20, 8 << 20
+_BLOCK = 1 << 16  # elements
+_LINE_ROUNDS = 20_000
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One measured limit; `median` is the value, `low` and `high` are the quartiles.
+
+    Args:
+        samples: every sample, in the unit of the quantity.
+        how: how it was measured.
+    """
+
+    samples: tuple[float, ...]
+    how: str
+
+    @property
+    def median(self) -> float:
+        """Median of the samples."""
+        return Timing(self.samples).median
+
+    @property
+    def low(self) -> float:
+        """The first quartile."""
+        return Timing(self.samples).low
+
+    @property
+    def high(self) -> float:
+        """The third quartile."""
+        return Timing(self.samples).high
+
+    @property
+    def spread(self) -> float:
+        """The distance of the quartiles as a fraction of the median."""
+        return Timing(self.samples).spread
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The shortest time in which this machine could do something.
+
+    Args:
+        seconds: that time (s); None if a limit it needs was not measured.
+        spread: of the limits it is made from; the largest.
+        why: the formula, or what was not measured.
+    """
+
+    seconds: float | None
+    spread: float
+    why: str
+
+    def share(self, seconds: float) -> float | None:
+        """Return the share of the limit that was reached, 1 at best.
+
+        Args:
+            seconds: the time that was measured (s).
+
+        Returns:
+            float | None: None if the limit is not known, or its spread is above 20 %.
+        """
+        if self.seconds is None or self.spread > MOST_SPREAD:
+            return None
+        return self.seconds / seconds
+
+    def cell(self, timing: Timing) -> str:
+        """Return the share for a table; the larger spread where one is above 20 %."""
+        if self.seconds is None:
+            return "unknown"
+        spread = max(self.spread, timing.spread)
+        if spread > MOST_SPREAD:
+            return f"spread {spread:.0%}"
+        return f"{self.seconds / timing.median:.2g}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one machine.
+
+    Args:
+        machine: name, processor and number of logical CPUs that may be used; the key of storage.
+        cpus: logical CPUs that were measured, one per core.
+        measured: date and time (UTC).
+        version: of dlguide.
+        memory: memory traffic of all cores (bytes/s, read and written bytes both counted) by
+            footprint (bytes), the size of all arrays together.
+        values: the other limits by quantity; `QUANTITIES` has their units.
+        missing: by quantity, why there is no value.
+    """
+
+    machine: str
+    cpus: tuple[int, ...]
+    measured: str
+    version: str
+    memory: dict[int, Limit] = field(hash=False)
+    values: dict[str, Limit] = field(hash=False)
+    missing: dict[str, str] = field(hash=False)
+
+    def memory_bytes_per_s(self, footprint: float) -> float:
+        """Return the memory traffic of all cores over arrays of `footprint` bytes together.
+
+        Between the measured footprints it is interpolated in the logarithm of the footprint;
+        beyond them the nearest one counts.
+        """
+        sizes = sorted(self.memory)
+        rates = [self.memory[each].median for each in sizes]
+        return float(np.interp(math.log(footprint), np.log(sizes), rates))
+
+    def allreduce(self, nbytes: int, ranks: int) -> Bound:
+        """Return the shortest time of an allreduce of `nbytes` on each of p ranks of one host.
+
+            max(2 p n / memory_bytes_per_s(p n), 2 line_transfer_s)
+
+        Each of the p arrays holds n bytes that only its rank has, so each must be read once; the
+        sum must be written once into each. That is p n bytes read and p n written through the
+        memory of the host, by whatever algorithm, over a footprint of p n. The kernel `x = a + b;
+        a = x; b = x` moves just that for two ranks. Messages need more: a copy into the buffer of
+        the sender and one out of it read and write every byte again.
+
+        A small array takes two transfers of a cache line: a rank must see that the others' arrays
+        are ready, and before it returns (its caller may then change its array), that the others
+        have read its own.
+
+        With fewer ranks than cores no rank may reach the traffic of all cores; the limit is then
+        lower than what is possible, never higher.
+
+        Args:
+            nbytes: size of the array on every rank (bytes).
+            ranks: p.
+
+        Raises:
+            ValueError: if a value is not a whole number of at least 1.
+        """
+        n, p = require_count(nbytes, "nbytes"), require_count(ranks, "ranks")
+        if not self.memory:
+            return self._unknown("memory")
+        if p == 1:
+            return Bound(0.0, 0.0, "one rank exchanges nothing")
+        moving = 2 * p * n / self.memory_bytes_per_s(p * n)
+        line = self.values.get("line_transfer_s")
+        if line is not None and 2 * line.median > moving:
+            return Bound(2 * line.median, line.spread, "two transfers of a cache line")
+        near = sorted(self.memory, key=lambda each: abs(math.log(each / (p * n))))[:2]
+        spread = max(self.memory[each].spread for each in near)
+        return Bound(moving, spread, f"{2 * p * n:,} bytes through memory")
+
+    def reading(self, nbytes: int, checked: bool = True) -> Bound:
+        """Return the shortest time in which one core reads files in the page cache.
+
+            N / cached_read_bytes_per_s + N / checksum_bytes_per_s
+
+        Every byte must be copied from the page cache, and, where it is checked, must pass through
+        CRC-32C once. Opening files, splitting samples and decoding come on top.
+
+        Args:
+            nbytes: N, all bytes that are read.
+            checked: with checksums.
+        """
+        names = ["cached_read_bytes_per_s", "checksum_bytes_per_s"][: 1 + checked]
+        return self._sum(names, require_count(nbytes, "nbytes"), "reading, checksums")
+
+    def computing(self, flops: float, cores: int | None = None) -> Bound:
+        """Return the shortest time of float32 operations; the share of it is the MFU.
+
+            flops / (flops_per_s c / cores measured)
+
+        Model FLOPs utilisation: the operations that the net needs by count, not those that a
+        kernel really does, over what the multiply-add units could have done in that time.
+
+        Args:
+            flops: operations, additions and multiplications counted each, as
+                `dlguide.models.costs` counts them.
+            cores: c, cores that compute; None for all.
+
+        Source:
+            Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, arXiv:2204.02311,
+            appendix B: "model FLOPs utilization".
+        """
+        part = 1.0 if cores is None else min(1.0, require_count(cores, "cores") / len(self.cpus))
+        work = require_positive(flops, "flops") / part
+        return self._sum(["flops_per_s"], work, "operations of the multiply-add units")
+
+    def _sum(self, names: Sequence[str], work: float, why: str) -> Bound:
+        for name in names:
+            if name not in self.values:
+                return self._unknown(name)
+        limits = [self.values[name] for name in names]
+        seconds = sum(work / each.median for each in limits)
+        return Bound(seconds, max(each.spread for each in limits), why)
+
+    def _unknown(self, name: str) -> Bound:
+        return Bound(None, 0.0, f"{name} was not measured: {self.missing[name]}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain numbers and texts, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Limits:
+        """Build limits from the result of `as_dict`, also after JSON."""
+
+        def limit(one: dict[str, Any]) -> Limit:
+            samples = tuple(map(float, one["samples"]))
+            usable = bool(samples) and min(samples) > 0 and max(samples) < math.inf
+            require(usable, "samples", "be positive numbers", one["samples"])
+            return Limit(samples, str(one["how"]))
+
+        return cls(
+            str(plain["machine"]),
+            tuple(map(int, plain["cpus"])),
+            str(plain["measured"]),
+            str(plain["version"]),
+            {int(each): limit(one) for each, one in plain["memory"].items()},
+            {name: limit(plain["values"][name]) for name in QUANTITIES if name in plain["values"]},
+            {str(name): str(why) for name, why in plain["missing"].items()},
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.machine}; {len(self.cpus)} cores, {self.measured}, dlguide {self.version}",
+            "medians (quartiles) of the samples",
+        ]
+        rows = [(f"memory, {_bytes(size)}", each) for size, each in sorted(self.memory.items())]
+        rows += [(name, each) for name, each in self.values.items()]
+        for name, each in rows:
+            unit = QUANTITIES[name][0] if name in QUANTITIES else "bytes/s"
+            text = f"{each.median:.3g} {unit}".strip()
+            moved = f"; spread {each.spread:.0%}, no share" if each.spread > MOST_SPREAD else ""
+            lines.append(f"  {name:24} {text:18} ({each.low:.3g} to {each.high:.3g}{moved})")
+        if self.memory:
+            lines.append(f"memory: {next(iter(self.memory.values())).how}")
+        lines += [f"{name}: {QUANTITIES[name][1]}; {e.how}" for name, e in self.values.items()]
+        lines += [f"{name}: no value, {why}" for name, why in self.missing.items()]
+        return "\n".join(lines)
+
+
+def measure(cpus: Sequence[int] | None = None) -> Limits:
+    """Measure the limits of this machine and store them for `load`; takes about half a minute.
+
+    Memory and the cache line are measured by kernels in C, built once with the system's compiler;
+    without one NumPy measures memory in blocks, and there is no time of a cache line.
+
+    Args:
+        cpus: logical CPUs to compute on, one per core; None for all this process may use.
+
+    Raises:
+        ValueError: if this process may not use one of `cpus`, or the limits cannot be stored.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    chosen = allowed if cpus is None else [require_count(each, "cpus", least=0) for each in cpus]
+    usable = bool(chosen) and set(chosen) <= set(allowed) and len(set(chosen)) == len(chosen)
+    require(usable, "cpus", f"be different ones of the CPUs {allowed}", list(chosen))
+    require_writable(cache_folder(), "DLGUIDE_CACHE")
+    library, no_library = _kernels()
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+    footprints = [size for size in _FOOTPRINTS if size <= room] or _FOOTPRINTS[:1]
+    job = {"cpus": chosen, "library": library, "footprints": footprints}
+    found: dict[str, Limit] = {}
+    missing: dict[str, str] = {}
+    for part, (names, limit_s) in _PARTS.items():
+        answer: dict[str, Any] = {}
+        if part in ("line", "processes") and len(chosen) < 2:
+            why = f"it must have 2 cores, and this process may use {len(chosen)}. Allow more"
+        elif part == "line" and library is None:
+            why = no_library
+        else:
+            answer, why = ask(__name__, part, job, limit_s)
+        found |= {name: Limit(tuple(one["samples"]), one["how"]) for name, one in answer.items()}
+        if not answer:
+            missing |= dict.fromkeys(names, f"{why.rstrip('.')}. {AGAIN}.")
+    memory = {int(name): limit for name, limit in found.items() if name.isdigit()}
+    values = {name: limit for name, limit in found.items() if not name.isdigit()}
+    if library is None:
+        note = f"; {no_library}. {AGAIN}."
+        memory = {size: Limit(e.samples, e.how + note) for size, e in memory.items()}
+    now = datetime.now(UTC).isoformat(" ", "minutes")
+    measured = Limits(_machine(), tuple(chosen), now, dlguide.__version__, memory, values, missing)
+    with atomic_write(_path()) as file:
+        json.dump(measured.as_dict(), file)
+    return measured
+
+
+def load() -> Limits | None:
+    """Read the limits of this machine.
+
+    Returns:
+        Limits | None: None if none are stored, or by another version of dlguide. A damaged file
+        causes a warning and is not used.
+    """
+    path = _path()
+    try:
+        found = Limits.from_dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        warnings.warn(
+            f"{path} does not hold the limits of a machine ({error}), so there is no share of a "
+            f"limit. {AGAIN}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return found if (found.machine, found.version) == (_machine(), dlguide.__version__) else None
+
+
+def ask(module: str, part: str, job: dict[str, Any], limit_s: float) -> tuple[dict[str, Any], str]:
+    """Let `python -m module` measure a part; return its answer, and why there is none."""
+    threads = str(len(job["cpus"]))
+    env = commands.without_mpi() | {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_NUM_INTRAOP_THREADS": threads,
+        "TF_NUM_INTEROP_THREADS": "1",
+        "OMP_NUM_THREADS": "1",  # NumPy's products: the parts start threads themselves
+        "OPENBLAS_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",  # the processor is measured
+    }
+    for limiter in ("ONEDNN_MAX_CPU_ISA", "TF_ENABLE_ONEDNN_OPTS", "ONEDNN_VERBOSE"):
+        env.pop(limiter, None)
+    done = commands.run([sys.executable, "-P", "-m", module, part, json.dumps(job)], limit_s, env)
+    for line in reversed(done.output.splitlines()):
+        if line.startswith("MEASURED "):
+            return json.loads(line[9:]), ""
+    status = f"no answer in {limit_s:g} s" if done.status is None else f"exit status {done.status}"
+    return {}, f"{status}: {done.tail(2)}"
+
+
+def answer_part(parts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
+    """Measure the part that the command line names, for `ask`, on the CPUs of its job."""
+    part, job = sys.argv[1], json.loads(sys.argv[2])
+    os.sched_setaffinity(0, job["cpus"])
+    sys.stdout.write(f"\nMEASURED {json.dumps(parts[part](job))}\n")
+
+
+def in_turns(
+    kernels: dict[Any, tuple[Callable[[], Any], float]], seconds: float, rounds: int = 3
+) -> dict[Any, list[float]]:
+    """Time (function, work) in turns, at least 3 times each a round; return rates, work per s."""
+    rates: dict[Any, list[float]] = {name: [] for name in kernels}
+    for _ in range(rounds):
+        for name, (function, work) in kernels.items():
+            for _ in range(2):
+                function()
+            end, least = perf_counter() + seconds / rounds / len(kernels), len(rates[name]) + 3
+            while perf_counter() < end or len(rates[name]) < least:
+                start = perf_counter()
+                function()
+                rates[name].append(work / (perf_counter() - start))
+    return rates
+
+
+def product_rates(dtype: str, threads: int, seconds: float) -> dict[int, list[float]]:
+    """Return the rates of TensorFlow's matrix products by the edge of the matrices (flop/s)."""
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    product = tf.function(tf.matmul, jit_compile=False)
+    kernels = {}
+    for size in product_sizes(threads):
+        # small whole numbers are exact in all formats, and so are their sums
+        numbers = [random.integers(-4, 5, (size, size)) for _ in range(2)]
+        left, right = (tf.constant(each, dtype) for each in numbers)
+        first = tf.cast(product(left[:8], right), tf.float32).numpy()
+        rounding = 0.0 if dtype == "float32" else 2**-8
+        require_equal(first, (numbers[0][:8] @ numbers[1]).astype(np.float32), rounding)
+        kernels[size] = (partial(product, left, right), 2 * size**3)
+    return in_turns(kernels, seconds)
+
+
+def product_sizes(threads: int) -> tuple[int, int]:
+    """Edges of the matrices: with more threads there must be more to divide."""
+    smallest = 1024
+    scale = 2 ** math.ceil(math.log2(max(1.0, math.sqrt(threads / 4))))
+    return smallest * scale, 2 * smallest * scale
+
+
+def require_equal(came: np.ndarray, right: np.ndarray, relative: float = 0.0) -> None:
+    """Refuse a library whose product is not NumPy's."""
+    if not np.allclose(came, right, rtol=relative, atol=0.0):
+        raise RuntimeError("the library's product differs from NumPy's")
+
+
+def _machine() -> str:
+    """Name and processor: what the limits are stored for."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    fields = [line.partition(":")[::2] for line in lines]
+    model = next((value.strip() for name, value in fields if name.strip() == "model name"), "")
+    processor = model or platform.machine()
+    return f"{platform.node()}: {processor}, {len(os.sched_getaffinity(0))} logical CPUs"
+
+
+def _path() -> Path:
+    return cache_folder() / f"limits-{hashlib.sha256(_machine().encode()).hexdigest()[:16]}.json"
+
+
+def _kernels() -> tuple[str | None, str]:
+    """Return the built kernels, building them if need be, or why there are none."""
+    source = Path(__file__).with_suffix(".c")
+    digest = hashlib.sha256(source.read_bytes() + _machine().encode()).hexdigest()[:16]
+    target = cache_folder() / f"limits-{digest}.so"
+    if _loads(target):
+        return str(target), ""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        return None, "there is no C compiler (cc, gcc or clang) on PATH. Install one"
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+        built = Path(folder) / target.name
+        for options in (["-march=native"], []):  # not every compiler has it
+            command = [compiler, "-O3", *options, "-shared", "-fPIC", "-o", built, source]
+            done = commands.run(command, 60.0)
+            if done.ok and _loads(built):
+                os.replace(built, target)
+                return str(target), ""
+    return None, f"{compiler} does not build {source.name} ({done.tail(1)}). Repair it"
+
+
+def _loads(library: Path) -> bool:
+    try:
+        return hasattr(ctypes.CDLL(str(library)), "ping_pong")
+    except OSError:
+        return False
+
+
+def _on_cores(cpus: Sequence[int], work: Callable[[int], Any]) -> float:
+    """Start `work(k)` on all cores at once, a thread bound to each; return the time (s)."""
+    gate = Barrier(len(cpus))
+
+    def bound(k: int) -> tuple[float, float]:
+        os.sched_setaffinity(0, {cpus[k]})  # of this thread
+        gate.wait()
+        start = perf_counter()
+        work(k)
+        return start, perf_counter()
+
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        starts, ends = zip(*pool.map(bound, range(len(cpus))), strict=True)
+    return max(ends) - min(starts)
+
+
+def _numpy_traffic(a: np.ndarray, b: np.ndarray, passes: int) -> None:
+    """Do what the kernel in C does, in blocks that stay in a cache between the two operations."""
+    for _ in range(passes):
+        for start in range(0, a.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            np.add(a[part], b[part], out=a[part])
+            b[part] = a[part]
+
+
+def _c_traffic(library: str, a: np.ndarray, b: np.ndarray, passes: int) -> None:
+    """Run `x = a + b; a = x; b = x` over two float32 arrays."""
+    places = [ctypes.c_void_p(each.ctypes.data) for each in (a, b)]
+    ctypes.CDLL(library).traffic(*places, ctypes.c_size_t(a.size), ctypes.c_long(passes))
+
+
+def _memory(job: dict[str, Any]) -> dict[str, Any]:
+    """Measure the traffic of all cores, each on its part of both arrays, for each footprint."""
+    cpus = job["cpus"]
+    kernel, how = _numpy_traffic, f"NumPy in blocks of {4 * _BLOCK} bytes"
+    if job["library"] is not None:
+        kernel, how = partial(_c_traffic, job["library"]), "a kernel in C"
+    samples: dict[int, list[float]] = {size: [] for size in job["footprints"]}
+    arrays: list[Any] = [None] * len(cpus)
+    for _ in range(_SAMPLES):
+        for size in samples:
+            count = size // 8 // len(cpus)  # of each array's floats, for each core
+
+            def touch(k: int, count: int = count) -> None:
+                # anew, because speed depends on where an array lies; its memory belongs to the
+                # NUMA node of the core that writes it first
+                arrays[k] = [np.ones(count, np.float32) for _ in range(2)]
+
+            def run(k: int, passes: int) -> None:
+                kernel(*arrays[k], passes)
+
+            _on_cores(cpus, touch)
+            few = max(1, (1 << 20) // size)
+            once_s = _on_cores(cpus, partial(run, passes=few)) / few
+            passes = max(1, math.ceil(_SAMPLE_S / once_s))
+            seconds = _on_cores(cpus, partial(run, passes=passes))
+            samples[size].append(2 * 8 * count * len(cpus) * passes / seconds)
+    how = f"x = a + b; a = x; b = x by {how}"
+    return {size: {"samples": rates, "how": how} for size, rates in samples.items()}
+
+
+def _line(job: dict[str, Any]) -> dict[str, Any]:
+    """Measure how long a cache line takes from one core to another."""
+    ping_pong = ctypes.CDLL(job["library"]).ping_pong
+    cpus, samples = job["cpus"][:2], []
+
+    def side(k: int, line: np.ndarray) -> None:
+        place = ctypes.c_void_p(line.ctypes.data)
+        ping_pong(place, ctypes.c_long(_LINE_ROUNDS), ctypes.c_long(k))
+
+    for _ in range(_SAMPLES):
+        seconds = _on_cores(cpus, partial(side, line=np.zeros(1, np.int64)))
+        samples.append(seconds / (2 * _LINE_ROUNDS))
+    how = f"{_LINE_ROUNDS} round trips between logical CPUs {cpus[0]} and {cpus[1]}"
+    return {"line_transfer_s": {"samples": samples, "how": how}}
+
+
+def _processes(job: dict[str, Any]) -> dict[str, Any]:
+    """Measure one process alone and one on every core, in turns; the slowest counts."""
+    context = multiprocessing.get_context("fork")
+    gate, times = context.Barrier(len(job["cpus"])), context.SimpleQueue()
+
+    def process(k: int) -> None:
+        os.sched_setaffinity(0, {job["cpus"][k]})
+        matrix, taken = np.ones((256, 256), np.float32), []
+        for turn in range(2 * (_SAMPLES + 1)):
+            gate.wait()
+            start = perf_counter()
+            for _ in range(100 if k == 0 or turn % 2 else 0):
+                matrix @ matrix
+            taken.append(perf_counter() - start)
+        times.put((k, taken[2:]))
+
+    started = [context.Process(target=process, args=(k,)) for k in range(len(job["cpus"]))]
+    for each in started:
+        each.start()
+    found = dict(times.get() for _ in started)
+    for each in started:
+        each.join()
+    alone, together = found[0][::2], zip(*(each[1::2] for each in found.values()), strict=True)
+    samples = [one / max(all_) for one, all_ in zip(alone, together, strict=True)]
+    how = f"NumPy's products of 256 x 256 in 1 and in {len(started)} processes"
+    return {"side_by_side": {"samples": samples, "how": how}}
+
+
+def _files(job: dict[str, Any]) -> dict[str, Any]:
+    """Measure reading from the page cache, and checksums, on one core."""
+    import google_crc32c
+
+    os.sched_setaffinity(0, job["cpus"][:1])
+    buffer = bytearray(_READ_BYTES)
+    data = np.random.default_rng(0).bytes(1 << 20)
+    reads, checks = [], []
+    with tempfile.TemporaryFile(buffering=0) as file:
+        for _ in range(_FILE_BYTES // len(data)):
+            file.write(data)
+        for turn in range(_SAMPLES + 1):
+            file.seek(0)
+            start = perf_counter()
+            while file.readinto(buffer):
+                pass
+            middle = perf_counter()
+            for _ in range(64):
+                google_crc32c.value(data)
+            end = perf_counter()
+            if turn:
+                reads.append(_FILE_BYTES / (middle - start))
+                checks.append(64 * len(data) / (end - middle))
+    return {
+        "cached_read_bytes_per_s": {
+            "samples": reads, "how": f"{_FILE_BYTES} bytes in blocks of {_READ_BYTES}",
+        },
+        "checksum_bytes_per_s": {
+            "samples": checks, "how": f"google-crc32c over the same {len(data)} bytes",
+        },
+    }  # fmt: skip
+
+
+def _products(job: dict[str, Any]) -> dict[str, Any]:
+    rates = product_rates("float32", len(job["cpus"]), 4.0)
+    size = max(rates, key=lambda each: float(np.median(rates[each])))
+    how = f"TensorFlow (oneDNN) matmul, {size} x {size}"
+    return {"flops_per_s": {"samples": rates[size], "how": how}}
+
+
+def _bytes(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+if __name__ == "__main__":
+    answer_part(
+        {
+            "memory": _memory,
+            "line": _line,
+            "processes": _processes,
+            "files": _files,
+            "products": _products,
+        }
+    )

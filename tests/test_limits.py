@@ -1,0 +1,318 @@
+"""Limits follow their formulas, are stored for one machine, and say when there is no share.
+
+Tests dlguide.measure.limits. No time is asserted, except that nothing hangs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dlguide.measure import Timing, limits
+from dlguide.measure.limits import Bound, Limit, Limits
+
+
+def limit(value, spread=0.0):
+    return Limit((value * (1 - spread / 2), value, value * (1 + spread / 2)) * 3, "so")
+
+
+LIMITS = Limits(
+    "here",
+    (0, 1),
+    "2026-11-23 10:00+00:00",
+    "0.1.0",
+    {1 << 20: limit(4e10), 1 << 22: limit(2e10)},
+    {
+        "line_transfer_s": limit(1e-7),
+        "side_by_side": limit(0.9),
+        "cached_read_bytes_per_s": limit(8e9),
+        "checksum_bytes_per_s": limit(4e9),
+        "flops_per_s": limit(1e11),
+    },
+    {},
+)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+# --- formulas ------------------------------------------------------------------------------------
+
+
+def test_memory_traffic_is_interpolated_between_footprints_and_constant_beyond():
+    assert LIMITS.memory_bytes_per_s(1 << 20) == pytest.approx(4e10)
+    assert LIMITS.memory_bytes_per_s(1 << 21) == pytest.approx(3e10)
+    assert LIMITS.memory_bytes_per_s(64) == pytest.approx(4e10)
+    assert LIMITS.memory_bytes_per_s(1 << 30) == pytest.approx(2e10)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "ranks", "seconds"),
+    [
+        (1 << 19, 2, 4 * (1 << 19) / 4e10),  # every byte of both arrays read and written once
+        (1 << 21, 2, 4 * (1 << 21) / 2e10),
+        (1 << 20, 4, 8 * (1 << 20) / 2e10),
+        (8, 2, 2e-7),  # two transfers of a cache line
+        (1 << 20, 1, 0.0),
+    ],
+)
+def test_allreduce_reads_and_writes_every_byte_once_or_waits_for_two_cache_lines(
+    nbytes, ranks, seconds
+):
+    assert LIMITS.allreduce(nbytes, ranks).seconds == pytest.approx(seconds)
+
+
+def test_reading_passes_the_page_cache_and_the_checksum():
+    assert LIMITS.reading(16_000_000_000, checked=False).seconds == pytest.approx(2.0)
+    assert LIMITS.reading(16_000_000_000).seconds == pytest.approx(2.0 + 4.0)
+
+
+def test_computing_is_the_share_of_the_peak_of_the_cores_that_compute():
+    assert LIMITS.computing(2e11).seconds == pytest.approx(2.0)
+    assert LIMITS.computing(2e11, cores=1).seconds == pytest.approx(4.0)
+    assert LIMITS.computing(2e11, cores=5).seconds == pytest.approx(2.0)  # oversubscribed
+    assert LIMITS.computing(2e11).share(8.0) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: LIMITS.allreduce(0, 2), "`nbytes` must be a whole number of at least 1"),
+        (lambda: LIMITS.allreduce(8, 0), "`ranks` must be a whole number of at least 1"),
+        (lambda: LIMITS.reading(-1), "`nbytes` must be"),
+        (lambda: LIMITS.computing(0.0), "`flops` must be a positive number"),
+        (lambda: LIMITS.computing(1.0, 0), "`cores` must be"),
+        (lambda: limits.measure([]), "`cpus` must be different ones of the CPUs"),
+        (lambda: limits.measure([0, 0]), "`cpus` must be different ones"),
+        (lambda: limits.measure([4096]), "`cpus` must be different ones"),
+    ],
+)
+def test_impossible_arguments_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+# --- spread --------------------------------------------------------------------------------------
+
+
+def test_the_value_is_the_median_and_the_spread_that_of_the_quartiles():
+    one = Limit((9.0, 1.0, 3.0, 2.0, 4.0), "so")
+    assert (one.median, one.low, one.high) == (3.0, 2.0, 4.0)
+    assert one.spread == pytest.approx(2 / 3)
+
+
+def test_a_limit_that_moved_gives_its_spread_and_no_share():
+    moved = replace(LIMITS, memory={1 << 20: limit(4e10, 0.8)})
+    bound = moved.allreduce(1 << 19, 2)
+    assert bound.share(1.0) is None
+    assert bound.cell(Timing((1.0,) * 5)) == f"spread {bound.spread:.0%}"
+    assert "no share" in str(moved)
+    moved = replace(LIMITS, values={**LIMITS.values, "checksum_bytes_per_s": limit(4e9, 0.8)})
+    assert moved.reading(1000).share(1.0) is None
+    assert moved.reading(1000, checked=False).share(1.0) is not None
+
+
+def test_a_measurement_that_moved_gives_its_spread_too():
+    bound = Bound(0.5, 0.1, "so")
+    assert bound.cell(Timing((1.0, 1.0, 1.0))) == "0.5"
+    assert bound.cell(Timing((1.0, 2.0, 3.0, 4.0, 5.0))) == "spread 67%"
+
+
+def test_what_was_not_measured_is_unknown_with_its_reason():
+    without = replace(LIMITS, memory={}, values={}, missing={
+        "memory": "no answer in 90 s", **dict.fromkeys(limits.QUANTITIES, "exit status 1"),
+    })  # fmt: skip
+    assert without.allreduce(8, 2).share(1.0) is None
+    assert without.allreduce(8, 2).cell(Timing((1.0,))) == "unknown"
+    assert "no answer in 90 s" in without.allreduce(8, 2).why
+    assert "exit status 1" in without.computing(1.0).why
+    assert "flops_per_s: no value, exit status 1" in str(without)
+    # memory alone is still a bound
+    assert replace(LIMITS, values={}).allreduce(1 << 19, 2).seconds == pytest.approx(2**21 / 4e10)
+
+
+# --- storage -------------------------------------------------------------------------------------
+
+
+def stored(**changes):
+    """Store made-up limits of this machine; return them with the file."""
+    here = replace(LIMITS, machine=limits._machine(), **changes)
+    limits._path().write_text(json.dumps(here.as_dict()))
+    return here, limits._path()
+
+
+def test_nothing_stored_is_no_limits(cache):
+    assert limits.load() is None
+
+
+def test_limits_are_found_again_on_the_same_machine_and_version_only(cache, monkeypatch):
+    here, _ = stored()
+    assert limits.load() == here
+    stored(version="0.0.9")
+    assert limits.load() is None
+    stored()
+    monkeypatch.setattr(limits.platform, "node", lambda: "elsewhere")
+    assert limits.load() is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "null", "\0", '{"machine": 3}', "{damaged"],
+    ids=["empty", "no fields", "a list", "null", "binary", "one field", "cut"],
+)
+def test_a_damaged_store_warns_with_the_next_step_and_is_not_used(cache, text):
+    _, path = stored()
+    path.write_text(text)
+    with pytest.warns(RuntimeWarning, match="does not hold the limits .* bench limits --again"):
+        assert limits.load() is None
+
+
+def test_samples_that_cannot_be_are_damage(cache):
+    here, path = stored()
+    for bad in ([], [0.0], [-1.0], [float("inf")], ["fast"]):
+        plain = here.as_dict()
+        plain["values"]["flops_per_s"]["samples"] = bad
+        path.write_text(json.dumps(plain))
+        with pytest.warns(RuntimeWarning, match="does not hold the limits"):
+            assert limits.load() is None
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short(monkeypatch, cache):
+    """Measure few footprints, and nothing that loads TensorFlow."""
+    monkeypatch.setattr(limits, "_FOOTPRINTS", [1 << 16, 1 << 20])
+    monkeypatch.delitem(limits._PARTS, "products")
+
+
+def two_cpus():
+    return sorted(os.sched_getaffinity(0))[:2]
+
+
+def test_every_quantity_is_measured_stored_and_measured_again(short):
+    found = limits.measure(two_cpus())
+    assert set(found.memory) == {1 << 16, 1 << 20}
+    assert set(found.values) == set(limits.QUANTITIES) - {"flops_per_s"}
+    assert not found.missing
+    assert "a kernel in C" in found.memory[1 << 16].how
+    for each in [*found.memory.values(), *found.values.values()]:
+        assert len(each.samples) == limits._SAMPLES
+        assert each.low <= each.median <= each.high
+    assert limits.load() == found
+    again = limits.measure(two_cpus())
+    assert limits.load() == again != found
+
+
+def test_without_a_compiler_numpy_measures_memory_and_says_so(short, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    found = limits.measure(two_cpus())
+    assert set(found.memory) == {1 << 16, 1 << 20}
+    assert "by NumPy in blocks" in found.memory[1 << 16].how
+    for text in (found.memory[1 << 16].how, found.missing["line_transfer_s"], str(found)):
+        assert "no C compiler (cc, gcc or clang) on PATH. Install one" in text
+        assert "dlguide bench limits --again" in text
+    assert found.allreduce(1 << 20, 2).seconds > 0
+
+
+def test_a_compiler_that_fails_is_quoted(cache, monkeypatch):
+    broken = cache / "bin" / "cc"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho no licence >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
+    library, why = limits._kernels()
+    assert library is None
+    assert f"{broken} does not build limits.c (no licence)" in why
+
+
+def test_one_core_has_no_partner_and_says_so(short):
+    all_of_them = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(all_of_them)})
+        found = limits.measure()
+        assert limits.load() == found
+    finally:
+        os.sched_setaffinity(0, all_of_them)
+    assert len(found.cpus) == 1
+    assert set(found.memory) == {1 << 16, 1 << 20}
+    for name in ("line_transfer_s", "side_by_side"):
+        assert "must have 2 cores, and this process may use 1. Allow more" in found.missing[name]
+
+
+def test_the_kernel_is_kept_and_a_damaged_one_is_built_again(cache, monkeypatch):
+    library, _ = limits._kernels()
+    before = os.stat(library).st_mtime_ns
+    monkeypatch.setenv("PATH", "")
+    assert limits._kernels() == (library, "")  # no compiler is needed any more
+    assert os.stat(library).st_mtime_ns == before
+    monkeypatch.undo()
+    monkeypatch.setenv("DLGUIDE_CACHE", str(cache))
+    other = cache / "other"
+    other.mkdir()
+    monkeypatch.setenv("DLGUIDE_CACHE", str(other))
+    damaged = other / os.path.basename(library)
+    damaged.write_bytes(b"no library")
+    assert limits._kernels() == (str(damaged), "")
+    assert damaged.read_bytes()[:4] == b"\x7fELF"
+
+
+def test_both_kernels_add_and_write_both_arrays(cache):
+    library, _ = limits._kernels()
+    start = np.arange(200_001, dtype=np.float32)
+    for kernel in (limits._numpy_traffic, lambda *all_: limits._c_traffic(library, *all_)):
+        a, b = start.copy(), 2 * start
+        kernel(a, b, 3)
+        np.testing.assert_array_equal(a, 12 * start)  # 3, 6, 12 times
+        np.testing.assert_array_equal(b, a)
+
+
+def test_ping_pong_ends_after_all_turns(cache):
+    library, _ = limits._kernels()
+    line = np.zeros(1, np.int64)
+
+    def side(k):
+        place = ctypes.c_void_p(line.ctypes.data)
+        ctypes.CDLL(library).ping_pong(place, ctypes.c_long(1000), ctypes.c_long(k))
+
+    limits._on_cores(two_cpus(), side)
+    assert line[0] == 2000
+
+
+def test_a_part_that_hangs_or_fails_is_ended_and_quoted():
+    answer, why = limits.ask("dlguide.measure.limits", "products", {"cpus": [0]}, 0.2)
+    assert (answer, why[:20]) == ({}, "no answer in 0.2 s: ")
+    answer, why = limits.ask("dlguide.measure.limits", "no such part", {"cpus": [0]}, 60)
+    assert answer == {}
+    assert "exit status 1" in why
+
+
+def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(limits, "ask", lambda *all_: pytest.fail("measured"))
+    with pytest.raises(ValueError, match="`DLGUIDE_CACHE` must be a folder"):
+        limits.measure()
+
+
+def test_turns_count_work_over_time():
+    rates = limits.in_turns({"a": (lambda: None, 1.0), "b": (lambda: None, 1e9)}, 0.0)
+    assert [len(each) for each in rates.values()] == [9, 9]
+    assert min(rates["b"]) > max(rates["a"])
+
+
+def test_a_wrong_product_is_never_a_peak():
+    limits.require_equal(np.ones(3), np.ones(3))
+    with pytest.raises(RuntimeError, match="differs from NumPy's"):
+        limits.require_equal(np.ones(3), np.full(3, 1.5))
