@@ -1,7 +1,7 @@
 """The course's own code: exercises that check themselves, execution of notebooks, commands.
 
 `dlcourse.check("20-1", answer)` checks an exercise and `dlcourse.solution("20-1")` shows its
-answer.
+answer; `dlcourse.guess` records a guess and `dlcourse.outcome` sets it beside the measurement.
 """
 
 from importlib import import_module
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["NOTEBOOKS", "ROOT", "check", "solution"]
+__all__ = ["NOTEBOOKS", "ROOT", "check", "guess", "outcome", "solution"]
 ROOT = Path(__file__).resolve().parents[2]  # of the clone
 NOTEBOOKS = ROOT / "notebooks"
 
@@ -47,4 +47,8 @@ def __getattr__(name: str) -> Any:
         from dlcourse import exercises
 
         return getattr(exercises, name)
+    if name in ("guess", "outcome"):
+        from dlcourse import guesses
+
+        return getattr(guesses, name)
     raise AttributeError(f"module 'dlcourse' has no attribute {name!r}")

@@ -99,18 +99,36 @@ def progress(
     export: Annotated[
         Path | None, typer.Option(help="Write your own into a file for the instructor.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="With --export: your name in the table.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="With --export or --report: your name in the table.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML page; with a folder, one per learner.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what you have passed, by lesson; with a folder, each learner of a course."""
+    """Show what you have passed and guessed, by lesson; with a folder, each learner of a course."""
     from dlcourse.exercises import progress, record
 
     both = folder is not None and export is not None
     require(not both, "export", "be without a folder", str(export), "Give one of the two.")
-    require(name is None or export is not None, "name", "come with --export", name)
+    alone = name is None or export is not None or (report is not None and folder is None)
+    require(alone, "name", "come with --export or --report", name)
     if folder is not None:
-        _course(progress.course(folder), as_json)
+        course = progress.course(folder)
+        if report is not None:
+            _require_place(report)
+            print(f"Written: {len(progress.write_pages(report, course.records))} pages in {report}")
+        _course(course, as_json)
         return
+    if report is not None:
+        must = "be a file"
+        require(not report.is_dir(), "report", must, str(report), "Such as ada.html.")
+        _require_place(report.resolve().parent)
+        progress.write_page(report, name or getpass.getuser(), record.load())
+        print(f"Written: {report}")
+        if export is None:
+            return
     if export is not None:
         _export(export, name or getpass.getuser())
         return
@@ -133,6 +151,14 @@ def progress(
     print(f"{done} of {there} exercises passed. Kept in {record.path()}")
     if any(row.shown for row in rows):
         print("* after its solution was shown")
+    if text := progress.calibration(record.load().guesses):
+        print(text)
+
+
+def _require_place(folder: Path) -> None:
+    from dlguide.files import require_writable
+
+    require_writable(folder, "report")
 
 
 def _export(file: Path, learner: str) -> None:
@@ -147,7 +173,11 @@ def _export(file: Path, learner: str) -> None:
 
 def _course(course: Any, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(vars(course), indent=1))
+        print(
+            json.dumps(
+                {name: held for name, held in vars(course).items() if name != "records"}, indent=1
+            )
+        )
     else:
         learners = sorted(course.passed.items())
         begun = [one for one in course.exercises if any(passed[one] for _, passed in learners)]

@@ -2,7 +2,7 @@
 
 {"format": 2, "learner": "Ada",
  "exercises": {"20-1": {"wrong": 1, "passed_unix_s": 1.8e9, "shown": false, "score": null}},
- "guesses": {"20-speed-up": {"guess": 1.8, "unit": "times", "guessed_unix_s": 1.8e9,
+ "guesses": {"20-speed-up": {"guess": 1.8, "unit": "speed_up_times", "guessed_unix_s": 1.8e9,
                              "model": 1.9, "measured": 1.75}}}
 """
 
@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import filelock
 
-from dlguide.files import cache_folder
+from dlguide.files import atomic_write, cache_folder
 
 FORMAT = 2
+T = TypeVar("T")
 LOCK_S = 2.0  # another kernel's write that takes longer is not waited for
 
 
@@ -50,7 +50,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Guess:
-    """A learner's guess of a quantity, a model's value and the measured one (all in `unit`)."""
+    """A learner's guess, a model's value and the measured one, all of the quantity `unit`."""
 
     guess: float
     unit: str
@@ -125,18 +125,35 @@ def load() -> Record:
 
 def wrong(number: str) -> int:
     """Count a wrong answer; return how many there have been, 0 where no record can be kept."""
-    return _change(number, lambda tried: replace(tried, wrong=tried.wrong + 1)).wrong
+    return _tried(number, lambda tried: replace(tried, wrong=tried.wrong + 1)).wrong
 
 
-def passed(number: str) -> None:
-    """Note a correct answer; the first one counts."""
-    now_s = time.time()
-    _change(number, lambda tried: replace(tried, passed_unix_s=tried.passed_unix_s or now_s))
+def passed(number: str, score: float | None = None) -> None:
+    """Note a correct answer: the first one counts, and the best score."""
+
+    def change(tried: Tried) -> Tried:
+        scores = [one for one in (tried.score, score) if one is not None]
+        when_s = tried.passed_unix_s or time.time()
+        return replace(tried, passed_unix_s=when_s, score=max(scores, default=None))
+
+    _tried(number, change)
 
 
 def shown(number: str) -> None:
     """Note that the solution was shown, unless the exercise was passed before."""
-    _change(number, lambda tried: tried if tried.passed_unix_s else replace(tried, shown=True))
+    _tried(number, lambda tried: tried if tried.passed_unix_s else replace(tried, shown=True))
+
+
+def guessed(name: str, change: Callable[[Guess | None], Guess | None]) -> Guess | None:
+    """Change one guess and return it; None for none, or where no record can be kept."""
+
+    def edit(record: Record) -> Guess | None:
+        held = change(record.guesses.get(name))
+        if held is not None:
+            record.guesses[name] = held
+        return held
+
+    return _changed(edit)
 
 
 def export(file: str | os.PathLike[str], learner: str) -> None:
@@ -144,19 +161,27 @@ def export(file: str | os.PathLike[str], learner: str) -> None:
     _write(Path(file), replace(load(), learner=learner))
 
 
-def _change(number: str, change: Callable[[Tried], Tried]) -> Tried:
-    """Change one exercise's entry and return it; a record that cannot be written stops nothing."""
+def _tried(number: str, change: Callable[[Tried], Tried]) -> Tried:
+    def edit(record: Record) -> Tried:
+        record.exercises[number] = change(record.exercises.get(number, Tried()))
+        return record.exercises[number]
+
+    return _changed(edit) or Tried()
+
+
+def _changed(edit: Callable[[Record], T]) -> T | None:
+    """Change the record and write it; None for one that cannot be written, which stops nothing."""
     try:
         path().parent.mkdir(parents=True, exist_ok=True)
         with _locked():
             record = load()
-            record.exercises[number] = change(record.exercises.get(number, Tried()))
+            result = edit(record)
             _write(path(), record)
-            return record.exercises[number]
+            return result
     except OSError as error:
         text = f"What you have solved is not kept: {error}. Set DLGUIDE_CACHE to a folder of yours."
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return Tried()
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        return None
 
 
 @contextlib.contextmanager
@@ -172,16 +197,7 @@ def _locked() -> Iterator[None]:
 
 
 def _write(file: Path, record: Record) -> None:
-    """Write a record in one piece: a reader sees the old one or the new one."""
     held: dict[str, Any] = {"format": FORMAT, **asdict(record)}
     held["exercises"] = dict(sorted(held["exercises"].items()))
-    handle, draft = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".draft")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(held, stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(draft, file)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    with atomic_write(file) as stream:
+        json.dump(held, stream, indent=1)

@@ -1,0 +1,247 @@
+"""Guesses: a number that a learner commits to, beside a model's value and the measurement.
+
+One cell asks, before the measurement, and a later one compares:
+
+    dlcourse.guess("20-speed", images_per_s=...)
+    dlcourse.outcome("20-speed", images_per_s=run.images_per_s, model=predicted)
+
+The quantity's name ends in its unit. `...` stands for no guess. The first measurement locks the
+guess; `dlguide progress` shows how far a learner's guesses were off, lesson by lesson.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import EllipsisType
+
+from dlcourse.exercises import record
+from dlcourse.exercises.record import Guess
+from dlguide.errors import require
+
+UNITS = {  # how the name of a quantity ends -> its unit in words
+    "_per_s": "{} per second",
+    "_percent": "percent",
+    "_times": "times",
+    "_share": "as a share, 0 to 1",
+    "_gflops": "GFLOP/s",
+    "_gb_per_s": "GB per second",
+    "_nbytes": "bytes",
+    "_mb": "MB",
+    "_kb": "kB",
+    "_ns": "nanoseconds",
+    "_us": "microseconds",
+    "_ms": "milliseconds",
+    "_s": "seconds",
+    "_min": "minutes",
+    "_steps": "steps",
+    "_epochs": "epochs",
+    "_count": "a count",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Guess, model's value and measurement of one quantity, shown side by side.
+
+    Args:
+        low, high: smallest and largest of the repeated measurements.
+    """
+
+    quantity: str
+    guess: float | None
+    model: float | None
+    measured: float
+    low: float
+    high: float
+
+    def rows(self) -> list[tuple[str, float, str]]:
+        """What is there: name, value, and how it compares with the measurement."""
+        rows = [("your guess", self.guess), ("the model", self.model)]
+        compared = [
+            (name, value, ratio(value, self.measured)) for name, value in rows if value is not None
+        ]
+        spread = f"{_number(self.low)} to {_number(self.high)}" if self.low < self.high else ""
+        return [*compared, ("measured", self.measured, spread)]
+
+    def __str__(self) -> str:
+        rows = [
+            f"  {name:<11}{_number(value):>12}  {text}".rstrip()
+            for name, value, text in self.rows()
+        ]
+        return "\n".join([f"{self.quantity} ({unit(self.quantity)})", *rows])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{name}</th><td>{_number(value)}</td>"
+            f"<td style='text-align:left'>{text}</td></tr>"
+            for name, value, text in self.rows()
+        )
+        caption = f"{html.escape(self.quantity)} ({html.escape(unit(self.quantity))})"
+        points = [(name, value) for name, value, _ in self.rows()]
+        return (
+            f"<table><caption style='text-align:left'>{caption}</caption>{cells}</table>"
+            f"{dots(points, (self.low, self.high))}"
+        )
+
+
+def guess(name: str, **quantity: float | EllipsisType) -> None:
+    """Record a guess: `guess("20-speed", images_per_s=5000)`; `...` records none.
+
+    A guess may be changed until `outcome` has shown the measurement. A value that is no number is
+    not recorded, and one line says what is asked.
+
+    Args:
+        name: lesson and a word for the guess, such as "20-speed".
+        quantity: one quantity, named with its unit.
+    """
+    what, value = _one(quantity)
+    if value is ...:
+        print(f"No guess of {what} yet: put a number ({unit(what)}) in the place of `...`.")
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+        wanted = f"must be a number that is not negative ({unit(what)})"
+        print(f"`{what}` {wanted}, got {value!r}. Nothing was recorded.")
+        return
+    if what.endswith("_share") and value > 1:
+        print(f"`{what}` must be from 0 to 1, got {value:g}. Nothing was recorded.")
+        return
+    entry = Guess(float(value), what, time.time())
+    if os.environ.get("DLCOURSE_STRICT") != "1":
+        kept = record.guessed(name, lambda old: old if _locked(old) else entry)
+        if kept is not None and kept != entry:
+            print(f"Your guess stays {_number(kept.guess)}: {what} has been measured since.")
+            return
+    print(f"Your guess: {_number(value)} ({what}).")
+
+
+def outcome(
+    name: str, *, model: float | None = None, **quantity: float | Sequence[float]
+) -> Outcome:
+    """Show guess, model and measurement side by side, and lock the guess.
+
+    Args:
+        name: the one given to `guess`.
+        model: what a model predicted, in the same unit; None without one.
+        quantity: the measured value, or repeated measurements, whose median is compared.
+    """
+    what, value = _one(quantity)
+    values = [float(value)] if isinstance(value, int | float) else [float(one) for one in value]
+    require(bool(values), what, "have at least one measurement", value)
+    measured = statistics.median(values)
+    model = None if model is None else float(model)
+    held = None
+    if os.environ.get("DLCOURSE_STRICT") != "1":
+        held = record.guessed(
+            name,
+            lambda old: (
+                old and (old if _locked(old) else replace(old, model=model, measured=measured))
+            ),
+        )
+    mine = held.guess if held is not None and held.unit == what else None
+    return Outcome(what, mine, model, measured, min(values), max(values))
+
+
+def unit(quantity: str) -> str:
+    """The unit in words that the name of a quantity ends in."""
+    for ending in sorted(UNITS, key=len, reverse=True):
+        if quantity.endswith(ending) and quantity != ending[1:]:
+            return UNITS[ending].format(quantity.removesuffix(ending).replace("_", " "))
+    text = f"end in a unit ({', '.join(UNITS)})"
+    require(False, "quantity", text, quantity)
+    raise AssertionError
+
+
+def ratio(value: float, measured: float) -> str:
+    """How a guess or a prediction compares with the measurement."""
+    if value == measured:
+        return "equal to the measurement"
+    if measured == 0 or value == 0:
+        return f"the measurement is {_number(measured)}"
+    return f"{value / measured:.2f} times the measurement"
+
+
+def factor(held: Guess) -> float | None:
+    """By what factor (1 or more) a guess was off; None before the measurement, inf beside a 0."""
+    if held.measured is None:
+        return None
+    low, high = sorted((held.guess, held.measured))
+    return 1.0 if low == high else high / low if low > 0 else math.inf
+
+
+def calibration(guesses: Mapping[str, Guess]) -> dict[str, list[float]]:
+    """Lesson -> by what factors its measured guesses were off."""
+    found: dict[str, list[float]] = {}
+    for name, held in sorted(guesses.items()):
+        off = factor(held)
+        if off is not None:
+            found.setdefault(name.partition("-")[0], []).append(off)
+    return found
+
+
+def dots(points: Sequence[tuple[str, float]], spread: tuple[float, float]) -> str:
+    """Values as labelled dots on one axis (SVG), each on its own line, from 0 or on a log axis.
+
+    Args:
+        points: (label, value); the last one is the measurement.
+        spread: lowest and highest measurement, drawn as a line.
+    """
+    positive = [value for _, value in points if value > 0]
+    if not positive:
+        return ""
+    largest, smallest = max(positive), min(positive)
+    logarithmic = largest > 20 * smallest
+    low, high = (
+        (math.log(smallest / 2), math.log(largest * 2)) if logarithmic else (0, largest * 1.1)
+    )
+
+    def place(value: float) -> float:
+        held = math.log(max(value, smallest / 2)) if logarithmic else value
+        return 100 + 380 * (held - low) / (high - low)
+
+    lines = []
+    for line, (name, value) in enumerate(points):
+        y = 14 + 20 * line
+        lines.append(f"<text x='0' y='{y + 4}'>{html.escape(name)}</text>")
+        lines.append(
+            f"<line x1='100' x2='480' y1='{y}' y2='{y}' stroke-width='1' stroke-opacity='.3'/>"
+        )
+        lines.append(f"<circle cx='{place(value):.1f}' cy='{y}' r='5'/>")
+    ends = [f"{place(value):.1f}" for value in spread]
+    lines.append(f"<line x1='{ends[0]}' x2='{ends[1]}' y1='{y}' y2='{y}' stroke-width='3'/>")
+    left = _number(math.exp(low)) if logarithmic else "0"
+    right = _number(math.exp(high) if logarithmic else high)
+    y = 24 + 20 * len(points)
+    lines.append(f"<text x='100' y='{y}'>{left}</text>")
+    scale = f"{right}{' (log)' if logarithmic else ''}"
+    lines.append(f"<text x='480' y='{y}' text-anchor='end'>{scale}</text>")
+    told = "; ".join(f"{name}: {_number(value)}" for name, value in points)
+    return (
+        f"<svg viewBox='0 0 500 {y + 6}' width='500' font-size='12' fill='currentColor' "
+        f"stroke='currentColor' stroke-width='0' role='img' aria-label='{html.escape(told)}'>"
+        f"{''.join(lines)}</svg>"
+    )
+
+
+def _one(quantity: Mapping[str, object]) -> tuple[str, object]:
+    require(len(quantity) == 1, "quantity", "be one, named with its unit", sorted(quantity))
+    ((what, value),) = quantity.items()
+    unit(what)
+    return what, value
+
+
+def _locked(held: Guess | None) -> bool:
+    return held is not None and held.measured is not None
+
+
+def _number(value: float) -> str:
+    """A value to four digits, large ones with commas."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"

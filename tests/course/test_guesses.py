@@ -1,0 +1,160 @@
+"""A learner's guesses are kept, locked by the measurement and set beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import dlcourse
+from dlcourse import commands, guesses
+from dlcourse.exercises import progress, record
+from dlcourse.exercises.record import Guess
+
+
+@pytest.fixture(autouse=True)
+def own_record(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DLCOURSE_STRICT", raising=False)
+
+
+def held(name="20-speed"):
+    return record.load().guesses.get(name)
+
+
+def test_guess_is_kept_and_the_last_one_before_the_measurement_counts(capsys):
+    dlcourse.guess("20-speed", images_per_s=9000)
+    dlcourse.guess("20-speed", images_per_s=5000)
+    shown = dlcourse.outcome("20-speed", images_per_s=[4000, 4200, 4100], model=4510)
+    assert (shown.guess, shown.model, shown.measured) == (5000, 4510, 4100)
+    assert (shown.low, shown.high) == (4000, 4200)
+    assert (held().guess, held().model, held().measured) == (5000, 4510, 4100)
+    assert held().unit == "images_per_s"
+    text = str(shown)
+    assert "images per second" in text
+    assert "1.22 times the measurement" in text  # 5000 / 4100
+    assert "1.10 times the measurement" in text
+    assert "4,000 to 4,200" in text
+    assert "Your guess: 5,000" in capsys.readouterr().out
+
+
+def test_measurement_locks_the_guess(capsys):
+    dlcourse.guess("20-speed", images_per_s=5000)
+    dlcourse.outcome("20-speed", images_per_s=4000)
+    dlcourse.guess("20-speed", images_per_s=4000)
+    assert "stays 5,000" in capsys.readouterr().out
+    again = dlcourse.outcome("20-speed", images_per_s=3900)
+    assert (again.guess, again.measured) == (5000, 3900)
+    assert held().measured == 4000  # the first measurement is the one that was guessed
+
+
+def test_nobody_guesses(capsys):
+    dlcourse.guess("20-speed", images_per_s=...)
+    assert "put a number (images per second)" in capsys.readouterr().out
+    shown = dlcourse.outcome("20-speed", images_per_s=4000, model=4400)
+    assert shown.guess is None
+    assert "your guess" not in str(shown)
+    assert held() is None
+
+
+@pytest.mark.parametrize("value", ["fast", None, True, -1, math.nan, math.inf, [5]])
+def test_what_is_no_guess_is_one_line_that_says_what_is_asked(value, capsys):
+    dlcourse.guess("20-speed", images_per_s=value)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "must be a number that is not negative (images per second)" in line
+    assert repr(value) in line
+    assert held() is None
+
+
+def test_share_above_one_is_refused(capsys):
+    dlcourse.guess("20-share", waiting_share=40)
+    assert "from 0 to 1, got 40" in capsys.readouterr().out
+    assert held("20-share") is None
+
+
+@pytest.mark.parametrize("quantity", [{}, {"speed": 3}, {"a_s": 1, "b_s": 2}, {"s": 1}])
+def test_lesson_that_names_no_unit_is_an_error(quantity):
+    with pytest.raises(ValueError, match="must"):
+        dlcourse.guess("20-speed", **quantity)
+
+
+def test_guess_of_another_quantity_is_not_compared():
+    dlcourse.guess("20-speed", step_ms=5)
+    assert dlcourse.outcome("20-speed", images_per_s=4000).guess is None
+
+
+def test_run_of_the_answers_keeps_nothing(monkeypatch):
+    monkeypatch.setenv("DLCOURSE_STRICT", "1")
+    dlcourse.guess("20-speed", images_per_s=5)
+    assert dlcourse.outcome("20-speed", images_per_s=5).guess is None
+    assert held() is None
+
+
+def test_record_that_cannot_be_written_stops_nothing(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="not kept"):
+        dlcourse.guess("20-speed", images_per_s=5000)
+    with pytest.warns(RuntimeWarning, match="not kept"):
+        assert dlcourse.outcome("20-speed", images_per_s=4000).measured == 4000
+
+
+@pytest.mark.parametrize(
+    ("guess", "measured", "factor"),
+    [(2, 4, 2), (4, 2, 2), (3, 3, 1), (0, 0, 1), (0, 5, math.inf), (5, None, None)],
+)
+def test_factor_by_which_a_guess_is_off(guess, measured, factor):
+    assert guesses.factor(Guess(guess, "a_s", 0.0, None, measured)) == factor
+
+
+def test_figure_puts_larger_values_further_right_and_names_all():
+    shown = dlcourse.outcome("20-a", step_ms=[8, 10, 12], model=1000)._repr_html_()
+    assert "aria-label='the model: 1,000; measured: 10'" in shown
+    places = [float(part.split("'")[0]) for part in shown.split("<circle cx='")[1:]]
+    assert places[1] < places[0]
+    assert "(log)" in shown
+
+
+def learner(name, factors):
+    record.path().unlink(missing_ok=True)
+    for count, factor in enumerate(factors):
+        dlcourse.guess(f"20-{count}", step_ms=10 * factor)
+        dlcourse.outcome(f"20-{count}", step_ms=10)
+    record.passed("20-1")
+
+
+def test_calibration_counts_each_guess_once(tmp_path):
+    learner("Ada", [1, 1.2, 3, 0])
+    text = progress.calibration(record.load().guesses)
+    counts = [int(line.split()[-1]) for line in text.splitlines()[1:-1]]
+    assert counts == [1, 1, 0, 0, 1, 1]
+    assert "4 guesses measured" in text
+    assert "20 2.1" in text  # the median of 1, 1.2, 3 and infinity
+
+
+def test_commands_show_and_report_guesses(tmp_path):
+    learner("Ada", [1, 3])
+    app = typer.Typer()
+    app.command()(commands.progress)
+    run = CliRunner().invoke
+    assert "2 guesses measured" in run(app, []).output
+    page = tmp_path / "ada.html"
+    done = run(app, ["--report", str(page), "--name", "Ada <b>"])
+    assert done.exit_code == 0
+    assert "<h1>Ada &lt;b&gt;</h1>" in page.read_text()
+    assert "2 guesses measured" in page.read_text()
+    (tmp_path / "all").mkdir()
+    for name in ("ada", "bob"):
+        record.export(tmp_path / "all" / f"{name}.json", "A/..")
+    done = run(app, [str(tmp_path / "all"), "--report", str(tmp_path / "pages")])
+    assert done.exit_code == 0
+    pages = sorted(tmp_path.joinpath("pages").iterdir())
+    assert len(pages) == 2
+    assert all(b"http" not in page.read_bytes() for page in pages)  # readable without network
+    shown = run(app, [str(tmp_path / "all"), "--json"]).output
+    assert set(json.loads(shown)) == {"exercises", "passed", "damaged"}
+    refused = run(app, ["--report", str(tmp_path)])
+    assert refused.exit_code != 0
