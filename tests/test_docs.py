@@ -117,9 +117,9 @@ def refusals():
         lambda: batch.submit(batch.Job("a.py"), batch.Profile(), "job.sh"),
         lambda: input_pipeline.build(few, batch=8, ranks=2),
         lambda: input_pipeline.build(few, batch=8, cache="disk"),
-        lambda: recipe.at(10, epochs=90),
+        lambda: recipe.to_steps(10, epochs=90),
         lambda: schedules.warmup("gradual", 3.2, 5, start=4.0),
-        lambda: schedules.warmup("gradual", 3.2, 0.1, start=0.1).at(4),
+        lambda: schedules.warmup("gradual", 3.2, 0.1, start=0.1).to_steps(4),
         lambda: schedules.as_keras(recipe),
         lambda: compression.named("zip"),
     ]

@@ -68,7 +68,7 @@ def rates(epochs_of_10_steps=90, **changes):
         epochs=epochs_of_10_steps, batch_per_worker=128, virtual_workers=32, base_batch=128,
         base_rate=0.05, rate_scaling="linear", **changes,
     )  # fmt: skip
-    return setting.schedule().at(10, epochs_of_10_steps).rates()
+    return setting.schedule().to_steps(10, epochs_of_10_steps).rates()
 
 
 def test_the_thesis_stepping_warmup_and_its_decay_come_out_of_a_setting():

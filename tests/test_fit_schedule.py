@@ -65,18 +65,18 @@ def test_fit_follows_the_schedule_at_every_step(mnist, collapses):
     optimizer, decay = partial(optimizers.MomentumSGD, weight_decay=None), None
     if collapses:
         recipe = schedules.collapsed(recipe, at=2, epochs=1, weight_decay=0.01)
-        decay, optimizer = recipe.weight_decay.at(STEPS), optimizers.MomentumSGD
+        decay, optimizer = recipe.weight_decay.to_steps(STEPS), optimizers.MomentumSGD
     models = []
     run = fit(partial(softmax_regression, models), mnist, epochs=EPOCHS, batch_per_rank=BATCH,
               optimizer=optimizer, learning_rate=recipe, evaluate=False,
               parallel=False)  # fmt: skip
-    rate = (recipe.rates if collapses else recipe).at(STEPS)
+    rate = (recipe.rates if collapses else recipe).to_steps(STEPS)
     weights, bias = by_hand(mnist, rate, 0.9, decay)
     here = [np.asarray(one) for one in models[-1].trainable_weights]
     # the rates are computed in single precision inside the step
     assert np.max(np.abs(here[0] - weights)) / np.max(np.abs(weights)) < 1e-6
     assert np.max(np.abs(here[1] - bias)) / np.max(np.abs(bias)) < 1e-6
-    constant, _ = by_hand(mnist, schedules.Constant(0.2, EPOCHS).at(STEPS), 0.9, decay)
+    constant, _ = by_hand(mnist, schedules.Constant(0.2, EPOCHS).to_steps(STEPS), 0.9, decay)
     assert np.max(np.abs(here[0] - constant)) / np.max(np.abs(constant)) > 0.01
     assert run.learning_rate == pytest.approx(rate.rates().max())
 
@@ -203,7 +203,7 @@ def test_half_precision_scales_the_losses_of_any_optimizer_once(schedule):
     def scaling(rate=0.1):
         return keras.optimizers.LossScaleOptimizer(sgd(rate), initial_scale=8.0)
 
-    ways = {"learning_rate": None if schedule is None else schedule.at(4)}
+    ways = {"learning_rate": None if schedule is None else schedule.to_steps(4)}
     wrapped = make_optimizer(sgd, dtype="mixed_float16", **ways)
     assert isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
     own = make_optimizer(scaling, dtype="mixed_float16", **ways)
@@ -255,7 +255,7 @@ COLLAPSED = schedules.collapsed(RECIPE, at=1, epochs=1, weight_decay=1e-4)
             "`learning_rate` must be as long as the training, 3 epochs",
         ),
         (
-            {"learning_rate": RECIPE.at(5)},
+            {"learning_rate": RECIPE.to_steps(5)},
             "`learning_rate` must be a positive number or a schedule",
         ),
         ({"learning_rate": RECIPE, "rate_scaling": "linear"}, "`rate_scaling` must be .none. with"),

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.ranks
 
 STEPS = 8
 SHAPES = {"kernel": (4, 3), "bias": (3,), "filters": (3, 3, 2, 2), "gates/bias": (2, 3)}
-RATES = schedules.warmup("gradual", 2.0, 3, start=0.1).then(schedules.Polynomial(2.0, 5)).at(1)
+RATES = (
+    schedules.warmup("gradual", 2.0, 3, start=0.1).then(schedules.Polynomial(2.0, 5)).to_steps(1)
+)
 ADAPTED = ("kernel", "filters")
 LENGTHS = {"kernel": 0.3, "bias": 1.0, "filters": 7.0, "gates/bias": 2.0}
 
@@ -206,7 +208,7 @@ def test_vectors_biases_and_excluded_names_have_neither_decay_nor_a_local_rate(k
 
 def test_weight_decay_can_follow_a_schedule(keras):
     last = schedules.collapsed(schedules.Constant(1.0, 8), at=1, epochs=1, weight_decay=0.125)
-    decay = last.weight_decay.at(steps_per_epoch=1)
+    decay = last.weight_decay.to_steps(steps_per_epoch=1)
     plain = optimizers.MomentumSGD(1.0, momentum=0.0, weight_decay=decay)
     still = [{"kernel": np.zeros((1, 1))}] * 2
     end = run(keras, plain, {"kernel": np.ones((1, 1))}, still)["kernel"]
@@ -386,7 +388,9 @@ def train_on_ranks():
     from dlguide.training import optimizers, schedules
 
     hvd.init()
-    rates = schedules.warmup("gradual", 1.0, 3, start=0.25).then(schedules.Cosine(1.0, 3)).at(1)
+    rates = (
+        schedules.warmup("gradual", 1.0, 3, start=0.25).then(schedules.Cosine(1.0, 3)).to_steps(1)
+    )
 
     def lars():
         return optimizers.LARS(rates, trust=0.1, weight_decay=0.01)
@@ -430,7 +434,7 @@ BAD = {
     ),
     "recipe": (
         lambda: optimizers.LARS(schedules.Cosine(1.0, 5)),
-        "`schedule` must be a StepSchedule, got .* Fix its steps with `schedule.at",
+        "`schedule` must be a StepSchedule, got .* Fix its steps with `schedule.to_steps",
     ),
 }
 

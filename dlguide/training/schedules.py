@@ -3,7 +3,7 @@
 A schedule is put together in epochs, and each training fixes the steps:
 
     rates = warmup("gradual", 1.6, 5, start=0.05).over(StepDecay(1.6, (30, 60, 80), 90))
-    schedule = rates.at(steps_per_epoch=312)
+    schedule = rates.to_steps(steps_per_epoch=312)
     optimizer = keras.optimizers.SGD(as_keras(schedule), momentum=0.9)
 
 `fit(learning_rate=rates)` does the second and third step itself. Step 0 is the first update. A
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from numbers import Real
@@ -44,7 +44,6 @@ __all__ = [
     "from_config",
     "linear",
     "momentum_correction",
-    "performance",
     "scaled",
     "warmup",
 ]
@@ -55,9 +54,14 @@ SCALING = {"linear": float, "sqrt": math.sqrt, "none": lambda times: 1.0}
 
 
 class EpochSchedule(ABC):
-    """A learning rate over epochs; `then` and `over` put two together."""
+    """A learning rate over epochs; `then`, `over` and `beginning` make others of it."""
 
     epochs: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            if field.name in _CHECKS:
+                _CHECKS[field.name](getattr(self, field.name), field.name)
 
     @abstractmethod
     def value(self, step: Any, steps_per_epoch: int) -> Any:
@@ -68,10 +72,10 @@ class EpochSchedule(ABC):
         return whole_steps(self.epochs, steps_per_epoch)
 
     def then(self, following: EpochSchedule) -> EpochSchedule:
-        """Go on with another schedule, which starts at its own epoch 0 where this one ends.
+        """Continue with another schedule, which starts at its own epoch 0 where this one ends.
 
         Args:
-            following: what comes after; a linear decay after a warmup, as the guide has it.
+            following: for example a linear decay after a warmup.
 
         Returns:
             EpochSchedule: as long as both together.
@@ -79,7 +83,7 @@ class EpochSchedule(ABC):
         return Chained(self, _require_schedule(following, "following"))
 
     def over(self, whole: EpochSchedule) -> EpochSchedule:
-        """Take the place of another schedule's first epochs; its own epochs go on being counted.
+        """Replace the first epochs of another schedule, whose own epochs go on being counted.
 
         Args:
             whole: the schedule of the whole training; a decay at epochs 30, 60 and 80 stays there.
@@ -88,27 +92,27 @@ class EpochSchedule(ABC):
             EpochSchedule: as long as `whole`.
 
         Raises:
-            ValueError: when this one is not shorter.
+            ValueError: if this one is not shorter.
         """
         return Overlay(self, _require_schedule(whole, "whole"))
 
     def beginning(self, epochs: float) -> EpochSchedule:
-        """Take the beginning only, for a training that is left there and goes on in other ways."""
+        """Take the first epochs only, for a training that continues with another schedule."""
         return Truncated(self, epochs)
 
-    def at(self, steps_per_epoch: int, epochs: float | None = None) -> StepSchedule:
+    def to_steps(self, steps_per_epoch: int, epochs: float | None = None) -> StepSchedule:
         """Fix the steps of an epoch.
 
         Args:
             steps_per_epoch: updates of the weights in one epoch: samples / global batch (count).
-            epochs: length of the training it is meant for; None where nobody asked (epochs).
+            epochs: length of the training it is meant for; None for any (epochs).
 
         Returns:
             StepSchedule: the rate of each step.
 
         Raises:
-            ValueError: when the training is longer or shorter than the schedule, or a piece of it
-                has not one step.
+            ValueError: if the training is longer or shorter than the schedule, or a piece of it
+                is shorter than a step.
         """
         fits = epochs is None or math.isclose(epochs, self.epochs)
         then = "Make the schedule as long as the training; a shorter one may end inside a warmup."
@@ -116,21 +120,13 @@ class EpochSchedule(ABC):
         return StepSchedule(self, require_count(steps_per_epoch, "steps_per_epoch"))
 
     def config(self) -> dict[str, Any]:
-        """Describe the schedule in plain numbers.
+        """Describe the schedule in plain values.
 
         Returns:
-            dict: JSON-able; `schedules.from_config` makes the schedule of it again.
+            dict: JSON-able; `schedules.from_config` builds the schedule from it.
         """
-        described: dict[str, Any] = {"kind": type(self).__name__}
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if isinstance(value, tuple):
-                described[field.name] = [_plain(one) for one in value]
-            else:
-                described[field.name] = (
-                    value.config() if isinstance(value, EpochSchedule) else _plain(value)
-                )
-        return described
+        values = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]
+        return {"kind": type(self).__name__, **values}
 
 
 @dataclass(frozen=True)
@@ -142,15 +138,12 @@ class Chained(EpochSchedule):
 
     @property
     def epochs(self) -> float:
-        """Both lengths (epochs)."""
         return self.first.epochs + self.second.epochs
 
     def steps(self, steps_per_epoch: int) -> int:
-        """Count the steps of both."""
         return self.first.steps(steps_per_epoch) + self.second.steps(steps_per_epoch)
 
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         split = self.first.steps(steps_per_epoch)
         before = self.first.value(np.minimum(step, split), steps_per_epoch)
         after = self.second.value(np.maximum(step - split, 0), steps_per_epoch)
@@ -159,7 +152,7 @@ class Chained(EpochSchedule):
 
 @dataclass(frozen=True)
 class Overlay(EpochSchedule):
-    """One schedule in the place of another's beginning."""
+    """One schedule instead of the beginning of another."""
 
     first: EpochSchedule
     whole: EpochSchedule
@@ -171,15 +164,12 @@ class Overlay(EpochSchedule):
 
     @property
     def epochs(self) -> float:
-        """The length of the whole (epochs)."""
         return self.whole.epochs
 
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         split = self.first.steps(steps_per_epoch)
         early = self.first.value(np.minimum(step, split), steps_per_epoch)
-        late = self.whole.value(step, steps_per_epoch)
-        return np.where(step < split, early, late)
+        return np.where(step < split, early, self.whole.value(step, steps_per_epoch))
 
 
 @dataclass(frozen=True)
@@ -187,19 +177,13 @@ class Truncated(EpochSchedule):
     """The beginning of another schedule."""
 
     schedule: EpochSchedule
-    length: float
+    epochs: float
 
     def __post_init__(self) -> None:
         must = f"be above 0 and at most the {self.schedule.epochs:g} epochs of the schedule"
-        require(0 < self.length <= self.schedule.epochs, "epochs", must, self.length)
-
-    @property
-    def epochs(self) -> float:
-        """As long as asked for (epochs)."""
-        return self.length
+        require(0 < self.epochs <= self.schedule.epochs, "epochs", must, self.epochs)
 
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         return self.schedule.value(step, steps_per_epoch)
 
 
@@ -261,12 +245,7 @@ class Constant(EpochSchedule):
     rate: float
     epochs: float
 
-    def __post_init__(self) -> None:
-        _require_rate(self.rate, "rate")
-        _require_epochs(self.epochs, "epochs")
-
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         return self.rate + 0.0 * np.float64(step)
 
 
@@ -280,15 +259,12 @@ class LinearWarmup(EpochSchedule):
     per: str
 
     def __post_init__(self) -> None:
-        _require_rate(self.start, "start")
-        _require_rate(self.end, "end")
-        _require_epochs(self.epochs, "epochs")
+        super().__post_init__()
         stairs = require_known(self.per, PER, "per") == "epoch"
         must = "be whole where the rate changes once an epoch"
         require(not stairs or self.epochs == int(self.epochs), "epochs", must, self.epochs)
 
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         if self.per == "epoch":
             done = np.float64(step // steps_per_epoch) / self.epochs
         else:
@@ -317,14 +293,7 @@ class Polynomial(EpochSchedule):
     power: float = 2.0
     end: float = 0.0
 
-    def __post_init__(self) -> None:
-        _require_rate(self.rate, "rate")
-        _require_rate(self.end, "end")
-        _require_epochs(self.epochs, "epochs")
-        require_positive(self.power, "power")
-
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         left = _part_left(step, self.steps(steps_per_epoch))
         return self.end + (self.rate - self.end) * left**self.power
 
@@ -348,13 +317,7 @@ class Cosine(EpochSchedule):
     epochs: float
     end: float = 0.0
 
-    def __post_init__(self) -> None:
-        _require_rate(self.rate, "rate")
-        _require_rate(self.end, "end")
-        _require_epochs(self.epochs, "epochs")
-
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         # (1 + cos(pi t)) / 2 = sin(pi (1 - t) / 2) ** 2, which keeps its digits near the end.
         left = _part_left(step, self.steps(steps_per_epoch))
         wave = np.sin(0.5 * math.pi * left)
@@ -384,14 +347,7 @@ class Exponential(EpochSchedule):
     factor: float = 0.1
     staircase: bool = False
 
-    def __post_init__(self) -> None:
-        _require_rate(self.rate, "rate")
-        require_positive(self.factor, "factor")
-        _require_epochs(self.every, "every")
-        _require_epochs(self.epochs, "epochs")
-
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         every = whole_steps(self.every, steps_per_epoch)
         full, rest = np.float64(step // every), np.float64(step % every) / every
         rate = self.rate * self.factor**full
@@ -428,9 +384,7 @@ class StepDecay(EpochSchedule):
         must = "be epochs, such as (30, 60, 80)"
         require(listed, "boundaries", must, self.boundaries, then)
         object.__setattr__(self, "boundaries", tuple(self.boundaries))
-        _require_rate(self.rate, "rate")
-        require_positive(self.factor, "factor")
-        _require_epochs(self.epochs, "epochs")
+        super().__post_init__()
         for each in self.boundaries:
             _require_epochs(each, "boundaries")
         ends = [0.0, *self.boundaries, self.epochs]
@@ -439,11 +393,8 @@ class StepDecay(EpochSchedule):
         require(rising and len(ends) > 2, "boundaries", must, self.boundaries)
 
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
-        passed = [
-            np.float64(step >= whole_steps(each, steps_per_epoch)) for each in self.boundaries
-        ]
-        return self.rate * self.factor ** sum(passed)
+        boundaries = [whole_steps(each, steps_per_epoch) for each in self.boundaries]
+        return self.rate * self.factor ** sum(np.float64(step >= each) for each in boundaries)
 
 
 @dataclass(frozen=True)
@@ -469,15 +420,10 @@ class CyclicLR(EpochSchedule):
     shrink: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_rate(self.low, "low")
-        _require_rate(self.high, "high")
-        _require_epochs(self.cycle, "cycle")
-        _require_epochs(self.epochs, "epochs")
-        require_positive(self.shrink, "shrink")
+        super().__post_init__()
         require(self.low < self.high, "high", f"be above the {self.low:g} of `low`", self.high)
 
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         cycle = whole_steps(self.cycle, steps_per_epoch)
         height = 1.0 - np.float64(abs(2 * (step % cycle) - cycle)) / cycle
         shrunk = self.shrink ** np.float64(step // cycle)
@@ -494,23 +440,18 @@ class Collapse(EpochSchedule):
     power: float
 
     def __post_init__(self) -> None:
-        _require_epochs(self.until, "until")
-        _require_epochs(self.last, "last")
-        require_positive(self.power, "power")
+        super().__post_init__()
         must = f"lie before the end of the schedule at {self.schedule.epochs:g} epochs"
         require(self.until < self.schedule.epochs, "until", must, self.until)
 
     @property
     def epochs(self) -> float:
-        """Both parts (epochs)."""
         return self.until + self.last
 
     def steps(self, steps_per_epoch: int) -> int:
-        """Count the steps of both parts."""
         return sum(whole_steps(each, steps_per_epoch) for each in (self.until, self.last))
 
     def value(self, step: Any, steps_per_epoch: int) -> Any:
-        """The rates at these steps."""
         split = whole_steps(self.until, steps_per_epoch)
         kept = self.schedule.value(np.minimum(step, split), steps_per_epoch)
         last = whole_steps(self.last, steps_per_epoch)
@@ -551,7 +492,7 @@ def warmup(
         Goyal et al., arXiv:1706.02677, section 2.2 (constant, gradual); Nyholm's thesis,
         appendices 9 and 13 (stepping and gradual per epoch).
 
-    >>> stairs = warmup("stepping", 1.2, 5, per="epoch").at(steps_per_epoch=10)
+    >>> stairs = warmup("stepping", 1.2, 5, per="epoch").to_steps(steps_per_epoch=10)
     >>> [round(stairs.rate(10 * epoch), 2) for epoch in range(6)]
     [0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
     """
@@ -601,10 +542,6 @@ class CollapsedDecay:
     weight_decay: EpochSchedule
     at: float
 
-    def augments(self, epoch: float) -> bool:
-        """Tell whether images are augmented."""
-        return epoch < self.at
-
 
 def collapsed(
     schedule: EpochSchedule,
@@ -650,10 +587,10 @@ def collapsed(
     return CollapsedDecay(rates, Constant(before, at).then(Constant(after, epochs)), at)
 
 
-def scaled(learning_rate: float, batch: int, base_batch: int, rule: str = "linear") -> float:
+def scaled(learning_rate: float, global_batch: int, base_batch: int, rule: str = "linear") -> float:
     """Scale a rate that was found for one global batch to another one.
 
-    With k = batch / base_batch the rule "linear" gives k times the rate, "sqrt" its square root
+    With k = global_batch / base_batch the rule "linear" gives k times the rate, "sqrt" its square root
     times the rate, and "none" the rate itself.
 
     For SGD the rule is linear: with k times the batch there are 1/k of the steps, each with a k
@@ -665,12 +602,12 @@ def scaled(learning_rate: float, batch: int, base_batch: int, rule: str = "linea
 
     Args:
         learning_rate: the rate for `base_batch`.
-        batch: the global batch to train with: ranks times batch per rank (count).
+        global_batch: to train with: ranks times batch per rank (count).
         base_batch: the global batch the rate was found for (count).
         rule: "linear", "sqrt" or "none".
 
     Returns:
-        float: the rate for `batch`.
+        float: the rate for `global_batch`.
 
     Raises:
         ValueError: when a count or the rate is not positive, or the rule is not known.
@@ -682,7 +619,7 @@ def scaled(learning_rate: float, batch: int, base_batch: int, rule: str = "linea
     >>> scaled(0.1, 32 * 128, 256), scaled(0.1, 1024, 256, "sqrt")
     (1.6, 0.2)
     """
-    times = require_count(batch, "batch") / require_count(base_batch, "base_batch")
+    times = require_count(global_batch, "global_batch") / require_count(base_batch, "base_batch")
     factor = SCALING[require_known(rule, SCALING, "rule")]
     return require_positive(learning_rate, "learning_rate") * factor(times)
 
@@ -721,53 +658,6 @@ def momentum_correction(old_rate: float, new_rate: float) -> float:
     return require_positive(new_rate, "new_rate") / require_positive(old_rate, "old_rate")
 
 
-def performance(
-    rate: float,
-    losses: Sequence[float],
-    factor: float = 0.1,
-    patience: int = 10,
-    least_gain: float = 0.0,
-) -> float:
-    """Give the rate after some epochs: lower each time the loss has not fallen for a while.
-
-    A function of the losses alone, so that all ranks decide alike when all hold the same losses:
-    average them over the ranks first (`hvd.callbacks.MetricAverageCallback`). An epoch whose loss
-    is not finite counts as one without progress.
-
-    Args:
-        rate: the first rate.
-        losses: one a finished epoch, usually of the validation data.
-        factor: what the rate is multiplied with each time.
-        patience: epochs without progress before that (count).
-        least_gain: what the loss must fall below the best one to count as progress.
-
-    Returns:
-        float: the rate of the coming epoch.
-
-    Raises:
-        ValueError: when a number is out of range, for example a factor of 1 or more.
-
-    Source:
-        The thesis, section 2.3 (performance scheduling, after Senior et al. 2013).
-
-    >>> performance(0.1, [3.0, 2.0, 2.5, 2.1], factor=0.5, patience=2)
-    0.05
-    """
-    current = require_positive(rate, "rate")
-    require(require_positive(factor, "factor") < 1, "factor", "be below 1", factor)
-    require_count(patience, "patience")
-    require(least_gain >= 0, "least_gain", "be at least 0", least_gain)
-    best, waited = math.inf, 0
-    for loss in losses:
-        if math.isfinite(loss) and loss < best - least_gain:
-            best, waited = loss, 0
-            continue
-        waited += 1
-        if waited == patience:
-            current, waited = current * factor, 0
-    return current
-
-
 def as_keras(schedule: StepSchedule) -> keras.optimizers.schedules.LearningRateSchedule:
     """Turn a schedule into one that a Keras optimizer asks for the rate of each update.
 
@@ -776,7 +666,7 @@ def as_keras(schedule: StepSchedule) -> keras.optimizers.schedules.LearningRateS
     should be equal to the bit would not be. Keras' SGD keeps the rate inside its velocity, and
     no callback can fix that under such a schedule (`momentum_correction`);
     `optimizers.MomentumSGD` does not need it. Keras counts calls: where an update adds up the
-    gradients of k batches, give `EpochSchedule.at` k times as many steps per epoch. A model
+    gradients of k batches, give `EpochSchedule.to_steps` k times as many steps per epoch. A model
     compiled with it opens in another process after `optimizers.register()`.
 
     Args:
@@ -788,7 +678,7 @@ def as_keras(schedule: StepSchedule) -> keras.optimizers.schedules.LearningRateS
     Raises:
         ValueError: when it is a schedule, whose steps are not fixed yet, or anything else.
     """
-    then = "Fix its steps with `schedule.at(steps_per_epoch)`."
+    then = "Fix its steps with `schedule.to_steps(steps_per_epoch)`."
     require(isinstance(schedule, StepSchedule), "schedule", "be a StepSchedule", schedule, then)
     from dlguide.training.optimizers import StepRates
 
@@ -819,14 +709,12 @@ def from_config(config: dict[str, Any]) -> EpochSchedule:
 
 
 def _plain(value: Any) -> Any:
-    """Give numbers of NumPy as Python's, which JSON knows."""
+    """Convert NumPy's numbers to Python's, and schedules to their description."""
+    if isinstance(value, EpochSchedule):
+        return value.config()
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _require_schedule(value: Any, name: str) -> EpochSchedule:
-    then = "Make one with `schedules.warmup`, `schedules.Cosine` or another of that module."
-    require(isinstance(value, EpochSchedule), name, "be an EpochSchedule", value, then)
-    return value
 
 
 def whole_steps(epochs: float, steps_per_epoch: int) -> int:
@@ -838,20 +726,31 @@ def whole_steps(epochs: float, steps_per_epoch: int) -> int:
 
 
 def _part_left(step: Any, steps: int) -> Any:
-    """Give the part of a piece that is still to come."""
     # The difference of whole numbers is exact; 1 - step / steps would lose digits near the end.
     return np.float64(steps - step) / steps
 
 
+def _require_schedule(value: Any, name: str) -> EpochSchedule:
+    then = "Make one with `schedules.warmup`, `schedules.Cosine` or another of that module."
+    require(isinstance(value, EpochSchedule), name, "be an EpochSchedule", value, then)
+    return value
+
+
 def _require_rate(value: Any, name: str) -> None:
-    """Refuse what cannot be a learning rate."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     fits = number and 0 <= value < float("inf")
     require(fits, name, "be a finite rate of at least 0", value)
 
 
 def _require_epochs(value: Any, name: str) -> None:
-    """Refuse what cannot be a length."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     fits = number and 0 < value < float("inf")
     require(fits, name, "be a number of epochs above 0", value)
+
+
+# Fields of the schedules -> their check.
+_CHECKS = {
+    **dict.fromkeys(("rate", "start", "end", "low", "high"), _require_rate),
+    **dict.fromkeys(("epochs", "every", "cycle", "until", "last"), _require_epochs),
+    **dict.fromkeys(("power", "factor", "shrink"), require_positive),
+}

@@ -185,7 +185,7 @@ class Trainer:
                 # Keras holds it in float32; by way of its text 0.002 stays 0.002.
                 self.rate = float(str(np.float32(self.optimizer.learning_rate)))
                 if job.schedule is not None:
-                    self.rate = float(job.schedule.at(self.steps_per_epoch).rates().max())
+                    self.rate = float(job.schedule.to_steps(self.steps_per_epoch).rates().max())
 
     def _optimizer(self) -> keras.Optimizer:
         """The optimizer of this rank, with its schedules in steps."""
@@ -193,9 +193,9 @@ class Trainer:
         self.steps_per_epoch = len(self.feed.steps(0))
         rate, own = job.used_rate(self.comm.size), {}
         if job.schedule is not None:
-            rate = rate.at(self.steps_per_epoch)
+            rate = rate.to_steps(self.steps_per_epoch)
         if isinstance(job.learning_rate, CollapsedDecay):
-            own["weight_decay"] = job.learning_rate.weight_decay.at(self.steps_per_epoch)
+            own["weight_decay"] = job.learning_rate.weight_decay.to_steps(self.steps_per_epoch)
         return make_optimizer(job.optimizer, rate, job.config.dtype, **own)
 
     def _feed(self) -> ArrayFeed | PipelineFeed | VirtualWorkersFeed:

@@ -112,7 +112,7 @@ def test_iterations_and_course_are_those_of_the_training():
     came = lesson_81.iterations(960, 2, 16, 12, 1, 10.2)
     assert came == (found.warmup, found.decay, found.snapshot, found.collapsed)
     road, end = imagenet.SMALL, imagenet.SMALL.part_2()
-    rates, decays = end.rates.at(30), end.weight_decay.at(30)
+    rates, decays = end.rates.to_steps(30), end.weight_decay.to_steps(30)
     for step in (0, 10, 29, 30, 200, 305, 306, 320, 359):
         at = step, 30, 360, 306, road.rate, road.start, road.weight_decay
         wanted = rates.rate(step), decays.rate(step), step < 306

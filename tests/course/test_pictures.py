@@ -79,7 +79,7 @@ def test_seven_recipes_have_seven_colours_and_42_have_different_looks():
     lines = pictures.experiments(made).axes[0].lines[:42]
     assert len({line.get_color() for line in lines[:7]}) == 7
     assert len({(line.get_color(), line.get_marker()) for line in lines}) == 42
-    courses = {one.config.name: one.config.schedule().at(5) for one in made[:28]}
+    courses = {one.config.name: one.config.schedule().to_steps(5) for one in made[:28]}
     lines = plots.schedules(courses).axes[0].lines
     assert len({line.get_color() for line in lines[:7]}) == 7
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 28

@@ -21,7 +21,7 @@ def saved(folder, epochs=8, recipe=None, with_rate=True, model=None, keep=None):
     for epoch in range(1, epochs + 1):
         about = {"schedule": recipe.config(), "global_batch": 64}
         if with_rate:
-            about["rate"] = float(recipe.at(STEPS).rate(STEPS * epoch - 1))
+            about["rate"] = float(recipe.to_steps(STEPS).rate(STEPS * epoch - 1))
         checkpoint.save(
             folder, model, rule, STEPS * epoch, epoch, about, keep=epochs if keep is None else keep
         )
@@ -59,7 +59,7 @@ def test_rate_is_that_of_the_last_step_before_the_checkpoint(tmp_path):
     saved(tmp_path, with_rate=False)
     found, _ = checkpoint.read(chest_xray.choose_checkpoint(tmp_path))
     recipe = chest_xray.pretraining_schedule(0.03, 8)
-    assert nets.rate_of(found) == pytest.approx(float(recipe.at(STEPS).rate(6 * STEPS - 1)))
+    assert nets.rate_of(found) == pytest.approx(float(recipe.to_steps(STEPS).rate(6 * STEPS - 1)))
     assert nets.rate_of(found) == pytest.approx(0.03)
 
 

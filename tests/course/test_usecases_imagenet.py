@@ -37,8 +37,8 @@ def test_iterations_are_the_guides():
 def test_rates_and_decay_are_those_of_the_published_solvers():
     """base_lr 4.8 and 0.254, power 1 and 2, weight_decay 5e-5 and 1e-4, warmup_start_lr 0.1."""
     steps = 90  # of an epoch: ours has whole ones
-    line, end = GUIDE.part_1().rates.at(steps), GUIDE.part_2()
-    rates, decays = end.rates.at(steps), end.weight_decay.at(steps)
+    line, end = GUIDE.part_1().rates.to_steps(steps), GUIDE.part_2()
+    rates, decays = end.rates.to_steps(steps), end.weight_decay.to_steps(steps)
     left = round(85.5 * steps)
     assert line.rate(0) == pytest.approx(0.1)
     assert line.rate(5 * steps) == pytest.approx(4.8)
@@ -49,9 +49,8 @@ def test_rates_and_decay_are_those_of_the_published_solvers():
         assert rates.rate(step) == pytest.approx(line.rate(left) * (1 - done) ** 2)
     assert decays.rate(left - 1) == 5e-5
     assert decays.rate(left) == 1e-4
-    assert GUIDE.part_1().weight_decay.at(steps).rate(left) == 5e-5
-    assert not end.augments(85.5)
-    assert end.augments(85.4)
+    assert GUIDE.part_1().weight_decay.to_steps(steps).rate(left) == 5e-5
+    assert end.at == 85.5
     assert (end.rates.epochs, GUIDE.part_1().rates.epochs) == (90, 90)
 
 
@@ -65,10 +64,10 @@ def test_small_road_has_the_guides_phases():
 
 def test_common_beginning_has_the_rates_of_both_endings():
     trunk, line, end = SMALL.part_1(SMALL.shared_epochs), SMALL.part_1(), SMALL.part_2()
-    first = trunk.rates.at(30).rates()
+    first = trunk.rates.to_steps(30).rates()
     assert len(first) == 10 * 30
     for whole in (line, end):
-        assert np.array_equal(whole.rates.at(30).rates()[: len(first)], first)
+        assert np.array_equal(whole.rates.to_steps(30).rates()[: len(first)], first)
     assert from_config(trunk.rates.config()) == trunk.rates
 
 

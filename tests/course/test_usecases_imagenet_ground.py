@@ -97,7 +97,7 @@ def test_first_epochs_of_a_recipe_have_its_rates():
     whole = schedules.warmup("gradual", 1.0, 1, start=0.1).then(schedules.linear(1.0, 5))
     cut = whole.beginning(2.5)
     assert cut.epochs == 2.5
-    assert np.array_equal(cut.at(10).rates(), whole.at(10).rates()[:25])
+    assert np.array_equal(cut.to_steps(10).rates(), whole.to_steps(10).rates()[:25])
     assert schedules.from_config(cut.config()) == cut
     for wrong in (0, 6.5):
         with pytest.raises(ValueError, match="`epochs` must be above 0 and at most the 6 epochs"):

@@ -221,7 +221,7 @@ def check(config: ExperimentConfig, models: Mapping, data: Dataset) -> None:
     samples = len(data.train_labels)
     config.require_samples(samples)
     steps = math.ceil(samples / config.global_batch)
-    config.schedule().at(steps, epochs=config.epochs)
+    config.schedule().to_steps(steps, epochs=config.epochs)
     TrainingJob(**_fit_options(config, models, data)).check()
 
 

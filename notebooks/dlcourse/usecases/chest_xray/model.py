@@ -166,14 +166,14 @@ def rate_of(found: Checkpoint) -> float | None:
         return float(stored)
     if schedule is None or not found.epoch:
         return None
-    return float(schedule.at(found.step // found.epoch).rate(found.step - 1))
+    return float(schedule.to_steps(found.step // found.epoch).rate(found.step - 1))
 
 
 def _peak_rate(found: Checkpoint) -> float | None:
     schedule = _schedule(found)
     if schedule is None or not found.epoch:
         return None
-    return float(schedule.at(found.step // found.epoch).rates().max())
+    return float(schedule.to_steps(found.step // found.epoch).rates().max())
 
 
 def _schedule(found: Checkpoint) -> Any:

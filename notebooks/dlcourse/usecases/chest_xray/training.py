@@ -424,7 +424,7 @@ class _CaseTraining:
             on_result=self.report,
         )
         steps = run.steps_per_epoch
-        rates = schedule.at(steps).rate(steps * np.arange(1, epochs + 1) - 1)
+        rates = schedule.to_steps(steps).rate(steps * np.arange(1, epochs + 1) - 1)
         return StageResult(
             epochs=epochs,
             first_epoch=run.first_epoch,

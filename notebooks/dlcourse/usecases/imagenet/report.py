@@ -158,8 +158,8 @@ def picture(outcome: Outcome) -> Figure:
         ("line", recipe.part_1(), outcome.line),
         ("collapsed", recipe.part_2(), outcome.collapsed),
     ):
-        rates[name] = schedule.rates.at(steps).rates()
-        decays[name] = schedule.weight_decay.at(steps).rates()
+        rates[name] = schedule.rates.to_steps(steps).rates()
+        decays[name] = schedule.weight_decay.to_steps(steps).rates()
         epochs = (*outcome.shared_phase.epochs, *branch.curve.epochs)
         right = (*outcome.shared_phase.test_accuracy, *branch.curve.test_accuracy)
         accuracies[name] = (epochs, right)
