@@ -151,13 +151,16 @@ def sha256(path: str | os.PathLike) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def require_writable(folder: str | os.PathLike, name: str, nbytes: int = 1_000_000) -> None:
+def require_writable(
+    folder: str | os.PathLike, name: str, nbytes: int = 1_000_000, what: str = ""
+) -> None:
     """Check before the work, not after it, that its results can be written.
 
     Args:
         folder: where they shall go; made when it is missing.
         name: the argument that the user gave it by.
         nbytes: room that is needed (bytes).
+        what: for what, in the text of the error, such as " (3 checkpoints)".
 
     Raises:
         ValueError: when the folder cannot be made or written to, or the disk is too full.
@@ -172,5 +175,6 @@ def require_writable(folder: str | os.PathLike, name: str, nbytes: int = 1_000_0
     except OSError as error:
         text = f"be a folder this process can write to ({error.strerror})"
         require(False, name, text, str(folder), then)
-    room, there = f"{nbytes / 1e6:.1f} MB", f"{folder} with {free / 1e6:.1f} MB free"
+    room, there = f"{nbytes / 1e6:.1f} MB{what}", f"{folder} with {free / 1e6:.1f} MB free"
+    then = "Free some space or choose another folder."
     require(free >= nbytes, name, f"be on a disk with room for {room}", there, then)

@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -282,23 +281,6 @@ def test_kill_at_any_moment_leaves_a_usable_checkpoint(kills, tmp_path):
         assert not (folder / "checkpoint.partial").exists()
     if kills == 10:
         assert unfinished > 0, "no save was hit: make the arrays larger"
-
-
-def test_folder_that_cannot_be_written_is_said_before_training(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        ValueError, match=r"`checkpoint` must be a folder this process can write to, got '.*file/x'"
-    ):
-        checkpoint.require_writable(tmp_path / "file" / "x", 10)
-
-
-def test_full_disk_is_said_before_training(tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
-    with pytest.raises(ValueError, match=r"room for 3.0 MB \(3 checkpoints\).*2.0 MB free"):
-        checkpoint.require_writable(tmp_path, 1_000_000)
-    checkpoint.require_writable(tmp_path, 600_000)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_disk_that_fills_up_while_saving_leaves_the_earlier_ones(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -210,8 +211,8 @@ def test_fewer_epochs_than_the_checkpoint_has_done_are_refused(mnist, tmp_path):
 def test_room_is_asked_for_what_workers_have_of_their_own(mnist, tmp_path, monkeypatch):
     asked = {}
 
-    def noted(folder, nbytes, files):
-        asked[files] = nbytes
+    def noted(folder, name, nbytes, what):
+        asked[what] = nbytes
         os.makedirs(folder, exist_ok=True)
 
     monkeypatch.setattr(checkpoint, "require_writable", noted)
@@ -222,7 +223,18 @@ def test_room_is_asked_for_what_workers_have_of_their_own(mnist, tmp_path, monke
     (path,) = (tmp_path / "within").glob("*-within.dlguide")
     states = checkpoint.read(path)[0].within.states
     assert len(states) == 2
-    assert asked[4] - asked[3] == sum(map(len, states))
+    one = asked[" (3 checkpoints)"] / 3
+    assert asked[" (4 checkpoints)"] / 4 - one == sum(map(len, states))
+
+
+def test_a_folder_without_room_is_refused_before_training(mnist, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`checkpoint` must be a folder .* got '.*file/x'"):
+        fit("mlp", mnist, batch_per_rank=10, checkpoint=tmp_path / "file" / "x")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    with pytest.raises(ValueError, match=r"room for \d+\.\d MB \(3 checkpoints\).*0.1 MB free"):
+        fit("mlp", mnist, batch_per_rank=10, checkpoint=tmp_path)
 
 
 @pytest.mark.parametrize(

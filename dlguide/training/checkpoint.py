@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ import numpy as np
 
 from dlguide.collectives.communicator import Communicator
 from dlguide.errors import LockHeldError, NoLocksError, require, require_count
-from dlguide.files import file_lock
+from dlguide.files import file_lock, require_writable
 
 if TYPE_CHECKING:
     import keras
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "CheckpointError",
-    "Saver",
     "Within",
     "branch",
     "finished",
@@ -39,12 +36,11 @@ __all__ = [
     "nbytes_of",
     "not_finite",
     "read",
-    "require_writable",
     "restore",
     "save",
 ]
 
-# Raised whenever a file of an earlier dlguide would be read wrongly; 1 knew no `within`.
+# Raised whenever a file of an earlier dlguide would be read wrongly; 1 had no `within`.
 VERSION = 2
 _READABLE = (1, 2)
 _MAGIC = b"dlguide-checkpoint-"
@@ -61,10 +57,12 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Within:
-    """What a checkpoint holds beside the weights when it was written before an epoch's end.
+    """What a checkpoint written before an epoch's end holds beside the weights.
 
-    step (of that epoch, steps done), settings (what must be equal to go on from there),
-    states (for each worker the bytes of what it has of its own).
+    Args:
+        step: steps of that epoch that were done (count).
+        settings: what must be equal to resume from there.
+        states: the bytes of each virtual worker's own state, of all ranks.
     """
 
     step: int
@@ -74,11 +72,15 @@ class Within:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint file says about itself.
+    """The header of a checkpoint file.
 
-    path (of the file), step and epoch (done when it was written, counts), settings (of the
-    training it belongs to), arrays (name, dtype, shape of each), within (None at the end of an
-    epoch).
+    Args:
+        path: of the file.
+        step: steps done when it was written (count).
+        epoch: epochs done (count).
+        settings: of the training it belongs to.
+        arrays: name, dtype and shape of each.
+        within: None at the end of an epoch.
     """
 
     path: str
@@ -89,190 +91,33 @@ class Checkpoint:
     within: Within | None = None
 
 
-def write(
-    folder: Path,
-    step: int,
-    epoch: int,
-    settings: Mapping[str, Any],
-    arrays: Sequence[tuple[str, np.ndarray]],
-    within: Within | None,
-) -> Path:
-    """Write a file so that a kill at any moment leaves it whole or not there at all.
-
-    The bytes go to a temporary file, to the disk (fsync), and only then, by a rename, to their
-    name; the file begins with the version of its form and the SHA-256 of all that follows.
-    Processes that write into one folder do so one after the other.
-
-    Args:
-        folder: where to write; it exists.
-        step: steps done so far (count).
-        epoch: epochs done so far (count).
-        settings: of the training, JSON-able.
-        arrays: names and values.
-        within: what is needed to go on within an epoch; None at its end.
-
-    Returns:
-        Path: the file.
-
-    Raises:
-        CheckpointError: when the file cannot be written; the earlier ones are still there.
-    """
-    header = {
-        "step": step,
-        "epoch": epoch,
-        "settings": dict(settings),
-        "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
-    }
-    if within is not None:
-        nbytes = [len(state) for state in within.states]
-        header["within"] = {"step": within.step, "settings": within.settings, "states": nbytes}
-    parts = [json.dumps(header).encode() + b"\n", *(array.tobytes() for _name, array in arrays)]
-    parts += within.states if within is not None else ()
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    ending = "" if within is None else "-within"
-    path, unfinished = folder / f"checkpoint-{step:09d}{ending}.dlguide", folder / _UNFINISHED
-    try:
-        with ExitStack() as held:
-            with suppress(NoLocksError):
-                held.enter_context(file_lock(folder / _WRITING, wait=True))
-            try:
-                with open(unfinished, "wb") as file:
-                    file.write(_MAGIC + f"{VERSION} {digest.hexdigest()}\n".encode())
-                    file.writelines(parts)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(unfinished, path)
-            except OSError:
-                unfinished.unlink(missing_ok=True)  # the space that it takes
-                raise
-        _sync_folder(folder)  # the rename itself must reach the disk before an older one goes
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be written: {error.strerror}. {_after_a_failed_write(folder)}"
-        ) from error
-    return path
-
-
-def _after_a_failed_write(folder: Path) -> str:
-    files = finished(folder)
-    if not files:
-        return "Nothing was saved before. Free some space or use another folder."
-    return f"{files[-1].name} is whole: solve that, then make the same call to go on from there."
-
-
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the last checkpoints and the last one of an epoch's end.
-
-    From an epoch's end a training can go on with other ranks and batches, within an epoch not.
-    """
-    files = finished(folder)
-    ends = [path for path in files if not is_within(path)]
-    for old in files[:-keep]:
-        if old not in ends[-1:]:
-            old.unlink(missing_ok=True)
+# --- files ---
 
 
 def finished(folder: Path) -> list[Path]:
-    """Find all checkpoints."""
+    """List all checkpoints of a folder by their steps; empty if it does not exist."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def is_within(path: Path) -> bool:
-    """Tell from its name whether a checkpoint was written before an epoch's end."""
+    """Return whether a checkpoint was written before an epoch's end, which its name shows."""
     named = _NAME.fullmatch(path.name)
     return named is not None and named[2] is not None
 
 
 def latest(folder: str | os.PathLike) -> Path | None:
-    """Find the checkpoint with the most steps.
+    """Return the checkpoint with the most steps.
 
     Args:
         folder: where `save` wrote; it need not exist.
 
     Returns:
-        Path: the file, or None when there is none.
+        Path: the file, or None if there is none.
     """
     files = finished(Path(folder))
     return files[-1] if files else None
-
-
-def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
-    """Read a checkpoint after holding it against its checksum.
-
-    Args:
-        path: a file that `save` wrote.
-
-    Returns:
-        tuple: the Checkpoint and its arrays, in its order.
-
-    Raises:
-        CheckpointError: when the file is missing, damaged, no checkpoint or of another version;
-            the text names the file, the expected and the found checksum and what to do.
-    """
-    path = Path(path)
-    try:
-        contents = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error.strerror}. {instead(path)}"
-        ) from error
-    first, _, rest = contents.partition(b"\n")
-    named = _FIRST_LINE.fullmatch(first)
-    if named is None:
-        raise CheckpointError(f"{path} does not begin as a checkpoint does. {instead(path)}")
-    if int(named[1]) not in _READABLE:
-        known = " and ".join(map(str, _READABLE))
-        raise CheckpointError(
-            f"{path} is a checkpoint of version {int(named[1])}, but this dlguide reads versions "
-            f"{known}. Go on with the dlguide that wrote it, or use another folder."
-        )
-    expected, found = named[2].decode(), hashlib.sha256(rest).hexdigest()
-    if found != expected:
-        raise CheckpointError(
-            f"{path} is damaged: expected SHA-256 {expected}, found {found}. {instead(path)}"
-        )
-    line, _, data = rest.partition(b"\n")
-    header = json.loads(line)
-    names = tuple((name, dtype, tuple(shape)) for name, dtype, shape in header["arrays"])
-    arrays, at = [], 0
-    for _name, dtype, shape in names:
-        array = np.frombuffer(data, dtype, count=int(np.prod(shape, dtype=int)), offset=at)
-        arrays.append(array.reshape(shape))
-        at += array.nbytes
-    within = header.get("within")
-    if within is not None:
-        edges = at + np.cumsum([0, *within["states"]])
-        states = tuple(data[a:b] for a, b in pairwise(edges))
-        within = Within(within["step"], within["settings"], states)
-    says = (header["step"], header["epoch"], header["settings"])
-    return Checkpoint(str(path), *says, names, within), arrays
-
-
-def instead(path: Path) -> str:
-    """Say what to do about a checkpoint that cannot be used."""
-    others = [other.name for other in finished(path.parent) if other != path]
-    if others:
-        return f"Delete it to go on from {others[-1]}."
-    return "Delete it to train anew; there is no other checkpoint beside it."
-
-
-def anew(folder: Path) -> str:
-    """Say how to train from the start although a folder holds checkpoints."""
-    files = finished(folder)
-    them = "it" if len(files) == 1 else f"all {len(files)} checkpoints in {folder}"
-    return f"Use another folder, or delete {them} to train anew."
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save(
@@ -287,28 +132,28 @@ def save(
 ) -> Path:
     """Write weights and optimizer state so that a kill at any moment leaves a usable checkpoint.
 
-    The file gets its name when all of it is on the disk, and begins with the SHA-256 of its
-    contents (`write`). After that older ones go, but for the last `keep` and the
-    last one of an epoch's end. Call it on one rank only: the others have the same weights.
-    Leaves out the state of random generators, which `fit` derives from seed, rank and epoch, or
-    has in `within`.
+    The bytes go to a temporary file, to the disk (fsync), and only then, by a rename, to their
+    name; the file begins with the SHA-256 of its contents. Then older ones are removed, except
+    for the last `keep` and the last one of an epoch's end, from which other ranks and batches can
+    resume too. Call it on one rank only: the others have the same weights. Leaves out the state
+    of random generators, which `fit` derives from seed, rank and epoch, or has in `within`.
 
     Args:
-        folder: where to write; made when it is missing.
+        folder: where to write; made if it is missing.
         model: its weights are written, moving averages included.
         optimizer: built; its variables are written.
         step: steps done so far (count).
         epoch: epochs done so far (count).
-        settings: what must be equal in the training that goes on from here, JSON-able.
+        settings: what must be equal in the training that resumes from here, JSON-able.
         keep: checkpoints to leave in the folder, this one included (count).
-        within: what each worker has of its own, before the end of an epoch; None at its end.
+        within: each worker's own state before the end of an epoch; None at its end.
 
     Returns:
         Path: the file.
 
     Raises:
-        ValueError: when a weight is not finite, so that it never takes the place of a good one.
-        CheckpointError: when the file cannot be written; the earlier ones are still there.
+        ValueError: if a weight is not finite, so that it never replaces a good one.
+        CheckpointError: if the file cannot be written; the earlier ones are still there.
     """
     require_count(step, "step", least=0)
     require_count(epoch, "epoch", least=0)
@@ -316,35 +161,33 @@ def save(
     then = "Nothing was written. Go on from the last checkpoint with a lower learning rate."
     bad = not_finite(model)
     require(not bad, "model", "have weights that are finite", f"{bad} with nan or infinity", then)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = _arrays(model, optimizer)
-    path = write(folder, step, epoch, settings or {}, arrays, within)
-    prune(folder, keep)
+    arrays = [(name, np.asarray(variable)) for name, variable in _variables(model, optimizer)]
+    path = _write(Path(folder), step, epoch, settings or {}, arrays, within)
+    prune(path.parent, keep)
     return path
 
 
 def branch(
     source: str | os.PathLike, folder: str | os.PathLike, changes: Mapping[str, Any]
 ) -> Path:
-    """Let another training go on from where one has ended an epoch.
+    """Let another training continue from where one has ended an epoch.
 
-    Copies the last checkpoint of an epoch's end into another folder and says there that it
+    Copies the last checkpoint of an epoch's end into another folder and notes there that it
     belongs to a training that differs in `changes`: another schedule from here on, for example.
     The first training's folder stays as it is. Call it on one rank only.
 
     Args:
         source: the folder of the training that was.
-        folder: of the training that shall go on; without checkpoints.
+        folder: of the training that shall continue; without checkpoints.
         changes: settings of the new training that differ, JSON-able.
 
     Returns:
         Path: the new file.
 
     Raises:
-        ValueError: when there is no such checkpoint, the training never had such a setting, or
-            the folder holds checkpoints already.
-        CheckpointError: when it is damaged.
+        ValueError: if there is no such checkpoint, the training never had such a setting, or the
+            folder holds checkpoints already.
+        CheckpointError: if it is damaged.
     """
     ends = [one for one in finished(Path(source)) if not is_within(one)]
     must, then = "hold a checkpoint of an epoch's end", "Train there first, for an epoch at least."
@@ -353,29 +196,59 @@ def branch(
     require(there is None, "folder", "hold no checkpoints", str(there), "Use another folder.")
     found, arrays = read(ends[-1])
     for name in changes:
-        must = "name settings that the training had"
-        require(
-            name in found.settings, "changes", must, name, f"It had {', '.join(found.settings)}."
-        )
-    named_arrays = [(one[0], array) for one, array in zip(found.arrays, arrays, strict=True)]
-    Path(folder).mkdir(parents=True, exist_ok=True)
+        must, then = "name settings that the training had", f"It had {', '.join(found.settings)}."
+        require(name in found.settings, "changes", must, name, then)
+    named = [(one[0], array) for one, array in zip(found.arrays, arrays, strict=True)]
     settings = {**found.settings, **changes}
-    return write(Path(folder), found.step, found.epoch, settings, named_arrays, None)
+    return _write(Path(folder), found.step, found.epoch, settings, named, None)
 
 
-def not_finite(model: keras.Model) -> str:
-    """Find a weight that holds nan or infinity.
+def read(path: str | os.PathLike) -> tuple[Checkpoint, list[np.ndarray]]:
+    """Read a checkpoint and check it against its checksum.
 
     Args:
-        model: its weights are searched, moving averages included.
+        path: a file that `save` wrote.
 
     Returns:
-        str: the name of the first such weight; empty when all are finite.
+        tuple: the Checkpoint and its arrays, in its order.
+
+    Raises:
+        CheckpointError: if the file is missing, damaged, no checkpoint or of another version; the
+            text names the file, the expected and the found checksum and what to do.
     """
-    for weight in model.weights:
-        if "float" in str(weight.dtype) and not np.isfinite(np.asarray(weight)).all():
-            return weight.path
-    return ""
+    path = Path(path)
+    try:
+        contents = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}. {_instead(path)}"
+        ) from error
+    first, _, rest = contents.partition(b"\n")
+    named = _FIRST_LINE.fullmatch(first)
+    if named is None:
+        raise CheckpointError(f"{path} does not begin as a checkpoint does. {_instead(path)}")
+    if int(named[1]) not in _READABLE:
+        known = " and ".join(map(str, _READABLE))
+        raise CheckpointError(
+            f"{path} is a checkpoint of version {int(named[1])}, but this dlguide reads versions "
+            f"{known}. Go on with the dlguide that wrote it, or use another folder."
+        )
+    expected, found = named[2].decode(), hashlib.sha256(rest).hexdigest()
+    if found != expected:
+        raise CheckpointError(
+            f"{path} is damaged: expected SHA-256 {expected}, found {found}. {_instead(path)}"
+        )
+    line, _, data = rest.partition(b"\n")
+    header = json.loads(line)
+    names = tuple((name, dtype, tuple(shape)) for name, dtype, shape in header["arrays"])
+    arrays = _arrays(data, [(dtype, shape) for _name, dtype, shape in names])
+    within = header.get("within")
+    if within is not None:
+        edges = sum(array.nbytes for array in arrays) + np.cumsum([0, *within["states"]])
+        states = tuple(data[a:b] for a, b in pairwise(edges))
+        within = Within(within["step"], within["settings"], states)
+    values = (header["step"], header["epoch"], header["settings"])
+    return Checkpoint(str(path), *values, names, within), arrays
 
 
 def restore(
@@ -395,27 +268,36 @@ def restore(
         path: a file that `save` wrote.
         model: the same net as was saved.
         optimizer: of the same kind as was saved, built.
-        settings: what must equal the settings that were saved; None takes any.
+        settings: what must equal the settings that were saved; None for any.
         within: what must equal the settings of one that was written before an epoch's end; None
-            takes any.
+            for any.
 
     Returns:
-        Checkpoint: its step and epoch tell where to go on.
+        Checkpoint: with the step and epoch to resume from.
 
     Raises:
-        CheckpointError: when the file is damaged, or belongs to another net, optimizer or
-            training.
+        CheckpointError: if the file is damaged, or belongs to another net, optimizer or training.
     """
     found, arrays = read(path)
-    _require_same(path, found, settings or {}, within or {})
-    otherwise = anew(Path(path).parent)
+    otherwise = _anew(Path(path).parent)
+    for name, value in json.loads(json.dumps(dict(settings or {}))).items():
+        if found.settings.get(name) != value:
+            raise CheckpointError(
+                f"{path} belongs to another training: its {name} is "
+                f"{found.settings.get(name)!r}, here it is {value!r}. {otherwise}"
+            )
+    if found.within is not None:
+        _require_layout(Path(path), found, within or {})
     variables = _variables(model, optimizer)
     expected = [(name, str(v.dtype), tuple(v.shape)) for name, v in variables]
     for saved, here in zip(found.arrays, expected, strict=False):
         if saved[1:] != here[1:]:
+            theirs, ours = (
+                f"{name} ({dtype}, shape {shape})" for name, dtype, shape in (saved, here)
+            )
             raise CheckpointError(
-                f"{path} belongs to another net or optimizer: it holds {_describe(saved)} where "
-                f"this one has {_describe(here)}. {otherwise}"
+                f"{path} belongs to another net or optimizer: it holds {theirs} where this one "
+                f"has {ours}. {otherwise}"
             )
     if len(expected) != len(found.arrays):
         raise CheckpointError(
@@ -427,73 +309,23 @@ def restore(
     return found
 
 
-def _require_same(
-    path: str | os.PathLike,
-    found: Checkpoint,
-    settings: Mapping[str, Any],
-    within: Mapping[str, Any],
-) -> None:
-    for name, value in json.loads(json.dumps(dict(settings))).items():
-        if found.settings.get(name) != value:
-            raise CheckpointError(
-                f"{path} belongs to another training: its {name} is "
-                f"{found.settings.get(name)!r}, here it is {value!r}. "
-                f"{anew(Path(path).parent)}"
-            )
-    if found.within is None:
-        return
-    for name, value in json.loads(json.dumps(dict(within))).items():
-        saved = found.within.settings.get(name)
-        if saved != value:
-            files = finished(Path(path).parent)
-            ends = [one for one in files if not is_within(one)]
-            others = f"resume from {ends[-1].name}, the end of an epoch" if ends else "train anew"
-            raise CheckpointError(
-                f"{path} was written after {found.within.step} steps of epoch {found.epoch + 1} "
-                f"with {name} = {saved}, here it is {value}. Within an epoch the samples and what "
-                f"each rank has of its own belong to that {name}: use it, or delete the files "
-                f"that end in -within.dlguide to {others}."
-            )
-
-
-def require_writable(folder: str | os.PathLike, nbytes: int, files: int = 3) -> None:
-    """Check before a training, not after it, that checkpoints can be written.
+def not_finite(model: keras.Model) -> str:
+    """Find a weight that holds nan or infinity.
 
     Args:
-        folder: where they shall go; made when it is missing.
-        nbytes: size of one checkpoint (bytes).
-        files: how many there must be room for: all that `save` keeps, and one more, as the new
-            one is written before the oldest goes (count).
+        model: its weights are searched, moving averages included.
 
-    Raises:
-        ValueError: when the folder cannot be made or written to, or the disk is full.
+    Returns:
+        str: the name of the first such weight; empty if all are finite.
     """
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Without a name, so that two processes can look into one folder at a time.
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"\0")
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        require(
-            False,
-            "checkpoint",
-            "be a folder this process can write to",
-            str(folder),
-            f"{error.strerror}. Choose another folder.",
-        )
-    require(
-        free >= files * nbytes,
-        "checkpoint",
-        f"be on a disk with room for {files * nbytes / 1e6:.1f} MB ({files} checkpoints)",
-        f"{folder} with {free / 1e6:.1f} MB free",
-        "Free some space or choose another folder.",
-    )
+    for weight in model.weights:
+        if "float" in str(weight.dtype) and not np.isfinite(np.asarray(weight)).all():
+            return weight.path
+    return ""
 
 
 def nbytes_of(model: keras.Model, optimizer: keras.Optimizer) -> int:
-    """Tell how large a checkpoint is, without its header.
+    """Compute the size of a checkpoint without its header.
 
     Args:
         model: the net.
@@ -508,28 +340,125 @@ def nbytes_of(model: keras.Model, optimizer: keras.Optimizer) -> int:
     )
 
 
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the last checkpoints and the last one of an epoch's end."""
+    files = finished(folder)
+    ends = [path for path in files if not is_within(path)]
+    for old in files[:-keep]:
+        if old not in ends[-1:]:
+            old.unlink(missing_ok=True)
+
+
+def _write(
+    folder: Path,
+    step: int,
+    epoch: int,
+    settings: Mapping[str, Any],
+    arrays: Sequence[tuple[str, np.ndarray]],
+    within: Within | None,
+) -> Path:
+    """Write a file; processes that write into one folder do so one after the other."""
+    header = {
+        "step": step,
+        "epoch": epoch,
+        "settings": dict(settings),
+        "arrays": [(name, array.dtype.name, array.shape) for name, array in arrays],
+    }
+    if within is not None:
+        nbytes = [len(state) for state in within.states]
+        header["within"] = {"step": within.step, "settings": within.settings, "states": nbytes}
+    parts = [json.dumps(header).encode() + b"\n", *(array.tobytes() for _name, array in arrays)]
+    parts += within.states if within is not None else ()
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    folder.mkdir(parents=True, exist_ok=True)
+    ending = "" if within is None else "-within"
+    path, unfinished = folder / f"checkpoint-{step:09d}{ending}.dlguide", folder / _UNFINISHED
+    try:
+        with ExitStack() as held:
+            with suppress(NoLocksError):
+                held.enter_context(file_lock(folder / _WRITING, wait=True))
+            try:
+                with open(unfinished, "wb") as file:
+                    file.write(_MAGIC + f"{VERSION} {digest.hexdigest()}\n".encode())
+                    file.writelines(parts)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(unfinished, path)
+            except OSError:
+                unfinished.unlink(missing_ok=True)  # the space that it takes
+                raise
+        _sync_folder(folder)  # the rename itself must reach the disk before an older one goes
+    except OSError as error:
+        files = finished(folder)
+        then = "Nothing was saved before. Free some space or use another folder."
+        if files:
+            then = f"{files[-1].name} is whole: solve that, then make the same call to resume."
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}. {then}") from error
+    return path
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _variables(model: keras.Model, optimizer: keras.Optimizer) -> list[tuple[str, Any]]:
     # model.weights leaves out the states of random generators, model.variables does not. The
-    # rate belongs to the training that goes on, which may have other ranks, not to the old one.
+    # rate belongs to the training that resumes, which may have other ranks, not to the old one.
     kept = [v for v in optimizer.variables if v.path.rpartition("/")[2] != "learning_rate"]
     return [(v.path, v) for v in (*model.weights, *kept)]
 
 
-def _arrays(model: keras.Model, optimizer: keras.Optimizer) -> list[tuple[str, np.ndarray]]:
-    return [(name, np.asarray(variable)) for name, variable in _variables(model, optimizer)]
+def _arrays(data: bytes, like: Sequence[tuple[Any, tuple[int, ...]]]) -> list[np.ndarray]:
+    """Cut bytes into arrays of these dtypes and shapes."""
+    arrays, at = [], 0
+    for dtype, shape in like:
+        array = np.frombuffer(data, dtype, int(np.prod(shape, dtype=int)), at)
+        arrays.append(array.reshape(shape))
+        at += array.nbytes
+    return arrays
 
 
-def _describe(array: tuple[str, str, tuple[int, ...]]) -> str:
-    name, dtype, shape = array
-    return f"{name} ({dtype}, shape {shape})"
+def _require_layout(path: Path, found: Checkpoint, layout: Mapping[str, Any]) -> None:
+    for name, value in json.loads(json.dumps(dict(layout))).items():
+        saved = found.within.settings.get(name)
+        if saved != value:
+            ends = [one for one in finished(path.parent) if not is_within(one)]
+            others = f"resume from {ends[-1].name}, the end of an epoch" if ends else "train anew"
+            raise CheckpointError(
+                f"{path} was written after {found.within.step} steps of epoch {found.epoch + 1} "
+                f"with {name} = {saved}, here it is {value}. Within an epoch the samples and what "
+                f"each rank has of its own belong to that {name}: use it, or delete the files "
+                f"that end in -within.dlguide to {others}."
+            )
+
+
+def _instead(path: Path) -> str:
+    """What to do about a checkpoint that cannot be used."""
+    others = [other.name for other in finished(path.parent) if other != path]
+    if others:
+        return f"Delete it to go on from {others[-1]}."
+    return "Delete it to train anew; there is no other checkpoint beside it."
+
+
+def _anew(folder: Path) -> str:
+    """How to train from the start although a folder holds checkpoints."""
+    files = finished(folder)
+    them = "it" if len(files) == 1 else f"all {len(files)} checkpoints in {folder}"
+    return f"Use another folder, or delete {them} to train anew."
+
+
+# --- the checkpoints of a training ---
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a training begins or resumes: epochs done, steps of the next, steps of all.
-
-    losses (of the epochs done).
-    """
+    """Where a training begins: epochs done, steps of the next, steps of all, losses of epochs."""
 
     epoch: int = 0
     step: int = 0
@@ -538,14 +467,13 @@ class ResumePoint:
 
 
 class Saver:
-    """The checkpoints of one training; without a folder it writes none.
+    """The checkpoints of one training; without a folder it writes none."""
 
-    At an epoch's end all ranks are equal, and weights, optimizer, epoch and step are all there is
-    to save: the order of the samples and the seeds of dropout follow from seed, epoch and rank.
-    Within an epoch each virtual worker also has its own moving averages and seeds, and each rank
-    the sums of its loss and metrics: rank 0 writes those of all, and every worker gets its own
-    back.
-    """
+    # At an epoch's end all ranks are equal, and weights, optimizer, epoch and step are all there
+    # is to save: the order of the samples and the seeds of dropout follow from seed, epoch and
+    # rank. Within an epoch each virtual worker also has its own moving averages and seeds, and
+    # each rank the sums of its loss and metrics: rank 0 writes those of all, and every worker
+    # gets its own back.
 
     def __init__(self, job: TrainingJob, comm: Communicator) -> None:
         self._job, self._comm, self._config = job, comm, job.checkpoint
@@ -559,10 +487,7 @@ class Saver:
         self._held.close()
 
     def announce(self) -> None:
-        """Print on rank 0 what will be resumed, before any other work.
-
-        Nobody who forgot an old checkpoint should wait for a training that will not happen.
-        """
+        """Print on rank 0 what will be resumed, before any other work is waited for."""
         path = latest(self._folder) if self._folder is not None else None
         if path is None or self._comm.rank != 0:
             return
@@ -577,11 +502,11 @@ class Saver:
             # Its weights are those of no whole epoch, and there is nothing left to train.
             raise CheckpointError(
                 f"{path} is further than the training asked for: {where}. Ask for at least "
-                f"{found.epoch + 1} epochs. {anew(path.parent)}"
+                f"{found.epoch + 1} epochs. {_anew(path.parent)}"
             )
         print(
             f"{path} is a finished training: {where}. Nothing will be trained. Ask for more "
-            f"epochs to continue. {anew(path.parent)}",
+            f"epochs to continue. {_anew(path.parent)}",
             flush=True,
         )
 
@@ -597,10 +522,7 @@ class Saver:
     def resume(
         self, model: keras.Model, optimizer: keras.Optimizer, state_nbytes: int
     ) -> ResumePoint:
-        """Set all ranks to the weights of the last checkpoint; all must call it.
-
-        state_nbytes: what a virtual worker holds beside the weights (bytes).
-        """
+        """Set all ranks to the weights of the last checkpoint; collective."""
         self._model, self._optimizer = model, optimizer
         if self._folder is None:
             return ResumePoint()
@@ -611,7 +533,8 @@ class Saver:
                 if self._config.every_steps is not None:
                     workers = int(self._job.config.virtual_workers) * self._comm.size
                     nbytes, files = nbytes + workers * (16 + state_nbytes), files + 1
-                require_writable(self._folder, nbytes, files)
+                many = f" ({files} checkpoints)"
+                require_writable(self._folder, "checkpoint", files * nbytes, many)
                 taken = self._hold()
                 path = latest(self._folder)
                 if taken and path is None:
@@ -632,7 +555,7 @@ class Saver:
         return ResumePoint(epoch, step, self._before, tuple(losses))
 
     def _hold(self) -> CheckpointError | None:
-        """Keep other trainings out of the folder until `close`; return why that cannot be done."""
+        """Keep other trainings out of the folder until `close`; return why not."""
         folder = self._folder
         try:
             self._held.enter_context(file_lock(folder / "training.lock", wait=False))
@@ -653,16 +576,18 @@ class Saver:
         self._workers, states, self._states = workers, self._states, b""
         if not states:
             return np.zeros(sums)
-        like, first = workers.states(), self._comm.rank * workers.count
-        size = 8 * sums + sum(array.nbytes for array in like[0])
-        if len(states) != size * len(like) * self._comm.size:
+        like = [(np.float64, (sums,)), *((one.dtype, one.shape) for one in workers.states()[0])]
+        size = 8 * sums + sum(array.nbytes for array in workers.states()[0])
+        if len(states) != size * workers.count * self._comm.size:
             raise CheckpointError(
                 f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
-                f"here they have {size} each. {anew(self._folder)}"
+                f"here they have {size} each. {_anew(self._folder)}"
             )
-        pieces = [states[at * size : (at + 1) * size] for at in range(first, first + workers.count)]
-        workers.restore_states([_arrays_like(like[0], piece[8 * sums :]) for piece in pieces])
-        return np.frombuffer(pieces[0], np.float64, sums)
+        first = self._comm.rank * workers.count
+        places = [at * size for at in range(first, first + workers.count)]
+        mine = [_arrays(states[at : at + size], like) for at in places]
+        workers.restore_states([arrays[1:] for arrays in mine])
+        return mine[0][0]
 
     def stops(self, first: int, steps: int) -> list[int]:
         """The steps of an epoch, from `first` on, after which there is something to do."""
@@ -670,16 +595,13 @@ class Saver:
         return [*range(first - first % every + every, steps, every), steps]
 
     def save(self, epoch: int, steps: int, rate: float, losses: Sequence[float]) -> None:
-        """Write a checkpoint of an epoch's end; all ranks must call it.
-
-        rate (of the last step) and losses (of all epochs) are for readers of the file.
-        """
-        self._write(epoch, steps, None, {"rate": rate, "losses": list(losses)})
+        """Write a checkpoint of an epoch's end; collective. Rate and losses are for readers."""
+        self._save(epoch, steps, None, {"rate": rate, "losses": list(losses)})
 
     def save_within(
         self, epoch: int, step: int, steps: int, sums: np.ndarray, losses: Sequence[float]
     ) -> None:
-        """Write a checkpoint before an epoch's end; all ranks must call it."""
+        """Write a checkpoint before an epoch's end; collective."""
         states = []
         for worker, arrays in enumerate(self._workers.states()):
             # The sums are the rank's; the first of its workers carries them.
@@ -688,8 +610,7 @@ class Saver:
         whole = b"".join(self._comm.allgather_bytes(b"".join(states)))
         size = len(states[0])
         pieces = tuple(whole[at : at + size] for at in range(0, len(whole), size))
-        more = {"losses": list(losses)}
-        self._write(epoch, steps, Within(step, self._layout(), pieces), more)
+        self._save(epoch, steps, Within(step, self._layout(), pieces), {"losses": list(losses)})
 
     def last_good(self) -> str:
         """Name the last checkpoint that can be used; for rank 0, which wrote it."""
@@ -703,9 +624,7 @@ class Saver:
             return f"The last good checkpoint is {path}, after step {found.step}."
         return f"There is no checkpoint in {self._folder} yet."
 
-    def _write(
-        self, epoch: int, steps: int, within: Within | None, more: Mapping[str, Any]
-    ) -> None:
+    def _save(self, epoch: int, steps: int, within: Within | None, more: Mapping[str, Any]) -> None:
         settings = self._job.identity(self._comm.size) | dict(more)
         with self._comm.agree_or_raise():
             if self._comm.rank == 0:
@@ -716,17 +635,5 @@ class Saver:
 
     def _layout(self) -> dict[str, int]:
         """What must be equal to resume within an epoch."""
-        workers, batch = self._job.config.virtual_workers, self._job.batch_per_rank
-        return {
-            "ranks": self._comm.size,
-            "virtual_workers": int(workers),
-            "batch_per_rank": int(batch),
-        }
-
-
-def _arrays_like(like: Sequence[np.ndarray], data: bytes) -> list[np.ndarray]:
-    arrays, at = [], 0
-    for one in like:
-        arrays.append(np.frombuffer(data, one.dtype, one.size, at).reshape(one.shape))
-        at += one.nbytes
-    return arrays
+        workers, batch = int(self._job.config.virtual_workers), int(self._job.batch_per_rank)
+        return {"ranks": self._comm.size, "virtual_workers": workers, "batch_per_rank": batch}

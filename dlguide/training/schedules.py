@@ -590,8 +590,8 @@ def collapsed(
 def scaled(learning_rate: float, global_batch: int, base_batch: int, rule: str = "linear") -> float:
     """Scale a rate that was found for one global batch to another one.
 
-    With k = global_batch / base_batch the rule "linear" gives k times the rate, "sqrt" its square root
-    times the rate, and "none" the rate itself.
+    With k = global_batch / base_batch the rule "linear" gives k times the rate, "sqrt" its square
+    root times the rate, and "none" the rate itself.
 
     For SGD the rule is linear: with k times the batch there are 1/k of the steps, each with a k
     times smaller variance, so k times the rate walks as far. Adam divides a step by the size of

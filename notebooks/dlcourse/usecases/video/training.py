@@ -21,6 +21,7 @@ from dlcourse.usecases.video.report import GAN, Outcome, examples, judge, shown
 from dlguide import measure
 from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.files import require_writable
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training.checkpoint import CheckpointError
 from dlguide.training.devices import connect
@@ -392,7 +393,7 @@ class VideoCheckpoints:
         done, path = 0, None
         with self._comm.agree_or_raise():
             if self._comm.rank == 0:  # other ranks may not see the folder
-                checkpoints.require_writable(self._folder, 1_000_000)
+                require_writable(self._folder, "checkpoint", 3_000_000)
                 path = checkpoints.latest(self._folder)
                 if path is not None:
                     done = self._epochs(path, epochs)
