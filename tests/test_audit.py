@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dlguide import measure
 from dlguide.errors import ranks_in_words
 from dlguide.training import audit
 from dlguide.training.audit.record import Call, Evidence, Metric, Seed, digest_of, ids_of
@@ -404,49 +403,3 @@ def test_the_recorder_refuses_what_makes_no_sense():
         audit.Recorder(0, 1).write()
     with pytest.raises(ValueError, match="`images` must be an array of samples, got 3"):
         ids_of(3)
-
-
-def runs(ranks: int, **fields) -> list[measure.Run]:
-    """Runs of 2 epochs of 100 samples at 10 images per rank and step."""
-    per_epoch = -(-100 // (10 * ranks))
-    values = {field: 0.0 for field in measure.Run.__dataclass_fields__}
-    values |= {"model": "mlp", "data": "mnist", "device": "cpu", "optimizer": "sgd"}
-    values |= {"phases": (), "versions": {}, "compression": "none", "weights_digest": "a" * 64}
-    values |= {"loss": (0.5, 0.4), "test_accuracy": (0.9,), "wait_s": (), "samples": 100}
-    values |= {
-        "epochs": 2,
-        "batch_per_rank": 10,
-        "global_batch": 10 * ranks,
-        "learning_rate": 0.1 * ranks,
-    }
-    values |= {"steps_per_epoch": per_epoch, "step_s": (0.1,) * (2 * per_epoch), "seed": 1}
-    return [measure.Run(**(values | {"rank": r, "ranks": ranks} | fields)) for r in range(ranks)]
-
-
-def of_runs(found: list[measure.Run]) -> list[str]:
-    return kinds(audit.of_runs(found, rate_of_one_rank=0.1))
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_finished_runs_are_audited_by_digests_rates_and_steps(ranks):
-    assert of_runs(runs(ranks)) == []
-    if ranks == 1:
-        return
-    sound_runs = runs(ranks)
-    last = sound_runs[-1]
-    for field, value, kind in (
-        ("weights_digest", "b" * 64, "weights differ"),
-        ("learning_rate", 0.7, "learning rate"),
-        ("step_s", last.step_s[:-1], "steps"),
-        ("loss", (0.5, 0.3), "metrics"),
-        ("seed", 2, "seeds"),
-    ):
-        assert of_runs([*sound_runs[:-1], replace(last, **{field: value})]) == [kind]
-    assert of_runs(runs(ranks, learning_rate=0.1)) == ["learning rate"]
-
-
-def test_runs_know_the_samples_of_their_last_step():
-    found = audit.of_runs(runs(3, samples=100, global_batch=30))
-    assert [one.batches[0][-1] for one in found] == [4, 3, 3]
-    assert sum(sum(one.batches[0]) for one in found) == 100
-    assert of_runs(runs(3, samples=93)) == ["last batch"]

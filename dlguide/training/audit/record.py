@@ -1,4 +1,4 @@
-"""What a rank records of its training: samples, weights, rates, seeds, metrics and collectives."""
+"""What a rank records of its training, and how the records of all ranks come together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,9 @@ from dlguide.errors import require, require_count, require_known, require_positi
 
 if TYPE_CHECKING:
     import keras
+    from mpi4py.MPI import Comm
+
+RULES = ("linear", "sqrt", "none")
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,9 @@ class Seed:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric as one rank reports it at the end.
+    """A metric as one rank reports it: the mean over so many of its samples.
 
-    name, value, samples (of this rank that it is the mean of, count), averaged (over the ranks:
-    True or False; None when nobody said so, and the values tell).
+    averaged (over the ranks) is None if it was not said, and the values decide.
     """
 
     name: str
@@ -94,12 +96,12 @@ class Evidence:
     images_per_s: float | None = None
 
     def to_json(self) -> str:
-        """Write it as one line of JSON, which `from_json` reads back."""
+        """Return one line of JSON, which `from_json` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Evidence:
-        """Read an Evidence back from what `to_json` wrote."""
+        """Build an Evidence from the result of `to_json`."""
         record = json.loads(text)
         require(isinstance(record, dict), "text", "be a JSON object", text[:60])
         for name in record:
@@ -107,20 +109,15 @@ class Evidence:
         missing = [name for name in ("rank", "ranks") if name not in record]
         require(not missing, "text", "name rank and ranks", f"none named {missing}")
         values = {name: _tuples(value) for name, value in record.items()}
-        values["seeds"] = tuple(Seed(**one) for one in record.get("seeds", ()))
-        values["metrics"] = tuple(Metric(**one) for one in record.get("metrics", ()))
-        values["calls"] = tuple(
-            Call(one["name"], tuple(one["shape"]), one["dtype"]) for one in record.get("calls", ())
-        )
+        for name, kind in (("seeds", Seed), ("metrics", Metric), ("calls", Call)):
+            parts = [{key: _tuples(v) for key, v in one.items()} for one in record.get(name, ())]
+            values[name] = tuple(kind(**one) for one in parts)
         return cls(**values)
 
 
 def ids_of(images: Any) -> tuple[int, ...]:
-    """Name samples by their contents: the CRC-32 of each one's bytes.
-
-    So any pipeline can be watched without its help. Two samples of equal bytes have one id, and
-    two different ones do so by chance once in 4 294 967 296 pairs. What is changed at random
-    before it is looked at (augmentation) has another id each time: look before that.
+    """Name samples by their contents, the CRC-32 of each one's bytes, so that any pipeline can be
+    watched. Two different samples share an id by chance once in 4 294 967 296 pairs.
 
     >>> hex(ids_of(np.frombuffer(b"123456789", np.uint8)[None])[0])
     '0xcbf43926'
@@ -131,7 +128,7 @@ def ids_of(images: Any) -> tuple[int, ...]:
 
 
 def digest_of(arrays: Iterable[Any]) -> str:
-    """Give the SHA-256 of the bytes of arrays; equal digests mean equal arrays, bit by bit."""
+    """Return the SHA-256 of the bytes of arrays: equal ones mean equal arrays, bit by bit."""
     digest, count = hashlib.sha256(), 0
     for array in arrays:
         contents = np.ascontiguousarray(array)
@@ -145,26 +142,23 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
 
 
-RULES = ("linear", "sqrt", "none")
-
-
 class Recorder:
-    """Watches one rank; every method may be left out, and then that is not looked at.
+    """Records one rank; every method may be left out, and then that is not checked.
 
-    It sends nothing and changes no result. Give `callback()` to `fit` and `watch(dataset)` in
-    the place of the data set; in a loop written by hand call `weights`, `samples`, `collective`
-    and the others where they happen.
+    It sends nothing and changes no result. Give `callback()` to Keras' `fit` and `watch(dataset)`
+    instead of the data set; in a loop written by hand call `weights`, `samples`, `collective` and
+    the others where they happen.
 
     Args:
         rank: this rank (index).
         ranks: number of ranks (count).
-        dataset: all training samples (shape (samples, ...)), or only their count; None when
-            not known, and then nothing is said about samples that no rank saw.
-        rate_of_one_rank: the learning rate that one rank would use; None when not known.
+        dataset: all training samples (shape (samples, ...)), or only their count; None if
+            unknown, and then samples that no rank saw are not reported.
+        rate_of_one_rank: the learning rate that one rank would use; None if unknown.
         rate_rule: how the rate should follow the ranks: "linear", "sqrt", "none"; empty for the
             optimizer's usual rule.
-        folder: where every collective is noted before it starts, so that `audit.read` can tell
-            also after a training that hung was ended; None for nowhere.
+        folder: where every collective is noted before it starts, for `audit.read` after a
+            training that hung was ended; None for nowhere.
     """
 
     def __init__(
@@ -179,17 +173,17 @@ class Recorder:
         self.ranks = require_count(ranks, "ranks")
         self.rank = require_count(rank, "rank", least=0)
         require(rank < ranks, "rank", f"be below the {ranks} ranks", rank)
-        self._told: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
         if dataset is not None:
             whole = np.ndim(dataset) > 0
             ids = ids_of(dataset) if whole else ()
             count = len(ids) if whole else require_count(dataset, "dataset")
-            self._told |= {"samples": count, "distinct": len(set(ids)) if whole else count}
+            self._known |= {"samples": count, "distinct": len(set(ids)) if whole else count}
         if rate_of_one_rank is not None:
             rate = require_positive(rate_of_one_rank, "rate_of_one_rank")
-            self._told["rate_of_one_rank"] = rate
+            self._known["rate_of_one_rank"] = rate
         if rate_rule:
-            self._told["rate_rule"] = require_known(rate_rule, RULES, "rate_rule")
+            self._known["rate_rule"] = require_known(rate_rule, RULES, "rate_rule")
         self._seen: list[list[int]] = []
         self._batches: list[list[int]] = []
         self._steps: list[int] = []
@@ -205,7 +199,7 @@ class Recorder:
             self._file(".calls").write_text(json.dumps(self.ranks) + "\n")
 
     def epoch(self) -> None:
-        """Begin an epoch; without it all samples count as one epoch."""
+        """Begin an epoch; without it all samples count as one."""
         self._seen.append([])
         self._batches.append([])
 
@@ -222,21 +216,17 @@ class Recorder:
         self._batches[-1].append(len(ids))
 
     def weights(self, arrays: Iterable[Any], last: bool = False) -> None:
-        """Note the trainable weights: after the broadcast, and at the end.
+        """Note the trainable weights, in the same order on all ranks.
 
         Args:
-            arrays: in an order that all ranks have.
-            last: whether this is the end.
+            arrays: of all of them.
+            last: False after the broadcast, True at the end.
         """
-        self._told["last_weights" if last else "first_weights"] = digest_of(arrays)
+        self._known["last_weights" if last else "first_weights"] = digest_of(arrays)
 
     def statistics(self, arrays: Iterable[Any]) -> None:
-        """Note the moving means and variances of batch normalisation, at the end.
-
-        Args:
-            arrays: in an order that all ranks have.
-        """
-        self._told["statistics"] = digest_of(arrays)
+        """Note the moving means and variances of batch normalisation, at the end."""
+        self._known["statistics"] = digest_of(arrays)
 
     def rate(self, learning_rate: float, optimizer: str = "") -> None:
         """Note the learning rate in use; the highest one counts, which warmup leads up to.
@@ -246,9 +236,9 @@ class Recorder:
             optimizer: its kind, such as "sgd" or "adam"; empty leaves it as noted before.
         """
         value = float(learning_rate)
-        self._told["learning_rate"] = max(value, self._told.get("learning_rate", value))
+        self._known["learning_rate"] = max(value, self._known.get("learning_rate", value))
         if optimizer:
-            self._told["optimizer"] = optimizer.lower()
+            self._known["optimizer"] = optimizer.lower()
 
     def seed(self, name: str, value: int | str, differs: bool = True) -> None:
         """Note a seed.
@@ -268,8 +258,8 @@ class Recorder:
         Args:
             name: of the metric.
             value: as reported.
-            samples: of this rank that it is the mean of (count).
-            averaged: over the ranks; None lets the values tell.
+            samples: of this rank, whose mean it is (count).
+            averaged: over the ranks; None to decide by the values.
         """
         self._metrics[name] = Metric(name, float(value), int(samples), averaged)
 
@@ -280,22 +270,18 @@ class Recorder:
             images_per_s: as reported, over all ranks.
             step_s: time of every step, the first one too (s).
         """
-        self._told["images_per_s"] = require_positive(images_per_s, "images_per_s")
+        self._known["images_per_s"] = require_positive(images_per_s, "images_per_s")
         self._step_s = [float(seconds) for seconds in step_s]
 
     def checkpoint(self, path: str | os.PathLike) -> None:
-        """Note that this rank writes a checkpoint file.
-
-        Args:
-            path: of the file.
-        """
+        """Note that this rank writes a checkpoint file."""
         self._checkpoints.append(os.fspath(path))
 
     def collective(self, name: str, array: Any) -> None:
         """Note a collective just before it is called.
 
         Args:
-            name: allreduce, broadcast, or what tells two calls apart, such as "allreduce w1".
+            name: allreduce, broadcast, or what distinguishes two calls, such as "allreduce w1".
             array: this rank's buffer, for its shape and dtype.
         """
         buffer = np.asarray(array)
@@ -337,7 +323,7 @@ class Recorder:
         Returns:
             keras.callbacks.Callback: for one training.
         """
-        return callback(self)
+        return _callback(self)
 
     @property
     def seen_in_epoch(self) -> int:
@@ -355,11 +341,7 @@ class Recorder:
         self._steps[-1] += 1
 
     def evidence(self) -> Evidence:
-        """Give what was noted so far.
-
-        Returns:
-            Evidence: of this rank.
-        """
+        """Return what was noted so far on this rank."""
         return Evidence(
             rank=self.rank,
             ranks=self.ranks,
@@ -371,7 +353,7 @@ class Recorder:
             checkpoints=tuple(self._checkpoints),
             calls=tuple(self._calls),
             step_s=tuple(self._step_s),
-            **self._told,
+            **self._known,
         )
 
     def write(self) -> Path:
@@ -381,7 +363,7 @@ class Recorder:
             Path: the file.
 
         Raises:
-            ValueError: when the recorder was made without a folder.
+            ValueError: if the recorder was made without a folder.
         """
         require(self._folder is not None, "folder", "be given where the recorder is made", None)
         path = self._file(".json")
@@ -410,12 +392,11 @@ _STATISTICS = ("moving_mean", "moving_variance")
 _SAVING = ("save", "save_weights")
 
 
-def callback(recorder: Any) -> keras.callbacks.Callback:
-    """Make a callback that tells a recorder what `fit` does."""
+def _callback(recorder: Recorder) -> keras.callbacks.Callback:
     import keras
 
     class RecorderCallback(keras.callbacks.Callback):
-        """Tells the recorder; sends nothing."""
+        """Notes what Keras' `fit` does; sends nothing."""
 
         first = True
 
@@ -481,12 +462,80 @@ def _kind(optimizer: Any) -> str:
     return (kinds or [type(inner)])[0].__name__.lower()
 
 
-def _listen(model: keras.Model, name: str, recorder: Any) -> None:
+def _listen(model: keras.Model, name: str, recorder: Recorder) -> None:
     plain = getattr(model, name)
 
-    def told(filepath: Any, *args: Any, **more: Any) -> Any:
+    def noted(filepath: Any, *args: Any, **more: Any) -> Any:
         recorder.checkpoint(str(filepath))
         return plain(filepath, *args, **more)
 
     # Past Keras' own __setattr__, which would look for variables in it.
-    object.__setattr__(model, name, told)
+    object.__setattr__(model, name, noted)
+
+
+def gather(recorder: Recorder, comm: Comm) -> tuple[Evidence, ...]:
+    """Collect the evidence of all ranks on all ranks; collective.
+
+    Moves the ids of the samples seen, about 11 bytes each, from every rank to every other.
+
+    Args:
+        recorder: of this rank.
+        comm: the ranks; all must call.
+
+    Returns:
+        tuple: one Evidence for each rank, in rank order, the same on all ranks.
+
+    Raises:
+        ValueError: on all ranks alike, if a recorder was made for another rank.
+    """
+    texts = comm.allgather(recorder.evidence().to_json())
+    everyone = [Evidence.from_json(text) for text in texts]
+    return tuple(require_whole(everyone))
+
+
+def read(folder: str | os.PathLike) -> tuple[Evidence, ...]:
+    """Read what recorders with a `folder` wrote there, also on ranks that were killed.
+
+    A rank that did not reach `Recorder.write` gives its collectives only.
+
+    Args:
+        folder: as given to the recorders, seen by all of them.
+
+    Returns:
+        tuple: one Evidence for each rank, in rank order.
+
+    Raises:
+        ValueError: if a rank wrote nothing there.
+    """
+    everyone = []
+    for path in Path(folder).glob("rank*.calls"):
+        whole = path.with_suffix(".json")
+        if whole.exists():
+            everyone.append(Evidence.from_json(whole.read_text()))
+            continue
+        # A rank that was killed while it wrote leaves half a line.
+        lines = path.read_text().rpartition("\n")[0].split("\n")
+        calls = [json.loads(line) for line in lines[1:]]
+        everyone.append(
+            Evidence(
+                rank=int(path.stem.removeprefix("rank")),
+                ranks=int(lines[0]),
+                calls=tuple(Call(c["name"], tuple(c["shape"]), c["dtype"]) for c in calls),
+            )
+        )
+    return tuple(require_whole(everyone))
+
+
+def require_whole(everyone: Sequence[Evidence]) -> list[Evidence]:
+    """Return the evidence of each rank of one training, in rank order, or refuse it."""
+    ordered = sorted(everyone, key=lambda one: one.rank)
+    require(bool(ordered), "everyone", "hold the evidence of every rank", ())
+    found, ranks = [one.rank for one in ordered], sorted({one.ranks for one in ordered})
+    require(
+        len(ranks) == 1 and found == list(range(ranks[0])),
+        "everyone",
+        f"hold each of the {' or '.join(map(str, ranks))} ranks of one training once",
+        found,
+        "Record on every rank, with its own rank and the same number of ranks.",
+    )
+    return ordered
