@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,9 @@ class Machine:
         _check(plain, source)
         lists = {key: tuple(plain[key]) for key in ("simd", "gpus")}
         cores = tuple(Core(**core) for core in plain["cores"])
+        for key, count in _counts(cores).items():
+            fits = _whole(plain.get(key), 1) and plain[key] == count
+            _expect(fits, source, key, f"{count}, as `cores` lists", plain.get(key, "nothing"))
         return cls(**{**plain, **lists, "cores": cores, "caches": dict(plain["caches"])})
 
     def to_file(self, path: str | os.PathLike) -> None:
@@ -102,9 +105,8 @@ class Machine:
         try:
             plain = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:  # no UTF-8, or no JSON: both texts name the place
-            raise _invalid(
-                file.name, "the top", f"JSON in UTF-8 ({error})", "something else"
-            ) from None
+            expected = f"JSON in UTF-8 ({error})"
+            raise _invalid(file.name, "the top", expected, "something else") from None
         return cls.from_dict(plain, file.name)
 
     def has(self, extension: str) -> bool:
@@ -163,10 +165,12 @@ def describe(
     info = topology.cpuinfo(proc)
     first = info.get(allowed[0]) or next(iter(info.values()), {})
     flags = (first.get("flags") or first.get("Features") or "").split()
-    return _machine(
+    cores = topology.cores(sysfs, info, allowed)
+    return Machine(
         name=platform.node(),
         processor=topology.processor_name(first) or platform.machine(),
-        cores=topology.cores(sysfs, info, allowed),
+        **_counts(cores),
+        cores=cores,
         quota_cores=quota_cores(sysfs, proc),
         caches=topology.caches(sysfs, allowed[0]),
         simd=tuple(name for name in simd.FLAGS if name in flags),
@@ -223,36 +227,18 @@ def imagine(
                 Core(thread * sockets * cores + first, number, socket, numa)
                 for thread in range(threads)
             ]
-    return _machine(
-        name, f"{sockets} x {cores} cores", tuple(sorted(made, key=lambda core: core.cpu))
-    )
-
-
-def _machine(
-    name: str,
-    processor: str,
-    cores: tuple[Core, ...],
-    quota_cores: float | None = None,
-    caches: Mapping[str, int] | None = None,
-    simd: tuple[str, ...] = (),
-    memory_bytes: int = 0,
-    gpus: tuple[str, ...] = (),
-    os: str = "",
-) -> Machine:
+    listed = tuple(sorted(made, key=lambda core: core.cpu))
     return Machine(
-        name, processor, **_counts(asdict(core) for core in cores), quota_cores=quota_cores,
-        cores=cores, caches=dict(caches or {}), simd=simd, memory_bytes=memory_bytes, gpus=gpus,
-        os=os,
+        name=name, processor=f"{sockets} x {cores} cores", **_counts(listed), cores=listed,
+        quota_cores=None, caches={}, simd=(), memory_bytes=0, gpus=(), os="",
     )  # fmt: skip
 
 
-def _counts(cores: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Count the sockets, NUMA nodes and cores of a list of logical CPUs."""
-    cores = list(cores)
+def _counts(cores: Sequence[Core]) -> dict[str, int]:
     return {
-        "sockets": len({core["socket"] for core in cores}),
-        "numa_nodes": len({core["numa"] for core in cores}),
-        "physical_cores": len({core["core"] for core in cores}),
+        "sockets": len({core.socket for core in cores}),
+        "numa_nodes": len({core.numa for core in cores}),
+        "physical_cores": len({core.core for core in cores}),
         "logical_cores": len(cores),
     }
 
@@ -261,56 +247,58 @@ def _whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
-
-
 def _quota(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value is None or (number and 0 < value < math.inf)
 
 
-def _logical_cpus(value: Any) -> bool:
-    keys = {each.name for each in fields(Core)}
-    return (
-        isinstance(value, list | tuple)
-        and all(isinstance(core, Mapping) and set(core) == keys for core in value)
-        and all(_whole(number, 0) for core in value for number in core.values())
-        and len({core["cpu"] for core in value}) == len(value)
-    )
-
-
-def _sizes(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_whole(size, 1) for size in value.values())
-
-
-# What each key of a machine's file must hold, in words and as a test.
+_TEXT = ("a text", lambda value: isinstance(value, str))
+_TEXTS = ("a list of texts", lambda value: isinstance(value, list | tuple))
+# What each key of a machine's file must contain, in words and as a test.
 _CHECKS = {
-    **dict.fromkeys(("name", "processor", "os"), ("a text", lambda value: isinstance(value, str))),
-    **dict.fromkeys(("simd", "gpus"), ("a list of texts", _texts)),
-    "cores": (
-        "a list of logical CPUs, each once, with whole numbers for cpu, core, socket and numa",
-        _logical_cpus,
-    ),
+    **dict.fromkeys(("name", "processor", "os"), _TEXT),
+    **dict.fromkeys(("simd", "gpus"), _TEXTS),
+    "cores": ("a list of logical CPUs", lambda value: isinstance(value, list | tuple)),
     "quota_cores": ("a positive number, or null for no limit", _quota),
-    "caches": ('sizes in bytes by name, such as {"L1d": 32768}', _sizes),
+    "caches": (
+        'sizes in bytes by name, such as {"L1d": 32768}',
+        lambda value: isinstance(value, Mapping),
+    ),
     "memory_bytes": ("a whole number of at least 0", lambda value: _whole(value, 0)),
 }
 
 
 def _check(plain: Any, source: str) -> None:
-    names = [each.name for each in fields(Machine)]
-    if not isinstance(plain, Mapping):
-        raise _invalid(source, "the top", f"an object with {', '.join(names)}", plain)
+    """Check all but the counts; an error names the element, such as cores[3].numa."""
+    names, parts = ([each.name for each in fields(kind)] for kind in (Machine, Core))
+    _expect(
+        isinstance(plain, Mapping), source, "the top", f"an object with {', '.join(names)}", plain
+    )
     for key in plain:
-        if key not in names:
-            raise _invalid(source, key, f"only {', '.join(names)}", "a key of that name")
+        _expect(key in names, source, key, f"only {', '.join(names)}", "a key of that name")
     for key, (expected, holds) in _CHECKS.items():
-        if key not in plain or not holds(plain[key]):
-            raise _invalid(source, key, expected, plain.get(key, "nothing"))
-    for key, count in _counts(plain["cores"]).items():
-        if not _whole(plain.get(key), 1) or plain[key] != count:
-            raise _invalid(source, key, f"{count}, as `cores` lists", plain.get(key, "nothing"))
+        fits = key in plain and holds(plain[key])
+        _expect(fits, source, key, expected, plain.get(key, "nothing"))
+    for key in ("simd", "gpus"):
+        for at, value in enumerate(plain[key]):
+            _expect(isinstance(value, str), source, f"{key}[{at}]", "a text", value)
+    for name, size in plain["caches"].items():
+        _expect(_whole(size, 1), source, f"caches.{name}", "a size in bytes", size)
+    seen = set()
+    for at, core in enumerate(plain["cores"]):
+        place, fits = f"cores[{at}]", isinstance(core, Mapping) and set(core) == set(parts)
+        _expect(fits, source, place, f"an object with {', '.join(parts)}", core)
+        for key, value in core.items():
+            expected = "a whole number of at least 0"
+            _expect(_whole(value, 0), source, f"{place}.{key}", expected, value)
+        cpu = core["cpu"]
+        _expect(cpu not in seen, source, f"{place}.cpu", "each logical CPU once", cpu)
+        seen.add(cpu)
+
+
+def _expect(holds: bool, source: str, place: str, expected: str, came: Any) -> None:
+    if not holds:
+        raise _invalid(source, place, expected, came)
 
 
 def _invalid(source: str, place: str, expected: str, came: Any) -> MachineFileError:
