@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dlguide.machine import onednn
 
@@ -194,58 +192,6 @@ def test_listening_changes_nothing_in_this_process(monkeypatch):
     assert log.others == ("verbose profile_exec",)
     assert "ONEDNN_VERBOSE" not in os.environ
     assert np.isclose(log.seconds, 0)
-
-
-@pytest.mark.parametrize("tag", ["abcd", "acdb", "cdba", "dcab"])
-def test_plain_layout_is_a_transposition(tag):
-    array = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
-    right = array.transpose(["abcd".index(letter) for letter in tag]).ravel()
-    assert np.array_equal(onednn.arrange(array, tag), right)
-
-
-def test_blocked_layout_is_a_reshape_and_a_transposition():
-    array = np.arange(2 * 32 * 3 * 5).reshape(2, 32, 3, 5)
-    right = array.reshape(2, 2, 16, 3, 5).transpose(0, 1, 3, 4, 2).ravel()
-    assert np.array_equal(onednn.arrange(array, "aBcd16b"), right)
-
-
-def test_weights_blocked_twice_are_a_reshape_and_a_transposition():
-    array = np.arange(32 * 16 * 3 * 3).reshape(32, 16, 3, 3)
-    right = array.reshape(2, 16, 1, 16, 3, 3).transpose(0, 2, 4, 5, 3, 1).ravel()
-    assert np.array_equal(onednn.arrange(array, "ABcd16b16a"), right)
-
-
-def test_one_dimension_in_two_blocks_is_a_reshape_and_a_transposition():
-    array = np.arange(16 * 32).reshape(16, 32)  # 16 = 4 x 4 of a around 8 of b, as for int8
-    right = array.reshape(1, 4, 4, 4, 8).transpose(0, 3, 1, 4, 2).ravel()
-    assert np.array_equal(onednn.arrange(array, "AB4a8b4a"), right)
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.tuples(*[st.integers(1, 9)] * 4),
-    st.sampled_from(["abcd", "acdb", "aBcd4b", "aBcd16b", "ABcd4b4a", "Acdb8a"]),
-)
-def test_every_element_has_a_place_of_its_own(shape, tag):
-    places = onednn.addresses(shape, tag)
-    assert places.shape == shape
-    assert len(np.unique(places)) == places.size
-    array = np.random.default_rng(0).random(shape)
-    memory = onednn.arrange(array, tag)
-    assert places.max() < memory.size
-    assert np.array_equal(memory[places], array)
-    assert np.count_nonzero(memory) == array.size
-
-
-@pytest.mark.parametrize("tag", ["abc", "abcc", "aBcd", "abcd16b", "aBcd0b", "NHWC", "", None])
-def test_tag_that_is_none_is_refused(tag):
-    with pytest.raises(ValueError, match="`tag` must name 4 dimensions once each"):
-        onednn.addresses((1, 2, 3, 4), tag)
-
-
-def test_shape_without_extent_is_refused():
-    with pytest.raises(ValueError, match="`shape` must be a whole number of at least 1, got 0"):
-        onednn.addresses((1, 0), "ab")
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,8 @@ def run(
 
     Every line that a rank prints appears at once, with the rank in front: `[1] epoch 3`.
     With `--transparent` the ranks share each batch of an unmodified script, which prints and
-    saves as one process would. A script that saves a model to an absolute path outside the
-    working folder is refused, because every rank would write that file: use a relative path.
+    saves as one process would. A script that saves a model to an absolute path is refused,
+    because every rank would write that file: use a path relative to the working folder.
     """
     from dlguide.cluster.script import run_script
     from dlguide.files import require_writable

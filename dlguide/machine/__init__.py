@@ -23,7 +23,6 @@ __all__ = [
     "processors",
     "roofline",
     "simd",
-    "systolic",
     "threads",
     "topology",
     "tuned_plans",

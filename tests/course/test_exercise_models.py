@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlcourse import omp_affinity
+from dlcourse import omp_affinity, tensor_layouts
 from dlcourse.exercises import lesson_31, lesson_33, lesson_40, lesson_41, lesson_42
 from dlguide.data import formats
-from dlguide.machine import imagine, onednn
+from dlguide.machine import imagine
 from dlguide.published import load
 from dlguide.scaling import storage
 from dlguide.scaling.storage import Clients, Lustre, epoch
@@ -32,7 +32,7 @@ def test_landing_of_threads_is_that_of_the_library(kind, node):
 def test_addresses_are_those_of_the_library(layout, tag):
     shape = (2, 32, 3, 5)
     came = [lesson_33.address(layout, shape, *index) for index in np.ndindex(shape)]
-    assert came == onednn.addresses(shape, tag).ravel().tolist()
+    assert came == tensor_layouts.addresses(shape, tag).ravel().tolist()
 
 
 def test_honest_ratios_are_those_of_the_published_tables():

@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 from test_experiments import a_result, a_run, seeds_of
 
-from dlcourse import pictures, search_theory
+from dlcourse import pictures, search_theory, tensor_layouts
 from dlcourse.mixtures import Ring
 from dlcourse.phases import StartUp
 from dlcourse.pictures import cases, frameworks
@@ -672,7 +672,7 @@ def test_rates_are_the_bars_and_their_ratios_the_words():
 
 def test_addresses_are_written_into_their_cells():
     places = {
-        name: onednn.addresses((1, 4, 2, 2), tag)[0]
+        name: tensor_layouts.addresses((1, 4, 2, 2), tag)[0]
         for name, tag in {"NCHW": "abcd", "NHWC": "acdb"}.items()
     }
     figure = pictures.addresses(places)
@@ -1154,7 +1154,7 @@ DRAWN = [
     (pictures.best_so_far, ({"halving": [FOUND.best_so_far()]},)),
     (pictures.projections, ({"p": [(0.1, 0.2)]}, np.abs)),
     (pictures.epoch_times, ({"one": POINTS},)),
-    (pictures.addresses, ({"NCHW": onednn.addresses((1, 4, 2, 2), "abcd")[0]},)),
+    (pictures.addresses, ({"NCHW": tensor_layouts.addresses((1, 4, 2, 2), "abcd")[0]},)),
     (pictures.speed_pairs, ({"net": {"one": (10.0, 15.0)}}, ("1", "8"))),
     (pictures.densities, ({"a": np.zeros((2, 2))},)),
     (pictures.image_grid, (RANDOM.random((2, 3, 3)),)),

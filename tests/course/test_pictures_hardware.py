@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fake_machine import machine as fake
 
-from dlcourse import pictures
-from dlguide.machine import gpu_topology, processors, roofline, systolic
+from dlcourse import pictures, systolic
+from dlguide.machine import gpu_topology, processors, roofline
 from dlguide.machine.roofline import Roof
 
 ROOF = Roof(

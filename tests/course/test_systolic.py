@@ -1,6 +1,6 @@
 """A systolic array against NumPy.
 
-Tests dlguide.machine.systolic.
+Tests dlcourse.systolic.
 """
 
 from itertools import pairwise
@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dlguide.machine import systolic
+from dlcourse import systolic
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(4, 4, 4), (1, 3, 2), (7, 2, 5)])
