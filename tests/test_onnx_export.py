@@ -1,6 +1,6 @@
 """A net in ONNX gives what Keras gives, run by an engine that knows nothing of Keras.
 
-Tests dlguide.machine.precision.onnx_export.
+Tests dlguide.machine.onnx_export.
 """
 
 import keras
@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from dlguide import models
-from dlguide.machine.precision import onnx_export
+from dlguide.machine import onnx_export
 
 LAYERS = keras.layers
 

@@ -1,6 +1,6 @@
 """Quantised nets agree with float32, hold 8-bit integers, and rates are read as they stand.
 
-Tests dlguide.machine.precision.int8 and dlguide.machine.precision.kernels.
+Tests dlguide.machine.int8 and dlguide.machine.vnni.
 """
 
 import keras
@@ -11,8 +11,7 @@ from onnx import numpy_helper
 
 from dlguide import models
 from dlguide.data import datasets
-from dlguide.machine import precision
-from dlguide.machine.precision import kernels
+from dlguide.machine import int8, onednn, simd, vnni
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def trained(data):
 @pytest.fixture(scope="module")
 def quantised(trained, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("nets") / "new"
-    return precision.quantise(trained, data.train_images[:100], folder)
+    return int8.quantise(trained, data.train_images[:100], folder)
 
 
 def accuracy(outputs, labels):
@@ -44,11 +43,11 @@ def accuracy(outputs, labels):
 
 def test_accuracy_falls_by_at_most_a_point(quantised, trained, data):
     images, labels = data.test_images[:2000], data.test_labels[:2000]
-    wide = precision.infer(quantised.float32_path, images)
+    wide = int8.infer(quantised.float32_path, images)
     assert np.abs(wide - trained.predict(images, verbose=0)).max() <= 1e-3
     right = accuracy(wide, labels)
     assert right > 0.9
-    assert abs(accuracy(precision.infer(quantised.path, images), labels) - right) <= 0.01
+    assert abs(accuracy(int8.infer(quantised.path, images), labels) - right) <= 0.01
 
 
 def test_file_is_a_quarter_and_its_weights_are_bytes(quantised):
@@ -59,11 +58,11 @@ def test_file_is_a_quarter_and_its_weights_are_bytes(quantised):
 
 
 def test_every_convolution_runs_in_integers(quantised, data):
-    kinds = precision.operators(quantised.path, data.test_images[:10])
+    kinds = int8.operators(quantised.path, data.test_images[:10])
     assert kinds["QLinearConv"][0] == 2
     assert "Conv" not in kinds
     assert "BatchNormalization" not in kinds
-    plain = precision.operators(quantised.float32_path, data.test_images[:10])
+    plain = int8.operators(quantised.float32_path, data.test_images[:10])
     assert not any(kind.startswith("Q") for kind in plain)
     assert all(seconds >= 0 for _, seconds in kinds.values())
 
@@ -91,14 +90,14 @@ def test_scales_of_channels_are_each_channel_s_own(quantised, trained):
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_forms_agree(trained, data, tmp_path, form, per_channel):
-    made = precision.quantise(trained, data.train_images[:50], tmp_path, form, per_channel)
+    made = int8.quantise(trained, data.train_images[:50], tmp_path, form, per_channel)
     images = data.test_images[:500]
-    wide, narrow = (precision.infer(path, images) for path in (made.float32_path, made.path))
+    wide, narrow = (int8.infer(path, images) for path in (made.float32_path, made.path))
     assert np.mean(wide.argmax(axis=1) == narrow.argmax(axis=1)) >= 0.98
 
 
 def test_seven_bits_leave_the_eighth_unused(trained, data, tmp_path):
-    made = precision.quantise(trained, data.train_images[:50], tmp_path, weight_bits=7)
+    made = int8.quantise(trained, data.train_images[:50], tmp_path, weight_bits=7)
     arrays = [numpy_helper.to_array(each) for each in onnx.load(made.path).graph.initializer]
     weights = [each for each in arrays if each.dtype == np.int8 and each.size > 500]
     assert len(weights) == 4
@@ -106,19 +105,19 @@ def test_seven_bits_leave_the_eighth_unused(trained, data, tmp_path):
 
 
 def test_seven_bits_are_taken_without_vnni(trained, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("dlguide.machine.precision.int8.has_vnni", lambda: False)
-    assert precision.quantise(trained, data.train_images[:50], tmp_path).weight_bits == 7
+    monkeypatch.setattr("dlguide.machine.simd.has_vnni", lambda flags: False)
+    assert int8.quantise(trained, data.train_images[:50], tmp_path).weight_bits == 7
 
 
 def test_vnni_is_told_by_the_flags():
-    assert precision.has_vnni(("avx2", "avx512_vnni"))
-    assert precision.has_vnni(("avx2", "avx_vnni"))
-    assert precision.has_vnni(("asimd", "asimddp"))
-    assert not precision.has_vnni(("avx2", "avx512f", "avx512bw"))
+    assert simd.has_vnni(("avx2", "avx512_vnni"))
+    assert simd.has_vnni(("avx2", "avx_vnni"))
+    assert simd.has_vnni(("asimd", "asimddp"))
+    assert not simd.has_vnni(("avx2", "avx512f", "avx512bw"))
 
 
 def test_comparison_is_of_equal_images(quantised, data):
-    found = precision.compare(quantised, data.test_images[:50], turns=5, threads=1)
+    found = int8.compare(quantised, data.test_images[:50], turns=5, threads=1)
     assert (found.batch, found.threads) == (50, 1)
     assert len(found.float32.seconds) == len(found.int8.seconds) == 5
     assert found.same_label >= 0.96
@@ -129,15 +128,15 @@ def test_comparison_is_of_equal_images(quantised, data):
 def test_wrong_arguments_are_refused(trained, data, tmp_path):
     images = data.train_images[:10]
     with pytest.raises(ValueError, match=r"`form` must be one of QDQ, QOperator"):
-        precision.quantise(trained, images, tmp_path, "QLinear")
+        int8.quantise(trained, images, tmp_path, "QLinear")
     with pytest.raises(ValueError, match=r"`weight_bits` must be 7, 8 or None, got 4"):
-        precision.quantise(trained, images, tmp_path, weight_bits=4)
+        int8.quantise(trained, images, tmp_path, weight_bits=4)
     with pytest.raises(ValueError, match=r"must have shape \(images, 28, 28, 1\), got \(10, 784\)"):
-        precision.quantise(trained, images.reshape(10, 784), tmp_path)
+        int8.quantise(trained, images.reshape(10, 784), tmp_path)
     with pytest.raises(ValueError, match=r"`calibration_images` must be finite, got 'NaN"):
-        precision.quantise(trained, images * np.nan, tmp_path)
+        int8.quantise(trained, images * np.nan, tmp_path)
     with pytest.raises(ValueError, match=r"`images` must hold at least one image, got 0"):
-        precision.infer(tmp_path / "none", images[:0])
+        int8.infer(tmp_path / "none", images[:0])
 
 
 LINE = (
@@ -155,7 +154,7 @@ LOG = "\n".join(
 
 
 def test_rates_are_operations_over_the_times_of_the_log():
-    wide, narrow = kernels.read_rates(LOG, "DEFAULT", 1024)
+    wide, narrow = vnni.read_rates(onednn.parse_log(LOG), "DEFAULT", 1024)
     assert (wide.format, wide.kernel) == ("fp32", "brg_matmul:avx512_core")
     assert wide.flops_per_s == pytest.approx(2 * 1024**3 / 4e-3)
     assert (narrow.format, narrow.kernel) == ("int8", "brgemm:avx512_core_vnni")
@@ -163,14 +162,14 @@ def test_rates_are_operations_over_the_times_of_the_log():
 
 
 def prove(monkeypatch, flag, int8, kernel):
-    monkeypatch.setattr(kernels, "has_vnni", lambda: flag)
-    monkeypatch.setattr(kernels, "measure_onnxruntime", lambda *_: {"fp32": 1e11, "int8": int8})
+    monkeypatch.setattr(simd, "has_vnni", lambda flags: flag)
+    monkeypatch.setattr(vnni, "measure_onnxruntime", lambda *_: {"fp32": 1e11, "int8": int8})
     rates = [
-        precision.MatmulRate("AVX512_CORE", "int8", "brgemm:avx512_core", 2.2e11),
-        precision.MatmulRate("DEFAULT", "int8", kernel, 4e11),
-        precision.MatmulRate("DEFAULT", "fp32", "x64:gemm:jit", 0.9e11),
+        vnni.MatmulRate("AVX512_CORE", "int8", "brgemm:avx512_core", 2.2e11),
+        vnni.MatmulRate("DEFAULT", "int8", kernel, 4e11),
+        vnni.MatmulRate("DEFAULT", "fp32", "x64:gemm:jit", 0.9e11),
     ]
-    return precision.vnni_evidence(rates)
+    return vnni.vnni_evidence(rates)
 
 
 def test_a_rate_that_older_instructions_cannot_reach_is_a_proof(monkeypatch):
@@ -197,13 +196,13 @@ def test_a_machine_without_vnni_says_so(monkeypatch):
 
 
 def test_onednn_names_its_kernels_and_onnxruntime_multiplies():
-    (level,) = {each.level for each in precision.measure_onednn(("AVX2",), size=256, repeats=4)}
+    (level,) = {each.level for each in vnni.measure_onednn(("AVX2",), size=256, repeats=4)}
     assert level == "AVX2"
-    found = precision.measure_onnxruntime(size=128, repeats=2)
+    found = vnni.measure_onnxruntime(size=128, repeats=2)
     assert set(found) == {"fp32", "int8"}
     assert min(found.values()) > 0
 
 
 def test_unknown_levels_are_refused():
     with pytest.raises(ValueError, match=r"`levels` must be one of AVX2, AVX512_CORE"):
-        precision.measure_onednn(("AVX3",))
+        vnni.measure_onednn(("AVX3",))

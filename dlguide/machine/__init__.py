@@ -1,7 +1,7 @@
 """The machine as this process may use it, and how ranks share it.
 
 `machine.describe()` and `machine.threads.plan()` are the usual start. Other modules are imported
-when their names are first used: `machine.roofline`, `machine.precision`, `machine.processors`, ...
+when their names are first used: `machine.roofline`, `machine.int8`, `machine.processors`, ...
 """
 
 from importlib import import_module
@@ -17,15 +17,18 @@ __all__ = [
     "describe",
     "gpu_topology",
     "imagine",
+    "int8",
     "libraries",
+    "number_formats",
     "onednn",
-    "precision",
+    "onnx_export",
     "processors",
     "roofline",
     "simd",
     "threads",
     "topology",
     "tuned_plans",
+    "vnni",
 ]
 
 

@@ -12,7 +12,6 @@ Source:
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -183,7 +182,7 @@ def run_verbose(
         RuntimeError: if the program fails or takes too long, with its last lines.
     """
     require(isinstance(program, str) and bool(program.strip()), "program", "be a text", program)
-    wanted = {**os.environ, "ONEDNN_VERBOSE": "profile_exec", **(env or {})}
+    wanted = commands.without_mpi() | {"ONEDNN_VERBOSE": "profile_exec"} | dict(env or {})
     done = commands.run([sys.executable, "-u", "-c", program], timeout_s, env=wanted)
     if not done.ok:
         how = "did not end in time" if done.status is None else f"ended with {done.status}"

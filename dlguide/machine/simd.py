@@ -83,6 +83,12 @@ def has(flags: Iterable[str], name: str) -> bool:
     return bool(_BY_NAME[require_known(name, _BY_NAME, "name")].found(flags))
 
 
+def has_vnni(flags: Iterable[str]) -> bool:
+    """Return whether one instruction adds products of 8-bit integers to 32-bit sums."""
+    flags = tuple(flags)
+    return has(flags, "vnni") or has(flags, "dot")
+
+
 def summary(flags: Iterable[str]) -> str:
     """List the extensions of a processor, with the flags and what they multiply.
 

@@ -20,7 +20,7 @@ from dlcourse.pictures import cases, frameworks
 from dlcourse.pictures.storage import limits
 from dlcourse.small_mlp import SchemeRun
 from dlguide import plots, search
-from dlguide.machine import onednn, precision
+from dlguide.machine import number_formats, onednn, vnni
 from dlguide.measure import Timing
 from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlguide.published import load
@@ -625,7 +625,7 @@ def test_felt_times_stand_beside_their_predictions():
 
 
 def test_every_bit_is_drawn():
-    numbers = [precision.bits(-0.1, name) for name in ("fp32", "bf16", "int8")]
+    numbers = [number_formats.bits(-0.1, name) for name in ("fp32", "bf16", "int8")]
     drawn = pictures.bit_fields(numbers)
     axes = drawn.axes[0]
     digits = [text.get_text() for text in axes.texts if text.get_text() in ("0", "1")]
@@ -636,9 +636,9 @@ def test_every_bit_is_drawn():
 
 
 def test_ranges_begin_and_end_where_the_formats_do():
-    formats = [precision.named(name) for name in ("fp32", "fp16")]
+    formats = [number_formats.named(name) for name in ("fp32", "fp16")]
     values = np.logspace(-6, 3, 20)
-    gaps = {each.name: precision.spacing_at(values, each.name) for each in formats}
+    gaps = {each.name: number_formats.spacing_at(values, each.name) for each in formats}
     left, right = pictures.number_ranges(formats, values, gaps).axes
     ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in left.patches]
     wanted = []
@@ -652,7 +652,7 @@ def test_ranges_begin_and_end_where_the_formats_do():
 
 def test_gradients_are_counted_once_each():
     values = {"some": np.array([0.0, 2.0**-30, 2.0**-30, -(2.0**-4), 2.0**-10])}
-    axes = pictures.gradient_sizes(values, [precision.named("fp16")], scale=2.0**8).axes[0]
+    axes = pictures.gradient_sizes(values, [number_formats.named("fp16")], scale=2.0**8).axes[0]
     plain, scaled = axes.patches
     for patch, shift in ((plain, 0), (scaled, 8)):
         shares, edges = patch.get_data().values, patch.get_data().edges
@@ -662,8 +662,8 @@ def test_gradients_are_counted_once_each():
 
 def test_rates_are_the_bars_and_their_ratios_the_words():
     found = [
-        precision.MatmulRate("AVX2", "fp32", "gemm", 2e11),
-        precision.MatmulRate("AVX2", "int8", "gemm_s8", 5e11),
+        vnni.MatmulRate("AVX2", "fp32", "gemm", 2e11),
+        vnni.MatmulRate("AVX2", "int8", "gemm_s8", 5e11),
     ]
     axes = pictures.kernel_rates(found).axes[0]
     assert [bar.get_height() for bar in axes.patches] == [200, 500]

@@ -15,6 +15,7 @@ weight, 255 * -128 = -32640, just fits into 16 bits; two of them do not.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,26 @@ from dlguide.errors import require, require_count, require_known, require_positi
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+__all__ = [
+    "FORMATS",
+    "INSTRUCTIONS",
+    "NumberBits",
+    "NumberFormat",
+    "RoundingLoss",
+    "best_scale",
+    "bits",
+    "dot_in_pairs",
+    "keeps_subnormals",
+    "named",
+    "peak_ratio",
+    "round_to",
+    "rounding_loss",
+    "running_sum",
+    "safe_terms",
+    "spacing_at",
+]
 
-_FLOATS = ("fp16", "bf16", "fp32", "fp64")
-_INTEGERS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
-ACCUMULATORS = (*_FLOATS, *_INTEGERS)
+_ACCUMULATORS = ("fp16", "bf16", "fp32", "fp64", "int8", "int16", "int32", "int64")
 # Instructions for 64 products of u8 and s8 added to 16 sums, and for 16 products in fp32.
 INSTRUCTIONS = {
     "fp32": ("vfmadd231ps",),
@@ -188,7 +205,7 @@ def round_to(values: ArrayLike, format: str) -> np.ndarray:
         return np.clip(np.rint(exact), low, chosen.largest)
     if chosen.dtype:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            return exact.astype(_dtype(chosen)).astype("float64")
+            return exact.astype(_dtype(chosen.dtype)).astype("float64")
     step = np.frexp(exact)[1] - 1
     step = np.maximum(step, 1 - chosen._bias) - chosen.fraction_bits
     rounded = np.ldexp(np.rint(np.ldexp(exact, -step)), step)
@@ -209,17 +226,13 @@ def bits(value: float, format: str) -> NumberBits:
     if not chosen.floating:
         require(math.isfinite(value), "value", f"be finite in {format}", value)
     held = float(round_to(value, format))
-    if not chosen.floating:
-        text = np.binary_repr(int(held), chosen.bits)
-        return NumberBits(format, text[0], "", text[1:], held, "integer")
-    if chosen.dtype:
-        raw = int.from_bytes(np.array(held, _dtype(chosen)).tobytes()[::-1], "big")
-        text = f"{raw:0{chosen.bits}b}"
-    else:  # tf32 is fp32 without its last 13 bits
-        raw = int.from_bytes(np.array(held, "float32").tobytes()[::-1], "big")
-        text = f"{raw:032b}"[: chosen.bits]
+    memory = np.array(held, _dtype(chosen.dtype or "float32")).tobytes()
+    text = f"{int.from_bytes(memory, sys.byteorder):0{8 * len(memory)}b}"
+    text = text[: chosen.bits]  # tf32 is fp32 without its last 13 bits
     exponent, fraction = text[1 : 1 + chosen.exponent_bits], text[1 + chosen.exponent_bits :]
-    if math.isnan(held):
+    if not chosen.floating:
+        kind = "integer"
+    elif math.isnan(held):
         kind = "NaN"
     elif math.isinf(held):
         kind = "infinite"
@@ -265,23 +278,21 @@ def keeps_subnormals(format: str = "fp32") -> bool:
     chosen = named(format)
     possible = chosen.floating and bool(chosen.dtype)
     require(possible, "format", "be a floating-point format that NumPy computes with", format)
-    dtype = _dtype(chosen)
+    dtype = _dtype(chosen.dtype)
     # read from an array: a constant would be computed when the program is compiled
     half = np.array([chosen.smallest_normal], dtype) * np.array([0.5], dtype)
     return bool(half.astype("float64")[0] > 0)
 
 
-def running_sum(terms: ArrayLike, accumulator: str, saturate: bool = False) -> np.ndarray:
+def running_sum(terms: ArrayLike, accumulator: str) -> np.ndarray:
     """Return all partial sums of numbers that are added one after another in a given type.
 
     A floating-point sum is rounded after each addition, so it stops growing when a term is less
-    than half the spacing at the sum. An integer sum wraps around at the ends of its range, as
-    ordinary instructions do, or saturates.
+    than half the spacing at the sum. An integer sum wraps around at the ends of its range.
 
     Args:
         terms: numbers to add, shape (k,); integers for integer accumulators.
-        accumulator: one of `ACCUMULATORS`.
-        saturate: integers stay at the end of their range instead of wrapping around.
+        accumulator: fp16, bf16, fp32, fp64, int8, int16, int32 or int64.
 
     Returns:
         numpy.ndarray: float64 or int64, shape (k,).
@@ -294,24 +305,16 @@ def running_sum(terms: ArrayLike, accumulator: str, saturate: bool = False) -> n
     >>> float(running_sum(np.ones(3000), "fp16")[-1])
     2048.0
     """
-    require_known(accumulator, ACCUMULATORS, "accumulator")
+    require_known(accumulator, _ACCUMULATORS, "accumulator")
     array = np.asarray(terms)
     require(array.ndim == 1, "terms", "have one dimension", array.shape)
-    if accumulator in _FLOATS:
-        total, sums = 0.0, np.empty(len(array))
-        for position, term in enumerate(round_to(array, accumulator)):
-            total = float(round_to(total + term, accumulator))
-            sums[position] = total
-        return sums
-    require(array.dtype.kind in "iu", "terms", f"be integers for {accumulator}", array.dtype.name)
-    half = 1 << (_INTEGERS[accumulator] - 1)
-    exact, sums = 0, np.empty(len(array), "int64")
-    for position, term in enumerate(array.tolist()):
-        exact += term
-        inside = min(max(exact, -half), half - 1)
-        exact = inside if saturate else (exact + half) % (2 * half) - half
-        sums[position] = exact
-    return sums
+    integer = accumulator.startswith("int")
+    whole = array.dtype.kind in "iu"
+    require(whole or not integer, "terms", f"be integers for {accumulator}", array.dtype.name)
+    dtype = _dtype(accumulator if integer else FORMATS[accumulator].dtype)
+    # NumPy rounds, or wraps around, after each addition
+    sums = np.add.accumulate(array.astype(dtype), dtype=dtype)
+    return sums.astype("int64" if integer else "float64")
 
 
 def dot_in_pairs(activations: ArrayLike, weights: ArrayLike) -> int:
@@ -472,8 +475,7 @@ def best_scale(values: ArrayLike, format: str = "fp16", margin: float = 8.0) -> 
     return float(2.0 ** np.floor(np.log2(named(format).largest / (margin * largest))))
 
 
-def _dtype(chosen: NumberFormat) -> Any:
+def _dtype(name: str) -> Any:
     import ml_dtypes
 
-    own = chosen.dtype in ("float64", "float32", "float16")
-    return np.dtype(chosen.dtype if own else getattr(ml_dtypes, chosen.dtype))
+    return np.dtype(getattr(ml_dtypes, name, name))

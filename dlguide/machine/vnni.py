@@ -12,24 +12,29 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-from dlguide import commands, measure
+from dlguide import measure
 from dlguide.errors import require_count, require_known
-from dlguide.machine import onednn, simd
+from dlguide.machine import int8, onednn, simd
 from dlguide.machine.describe import describe
-from dlguide.machine.precision.formats import peak_ratio
+from dlguide.machine.number_formats import peak_ratio
+
+__all__ = [
+    "LEVELS",
+    "MatmulRate",
+    "VnniEvidence",
+    "measure_onednn",
+    "measure_onnxruntime",
+    "vnni_evidence",
+]
 
 # oneDNN's names, the oldest first; "DEFAULT" allows all that the processor has
 LEVELS = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "DEFAULT")
 # oneDNN's name of the activations' type -> ours
 _TYPES = {"f32": "fp32", "bf16": "bf16", "u8": "int8", "s8": "int8"}
 _LIMIT_S = 120.0
-_PROGRAM = (
-    "from dlguide.machine.precision.kernels import multiply; multiply({formats}, {size}, {repeats})"
-)
 # below these TensorFlow's bf16 products crash when the processor has more than oneDNN may use
 _WITH_BF16 = ("AVX512_CORE_BF16", "DEFAULT")
 
@@ -57,10 +62,6 @@ def multiply(formats: Sequence[str], size: int, repeats: int) -> None:
     Runs in the process whose log `measure_onednn` reads. Skips a format, with a message, if
     TensorFlow has no product in it on this machine.
     """
-    for format in formats:
-        require_known(format, _TYPES.values(), "formats")
-    require_count(size, "size")
-    require_count(repeats, "repeats")
     import tensorflow as tf
 
     random = np.random.default_rng(0)
@@ -123,31 +124,26 @@ def measure_onednn(
     require_count(repeats, "repeats")
     for level in levels:
         require_known(level, LEVELS, "levels")
-    found = []
+    found, machine = [], describe()
     for level in levels:
-        environment = commands.without_mpi() | {
-            "ONEDNN_VERBOSE": "1",
+        environment = {
             "ONEDNN_MAX_CPU_ISA": level,
             "TF_ENABLE_ONEDNN_OPTS": "1",
-            "TF_NUM_INTRAOP_THREADS": str(describe().usable_cores),
+            "TF_NUM_INTRAOP_THREADS": str(machine.usable_cores),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        wide = simd.has(describe().simd, "bf16") and level in _WITH_BF16
+        wide = machine.has("bf16") and level in _WITH_BF16
         formats = ("fp32", "bf16", "int8") if wide else ("fp32", "int8")
-        program = _PROGRAM.format(formats=formats, size=size, repeats=repeats)
-        done = commands.run([sys.executable, "-c", program], _LIMIT_S, environment)
-        if not done.ok:
-            raise RuntimeError(
-                f"Multiplying with {level} failed (status {done.status}):\n{done.tail()}"
-            )
-        found += read_rates(done.output, level, size)
+        call = f"vnni.multiply({formats}, {size}, {repeats})"
+        program = f"from dlguide.machine import vnni; {call}"
+        found += read_rates(onednn.run_verbose(program, _LIMIT_S, environment), level, size)
     return tuple(found)
 
 
-def read_rates(log: str, level: str, size: int) -> list[MatmulRate]:
+def read_rates(log: onednn.VerboseLog, level: str, size: int) -> list[MatmulRate]:
     """Return the rates in oneDNN's verbose log of square matrix products."""
     seconds: dict[tuple[str, str], list[float]] = {}
-    for primitive in onednn.parse_log(log).primitives:
+    for primitive in log.primitives:
         sources = [each.dtype for each in primitive.tensors if each.role.startswith("src")]
         product = primitive.kind in ("matmul", "inner_product", "gemm_api")
         if product and sources[:1] and sources[0] in _TYPES:
@@ -178,8 +174,8 @@ def measure_onnxruntime(size: int = 1024, repeats: int = 15) -> dict[str, float]
     wide = random.random((size, size), "float32")
     weights = random.integers(-127, 128, (size, size)).astype("int8")
     nets = {
-        "fp32": (_product("MatMul", weights.astype("float32"), size), wide),
-        "int8": (_product("MatMulInteger", weights, size), (255 * wide).astype("uint8")),
+        "fp32": (int8.matmul_session(weights.astype("float32")), wide),
+        "int8": (int8.matmul_session(weights), (255 * wide).astype("uint8")),
     }
     best = dict.fromkeys(nets, float("inf"))
     for _ in range(repeats):
@@ -187,40 +183,6 @@ def measure_onnxruntime(size: int = 1024, repeats: int = 15) -> dict[str, float]
             once = measure.timing(lambda n=net, x=inputs: n.run(None, {"a": x}), 1, warmup=1)
             best[name] = min(best[name], *once.seconds)
     return {name: 2 * size**3 / seconds for name, seconds in best.items()}
-
-
-def _product(kind: str, weights: np.ndarray, size: int) -> Any:
-    """Return an onnxruntime session that multiplies with constant weights."""
-    import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
-
-    whole = kind == "MatMulInteger"
-    types = (TensorProto.UINT8, TensorProto.INT32) if whole else (TensorProto.FLOAT,) * 2
-    ends = [
-        helper.make_tensor_value_info(name, type, [size, size])
-        for name, type in zip("ac", types, strict=True)
-    ]
-    node = helper.make_node(kind, ["a", "b"], ["c"])
-    graph = helper.make_graph(
-        [node], "product", ends[:1], ends[1:], [numpy_helper.from_array(weights, "b")]
-    )
-    opset = [helper.make_opsetid("", 17)]
-    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = describe().usable_cores
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-
-
-def has_vnni(flags: Sequence[str] | None = None) -> bool:
-    """Return whether a processor adds products of 8-bit integers to 32-bit sums in one instruction.
-
-    Args:
-        flags: vector extensions as in `Machine.simd`; None for this machine's.
-    """
-    flags = describe().simd if flags is None else flags
-    return simd.has(flags, "vnni") or simd.has(flags, "dot")
 
 
 @dataclass(frozen=True)
@@ -272,9 +234,9 @@ def vnni_evidence(
 
     Without VNNI, 64 products of 8 bits take two multiplying instructions and an addition, and 64
     in fp32 take four: at most 4/3 of the fp32 rate, or 2 times it if additions run beside
-    (see `peak_ratio`). So a rate above both 2 times the best fp32 rate of either library and the
-    best that oneDNN reached with AVX512_CORE (if measured) proves VNNI. A lower one proves
-    nothing.
+    (see `number_formats.peak_ratio`). So a rate above both 2 times the best fp32 rate of either
+    library and the best that oneDNN reached with AVX512_CORE (if measured) proves VNNI. A lower
+    one proves nothing.
 
     Args:
         measured: from `measure_onednn`, with "DEFAULT" among its levels; None measures.
@@ -290,7 +252,7 @@ def vnni_evidence(
     ]
     ratio = float(peak_ratio("int8 with AVX512BW", additions_beside=True))
     most = max([ratio * max(wide), *older])
-    flag = has_vnni()
+    flag = simd.has_vnni(describe().simd)
     return VnniEvidence(
         flag,
         tuple(sorted(kernels)),

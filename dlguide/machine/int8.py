@@ -19,13 +19,22 @@ import numpy as np
 
 from dlguide import measure
 from dlguide.errors import require, require_count, require_known
+from dlguide.machine import onnx_export, simd
 from dlguide.machine.describe import describe
-from dlguide.machine.precision import onnx_export
-from dlguide.machine.precision.kernels import has_vnni
 
 if TYPE_CHECKING:
     import keras
     import onnxruntime
+
+__all__ = [
+    "Int8Comparison",
+    "QuantisedModel",
+    "compare",
+    "infer",
+    "operators",
+    "quantise",
+    "session",
+]
 
 QUANTISED_FORMS = ("QDQ", "QOperator")
 
@@ -40,7 +49,7 @@ class QuantisedModel:
         nbytes: size of the first file.
         float32_nbytes: size of the second file.
         weight_bits: bits of the weights, 8 or 7.
-        form: one of `QUANTISED_FORMS`, see `quantise`.
+        form: "QDQ" or "QOperator", see `quantise`.
         calibration_images: images that the ranges come from (count).
     """
 
@@ -64,7 +73,8 @@ def quantise(
     """Quantise the weights and activations of a trained Keras net to 8-bit integers.
 
     Activations are unsigned and weights signed, as VNNI multiplies them. Without VNNI the sum of
-    two such products may overflow 16 bits (see `dot_in_pairs`), so the weights then get 7 bits.
+    two such products may overflow 16 bits (see `number_formats.dot_in_pairs`), so the weights then
+    get 7 bits.
 
     Args:
         model: trained; as for `onnx_export.export`.
@@ -86,7 +96,7 @@ def quantise(
     fits = images.shape[1:] == shape and len(images) > 0
     require(fits, name, f"have shape (images, {', '.join(map(str, shape))})", images.shape)
     require(bool(np.isfinite(images).all()), name, "be finite", "NaN or infinity")
-    bits = weight_bits or (8 if has_vnni() else 7)
+    bits = weight_bits or (8 if simd.has_vnni(describe().simd) else 7)
 
     import onnx
     from onnxruntime import quantization
@@ -150,11 +160,12 @@ class Int8Comparison:
 
 
 def session(
-    path: str | os.PathLike, threads: int | None = None, profile: str = ""
+    model: str | os.PathLike | bytes, threads: int | None = None, profile: str = ""
 ) -> onnxruntime.InferenceSession:
-    """Load an ONNX file for inference on the processor.
+    """Load an ONNX net for inference on the processor.
 
     Args:
+        model: path of its file, or its serialised graph.
         threads: threads of one operator; None for the cores this process may use (count).
         profile: prefix of a file for onnxruntime's profile; "" for none.
 
@@ -170,9 +181,29 @@ def session(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
-    return onnxruntime.InferenceSession(
-        os.fspath(path), options, providers=["CPUExecutionProvider"]
-    )
+    model = os.fspath(model)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def matmul_session(weights: np.ndarray, threads: int | None = None) -> onnxruntime.InferenceSession:
+    """Return a session with input "a" and output "c": a product with constant square weights.
+
+    Weights of float32 take float32; those of int8 take unsigned bytes and give 32-bit integers.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    whole = weights.dtype == np.int8
+    types = (TensorProto.UINT8, TensorProto.INT32) if whole else (TensorProto.FLOAT,) * 2
+    ends = [
+        helper.make_tensor_value_info(name, type, weights.shape)
+        for name, type in zip("ac", types, strict=True)
+    ]
+    node = helper.make_node("MatMulInteger" if whole else "MatMul", ["a", "b"], ["c"])
+    constants = [numpy_helper.from_array(weights, "b")]
+    graph = helper.make_graph([node], "product", ends[:1], ends[1:], constants)
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    return session(model.SerializeToString(), threads)
 
 
 def infer(
