@@ -212,6 +212,7 @@ def trained_by_pipeline():
                  for s in range(comm.size)]  # fmt: skip
         order = [pipeline_schedule.order(pipeline.schedule, s, comm.size, microbatches)
                  for s in range(comm.size)]  # fmt: skip
+        predicted = pipeline_schedule.predict(pipeline.schedule, comm.size, microbatches)
         overlapping = sum(
             other.start_s < one.end_s
             for one, other in zip(step.cells, step.cells[1:], strict=False)
@@ -223,7 +224,7 @@ def trained_by_pipeline():
             "paths": sorted(came) == sorted(right),
             "order": kinds == order,
             "overlapping": overlapping,
-            "held": step.held == pipeline_schedule.in_flight(pipeline.predict()),
+            "held": step.held == pipeline_schedule.in_flight(predicted),
             "waiting": 0 <= step.bubble < 1,
             "sent": list(step.sent_bytes),
             "bytes": [

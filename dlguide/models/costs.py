@@ -158,15 +158,10 @@ class Cost:
         kinds: dict[str, list[LayerCost]] = {}
         for layer in self.layers:
             kinds.setdefault(layer.kind, []).append(layer)
-        sums = [
-            LayerCost(
-                f"{len(layers)} layers",
-                kind,
-                (),
-                *(sum(getattr(layer, field) for layer in layers) for field in _SUMMED),
-            )
-            for kind, layers in kinds.items()
-        ]
+        sums = []
+        for kind, layers in kinds.items():
+            total = {name: sum(getattr(layer, name) for layer in layers) for name in _SUMMED}
+            sums.append(LayerCost(f"{len(layers)} layers", kind, (), **total))
         return tuple(sorted(sums, key=lambda one: (-one.flops, -one.bytes_moved, one.kind)))
 
     def __str__(self) -> str:
@@ -185,10 +180,11 @@ class Cost:
         return "\n".join(lines)
 
 
-_SUMMED = (
-    *("parameters", "statistics", "trainable", "multiply_adds", "other_flops"),
-    *("training_multiply_adds", "activation_bytes", "weight_bytes", "bytes_moved"),
+_WORK = (
+    *("multiply_adds", "other_flops", "training_multiply_adds", "activation_bytes"),
+    "bytes_moved",
 )
+_SUMMED = ("parameters", "statistics", "trainable", "weight_bytes", *_WORK)
 
 
 def _line(name: str, cost: LayerCost | Cost, other_flops: int) -> str:
@@ -235,7 +231,10 @@ def count(model: keras.Model, batch: int = 1) -> Cost:
     uncounted: dict[str, None] = {}
     for call in layer_calls(model):
         one, seen = _layer_cost(call, batch), found.get(call.name)
-        found[call.name] = one if seen is None else _again(seen, one)
+        if seen is not None:  # a further call: the weights are the same, the work is done again
+            more = {name: getattr(seen, name) + getattr(one, name) for name in _WORK}
+            one = replace(seen, **more)
+        found[call.name] = one
         if _formula(call.layer) is None:
             uncounted[call.name] = None
     return Cost(model.name, batch, tuple(found.values()), tuple(uncounted))
@@ -256,15 +255,16 @@ def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
         f"layer {name} of kind {kind} with {len(weights)} weights",
         "Count this layer by hand, and the others as a model without it.",
     )
-    multiply_adds, other = formula(layer, inputs, outputs[0]) if formula else (0, 0)
-    statistics = _statistics(layer, kind)
+    products, other = formula(layer, inputs, outputs[0]) if formula else (Products(), 0)
+    statistics = 0
+    if kind == "BatchNormalization":
+        statistics = prod(layer.moving_mean.shape) + prod(layer.moving_variance.shape)
+    elif kind == "Normalization":
+        statistics = sum(prod(weight.shape) for weight in weights)
     trainable = sum(prod(w.shape) for w in getattr(layer, "trainable_weights", ()))
     weight_bytes = sum(prod(w.shape) * itemsize(w.dtype) for w in weights)
     written = 0 if kind in FREE else _nbytes(node.output_tensors, outputs)
     read = 0 if kind in FREE else _nbytes(node.input_tensors, inputs)
-    training = multiply_adds * (1 + (trainable > 0) + trained_before)
-    if formula and kind in _PARTS:
-        training = _PARTS[kind](layer, inputs).training(trainable > 0, trained_before)
     # an embedding reads the rows it looks up, as many bytes as it writes
     shared = written * batch if kind == "Embedding" else weight_bytes
     return LayerCost(
@@ -274,9 +274,9 @@ def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
         parameters=sum(prod(w.shape) for w in weights) - statistics,
         statistics=statistics,
         trainable=trainable,
-        multiply_adds=multiply_adds,
+        multiply_adds=sum(products),
         other_flops=other,
-        training_multiply_adds=training,
+        training_multiply_adds=products.training(trainable > 0, trained_before),
         activation_bytes=written,
         weight_bytes=weight_bytes,
         bytes_moved=read + written + shared / batch,
@@ -294,87 +294,9 @@ def _nbytes(tensors: list[Any], shapes: list[tuple[int, ...]]) -> int:
     )
 
 
-def _statistics(layer: Any, kind: str) -> int:
-    if kind == "BatchNormalization":
-        return prod(layer.moving_mean.shape) + prod(layer.moving_variance.shape)
-    if kind == "Normalization":
-        return sum(prod(w.shape) for w in layer.weights)
-    return 0
-
-
-def _again(seen: LayerCost, one: LayerCost) -> LayerCost:
-    """Add a further call of a layer: its weights are the same, its work is done again."""
-    summed = ("multiply_adds", "other_flops", "training_multiply_adds", "activation_bytes")
-    more = {name: getattr(seen, name) + getattr(one, name) for name in (*summed, "bytes_moved")}
-    return replace(seen, **more)
-
-
 # --- formulas of the layers ---
 
 Shape = tuple[int, ...]
-Work = tuple[int, int]
-# A formula takes a layer and the shapes of one image at its inputs and output, and gives
-# (multiply-adds, other flops) for that image.
-Formula = Callable[[Any, list[Shape], Shape], Work]
-
-
-def _activation(layer: Any, output: Shape) -> int:
-    name = getattr(getattr(layer, "activation", None), "__name__", "linear")
-    # softmax: one exponential, one addition and one division for each element
-    return {"linear": 0, "softmax": 3}.get(name, 1) * prod(output)
-
-
-def _biased(layer: Any, output: Shape) -> int:
-    return prod(output) * bool(layer.use_bias) + _activation(layer, output)
-
-
-def _convolution(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    positions = prod(output) // layer.filters
-    return positions * prod(layer.kernel.shape), _biased(layer, output)
-
-
-def _transposed(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    channels = layer.kernel.shape[-1]
-    return prod(inputs[0]) // channels * prod(layer.kernel.shape), _biased(layer, output)
-
-
-def _depthwise(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    positions = prod(output) // prod(layer.kernel.shape[-2:])
-    return positions * prod(layer.kernel.shape), _biased(layer, output)
-
-
-def _separable(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    kernels = prod(layer.depthwise_kernel.shape) + prod(layer.pointwise_kernel.shape)
-    return prod(output) // layer.filters * kernels, _biased(layer, output)
-
-
-def _dense(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    return prod(output) // layer.units * prod(layer.kernel.shape), _biased(layer, output)
-
-
-def _pooling(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    # one comparison or addition for each element under the window
-    return 0, prod(output) * prod(layer.pool_size)
-
-
-def _over_inputs(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    return 0, prod(inputs[0])
-
-
-def _merge(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    return 0, max(1, len(inputs) - 1) * prod(output)
-
-
-def _function(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    return 0, _activation(layer, output)
-
-
-# Gates of each kind, and the other flops of one unit in one step, biases left out.
-#
-# SimpleRNN: one addition of the two products, one tanh. LSTM: four additions, four activations,
-# f c + i g with three, tanh of it, one product. GRU: three additions, three activations, the
-# product with the reset gate, z h + (1 - z) g with four.
-_CELLS = {"SimpleRNN": (1, 2), "LSTM": (4, 13), "GRU": (3, 11)}
 
 
 class Products(NamedTuple):
@@ -384,9 +306,9 @@ class Products(NamedTuple):
     `between` two things that are both computed inside.
     """
 
-    inward: int
-    inner: int
-    between: int
+    inward: int = 0
+    inner: int = 0
+    between: int = 0
 
     def training(self, trainable: bool, trained_before: bool) -> int:
         """Count the multiply-adds of a training step.
@@ -403,76 +325,107 @@ class Products(NamedTuple):
         )
 
 
-def _recurrent_parts(layer: Any, inputs: list[Shape]) -> Products:
-    """Count the products of a recurrent layer.
+Work = tuple[Products, int]
+# A formula takes a layer and the shapes of one image at its inputs and output, and gives
+# (multiply-adds, other flops) for that image.
+Formula = Callable[[Any, list[Shape], Shape], Work]
 
-    With f features, u units, g gates and L steps
 
-        multiply_adds = L g u (f + u)
-    """
+def _activation(layer: Any, output: Shape) -> int:
+    name = getattr(getattr(layer, "activation", None), "__name__", "linear")
+    # softmax: one exponential, one addition and one division for each element
+    return {"linear": 0, "softmax": 3}.get(name, 1) * prod(output)
+
+
+def _linear(layer: Any, multiply_adds: int, output: Shape) -> Work:
+    others = prod(output) * bool(layer.use_bias) + _activation(layer, output)
+    return Products(multiply_adds), others
+
+
+def _convolution(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    return _linear(layer, prod(output) // layer.filters * prod(layer.kernel.shape), output)
+
+
+def _transposed(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    positions = prod(inputs[0]) // layer.kernel.shape[-1]
+    return _linear(layer, positions * prod(layer.kernel.shape), output)
+
+
+def _depthwise(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    positions = prod(output) // prod(layer.kernel.shape[-2:])
+    return _linear(layer, positions * prod(layer.kernel.shape), output)
+
+
+def _separable(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    kernels = prod(layer.depthwise_kernel.shape) + prod(layer.pointwise_kernel.shape)
+    return _linear(layer, prod(output) // layer.filters * kernels, output)
+
+
+def _dense(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    return _linear(layer, prod(output) // layer.units * prod(layer.kernel.shape), output)
+
+
+def _pooling(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    # one comparison or addition for each element under the window
+    return Products(), prod(output) * prod(layer.pool_size)
+
+
+def _over_inputs(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    return Products(), prod(inputs[0])
+
+
+def _merge(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    return Products(), max(1, len(inputs) - 1) * prod(output)
+
+
+def _function(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    return Products(), _activation(layer, output)
+
+
+# Gates of each kind, and the other flops of one unit in one step, biases left out.
+#
+# SimpleRNN: one addition of the two products, one tanh. LSTM: four additions, four activations,
+# f c + i g with three, tanh of it, one product. GRU: three additions, three activations, the
+# product with the reset gate, z h + (1 - z) g with four.
+_CELLS = {"SimpleRNN": (1, 2), "LSTM": (4, 13), "GRU": (3, 11)}
+
+
+def _recurrent(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    """Count f features, u units, g gates, L steps: L g u (f + u) multiply-adds."""
     steps, features = inputs[0]
-    gates = _CELLS[type(layer).__name__][0]
-    each = steps * gates * layer.units
-    return Products(each * features, each * layer.units, 0)
+    gates, others = _CELLS[type(layer).__name__]
+    biases = gates * (2 if getattr(layer, "reset_after", False) else 1) if layer.use_bias else 0
+    products = Products(steps * gates * layer.units * features, steps * gates * layer.units**2)
+    return products, steps * layer.units * (others + biases)
 
 
-def _attention_parts(layer: Any, inputs: list[Shape]) -> Products:
-    """Count the products of multi-head attention.
-
-    With h heads of k, L positions that ask and S that answer, of width d:
+def _attention(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    """Count h heads of k, L positions that ask and S that answer, of width d.
 
         multiply_adds = (2 L + 2 S) d h k + 2 h L S k
 
-    A causal mask changes nothing: the products that it hides are computed, and then hidden.
+    A causal mask changes nothing: the products that it hides are computed, and then hidden. The
+    other flops are the biases, one division of each query, and softmax with 3 for each score.
     """
     flat = all(len(shape) == 2 for shape in inputs)
     then = "Count this layer by hand."
     require(flat, "model", f"have attention over one axis at layer {layer.name}", inputs, then)
-    queries, values = inputs[0], inputs[1]
-    keys = inputs[2] if len(inputs) > 2 else values
+    (asked, asked_width), (answered, value_in), *more = inputs
+    keys, key_in = more[0] if more else inputs[1]
     heads, width, value_width = layer.num_heads, layer.key_dim, layer.value_dim or layer.key_dim
-    projected = heads * (
-        queries[0] * queries[1] * width
-        + keys[0] * keys[1] * width
-        + values[0] * values[1] * value_width
+    projected = (
+        asked * asked_width * width + keys * key_in * width + answered * value_in * value_width
     )
-    result = queries[0] * heads * value_width * (_width_of_result(layer, queries))
-    between = heads * queries[0] * values[0] * (width + value_width)
-    return Products(projected, result, between)
-
-
-def _width_of_result(layer: Any, queries: Shape) -> int:
-    shape = getattr(layer, "_output_shape", None)
-    return prod(shape) if shape else queries[-1]
-
-
-def _recurrent(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    """Give the multiply-adds and the other flops of a recurrent layer."""
-    gates, others = _CELLS[type(layer).__name__]
-    biases = gates * (2 if getattr(layer, "reset_after", False) else 1) if layer.use_bias else 0
-    each = others + biases
-    return sum(_recurrent_parts(layer, inputs)), inputs[0][0] * layer.units * each
-
-
-def _attention(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    """Give the multiply-adds and the other flops of multi-head attention.
-
-    The others are the biases, one division of each query or score, and softmax with 3 for each
-    score.
-    """
-    queries, values = inputs[0], inputs[1]
-    heads, width, value_width = layer.num_heads, layer.key_dim, layer.value_dim or layer.key_dim
-    asked, scores = heads * width * queries[0], heads * queries[0] * values[0]
-    biases = asked + heads * values[0] * (width + value_width) + prod(output)
-    other = asked + 3 * scores + (biases if layer.use_bias else 0)
-    return sum(_attention_parts(layer, inputs)), other
+    result = asked * heads * value_width * prod(layer._output_shape or (asked_width,))
+    scores = heads * asked * answered
+    products = Products(heads * projected, result, scores * (width + value_width))
+    queries = heads * width * asked
+    biases = queries + heads * answered * (width + value_width) + prod(output)
+    return products, queries + 3 * scores + (biases if layer.use_bias else 0)
 
 
 def _einsum(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    """Give the multiply-adds and the other flops of an EinsumDense layer.
-
-    One multiply-add for each combination of all its indices but that of the batch.
-    """
+    """Count one multiply-add for each combination of all indices but that of the batch."""
     equation = layer.equation
     must = f"have an equation without ellipsis at layer {layer.name}"
     require("." not in equation, "model", must, equation, "Name every axis by a letter.")
@@ -481,18 +434,13 @@ def _einsum(layer: Any, inputs: list[Shape], output: Shape) -> Work:
     lengths = dict(zip(first[1:], inputs[0], strict=True))
     lengths |= dict(zip(kernel, layer.kernel.shape, strict=True))
     lengths |= dict(zip(result[1:], output, strict=True))
-    name = getattr(layer.activation, "__name__", "linear")
-    activation = {"linear": 0, "softmax": 3}.get(name, 1)
-    return prod(lengths.values()), prod(output) * (activation + (layer.bias is not None))
-
-
-# Kinds whose backward pass is not that of one product of the input by weights.
-_PARTS = {**dict.fromkeys(_CELLS, _recurrent_parts), "MultiHeadAttention": _attention_parts}
+    biases = prod(output) * (layer.bias is not None)
+    return Products(prod(lengths.values())), _activation(layer, output) + biases
 
 
 def _each(flops: int) -> Formula:
     def formula(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-        return 0, flops * prod(output)
+        return Products(), flops * prod(output)
 
     return formula
 
@@ -601,11 +549,9 @@ def _footprint(name: str) -> Footprint:
     from dlguide.models.memory import record, saved_activations
 
     net = registry.spec(name)
-    sizes = net.resolve({})
+    sizes, make = net.resolve({}), SeededLayers(name, start=net.start)
     # without initial weights: counting does not look at them
-    model = images.undrawn(
-        SeededLayers(name, start=net.start), net.shape(sizes), sizes, net.dropout
-    )
+    model = images.undrawn(make, net.shape(sizes), sizes, net.dropout)
     cost = count(model)
     return Footprint(
         name=name,

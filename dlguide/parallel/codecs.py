@@ -68,7 +68,6 @@ class TopK(Codec):
         return min(size, max(1, round(self.fraction * size)))
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Return the size of a message (bytes)."""
         return self.count(math.prod(shape)) * (4 + itemsize)
 
     def encode(self, array: np.ndarray) -> np.ndarray:
@@ -85,7 +84,6 @@ class TopK(Codec):
         return array.reshape(shape)
 
     def encode_tensor(self, tensor: Any) -> tuple[Any, ...]:
-        """Return the message of a TensorFlow tensor."""
         import tensorflow as tf
 
         flat = tf.reshape(tensor, [-1])
@@ -95,7 +93,6 @@ class TopK(Codec):
         return tf.gather(flat, places), places
 
     def decode_tensor(self, message: Sequence[Any], shape: Any, dtype: Any) -> Any:
-        """Return the TensorFlow tensor that a message describes."""
         import tensorflow as tf
 
         values, places = message
@@ -124,7 +121,6 @@ class Threshold(Codec):
         require_positive(self.threshold, "threshold")
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Return the size of a message (bytes)."""
         return -(-math.prod(shape) // 4)
 
     def encode(self, array: np.ndarray) -> np.ndarray:
@@ -143,7 +139,6 @@ class Threshold(Codec):
         return values[codes.reshape(-1)[: math.prod(shape)]].reshape(shape)
 
     def encode_tensor(self, tensor: Any) -> tuple[Any, ...]:
-        """Return the message of a TensorFlow tensor."""
         import tensorflow as tf
 
         flat = tf.reshape(tensor, [-1])
@@ -152,7 +147,6 @@ class Threshold(Codec):
         return (_packed(tf.where(tf.math.is_finite(flat), codes, 3), 2),)
 
     def decode_tensor(self, message: Sequence[Any], shape: Any, dtype: Any) -> Any:
-        """Return the TensorFlow tensor that a message describes."""
         import tensorflow as tf
 
         values = tf.constant([0, self.threshold, -self.threshold, math.nan], dtype)
@@ -177,7 +171,6 @@ class OneBit(Codec):
     """
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Return the size of a message (bytes)."""
         return -(-math.prod(shape) // 8) + 2 * columns(shape) * itemsize
 
     def encode(self, array: np.ndarray) -> np.ndarray:
@@ -200,7 +193,6 @@ class OneBit(Codec):
         return np.where(positive, high, low).reshape(shape)
 
     def encode_tensor(self, tensor: Any) -> tuple[Any, ...]:
-        """Return the message of a TensorFlow tensor."""
         import tensorflow as tf
 
         matrix = tf.reshape(tensor, [-1, columns(tuple(tensor.shape))])
@@ -214,7 +206,6 @@ class OneBit(Codec):
         return tf.concat(means, 0), _packed(codes, 1)
 
     def decode_tensor(self, message: Sequence[Any], shape: Any, dtype: Any) -> Any:
-        """Return the TensorFlow tensor that a message describes."""
         import tensorflow as tf
 
         low, high = tf.split(message[0], 2)
@@ -233,7 +224,6 @@ class BFloat16(Codec):
     """
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Return the size of a message (bytes)."""
         return 2 * math.prod(shape)
 
     def encode(self, array: np.ndarray) -> np.ndarray:
@@ -249,13 +239,11 @@ class BFloat16(Codec):
         return message.view(ml_dtypes.bfloat16).astype(dtype).reshape(shape)
 
     def encode_tensor(self, tensor: Any) -> tuple[Any, ...]:
-        """Return the message of a TensorFlow tensor."""
         import tensorflow as tf
 
         return (tf.bitcast(tf.cast(tf.reshape(tensor, [-1]), tf.bfloat16), tf.uint16),)
 
     def decode_tensor(self, message: Sequence[Any], shape: Any, dtype: Any) -> Any:
-        """Return the TensorFlow tensor that a message describes."""
         import tensorflow as tf
 
         return tf.reshape(tf.cast(tf.bitcast(message[0], tf.bfloat16), dtype), shape)

@@ -208,7 +208,6 @@ class Float16(Compressor):
     """
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Return the bytes of an array that is sent compressed."""
         return 2 * math.prod(shape)
 
     def _exchange(
@@ -236,7 +235,6 @@ class Gathered(Compressor):
         self.codec, self.keeps_errors = codec, remember
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Return the bytes of an array that is sent compressed."""
         return self.codec.payload(shape, itemsize)
 
     def _exchange(
@@ -294,11 +292,9 @@ class PowerSGD(Compressor):
         self.starts: dict[Hashable, np.ndarray] = {}
 
     def compresses(self, shape: Sequence[int], dtype: Any = "float32") -> bool:
-        """Return whether an array is sent compressed."""
         return len(shape) > 1 and super().compresses(shape, dtype)
 
     def payload(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Return the bytes of an array that is sent compressed."""
         return (math.prod(shape[:-1]) + shape[-1]) * self.rank * itemsize
 
     def start(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -13,13 +13,11 @@ of the backward pass to the end of the forward pass that follows, because that i
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 BACKWARD, EXCHANGE, FORWARD = "backward", "exchange", "forward"
-_UPDATE, _STOP = "update", -1
+_UPDATE, _NONE = "update", -1
 SCHEDULES = {
     "end": "one message when the backward pass is over",
     "layerwise": "one message after each layer, computing waits",
@@ -142,7 +140,13 @@ def predict(
         Layer by layer: Awan et al., S-Caffe, PPoPP (2017). First layers first, in slices:
         Jayarajan et al., P3, MLSys (2019), arXiv:1905.03960.
     """
-    _require_sound(forward_s, backward_s, nbytes, schedule, ranks, latency_s, bytes_per_s)
+    require_known(schedule, SCHEDULES, "schedule")
+    require_count(ranks, "ranks")
+    require(len(nbytes) > 0, "nbytes", "hold at least one layer", list(nbytes))
+    for name, row in (("forward_s", forward_s), ("backward_s", backward_s), ("nbytes", nbytes)):
+        fits = len(row) == len(nbytes)
+        require(fits, name, f"hold one number for each of {len(nbytes)} layers", len(row))
+        require(min(row) >= 0, name, "hold no negative number", list(row))
     link = costs.Link(latency_s, bytes_per_s)
     seconds = partial(costs.allreduce, "ring", workers=ranks, link=link)
     backward, now = [], 0.0
@@ -151,16 +155,20 @@ def predict(
         now += backward_s[layer]
         if schedule == "layerwise":
             now += sum(map(seconds, _slices(nbytes[layer], slice_bytes)))
+    ready = [
+        (each.end_s, each.layer, seconds(part))
+        for each in backward
+        for part in _slices(nbytes[each.layer], slice_bytes)
+    ]
     if schedule == "end":
-        sent = [TraceEvent(EXCHANGE, None, now, now + seconds(sum(nbytes)))]
-    else:
-        ready = [
-            (each.end_s, each.layer, part)
-            for each in backward
-            for part in _slices(nbytes[each.layer or 0], slice_bytes)
-        ]
-        sent = _sent(ready, seconds, schedule == "priority")
-    return OverlapStep(schedule, (*backward, *sent, *_forward(forward_s, backward, sent)))
+        ready = [(now, None, seconds(sum(nbytes)))]
+    sent = _sent(ready, schedule == "priority")
+    forward, free_s = [], backward[-1].end_s
+    for layer, took_s in enumerate(forward_s):
+        needed = [each.end_s for each in sent if each.layer in (None, layer)]
+        start_s = max(free_s, *needed)
+        forward.append(TraceEvent(FORWARD, layer, start_s, free_s := start_s + took_s))
+    return OverlapStep(schedule, (*backward, *sent, *forward))
 
 
 def median_step(steps: Sequence[OverlapStep]) -> OverlapStep:
@@ -270,24 +278,22 @@ class BucketedOverlap:
         self.net, self.comm, self.schedule = net, comm, schedule
         self.steps: list[OverlapStep] = []
         self._intervals: list[TraceEvent] = []
-        self._offset_s = clock_offset(comm)
+        offset_s = clock_offset(comm)
+        self._now = lambda: perf_counter() + offset_s
         ends = np.cumsum([size + 1 for size in net.sizes])
         self._flat = np.zeros(ends[-1], net.dtype)
         self._rows = np.split(self._flat, ends[:-1])
         self._pending: set[int] = set()
         cut = [_sliced(row, slice_bytes) for row in self._rows]
-        pieces = [(layer, part) for layer, row in enumerate(cut) for part in row]
-        self._pieces = [part for _, part in pieces]
-        self._of_layer = {
-            layer: [place for place, each in enumerate(pieces) if each[0] == layer]
-            for layer in range(len(cut))
-        }
+        self._pieces = [part for row in cut for part in row]
+        self._layers = [layer for layer, row in enumerate(cut) for _ in row]
         self._closed = False
         self._thread: BackgroundAllreduce | None = None
         if schedule in ("overlapped", "priority"):
-            layers = [layer for layer, _ in pieces]
             priority = schedule == "priority"
-            self._thread = BackgroundAllreduce(comm, self._pieces, layers, priority, self._now)
+            self._thread = BackgroundAllreduce(
+                comm, self._pieces, self._layers, priority, self._now
+            )
 
     def step(self, images: Any, labels: Any) -> float:
         """Train on one batch and return its mean loss on this rank; every rank must call."""
@@ -328,58 +334,44 @@ class BucketedOverlap:
     def __enter__(self) -> BucketedOverlap:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.finish()
         self.close(wait=kind is None)
 
     def _exchange(self, layer: int) -> None:
-        for piece in self._of_layer[layer]:
-            if self._thread is None:
-                self._timed(EXCHANGE, layer, self._sum, self._pieces[piece])
-            else:
-                self._thread.submit(piece)
-
-    def _update(self, layer: int) -> None:
-        if layer not in self._pending:
-            return
-        if self._thread is not None:
-            self._thread.wait_for(layer)
-        row = self._rows[layer]
-        self._timed(_UPDATE, layer, self._change, layer, row)
-        self._pending.discard(layer)
-
-    def _change(self, layer: int, row: np.ndarray) -> None:
-        gradient, samples = row[:-1], row[-1]
-        gradient /= samples
-        self.net.update(layer, gradient)
+        for place, of in enumerate(self._layers):
+            if of == layer and self._thread is not None:
+                self._thread.submit(place)
+            elif of == layer:
+                self._timed(EXCHANGE, layer, self._sum, self._pieces[place])
 
     def _sum(self, array: np.ndarray) -> None:
         allreduce(array, self.comm, check=False)
 
-    def _now(self) -> float:
-        return perf_counter() + self._offset_s
+    def _update(self, layer: int) -> None:
+        """Update a layer whose gradient is on its way, once it has arrived."""
+        if layer in self._pending:
+            if self._thread is not None:
+                self._thread.wait_for(layer)
+            *_, samples = row = self._rows[layer]
+            mean = lambda: np.divide(row[:-1], samples, out=row[:-1])  # noqa: E731
+            self._timed(_UPDATE, layer, lambda: self.net.update(layer, mean()))
+            self._pending.discard(layer)
 
     def _timed(self, kind: str, layer: int | None, call: Any, *arguments: Any) -> None:
-        start = self._now()
+        start_s = self._now()
         call(*arguments)
-        self._intervals.append(TraceEvent(kind, layer, start, self._now()))
+        self._intervals.append(TraceEvent(kind, layer, start_s, self._now()))
 
     def _keep_step(self) -> None:
         """Record the step since the last backward pass; all its messages have arrived."""
-        found = self._intervals
+        found, self._intervals = self._intervals, []
         if self._thread is not None:
-            found = [*found, *self._thread.intervals]
+            found += self._thread.intervals
             self._thread.intervals.clear()
-        backward = [each for each in found if each.kind == BACKWARD]
-        if backward:
+        if any(each.kind == BACKWARD for each in found):
             self.steps.append(OverlapStep(self.schedule, tuple(found)))
-        self._intervals = []
 
 
 def measure(
@@ -462,14 +454,12 @@ class BackgroundAllreduce:
         now: Callable[[], float] = perf_counter,
     ) -> None:
         self.comm, self.pieces, self.layers = comm.Dup(), pieces, layers
-        self.priority = priority
-        self.now = now
-        self.table = table_of(self.comm)
+        self.priority, self.now, self.table = priority, now, table_of(self.comm)
         self.intervals: list[TraceEvent] = []
         self.error: BaseException | None = None
-        self._waiting: list[tuple[int, int, int]] = []
-        self._count, self._closing = 0, False
-        self._open = dict.fromkeys(layers, 0)
+        self._waiting: list[int] = []  # pieces that are ready, the first one first
+        self._summed = _NONE
+        self._closing = False
         self._changed = threading.Condition()
         # a daemon: a rank that fails must end without waiting for messages
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
@@ -478,17 +468,18 @@ class BackgroundAllreduce:
     def submit(self, piece: int) -> None:
         """Queue a piece that is ready; returns at once."""
         with self._changed:
-            layer = self.layers[piece]
-            self._open[layer] += 1
-            order = layer if self.priority else 0
-            heapq.heappush(self._waiting, (order, self._count, piece))
-            self._count += 1
+            self._waiting.append(piece)
             self._changed.notify_all()
 
     def wait_for(self, layer: int) -> None:
         """Wait until no piece of a layer is queued or in flight."""
+
+        def arrived() -> bool:
+            pieces = [piece for piece in (*self._waiting, self._summed) if piece != _NONE]
+            return layer not in {self.layers[piece] for piece in pieces}
+
         with self._changed:
-            self._changed.wait_for(lambda: not self._open[layer] or self.error is not None)
+            self._changed.wait_for(lambda: self.error is not None or arrived())
         if self.error is not None:
             raise RuntimeError(f"The exchange of gradients failed: {self.error}") from self.error
 
@@ -504,13 +495,13 @@ class BackgroundAllreduce:
 
     def _run(self) -> None:
         try:
-            while (piece := self._next()) != _STOP:
-                start = self.now()
+            while (piece := self._next()) != _NONE:
+                start_s = self.now()
                 allreduce(self.pieces[piece], self.comm, table=self.table, check=False)
-                done = TraceEvent(EXCHANGE, self.layers[piece], start, self.now())
+                done = TraceEvent(EXCHANGE, self.layers[piece], start_s, self.now())
                 with self._changed:
                     self.intervals.append(done)
-                    self._open[self.layers[piece]] -= 1
+                    self._summed = _NONE
                     self._changed.notify_all()
         except BaseException as error:
             with self._changed:
@@ -518,25 +509,24 @@ class BackgroundAllreduce:
                 self._changed.notify_all()
 
     def _next(self) -> int:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
-            chooses = not self.priority or self.comm.rank == 0
-            piece = heapq.heappop(self._waiting)[2] if self._waiting and chooses else _STOP
-        if not self.priority:
-            return piece
-        number = np.array([piece])
-        self.comm.Bcast(number)
-        chosen = int(number[0])
-        if self.comm.rank and chosen != _STOP:
+        """Take the piece to be summed next, on all ranks the same one; `_NONE` at the end."""
+        number = np.array([_NONE])
+        if self.priority and self.comm.rank:
+            self.comm.Bcast(number)
+        else:
             with self._changed:
-                self._changed.wait_for(lambda: self._place(chosen) is not None)
-                del self._waiting[self._place(chosen) or 0]
-                heapq.heapify(self._waiting)
-        return chosen
-
-    def _place(self, piece: int) -> int | None:
-        found = [place for place, each in enumerate(self._waiting) if each[2] == piece]
-        return found[0] if found else None
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                urgency = self.layers.__getitem__ if self.priority else lambda piece: 0
+                number[0] = min(self._waiting, key=urgency, default=_NONE)
+            if self.priority:
+                self.comm.Bcast(number)
+        piece = int(number[0])
+        if piece != _NONE:
+            with self._changed:
+                self._changed.wait_for(lambda: piece in self._waiting)
+                self._waiting.remove(piece)
+                self._summed = piece
+        return piece
 
 
 def _slices(nbytes: int, slice_bytes: int | None) -> list[int]:
@@ -546,55 +536,16 @@ def _slices(nbytes: int, slice_bytes: int | None) -> list[int]:
     return [min(size, nbytes - start) for start in range(0, nbytes, size)] or [0]
 
 
-def _sent(
-    ready: Sequence[tuple[float, Any, int]], seconds: Callable[[float], float], priority: bool
-) -> list[TraceEvent]:
-    """Send messages one after the other; `ready` has time, layer and size in order of time."""
-    waiting: list[tuple[int, int, int]] = []
-    sent: list[TraceEvent] = []
-    now, coming = 0.0, 0
-    while waiting or coming < len(ready):
-        if not waiting:
-            now = max(now, ready[coming][0])
-        while coming < len(ready) and ready[coming][0] <= now:
-            _, layer, part = ready[coming]
-            heapq.heappush(waiting, (layer if priority else 0, coming, part))
-            coming += 1
-        _, number, part = heapq.heappop(waiting)
-        sent.append(TraceEvent(EXCHANGE, ready[number][1], now, now + seconds(part)))
-        now = sent[-1].end_s
+def _sent(ready: Sequence[tuple[float, Any, float]], priority: bool) -> list[TraceEvent]:
+    """Send messages one after the other; `ready` has when, layer and duration in order of time."""
+    sent, left, now = [], list(ready), 0.0
+    while left:
+        now = max(now, left[0][0])
+        waiting = [each for each in left if each[0] <= now]
+        chosen = min(waiting, key=lambda each: each[1]) if priority else waiting[0]
+        left.remove(chosen)
+        sent.append(TraceEvent(EXCHANGE, chosen[1], now, now := now + chosen[2]))
     return sent
-
-
-def _forward(
-    forward_s: Sequence[float], backward: list[TraceEvent], sent: list[TraceEvent]
-) -> list[TraceEvent]:
-    row: list[TraceEvent] = []
-    for layer, took in enumerate(forward_s):
-        needed = [each.end_s for each in sent if each.layer in (None, layer)]
-        start = max([*needed, row[-1].end_s if row else backward[-1].end_s])
-        row.append(TraceEvent(FORWARD, layer, start, start + took))
-    return row
-
-
-def _require_sound(
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    nbytes: Sequence[int],
-    schedule: str,
-    ranks: int,
-    latency_s: float,
-    bytes_per_s: float,
-) -> None:
-    require_known(schedule, SCHEDULES, "schedule")
-    require_count(ranks, "ranks")
-    require_positive(bytes_per_s, "bytes_per_s")
-    require(len(nbytes) > 0, "nbytes", "hold at least one layer", list(nbytes))
-    for name, row in (("forward_s", forward_s), ("backward_s", backward_s), ("nbytes", nbytes)):
-        fits = len(row) == len(nbytes)
-        require(fits, name, f"hold one number for each of {len(nbytes)} layers", len(row))
-        require(min(row) >= 0, name, "hold no negative number", list(row))
-    require(latency_s >= 0, "latency_s", "be at least 0", latency_s)
 
 
 def _sliced(row: np.ndarray, slice_bytes: int | None) -> list[np.ndarray]:

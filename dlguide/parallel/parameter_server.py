@@ -135,7 +135,8 @@ def train(
         worker.finish()
         record = {"role": "worker", "sent": worker.sent, "waited_s": worker.waited_s}
     else:
-        server = _Server(comm, config, workers, update, parts(current, servers))
+        own = parts(current, servers)[comm.rank - workers]
+        server = _Server(comm, config, workers, update, own)
         server.serve()
         record = {"role": "server", "sent": server.sent, "updates": server.updates}
         record |= {"left_out": server.left_out, "staleness": tuple(server.staleness)}
@@ -295,30 +296,28 @@ class ServerConfig:
         require_count(self.bound, "bound", least=0)
         require_count(self.leave_out, "leave_out", least=0)
         require_count(self.group, "group")
-        text = f"leave a worker among the {ranks} ranks"
-        require(self.servers < ranks, "servers", text, self.servers, "Start more ranks.")
+        must = f"leave a worker among the {ranks} ranks"
+        require(self.servers < ranks, "servers", must, self.servers, "Start more ranks.")
         workers = ranks - self.servers
-        groups = -(-workers // self.group)
-        text = f"be below the {groups} that answer in a step"
-        require(self.leave_out < groups, "leave_out", text, self.leave_out)
-        alone = self.leave_out == 0 or self.mode == "synchronous"
-        require(alone, "leave_out", "be 0 unless the mode is synchronous", self.leave_out)
-        self._check_steps(workers)
-
-    def _check_steps(self, workers: int) -> None:
-        text = f"be one number, or one for each of the {workers} workers"
-        require(len(self.steps) == workers, "steps", text, self.steps)
+        groups, joining = -(-workers // self.group), list(self.joining)
+        # the other modes wait for absent workers, a group for its members
+        free, only = self.mode == "asynchronous" and self.group == 1, "the mode is asynchronous"
+        for name, value, right, must in (
+            ("leave_out", self.leave_out, self.leave_out < groups,
+             f"be below the {groups} that answer in a step"),
+            ("leave_out", self.leave_out, self.leave_out == 0 or self.mode == "synchronous",
+             "be 0 unless the mode is synchronous"),
+            ("steps", self.steps, len(self.steps) == workers,
+             f"be one number, or one for each of the {workers} workers"),
+            ("join_s", joining, set(joining) <= set(range(workers)),
+             f"name workers from 0 to {workers - 1}"),
+            ("steps", self.steps, free or len(set(self.steps)) == 1,
+             f"be equal for all workers unless {only} and group is 1"),
+            ("join_s", joining, free or not joining, f"be empty unless {only} and group is 1"),
+        ):  # fmt: skip
+            require(right, name, must, value)
         for steps in self.steps:
             require_count(steps, "steps")
-        text = f"name workers from 0 to {workers - 1}"
-        known = set(self.joining) <= set(range(workers))
-        require(known, "join_s", text, list(self.joining))
-        # the other modes wait for absent workers, a group for its members
-        free = self.mode == "asynchronous" and self.group == 1
-        text = "be equal for all workers unless the mode is asynchronous and group is 1"
-        require(free or len(set(self.steps)) == 1, "steps", text, self.steps)
-        text = "be empty unless the mode is asynchronous and group is 1"
-        require(free or not self.joining, "join_s", text, list(self.joining))
 
 
 class PendingGradients:
@@ -438,15 +437,9 @@ class _Server:
     """One server with its part of the weights."""
 
     def __init__(
-        self,
-        comm: Comm,
-        config: ServerConfig,
-        workers: int,
-        update: Update,
-        shards: list[np.ndarray],
+        self, comm: Comm, config: ServerConfig, workers: int, update: Update, part: np.ndarray
     ) -> None:
-        self.comm, self.config, self.update = comm, config, update
-        self.part = shards[comm.rank - workers]
+        self.comm, self.config, self.update, self.part = comm, config, update, part
         self.leaders = list(range(0, workers, config.group))
         self.updates, self.left_out, self.sent = 0, 0, 0
         self.staleness: list[int] = []
@@ -474,7 +467,7 @@ class _Server:
                 self._answer(receiver)
         self.left_out = pending.left_out
 
-    def _apply(self, gradients: list[tuple[int, int, np.ndarray]]) -> None:
+    def _apply(self, gradients: list[_Arrived]) -> None:
         """Make one update with the mean of gradients, weighted by their samples."""
         total = sum(samples for _, samples, _ in gradients)
         mean = np.zeros_like(self.part)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
 from time import perf_counter
@@ -18,6 +18,7 @@ import numpy as np
 from dlguide.collectives import allreduce
 from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
 from dlguide.collectives.buffers import flatten, message
+from dlguide.data.datasets import shard
 from dlguide.errors import require, require_count, require_known
 from dlguide.models import count
 from dlguide.models.graph import graph_of, itemsize, nodes_of, shape_of
@@ -146,12 +147,7 @@ class PipelineParallel:
                 graphs[size] = forward.get_concrete_function(inputs, labels)
             return graphs[size](inputs, labels)
 
-        def updated(gradients: list[Any], samples: Any) -> None:
-            if 0 not in graphs:
-                graphs[0] = update.get_concrete_function(gradients, samples)
-            graphs[0](gradients, samples)
-
-        self._forward, self._update = compiled, updated
+        self._forward, self._update = compiled, update
 
     def step(
         self, images: np.ndarray, labels: np.ndarray, samples: int | None = None
@@ -173,13 +169,14 @@ class PipelineParallel:
             ValueError: on all ranks alike, when the batch cannot be cut into microbatches.
         """
         import tensorflow as tf
+        from mpi4py import MPI
 
         with agree_or_raise(self.comm):
-            sizes = self._sizes(len(images), len(labels))
-        run = _StepRun(self, images, labels, sizes)
+            microbatches = self._cut_batch(len(images), len(labels))
+        run = _StepRun(self, images, labels, microbatches)
         for kind, microbatch in self.order:
             run.work(kind, microbatch)
-        run.finish()
+        MPI.Request.Waitall([request for request, _ in run.sending])
         samples = len(images) if samples is None else samples
         gradients, total = run.gradients, np.array([run.loss])
         if self.replicas is not None:
@@ -200,46 +197,34 @@ class PipelineParallel:
         own = {weight.path: np.asarray(weight) for weight in self.stage.weights}
         return {path: value for stage in self.comm.allgather(own) for path, value in stage.items()}
 
-    def predict(
-        self, forward_s: float | Sequence[float] = 1.0, backward_s: float | Sequence[float] = 2.0
-    ) -> tuple[PipelineCell, ...]:
-        """Predict the schedule of a step; arguments as of `pipeline_schedule.predict`."""
-        return pipeline_schedule.predict(
-            self.schedule, self.comm.size, self.microbatches, forward_s, backward_s
-        )
-
-    def _sizes(self, images: int, labels: int) -> list[int]:
+    def _cut_batch(self, images: int, labels: int) -> list[slice]:
         parts = self.microbatches
         require(images == labels, "labels", f"be one for each of {images} images", labels)
         require(images >= parts, "images", f"be at least the {parts} microbatches", images)
         then = "Take another number, or `uneven=True`: cells then take different times."
         divides = images % parts == 0 or self.uneven
         require(divides, "images", f"divide into {parts} equal microbatches", images, then)
-        return [(m + 1) * images // parts - m * images // parts for m in range(parts)]
+        return [shard(images, part, parts) for part in range(parts)]
 
     def _measured(self, run: _StepRun, loss: float) -> PipelineStep:
-        everyone = self.comm.allgather((run.cells, run.most, run.sent_bytes, loss))
-        begin = min(row[0].start_s for row, *_ in everyone)
-        cells = tuple(
-            PipelineCell(
-                cell.stage, cell.microbatch, cell.kind, cell.start_s - begin, cell.end_s - begin
-            )
-            for row, *_ in everyone
+        mine = run.cells, run.most, run.sent_bytes, loss
+        rows, held, sent_bytes, losses = zip(*self.comm.allgather(mine), strict=True)
+        begin = min(row[0].start_s for row in rows)
+        cells = [
+            replace(cell, start_s=cell.start_s - begin, end_s=cell.end_s - begin)
+            for row in rows
             for cell in row
-        )
-        held, sent_bytes = (tuple(each[place] for each in everyone) for place in (1, 2))
-        return PipelineStep(everyone[-1][3], cells, held, sent_bytes)
+        ]
+        return PipelineStep(losses[-1], tuple(cells), held, sent_bytes)
 
 
 class _StepRun:
     """One step of one stage: receive, compute, send, and keep what the backward pass needs."""
 
     def __init__(
-        self, pipeline: PipelineParallel, images: np.ndarray, labels: np.ndarray, sizes: list[int]
+        self, pipeline: PipelineParallel, images: np.ndarray, labels: np.ndarray, parts: list[slice]
     ) -> None:
-        self.pipe, self.sizes = pipeline, sizes
-        starts = np.cumsum([0, *sizes])
-        parts = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+        self.pipe, self.sizes = pipeline, [part.stop - part.start for part in parts]
         self.images = [images[part] for part in parts] if pipeline.first else []
         self.labels = [labels[part] if pipeline.last else np.zeros(0, "i4") for part in parts]
         self.held: dict[int, tuple[Any, Any, Any]] = {}
@@ -268,12 +253,6 @@ class _StepRun:
             self.sending.append((request, array))  # MPI reads the array until it has arrived
             self.sent_bytes += array.nbytes
 
-    def finish(self) -> None:
-        """Wait until all messages have been sent."""
-        from mpi4py import MPI
-
-        MPI.Request.Waitall([request for request, _ in self.sending])
-
     def _receive(self, kind: str, microbatch: int) -> np.ndarray | None:
         pipe, size = self.pipe, self.sizes[microbatch]
         if pipe.first if kind == FORWARD else pipe.last:
@@ -290,11 +269,11 @@ class _StepRun:
         inputs = tf.convert_to_tensor(given, str(self.pipe.stage.inputs[0].dtype))
         labels = tf.convert_to_tensor(self.labels[microbatch])
         if self.pipe.recompute:
-            out = self.pipe._forward(inputs, labels)
-            self.held[microbatch] = (inputs, labels, None)
+            out, held = self.pipe._forward(inputs, labels), (inputs, labels, None)
         else:
             out, tape = self._taped(inputs, labels)
-            self.held[microbatch] = (inputs, out, tape)
+            held = (inputs, out, tape)
+        self.held[microbatch] = held
         self.most = max(self.most, len(self.held))
         return out
 
@@ -410,9 +389,9 @@ def cut_points(model: keras.Model) -> dict[str, Any]:
     In a chain these are all layers; in a residual net those between two blocks.
     """
     graph = graph_of(model)
-    one = len(graph.inputs) == len(graph.outputs) == 1
-    require(one, "model", "have one input and one output", f"{len(graph.inputs)} and "
-            f"{len(graph.outputs)}", "Cut the net by hand.")  # fmt: skip
+    ends = f"{len(graph.inputs)} and {len(graph.outputs)}"
+    must, then = "have one input and one output", "Cut the net by hand."
+    require(ends == "1 and 1", "model", must, ends, then)
     nodes = [node for node in nodes_of(graph) if not node.is_input]
     last_use = {id(graph.outputs[0]): len(nodes)}
     for place, node in enumerate(nodes):

@@ -91,12 +91,9 @@ def published_tiers(folder: str | os.PathLike | None = None) -> tuple[PublishedT
     """
     found = []
     for row in published.load("storage", folder):
-        printed = row["latency_s"]
-        span, doubt = _DOUBTS.get(row["name"], ((printed, printed), ""))
-        room_nbytes = row["max_capacity_gb"] * 1e9
-        found.append(
-            PublishedTier(row["name"], printed, span, row["read_iops"], room_nbytes, doubt)
-        )
+        name, printed, room_nbytes = row["name"], row["latency_s"], row["max_capacity_gb"] * 1e9
+        span, doubt = _DOUBTS.get(name, ((printed, printed), ""))
+        found.append(PublishedTier(name, printed, span, row["read_iops"], room_nbytes, doubt))
     return tuple(found)
 
 
@@ -151,14 +148,12 @@ def place(
             return DatasetPlacement(tier.name, False, share, tuple(reasons))
         reasons.append(f"{room}, too small for {_text(nbytes)}.")
 
-    def usable(tier: Tier) -> float:
-        return tier.room_nbytes * (nodes if parts and tier.per_node else 1)
-
-    largest = max(tiers, key=usable)
+    rooms = [tier.room_nbytes * (nodes if parts and tier.per_node else 1) for tier in tiers]
+    most = f"{_text(max(rooms))} of {tiers[rooms.index(max(rooms))].name}"
     more = "." if parts else ", or `parts=True`."
     raise ValueError(
-        f"`nbytes` must be at most the {_text(usable(largest))} of {largest.name}, got "
-        f"{_text(nbytes)}. Use fewer or smaller samples{more}"
+        f"`nbytes` must be at most the {most}, got {_text(nbytes)}. Use fewer or smaller "
+        f"samples{more}"
     )
 
 
@@ -258,10 +253,8 @@ def copy_seconds(
     """
     nbytes, nodes = require_positive(nbytes, "nbytes"), require_count(nodes, "nodes")
     shared = require_positive(shared_bytes_per_s, "shared_bytes_per_s")
-    slower = min(
-        require_positive(link_bytes_per_s, "link_bytes_per_s"),
-        require_positive(write_bytes_per_s, "write_bytes_per_s"),
-    )
+    link = require_positive(link_bytes_per_s, "link_bytes_per_s")
+    slower = min(link, require_positive(write_bytes_per_s, "write_bytes_per_s"))
     return {
         "each node copies all": max(nodes * nbytes / shared, nbytes / slower),
         "one reads and sends to all": max(nbytes / shared, nbytes / slower),

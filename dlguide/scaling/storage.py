@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter, sleep
 from typing import Any
 
@@ -41,6 +41,13 @@ __all__ = [
 BURST_S = 0.002
 
 
+def _check(each: object, counts: str, positives: str) -> None:
+    for name in counts.split():
+        require_count(getattr(each, name), name)
+    for name in positives.split():
+        require_positive(getattr(each, name), name)
+
+
 @dataclass(frozen=True)
 class TrainingReads:
     """The samples that a training reads.
@@ -62,10 +69,7 @@ class TrainingReads:
     samples_per_file: float = 1
 
     def __post_init__(self) -> None:
-        for name in ("samples", "epochs", "nodes"):
-            require_count(getattr(self, name), name)
-        for name in ("sample_nbytes", "seconds", "samples_per_file"):
-            require_positive(getattr(self, name), name)
+        _check(self, "samples epochs nodes", "sample_nbytes seconds samples_per_file")
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,7 @@ GUIDE = TrainingReads(
     samples=1_280_000, sample_nbytes=42e9 / 1_280_000, epochs=90, nodes=448, seconds=3600.0
 )
 # The same run on the images as published: 138 GB, so 108 KB each.
-GUIDE_ORIGINAL_IMAGES = TrainingReads(
-    samples=1_280_000, sample_nbytes=138e9 / 1_280_000, epochs=90, nodes=448, seconds=3600.0
-)
+GUIDE_ORIGINAL_IMAGES = replace(GUIDE, sample_nbytes=138e9 / 1_280_000)
 
 
 @dataclass(frozen=True)
@@ -140,20 +142,17 @@ class ReadPattern:
     nbytes: float
 
     def __post_init__(self) -> None:
-        for name in ("files", "opens", "requests"):
-            require_count(getattr(self, name), name)
-        for name in ("file_nbytes", "nbytes"):
-            require_positive(getattr(self, name), name)
+        _check(self, "files opens requests", "file_nbytes nbytes")
 
 
 def one_file_each(
     samples: int, sample_nbytes: float, request_nbytes: float = 1 << 20
 ) -> ReadPattern:
     """Return the reads of an epoch in which every sample is a file."""
-    samples = require_count(samples, "samples")
-    nbytes = require_positive(sample_nbytes, "sample_nbytes")
-    each = math.ceil(nbytes / require_positive(request_nbytes, "request_nbytes"))
-    return ReadPattern(samples, nbytes, samples, samples * each, samples * nbytes)
+    require_count(samples, "samples")
+    require_positive(sample_nbytes, "sample_nbytes")
+    each = math.ceil(sample_nbytes / require_positive(request_nbytes, "request_nbytes"))
+    return ReadPattern(samples, sample_nbytes, samples, samples * each, samples * sample_nbytes)
 
 
 def packed(
@@ -170,11 +169,11 @@ def packed(
     start to end in requests of full size (TFRecord). With "random" access each client opens every
     file once and reads its samples one by one (LMDB, HDF5).
     """
-    samples = require_count(samples, "samples")
-    sample_nbytes = require_positive(sample_nbytes, "sample_nbytes")
-    files, clients = require_count(files, "files"), require_count(clients, "clients")
+    for name, value in (("samples", samples), ("files", files), ("clients", clients)):
+        require_count(value, name)
     require(files <= samples, "files", f"be at most the {samples} samples", files)
-    request_nbytes = require_positive(request_nbytes, "request_nbytes")
+    require_positive(sample_nbytes, "sample_nbytes")
+    require_positive(request_nbytes, "request_nbytes")
     require_known(access, ("random", "sequential"), "access")
     nbytes = samples * sample_nbytes
     if access == "random":
@@ -194,9 +193,7 @@ class Clients:
     in_flight: int = 1
 
     def __post_init__(self) -> None:
-        require_count(self.count, "count")
-        require_count(self.in_flight, "in_flight")
-        require_positive(self.bytes_per_s, "bytes_per_s")
+        _check(self, "count in_flight", "bytes_per_s")
 
 
 @dataclass(frozen=True)
@@ -208,7 +205,7 @@ class Disk:
     latency_s: float
 
     def __post_init__(self) -> None:
-        _all_positive(self, "bytes_per_s", "requests_per_s", "latency_s")
+        _check(self, "", "bytes_per_s requests_per_s latency_s")
 
     def parts(self, reads: ReadPattern, clients: Clients) -> dict[str, float]:
         """Return the time of each part (s); every node reads its share of the epoch alone."""
@@ -239,17 +236,11 @@ class Lustre:
     total_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("metadata_servers", "targets", "stripe_count", "stripe_nbytes"):
-            require_count(getattr(self, name), name)
-        _all_positive(self, "opens_per_s", "bytes_per_s", "requests_per_s", "latency_s")
-        require(
-            self.stripe_count <= self.targets,
-            "stripe_count",
-            f"be at most the {self.targets} targets",
-            self.stripe_count,
-        )
-        total = self.total_bytes_per_s
-        require(total > 0, "total_bytes_per_s", "be above 0", total, "Leave it out for no limit.")
+        counts = "metadata_servers targets stripe_count stripe_nbytes"
+        _check(self, counts, "opens_per_s bytes_per_s requests_per_s latency_s")
+        few, must = self.stripe_count <= self.targets, f"be at most the {self.targets} targets"
+        require(few, "stripe_count", must, self.stripe_count)
+        _check_total(self.total_bytes_per_s)
 
     def busy(self, reads: ReadPattern, clients: Clients) -> int:
         """Count the targets that work at once: limited by files, stripes and open requests."""
@@ -277,12 +268,9 @@ class Gpfs:
     total_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
-        require_count(self.targets, "targets")
-        require_count(self.block_nbytes, "block_nbytes")
-        _all_positive(self, "opens_per_s", "metadata_per_s", "bytes_per_s", "requests_per_s")
-        _all_positive(self, "latency_s")
-        total = self.total_bytes_per_s
-        require(total > 0, "total_bytes_per_s", "be above 0", total, "Leave it out for no limit.")
+        rates = "opens_per_s metadata_per_s bytes_per_s requests_per_s latency_s"
+        _check(self, "targets block_nbytes", rates)
+        _check_total(self.total_bytes_per_s)
 
     def busy(self, reads: ReadPattern, clients: Clients) -> int:
         """Count the servers that work at once."""
@@ -345,9 +333,9 @@ def _shared(storage: Lustre | Gpfs, reads: ReadPattern, clients: Clients) -> dic
     }
 
 
-def _all_positive(storage: object, *names: str) -> None:
-    for name in names:
-        require_positive(getattr(storage, name), name)
+def _check_total(bytes_per_s: float) -> None:
+    then = "Leave it out for no limit."
+    require(bytes_per_s > 0, "total_bytes_per_s", "be above 0", bytes_per_s, then)
 
 
 @dataclass(frozen=True)
