@@ -172,33 +172,26 @@ class _Planner:
         stages = [self.groups[a:b] for a, b in zip([0, *ends], ends, strict=False)]
         slowest = max(sum(_flops(group) for group, _ in stage) for stage in stages)
         compute_s = samples * slowest / tensor / machine.flops_per_s
-        exchange_s = max(self._stage_seconds(stage, data, tensor) for stage in stages)
+        exchange_s = max(
+            sum(self._layer_seconds(*one, data, tensor) for one in stage) for stage in stages
+        )
         for place in ends[:-1]:
             cut_bytes = samples * self.groups[place][1] / tensor
             exchange_s += 2 * (
                 cut_bytes / machine.bytes_per_s + self.microbatches * machine.latency_s
             )
         share = bubble(pipeline, self.microbatches)
+        bubble_s = compute_s * share / (1 - share)
         # stage s of a 1F1B schedule holds p - s of m microbatches
+        held = [(pipeline - s) / self.microbatches if pipeline > 1 else 1 for s in range(pipeline)]
         memory = max(
-            self._memory(stage, tensor, samples * min(1.0, (pipeline - s) / self.microbatches))
-            if pipeline > 1
-            else self._memory(stage, tensor, samples)
-            for s, stage in enumerate(stages)
+            self._memory(stage, tensor, samples * min(1.0, part))
+            for stage, part in zip(stages, held, strict=True)
         )
         sides = {"data": data, "tensor": tensor, "pipeline": pipeline}
-        name = " x ".join(f"{side} {count}" for side, count in sides.items() if count > 1)
-        return ParallelLayout(
-            name or "one rank",
-            data,
-            tensor,
-            pipeline,
-            compute_s,
-            exchange_s,
-            compute_s * share / (1 - share),
-            memory,
-            memory <= machine.memory_bytes,
-        )
+        name = " x ".join(f"{side} {n}" for side, n in sides.items() if n > 1) or "one rank"
+        fits = memory <= machine.memory_bytes
+        return ParallelLayout(name, *sides.values(), compute_s, exchange_s, bubble_s, memory, fits)
 
     def by_layer(self) -> ParallelLayout:
         """Predict the layout in which each layer is shared as suits it and its neighbours.
@@ -223,12 +216,10 @@ class _Planner:
             for one, tensor in zip(self.groups, chosen, strict=True)
         )
         fits = memory <= self.machine.memory_bytes
-        layers = tuple(
-            (group[0].name, t) for (group, _), t in zip(self.groups, chosen, strict=True)
-        )
-        return ParallelLayout(
-            "by layer", 0, 0, 1, self.compute_s, exchange_s, 0.0, memory, fits, layers
-        )
+        names = [group[0].name for group, _ in self.groups]
+        layers = tuple(zip(names, chosen, strict=True))
+        times = self.compute_s, exchange_s, 0.0
+        return ParallelLayout("by layer", 0, 0, 1, *times, memory, fits, layers)
 
     def _moving_seconds(self, input_bytes: int, before: int, after: int) -> float:
         """An alltoall forward and back, where two layers in a row are shared differently."""
@@ -237,9 +228,6 @@ class _Planner:
         own = self.batch * input_bytes / self.ranks * (1 - min(before, after) / max(before, after))
         latencies = (self.ranks - 1) * self.machine.latency_s
         return 2 * (own / self.machine.bytes_per_s + latencies)
-
-    def _stage_seconds(self, stage: list[_Group], data: int, tensor: int) -> float:
-        return sum(self._layer_seconds(*one, data, tensor) for one in stage)
 
     def _layer_seconds(
         self, group: tuple[LayerCost, ...], input_bytes: int, data: int, tensor: int

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlguide.collectives import ring_share
 from dlguide.errors import require
-from dlguide.plots.figures import (
-    BLUE,
-    COLOURS,
-    GREY,
-    MARKERS,
-    ORANGE,
-    SKY,
-    figure,
-    legend_below,
-)
+from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, SKY, figure, legend_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,8 +103,8 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
     panels = list(dict.fromkeys((each.access, each.cold) for each in speeds))
     kinds = list(dict.fromkeys(each.kind for each in speeds))
     summary = [
-        f"{each.kind} {each.access} {_state(each)}, {'checked' if each.checked else 'raw'}: "
-        f"{each.bytes_per_s / 1e6:.3g}"
+        f"{each.kind} {each.access} {('warm', 'cold')[each.cold]}, "
+        f"{('raw', 'checked')[each.checked]}: {each.bytes_per_s / 1e6:.3g}"
         for each in speeds
     ]
     alt = "MB/s, higher is better. " + "; ".join(summary) + "."
@@ -124,18 +115,11 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
         for each in speeds:
             if (each.access, each.cold) != panel:
                 continue
-            middle = each.bytes_per_s / 1e6
-            low, high = (each.nbytes / t / 1e6 for t in (each.timing.high, each.timing.low))
-            axes.bar(
-                kinds.index(each.kind) + (-0.19 if each.checked else 0.19),
-                middle,
-                0.36,
-                yerr=[[middle - low], [high - middle]],
-                capsize=2,
-                color=BLUE if each.checked else GREY,
-                hatch="" if each.checked else "//",
-                label="checked and taken apart" if each.checked else "bytes alone",
-            )
+            x = kinds.index(each.kind) + (-0.19 if each.checked else 0.19)
+            look = {"color": GREY, "hatch": "//", "label": "bytes alone"}
+            if each.checked:
+                look = {"color": BLUE, "label": "checked and taken apart"}
+            _bar(axes, x, each.bytes_per_s / 1e6, each.nbytes / 1e6, each.timing, 0.36, **look)
         axes.set_xticks(range(len(kinds)), kinds, rotation=20, fontsize=8)
         axes.set_ylabel("MB/s of samples")
         axes.set_title(f"{panel[0]}, {'cold' if panel[1] else 'warm'}", fontsize=10)
@@ -145,8 +129,12 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
     return drawn
 
 
-def _state(speed: Any) -> str:
-    return "cold" if speed.cold else "warm"
+def _bar(
+    axes: Axes, x: Any, speed: float, work: float, timing: Any, *width: Any, **look: Any
+) -> None:
+    """Draw the speed at which some work was done, with the quartiles of its time as a line."""
+    ends = [[speed - work / timing.high], [work / timing.low - speed]]
+    axes.bar(x, speed, *width, yerr=ends, capsize=3, **look)
 
 
 # --- onednn ---
@@ -174,18 +162,9 @@ def onednn_speeds(speeds: Sequence[Any]) -> Figure:
     drawn, panels = figure(columns=len(modes), width=3.2 * len(modes), height=2.6, alt=alt)
     for axes, mode in zip(panels, modes, strict=True):
         for each in speeds:
-            if each.mode != mode:
-                continue
-            middle = each.images_per_s
-            low, high = each.batch / each.timing.high, each.batch / each.timing.low
-            axes.bar(
-                ("off", "on")[each.onednn],
-                middle,
-                0.6,
-                yerr=[[middle - low], [high - middle]],
-                capsize=4,
-                color=(ORANGE, BLUE)[each.onednn],
-            )
+            if each.mode == mode:
+                x, look = ("off", "on")[each.onednn], {"color": (ORANGE, BLUE)[each.onednn]}
+                _bar(axes, x, each.images_per_s, each.batch, each.timing, 0.6, **look)
         axes.set_title(mode)
         axes.set_xlabel("oneDNN")
     panels[0].set_ylabel("images/s")
@@ -244,6 +223,8 @@ def tuning(result: Any) -> Figure:
     Raises:
         ValueError: when no candidate was measured.
     """
+    from matplotlib.patches import Rectangle
+
     cells: dict[tuple[int, int], list[Any]] = {}
     for row in result.rows:
         if row.median > 0 and not row.error:
@@ -252,7 +233,9 @@ def tuning(result: Any) -> Figure:
     require(bool(cells), "result", "hold a candidate that was measured", [])
     ranks = sorted({where[0] for where in cells})
     threads = sorted({where[1] for where in cells})
-    best = {where: max(rows, key=_worth) for where, rows in cells.items()}
+    best = {
+        where: max(rows, key=lambda row: (row.rung, row.median)) for where, rows in cells.items()
+    }
     drawn, (axes,) = figure(
         width=max(4.2, 2.2 + 1.5 * len(ranks)),
         height=max(2.6, 1.4 + 0.75 * len(threads)),
@@ -271,7 +254,11 @@ def tuning(result: Any) -> Figure:
         place = (ranks.index(p), threads.index(t))
         axes.text(*place, text, color=colour, ha="center", va="center", fontsize=8)
         if result.best == row.candidate:
-            _frame(axes, place)
+            corner, style = (
+                (place[0] - 0.47, place[1] - 0.47),
+                {"edgecolor": ORANGE, "linewidth": 3},
+            )
+            axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, **style))
     axes.set_xticks(range(len(ranks)), [str(each) for each in ranks])
     axes.set_yticks(range(len(threads)), [str(each) for each in threads])
     axes.set(xlabel="ranks", ylabel="threads per rank", title="Throughput (frame: the best)")
@@ -281,21 +268,10 @@ def tuning(result: Any) -> Figure:
     return drawn
 
 
-def _worth(row: Any) -> tuple[int, float]:
-    return row.rung, row.median
-
-
 def _settings(candidate: Any) -> str:
     if candidate.default:
         return "default"
     return f"inter-op {candidate.inter_op}, {'bound' if candidate.bound else 'free'}"
-
-
-def _frame(axes: Any, place: tuple[int, int]) -> None:
-    from matplotlib.patches import Rectangle
-
-    corner = (place[0] - 0.47, place[1] - 0.47)
-    axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=ORANGE, linewidth=3))
 
 
 def _words(result: Any, best: dict[tuple[int, int], Any]) -> str:

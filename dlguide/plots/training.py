@@ -64,13 +64,8 @@ def scaling(runs: Iterable[Run | Mapping[str, Any]]) -> Figure:
     efficiency = [100 * speed / best for speed, best in zip(speeds, ideal, strict=True)]
 
     drawn, (left, right) = figure(columns=2)
-    left.plot(
-        [0, ranks[-1]],
-        [0, ideal[-1]],
-        color=GREY,
-        linestyle="--",
-        label=f"ideal, from {ranks[0]} rank{'s' * (ranks[0] > 1)}",
-    )
+    label = f"ideal, from {ranks[0]} rank{'s' * (ranks[0] > 1)}"
+    left.plot([0, ranks[-1]], [0, ideal[-1]], color=GREY, linestyle="--", label=label)
     left.plot(ranks, speeds, color=BLUE, marker="o", label="measured")
     for count, speed in zip(ranks, speeds, strict=True):
         # Below the point and to its right there is no line.
@@ -81,15 +76,10 @@ def scaling(runs: Iterable[Run | Mapping[str, Any]]) -> Figure:
 
     right.axhline(100, color=GREY, linestyle="--", zorder=0.9)
     right.bar([str(count) for count in ranks], efficiency, color=BLUE, width=0.5)
+    above = {"textcoords": "offset points", "ha": "center"}
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the dashed line
     for index, percent in enumerate(efficiency):
-        right.annotate(
-            f"{percent:.0f} %",
-            (index, percent),
-            (0, 5),
-            textcoords="offset points",
-            ha="center",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # over the dashed line
-        )
+        right.annotate(f"{percent:.0f} %", (index, percent), (0, 5), bbox=white, **above)
     right.set(xlabel="ranks", ylabel="parallel efficiency (%)", title="Efficiency")
     right.set_ylim(0, 1.15 * max(100, *efficiency))
     right.set_xlim(-0.75, len(ranks) - 0.25)
@@ -122,7 +112,11 @@ def training(runs: Run | Sequence[Run]) -> Figure:
         last = first + max(len(run.loss), 1 if run.first_epoch == 0 else 0)
         percent = [100 * one for one in run.test_accuracy]
         accuracy.plot(range(last - len(percent) + 1, last + 1), percent, **look)
-        _bar_of_seconds(seconds, number, run)
+        left = 0.0
+        for phase, colour in _PHASE_COLOURS.items():
+            if took_s := getattr(run, f"{phase}_s"):
+                seconds.barh(number, took_s, left=left, height=0.6, color=colour, label=phase)
+                left += took_s
     loss.set(xlabel="epoch", ylabel="loss (mean over training images)", title="Loss")
     loss.set_ylim(bottom=0)
     accuracy.set(xlabel="epoch", ylabel="right answers (% of test set)", title="Test accuracy")
@@ -158,7 +152,10 @@ def utilisation(record: Utilisation, runs: Run | Sequence[Run] = ()) -> Figure:
     if runs:
         lines, panels = panels[0], panels[1:]
         for number, run in enumerate(runs):
-            _phases(lines, number, run, run.started_unix_s - record.started_unix_s)
+            offset_s = run.started_unix_s - record.started_unix_s
+            for name, begin, end in run.phases:
+                look = {"color": _PHASE_COLOURS.get(name, GREEN), "label": name}
+                lines.barh(number, end - begin, left=begin + offset_s, height=0.6, **look)
         lines.set_yticks(range(len(runs)), [f"rank {run.rank}" for run in runs])
         lines.set_ylim(len(runs) - 0.4, -0.6)
         lines.set_title("What the ranks did, and how busy each core was", loc="left", fontsize=10)
@@ -184,22 +181,6 @@ def utilisation(record: Utilisation, runs: Run | Sequence[Run] = ()) -> Figure:
     return drawn
 
 
-def _phases(axes: Axes, line: int, run: Run, offset_s: float) -> None:
-    for name, begin, end in run.phases:
-        colour = _PHASE_COLOURS.get(name, GREEN)
-        axes.barh(line, end - begin, left=begin + offset_s, height=0.6, color=colour, label=name)
-
-
-def _bar_of_seconds(axes: Axes, line: int, run: Run) -> None:
-    left = 0.0
-    for name in _PHASE_COLOURS:
-        seconds = getattr(run, f"{name}_s")
-        if seconds:
-            colour = _PHASE_COLOURS[name]
-            axes.barh(line, seconds, left=left, height=0.6, color=colour, label=name)
-        left += seconds
-
-
 # --- schedules ---
 
 _COLOURS = (*COLOURS, "black")  # 7 colours and 4 dashes give 28 different lines
@@ -223,45 +204,34 @@ def schedules(schedules: Mapping[str, Any], log: bool = False) -> Figure:
         ValueError: when there is nothing to draw.
     """
     require(bool(schedules), "schedules", "hold at least one schedule", dict(schedules))
-    summary = "; ".join(f"{name}: {_schedule_words(each)}" for name, each in schedules.items())
-    alt = f"Learning rate against epochs. {summary}."
-    drawn, (axes,) = figure(width=7.0, height=3.2, alt=alt)
-    for number, (name, each) in enumerate(schedules.items()):
-        steps, rates = _points(each)
-        axes.plot(
-            np.append(steps, each.steps) / each.steps_per_epoch,
-            np.append(rates, rates[-1]),
-            drawstyle="steps-post",
-            color=_COLOURS[number % len(_COLOURS)],
-            linestyle=DASHES[number % len(DASHES)],
-            label=name,
+    points, summary = {}, []
+    for name, each in schedules.items():
+        places = np.linspace(0, each.steps - 1, min(each.steps, _POINTS))
+        steps = np.unique(places.round().astype(int))
+        rates = each.rate(steps)
+        top = int(rates.argmax())
+        summary.append(
+            f"{name}: begins at {rates[0]:.3g}, is highest at epoch "
+            f"{steps[top] / each.steps_per_epoch:.3g} with {rates[top]:.3g}, "
+            f"ends at {rates[-1]:.3g}"
         )
+        epochs = np.append(steps, each.steps) / each.steps_per_epoch
+        points[name] = epochs, np.append(rates, rates[-1])
+    alt = f"Learning rate against epochs. {'; '.join(summary)}."
+    drawn, (axes,) = figure(width=7.0, height=3.2, alt=alt)
+    for number, (name, (epochs, rates)) in enumerate(points.items()):
+        look = {
+            "color": _COLOURS[number % len(_COLOURS)],
+            "linestyle": DASHES[number % len(DASHES)],
+        }
+        axes.plot(epochs, rates, drawstyle="steps-post", label=name, **look)
     axes.set_title("learning rate over the epochs", fontsize=10)
-    axes.set_xlabel("epochs")
-    axes.set_ylabel("learning rate")
+    axes.set(xlabel="epochs", ylabel="learning rate", yscale="log" if log else "linear")
     axes.set_xlim(left=0)
-    if log:
-        axes.set_yscale("log")
-    else:
+    if not log:
         axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8)
     return drawn
-
-
-def _points(schedule: Any) -> tuple[np.ndarray, np.ndarray]:
-    places = np.linspace(0, schedule.steps - 1, min(schedule.steps, _POINTS))
-    steps = np.unique(places.round().astype(int))
-    return steps, schedule.rate(steps)
-
-
-def _schedule_words(schedule: Any) -> str:
-    steps, rates = _points(schedule)
-    top = int(rates.argmax())
-    epoch = steps[top] / schedule.steps_per_epoch
-    first, last = rates[0], rates[-1]
-    return f"begins at {first:.3g}, is highest at epoch {epoch:.3g} with {rates[top]:.3g}, " + (
-        f"ends at {last:.3g}"
-    )
 
 
 # --- bottleneck ---
@@ -320,12 +290,13 @@ def _bars(axes: Axes, found: Any) -> None:
 def _strip(axes: Axes, found: Any) -> None:
     steps = list(zip(found.wait_s, found.compute_s, strict=True))[-_STEPS_SHOWN:]
     now = 0.0
-    for wait_s, compute_s in steps:
-        style = {"height": 0.8, "edgecolor": "white", "linewidth": 0.5}
-        axes.barh(0, 1e3 * wait_s, left=now, color=ORANGE, hatch="////", label="waits", **style)
-        now += 1e3 * wait_s
-        axes.barh(0, 1e3 * compute_s, left=now, color=BLUE, label="computes", **style)
-        now += 1e3 * compute_s
+    waits = {"color": ORANGE, "hatch": "////", "label": "waits"}
+    looks = (waits, {"color": BLUE, "label": "computes"})
+    for step in steps:
+        for seconds, look in zip(step, looks, strict=True):
+            bar = {"height": 0.8, "edgecolor": "white", "linewidth": 0.5, **look}
+            axes.barh(0, 1e3 * seconds, left=now, **bar)
+            now += 1e3 * seconds
     axes.set(xlim=(0, now), ylim=(-0.5, 0.5), xlabel=f"time of the last {len(steps)} steps (ms)")
     axes.set_yticks([])
     axes.grid(visible=False)

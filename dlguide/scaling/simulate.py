@@ -45,10 +45,10 @@ class WorkerTimes:
     def __post_init__(self) -> None:
         require_count(self.count, "count")
         require_positive(self.step_s, "step_s")
-        require(0 <= self.spread < math.inf, "spread", "be at least 0", self.spread)
+        _check_time(self.spread, "spread")
+        _check_time(self.restart_s, "restart_s")
         between = self.between_failures_s
         require(between > 0, "between_failures_s", "be positive", between)
-        require(0 <= self.restart_s < math.inf, "restart_s", "be at least 0", self.restart_s)
         for worker, factor in self.slow.items():
             known = worker in range(self.count)
             require(known, "slow", f"name workers 0 to {self.count - 1}", worker)
@@ -64,10 +64,7 @@ class WorkerTimes:
 
     def factors(self) -> np.ndarray:
         """Return the factor on each worker's step times, (p,)."""
-        factors = np.ones(self.count)
-        for worker, factor in self.slow.items():
-            factors[worker] = factor
-        return factors
+        return np.array([self.slow.get(worker, 1.0) for worker in range(self.count)])
 
 
 @dataclass(frozen=True)
@@ -219,18 +216,19 @@ class _Clock:
         if failure_s >= length_s:
             self.now_s += length_s
             return True
-        self.failures += 1
-        self._lose(failure_s)
-        # A worker may fail during the restart.
-        while (failure_s := self.random.exponential(self.until_failure_s)) < self.workers.restart_s:
+        lost_s = 0.0
+        while failure_s < length_s:
             self.failures += 1
-            self._lose(failure_s)
-        self._lose(self.workers.restart_s)
+            lost_s += failure_s
+            # A worker may fail during the restart.
+            failure_s, length_s = (
+                self.random.exponential(self.until_failure_s),
+                self.workers.restart_s,
+            )
+        lost_s += self.workers.restart_s
+        self.now_s += lost_s
+        self.lost_s += lost_s
         return False
-
-    def _lose(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.lost_s += seconds
 
     def result(self, updates: int, gradients: int, computed_s: float) -> SimulatedTraining:
         """Return the finished training, in which all workers together computed `computed_s`."""
@@ -280,8 +278,8 @@ def asynchronous(
         Dean et al., NIPS (2012): asynchronous servers; Ho et al., NIPS (2013): the bound.
     """
     require_count(updates, "updates")
-    for name, value in (("update_s", update_s), ("travel_s", travel_s)):
-        require(0 <= value < math.inf, name, "be at least 0", value)
+    _check_time(update_s, "update_s")
+    _check_time(travel_s, "travel_s")
     if bound is not None:
         require_count(bound, "bound", 0)
     team = _Team(workers, np.random.default_rng(seed))
