@@ -221,10 +221,8 @@ class _Clock:
             self.failures += 1
             lost_s += failure_s
             # A worker may fail during the restart.
-            failure_s, length_s = (
-                self.random.exponential(self.until_failure_s),
-                self.workers.restart_s,
-            )
+            failure_s = self.random.exponential(self.until_failure_s)
+            length_s = self.workers.restart_s
         lost_s += self.workers.restart_s
         self.now_s += lost_s
         self.lost_s += lost_s
