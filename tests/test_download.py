@@ -104,7 +104,7 @@ def test_a_file_comes_whole_and_is_reported(server, tmp_path):
     assert server.asked == 1
 
 
-@pytest.mark.parametrize("first", ["429", "500", "503", "cut", "other"])
+@pytest.mark.parametrize("first", ["408", "429", "500", "503", "cut", "other"])
 def test_what_passes_is_tried_again(first, server, tmp_path):
     server.behaviours = [first, first, "well"]
     download.fetch_file(server.url, tmp_path / "file", SHA256)
@@ -112,10 +112,19 @@ def test_what_passes_is_tried_again(first, server, tmp_path):
     assert server.asked == 3
 
 
+@pytest.mark.parametrize("status", ["400", "401", "402", "403", "404", "410"])
+def test_an_answer_that_cannot_change_is_not_asked_for_again(status, server, tmp_path):
+    server.behaviours = [status]
+    with pytest.raises(TransferError, match=f"cannot be had: .*{status}") as error:
+        download.fetch_file(server.url, tmp_path / "file", SHA256)
+    assert server.asked == 1
+    assert server.url in str(error.value)
+    assert f"copy it to {tmp_path / 'file'}" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("404", "cannot be had: .*404"),
         ("500", "cannot be had: .*500"),
         ("cut", "cannot be had"),
         ("silent", "cannot be had: .*timed out"),

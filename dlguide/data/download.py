@@ -13,9 +13,8 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
@@ -42,6 +41,7 @@ __all__ = [
 _FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TRIES_AGAIN = 2
+_FINAL = (400, 401, 402, 403, 404, 410)  # answers that stay the same when asked again
 _OFFLINE = (
     "Without a network: mnist is part of this repository, and dlguide.data.synthetic makes data."
 )
@@ -281,22 +281,29 @@ class _Bar:
         pass
 
 
-def _require_tls(reply: requests.Response, **_: Any) -> None:
-    """Refuse to be led from https to a place without TLS."""
-    there = urljoin(reply.url, reply.headers.get("Location", ""))
-    if reply.url.startswith("https://") and not there.startswith("https://"):
-        raise TransferError(f"{reply.url} cannot be had: its server leads to {there}, without TLS.")
-
-
 def _download(
     url: str, final: Path, sha256: str | None, timeout_s: float, report: Progress
 ) -> None:
     import pooch
     import requests
 
+    def refuse(reply: requests.Response, **_: Any) -> None:
+        """Raise at once what would be the same at the next try, and what leads away from TLS."""
+        there = urljoin(reply.url, reply.headers.get("Location", ""))
+        if reply.url.startswith("https://") and not there.startswith("https://"):
+            raise TransferError(
+                f"{reply.url} cannot be had: its server leads to {there}, without TLS."
+            )
+        if reply.status_code in _FINAL:
+            raise TransferError(
+                f"{url} cannot be had: its server answers {reply.status_code} {reply.reason}, and "
+                "would again. Check the address on the publisher's page. If it needs a browser or "
+                f"a login, download the file there and copy it to {final}."
+            )
+
     pooch.get_logger().setLevel("ERROR")
     downloader = pooch.HTTPDownloader(
-        progressbar=_Bar(report), timeout=timeout_s, hooks={"response": _require_tls}
+        progressbar=_Bar(report), timeout=timeout_s, hooks={"response": refuse}
     )
     files = pooch.create(
         final.parent,
@@ -329,47 +336,40 @@ def _fetch_archive(
     (archive,) = source.downloads
     path = place / archive.name
     packed = fetch_file(archive.url, path, archive.sha256, progress=progress, nbytes=archive.nbytes)
-    with file_lock(place / ".unpacking.lock", wait=True), _folder_beside(place) as beside:
-        whole = _there(source.name, place)
-        if whole is None:
-            _unpack(path, beside / "all")
-            for file in ORIGINALS[source.name].files:
-                made = beside / "all" / file.name
-                if not made.is_file() or digest(made) != file.sha256:
-                    name = f"{source.name}: the archive holds no {file.name}"
-                    raise DataError(f"{name} as it was published.")
-            for made in (beside / "all").iterdir():
-                if (place / made.name).exists():
-                    (place / made.name).rename(beside / f"before-{made.name}")
-                made.rename(place / made.name)
+    with file_lock(place / ".unpacking.lock", wait=True):
+        for left in place.glob(".unpacking-*"):  # of killed processes: the lock is held
+            shutil.rmtree(left, ignore_errors=True)
+        if (whole := _there(source.name, place)) is None:
+            with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as beside:
+                _unpack(path, Path(beside), source.name)
             whole = _there(source.name, place)
     assert whole is not None
     path.unlink(missing_ok=True)
     seconds, came = time.monotonic() - started, packed.downloaded_nbytes
     return tuple(
-        Fetched(one.path, one.nbytes, came * (number == 0), seconds, one.sha256, True)
+        replace(one, seconds=seconds, downloaded_nbytes=came * (number == 0))
         for number, one in enumerate(whole)
     )
 
 
-def _unpack(archive: Path, folder: Path) -> None:
+def _unpack(archive: Path, beside: Path, name: str) -> None:
     """Unpack a tar archive; `tarfile` refuses names and links that lead outside, and devices."""
     try:
         with tarfile.open(archive) as packed:
             # Python before 3.11.4 has no filters; the archive's checksum has been compared
             safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-            packed.extractall(folder, **safe)
+            packed.extractall(beside / "all", **safe)
     except (tarfile.TarError, EOFError) as error:
         raise DataError(f"{archive} cannot be unpacked: {error}. Nothing was kept.") from error
-
-
-@contextmanager
-def _folder_beside(place: Path) -> Iterator[Path]:
-    """Give a folder to unpack into; the lock is held, so others were left by killed processes."""
-    for left in place.glob(".unpacking-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as folder:
-        yield Path(folder)
+    for file in ORIGINALS[name].files:
+        made = beside / "all" / file.name
+        if not made.is_file() or digest(made) != file.sha256:
+            raise DataError(f"{name}: the archive holds no {file.name} as it was published.")
+    for made in (beside / "all").iterdir():
+        final = archive.with_name(made.name)
+        if final.exists():
+            final.rename(beside / f"before-{made.name}")
+        made.rename(final)
 
 
 def _there(name: str, place: Path) -> tuple[Fetched, ...] | None:
