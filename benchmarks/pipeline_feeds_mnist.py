@@ -49,11 +49,11 @@ def main() -> None:
     data = datasets.load("mnist").first(chosen.batch * chosen.steps * hvd.size(), 10)
     folder = tempfile.mkdtemp()
     written(data, f"{folder}/digits")
-    stored = ip.build(f"{folder}/digits", chosen.batch, channels=1)
+    stored = ip.Pipeline(f"{folder}/digits", chosen.batch, channels=1)
     small = (ip.PaddedCrop(28, 28, 2),)
     ways = {
         "arrays, no pipeline": data,
-        "arrays": ip.build(data, chosen.batch),
+        "arrays": ip.Pipeline(data, chosen.batch),
         "PNG": stored,
         "PNG, cropped": stored.replace(augment=small),
         "PNG decoded once, cropped": stored.replace(augment=small, cache="decoded"),

@@ -89,7 +89,7 @@ def pipeline(tmp_path_factory):
     with formats.create(folder, "tfrecord") as writer:
         for one in synthetic.images(classes=3, size=24, count=60, seed=0):
             writer.append(formats.Sample(one.encoded(), (one.label,), str(one.index)))
-    return input_pipeline.build(folder, batch=4, augment=CROP)
+    return input_pipeline.Pipeline(folder, batch_per_rank=4, augment=CROP)
 
 
 @pytest.mark.parametrize("stage", ["read", "decode", "crop", "batch", "augment"])
@@ -149,7 +149,7 @@ def test_images_in_memory_have_no_stage_to_decode():
     from dlguide.data import datasets
 
     data = datasets.load().first(400, 10)
-    found = bottleneck(input_pipeline.build(data, batch=50), "mlp", seconds=0.02)
+    found = bottleneck(input_pipeline.Pipeline(data, batch_per_rank=50), "mlp", seconds=0.02)
     assert [one.name for one in found.stages] == ["read", "augment", "train"]
     assert not any("cache" in one.what for one in found.remedies)
 

@@ -143,7 +143,7 @@ def epochs(draw):
     return {
         "samples": samples,
         "ranks": ranks,
-        "batch": batch,
+        "batch_per_rank": batch,
         "epoch": draw(st.integers(0, 50)),
         "seed": draw(st.integers(0, 2**40)),
         "shuffle": draw(st.booleans()),
@@ -163,13 +163,15 @@ def test_every_sample_is_used_exactly_once_an_epoch(arguments):
 @given(epochs())
 def test_all_ranks_take_the_same_number_of_steps(arguments):
     counts = {len(steps) for steps in all_ranks(**arguments)}
-    assert counts == {-(-arguments["samples"] // (arguments["batch"] * arguments["ranks"]))}
+    assert counts == {
+        -(-arguments["samples"] // (arguments["batch_per_rank"] * arguments["ranks"]))
+    }
 
 
 @given(epochs())
 def test_each_step_uses_the_samples_of_one_process_with_the_global_batch(arguments):
     parallel = all_ranks(**arguments)
-    wide = arguments["batch"] * arguments["ranks"]
+    wide = arguments["batch_per_rank"] * arguments["ranks"]
     # the serial epoch by itself: its batch is bounded by the samples there are
     serial = epoch_batches(
         arguments["samples"],
@@ -192,9 +194,9 @@ def test_parts_of_a_step_differ_by_at_most_one_sample(arguments):
     for number in range(len(parallel[0])):
         sizes = [len(steps[number].indices) for steps in parallel]
         assert max(sizes) - min(sizes) <= 1
-        assert max(sizes) <= arguments["batch"]
+        assert max(sizes) <= arguments["batch_per_rank"]
         if number < len(parallel[0]) - 1:
-            assert set(sizes) == {arguments["batch"]}
+            assert set(sizes) == {arguments["batch_per_rank"]}
 
 
 @given(epochs())
@@ -230,7 +232,7 @@ def test_a_rank_without_samples_still_takes_the_last_step():
 
 def test_101_samples_on_two_ranks_do_not_leave_one_waiting():
     # cut by hand into 51 and 50 samples this makes 6 and 5 steps, and the sixth never ends
-    assert [len(steps) for steps in all_ranks(2, samples=101, batch=10)] == [6, 6]
+    assert [len(steps) for steps in all_ranks(2, samples=101, batch_per_rank=10)] == [6, 6]
 
 
 def test_shuffling_before_sharding_on_each_rank_loses_samples_and_ours_does_not():
@@ -242,7 +244,7 @@ def test_shuffling_before_sharding_on_each_rank_loses_samples_and_ours_does_not(
 
     lost = [samples - len(set(naive(0)) | set(naive(1))) for _ in range(20)]
     assert min(lost) > 0
-    ours = all_ranks(ranks, samples=samples, batch=8)
+    ours = all_ranks(ranks, samples=samples, batch_per_rank=8)
     assert len({index for steps in ours for step in steps for index in step.indices}) == samples
 
 
@@ -258,12 +260,15 @@ def test_shards_are_disjoint_cover_all_and_differ_by_at_most_one(samples, ranks)
     ("arguments", "text"),
     [
         (
-            {"samples": 60000, "batch": 40000, "ranks": 2},
-            "`batch` must be at most the 30000 samples of one rank's shard, got 40000. "
+            {"samples": 60000, "batch_per_rank": 40000, "ranks": 2},
+            "`batch_per_rank` must be at most the 30000 samples of one rank's shard, got 40000. "
             "60000 samples are shared by 2 ranks.",
         ),
-        ({"batch": 0}, "`batch` must be a whole number of at least 1, got 0."),
-        ({"batch": 2.0}, "`batch` must be a whole number of at least 1, got 2.0."),
+        ({"batch_per_rank": 0}, "`batch_per_rank` must be a whole number of at least 1, got 0."),
+        (
+            {"batch_per_rank": 2.0},
+            "`batch_per_rank` must be a whole number of at least 1, got 2.0.",
+        ),
         ({"ranks": 0}, "`ranks` must be a whole number of at least 1, got 0."),
         ({"rank": 2, "ranks": 2}, "`rank` must be at most 1, the last of 2 ranks, got 2."),
         ({"rank": -1}, "`rank` must be a whole number of at least 0, got -1."),
@@ -275,5 +280,5 @@ def test_shards_are_disjoint_cover_all_and_differ_by_at_most_one(samples, ranks)
 )
 def test_impossible_epochs_are_refused_in_the_form_of_the_house(arguments, text):
     with pytest.raises(ValueError, match="must be") as caught:
-        epoch_batches(**{"samples": 100, "batch": 10, **arguments})
+        epoch_batches(**{"samples": 100, "batch_per_rank": 10, **arguments})
     assert str(caught.value) == text

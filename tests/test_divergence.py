@@ -145,7 +145,7 @@ def stored(folder, mnist, name="train"):
             file = io.BytesIO()
             Image.fromarray((image[..., 0] * 255).round().astype(np.uint8)).save(file, "png")
             writer.append(formats.Sample(file.getvalue(), (int(label),)))
-    return ip.build(folder / name, 10, channels=1, augment=(ip.PaddedCrop(28, 28, 2),))
+    return ip.Pipeline(folder / name, 10, channels=1, augment=(ip.PaddedCrop(28, 28, 2),))
 
 
 def test_feeds_begun_in_the_middle_give_what_a_whole_epoch_gives(mnist, tmp_path):

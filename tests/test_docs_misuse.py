@@ -31,7 +31,7 @@ FITTED = predict.fit({1: 100.0, 2: 190.0}, sets=100)
         (lambda: batch.Profile(modules="gcc"), "`modules` must be a tuple of texts, got 'gcc'"),
         (lambda: batch.Profile(setup="ulimit -s"), "`setup` must be a tuple of texts"),
         (
-            lambda: input_pipeline.build([("a.png", 0)] * 4, 2, augment=input_pipeline.Flip()),
+            lambda: input_pipeline.Pipeline([("a.png", 0)] * 4, 2, augment=input_pipeline.Flip()),
             r"`augment` must be a tuple of operations, got Flip.*augment=\(Flip\(\),\)",
         ),
     ],
@@ -48,4 +48,4 @@ def test_right_use_beside_it_is_accepted():
     job = batch.Job("a.py", ["--epochs", "3"], stage=["data.tar"])
     assert "python a.py --epochs 3" in batch.script(job, batch.Profile(modules=["gcc"]))
     files = [("a.png", 0)] * 4
-    assert input_pipeline.build(files, 2, augment=[input_pipeline.Flip()]).batch == 2
+    assert input_pipeline.Pipeline(files, 2, augment=[input_pipeline.Flip()]).batch_per_rank == 2

@@ -92,7 +92,7 @@ def test_training_accuracy_counts_right_answers_before_each_step(mnist):
 def test_collapsed_decay_lets_the_images_of_a_pipeline_alone(mnist):
     images = np.arange(8 * 4 * 4, dtype=np.uint8).reshape(8, 4, 4, 1)
     labels = np.arange(8, dtype=np.int32)
-    pipeline = ip.build(dataset(images, labels), 8, augment=[ip.Flip(1.0)])
+    pipeline = ip.Pipeline(dataset(images, labels), 8, augment=[ip.Flip(1.0)])
     seen = []
 
     def net():
@@ -120,7 +120,7 @@ def test_collapsed_decay_lets_the_images_of_a_pipeline_alone(mnist):
 def test_plain_keeps_sizes_and_leaves_no_chance():
     images, labels = np.zeros((8, 40, 40, 3), np.uint8), np.arange(8)
     random = [ip.ResizedCrop(28, 28), ip.Flip(), ip.PaddedCrop(28, 28, 2), ip.Normalise()]
-    pipeline = ip.build(dataset(images, labels), 4, channels=3, augment=random)
+    pipeline = ip.Pipeline(dataset(images, labels), 4, channels=3, augment=random)
     assert pipeline.without_augmentation().augment == (ip.CentreCrop(28, 28, 32), ip.Normalise())
     with pipeline.without_augmentation().epoch(0) as batches:
         assert next(batches)[0].shape == (4, 28, 28, 3)
@@ -129,7 +129,7 @@ def test_plain_keeps_sizes_and_leaves_no_chance():
 def test_plain_gives_the_middle_where_a_padded_crop_changes_the_size():
     images = np.arange(8 * 40 * 40, dtype=np.uint8).reshape(8, 40, 40, 1)
     crop = [ip.PaddedCrop(32, 28, 2)]
-    pipeline = ip.build(dataset(images, np.arange(8)), 8, augment=crop, shuffle=False)
+    pipeline = ip.Pipeline(dataset(images, np.arange(8)), 8, augment=crop, shuffle=False)
     with pipeline.without_augmentation().epoch(0) as batches:
         middle = images[:, 4:36, 6:34] / np.float32(255)
         np.testing.assert_allclose(next(batches)[0], middle, rtol=1e-6)
@@ -150,7 +150,7 @@ def test_plain_cuts_the_middle_of_files_whose_size_is_not_known(tmp_path):
         file = io.BytesIO()
         Image.fromarray(np.arange(900, dtype=np.uint8).reshape(30, 30)).save(file, "png")
         writer.append(formats.Sample(file.getvalue(), (1,)))
-    pipeline = ip.build(tmp_path / "files", 1, channels=1, augment=[ip.PaddedCrop(28, 28, 2)])
+    pipeline = ip.Pipeline(tmp_path / "files", 1, channels=1, augment=[ip.PaddedCrop(28, 28, 2)])
     assert pipeline.without_augmentation().augment == (ip.CentreCrop(28, 28),)
     with pipeline.without_augmentation().epoch(0) as batches:
         assert next(batches)[0].shape == (1, 28, 28, 1)
@@ -177,7 +177,7 @@ def fed(pipeline, plain_from, epochs, first=(0, 0)):
 def test_images_become_plain_at_the_nearest_step_also_within_an_epoch():
     images = np.arange(8 * 4 * 4, dtype=np.uint8).reshape(8, 4, 4, 1)
     pixels = dataset(images, np.arange(8, dtype=np.int32))
-    pipeline = ip.build(pixels, 3, augment=[ip.Flip(1.0)], seed=5)  # 3 steps: 3, 3 and 2 images
+    pipeline = ip.Pipeline(pixels, 3, augment=[ip.Flip(1.0)], seed=5)  # 3 steps: 3, 3 and 2 images
     for plain_from, split in ((1.0, 3), (1.4, 4), (1.6, 5), (2.0, 6), (0.3, 1), (None, 9)):
         whole = fed(pipeline, plain_from, 3)
         assert [len(labels) for _, labels, _ in whole] == [3, 3, 2] * 3
@@ -238,7 +238,7 @@ def test_plain_refuses_chances_it_does_not_know():
             return images
 
     pixels = dataset(np.zeros((8, 4, 4, 1), np.uint8), np.arange(8))
-    pipeline = ip.build(pixels, 4, augment=[Noise()])
+    pipeline = ip.Pipeline(pixels, 4, augment=[Noise()])
     with pytest.raises(ValueError, match="`augment` must hold no random operation but Flip"):
         pipeline.without_augmentation()
 

@@ -17,7 +17,7 @@ from dlguide.data import formats, synthetic
 from dlguide.data import input_pipeline as ip
 from dlguide.data.datasets import Dataset, epoch_batches
 from dlguide.data.formats import DamageError, Sample
-from dlguide.data.input_pipeline.order import draws, steps_of
+from dlguide.data.input_pipeline.augment import draws
 from dlguide.errors import DataError
 from dlguide.scaling.storage import BURST_S, ClientShare, Throttle
 
@@ -83,7 +83,7 @@ def test_every_source_gives_the_samples_of_epoch_batches(kind, folder, arrays, t
             (tmp_path / f"{number}.png").write_bytes(encoded(pixels))
             source.append((tmp_path / f"{number}.png", number))
     for shuffle in (True, False):
-        pipeline = ip.build(source, BATCH, seed=3, shuffle=shuffle, readers=2, threads=2)
+        pipeline = ip.Pipeline(source, BATCH, seed=3, shuffle=shuffle, readers=2, threads=2)
         for epoch in (0, 2):
             steps = epoch_batches(SAMPLES, BATCH, epoch=epoch, seed=3, shuffle=shuffle)
             numbers = [step.indices for step in steps]
@@ -93,7 +93,7 @@ def test_every_source_gives_the_samples_of_epoch_batches(kind, folder, arrays, t
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_threads_prefetching_and_caches_change_nothing(order, folder):
-    plain = ip.build(folder / "tfrecord", BATCH, order=order, augment=RANDOM, prefetch=0)
+    plain = ip.Pipeline(folder / "tfrecord", BATCH, order=order, augment=RANDOM, prefetch=0)
     expected = [whole(plain, epoch) for epoch in (0, 1)]
     for changes in (
         {"readers": 3},
@@ -114,7 +114,7 @@ def test_threads_prefetching_and_caches_change_nothing(order, folder):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_over_all_ranks_every_sample_is_used_once(order, samples, ranks):
     for epoch in (0, 1):
-        parts = [steps_of(order, samples, 4, r, ranks, epoch, 7, True) for r in range(ranks)]
+        parts = [epoch_batches(samples, 4, r, ranks, epoch, 7, order=order) for r in range(ranks)]
         assert len({len(steps) for steps in parts}) == 1
         used = np.concatenate([step.indices for steps in parts for step in steps])
         assert sorted(used.tolist()) == list(range(samples))
@@ -126,13 +126,13 @@ def test_over_all_ranks_every_sample_is_used_once(order, samples, ranks):
 
 def test_on_ranks_each_sample_looks_as_it_does_alone(folder):
     # Augmented too: what happens to a sample does not depend on the rank that it fell to.
-    alone = ip.build(folder / "lmdb", 4, augment=RANDOM)
+    alone = ip.Pipeline(folder / "lmdb", 4, augment=RANDOM)
     looks = {n: image for images, labels in whole(alone) for n, image in zip(labels, images)}  # noqa: B905
     for ranks in (2, 3, 4):
         seen = Counter()
         for rank in range(ranks):
             # 53 samples: with batches of 6 some rank's last batch is empty on 3 and 4 ranks
-            part = whole(alone.replace(batch=6, rank=rank, ranks=ranks))
+            part = whole(alone.replace(batch_per_rank=6, rank=rank, ranks=ranks))
             assert len(part) == -(-SAMPLES // (6 * ranks))
             for images, labels in part:
                 assert images.shape[1:] == (11, 9, 3)
@@ -144,7 +144,7 @@ def test_on_ranks_each_sample_looks_as_it_does_alone(folder):
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_it_resumes_at_every_step_without_reading_the_ones_before(order, folder):
-    pipeline = ip.build(
+    pipeline = ip.Pipeline(
         folder / "recordio", BATCH, rank=1, ranks=2, order=order, augment=RANDOM, prefetch=0
     )
     expected, steps = whole(pipeline, 1), pipeline.steps(1)
@@ -163,13 +163,13 @@ def test_it_resumes_at_every_step_without_reading_the_ones_before(order, folder)
 
 def test_a_rank_that_resumes_at_its_empty_last_step_gets_an_empty_batch(folder):
     # 49 = 2 * 24 + 1: in the last step rank 1 has nothing
-    pipeline = ip.build(folder / "hdf5", 6, rank=0, ranks=2, samples=49)
+    pipeline = ip.Pipeline(folder / "hdf5", 6, rank=0, ranks=2, samples=49)
     sizes = [[len(labels) for _, labels in whole(pipeline.replace(rank=r), 0, 4)] for r in (0, 1)]
     assert sorted(map(tuple, sizes)) == [(0,), (1,)]
 
 
 def test_seed_epoch_and_order_each_change_what_comes(folder):
-    pipeline = ip.build(folder / "folder", BATCH, augment=RANDOM)
+    pipeline = ip.Pipeline(folder / "folder", BATCH, augment=RANDOM)
     first = np.concatenate([images for images, _ in whole(pipeline)])
     for other in (
         whole(pipeline, 1),
@@ -224,7 +224,7 @@ def test_runs_ask_for_fewer_and_larger_requests(folder, monkeypatch):
     found = {}
     for order in ("global", ip.BlockShuffle(run=10, window=20)):
         counted = Counted()
-        pipeline = ip.build(folder / "tfrecord", 5, order=order, throttle=counted)
+        pipeline = ip.Pipeline(folder / "tfrecord", 5, order=order, throttle=counted)
         opened.clear()
         whole(pipeline)
         opens, requests, nbytes = counted.total()
@@ -256,10 +256,10 @@ def test_a_run_is_read_at_once_whatever_the_batch(batch, ranks, dots):
         requests = windows = 0
         for rank in range(ranks):
             counted = Counted()
-            pipeline = ip.build(
+            pipeline = ip.Pipeline(
                 dots, batch, rank, ranks, raw=(1, 1, 1), order=order, throttle=counted
             )
-            steps = steps_of(order, 2003, batch, rank, ranks, 0, 0, True)[first:]
+            steps = epoch_batches(2003, batch, rank, ranks, order=order)[first:]
             found = [labels for _, labels in whole(pipeline, 0, first)]
             for labels, step in zip(found, steps, strict=True):
                 np.testing.assert_array_equal(labels, step.indices)
@@ -273,7 +273,7 @@ def test_a_rank_mixes_its_runs_evenly():
     # One window of 8 runs of one sample: after two shuffles every place is equally likely.
     order, places = ip.BlockShuffle(run=1, window=8), np.zeros(8)
     for seed in range(4000):
-        (step,) = steps_of(order, 8, 8, 0, 1, 0, seed, True)
+        (step,) = epoch_batches(8, 8, seed=seed, order=order)
         places[step.indices.tolist().index(0)] += 1
     # 8 places of 500: chi-squared with 7 degrees of freedom exceeds 40 once in 700 000 times
     assert ((places - 500) ** 2 / 500).sum() < 40
@@ -282,12 +282,9 @@ def test_a_rank_mixes_its_runs_evenly():
 def test_a_batch_of_runs_is_mixed_from_few_runs_only():
     order = ip.BlockShuffle(run=8, window=32)
     for batch, most in ((16, 4), (24, 8)):  # a batch of 24 may lie across two windows
-        steps = steps_of(order, 1024, batch, 0, 1, 0, 0, True)
+        steps = epoch_batches(1024, batch, order=order)
         assert max(len(set((step.indices // 8).tolist())) for step in steps) <= most
-    mixed = [
-        len(set((step.indices // 8).tolist()))
-        for step in steps_of("global", 1024, 16, 0, 1, 0, 0, True)
-    ]
+    mixed = [len(set((step.indices // 8).tolist())) for step in epoch_batches(1024, 16)]
     assert np.mean(mixed) > 14
 
 
@@ -309,7 +306,7 @@ def test_decoding_agrees_with_pillow(channels, tmp_path):
     for name, (data, tolerance) in files.items():
         if tolerance is None:
             continue  # what grey a colour has is a matter of convention
-        ((pixels, _),) = whole(ip.build([(tmp_path / name, 0)], 1, channels=channels))
+        ((pixels, _),) = whole(ip.Pipeline([(tmp_path / name, 0)], 1, channels=channels))
         expected = np.asarray(Image.open(io.BytesIO(data)).convert("L" if channels == 1 else "RGB"))
         expected = expected.reshape(40, 40, channels).astype(np.float32) / 255
         assert np.abs(pixels[0] - expected).max() <= tolerance / 255 + 1e-7, name
@@ -318,17 +315,17 @@ def test_decoding_agrees_with_pillow(channels, tmp_path):
 def test_a_gif_of_one_frame_is_read_and_a_bmp_refused(tmp_path):
     for kind in ("gif", "bmp"):
         (tmp_path / kind).write_bytes(encoded(PIXELS[0], kind))
-    ((pixels, _),) = whole(ip.build([(tmp_path / "gif", 0)], 1))
+    ((pixels, _),) = whole(ip.Pipeline([(tmp_path / "gif", 0)], 1))
     expected = np.asarray(Image.open(tmp_path / "gif").convert("RGB")).astype(np.float32) / 255
     np.testing.assert_array_equal(pixels[0], expected)
-    assert "no image that can be decoded" in damaged(ip.build([(tmp_path / "bmp", 0)], 1))[1]
+    assert "no image that can be decoded" in damaged(ip.Pipeline([(tmp_path / "bmp", 0)], 1))[1]
 
 
 def test_raw_pixels_need_no_decoder(tmp_path):
     path = write(
         tmp_path / "raw", "hdf5", (Sample(p.tobytes(), (n,)) for n, p in enumerate(PIXELS))
     )
-    pipeline = ip.build(path, BATCH, raw=(12, 10, 3), shuffle=False)
+    pipeline = ip.Pipeline(path, BATCH, raw=(12, 10, 3), shuffle=False)
     for cache in ("none", "decoded"):
         found = np.concatenate([images for images, _ in whole(pipeline.replace(cache=cache))])
         np.testing.assert_array_equal(found, PIXELS.astype(np.float32) / 255)
@@ -339,7 +336,7 @@ def test_several_labels_stay_together(tmp_path):
     path = write(
         tmp_path / "many", "lmdb", (Sample(encoded(PIXELS[n]), labels[n]) for n in range(8))
     )
-    found = np.concatenate([one for _, one in whole(ip.build(path, 3, shuffle=False))])
+    found = np.concatenate([one for _, one in whole(ip.Pipeline(path, 3, shuffle=False))])
     np.testing.assert_array_equal(found, labels)
 
 
@@ -348,7 +345,7 @@ def test_several_labels_stay_together(tmp_path):
 
 def test_each_stage_can_be_run_alone_or_as_the_last(folder, arrays):
     sized = (ip.Flip(), ip.ResizedCrop(8, 8), ip.Flip(), ip.Normalise((0.5,), (0.5,)))
-    pipeline = ip.build(folder / "tfrecord", BATCH, augment=sized)
+    pipeline = ip.Pipeline(folder / "tfrecord", BATCH, augment=sized)
     assert pipeline.stages == ("read", "decode", "crop", "batch", "augment")
     steps = len(pipeline.steps())
     for stage, elements in zip(pipeline.stages, (steps, 53, 53, steps, steps), strict=True):
@@ -363,16 +360,16 @@ def test_each_stage_can_be_run_alone_or_as_the_last(folder, arrays):
     held = pipeline.replace(cache="decoded")
     assert held.stages == pipeline.stages
     assert held.replace(augment=(ip.Flip(),)).stages == ("read", "augment")
-    assert ip.build(arrays, BATCH).stages == ("read", "augment")
-    assert ip.build(arrays, BATCH, augment=sized).stages == ("read", "crop", "batch", "augment")
+    assert ip.Pipeline(arrays, BATCH).stages == ("read", "augment")
+    assert ip.Pipeline(arrays, BATCH, augment=sized).stages == ("read", "crop", "batch", "augment")
 
 
 def test_arrays_are_augmented_as_files_are(folder, arrays):
     sized = (ip.ResizedCrop(8, 8), ip.Flip())
     for operations in (RANDOM, sized):
-        stored = ip.build(folder / "lmdb", BATCH, augment=operations)
+        stored = ip.Pipeline(folder / "lmdb", BATCH, augment=operations)
         for (ours, _), (theirs, _) in zip(
-            whole(ip.build(arrays, BATCH, augment=operations)), whole(stored), strict=True
+            whole(ip.Pipeline(arrays, BATCH, augment=operations)), whole(stored), strict=True
         ):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
 
@@ -409,7 +406,7 @@ def test_a_changed_byte_ends_the_epoch_and_names_the_record(kind, settings, fold
     path = tmp_path / kind
     shutil.copytree(folder / kind, path)
     file = change_byte(path, 41)
-    pipeline = ip.build(path, BATCH, shuffle=False, **settings)
+    pipeline = ip.Pipeline(path, BATCH, shuffle=False, **settings)
     given, text = damaged(pipeline)
     assert given == 10  # sample 41 is in the eleventh batch
     assert f"{file}: record 41" in text
@@ -424,7 +421,7 @@ def test_a_changed_byte_ends_the_epoch_and_names_the_record(kind, settings, fold
 def test_what_is_no_image_is_named(data, settings, tmp_path):
     samples = [Sample(encoded(PIXELS[n]) if n != 9 else data, (n,)) for n in range(20)]
     path = write(tmp_path / "records", "recordio", samples)
-    given, text = damaged(ip.build(path, BATCH, shuffle=False, **settings))
+    given, text = damaged(ip.Pipeline(path, BATCH, shuffle=False, **settings))
     assert given == 2
     assert "record 9" in text
     assert "no image that can be decoded" in text
@@ -436,7 +433,7 @@ def test_files_that_are_missing_or_cut_are_named(tmp_path):
         path = tmp_path / f"{number}.jpg"
         path.write_bytes(encoded(PIXELS[number], "jpeg"))
         files.append((path, number))
-    pipeline = ip.build(files, 2, shuffle=False)
+    pipeline = ip.Pipeline(files, 2, shuffle=False)
     whole(pipeline)
     contents = files[3][0].read_bytes()
     files[3][0].write_bytes(contents[: len(contents) // 2])
@@ -450,7 +447,7 @@ def test_files_that_are_missing_or_cut_are_named(tmp_path):
 
 def test_images_of_different_sizes_are_named_with_what_to_do(tmp_path):
     samples = [Sample(encoded(PIXELS[n][: 12 - n % 2]), (n,)) for n in range(8)]
-    pipeline = ip.build(write(tmp_path / "sizes", "lmdb", samples), 4, shuffle=False)
+    pipeline = ip.Pipeline(write(tmp_path / "sizes", "lmdb", samples), 4, shuffle=False)
     for cache in ("none", "bytes", "decoded"):
         given, text = damaged(pipeline.replace(cache=cache))
         assert given == 0
@@ -464,16 +461,18 @@ def test_an_image_too_small_for_a_crop_is_named(settings, folder, arrays, tmp_pa
     samples = [Sample(encoded(PIXELS[n][: 6 if n == 9 else 12]), (n,)) for n in range(20)]
     path = write(tmp_path / "one", "recordio", samples)
     crop = (ip.Flip(), ip.CentreCrop(8, 8))
-    given, text = damaged(ip.build(path, BATCH, shuffle=False, augment=crop, **settings))
+    given, text = damaged(ip.Pipeline(path, BATCH, shuffle=False, augment=crop, **settings))
     assert given == 2
     assert "record 9" in text
     assert "the image must have at least 8 x 8 pixels" in text
     crop = (ip.PaddedCrop(20, 20, 2),)
-    given, text = damaged(ip.build(folder / "recordio", 4, shuffle=False, augment=crop, **settings))
+    given, text = damaged(
+        ip.Pipeline(folder / "recordio", 4, shuffle=False, augment=crop, **settings)
+    )
     assert given == 0
     assert "record 0" in text
     assert "`rows` must be at most those of the padded image, got 20" in text
-    given, text = damaged(ip.build(arrays, 4, shuffle=False, augment=(ip.CentreCrop(8, 99),)))
+    given, text = damaged(ip.Pipeline(arrays, 4, shuffle=False, augment=(ip.CentreCrop(8, 99),)))
     assert (given, "pixels: record 0: the image must have at least 8 x 99" in text) == (0, True)
 
 
@@ -481,7 +480,7 @@ def test_the_step_that_fails_is_named_and_not_what_was_read_ahead(tmp_path):
     samples = [Sample(encoded(PIXELS[n]) if n != 2 else b"no image", (n,)) for n in range(12)]
     path = write(tmp_path / "two", "recordio", samples)
     change_byte(path, 6)
-    pipeline = ip.build(path, 4, shuffle=False, readers=3)
+    pipeline = ip.Pipeline(path, 4, shuffle=False, readers=3)
     read, ahead = pipeline.source.read, threading.Event()
 
     def second_first(numbers, throttle=None):
@@ -502,7 +501,7 @@ def test_an_error_that_is_kept_keeps_no_file_and_no_thread(folder, tmp_path):
     path = tmp_path / "tfrecord"
     shutil.copytree(folder / "tfrecord", path)
     change_byte(path, 21)
-    pipeline = ip.build(path, BATCH, shuffle=False, readers=3, prefetch=4)
+    pipeline = ip.Pipeline(path, BATCH, shuffle=False, readers=3, prefetch=4)
     damaged(pipeline)  # TensorFlow starts threads of its own at the first pass
     before, kept = len(os.listdir("/proc/self/task")), []
     for _ in range(5):
@@ -525,7 +524,7 @@ def test_an_error_that_is_kept_keeps_no_file_and_no_thread(folder, tmp_path):
 
 def test_an_epoch_that_fails_while_it_explains_an_error_is_closed_too(folder, tmp_path):
     samples = [Sample(encoded(PIXELS[n]) if n != 9 else b"no image", (n,)) for n in range(20)]
-    pipeline = ip.build(write(tmp_path / "gone", "recordio", samples), BATCH, shuffle=False)
+    pipeline = ip.Pipeline(write(tmp_path / "gone", "recordio", samples), BATCH, shuffle=False)
     read = pipeline.source.read
 
     def gone(numbers, throttle=None):
@@ -540,7 +539,7 @@ def test_an_epoch_that_fails_while_it_explains_an_error_is_closed_too(folder, tm
     assert next(batches, None) is None
     assert not [name for name in open_files() if str(tmp_path) in name]
     # 49 = 2 * 24 + 1: one rank's last batch is empty, and another sample tells its shape
-    ranks = [ip.build(folder / "recordio", 6, rank, 2, samples=49) for rank in (0, 1)]
+    ranks = [ip.Pipeline(folder / "recordio", 6, rank, 2, samples=49) for rank in (0, 1)]
     (pipeline,) = [one for one in ranks if not len(one.steps()[4].indices)]
     closed = []
     pipeline.source.read, pipeline.source.close = gone, lambda: closed.append(True)
@@ -552,7 +551,7 @@ def test_an_epoch_that_fails_while_it_explains_an_error_is_closed_too(folder, tm
 def test_labels_that_do_not_fit_are_named(tmp_path):
     for name, labels in (("count", (1, 2)), ("bits", (2**31,))):
         samples = [Sample(encoded(PIXELS[n]), (n,) if n != 5 else labels) for n in range(8)]
-        pipeline = ip.build(write(tmp_path / name, "tfrecord", samples), 2, shuffle=False)
+        pipeline = ip.Pipeline(write(tmp_path / name, "tfrecord", samples), 2, shuffle=False)
         given, text = damaged(pipeline)
         assert (given, "record 5" in text, "labels" in text) == (2, True, True)
 
@@ -567,7 +566,7 @@ def open_files():
 
 def test_an_epoch_leaves_no_file_open_also_when_it_is_left_early(folder):
     for kind in formats.KINDS:
-        pipeline = ip.build(folder / kind, BATCH, readers=3)
+        pipeline = ip.Pipeline(folder / kind, BATCH, readers=3)
         for _ in range(2):
             with pipeline.epoch() as batches:
                 next(batches)
@@ -577,7 +576,7 @@ def test_an_epoch_leaves_no_file_open_also_when_it_is_left_early(folder):
 
 @pytest.mark.parametrize("kind", formats.KINDS)
 def test_two_pipelines_read_one_folder_at_the_same_time(kind, folder):
-    one, other = (ip.build(folder / kind, BATCH, readers=2) for _ in range(2))
+    one, other = (ip.Pipeline(folder / kind, BATCH, readers=2) for _ in range(2))
     with one.epoch() as batches:
         next(batches)
         assert len(whole(other)) == 14
@@ -585,7 +584,7 @@ def test_two_pipelines_read_one_folder_at_the_same_time(kind, folder):
 
 
 def test_a_pipeline_travels_to_another_process(folder):
-    pipeline = ip.build(folder / "tfrecord", BATCH, augment=RANDOM, cache="bytes")
+    pipeline = ip.Pipeline(folder / "tfrecord", BATCH, augment=RANDOM, cache="bytes")
     expected = whole(pipeline)
     there = pickle.loads(pickle.dumps(pipeline))
     assert there.cached_nbytes == 0
@@ -594,7 +593,7 @@ def test_a_pipeline_travels_to_another_process(folder):
 
 def test_a_throttled_pipeline_takes_at_least_what_the_share_says(folder):
     share = ClientShare(byte_s=1e-6, latency_s=0.002)
-    plain = ip.build(folder / "tfrecord", BATCH, prefetch=0)
+    plain = ip.Pipeline(folder / "tfrecord", BATCH, prefetch=0)
     slow = plain.replace(throttle=Throttle(share), readers=2)
     assert_same(whole(slow), whole(plain))
     stored = sum(len(encoded(pixels)) for pixels in PIXELS)
@@ -624,7 +623,10 @@ def test_readers_wait_for_a_slow_storage_side_by_side(kind, folder):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"batch": 54}, "`batch` must be at most the 53 samples of one rank's shard, got 54"),
+        (
+            {"batch_per_rank": 54},
+            "`batch_per_rank` must be at most the 53 samples of one rank's shard, got 54",
+        ),
         ({"rank": 2, "ranks": 2}, "`rank` must be at most 1"),
         ({"cache": "disk"}, "`cache` must be one of bytes, decoded, none, got 'disk'"),
         ({"channels": 4}, "`channels` must be 1 or 3, got 4"),
@@ -637,11 +639,11 @@ def test_readers_wait_for_a_slow_storage_side_by_side(kind, folder):
 )
 def test_arguments_that_do_not_fit_are_named(settings, text, arrays):
     with pytest.raises(ValueError, match=f"^{text}"):
-        ip.build(arrays, **{"batch": BATCH, **settings})
+        ip.Pipeline(arrays, **{"batch_per_rank": BATCH, **settings})
 
 
 def test_steps_stages_and_sources_that_are_none_are_named(arrays):
-    pipeline = ip.build(arrays, BATCH)
+    pipeline = ip.Pipeline(arrays, BATCH)
     with pytest.raises(ValueError, match="`first_step` must be at most the 14 steps"):
         pipeline.epoch(0, 15)
     with pytest.raises(ValueError, match="`until` must be one of augment, read"):
@@ -649,12 +651,12 @@ def test_steps_stages_and_sources_that_are_none_are_named(arrays):
     with pytest.raises(ValueError, match=r"`changes` must be one of .*, got 'bacth'"):
         pipeline.replace(bacth=2)
     with pytest.raises(ValueError, match="`source` must be a Dataset, the folder"):
-        ip.build(17, BATCH)
+        ip.Pipeline(17, BATCH)
     with pytest.raises(DamageError, match=r"manifest\.json"):
-        ip.build("/no/such/folder", BATCH)
-    assert len(ip.build(arrays, 3, part="test").steps()) == 3
+        ip.Pipeline("/no/such/folder", BATCH)
+    assert len(ip.Pipeline(arrays, 3, part="test").steps()) == 3
     with pytest.raises(ValueError, match="`part` must be train unless `source` is a Dataset"):
-        ip.build([("0.png", 0)], 1, part="test")
+        ip.Pipeline([("0.png", 0)], 1, part="test")
 
 
 @pytest.mark.parametrize(
@@ -675,14 +677,14 @@ def test_arrays_of_other_kinds_are_refused(images, labels, text):
 def test_labels_of_files_are_whole_numbers(label):
     text = "`source` must have whole numbers within 32 bits as labels, got .* the label of 1.png"
     with pytest.raises(ValueError, match=text):
-        ip.build([("0.png", 0), ("1.png", label)], 1)
+        ip.Pipeline([("0.png", 0), ("1.png", label)], 1)
 
 
 def test_listed_files_may_be_relative_and_links(tmp_path, monkeypatch):
     (tmp_path / "0.png").write_bytes(encoded(PIXELS[0]))
     (tmp_path / "1.png").symlink_to(tmp_path / "0.png")
     monkeypatch.chdir(tmp_path)
-    pipeline = ip.build([("0.png", np.int64(0)), ("1.png", 1)], 2, shuffle=False)
+    pipeline = ip.Pipeline([("0.png", np.int64(0)), ("1.png", 1)], 2, shuffle=False)
     monkeypatch.chdir("/")
     ((images, labels),) = whole(pipeline)
     assert labels.tolist() == [0, 1]

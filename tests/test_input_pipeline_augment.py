@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dlguide.data import input_pipeline as ip
-from dlguide.data.input_pipeline.augment import in_unit_range
-from dlguide.data.input_pipeline.order import draws
+from dlguide.data.input_pipeline.augment import draws, in_unit_range
 
 COUNT = 3000
 RANDOM = np.random.default_rng(0)

@@ -60,7 +60,7 @@ def trainings(stored_in, train, tested, names):
     rank = int(os.environ.get("PMI_RANK", -1))
     mnist = datasets.load("mnist").first(train, tested)
     stored = {
-        name: ip.build(os.path.join(stored_in, name), 5, channels=1, readers=2)
+        name: ip.Pipeline(os.path.join(stored_in, name), 5, channels=1, readers=2)
         for name in ("train", "damaged", "label", "tall", "other/train", "test", "test-damaged")
     }
     ways = {"batch_per_rank": 10, "epochs": 2, "dropout": 0.0, "seed": 3, "parallel": rank >= 0}
@@ -165,7 +165,7 @@ def test_waiting_is_the_part_of_a_step_before_its_batch(folder, monkeypatch):
         return tf.ensure_shape(tf.numpy_function(rest, [zeros], zeros.dtype), zeros.shape)
 
     monkeypatch.setattr(ip.Epoch, "__next__", slowly)
-    pipeline = ip.build(folder / "train", 5, channels=1)
+    pipeline = ip.Pipeline(folder / "train", 5, channels=1)
     run = fit(
         "mlp", pipeline, epochs=2, batch_per_rank=10, evaluate=False, parallel=False,
         metrics={"rest": resting},
@@ -180,17 +180,19 @@ def test_several_labels_are_refused_before_work(folder, tmp_path):
     with formats.create(tmp_path / "many", "tfrecord") as writer:
         for number in range(4):
             writer.append(formats.Sample(b"x", (number, 1)))
-    pipeline = ip.build(tmp_path / "many", 2)
+    pipeline = ip.Pipeline(tmp_path / "many", 2)
     with pytest.raises(ValueError, match="`data` must have one label per sample"):
         fit("mlp", pipeline, evaluate=False, batch_per_rank=2, parallel=False)
     with pytest.raises(ValueError, match="`test` must have one label per sample"):
-        fit("mlp", ip.build(folder / "train", 2), test=pipeline, batch_per_rank=2, parallel=False)
+        fit(
+            "mlp", ip.Pipeline(folder / "train", 2), test=pipeline, batch_per_rank=2, parallel=False
+        )
 
 
 def test_pipelines_that_give_other_samples_are_told_apart(folder, tmp_path):
-    train = ip.build(folder / "train", 5, channels=1)
+    train = ip.Pipeline(folder / "train", 5, channels=1)
     shutil.copytree(folder / "train", tmp_path / "train")
-    same = ip.build(tmp_path / "train", 7, channels=1, threads=2, cache="bytes", seed=3)
+    same = ip.Pipeline(tmp_path / "train", 7, channels=1, threads=2, cache="bytes", seed=3)
     assert same.fingerprint() == train.fingerprint()
     assert json.loads(json.dumps(train.fingerprint())) == train.fingerprint()
     mnist = datasets.load("mnist").first(TRAIN, 1)
@@ -209,12 +211,12 @@ def test_pipelines_that_give_other_samples_are_told_apart(folder, tmp_path):
             train.replace(augment=(ip.Flip(),)),
             train.replace(order=ip.BlockShuffle(4, 8)),
             train.replace(channels=3),
-            ip.build(folder / "other" / "train", 5, channels=1),
-            ip.build(tmp_path / "again" / "train", 5, channels=1),
-            ip.build(files, 2),
-            ip.build(swapped, 2),
-            ip.build(arrays, 2),
-            ip.build(others, 2),
+            ip.Pipeline(folder / "other" / "train", 5, channels=1),
+            ip.Pipeline(tmp_path / "again" / "train", 5, channels=1),
+            ip.Pipeline(files, 2),
+            ip.Pipeline(swapped, 2),
+            ip.Pipeline(arrays, 2),
+            ip.Pipeline(others, 2),
         )
     ]
     for number, one in enumerate(different):

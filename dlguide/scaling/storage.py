@@ -420,7 +420,7 @@ def throttle(
         shared_by: ranks of this machine that share one client's part, each with its own throttle.
 
     Returns:
-        For `input_pipeline.build(..., throttle=...)`.
+        For `input_pipeline.Pipeline(..., throttle=...)`.
 
     Raises:
         ValueError: if `shared_by` is no positive integer.

@@ -324,12 +324,12 @@ def _stages(pipeline: Any, seconds: float) -> tuple[list[Stage], list[Any]]:
         else:
             measured = pipeline.apply(name, ready.repeat())
             calls = 1 if name == "batch" else pipeline.threads
-            ready = measured.take(_READY * (pipeline.batch if one_by_one else 1)).cache()
+            ready = measured.take(_READY * (pipeline.batch_per_rank if one_by_one else 1)).cache()
         elements = list(ready)
         if one_by_one:
             # They stay in TensorFlow: handing each to Python would take longer than the stage.
-            gathered = measured.shard(pipeline.batch, pipeline.batch - 1)
-            wall_s, cpu_s = _drained(gathered, pipeline.batch, 1, seconds)
+            gathered = measured.shard(pipeline.batch_per_rank, pipeline.batch_per_rank - 1)
+            wall_s, cpu_s = _drained(gathered, pipeline.batch_per_rank, 1, seconds)
         else:
             wall_s, cpu_s = _drained(measured, None, calls, seconds)
         found.append(Stage(name, wall_s, cpu_s, worker, _kept(pipeline, name, elements), calls))
@@ -425,7 +425,7 @@ def _with_filled_cache(pipeline: Any) -> Any:
     """Give a pipeline on so few samples that its cache can be filled now."""
     if pipeline.cache.kind == "none" or not pipeline.source.encoded:
         return pipeline
-    few = pipeline.batch * pipeline.ranks * (16 + 2 * pipeline.readers)
+    few = pipeline.batch_per_rank * pipeline.ranks * (16 + 2 * pipeline.readers)
     small = pipeline.replace(samples=min(few, pipeline.samples), cache=pipeline.cache.kind)
     with small.replace(throttle=None).epoch(0) as batches:
         for _ in batches:

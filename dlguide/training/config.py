@@ -260,7 +260,7 @@ class TrainingJob:
             f"Use a smaller batch, more samples than {used} or fewer ranks than {ranks}.",
         )
         if isinstance(whole, Pipeline):
-            return whole.replace(samples=used, batch=batch // workers, rank=0, ranks=1)
+            return whole.replace(samples=used, batch_per_rank=batch // workers, rank=0, ranks=1)
         return whole if samples is None else whole.first(samples)
 
     def used_rate(self, ranks: int) -> float | EpochSchedule | None:

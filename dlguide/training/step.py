@@ -217,7 +217,7 @@ def evaluator(
         must = f"hold a sample for each of the {comm.size} ranks"
         require(data.samples >= comm.size, "test", must, f"{data.samples} samples")
         block = min(EVALUATION_BLOCK, data.samples // comm.size)
-        mine = data.replace(batch=block, shuffle=False, rank=comm.rank, ranks=comm.size)
+        mine = data.replace(batch_per_rank=block, shuffle=False, rank=comm.rank, ranks=comm.size)
 
         def of_pipeline() -> dict[str, float]:
             with comm.agree_or_raise(), mine.epoch() as batches:  # a rank's data may be damaged

@@ -73,7 +73,7 @@ def fit(
     Args:
         model: a name of `models.names("digits", "classifier")`, a Keras model, or a function that
             returns one.
-        data: a name of `datasets.names()`, a Dataset, or an `input_pipeline.build(...)`, whose
+        data: a name of `datasets.names()`, a Dataset, or an `input_pipeline.Pipeline(...)`, whose
             batch, seed, shuffle, rank and ranks are replaced by those of the training.
         loss: called with labels and outputs (at least float32) inside the compiled step; returns
             one value per sample. None for the cross-entropy of class numbers and logits.
@@ -212,7 +212,7 @@ class Trainer:
             if isinstance(self.data, Dataset):
                 feed = ArrayFeed(self.data, batch, config.seed, config.shuffle, **mine, check=check)
             else:
-                order = {"batch": batch, "seed": config.seed, "shuffle": config.shuffle}
+                order = {"batch_per_rank": batch, "seed": config.seed, "shuffle": config.shuffle}
                 pipeline = self.data.replace(**order, **mine)
                 rate = job.learning_rate
                 plain_from = rate.at if isinstance(rate, CollapsedDecay) else None

@@ -59,7 +59,8 @@ def test_shards_and_class_folders_give_the_same_pictures(folders, shards):
     whole = ip.CentreCrop(16, 16, 18)
     sources = imagenet.read(folders), ip.ShardSource(imagenet_shards.read(shards))
     (files, by_name), (records, as_written) = (
-        next(iter(ip.build(each, 12, shuffle=False, augment=[whole]).epoch(0))) for each in sources
+        next(iter(ip.Pipeline(each, 12, shuffle=False, augment=[whole]).epoch(0)))
+        for each in sources
     )
     # the folders stand class by class and file by file ("..._10" before "..._2"), the shards in
     # the order of writing
@@ -73,12 +74,12 @@ def test_identity_of_shards_does_not_know_their_folder(shards, tmp_path):
 
     shutil.copytree(shards, tmp_path / "copy")
     one, other = (
-        ip.build(ip.ShardSource(imagenet_shards.read(folder)), 2).fingerprint()
+        ip.Pipeline(ip.ShardSource(imagenet_shards.read(folder)), 2).fingerprint()
         for folder in (shards, tmp_path / "copy")
     )
     assert one == other
     imagenet_shards.write(tmp_path / "others", pictures(12, 5), pictures(6, 1), (3, 2))
-    third = ip.build(ip.ShardSource(imagenet_shards.read(tmp_path / "others")), 2)
+    third = ip.Pipeline(ip.ShardSource(imagenet_shards.read(tmp_path / "others")), 2)
     assert third.fingerprint() != one
 
 
@@ -88,7 +89,7 @@ def test_damaged_record_of_a_shard_is_named_with_its_file(shards):
     source = ip.ShardSource(imagenet_shards.read(shards))
     whole[len(whole) // 2] ^= 1
     path.write_bytes(whole)
-    pipeline = ip.build(source, 12, shuffle=False, augment=[ip.ResizedCrop(16, 16)])
+    pipeline = ip.Pipeline(source, 12, shuffle=False, augment=[ip.ResizedCrop(16, 16)])
     with pytest.raises(DataError, match=r"train-00001-of-00003.*checksum"):
         list(pipeline.epoch(0))
 
@@ -114,7 +115,7 @@ def data():
 def train(epochs, schedule, folder):
     one = data()
     augment = (ip.Flip(), ip.Normalise())
-    pipeline, test = (ip.build(one, 4, augment=augment, part=part) for part in ("train", "test"))
+    pipeline, test = (ip.Pipeline(one, 4, augment=augment, part=part) for part in ("train", "test"))
 
     def net():
         return models.build("resnet8", seed=1, image=8, classes=4)
@@ -162,7 +163,7 @@ def test_branch_refuses_what_it_cannot_continue(tmp_path):
 def test_top_k_counts_labels_among_the_k_largest_logits():
     model, one = models.build("resnet8", seed=3, image=8, classes=6), data()
     logits = np.asarray(model(one.test_images / np.float32(255), training=False))
-    pipeline = ip.build(one, 4, part="test", shuffle=False)
+    pipeline = ip.Pipeline(one, 4, part="test", shuffle=False)
     order = np.argsort(-logits, axis=1)
     for top in (1, 2, 5, 6):
         right = [label in row[:top] for row, label in zip(order, one.test_labels, strict=True)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlguide.errors import require, require_count
+from dlguide.errors import require, require_count, require_known
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class RankShard:
     ranks divided by `global_size`.
 
     Args:
-        indices: samples of this rank in this step, int64, shape (0 to batch,).
+        indices: samples of this rank in this step, int64, shape (0 to batch_per_rank,).
         global_size: samples of all ranks together in this step (count).
     """
 
@@ -32,63 +32,110 @@ class RankShard:
     global_size: int
 
 
+@dataclass(frozen=True)
+class BlockShuffle:
+    """An order that reads packed files in runs: nearly sequential, and less well mixed.
+
+    The data set is cut into runs of neighbours, the runs are put in a random order, and samples
+    are mixed within windows of a few runs: what `shuffle(buffer)` after shuffled shards does. A
+    rank reads its own part of the runs and nothing else.
+
+    What it costs: a batch holds samples of about `window / run` runs only, of twice as many where
+    it lies across two windows. Where neighbours are alike (a folder class by class) a batch then
+    holds few classes; write such data in random order.
+
+    Args:
+        run: neighbours that are read at once (count).
+        window: samples in memory that are mixed, at least `run` (count).
+    """
+
+    run: int = 64
+    window: int = 1024
+
+    def __post_init__(self) -> None:
+        require_count(self.run, "run")
+        require_count(self.window, "window")
+        require(self.window >= self.run, "window", f"hold a run of {self.run}", self.window)
+
+
 def epoch_batches(
     samples: int,
-    batch: int,
+    batch_per_rank: int,
     rank: int = 0,
     ranks: int = 1,
     epoch: int = 0,
     seed: int = 0,
     shuffle: bool = True,
+    order: str | BlockShuffle = "global",
 ) -> list[RankShard]:
     """Divide one epoch among ranks: which samples this rank uses in which step.
 
-    All samples are put in one order, a permutation that depends on (seed, epoch) only. Global
-    batch s is the slice [s * batch * ranks, (s + 1) * batch * ranks) of it, and rank r takes the
-    r-th part of the slice; in the last, shorter one the parts differ by at most one sample. So
-    over all ranks every sample is used exactly once an epoch, all ranks take
-    ceil(samples / (batch * ranks)) steps, and step s uses the same samples as step s of a single
-    process with the batch `batch * ranks`.
+    All samples are put in one order, a permutation that depends on (seed, epoch) only. With
+    g = batch_per_rank * ranks, global batch s is the slice [s g, (s + 1) g) of it, and rank r
+    takes the r-th part of the slice; in the last, shorter one the parts differ by at most one
+    sample. So over all ranks every sample is used exactly once an epoch, all ranks take
+    ceil(samples / g) steps, and step s uses the same samples as step s of a single process with
+    batch g. With a `BlockShuffle` all of this holds but the last.
 
     Calls are independent and cost no communication; every rank must call it with the same
     arguments except `rank`.
 
     Args:
         samples: samples in the whole data set (count).
-        batch: samples per rank and step (count).
+        batch_per_rank: samples per rank and step (count).
         rank: this rank, 0 to ranks - 1.
         ranks: number of ranks (count).
         epoch: number of the epoch, from 0; another epoch has another order.
         seed: seed of the run, at least 0, the same on every rank.
         shuffle: False keeps the order of the data set.
+        order: "global", or a `BlockShuffle` for nearly sequential reading of packed files.
 
     Returns:
         list: one `RankShard` per step, equally many on every rank.
 
     Raises:
-        ValueError: when an argument is out of range, or batch exceeds one rank's shard,
-            samples // ranks.
+        ValueError: when an argument is out of range, or `batch_per_rank` exceeds one rank's
+            shard, samples // ranks.
     """
-    _require_rank(samples, rank, ranks)
-    require_count(batch, "batch")
+    require_count(samples, "samples")
+    own = shard(samples, rank, ranks)
+    require(ranks <= samples, "ranks", f"be at most the {samples} samples there are", ranks)
+    require_count(batch_per_rank, "batch_per_rank")
     require_count(epoch, "epoch", least=0)
     require_count(seed, "seed", least=0)
-    largest = samples // ranks
-    require(
-        batch <= largest,
-        "batch",
-        f"be at most the {largest} samples of one rank's shard",
-        batch,
-        f"{samples} samples are shared by {ranks} ranks." if ranks > 1 else "",
-    )
+    if not isinstance(order, BlockShuffle):
+        require_known(order, ("global",), "order")
+    must = f"be at most the {samples // ranks} samples of one rank's shard"
+    then = f"{samples} samples are shared by {ranks} ranks." if ranks > 1 else ""
+    require(batch_per_rank <= samples // ranks, "batch_per_rank", must, batch_per_rank, then)
+    steps = range(math.ceil(samples / (batch_per_rank * ranks)))
+    if shuffle and isinstance(order, BlockShuffle):
+        mine = _in_blocks(order, samples, own, rank, epoch, seed)
+        cuts = np.array([[*steps, len(steps)]]) * batch_per_rank
+        shards = (shard(samples, other, ranks) for other in range(ranks))
+        lengths = np.array([[part.stop - part.start] for part in shards])
+        sizes = np.diff(np.minimum(cuts, lengths)).sum(axis=0).tolist()
+        return [RankShard(mine[cuts[0, s] : cuts[0, s + 1]], sizes[s]) for s in steps]
+    whole = np.arange(samples)
     if shuffle:
-        order = np.random.default_rng([seed, epoch]).permutation(samples)
-    else:
-        order = np.arange(samples)
-    order = order.astype(np.int64, copy=False)
-    steps = math.ceil(samples / (batch * ranks))
-    slices = (order[s * batch * ranks : (s + 1) * batch * ranks] for s in range(steps))
+        whole = np.random.default_rng([seed, epoch]).permutation(samples)
+    together = batch_per_rank * ranks
+    slices = (whole[s * together : (s + 1) * together] for s in steps)
     return [RankShard(part[shard(len(part), rank, ranks)], len(part)) for part in slices]
+
+
+def _in_blocks(
+    order: BlockShuffle, samples: int, own: slice, rank: int, epoch: int, seed: int
+) -> np.ndarray:
+    """Put runs in a random order, take this rank's part of it, mix it window by window."""
+    runs = np.random.default_rng([seed, epoch]).permutation(-(-samples // order.run))
+    numbers = (runs[:, np.newaxis] * order.run + np.arange(order.run)).ravel()
+    mine = numbers[numbers < samples][own]
+    # Without a zero at the end: to a seed sequence [1, 2, 0] is [1, 2], the runs' own stream.
+    mixer = np.random.default_rng([seed, epoch, 2, rank + 1])
+    for start in range(0, len(mine), order.window):
+        mixer.shuffle(mine[start : start + order.window])
+    return mine
 
 
 def shard(samples: int, rank: int, ranks: int) -> slice:
@@ -118,9 +165,3 @@ def shard(samples: int, rank: int, ranks: int) -> slice:
     require_count(rank, "rank", least=0)
     require(rank < ranks, "rank", f"be at most {ranks - 1}, the last of {ranks} ranks", rank)
     return slice(rank * samples // ranks, (rank + 1) * samples // ranks)
-
-
-def _require_rank(samples: int, rank: int, ranks: int) -> None:
-    require_count(samples, "samples")
-    shard(samples, rank, ranks)
-    require(ranks <= samples, "ranks", f"be at most the {samples} samples there are", ranks)

@@ -399,6 +399,10 @@ class StoredDataset(Sequence, ABC):
             raise self.damaged(number, self._difference(number, contents))
         return self._sample(number, contents, 0, len(contents))
 
+    def neighbours(self, first: int, count: int) -> list[Sample]:
+        """Read samples that follow one another; where they do in a file, with one request."""
+        return [self[number] for number in range(first, first + count)]
+
     def __iter__(self) -> Iterator[Sample]:
         for number, (block, start, end) in enumerate(self.payloads()):
             yield self._sample(number, block, start, end)

@@ -2,8 +2,8 @@
 
     from dlguide.data import input_pipeline
 
-    pipeline = input_pipeline.build(
-        "digits-tfrecord", batch=100, channels=1, augment=(input_pipeline.PaddedCrop(28, 28, 2),)
+    pipeline = input_pipeline.Pipeline(
+        "digits-tfrecord", channels=1, augment=(input_pipeline.PaddedCrop(28, 28, 2),)
     )
     for images, labels in pipeline.epoch(0):
         ...
@@ -14,6 +14,7 @@ whether the epoch was begun at its first step.
 
 from __future__ import annotations
 
+from dlguide.data.datasets import BlockShuffle
 from dlguide.data.input_pipeline.augment import (
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
@@ -25,8 +26,7 @@ from dlguide.data.input_pipeline.augment import (
     ResizedCrop,
 )
 from dlguide.data.input_pipeline.epoch import Epoch
-from dlguide.data.input_pipeline.order import BlockShuffle
-from dlguide.data.input_pipeline.pipeline import Pipeline, build
+from dlguide.data.input_pipeline.pipeline import Pipeline
 from dlguide.data.input_pipeline.sources import (
     ArraySource,
     FileSource,
@@ -52,5 +52,4 @@ __all__ = [
     "ResizedCrop",
     "ShardSource",
     "Source",
-    "build",
 ]

@@ -1,6 +1,6 @@
 """What is done to images on their way into the net: cropped, mirrored, normalised.
 
-Each operation gets its random numbers from outside (`order.draws`), so that a sample is changed
+Each operation gets its random numbers from outside (`draws`), so that a sample is changed
 alike in every thread, on every rank and after an interruption. Images keep their bytes until an
 operation needs numbers; what leaves the pipeline is float32 in [0, 1], or normalised.
 """
@@ -20,6 +20,7 @@ from dlguide.errors import require, require_count, require_positive
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 _ATTEMPTS = 10
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64
 
 
 class Operation(ABC):
@@ -278,30 +279,45 @@ def without_randomness(
 
     `size` is rows and columns of the images before all operations, where they are known.
     """
-    kept = []
-    for operation in augment:
-        instead = _without_randomness(operation, size)
-        kept += [] if instead is None else [instead]
-        crops = isinstance(operation, PaddedCrop | ResizedCrop | CentreCrop)
-        if crops or operation.sizes:
-            size = (operation.rows, operation.columns) if crops else None
+    kept: list[Operation] = []
+    for one in augment:
+        crops = isinstance(one, PaddedCrop | ResizedCrop | CentreCrop)
+        wanted = (one.rows, one.columns) if crops else None
+        if isinstance(one, PaddedCrop):
+            fits = size is None or (size[0] >= wanted[0] and size[1] >= wanted[1])
+            must = f"hold no padded crop larger than the image of {size}, to be made plain"
+            require(fits, "augment", must, wanted, "Nothing in the image says where to pad it.")
+            kept += [CentreCrop(*wanted)] if size != wanted else []
+        elif isinstance(one, ResizedCrop):
+            kept.append(CentreCrop(*wanted, round(max(wanted) * 8 / 7)))
+        elif not isinstance(one, Flip):
+            must = "hold no random operation but Flip, PaddedCrop and ResizedCrop, to be made plain"
+            require(one.draws == 0, "augment", must, type(one).__name__)
+            kept.append(one)
+        if crops or one.sizes:
+            size = wanted
     return tuple(kept)
 
 
-def _without_randomness(operation: Operation, size: tuple[int, int] | None) -> Operation | None:
-    if isinstance(operation, Flip):
-        return None
-    if isinstance(operation, PaddedCrop):
-        wanted = operation.rows, operation.columns
-        if size == wanted:
-            return None
-        fits = size is None or (size[0] >= wanted[0] and size[1] >= wanted[1])
-        must = f"hold no padded crop larger than the image of {size}, to be made plain"
-        require(fits, "augment", must, wanted, "Nothing in the image says where to pad it.")
-        return CentreCrop(*wanted)
-    if isinstance(operation, ResizedCrop):
-        longer = max(operation.rows, operation.columns)
-        return CentreCrop(operation.rows, operation.columns, round(longer * 8 / 7))
-    must = "hold no random operation but Flip, PaddedCrop and ResizedCrop, to be made plain"
-    require(operation.draws == 0, "augment", must, type(operation).__name__)
-    return operation
+def draws(seed: int, epoch: int, numbers: np.ndarray, count: int) -> np.ndarray:
+    """Give random numbers that depend on nothing but seed, epoch and the sample's number.
+
+    So a sample is cropped alike on whichever rank, in whichever thread and after whichever
+    interruption it is read. The generator is a counter that is mixed: two rounds of SplitMix64,
+    the first over the sample's number, the second over the draw's.
+
+    Source:
+        Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.
+    """
+    key = np.random.SeedSequence([seed, epoch, 1]).generate_state(1, np.uint64)[0]
+    with np.errstate(over="ignore"):
+        rows = _mixed(key + (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA))
+        columns = (np.arange(count, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GAMMA)
+        bits = _mixed(rows[:, np.newaxis] + columns)
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def _mixed(state: np.ndarray) -> np.ndarray:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(_SECOND)
+    return state ^ (state >> np.uint64(31))

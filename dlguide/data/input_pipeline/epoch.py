@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from dlguide.data.datasets import RankShard
-from dlguide.data.input_pipeline.order import draws
+from dlguide.data.input_pipeline.augment import draws
 from dlguide.data.input_pipeline.sources import Source
 from dlguide.errors import DataError
+
+CachedSample = tuple[bytes, tuple[int, ...], np.ndarray]  # what is kept, its shape, labels
 
 
 class Cache:
@@ -24,19 +26,19 @@ class Cache:
 
     def __init__(self, kind: str) -> None:
         self.kind, self.nbytes = kind, 0
-        self._held: dict[int, tuple[bytes, tuple[int, ...], np.ndarray]] = {}
+        self._held: dict[int, CachedSample] = {}
         self._lock = threading.Lock()
 
-    def get(self, number: int) -> tuple[bytes, tuple[int, ...], np.ndarray] | None:
-        """Give bytes, shape and labels of a sample, or None where it has not been read yet."""
+    def get(self, number: int) -> CachedSample | None:
+        """Give a sample, or None where it has not been read yet."""
         return self._held.get(number)
 
-    def put(self, number: int, data: bytes, shape: tuple[int, ...], labels: np.ndarray) -> None:
+    def put(self, number: int, sample: CachedSample) -> None:
         """Keep a sample."""
         with self._lock:
             if number not in self._held:
-                self._held[number] = (data, shape, labels)
-                self.nbytes += len(data)
+                self._held[number] = sample
+                self.nbytes += len(sample[0])
 
     def __getstate__(self) -> str:
         return self.kind  # another process reads for itself
@@ -48,78 +50,68 @@ class Cache:
 class Reader:
     """Reads one epoch's samples of one rank, piece by piece; several threads may."""
 
-    def __init__(
-        self,
-        source: Source,
-        cache: Cache,
-        throttle: Any,
-        pieces: list[np.ndarray],
-        chance: tuple[int, int, int],
-        decoder: Any,
-        stack: str | None = None,
-    ) -> None:
-        self.source, self.cache, self.throttle, self.stack = source, cache, throttle, stack
-        self.pieces, self.chance, self.decoder = pieces, chance, decoder
+    def __init__(self, pipeline: Any, pieces: list[np.ndarray], epoch: int) -> None:
+        self.pieces, self._pipeline, self._epoch = pieces, pipeline, epoch
+        # At least one: TensorFlow's `unbatch` dies of rows without numbers.
+        self.draws = max(1, sum(one.draws for one in pipeline.augment))
         self.failures: dict[int, Exception] = {}
 
     def read(self, piece: int) -> tuple[Any, ...]:
-        """Read a piece."""
-        numbers = self.pieces[int(piece)]
-        seed, epoch, count = self.chance
-        random = draws(seed, epoch, numbers, count)
+        """Read a piece: arrays or bytes with their shapes, labels, random numbers."""
+        numbers, pipeline = self.pieces[int(piece)], self._pipeline
+        random = self.random(numbers)
         try:
-            if not self.source.encoded:
-                images, labels = self.source.read(numbers, self.throttle)
-                return images, labels, random
-            if self.cache.kind == "none":
-                data, labels = self.source.read(numbers, self.throttle)
+            if pipeline.cache.kind == "none" or not pipeline.source.encoded:
+                data, labels = pipeline.source.read(numbers, pipeline.throttle)
                 shapes = np.zeros((len(data), 3), np.int32)
             else:
                 data, shapes, labels = self._cached(numbers)
-                if self.stack is not None:
-                    return self._stacked(numbers, data, shapes), labels, random
+            if not pipeline.source.encoded:
+                return data, labels, random
+            if pipeline.stages[1] != "decode":
+                return self._stacked(numbers, data, shapes), labels, random
         except Exception as error:
             # TensorFlow hands on the text of an error; `Epoch` raises the error itself.
             self.failures[int(piece)] = error
             raise
         return np.array(data, object), shapes, labels, random
 
-    def _cached(self, numbers: np.ndarray) -> tuple[list[bytes], np.ndarray, np.ndarray]:
-        held = [self.cache.get(number) for number in numbers.tolist()]
-        missing = np.array([n for n, one in zip(numbers, held, strict=True) if one is None], int)
-        if len(missing):
-            data, labels = self.source.read(missing, self.throttle)
-            fresh = {}
-            for number, one, its_labels in zip(missing.tolist(), data, labels, strict=True):
-                shape: tuple[int, ...] = (0, 0, 0)
-                if self.cache.kind == "decoded":
-                    one, shape = self._decoded(number, one)
-                self.cache.put(number, one, shape, its_labels)
-                fresh[number] = one, shape, its_labels
-            held = [
-                fresh[n] if one is None else one
-                for n, one in zip(numbers.tolist(), held, strict=True)
-            ]
-        data, shapes, labels = zip(*held, strict=True)
-        return list(data), np.array(shapes, np.int32), np.array(labels, np.int32)
+    def random(self, numbers: np.ndarray) -> np.ndarray:
+        """Give the random numbers of samples, one row for each."""
+        return draws(self._pipeline.seed, self._epoch, numbers, self.draws)
 
-    def _stacked(self, numbers: np.ndarray, data: list[bytes], shapes: np.ndarray) -> np.ndarray:
+    def _cached(self, numbers: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+        cache = self._pipeline.cache
+        held = {number: cache.get(number) for number in numbers.tolist()}
+        missing = [number for number, one in held.items() if one is None]
+        if missing:
+            found = self._pipeline.source.read(np.array(missing), self._pipeline.throttle)
+            for number, data, labels in zip(missing, *found, strict=True):
+                shape: tuple[int, ...] = (0, 0, 0)
+                if cache.kind == "decoded":
+                    data, shape = self._decoded(number, data)
+                held[number] = data, shape, labels
+                cache.put(number, held[number])
+        data, shapes, labels = zip(*held.values(), strict=True)
+        return data, np.array(shapes, np.int32), np.array(labels, np.int32)
+
+    def _stacked(self, numbers: np.ndarray, data: Any, shapes: np.ndarray) -> np.ndarray:
         """Put pixels of equal shape into one array."""
         other = int(np.argmax((shapes != shapes[0]).any(axis=1)))
         if other:
             found = [(int(numbers[at]), tuple(shapes[at].tolist())) for at in (0, other)]
-            raise unequal(self.stack, *found)
+            raise _unequal(self._pipeline.name, *found)
         return np.frombuffer(b"".join(data), np.uint8).reshape(len(data), *shapes[0])
 
     def _decoded(self, number: int, data: bytes) -> tuple[bytes, tuple[int, ...]]:
         try:
-            pixels = np.asarray(self.decoder(data))
+            pixels = np.asarray(self._pipeline.decoder(data))
         except Exception as error:
-            raise undecodable(self.source, number, error) from error
+            raise _undecodable(self._pipeline.source, number, error) from error
         return pixels.tobytes(), pixels.shape
 
 
-def unequal(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> DataError:
+def _unequal(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> DataError:
     """Make the error for images of different sizes, which no batch can hold."""
     return DataError(
         f"{name}: images differ in size: sample {one[0]} has {one[1]}, sample {other[0]} has "
@@ -127,12 +119,12 @@ def unequal(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> DataErro
     )
 
 
-def undecodable(source: Source, number: int, error: Exception) -> DataError:
+def _undecodable(source: Source, number: int, error: Exception) -> DataError:
     """Make the error for a sample that was read well and is no image."""
-    return source.damaged(number, f"no image that can be decoded: {said(error)}")
+    return source.damaged(number, f"no image that can be decoded: {_first_line(error)}")
 
 
-def said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Take the first line of an error's text, without TensorFlow's own places."""
     text = str(getattr(error, "message", error)).strip().split("\n")[0]
     return re.sub(r"\{\{.*?\}\} *| *\[Op:.*\]|[. ]+$", "", text)
@@ -170,20 +162,19 @@ class Epoch:
             self.close()
             raise StopIteration
         try:
-            element = self._next(whole)
+            self._last = self._next(whole)
         except BaseException:
             self.close()
             raise
         self.given += 1
         self.wait_s.append(perf_counter() - begin)
-        self._last = element
-        return element
+        return self._last
 
     def close(self) -> None:
         """End it: what was read ahead is dropped; closing twice does nothing."""
         if self._iterator is not None:
             self._iterator = None
-            self._reader.source.close()
+            self._pipeline.source.close()
 
     def __enter__(self) -> Epoch:
         return self
@@ -209,12 +200,11 @@ class Epoch:
 
     def _empty(self) -> Any:
         """Give a batch without samples, of the shape that the others have."""
-        last = self._last
-        if last is None:  # the pass begins with this step: one sample tells the shape
-            one = self._pipeline.replace(batch=1, rank=0, ranks=1, samples=1)
+        if self._last is None:  # the pass begins with this step: one sample tells the shape
+            one = self._pipeline.replace(batch_per_rank=1, rank=0, ranks=1, samples=1)
             with one.epoch(until=self._until) as first:
-                last = next(first)
-        return tuple(part[:0] for part in last)
+                self._last = next(first)
+        return tuple(part[:0] for part in self._last)
 
     def _explained(self, error: Exception) -> Exception:
         """Find which sample it was: the first one that fails in the step that failed."""
@@ -224,40 +214,36 @@ class Epoch:
         numbers = np.concatenate(reader.pieces)
         begins = np.cumsum([0, *map(len, reader.pieces)]).tolist()
         failed = min(reader.failures, default=len(reader.pieces))
-        start, end = self._failing(begins)
+        if self._until in (None, "augment", "batch"):
+            start = sum(len(step.indices) for step in self.steps[: self.given])
+            end = start + len(self.steps[self.given].indices)
+        elif self._until == "read":
+            start, end = begins[self.given], begins[self.given + 1]
+        else:
+            start, end = self.given, self.given + 1
         sizes: dict[tuple[int, ...], int] = {}
         misfit = None
         # What was read ahead may have failed, too, but no later step has been asked for.
-        for place in range(start, min(end, begins[failed])):
-            number = int(numbers[place])
-            image = pipeline.source.read(np.array([number]))[0][0]
+        for number in numbers[start : min(end, begins[failed])]:
+            image = pipeline.source.read(number[None])[0][0]
             if pipeline.source.encoded:
                 try:
                     image = pipeline.decoder(image)
                 except Exception as own:
-                    return undecodable(pipeline.source, number, own)
-            sizes.setdefault(tuple(image.shape), number)
-            chance = draws(*reader.chance[:2], numbers[place : place + 1], reader.chance[2])[0]
+                    return _undecodable(pipeline.source, int(number), own)
+            sizes.setdefault(tuple(image.shape), int(number))
+            chance = reader.random(number[None])[0]
             try:
                 pipeline.augmented(tf.convert_to_tensor(image), chance, pipeline.augment)
             except Exception as own:  # such as a part larger than the image; a bug is no damage
                 if misfit is None and isinstance(own, tf.errors.InvalidArgumentError):
-                    misfit = pipeline.source.damaged(number, said(own))
+                    misfit = pipeline.source.damaged(int(number), _first_line(own))
         if begins[failed] < end:
             return reader.failures[failed]
         if len(sizes) > 1 and not any(one.sizes for one in pipeline.augment):
             (first, one), (second, other) = list(sizes.items())[:2]
-            return unequal(pipeline.name, (one, first), (other, second))
+            return _unequal(pipeline.name, (one, first), (other, second))
         return misfit or error
-
-    def _failing(self, begins: list[int]) -> tuple[int, int]:
-        """Give the places of the samples, in the order of this pass, among which it failed."""
-        if self._until in (None, "augment", "batch"):
-            start = sum(len(step.indices) for step in self.steps[: self.given])
-            return start, start + len(self.steps[self.given].indices)
-        if self._until == "read":
-            return begins[self.given], begins[self.given + 1]
-        return self.given, self.given + 1
 
 
 def with_threads(dataset: Any, pipeline: Any) -> Any:

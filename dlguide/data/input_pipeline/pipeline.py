@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from dlguide.data.datasets import Dataset, RankShard
+from dlguide.data.datasets import BlockShuffle, RankShard, epoch_batches
 from dlguide.data.input_pipeline.augment import Operation, in_unit_range, without_randomness
 from dlguide.data.input_pipeline.epoch import Cache, Epoch, Reader, with_threads
-from dlguide.data.input_pipeline.order import BlockShuffle, steps_of
-from dlguide.data.input_pipeline.sources import ArraySource, FileSource, FormatSource, Source
+from dlguide.data.input_pipeline.sources import ArraySource, as_source
 from dlguide.errors import require, require_count, require_known
 
 CACHES = ("none", "bytes", "decoded")
@@ -23,39 +20,86 @@ CACHES = ("none", "bytes", "decoded")
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """How samples become batches; `build` makes it and tells what the fields mean."""
+    """How samples become batches: read, decode, crop, batch, augment, and prefetch last.
 
-    source: Source
-    batch: int
-    rank: int
-    ranks: int
-    seed: int
-    shuffle: bool
-    channels: int
-    raw: tuple[int, int, int] | None
-    augment: tuple[Operation, ...]
-    order: str | BlockShuffle
-    readers: int
-    threads: int
-    prefetch: int
-    throttle: Any
-    name: str
-    samples: int
-    cache: Cache = field(repr=False)
+    Which rank gets which sample in which step is the rule of `datasets.epoch_batches`; nothing
+    else decides about the content of a batch, neither threads nor cache nor prefetching. Nothing
+    is read yet but what describes the data set.
 
-    def __post_init__(self) -> None:
-        for name in ("batch", "ranks", "readers", "threads", "samples"):
-            require_count(getattr(self, name), name)
-        for name in ("rank", "seed", "prefetch"):
-            require_count(getattr(self, name), name, least=0)
-        require(self.channels in (1, 3), "channels", "be 1 or 3", self.channels)
-        there = self.source.count
-        require(self.samples <= there, "samples", f"be at most the {there} there are", self.samples)
+    Leaves out a cache in files: stage the data set to the node's own disk.
+
+    Args:
+        source: a Dataset, the folder of a data set that `formats` wrote, a list of (path, label),
+            what a reader of `dlguide.data.readers` found, or a `Source`.
+        batch_per_rank: images per rank and step (count).
+        rank: this rank.
+        ranks: number of ranks (count).
+        seed: of the order and of the augmentation, the same on every rank.
+        shuffle: whether each epoch takes the samples in an order of its own.
+        channels: 1 or 3, of the decoded images.
+        raw: (rows, columns, channels) where samples are uint8 pixels and not image files.
+        augment: operations, in their order.
+        cache: "none", "bytes" (as stored) or "decoded" (pixels), in memory; for a source that
+            is not in memory already.
+        order: "global", or `BlockShuffle` for nearly sequential reading of packed files.
+        readers: threads that read, and that decode what a cache of decoded pixels lacks; waiting
+            for a slow storage overlaps between them (count).
+        threads: threads that decode, without such a cache, and augment (count).
+        prefetch: batches that are made ready ahead (count, 0 for none).
+        throttle: a `scaling.storage.Throttle` that makes reading slow; None for none.
+        name: of the data in records; None for the source's own.
+        samples: how many to use, the first ones (count); None for all.
+        part: "train" or "test", of a Dataset; no other source has parts.
+
+    Raises:
+        ValueError: when an argument is out of range, or the batch larger than a rank's shard.
+        DataError: when the data set is damaged where it is described.
+
+    Source:
+        PRACE Best Practice Guide Deep Learning (2019), 5.5.2 (prefetch last).
+    """
+
+    source: Any
+    batch_per_rank: int = 100
+    rank: int = 0
+    ranks: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    channels: int = 3
+    raw: tuple[int, int, int] | None = None
+    augment: tuple[Operation, ...] = ()
+    cache: str | Cache = field(default="none", repr=False)
+    order: str | BlockShuffle = "global"
+    readers: int = 1
+    threads: int = 1
+    prefetch: int = 2
+    throttle: Any = None
+    name: str | None = None
+    samples: int | None = None
+    part: InitVar[str] = "train"
+
+    def __post_init__(self, part: str) -> None:
+        source, cache, then = self.source, self.cache, "Write `augment=(Flip(),)` for one."
+        listed = isinstance(self.augment, tuple | list)
+        require(listed, "augment", "be a tuple of operations", self.augment, then)
         for one in self.augment:
             require(isinstance(one, Operation), "augment", "hold operations", type(one).__name__)
-        if not isinstance(self.order, BlockShuffle):
-            require_known(self.order, ("global",), "order")
-        self.steps(0)  # refuses a rank or a batch that does not fit
+        source = as_source(source, part)
+        if not isinstance(cache, Cache):
+            cache = Cache(require_known(cache, CACHES, "cache"))
+        samples = source.count if self.samples is None else self.samples
+        for key, value in (
+            ("source", source), ("cache", cache), ("augment", tuple(self.augment)),
+            ("name", source.name if self.name is None else self.name), ("samples", samples),
+        ):  # fmt: skip
+            object.__setattr__(self, key, value)
+        require_count(self.readers, "readers")
+        require_count(self.threads, "threads")
+        require_count(self.prefetch, "prefetch", least=0)
+        require(self.channels in (1, 3), "channels", "be 1 or 3", self.channels)
+        self.steps()  # refuses what `epoch_batches` does
+        must = f"be at most the {source.count} there are"
+        require(samples <= source.count, "samples", must, samples)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -84,11 +128,8 @@ class Pipeline:
         """
         for name in changes:
             require_known(name, [one.name for one in dataclasses.fields(self)], "changes")
-        if isinstance(changes.get("cache"), str):
-            require_known(changes["cache"], CACHES, "cache")
-            changes["cache"] = Cache(changes["cache"])
-        elif "channels" in changes or "raw" in changes or "source" in changes:
-            changes.setdefault("cache", Cache(self.cache.kind))
+        if changes.keys() & {"channels", "raw", "source"}:
+            changes.setdefault("cache", self.cache.kind)
         return dataclasses.replace(self, **changes)
 
     def without_augmentation(self) -> Pipeline:
@@ -143,9 +184,9 @@ class Pipeline:
         Returns:
             list: one `RankShard` per step, equally many on every rank.
         """
-        return steps_of(
-            self.order, self.samples, self.batch, self.rank, self.ranks, epoch, self.seed,
-            self.shuffle,
+        return epoch_batches(
+            self.samples, self.batch_per_rank, self.rank, self.ranks, epoch, self.seed,
+            self.shuffle, self.order,
         )  # fmt: skip
 
     def epoch(self, epoch: int = 0, first_step: int = 0, until: str | None = None) -> Epoch:
@@ -173,7 +214,7 @@ class Pipeline:
         last = self.stages[-1] if until is None else require_known(until, self.stages, "until")
         dataset = None
         for stage in self.stages[: self.stages.index(last) + 1]:
-            dataset = self._transformed(stage, dataset, reader)
+            dataset = getattr(self, f"_{stage}")(dataset, reader)
         if until is None and self.prefetch:
             dataset = dataset.prefetch(self.prefetch)
         return Epoch(self, dataset, reader, steps[first_step:], until)
@@ -196,7 +237,7 @@ class Pipeline:
         if stage == "read":
             require(dataset is None, "dataset", "be None for the first stage", "a dataset")
         reader = self._reader(self.steps(epoch), epoch)
-        return with_threads(self._transformed(stage, dataset, reader), self)
+        return with_threads(getattr(self, f"_{stage}")(dataset, reader), self)
 
     def decoder(self, data: Any) -> Any:
         """Decode one sample's bytes."""
@@ -223,29 +264,20 @@ class Pipeline:
         return not self.source.encoded or (self.cache.kind == "decoded" and not one_by_one)
 
     @property
-    def _sizes(self) -> int:
-        """How many operations go image by image: all up to the last that gives them a size."""
-        return max((at for at, one in enumerate(self.augment, 1) if one.sizes), default=0)
-
-    @property
     def _crops(self) -> tuple[Operation, ...]:
-        return self.augment[: self._sizes]
+        """Operations that go image by image: all up to the last that gives them a size."""
+        return self.augment[
+            : max((at for at, one in enumerate(self.augment, 1) if one.sizes), default=0)
+        ]
 
     def _reader(self, steps: list[RankShard], epoch: int, first_step: int = 0) -> Reader:
         numbers = np.concatenate([np.zeros(0, np.int64), *(step.indices for step in steps)])
-        at_once = self.batch
+        at_once = self.batch_per_rank
         if isinstance(self.order, BlockShuffle) and self.source.encoded:
             at_once = self.order.window  # samples are mixed within it, so no run goes beyond it
-        first = at_once - first_step * self.batch % at_once
+        first = at_once - first_step * self.batch_per_rank % at_once
         edges = [0, *range(first, len(numbers), at_once), len(numbers)]
-        pieces = [numbers[a:b] for a, b in pairwise(edges) if b > a]
-        # At least one: TensorFlow's `unbatch` dies of rows without numbers.
-        chance = (self.seed, epoch, max(1, sum(one.draws for one in self.augment)))
-        stack = self.name if self.source.encoded and self._arrays else None
-        return Reader(self.source, self.cache, self.throttle, pieces, chance, self.decoder, stack)
-
-    def _transformed(self, stage: str, dataset: Any, reader: Reader) -> Any:
-        return getattr(self, f"_{stage}")(dataset, reader)
+        return Reader(self, [numbers[a:b] for a, b in pairwise(edges) if b > a], epoch)
 
     def _read(self, dataset: Any, reader: Reader) -> Any:
         import tensorflow as tf
@@ -260,7 +292,7 @@ class Pipeline:
             images, _ = self.source.read(np.zeros(1, np.int64))
             types = [tf.as_dtype(images.dtype), tf.int32, tf.float32]
             shapes = [[None, *images.shape[1:]]]
-        shapes += [[None, *self.source.label_shape], [None, reader.chance[2]]]
+        shapes += [[None, *self.source.label_shape], [None, reader.draws]]
 
         @tf.autograph.experimental.do_not_convert
         def read(piece: Any) -> Any:
@@ -273,11 +305,10 @@ class Pipeline:
     def _decode(self, dataset: Any, reader: Reader) -> Any:
         import tensorflow as tf
 
-        held = self.cache.kind == "decoded"
         size = self.raw or (None, None, self.channels)
 
         def decode(data: Any, shape: Any, labels: Any, draws: Any) -> Any:
-            if held:
+            if self.cache.kind == "decoded":
                 image = tf.reshape(tf.io.decode_raw(data, tf.uint8), shape)
             else:
                 image = self.decoder(data)
@@ -293,112 +324,16 @@ class Pipeline:
         return images.map(crop, self.threads, deterministic=True)
 
     def _batch(self, dataset: Any, reader: Reader) -> Any:
-        return dataset.batch(self.batch)
+        return dataset.batch(self.batch_per_rank)
 
     def _augment(self, dataset: Any, reader: Reader) -> Any:
         done = sum(one.draws for one in self._crops)
 
         def augment(images: Any, labels: Any, draws: Any) -> Any:
             at = done
-            for one in self.augment[self._sizes :]:
+            for one in self.augment[len(self._crops) :]:
                 images = one.apply(images, draws[:, at : at + one.draws])
                 at += one.draws
             return in_unit_range(images), labels
 
         return dataset.map(augment, self.threads, deterministic=True)
-
-
-def build(
-    source: Any,
-    batch: int = 100,
-    rank: int = 0,
-    ranks: int = 1,
-    seed: int = 0,
-    shuffle: bool = True,
-    channels: int = 3,
-    raw: tuple[int, int, int] | None = None,
-    augment: tuple[Operation, ...] = (),
-    cache: str = "none",
-    order: str | BlockShuffle = "global",
-    readers: int = 1,
-    threads: int = 1,
-    prefetch: int = 2,
-    throttle: Any = None,
-    name: str | None = None,
-    samples: int | None = None,
-    part: str = "train",
-) -> Pipeline:
-    """Put a pipeline together: read, decode, crop, batch, augment, and prefetch last.
-
-    Which rank gets which sample in which step is the rule of `datasets.epoch_batches`; nothing
-    else decides about the content of a batch, neither threads nor cache nor prefetching.
-
-    Leaves out a cache in files: stage the data set to the node's own disk.
-
-    Args:
-        source: a Dataset, the folder of a data set that `formats` wrote, a list of (path, label),
-            what a reader of `dlguide.data.readers` found, or a `Source`.
-        batch: images per rank and step (count).
-        rank: this rank.
-        ranks: number of ranks (count).
-        seed: of the order and of the augmentation, the same on every rank.
-        shuffle: whether each epoch takes the samples in an order of its own.
-        channels: 1 or 3, of the decoded images.
-        raw: (rows, columns, channels) where samples are uint8 pixels and not image files.
-        augment: operations, in their order.
-        cache: "none", "bytes" (as stored) or "decoded" (pixels), in memory; for a source that
-            is not in memory already.
-        order: "global", or `BlockShuffle` for nearly sequential reading of packed files.
-        readers: threads that read, and that decode what a cache of decoded pixels lacks; waiting
-            for a slow storage overlaps between them (count).
-        threads: threads that decode, without such a cache, and augment (count).
-        prefetch: batches that are made ready ahead (count, 0 for none).
-        throttle: a `scaling.storage.Throttle` that makes reading slow; None for none.
-        name: of the data in records; None for the source's own.
-        samples: how many to use, the first ones (count); None for all.
-        part: "train" or "test", of a Dataset; no other source has parts.
-
-    Returns:
-        Pipeline: nothing is read yet but what describes the data set.
-
-    Raises:
-        ValueError: when an argument is out of range, or the batch larger than a rank's shard.
-        DataError: when the data set is damaged where it is described.
-
-    Source:
-        PRACE Best Practice Guide Deep Learning (2019), 5.5.2 (prefetch last).
-    """
-    listed = isinstance(augment, tuple | list)
-    then = "Write `augment=(Flip(),)` for one."
-    require(listed, "augment", "be a tuple of operations", augment, then)
-    found = as_source(source, part)
-    return Pipeline(
-        found, batch, rank, ranks, seed, shuffle, channels, raw, tuple(augment), order, readers,
-        threads, prefetch, throttle, found.name if name is None else name,
-        found.count if samples is None else samples,
-        Cache(require_known(cache, CACHES, "cache")),
-    )  # fmt: skip
-
-
-def as_source(source: Any, part: str = "train") -> Source:
-    """Make a source of what a pipeline can read."""
-    require_known(part, ("test", "train"), "part")
-    must, then = "be train unless `source` is a Dataset", "Give the test set's own folder or files."
-    require(part == "train" or isinstance(source, Dataset), "part", must, part, then)
-    if isinstance(source, Source):
-        return source
-    if isinstance(source, Dataset):
-        name = source.name if part == "train" else f"{source.name} ({part})"
-        images = source.train_images if part == "train" else source.test_images
-        labels = source.train_labels if part == "train" else source.test_labels
-        return ArraySource(name, images, labels)
-    if isinstance(source, str | os.PathLike):
-        return FormatSource(source)
-    if hasattr(source, "items") and not isinstance(source, dict):
-        return FileSource(source.items(), "files")
-    listed = isinstance(source, Sequence) and all(
-        isinstance(one, tuple | list) and len(one) == 2 for one in source
-    )
-    must = "be a Dataset, the folder of a data set, a list of (path, label) or a layout"
-    require(listed, "source", must, type(source).__name__)
-    return FileSource(source, "files")

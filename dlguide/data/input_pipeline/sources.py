@@ -8,8 +8,7 @@ import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
+from contextlib import contextmanager, nullcontext, suppress
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.data import formats
-from dlguide.data.formats.dataset import NAME, Damage, DamageError, crc32c, open_file, read_exactly
+from dlguide.data.datasets import Dataset
+from dlguide.data.formats.dataset import NAME, Damage, DamageError, open_file, read_exactly
 from dlguide.data.formats.sample import Sample
-from dlguide.errors import require
+from dlguide.errors import require, require_known
 
 if TYPE_CHECKING:
-    from dlguide.data.formats.dataset import DamageError
     from dlguide.data.readers.imagenet_shards import Shards
 
 
-REQUEST_NBYTES = 1 << 20
+_REQUEST_NBYTES = 1 << 20
 
 
 class Source(ABC):
@@ -58,23 +57,14 @@ class Source(ABC):
 
     @abstractmethod
     def damaged(self, number: int, what: str) -> DamageError:
-        """Make the error for a sample that was read well and cannot be used.
-
-        Args:
-            number: of the sample.
-            what: is wrong.
-
-        Returns:
-            DamageError: to raise.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the files that no thread reads; reading opens them again."""
+        """Make the error for a sample that was read well and cannot be used."""
 
     @abstractmethod
     def checksum(self) -> int:
         """Compute the CRC-32 of what distinguishes this source from another, wherever it lies."""
+
+    def close(self) -> None:  # noqa: B027 - most keep nothing open
+        """Close the files that no thread reads, where some stay open; reading opens them again."""
 
     def labels_of(self, labels: list[tuple[int, ...]], numbers: np.ndarray) -> np.ndarray:
         """Put labels into one array."""
@@ -85,6 +75,10 @@ class Source(ABC):
             if not all(map(_in_32_bits, one)):
                 raise self.damaged(number, f"has labels {one} that 32 bits do not hold")
         return np.array(labels, np.int32).reshape(len(labels), *self.label_shape)
+
+
+def _requests(nbytes: int) -> int:
+    return max(1, math.ceil(nbytes / _REQUEST_NBYTES))
 
 
 class ArraySource(Source):
@@ -118,9 +112,6 @@ class ArraySource(Source):
         if throttle is not None:
             throttle.take(0, 1, images.nbytes)
         return images, self.labels[numbers]
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def damaged(self, number: int, what: str) -> DamageError:
         """Name the image."""
@@ -160,11 +151,8 @@ class FileSource(Source):
             finally:
                 os.close(descriptor)
             if throttle is not None:
-                throttle.take(1, max(1, math.ceil(nbytes / REQUEST_NBYTES)), nbytes)
+                throttle.take(1, _requests(nbytes), nbytes)
         return data, self.labels_of([self.labels[number] for number in numbers], numbers)
-
-    def close(self) -> None:
-        """Nothing stays open."""
 
     def damaged(self, number: int, what: str) -> DamageError:
         """Name the file."""
@@ -230,18 +218,16 @@ class FormatSource(Source):
         found: list[Sample] = []
         asked = []
         with self._dataset() as dataset:
-            for number, count in _runs(numbers[order]):
+            for run in np.split(numbers[order], np.flatnonzero(np.diff(numbers[order]) != 1) + 1):
                 opens = dataset.opens
-                samples = self._neighbours(dataset, number, count)
+                samples = dataset.neighbours(int(run[0]), len(run))
                 found += samples
                 nbytes = sum(len(sample.data) for sample in samples)
-                requests = math.ceil(nbytes / REQUEST_NBYTES)
-                if self.kind == "folder":
-                    requests = len(samples)
-                asked.append((dataset.opens - opens, max(requests, 1), nbytes))
+                requests = len(samples) if self.kind == "folder" else _requests(nbytes)
+                asked.append((dataset.opens - opens, requests, nbytes))
         if throttle is not None:  # only now: where readers share a handle, the next one has it
-            for opens, requests, nbytes in asked:
-                throttle.take(opens, requests, nbytes)
+            for each in asked:
+                throttle.take(*each)
         samples = [found[place] for place in np.argsort(order).tolist()]
         labels = self.labels_of([sample.labels for sample in samples], numbers)
         return [sample.data for sample in samples], labels
@@ -253,51 +239,25 @@ class FormatSource(Source):
 
     def close(self) -> None:
         """Close the unused handles."""
-        with self._lock:
-            while self._handles:
+        with self._lock, suppress(IndexError):
+            while True:
                 self._handles.pop().close()
 
     def checksum(self) -> int:
         """Take the manifest."""
         return zlib.crc32((self.path / NAME).read_bytes())
 
-    def _neighbours(self, dataset: formats.StoredDataset, number: int, count: int) -> list[Sample]:
-        """Read neighbours; where they stand one after the other in a file, with one request."""
-        numbers = range(number, number + count)
-        rows = dataset.index[number : number + count]
-        files, starts, nbytes, checks = (rows[name].tolist() for name in rows.dtype.names)
-        ends = [start + length for start, length in zip(starts, nbytes, strict=True)]
-        grows = all(a <= b for a, b in zip(ends, starts[1:], strict=False))
-        packed = self.kind in ("tfrecord", "recordio") and files[0] == files[-1] and grows
-        if count == 1 or not packed:
-            return [dataset[one] for one in numbers]
-        descriptor, path = dataset.descriptor(files[0]), dataset.path_of(files[0])
-        block = read_exactly(descriptor, ends[-1] - starts[0], starts[0], path)
-        samples = []
-        for one, start, end, check in zip(numbers, starts, ends, checks, strict=True):
-            place = start - starts[0], end - starts[0]
-            if crc32c(block, *place) == check:
-                samples.append(dataset.sample(one, block, *place))
-            else:  # alone it raises the error that names the place
-                samples.append(dataset[one])
-        return samples
-
     @contextmanager
     def _dataset(self) -> Iterator[formats.StoredDataset]:
         """Give a handle that no other thread uses meanwhile."""
-        if self.kind in _ONE_AT_A_TIME:
-            with self._lock:
-                if not self._handles:
-                    self._handles.append(formats.open(self.path))
-                yield self._handles[0]
-            return
-        with self._lock:
-            handle = self._handles.pop() if self._handles else None
-        handle = formats.open(self.path) if handle is None else handle
-        try:
-            yield handle
-        finally:
-            with self._lock:
+        with self._lock if self.kind in _ONE_AT_A_TIME else nullcontext():
+            try:
+                handle = self._handles.pop()  # lists are safe to use from several threads
+            except IndexError:
+                handle = formats.open(self.path)
+            try:
+                yield handle
+            finally:
                 self._handles.append(handle)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -306,15 +266,7 @@ class FormatSource(Source):
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._handles, self._lock = [], threading.Lock()
-
-
-def _runs(numbers: np.ndarray) -> list[tuple[int, int]]:
-    """Cut growing numbers where the next one is not the neighbour: first one and count of each."""
-    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-    edges = [0, *breaks.tolist(), len(numbers)]
-    return [(int(numbers[a]), b - a) for a, b in pairwise(edges) if b > a]
+        self.__dict__.update(state, _handles=[], _lock=threading.Lock())
 
 
 class ShardSource(Source):
@@ -334,8 +286,7 @@ class ShardSource(Source):
         found = [self.shards[number] for number in numbers.tolist()]
         if throttle is not None:
             for one in found:
-                nbytes = len(one.encoded)
-                throttle.take(1, max(1, math.ceil(nbytes / REQUEST_NBYTES)), nbytes)
+                throttle.take(1, _requests(len(one.encoded)), len(one.encoded))
         labels = self.labels_of([(one.label,) for one in found], numbers)
         return [one.encoded for one in found], labels
 
@@ -343,11 +294,31 @@ class ShardSource(Source):
         """Name file, record and byte."""
         return self.shards.index.damaged(number, what)
 
-    def close(self) -> None:
-        """Nothing stays open."""
-
     def checksum(self) -> int:
         """Take all records' lengths and checksums, and the files' names."""
         table = self.shards.index.table
         names = " ".join(path.name for path in self.shards.index.paths)
         return zlib.crc32(table.tobytes(), zlib.crc32(names.encode()))
+
+
+def as_source(source: Any, part: str = "train") -> Source:
+    """Make a source of what a pipeline can read."""
+    require_known(part, ("test", "train"), "part")
+    must, then = "be train unless `source` is a Dataset", "Give the test set's own folder or files."
+    require(part == "train" or isinstance(source, Dataset), "part", must, part, then)
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, Dataset):
+        if part == "test":
+            return ArraySource(f"{source.name} (test)", source.test_images, source.test_labels)
+        return ArraySource(source.name, source.train_images, source.train_labels)
+    if isinstance(source, str | os.PathLike):
+        return FormatSource(source)
+    if hasattr(source, "items") and not isinstance(source, dict):
+        return FileSource(source.items(), "files")
+    listed = isinstance(source, Sequence) and all(
+        isinstance(one, tuple | list) and len(one) == 2 for one in source
+    )
+    must = "be a Dataset, the folder of a data set, a list of (path, label) or a layout"
+    require(listed, "source", must, type(source).__name__)
+    return FileSource(source, "files")

@@ -30,7 +30,7 @@ from dlcourse.usecases.chest_xray.phantoms import FINDINGS, SMALLEST
 from dlguide.data import formats, input_pipeline
 from dlguide.data.formats import Sample
 from dlguide.data.input_pipeline import Pipeline, Source
-from dlguide.data.input_pipeline.pipeline import as_source
+from dlguide.data.input_pipeline.sources import as_source
 from dlguide.errors import DataError, MissingComponentError, require, require_count
 from dlguide.files import new_folder
 
@@ -255,7 +255,7 @@ def pipeline_for(source: object, model: keras.Model, batch: int) -> Pipeline:
     fits = (height, width) == (rows, columns)
     resize = () if fits else (input_pipeline.CentreCrop(rows, columns, max(rows, columns)),)
     small = fits and found.count * height * width * channels <= _CACHE_NBYTES
-    return input_pipeline.build(
+    return input_pipeline.Pipeline(
         found, batch, channels=channels, augment=(*resize, normalisation(net)),
         cache="decoded" if small else "none",
     )  # fmt: skip

@@ -520,7 +520,7 @@ def predict_logits(model: keras.Model, pipeline: Pipeline, comm: Communicator) -
         numpy.ndarray: float64, shape (samples, labels), in the order of the source.
     """
     block = max(1, min(_INFERENCE_BLOCK, pipeline.samples // comm.size))
-    mine = pipeline.replace(batch=block, shuffle=False, rank=comm.rank, ranks=comm.size)
+    mine = pipeline.replace(batch_per_rank=block, shuffle=False, rank=comm.rank, ranks=comm.size)
     logits = np.zeros((pipeline.samples, model.outputs[0].shape[-1]))
     with comm.agree_or_raise(), mine.epoch() as batches:  # one rank's data may be damaged
         for part, (images, _) in zip(mine.steps(), batches, strict=True):

@@ -146,7 +146,7 @@ def pipelines(
     options: dict[str, Any] = {"augment": augmentation(recipe), "threads": threads, "channels": 3}
     if isinstance(data, Dataset):
         train, test = (
-            input_pipeline.build(data, recipe.batch_per_worker, part=part, **options)
+            input_pipeline.Pipeline(data, recipe.batch_per_worker, part=part, **options)
             for part in ("train", "test")
         )
     else:
@@ -156,7 +156,7 @@ def pipelines(
         batches = (recipe.batch_per_worker, min(recipe.batch_per_worker, len(data.test)))
         name = f"ImageNet ({data.form})"
         train, test = (
-            input_pipeline.build(one, batch, name=name, readers=4, **options)
+            input_pipeline.Pipeline(one, batch, name=name, readers=4, **options)
             for one, batch in zip(sources, batches, strict=True)
         )
     return train, test.without_augmentation()
