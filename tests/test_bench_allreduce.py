@@ -9,11 +9,13 @@ import json
 
 import pytest
 from lanes import RANKS
+from made_up_limits import LIMITS
 
 from dlguide import plots
 from dlguide.bench import allreduce as bench
-from dlguide.cli.bench import allreduce_command
+from dlguide.cli.bench import _print_allreduce, allreduce_command
 from dlguide.collectives import NAMES, autotune
+from dlguide.measure import limits
 
 pytestmark = pytest.mark.ranks
 
@@ -91,8 +93,23 @@ def test_the_plot_shows_time_and_bus_bandwidth_of_each_algorithm():
         plots.allreduce({}, 2)
 
 
+def test_the_command_prints_shares_of_the_limit(capsys):
+    # 2 MiB on 2 ranks: 8 MiB moved at 2e10 bytes/s are 419 us
+    points = (
+        bench.AllreducePoint("ring", 1 << 21, (1e-3,) * 5),
+        bench.AllreducePoint("tree", 1 << 21, (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)),
+    )
+    _print_allreduce(bench.AllreduceComparison(2, "Some MPI", points), LIMITS)
+    said = capsys.readouterr().out
+    assert "Limit of 2,097,152 bytes: 419.43 us, 8,388,608 bytes through memory." in said
+    share = said[said.index("Share of the limit") :].split("Bus")[0]
+    assert "0.42" in share
+    assert "spread 67%" in share
+
+
 def test_the_command_writes_numbers_plot_and_table(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("DLGUIDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(limits, "load", lambda: LIMITS)
     allreduce_command(
         1, "64,1K", 1, horovod=False, library_algorithms=False, output=tmp_path / "out"
     )
@@ -101,6 +118,7 @@ def test_the_command_writes_numbers_plot_and_table(monkeypatch, tmp_path, capsys
     assert (tmp_path / "out" / "allreduce.png").exists()
     assert autotune.load_table(1).ranks == 1
     said = capsys.readouterr().out
+    assert "Share of the limit" in said
     assert "Fastest: from 0 bytes" in said
     assert "most probably MVAPICH2-GDR" in said
     with pytest.raises(ValueError, match=r"`sizes` must be numbers of bytes .* got 'lots'"):

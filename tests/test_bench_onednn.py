@@ -9,6 +9,7 @@ import json
 
 import numpy as np
 import pytest
+from made_up_limits import LIMITS
 from typer.testing import CliRunner
 
 from dlguide.bench import onednn
@@ -17,7 +18,7 @@ from dlguide.bench.worker import WorkerProcess
 from dlguide.cli.app import app
 from dlguide.cli.bench import bench
 from dlguide.machine import describe, threads
-from dlguide.measure import Timing
+from dlguide.measure import Timing, limits
 
 AVX512 = "Intel AVX-512 with Intel DL Boost"
 
@@ -31,13 +32,14 @@ def found(convolutions=1, isa=AVX512, products=2):
         machine="here: a processor",
         tensorflow="2.21.0",
         net="resnet50",
-        batch=16,
+        batch_per_rank=16,
         image=224,
         threads=2,
         on=OnednnLog("3.7.3", isa, convolutions, 0),
         off=OnednnLog("3.7.3", isa, 0, products),
         digest="ab",
         apart=1e-5,
+        flops_per_image={"train": 1e9, "infer": 3e8},
         speeds=(side(True, 2.0), side(False, 4.0)) if convolutions else (side(False, 4.0),),
     )
 
@@ -53,13 +55,24 @@ def test_ratio_is_time_without_over_time_with():
 
 def test_summary_names_its_baseline_and_quotes_the_deck_with_what_its_numbers_make():
     text = found().summary()
-    assert "resnet50, batch 16, images of 224 x 224, 2 threads" in text
+    assert "resnet50, batch per rank 16, images of 224 x 224, 2 threads" in text
     assert "here: a processor" in text
     assert "train: 2.00 (" in text
     assert "3.84 and 17.69 images/s" in text
     assert "4.61 times; it says 5X" in text
     assert "matrix products inside Eigen's convolutions" in text
     assert "matrix products" not in found(products=0).summary()
+
+
+def test_summary_has_the_share_of_the_multiply_add_peak():
+    one_core = dataclasses.replace(found(), threads=1)
+    # 16 images of 1e9 flops take 0.16 s at 1e11 flop/s, and twice that on one of two cores
+    assert one_core.bound("train", LIMITS).seconds == pytest.approx(0.32)
+    assert found().bound("train", LIMITS).share(2.0) == pytest.approx(0.08)
+    assert "share of the limit" not in found().summary()
+    text = found().summary(LIMITS)
+    assert " 8.00   0.08 " in text
+    assert " 4.00   0.04 " in text
 
 
 def test_summary_says_what_is_missing():
@@ -107,7 +120,7 @@ def test_processes_compute_what_keras_computes_here():
     from dlguide import models
 
     plan = dataclasses.asdict(threads.plan(describe()))
-    work = {"net": "mnist_cnn_bn", "batch": 5, "image": None, "seed": 3}
+    work = {"net": "mnist_cnn_bn", "batch_per_rank": 5, "image": None, "seed": 3}
     with WorkerProcess() as process:
         process.ask("build", plan=plan, rank=0, **work)
         process.ask("check", mode="infer")
@@ -142,7 +155,7 @@ def test_process_that_fails_is_told_and_goes_on():
         process.ask("sing")
         with pytest.raises(RuntimeError, match="KeyError: 'sing'"):
             process.answer(60)
-        process.ask("build", plan=plan, rank=9, net="mlp", batch=1, image=None, seed=0)
+        process.ask("build", plan=plan, rank=9, net="mlp", batch_per_rank=1, image=None, seed=0)
         with pytest.raises(RuntimeError, match="`rank` must be at most 0"):
             process.answer(60)
         with pytest.raises(RuntimeError, match=r"did not answer in 0\.1 s"):
@@ -159,7 +172,7 @@ def test_process_that_ends_is_told_with_its_last_words():
 
 
 def test_on_and_off_are_measured_with_equal_work():
-    result = onednn.compare("mnist_cnn", batch=4, image=None, seconds=0.2, turns=2)
+    result = onednn.compare("mnist_cnn", batch_per_rank=4, image=None, seconds=0.2, turns=2)
     if not result.has_onednn:
         pytest.skip("this TensorFlow has no oneDNN")
     assert result.on.convolutions == 1
@@ -183,7 +196,7 @@ def test_on_and_off_are_measured_with_equal_work():
         ({"net": "resnet5"}, "`net` must be one of .*Did you mean resnet"),
         ({"modes": ["train", "dream"]}, "`modes` must be one of infer, train, got 'dream'"),
         ({"modes": []}, "`modes` must name train, infer or both"),
-        ({"batch": 0}, "`batch` must be a whole number of at least 1"),
+        ({"batch_per_rank": 0}, "`batch_per_rank` must be a whole number of at least 1"),
         ({"seconds": -1}, "`seconds` must be a positive number"),
         ({"turns": 0}, "`turns` must be"),
     ],
@@ -202,6 +215,7 @@ def test_command_line_writes_record_and_plot(tmp_path, monkeypatch):
         return found()
 
     monkeypatch.setattr(onednn, "compare", compare)
+    monkeypatch.setattr(limits, "load", lambda: LIMITS)
     words = ["bench", "onednn", "--mode", "train", "--seconds", "5", "--output", str(tmp_path)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output

@@ -80,36 +80,54 @@ def test_prediction_is_the_slower_rank_and_the_exchange():
 def test_efficiency_is_the_speed_up_per_rank():
     row = scaling.ScalingRow(4, 16, Timing((0.5,)), 128.0, 3.0, None, None, 0.375)
     assert row.efficiency == 0.75
+    assert row.bound.cell(row.step) == "-"
 
 
-@pytest.mark.parametrize(("mode", "counts"), [("strong", [1, 2]), ("weak", [2])])
-def test_synchronous_rows_have_the_mode_s_batches_and_fit_together(mode, counts, tmp_path):
-    words = ["bench", "scaling", "--mode", mode, "--ranks", ",".join(map(str, counts))]
-    words += ["--batch", "16", "--steps", "4", "--rounds", "2", "--output", str(tmp_path)]
+def test_limit_of_a_step_is_the_slowest_rank_without_exchange():
+    step, independent = Timing((0.4,) * 5), Timing((0.3,) * 5)
+    row = scaling.ScalingRow(2, 16, step, 80.0, 1.6, None, None, 0.25, independent)
+    assert row.bound.share(0.4) == pytest.approx(0.75)
+    found = scaling.ScalingComparison("weak", "synchronous", "mlp", (row,), ())
+    assert " 0.75" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("mode", "option", "counts"),
+    [("strong", "--global-batch", [1, 2]), ("weak", "--batch-per-rank", [2])],
+)
+def test_synchronous_rows_have_the_mode_s_batches_and_fit_together(mode, option, counts, tmp_path):
+    words = ["bench", "scaling", option, "16", "--ranks", ",".join(map(str, counts))]
+    words += ["--steps", "4", "--rounds", "2", "--output", str(tmp_path)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / f"scaling-{mode}-synchronous.json").read_text())
     assert [row["ranks"] for row in record["rows"]] == counts
     for row in record["rows"]:
         p, median = row["ranks"], float(np.median(row["step"]["seconds"]))
-        assert row["batch"] == (16 // p if mode == "strong" else 16)
+        assert row["batch_per_rank"] == (16 // p if mode == "strong" else 16)
         assert len(row["step"]["seconds"]) == 4
-        assert row["images_per_s"] == pytest.approx(p * row["batch"] / median)
+        assert row["images_per_s"] == pytest.approx(p * row["batch_per_rank"] / median)
         assert row["speedup"] == pytest.approx(row["images_per_s"] * row["alone_s"] / 16)
         if p == 1:
             assert row["speedup"] == pytest.approx(1)
-            assert row["predicted_s"] is None
+            assert row["predicted_s"] is row["independent"] is None
         else:
             parts = ("compute_s", "straggler_s", "exposed_s")
             told = sum(row["predicted"][part] for part in parts)
             assert row["predicted_s"] == pytest.approx(told)
-    for text in ("OSU-Caffe's `-scal` is strong", scaling.MODES[mode], "Assumed: "):
+            assert len(row["independent"]["seconds"]) == 4
+    for text in (
+        "share of the limit",
+        "OSU-Caffe's `-scal` is strong",
+        scaling.MODES[mode],
+        "Assumed: ",
+    ):
         assert text in done.output
 
 
 @pytest.mark.alone
 def test_asynchronous_workers_count_every_update_and_their_staleness():
-    found = scaling.measure("weak", (1, 2), "asynchronous", batch=16, steps=6, rounds=1)
+    found = scaling.measure((1, 2), "asynchronous", batch_per_rank=16, steps=6, rounds=1)
     one, two = found.rows
     assert (one.ranks, two.ranks) == (1, 2)
     assert one.speedup == 1
@@ -123,13 +141,18 @@ def test_asynchronous_workers_count_every_update_and_their_staleness():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"mode": "week"}, r"`mode` must be one of strong, weak, got 'week'. Did you mean weak\?"),
         ({"update": "sync"}, "`update` must be one of asynchronous, synchronous"),
         ({"net": "mnist"}, "`net` must be one of"),
         ({"ranks": ()}, "`ranks` must name a number"),
         ({"ranks": (0,)}, "`ranks` must be a whole number"),
         ({"ranks": (1, 4096)}, "`ranks` must be at most the .* cores"),
-        ({"mode": "strong", "batch": 101}, "`batch` must be divisible by 1, 2, got 101"),
+        ({"global_batch": 101}, "`global_batch` must be divisible by 1, 2, got 101"),
+        ({"global_batch": 0}, "`global_batch` must be a whole number"),
+        ({"batch_per_rank": 0}, "`batch_per_rank` must be a whole number"),
+        (
+            {"global_batch": 8, "batch_per_rank": 4},
+            "`global_batch` must be None with .*one of the two",
+        ),
         ({"steps": 0}, "`steps` must"),
         ({"steps": 2, "rounds": 3}, "`rounds` must be at most the 2 steps, got 3"),
     ],

@@ -11,9 +11,12 @@ import socket
 import sys
 
 import pytest
+from made_up_limits import LIMITS
 
 from dlguide import cli
+from dlguide.cli import training
 from dlguide.machine import describe
+from dlguide.training.compare import ComparisonRow
 
 
 @pytest.fixture
@@ -126,3 +129,19 @@ def test_an_expected_error_shows_its_traceback_when_asked(dlguide, monkeypatch):
     monkeypatch.setenv("DLGUIDE_TRACEBACK", "1")
     with pytest.raises(ValueError, match="`epochs` must"):
         dlguide("train", "--epochs", -1)
+
+
+def test_table_of_trainings_has_the_mfu_where_the_peak_was_measured(capsys):
+    def row(threads, images_per_s):
+        return ComparisonRow(1, threads, images_per_s, 1.0, 1.0, None, 2.0)
+
+    # 1e8 flops an image: the two cores of these limits could do 1000 images/s, one of them 500
+    rows = [row(1, 100.0), row(2, 100.0), row(2, 0.0)]
+    training._print_table(rows, [LIMITS.computing(1e8, each.threads) for each in rows])
+    said = capsys.readouterr().out
+    cells = [line.split("│")[-2].strip() for line in said.splitlines() if line.startswith("│")]
+    assert cells == ["0.2", "0.1", "-"]
+    assert "MFU: counted flops x images/s over" in said
+    training._print_table(rows[:1], [None])
+    said = capsys.readouterr().out
+    assert "MFU: unknown; `dlguide bench limits` measures" in said

@@ -12,30 +12,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_up_limits import LIMITS, limit
+from typer.testing import CliRunner
 
+from dlguide.cli.app import app
+from dlguide.cli.bench import limits_command
+from dlguide.machine import describe, threads
 from dlguide.measure import Timing, limits
-from dlguide.measure.limits import Bound, Limit, Limits
+from dlguide.measure.limits import Bound, Limit
 
-
-def limit(value, spread=0.0):
-    return Limit((value * (1 - spread / 2), value, value * (1 + spread / 2)) * 3, "so")
-
-
-LIMITS = Limits(
-    "here",
-    (0, 1),
-    "2026-11-23 10:00+00:00",
-    "0.1.0",
-    {1 << 20: limit(4e10), 1 << 22: limit(2e10)},
-    {
-        "line_transfer_s": limit(1e-7),
-        "side_by_side": limit(0.9),
-        "cached_read_bytes_per_s": limit(8e9),
-        "checksum_bytes_per_s": limit(4e9),
-        "flops_per_s": limit(1e11),
-    },
-    {},
-)
+assert limits_command  # importing it adds the command
 
 
 @pytest.fixture
@@ -61,13 +47,17 @@ def test_memory_traffic_is_interpolated_between_footprints_and_constant_beyond()
         (1 << 21, 2, 4 * (1 << 21) / 2e10),
         (1 << 20, 4, 8 * (1 << 20) / 2e10),
         (8, 2, 2e-7),  # two transfers of a cache line
-        (1 << 20, 1, 0.0),
     ],
 )
 def test_allreduce_reads_and_writes_every_byte_once_or_waits_for_two_cache_lines(
     nbytes, ranks, seconds
 ):
     assert LIMITS.allreduce(nbytes, ranks).seconds == pytest.approx(seconds)
+
+
+def test_one_rank_exchanges_nothing():
+    alone = LIMITS.allreduce(1 << 20, 1)
+    assert (alone.seconds, alone.why) == (None, "one rank exchanges nothing")
 
 
 def test_reading_passes_the_page_cache_and_the_checksum():
@@ -131,7 +121,7 @@ def test_what_was_not_measured_is_unknown_with_its_reason():
         "memory": "no answer in 90 s", **dict.fromkeys(limits.QUANTITIES, "exit status 1"),
     })  # fmt: skip
     assert without.allreduce(8, 2).share(1.0) is None
-    assert without.allreduce(8, 2).cell(Timing((1.0,))) == "unknown"
+    assert without.allreduce(8, 2).cell(Timing((1.0,))) == "-"
     assert "no answer in 90 s" in without.allreduce(8, 2).why
     assert "exit status 1" in without.computing(1.0).why
     assert "flops_per_s: no value, exit status 1" in str(without)
@@ -316,3 +306,27 @@ def test_a_wrong_product_is_never_a_peak():
     limits.require_equal(np.ones(3), np.ones(3))
     with pytest.raises(RuntimeError, match="differs from NumPy's"):
         limits.require_equal(np.ones(3), np.full(3, 1.5))
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_measures_once_and_again_when_asked(cache, monkeypatch):
+    measured = []
+
+    def measure(cpus):
+        measured.append(cpus)
+        return stored()[0]
+
+    monkeypatch.setattr(limits, "measure", measure)
+    for words, count in ((["bench", "limits"], 1), (["bench", "limits"], 1)):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        assert len(measured) == count
+        assert "flops_per_s" in done.output
+    assert "Measuring" not in done.output
+    done = CliRunner().invoke(app, ["bench", "limits", "--again"])
+    assert "Measuring the limits of this machine" in done.output
+    assert len(measured) == 2
+    plan = threads.plan(describe(), describe().usable_cores)
+    assert measured[0] == [cpus[0] for cpus in plan.cpus]

@@ -44,7 +44,9 @@ def test_table_has_a_line_for_each_split():
 
 def test_every_number_of_streams_of_this_machine_is_measured():
     cores = describe().usable_cores
-    splits = streams.compare("mlp", batch=3, seconds=0.2, turns=2, splits=sorted({1, cores}))
+    splits = streams.compare(
+        "mlp", batch_per_rank=3, seconds=0.2, turns=2, splits=sorted({1, cores})
+    )
     assert [each.streams for each in splits] == sorted({1, cores})
     for each in splits:
         assert each.streams * each.threads <= cores
@@ -61,7 +63,7 @@ def test_every_number_of_streams_of_this_machine_is_measured():
         ({"splits": []}, "`splits` must name at least one number of streams"),
         ({"splits": [0]}, "`splits` must be a whole number of at least 1"),
         ({"net": "mnist"}, "`net` must be one of"),
-        ({"batch": 0}, "`batch` must be"),
+        ({"batch_per_rank": 0}, "`batch_per_rank` must be"),
         ({"seconds": 0}, "`seconds` must be a positive number"),
         ({"turns": 0}, "`turns` must be"),
     ],

@@ -22,7 +22,7 @@ import numpy as np
 from dlguide import commands
 from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec
-from dlguide.collectives import LIBRARY, NAMES, AllreduceTable, autotune
+from dlguide.collectives import LIBRARY, NAMES, AllreduceTable, autotune, ring_share
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe, threads
 
@@ -73,7 +73,7 @@ class AllreducePoint:
         Source:
             NVIDIA, nccl-tests, PERFORMANCE.md: "bus bandwidth".
         """
-        return 2 * (ranks - 1) / ranks * self.nbytes / self.median_s
+        return ring_share(ranks) * self.nbytes / self.median_s
 
 
 @dataclass(frozen=True)

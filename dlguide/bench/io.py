@@ -25,12 +25,13 @@ from dlguide.data import formats
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe
 from dlguide.measure import Ratio, Timing, ratio
+from dlguide.measure.limits import SHARE, Limits
 
 ACCESS = ("sequential", "random")
 PLAIN = "plain read"
 COLUMNS = (
     *("format", "access", "cache", "samples/s", "quartiles", "MB/s checked", "MB/s raw"),
-    *("bytes on disk", "opens"),
+    *(SHARE, "bytes on disk", "opens"),
 )
 _BLOCK = 1 << 20
 # Files of a data set whose pages are inspected before a cold pass; all would take too long.
@@ -121,12 +122,19 @@ class ReadingComparison:
             )
         return f"Cold: verified with mincore, at most {most:.1%} of the pages were in memory."
 
-    def lines(self) -> list[tuple[str, ...]]:
-        """Rows of the table: one for each format, access pattern and cache state."""
+    def lines(self, limits: Limits | None = None) -> list[tuple[str, ...]]:
+        """Rows of the table: one for each format, access pattern and cache state.
+
+        Args:
+            limits: of this machine, for the share of the limit in warm passes.
+        """
         rows = []
         for each in self.speeds:
             if each.checked or each.kind == PLAIN:
                 raw = self.speed(each.kind, each.access, each.cold, False)
+                share = ""
+                if limits is not None and not each.cold:
+                    share = limits.reading(each.nbytes, each.checked).cell(each.timing)
                 low, high = each.samples / each.timing.high, each.samples / each.timing.low
                 rows.append(
                     (
@@ -137,6 +145,7 @@ class ReadingComparison:
                         f"{low:,.0f} to {high:,.0f}",
                         f"{each.bytes_per_s / 1e6:,.0f}" if each.checked else "",
                         f"{raw.bytes_per_s / 1e6:,.0f}",
+                        share,
                         f"{each.disk_nbytes:,}",
                         f"{each.opens:,}",
                     )

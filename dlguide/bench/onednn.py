@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from dlguide import models, published
-from dlguide.bench.worker import WorkerProcess
+from dlguide.bench.worker import START_S, STEP_S, WorkerProcess, ask_all
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.machine import Machine, describe, onednn, threads
 from dlguide.measure import Ratio, Timing, ratio
+from dlguide.measure.limits import SHARE, Bound, Limits
 
 SWITCH = "TF_ENABLE_ONEDNN_OPTS"
 MODES = ("train", "infer")
-START_S, STEP_S = 300.0, 120.0  # limits: to start and build; for one step beside the time asked
 SAME_LOSS, SAME_GRADIENT = 1e-3, 1e-2  # relative; a ReLU near 0 lets rounding grow backwards
 
 PROOF = """
@@ -56,13 +56,13 @@ class OnednnSpeed:
 
     mode: str
     onednn: bool
-    batch: int
+    batch_per_rank: int
     timing: Timing
 
     @property
     def images_per_s(self) -> float:
         """In the median step."""
-        return self.batch / self.timing.median
+        return self.batch_per_rank / self.timing.median
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,25 +71,27 @@ class OnednnComparison:
 
     Args:
         machine: its name and processor.
-        batch: images per step.
+        batch_per_rank: images per step of the one rank.
         image: height and width of the images (pixels); None for the net's default.
         on: oneDNN's log when switched on.
         off: oneDNN's log when switched off.
         digest: digest of the weights, equal on both sides.
         apart: largest relative difference between the results of both first steps.
+        flops_per_image: counted from the layers, by mode.
         speeds: both sides of each mode; one side if this TensorFlow has no oneDNN.
     """
 
     machine: str
     tensorflow: str
     net: str
-    batch: int
+    batch_per_rank: int
     image: int | None
     threads: int
     on: OnednnLog
     off: OnednnLog
     digest: str
     apart: float
+    flops_per_image: dict[str, float]
     speeds: tuple[OnednnSpeed, ...]
 
     @property
@@ -111,6 +113,10 @@ class OnednnComparison:
         """Speed-up by oneDNN in one mode: time without over time with."""
         return ratio(self.speed(mode, False).timing, self.speed(mode, True).timing)
 
+    def bound(self, mode: str, limits: Limits) -> Bound:
+        """Return the shortest time of a step: its counted flops at the multiply-add peak."""
+        return limits.computing(self.batch_per_rank * self.flops_per_image[mode], self.threads)
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain numbers and texts for JSON."""
         return dataclasses.asdict(self)
@@ -119,20 +125,58 @@ class OnednnComparison:
         """Write the record as JSON."""
         path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 
-    def summary(self) -> str:
-        """The machine, both sides, the ratio and the workshop's numbers in a few lines."""
+    def summary(self, limits: Limits | None = None) -> str:
+        """The machine, both sides, the ratio and the workshop's numbers in a few lines.
+
+        Args:
+            limits: of this machine, for a column with the share of the limit.
+        """
         size = "" if self.image is None else f", images of {self.image} x {self.image}"
-        head = [
-            f"{self.net}, batch {self.batch}{size}, {self.threads} threads; "
+        lines = [
+            f"{self.net}, batch per rank {self.batch_per_rank}{size}, {self.threads} threads; "
             f"TensorFlow {self.tensorflow}",
             self.machine,
         ]
-        return "\n".join([*head, *_library_lines(self), *_speed_lines(self), *_deck()])
+        if self.has_onednn:
+            lines.append(f"oneDNN {self.on.version}, may use: {self.on.isa}")
+            if "AVX-512" not in self.on.isa and "AVX512" not in self.on.isa:
+                lines.append(
+                    "No AVX-512 here: oneDNN's kernels of the widest vectors are not used."
+                )
+            if self.off.products:
+                lines.append(
+                    "Switched off, oneDNN still does the matrix products inside Eigen's "
+                    "convolutions: the baseline is better than that of 2019."
+                )
+        else:
+            lines.append(
+                "This TensorFlow computes no convolution with oneDNN, so there is nothing to "
+                "switch."
+            )
+        share = "" if limits is None else f"{SHARE:22}"
+        lines.append(f"mode    oneDNN   images/s   {share}a step (quartiles)")
+        for each in self.speeds:
+            cell = "" if limits is None else self.bound(each.mode, limits).cell(each.timing)
+            lines.append(
+                f"{each.mode:7} {('off', 'on')[each.onednn]:6} {each.images_per_s:10.2f}   "
+                f"{cell:{len(share)}}{each.timing}"
+            )
+        if limits is not None:
+            lines.append(f"{SHARE}: counted flops over what the multiply-add units can do (MFU).")
+        modes = dict.fromkeys(each.mode for each in self.speeds) if self.has_onednn else ()
+        lines += [f"{mode}: {self.ratio(mode)} times as fast with oneDNN" for mode in modes]
+        rows = [row for row in published.load("throughput") if row["table"] == "tf_bench"]
+        plain, optimised = (row["images_per_s"] for row in rows)
+        lines.append(
+            f"The deck, 2019: {plain} and {optimised} images/s (ResNet-50, training, batch 16, on "
+            f"a machine it does not name): {optimised / plain:.2f} times; it says 5X."
+        )
+        return "\n".join(lines)
 
 
 def compare(
     net: str = "resnet50",
-    batch: int = 16,
+    batch_per_rank: int = 16,
     image: int | None = 224,
     seconds: float = 60.0,
     modes: Sequence[str] = MODES,
@@ -149,7 +193,7 @@ def compare(
 
     Args:
         net: a net that `models.build` knows.
-        batch: images per step (count).
+        batch_per_rank: images per step (count).
         image: height and width of the images (pixels); None takes the net's own, as a net for
             MNIST must.
         seconds: time of all turns together (s); a step that takes longer is ended.
@@ -166,7 +210,7 @@ def compare(
         RuntimeError: when the two sides do not compute the same, or a process fails.
     """
     require_known(net, models.names("digits", "imagenet"), "net")
-    require_count(batch, "batch")
+    require_count(batch_per_rank, "batch_per_rank")
     require_count(turns, "turns")
     require_positive(seconds, "seconds")
     require(bool(modes), "modes", "name train, infer or both", list(modes))
@@ -177,33 +221,42 @@ def compare(
     with ThreadPoolExecutor() as both:
         on, off = both.map(_log, ("1", "0"))
     sides = (True, False) if on.convolutions else (False,)
-    work = {"net": net, "batch": batch, "image": image, "seed": seed}
+    speeds = []
     with ExitStack() as stack:
         processes = {
             side: stack.enter_context(WorkerProcess({SWITCH: str(int(side))})) for side in sides
         }
-        for process in processes.values():
-            process.ask("build", plan=dataclasses.asdict(plan), rank=0, **work)
-        built = [process.answer(START_S) for process in processes.values()]
-        apart = require_equal_work(
-            [each["digest"] for each in built],
-            {mode: _first_steps(processes.values(), mode) for mode in modes},
-        )
+        work = {"net": net, "batch_per_rank": batch_per_rank, "image": image, "seed": seed}
+        work |= {"plan": dataclasses.asdict(plan), "rank": 0}
+        both_sides = list(processes.values())
+        built = ask_all(both_sides, START_S, "build", **work)
+        firsts = {mode: ask_all(both_sides, START_S, "check", mode=mode) for mode in modes}
+        apart = require_equal_work([each["digest"] for each in built], firsts)
         share_s = seconds / (len(modes) * len(sides) * turns)
-        speeds = [
-            speed for mode in modes for speed in _turns(processes, mode, turns, share_s, batch)
-        ]
+        for mode in modes:
+            steps: dict[bool, list[float]] = {side: [] for side in sides}
+            warmup: dict[bool, list[float]] = {side: [] for side in sides}
+            for _ in range(turns):
+                for side, process in processes.items():
+                    process.ask("run", mode=mode, seconds=share_s)
+                    first, *others = process.answer(share_s + STEP_S)
+                    warmup[side].append(first)
+                    steps[side] += others
+            for side in sides:
+                timing = Timing(tuple(steps[side]), tuple(warmup[side]))
+                speeds.append(OnednnSpeed(mode, side, batch_per_rank, timing))
     return OnednnComparison(
         f"{machine.name}: {machine.processor}",
         built[0]["tensorflow"],
         net,
-        batch,
+        batch_per_rank,
         image,
         plan.threads,
         on,
         off,
         built[0]["digest"],
         apart,
+        built[0]["flops_per_image"],
         tuple(speeds),
     )
 
@@ -235,67 +288,3 @@ def _log(value: str) -> OnednnLog:
     log = onednn.run_verbose(PROOF, START_S, {SWITCH: value})
     products = log.count("gemm_api") + log.count("matmul")
     return OnednnLog(log.version, log.isa, log.count("convolution"), products)
-
-
-def _first_steps(processes: Any, mode: str) -> list[list[float]]:
-    for process in processes:
-        process.ask("check", mode=mode)
-    return [process.answer(START_S) for process in processes]
-
-
-def _turns(
-    processes: Mapping[bool, WorkerProcess], mode: str, turns: int, share_s: float, batch: int
-) -> list[OnednnSpeed]:
-    """Let the sides take turns; the first turn and the first step of each are warm-up."""
-    steps: dict[bool, list[float]] = {side: [] for side in processes}
-    warmup: dict[bool, list[float]] = {side: [] for side in processes}
-    for _ in range(turns):
-        for side, process in processes.items():
-            process.ask("run", mode=mode, seconds=share_s)
-            first, *others = process.answer(share_s + STEP_S)
-            warmup[side].append(first)
-            steps[side] += others
-    return [
-        OnednnSpeed(mode, side, batch, Timing(tuple(steps[side]), tuple(warmup[side])))
-        for side in processes
-    ]
-
-
-def _library_lines(found: OnednnComparison) -> list[str]:
-    if not found.has_onednn:
-        return [
-            "This TensorFlow computes no convolution with oneDNN, so there is nothing to switch."
-        ]
-    lines = [f"oneDNN {found.on.version}, may use: {found.on.isa}"]
-    if "AVX-512" not in found.on.isa and "AVX512" not in found.on.isa:
-        lines.append("No AVX-512 here: oneDNN's kernels of the widest vectors are not used.")
-    if found.off.products:
-        lines.append(
-            "Switched off, oneDNN still does the matrix products inside Eigen's convolutions: "
-            "the baseline is better than that of 2019."
-        )
-    return lines
-
-
-def _speed_lines(found: OnednnComparison) -> list[str]:
-    lines = ["mode    oneDNN   images/s   a step (quartiles)"]
-    lines += [
-        f"{each.mode:7} {('off', 'on')[each.onednn]:6} {each.images_per_s:10.2f}   {each.timing}"
-        for each in found.speeds
-    ]
-    if found.has_onednn:
-        lines += [
-            f"{mode}: {found.ratio(mode)} times as fast with oneDNN"
-            for mode in dict.fromkeys(each.mode for each in found.speeds)
-        ]
-    return lines
-
-
-def _deck() -> list[str]:
-    """The numbers of the 2019 workshop as printed, and their ratio."""
-    rows = [row for row in published.load("throughput") if row["table"] == "tf_bench"]
-    plain, optimised = (row["images_per_s"] for row in rows)
-    return [
-        f"The deck, 2019: {plain} and {optimised} images/s (ResNet-50, training, batch 16, on a "
-        f"machine it does not name): {optimised / plain:.2f} times; it says 5X."
-    ]

@@ -18,6 +18,7 @@ from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe
 from dlguide.measure import Timing
+from dlguide.measure.limits import SHARE, Bound
 from dlguide.scaling import simulate, step
 from dlguide.training import step_breakdown
 
@@ -34,7 +35,7 @@ LAUNCHERS = (
     "What the same command line means elsewhere: OSU-Caffe's `-scal` is strong by default (the "
     "batch in the file is divided by the solvers), Intel-Caffe's batch is each worker's (weak), "
     "and BVLC Caffe multiplies the batch by its GPUs (weak) (tutorial, demos); Horovod and this "
-    "course's `fit` are weak: `batch` is one rank's. The survey's Figure 5 keeps a batch of 128 "
+    "course's `fit` are weak: `batch_per_rank`. The survey's Figure 5 keeps a batch of 128 "
     "for synchronous and for asynchronous training."
 )
 
@@ -45,7 +46,7 @@ class ScalingRow:
 
     Args:
         ranks: number of ranks that compute, p (count).
-        batch: images of each in a step (count).
+        batch_per_rank: images of each in a step (count).
         step: times of a step, of the slowest rank where all wait for each other; asynchronous:
             the one mean time of a worker's step.
         images_per_s: all ranks together (images/s).
@@ -53,18 +54,21 @@ class ScalingRow:
         predicted: the step from its parts; None for one rank, which is what all is made from.
         predicted_s: time of a step that was predicted (s); None for one rank.
         alone_s: one rank's step by itself, measured in the same ranks (s).
+        independent: times of a step of the slowest rank when all ranks compute at once and
+            exchange nothing, which no exchange can be faster than; None for one rank.
         staleness: updates between a gradient's weights and its use, mean; None for synchronous.
         predicted_staleness: the same, simulated.
     """
 
     ranks: int
-    batch: int
+    batch_per_rank: int
     step: Timing
     images_per_s: float
     speedup: float
     predicted: step.StepTime | None
     predicted_s: float | None
     alone_s: float
+    independent: Timing | None = None
     staleness: float | None = None
     predicted_staleness: float | None = None
 
@@ -77,6 +81,17 @@ class ScalingRow:
     def ratio(self) -> float | None:
         """Predicted over measured time of a step; None for one rank."""
         return None if self.predicted_s is None else self.predicted_s / self.step.median
+
+    @property
+    def bound(self) -> Bound:
+        """The shortest time of a step: that of independent processes side by side.
+
+        Shared caches, memory and clock are in it. An exchange can hide behind computing, so it
+        needs no time of its own in a lower bound.
+        """
+        if self.independent is None:
+            return Bound(None, 0.0, "one rank exchanges nothing")
+        return Bound(self.independent.median, self.independent.spread, "ranks without exchange")
 
 
 @dataclass(frozen=True)
@@ -96,8 +111,8 @@ class ScalingComparison:
     def __str__(self) -> str:
         lines = [
             f"{self.mode} scaling, {self.update}: {MODES[self.mode]}; {UPDATES[self.update]}.",
-            f"{self.net}:  ranks  batch  step [ms] (quartiles)    images/s  speed-up  "
-            "efficiency  predicted [ms]",
+            f"{self.net}:  ranks  batch per rank  step [ms] (quartiles)    images/s  speed-up  "
+            f"efficiency  {SHARE}  predicted [ms]",
         ]
         for row in self.rows:
             times = f"{1e3 * row.step.median:.1f}"
@@ -107,9 +122,9 @@ class ScalingComparison:
             if row.predicted_s is not None:
                 said = f"{1e3 * row.predicted_s:.1f} ({100 * (row.ratio - 1):+.0f} %)"
             lines.append(
-                f"{'':{len(self.net)}}  {row.ranks:6}  {row.batch:5}  {times:22}  "
+                f"{'':{len(self.net)}}  {row.ranks:6}  {row.batch_per_rank:14}  {times:22}  "
                 f"{row.images_per_s:9.0f}  {row.speedup:8.2f}  {100 * row.efficiency:8.0f} %  "
-                f"{said}"
+                f"{row.bound.cell(row.step):>{len(SHARE)}}  {said}"
             )
             if row.staleness is not None:
                 lines.append(
@@ -118,15 +133,16 @@ class ScalingComparison:
                 )
             elif row.predicted is not None:
                 lines.append(f"from parts: {row.predicted}")
+        lines.append(f"{SHARE}: step of all ranks at once without exchange, over the measured one.")
         return "\n".join([*lines, *(f"Assumed: {each}" for each in self.assumptions), LAUNCHERS])
 
 
 def measure(
-    mode: str = "weak",
     ranks: Sequence[int] = (1, 2),
     update: str = "synchronous",
     net: str = "mnist_cnn",
-    batch: int = 100,
+    batch_per_rank: int | None = None,
+    global_batch: int | None = None,
     steps: int = 60,
     rounds: int = 20,
     oversubscribe: bool = False,
@@ -134,6 +150,9 @@ def measure(
     cluster: Cluster | None = None,
 ) -> ScalingComparison:
     """Measure steps on numbers of ranks, and predict each from one rank's and the exchange's.
+
+    Weak scaling is asked for by `batch_per_rank`, strong scaling by `global_batch`; without both
+    it is weak scaling with 100 images per rank.
 
     Synchronous: the ranks measure the parts and the step in turns. Predicted is the median of
 
@@ -144,11 +163,11 @@ def measure(
     and back, and the server's update.
 
     Args:
-        mode: one of `MODES`.
         ranks: numbers of ranks; for asynchronous, of workers (counts).
         update: one of `UPDATES`.
         net: one of `models.names("digits", "classifier")`.
-        batch: images of a step: of each rank in "weak", of all in "strong" (count).
+        batch_per_rank: images of each rank in a step, for any number of ranks (count).
+        global_batch: images of all ranks in a step, divided by the ranks (count).
         steps: measured steps of each part (count).
         rounds: turns that these are divided into; asynchronous has one (count).
         oversubscribe: allow more ranks than cores.
@@ -162,10 +181,9 @@ def measure(
         ValueError: when an argument does not hold, before any rank starts.
         RankError: when a rank fails.
     """
-    require_known(mode, MODES, "mode")
     require_known(update, UPDATES, "update")
     require_known(net, models.names("digits", "classifier"), "net")
-    for name, value in (("batch", batch), ("steps", steps), ("rounds", rounds)):
+    for name, value in (("steps", steps), ("rounds", rounds)):
         require_count(value, name)
     require(rounds <= steps, "rounds", f"be at most the {steps} steps", rounds)
     counts = sorted({require_count(each, "ranks") for each in ranks})
@@ -176,11 +194,21 @@ def measure(
         oversubscribe or counts[-1] <= cores,
         "ranks", f"be at most the {cores} cores this process may use", counts[-1], then,
     )  # fmt: skip
-    parts = {p: batch // p if mode == "strong" else batch for p in counts}
-    even = mode == "weak" or all(batch % p == 0 for p in counts)
-    require(even, "batch", f"be divisible by {', '.join(map(str, counts))}", batch)
-    kind = _synchronous if update == "synchronous" else _asynchronous
-    rows = kind(counts, parts, batch, net, steps, rounds, seed, cluster)
+    if global_batch is None:
+        mode, batch = "weak", 100 if batch_per_rank is None else batch_per_rank
+        batches = dict.fromkeys(counts, require_count(batch, "batch_per_rank"))
+    else:
+        mode, batch = "strong", require_count(global_batch, "global_batch")
+        must, then = "be None with `batch_per_rank`", "Give one of the two."
+        require(batch_per_rank is None, "global_batch", must, global_batch, then)
+        even = all(batch % p == 0 for p in counts)
+        must = f"be divisible by {', '.join(map(str, counts))}"
+        require(even, "global_batch", must, global_batch)
+        batches = {p: batch // p for p in counts}
+    if update == "synchronous":
+        rows = _synchronous(batches, batch, net, steps, rounds, seed, cluster)
+    else:
+        rows = _asynchronous(batches, batch, net, steps, seed, cluster)
     return ScalingComparison(mode, update, net, tuple(rows), ASSUMPTIONS[update])
 
 
@@ -209,25 +237,29 @@ def _ranks(count: int, cluster: Cluster | None) -> AbstractContextManager[Cluste
 
 
 def _synchronous(
-    counts: list[int], batches: dict[int, int], batch: int, net: str, steps: int, rounds: int,
-    seed: int, cluster: Cluster | None,
+    batches: dict[int, int], batch: int, net: str, steps: int, rounds: int, seed: int,
+    cluster: Cluster | None,
 ) -> list[ScalingRow]:  # fmt: skip
     rows, each = [], -(-steps // rounds)
-    for p in counts:
-        order = (net, batches[p], batch, each, rounds, seed)
+    for p, mine in batches.items():
         with _ranks(p, cluster) as ready:
-            found = ready.run(_synchronous_on_rank, *order)
+            found = ready.run(_synchronous_on_rank, net, mine, batch, each, rounds, seed)
         alone_s = statistics.median(found[0]["alone"])
         if p == 1:
-            times, said = found[0]["alone"], None
+            timing, predicted, independent = Timing(tuple(found[0]["alone"])), None, None
         else:
-            times = np.max([rank["step"] for rank in found], axis=0).tolist()
-            said = from_parts(found)
-        timing = Timing(tuple(times))
-        throughput = p * batches[p] / timing.median
-        speedup = throughput / (batch / alone_s)
-        seconds = None if said is None else said.seconds
-        rows.append(ScalingRow(p, batches[p], timing, throughput, speedup, said, seconds, alone_s))
+            timing, independent = (
+                Timing(tuple(np.max([rank[part] for rank in found], axis=0).tolist()))
+                for part in ("step", "together")
+            )
+            predicted = from_parts(found)
+        throughput = p * mine / timing.median
+        rows.append(
+            ScalingRow(
+                p, mine, timing, throughput, throughput / (batch / alone_s), predicted,
+                None if predicted is None else predicted.seconds, alone_s, independent,
+            )
+        )  # fmt: skip
     return rows
 
 
@@ -252,31 +284,30 @@ def from_parts(found: Sequence[dict[str, list[float]]]) -> step.StepTime:
 
 
 def _asynchronous(
-    counts: list[int], batches: dict[int, int], batch: int, net: str, steps: int, rounds: int,
-    seed: int, cluster: Cluster | None,
-) -> list[ScalingRow]:  # fmt: skip
+    batches: dict[int, int], batch: int, net: str, steps: int, seed: int, cluster: Cluster | None
+) -> list[ScalingRow]:
     rows: list[ScalingRow] = []
     one: float | None = None
-    for p in [*counts] if counts[0] == 1 else [1, *counts]:
+    for p in sorted({1, *batches}):
         mine = batches.get(p, batch)
         with _ranks(p + 1, cluster) as ready:
-            found = ready.run(_asynchronous_on_rank, net, mine, steps, seed)
-        workers, server = found[:-1], found[-1]
+            *workers, server = ready.run(_asynchronous_on_rank, net, mine, steps, seed)
         per_s = server["updates"] / server["seconds"]
         computing = np.concatenate([each["compute"] for each in workers])
         team = simulate.WorkerTimes(
             p, float(computing.mean()), float(computing.std() / computing.mean())
         )
         travel_s = max(0.0, workers[0]["travel"] - server["update"])
-        told = simulate.asynchronous(team, p * steps, server["update"], travel_s, seed=seed)
+        predicted = simulate.asynchronous(team, p * steps, server["update"], travel_s, seed=seed)
         throughput = per_s * mine
         one = throughput if one is None else one
-        if p in counts:
+        if p in batches:
             rows.append(
                 ScalingRow(
                     p, mine, Timing((p / per_s,)), throughput, throughput / one, None,
-                    None if p == 1 else p / told.updates_per_s, float(np.median(computing)),
-                    server["staleness"], float(told.staleness.mean()),
+                    None if p == 1 else p / predicted.updates_per_s, float(np.median(computing)),
+                    Timing(tuple(computing.tolist())), server["staleness"],
+                    float(predicted.staleness.mean()),
                 )
             )  # fmt: skip
     return rows

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dlguide import models
-from dlguide.bench.onednn import START_S, STEP_S, require_equal_work
-from dlguide.bench.worker import WorkerProcess
+from dlguide.bench.onednn import require_equal_work
+from dlguide.bench.worker import START_S, STEP_S, WorkerProcess, ask_all
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.machine import Machine, describe, threads
 from dlguide.measure import Timing
@@ -29,7 +29,7 @@ class StreamSplit:
 
     streams: int
     threads: int
-    batch: int
+    batch_per_rank: int
     latency: Timing
     images_per_s: tuple[float, ...]
     answer: tuple[float, float]
@@ -47,12 +47,14 @@ class StreamSplit:
     @property
     def under_way(self) -> float:
         """Batches in flight by Little's law: images/s x latency / batch."""
-        return self.median_images_per_s * float(np.mean(self.latency.seconds)) / self.batch
+        return (
+            self.median_images_per_s * float(np.mean(self.latency.seconds)) / (self.batch_per_rank)
+        )
 
 
 def compare(
     net: str = "mnist_cnn",
-    batch: int = 1,
+    batch_per_rank: int = 1,
     image: int | None = None,
     seconds: float = 10.0,
     splits: Sequence[int] | None = None,
@@ -68,7 +70,7 @@ def compare(
 
     Args:
         net: a net that `models.build` knows.
-        batch: images of one answer.
+        batch_per_rank: images of one answer of a stream.
         image: height and width of the images (pixels); None for the net's default.
         seconds: time of all turns together (s).
         splits: numbers of streams; None for 1, 2, 4, ... up to one per core.
@@ -88,12 +90,12 @@ def compare(
         splits = sorted({2**power for power in range(cores.bit_length())} | {cores})
     require(len(splits) > 0, "splits", "name at least one number of streams", list(splits))
     require_known(net, models.names("digits", "imagenet"), "net")
-    require_count(batch, "batch")
+    require_count(batch_per_rank, "batch_per_rank")
     require_count(turns, "turns")
     require_positive(seconds, "seconds")
     plans = [threads.plan(machine, require_count(each, "splits")) for each in splits]
-    work = {"net": net, "batch": batch, "image": image, "seed": seed}
     share_s = seconds / (len(plans) * turns)
+    work = {"net": net, "batch_per_rank": batch_per_rank, "image": image, "seed": seed}
     measured = [_measure(plan, work, turns, share_s) for plan in plans]
     require_equal_work(
         [digest for _, digest in measured],
@@ -120,26 +122,22 @@ def _measure(
     latencies: list[float] = []
     first: list[float] = []
     rates = []
+    batch = work["batch_per_rank"]
     with ExitStack() as stack:
         streams = [stack.enter_context(WorkerProcess()) for _ in range(plan.ranks)]
         for rank, stream in enumerate(streams):
             stream.ask("build", plan=dataclasses.asdict(plan), rank=rank, **work)
-        digests = [stream.answer(START_S)["digest"] for stream in streams]
-        for stream in streams:
-            stream.ask("check", mode="infer")
-        answers = [stream.answer(START_S) for stream in streams]
-        require_equal_work(digests, {"infer": answers})
+        built = [stream.answer(START_S) for stream in streams]
+        answers = ask_all(streams, START_S, "check", mode="infer")
+        require_equal_work([each["digest"] for each in built], {"infer": answers})
         # one more turn goes first, to warm up threads and caches
         for turn in range(turns + 1):
-            for stream in streams:
-                stream.ask("run", mode="infer", seconds=share_s)
-            took = [stream.answer(share_s + STEP_S) for stream in streams]
+            took = ask_all(streams, share_s + STEP_S, "run", mode="infer", seconds=share_s)
             if turn:
-                rates.append(sum(work["batch"] * len(each) / sum(each) for each in took))
+                rates.append(sum(batch * len(each) / sum(each) for each in took))
                 first += [each[0] for each in took]
                 latencies += [second for each in took for second in each[1:]]
     timing = Timing(tuple(latencies), tuple(first))
     answer = (answers[0][0], answers[0][1])
-    return StreamSplit(
-        plan.ranks, plan.threads, work["batch"], timing, tuple(rates), answer
-    ), digests[0]
+    split = StreamSplit(plan.ranks, plan.threads, batch, timing, tuple(rates), answer)
+    return split, built[0]["digest"]

@@ -16,10 +16,11 @@ import selectors
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic, perf_counter
 from typing import Any
 
+START_S, STEP_S = 300.0, 120.0  # limits: to start and build; for one step beside the time asked
 RATE = 1e-3  # of plain SGD: the speed does not depend on it, the weights must stay finite
 
 
@@ -89,6 +90,15 @@ class WorkerProcess:
         return "\n".join([f"A benchmark's process ended with {status}.", *lines[-10:]])
 
 
+def ask_all(
+    processes: Sequence[WorkerProcess], timeout_s: float, do: str, **arguments: Any
+) -> list[Any]:
+    """Let processes do the same at the same time; return their answers."""
+    for process in processes:
+        process.ask(do, **arguments)
+    return [process.answer(timeout_s) for process in processes]
+
+
 class NetSteps:
     """A net with its input, for steps of training and of inference."""
 
@@ -97,11 +107,11 @@ class NetSteps:
         plan: dict[str, Any],
         rank: int,
         net: str,
-        batch: int,
+        batch_per_rank: int,
         image: int | None,
         seed: int,
     ) -> dict[str, Any]:
-        """Apply the plan of one rank, build net and input; return digest and TF's version."""
+        """Apply the plan of one rank, build net and input; return what identifies the work."""
         from dlguide.machine import threads
 
         threads.apply(threads.ThreadPlan.from_dict(plan), rank)
@@ -114,8 +124,8 @@ class NetSteps:
         self.model = models.build(net, seed=seed, dropout=0.0, **size)
         random = np.random.default_rng(seed)
         shape, classes = self.model.input_shape[1:], self.model.output_shape[-1]
-        self.images = tf.constant(random.random((batch, *shape), np.float32))
-        self.labels = tf.constant(random.integers(0, classes, batch))
+        self.images = tf.constant(random.random((batch_per_rank, *shape), np.float32))
+        self.labels = tf.constant(random.integers(0, classes, batch_per_rank))
         self.steps = {
             "train": tf.function(self._train, autograph=False),
             "infer": tf.function(self._infer, autograph=False),
@@ -123,7 +133,12 @@ class NetSteps:
         digest = hashlib.sha256()
         for weight in self.model.get_weights():
             digest.update(np.ascontiguousarray(weight))
-        return {"digest": digest.hexdigest(), "tensorflow": tf.__version__}
+        cost = models.costs.count(self.model)
+        return {
+            "digest": digest.hexdigest(),
+            "tensorflow": tf.__version__,
+            "flops_per_image": {"train": cost.training_flops, "infer": cost.flops},
+        }
 
     def check(self, mode: str) -> list[float]:
         """Do one step; return loss and norm of the gradient, or mean and norm of the logits."""
@@ -169,11 +184,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     work = NetSteps()
-    known: dict[str, Callable[..., Any]] = {
-        "build": work.build,
-        "check": work.check,
-        "run": work.run,
-    }
+    known = {"build": work.build, "check": work.check, "run": work.run}
     for line in sys.stdin:
         request = json.loads(line)
         try:

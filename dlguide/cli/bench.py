@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dlguide.bench.allreduce import AllreduceComparison, AllreducePoint
     from dlguide.bench.io import ReadingComparison
+    from dlguide.measure.limits import Limits
 
 bench = typer.Typer(help="Benchmarks: equal work first, then median and spread.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
@@ -38,10 +39,32 @@ def _image_of(net: str, image: int | None) -> int | None:
     return None if image is None and net in models.names("digits") else image or 224
 
 
+@bench.command("limits")
+def limits_command(
+    again: Annotated[bool, typer.Option(help="Measure again what is stored.")] = False,
+) -> None:
+    """What this machine allows: memory, cache line, processes, page cache, multiply-adds."""
+    print(_limits(again))
+
+
+def _limits(again: bool = False) -> Limits:
+    """Return the stored limits of this machine; measure them if there are none."""
+    from dlguide.machine import describe, threads
+    from dlguide.measure import limits
+
+    found = None if again else limits.load()
+    if found is None:
+        print("Measuring the limits of this machine, about half a minute; they are stored.")
+        machine = describe()
+        plan = threads.plan(machine, machine.usable_cores)
+        found = limits.measure([cpus[0] for cpus in plan.cpus])
+    return found
+
+
 @bench.command("onednn")
 def onednn_command(
     net: NetOption = "resnet50",
-    batch: Annotated[int, typer.Option(help="Images per step.")] = 16,
+    batch_per_rank: Annotated[int, typer.Option(help="Images per step.")] = 16,
     image: Annotated[int | None, typer.Option(help="Pixels a side; default 224.")] = None,
     seconds: SecondsOption = 60.0,
     mode: Annotated[str, typer.Option(help="train, infer, or both.")] = "train,infer",
@@ -55,10 +78,11 @@ def onednn_command(
 
     require_writable(output, "output")
     modes = [word.strip() for word in mode.split(",")]
+    stored = _limits()
     print(f"Starting two processes, then {seconds:g} s of steps and what begun ones need.")
-    found = onednn.compare(net, batch, _image_of(net, image), seconds, modes, seed=seed)
+    found = onednn.compare(net, batch_per_rank, _image_of(net, image), seconds, modes, seed=seed)
     print("\n##### Executive summary #####")
-    print(found.summary())
+    print(found.summary(stored))
     found.write(output / "onednn.json")
     plots.onednn_speeds(found.speeds).savefig(output / "onednn.png")
     print(f"Numbers and plot: {output / 'onednn.json'}, {output / 'onednn.png'}")
@@ -67,7 +91,7 @@ def onednn_command(
 @bench.command("streams")
 def streams_command(
     net: NetOption = "mnist_cnn",
-    batch: Annotated[int, typer.Option(help="Images of one answer.")] = 1,
+    batch_per_rank: Annotated[int, typer.Option(help="Images of one answer of a stream.")] = 1,
     image: Annotated[int | None, typer.Option(help="Pixels a side; default 224.")] = None,
     seconds: SecondsOption = 20.0,
     seed: Annotated[int, typer.Option(help="Of weights and images.")] = 0,
@@ -79,7 +103,7 @@ def streams_command(
     from dlguide.files import require_writable
 
     require_writable(output, "output")
-    splits = streams.compare(net, batch, _image_of(net, image), seconds, seed=seed)
+    splits = streams.compare(net, batch_per_rank, _image_of(net, image), seconds, seed=seed)
     print(streams.table(splits))
     record = {"net": net, "splits": [dataclasses.asdict(each) for each in splits]}
     (output / "streams.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -89,15 +113,17 @@ def streams_command(
 
 @bench.command("scaling")
 def scaling_command(
-    mode: Annotated[
-        str, typer.Option(help="strong: the global batch stays; weak: each rank's does.")
-    ] = "weak",
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, such as 1,2.")] = "1,2",
     update: Annotated[
         str, typer.Option(help="synchronous, or asynchronous with a server, one rank more.")
     ] = "synchronous",
     net: NetOption = "mnist_cnn",
-    batch: Annotated[int, typer.Option(help="Images of a step: each rank's, or all.")] = 100,
+    batch_per_rank: Annotated[
+        int | None, typer.Option(help="Weak scaling: images of each rank; default 100.")
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Strong scaling instead: images of all ranks.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Measured steps of each part.")] = 60,
     rounds: Annotated[int, typer.Option(help="Turns they are divided into.")] = 20,
     output: Annotated[Path, typer.Option(help="Folder for the record.")] = Path("build"),
@@ -113,10 +139,10 @@ def scaling_command(
     require(all(word.isdigit() for word in words), "ranks", text, ranks)
     counts = [int(word) for word in words]
     found = scaling.measure(
-        mode, counts, update, net, batch, steps, min(rounds, steps), oversubscribe
+        counts, update, net, batch_per_rank, global_batch, steps, min(rounds, steps), oversubscribe
     )
     print(found)
-    record = output / f"scaling-{mode}-{update}.json"
+    record = output / f"scaling-{found.mode}-{update}.json"
     record.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
     print(f"Numbers: {record}")
 
@@ -144,13 +170,14 @@ def allreduce_command(
 
     require_writable(output, "output")
     asked = [_bytes(word) for word in sizes.split(",")] if sizes else list(comparison.SIZES)
+    stored = _limits()
     if library_algorithms:
         found = comparison.library_algorithms(ranks, asked, repeats, oversubscribe)
     else:
         found = comparison.allreduce(
             ranks, asked, repeats=repeats, horovod=horovod, oversubscribe=oversubscribe
         )
-    _print_allreduce(found)
+    _print_allreduce(found, stored)
     table = published.load("allreduce_hoti17")
     print(
         f"Grey in the plot: {table[0]['gpus']} GPUs in 2017 (Panda et al., Hot Interconnects 25); "
@@ -174,14 +201,18 @@ def _bytes(word: str) -> int:
     return int(number) * units.get(unit.upper(), 1)
 
 
-def _print_allreduce(found: AllreduceComparison) -> None:
+def _print_allreduce(found: AllreduceComparison, limits: Limits) -> None:
     """Print times, speeds and bytes, a row for each size."""
     from rich.console import Console
     from rich.table import Table
 
+    from dlguide.measure import Timing
+
     names = list(dict.fromkeys(point.name for point in found.points))
+    bounds = {p.nbytes: limits.allreduce(p.nbytes, found.ranks) for p in found.points}
     cells: dict[str, Callable[[AllreducePoint], str]] = {
         "Microseconds": lambda point: f"{1e6 * point.median_s:,.1f}",
+        "Share of the limit": lambda point: bounds[point.nbytes].cell(Timing(point.seconds)),
         "Bus bandwidth, GB/s": lambda point: f"{point.bus_bytes_per_s(found.ranks) / 1e9:.2f}",
         "Bytes that a rank sends": lambda point: "" if point.sent is None else f"{point.sent:,}",
     }
@@ -196,6 +227,9 @@ def _print_allreduce(found: AllreduceComparison) -> None:
             drawn.add_row(f"{nbytes:,}", *(row[name] for name in shown))
         if shown:
             Console(width=22 + 14 * len(shown)).print(drawn)
+    for nbytes, bound in bounds.items():
+        if bound.seconds is not None:
+            print(f"Limit of {nbytes:,} bytes: {1e6 * bound.seconds:,.2f} us, {bound.why}.")
     if LIBRARY in names:
         steps = ", ".join(f"from {start:,} bytes {name}" for start, name in found.table().steps)
         print(f"Fastest: {steps}.")
@@ -228,30 +262,33 @@ def io_command(
     require_writable(output, "output")
     place = output if folder is None else folder
     require_writable(place, "folder", _SPACE_FACTOR * samples * (image_bytes + 4096))
+    stored = _limits()
     with tempfile.TemporaryDirectory(prefix="dlguide-io-", dir=place) as written:
         paths = io.write(written, io.make(samples, image_bytes, seed))
         print(f"{samples} samples in {len(paths)} formats, equal; reading them, {repeats} turns.")
         found = io.compare(paths, repeats, names=forget_names, seed=seed)
-    _print_reading(found)
+    _print_reading(found, stored)
     found.write(output / "io.json")
     plots.reading_speeds(found.speeds).savefig(output / "io.png")
     print(f"Numbers and plot: {output / 'io.json'}, {output / 'io.png'}")
 
 
-def _print_reading(found: ReadingComparison) -> None:
+def _print_reading(found: ReadingComparison, limits: Limits) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from dlguide.bench.io import COLUMNS
+    from dlguide.measure.limits import SHARE
 
     drawn = Table(title="Reading all samples once", title_justify="left")
     for number, column in enumerate(COLUMNS):
         drawn.add_column(column, justify="left" if number < 3 else "right", no_wrap=True)
-    for row in found.lines():
+    for row in found.lines(limits):
         drawn.add_row(*row)
-    Console(width=120).print(drawn)
+    Console(width=140).print(drawn)
     print("MB/s of the samples' data. Checked: every sample against its checksum, taken apart into")
     print("data, labels and key. Raw: the bytes alone. A pass includes opening the data set.")
+    print(f"{SHARE}: of one core that reads the page cache and computes CRC-32C; warm passes only.")
     print(f"{found.folder} ({found.file_system or 'unknown file system'}). {found.cold_share()}")
     print(found.names)
     for cold in (True, False):

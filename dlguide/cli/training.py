@@ -49,6 +49,7 @@ def train(
     from dlguide.cluster import Cluster
     from dlguide.files import require_writable
     from dlguide.machine import describe, threads
+    from dlguide.measure import limits
     from dlguide.training import compare as comparison
     from dlguide.training.config import TrainingJob
 
@@ -77,14 +78,17 @@ def train(
     plan = threads.plan(machine, ranks, oversubscribe=oversubscribe)
     plans = comparison.plans(machine, plan) if compare else [plan]
     print(machine.summary())
-    runs = []
+    runs, stored, flops = [], limits.load(), None
     for plan in plans:
         print(f"\n{net} on {data}, {plan.ranks} rank{'s'[: plan.ranks != 1]}"
               f" x {plan.threads} thread{'s'[: plan.threads != 1]}", flush=True)  # fmt: skip
         with Cluster(plan) as cluster:
             runs.append(cluster.run(training.fit, **work))
+            if stored is not None and flops is None:
+                flops = cluster.run(_training_flops, net)[0]
     table = comparison.rows(runs)
-    _print_table(table)
+    bounds = [stored and stored.computing(flops, row.ranks * row.threads) for row in table]
+    _print_table(table, bounds)
     comparison.write(runs, table, output / "scaling.json")
     if len(runs) > 1:
         alike = [run for each in runs for run in each if run.threads == plan.threads]
@@ -124,23 +128,41 @@ def _draw_timeline(timeline: Path, run: Any) -> None:
     )
 
 
-def _print_table(table: list) -> None:
-    """Print the rows of a comparison."""
+def _training_flops(net: str) -> int:
+    """Count the operations of training on one image, on a rank."""
+    from dlguide import models
+
+    return models.count(models.build(net)).training_flops
+
+
+def _print_table(table: list, bounds: list) -> None:
+    """Print the rows of a comparison; the bounds are the shortest times of one image."""
     from rich.console import Console
     from rich.table import Table
 
+    from dlguide.measure import Timing
+
+    names = ["ranks", "threads", "images/s", "speed-up", "efficiency", "accuracy", "seconds"]
+    names += ["MFU"] if bounds[0] else []
     drawn = Table(title="Scaling", title_justify="left")
-    for name in ("ranks", "threads", "images/s", "speed-up", "efficiency", "accuracy", "seconds"):
+    for name in names:
         drawn.add_column(name, justify="right")
-    for row in table:
+    for row, bound in zip(table, bounds, strict=True):
         accuracy = "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.2f} %"
+        image_s = Timing((1 / row.images_per_s,)) if row.images_per_s else None
+        cell = bound.cell(image_s) if bound and image_s else "-"
         drawn.add_row(
             str(row.ranks), str(row.threads), f"{row.images_per_s:.0f}", f"{row.speed_up:.2f}",
             f"{100 * row.efficiency:.0f} %", accuracy, f"{row.seconds:.1f}",
+            *([cell] if bound else []),
         )  # fmt: skip
     print()
     Console().print(drawn)
     print("threads: per rank. efficiency: speed-up per core. accuracy: on all test images.")
+    if bounds[0]:
+        print("MFU: counted flops x images/s over the measured multiply-add peak of these cores.")
+    else:
+        print("MFU: unknown; `dlguide bench limits` measures the multiply-add peak, once.")
 
 
 # Everything after the script belongs to the script, options too.

@@ -45,6 +45,7 @@ from dlguide.measure.timing import Timing
 __all__ = ["Bound", "Limit", "Limits", "load", "measure"]
 
 MOST_SPREAD = 0.2  # distance of the quartiles over the median: above it there is no share
+SHARE = "share of the limit"
 AGAIN = "Measure again with `dlguide bench limits --again`"
 # What is measured beside memory: its unit, and what it means.
 QUANTITIES = {
@@ -107,9 +108,9 @@ class Bound:
     """The shortest time in which this machine could do something.
 
     Args:
-        seconds: that time (s); None if a limit it needs was not measured.
+        seconds: that time (s); None if there is no such limit, or it was not measured.
         spread: of the limits it is made from; the largest.
-        why: the formula, or what was not measured.
+        why: what takes that time, or why there is no limit.
     """
 
     seconds: float | None
@@ -132,7 +133,7 @@ class Bound:
     def cell(self, timing: Timing) -> str:
         """Return the share for a table; the larger spread where one is above 20 %."""
         if self.seconds is None:
-            return "unknown"
+            return "-"
         spread = max(self.spread, timing.spread)
         if spread > MOST_SPREAD:
             return f"spread {spread:.0%}"
@@ -201,7 +202,7 @@ class Limits:
         if not self.memory:
             return self._unknown("memory")
         if p == 1:
-            return Bound(0.0, 0.0, "one rank exchanges nothing")
+            return Bound(None, 0.0, "one rank exchanges nothing")
         moving = 2 * p * n / self.memory_bytes_per_s(p * n)
         line = self.values.get("line_transfer_s")
         if line is not None and 2 * line.median > moving:

@@ -145,7 +145,7 @@ def onednn_speeds(speeds: Sequence[Any]) -> Figure:
 
     Args:
         speeds: those of `bench.onednn.compare`, with `mode`, `onednn`,
-            `batch` and `timing`.
+            `batch_per_rank` and `timing`.
 
     Returns:
         Figure: a panel for each mode, bars with the quartiles as lines.
@@ -164,7 +164,7 @@ def onednn_speeds(speeds: Sequence[Any]) -> Figure:
         for each in speeds:
             if each.mode == mode:
                 x, look = ("off", "on")[each.onednn], {"color": (ORANGE, BLUE)[each.onednn]}
-                _bar(axes, x, each.images_per_s, each.batch, each.timing, 0.6, **look)
+                _bar(axes, x, each.images_per_s, each.batch_per_rank, each.timing, 0.6, **look)
         axes.set_title(mode)
         axes.set_xlabel("oneDNN")
     panels[0].set_ylabel("images/s")

@@ -74,12 +74,18 @@ def without_reorders(rows, of=lambda row: row.seconds):
 
 def splits():
     for rows, limit_s in SPLITS:
-        yield [Row(streams=n, batch=b, latency=Row(seconds=s)) for n, b, s in rows], limit_s
+        yield (
+            [Row(streams=n, batch_per_rank=b, latency=Row(seconds=s)) for n, b, s in rows],
+            limit_s,
+        )
 
 
 def choose(splits, limit_s, late=lambda s: np.quantile(s, 0.95), batch=None, kept=filter):
     splits = kept(lambda split: late(split.latency.seconds) <= limit_s, splits)
-    speed = {s.streams: s.streams * (batch or s.batch) / np.mean(s.latency.seconds) for s in splits}
+    speed = {
+        s.streams: s.streams * (batch or s.batch_per_rank) / np.mean(s.latency.seconds)
+        for s in splits
+    }
     return max(speed, key=speed.get, default=None)
 
 
