@@ -187,7 +187,7 @@ def test_on_and_off_are_measured_with_equal_work():
     for each in result.speeds:
         assert len(each.timing.warmup_s) == 2
         assert len(each.timing.seconds) >= 2
-    json.dumps(result.as_dict())
+    json.dumps(dataclasses.asdict(result))
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,6 @@ class AllreduceComparison:
         }
         return AllreduceTable.from_measured(self.ranks, usable)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers and texts for JSON."""
-        return asdict(self)
-
 
 def allreduce(
     ranks: int = 2,
@@ -141,14 +137,14 @@ def allreduce(
     for name in names:
         require_known(name, NAMES, "names")
     require(len(sizes) > 0, "sizes", "name at least one size", sizes)
+    plan = threads.plan(describe(), ranks, oversubscribe=oversubscribe)
     order = {
-        "plan": asdict(threads.plan(describe(), ranks, oversubscribe=oversubscribe)),
+        "plan": asdict(plan),
         "sizes": sorted({require_count(nbytes, "sizes", least=4) for nbytes in sizes}),
         "names": list(names),
         "repeats": require_count(repeats, "repeats"),
         "horovod": bool(horovod),
     }
-    plan = threads.ThreadPlan.from_dict(order["plan"])
     surroundings = {
         **os.environ,
         **plan.environment(0),
@@ -212,8 +208,8 @@ def library_algorithms(
     return AllreduceComparison(ranks, first.library, points)
 
 
-def counting(comm: Any) -> Any:
-    """Return a communicator that counts the bytes that this rank sends through it."""
+def bytes_sent(comm: Any, sizes: list[int], names: list[str]) -> dict[str, dict[int, list[int]]]:
+    """Count what each rank sends in one allreduce; collective."""
     from mpi4py import MPI
 
     class CountingComm(MPI.Intracomm):
@@ -231,15 +227,10 @@ def counting(comm: Any) -> Any:
             self.sent += buffer[1]
             super().Sendrecv(buffer, *rest)
 
-    return CountingComm(comm)
-
-
-def bytes_sent(comm: Any, sizes: list[int], names: list[str]) -> dict[str, dict[int, list[int]]]:
-    """Count what each rank sends in one allreduce; collective."""
     found: dict[str, dict[int, list[int]]] = {}
     for name in names:
         for nbytes in sizes:
-            through = counting(comm)
+            through = CountingComm(comm)
             # both levels of the hierarchical one are other communicators
             if name != "hierarchical":
                 autotune.run(name, np.zeros(max(1, nbytes // 4), np.float32), through)

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import psutil
@@ -152,13 +151,9 @@ class ReadingComparison:
                 )
         return rows
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers and texts for JSON."""
-        return asdict(self)
-
     def write(self, path: Path) -> None:
         """Write the record as JSON."""
-        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
 def make(samples: int, image_nbytes: int, seed: int = 0) -> Iterator[formats.Sample]:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from dlguide import models, published
 from dlguide.bench.worker import START_S, STEP_S, WorkerProcess, ask_all
@@ -117,13 +116,9 @@ class OnednnComparison:
         """Return the shortest time of a step: its counted flops at the multiply-add peak."""
         return limits.computing(self.batch_per_rank * self.flops_per_image[mode], self.threads)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers and texts for JSON."""
-        return dataclasses.asdict(self)
-
     def write(self, path: Path) -> None:
         """Write the record as JSON."""
-        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     def summary(self, limits: Limits | None = None) -> str:
         """The machine, both sides, the ratio and the workshop's numbers in a few lines.

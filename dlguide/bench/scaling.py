@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dlguide import models
+from dlguide.bench.worker import random_images
 from dlguide.cluster import Cluster
 from dlguide.collectives.communicator import Communicator
 from dlguide.errors import require, require_count, require_known
@@ -103,10 +104,6 @@ class ScalingComparison:
     net: str
     rows: tuple[ScalingRow, ...]
     assumptions: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Give plain numbers and texts, ready for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = [
@@ -331,20 +328,12 @@ def step_of(net: str, batch: int, seed: int = 0) -> step_breakdown.TimedStep:
 def _worker(net: str, seed: int, comm: Communicator) -> step_breakdown.StepWorker:
     import keras
 
-    from dlguide import models
-
     model = models.build(net, seed=seed, dropout=0.0)
     return step_breakdown.classifier_worker(model, keras.optimizers.SGD(RATE), comm)
 
 
 def _images(net: str, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    from dlguide import models
-
-    random = np.random.default_rng(seed)
-    model = models.build(net, dropout=0.0)
-    shape, classes = model.input_shape[1:], model.output_shape[-1]
-    labels = random.integers(0, classes, samples).astype(np.int32)
-    return random.random((samples, *shape), np.float32), labels
+    return random_images(models.build(net, dropout=0.0), samples, seed)
 
 
 def _timed(call: Callable[[], Any]) -> float:
@@ -354,12 +343,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _asynchronous_on_rank(net: str, batch: int, steps: int, seed: int) -> dict[str, Any]:
-    """Train with one server, the last rank, and measure the parts first; collective.
-
-    Returns on workers `compute` (times of a gradient with all workers busy, s) and `travel` (one
-    worker's exchanges with an idle server, s), on the server `update` (s); on all the `seconds`,
-    `updates` and mean `staleness` of the training.
-    """
+    """Train with one server, the last rank, and measure the parts first; collective."""
     from mpi4py import MPI
 
     from dlguide.parallel import parameter_server
@@ -389,9 +373,9 @@ def _asynchronous_on_rank(net: str, batch: int, steps: int, seed: int) -> dict[s
     comm.Barrier()
     record = parameter_server.train(comm, weights, gradient, steps, update, "asynchronous")[1]
     return {
-        "compute": compute,
-        "travel": travel,
-        "update": float(np.median(updates)) if updates else None,
+        "compute": compute,  # on workers: times of a gradient with all workers busy (s)
+        "travel": travel,  # on rank 0: an exchange with an idle server (s)
+        "update": float(np.median(updates)) if updates else None,  # on the server (s)
         "seconds": record.seconds,
         "updates": record.updates,
         "staleness": float(np.mean(record.staleness)) if record.staleness else None,
@@ -402,15 +386,10 @@ def _gradient(net: str, batch: int, seed: int) -> tuple[Callable[..., Any], np.n
     """Give the gradient as a function of flat weights, and the first weights."""
     import tensorflow as tf
 
-    from dlguide import models
-
     model = models.build(net, seed=seed, dropout=0.0)
     variables = model.trainable_variables
     sizes = [int(np.prod(each.shape)) for each in variables]
-    random = np.random.default_rng(seed)
-    shape, classes = model.input_shape[1:], model.output_shape[-1]
-    images = tf.constant(random.random((batch, *shape), np.float32))
-    labels = tf.constant(random.integers(0, classes, batch), tf.int32)
+    images, labels = map(tf.constant, random_images(model, batch, seed))
 
     @tf.function(autograph=False)
     def flat(weights: Any) -> Any:

@@ -99,6 +99,15 @@ def ask_all(
     return [process.answer(timeout_s) for process in processes]
 
 
+def random_images(model: Any, samples: int, seed: int) -> tuple[Any, Any]:
+    """Draw images and labels (whole numbers) of the shapes that a classifier takes."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    images = random.random((samples, *model.input_shape[1:]), np.float32)
+    return images, random.integers(0, model.output_shape[-1], samples).astype(np.int32)
+
+
 class NetSteps:
     """A net with its input, for steps of training and of inference."""
 
@@ -122,10 +131,8 @@ class NetSteps:
 
         size = {} if image is None else {"image": image}
         self.model = models.build(net, seed=seed, dropout=0.0, **size)
-        random = np.random.default_rng(seed)
-        shape, classes = self.model.input_shape[1:], self.model.output_shape[-1]
-        self.images = tf.constant(random.random((batch_per_rank, *shape), np.float32))
-        self.labels = tf.constant(random.integers(0, classes, batch_per_rank))
+        arrays = random_images(self.model, batch_per_rank, seed)
+        self.images, self.labels = map(tf.constant, arrays)
         self.steps = {
             "train": tf.function(self._train, autograph=False),
             "infer": tf.function(self._infer, autograph=False),

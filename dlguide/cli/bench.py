@@ -143,7 +143,7 @@ def scaling_command(
     )
     print(found)
     record = output / f"scaling-{found.mode}-{update}.json"
-    record.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+    record.write_text(json.dumps(dataclasses.asdict(found), indent=1) + "\n")
     print(f"Numbers: {record}")
 
 
@@ -184,7 +184,7 @@ def allreduce_command(
         "which library's column the text kept is not certain, most probably MVAPICH2-GDR's."
     )
     name = "allreduce-library" if library_algorithms else "allreduce"
-    (output / f"{name}.json").write_text(json.dumps(found.as_dict()))
+    (output / f"{name}.json").write_text(json.dumps(dataclasses.asdict(found)))
     others = [(row["bytes"], row["us"] / 1e6) for row in table if row["bytes"] <= max(asked)]
     plots.allreduce(found.seconds(), ranks, others).savefig(output / f"{name}.png")
     print(f"Numbers and plot: {output / name}.json, {output / name}.png")
