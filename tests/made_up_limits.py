@@ -15,6 +15,7 @@ LIMITS = Limits(
     (0, 1),
     "2026-11-23 10:00+00:00",
     "0.1.0",
+    0.01,
     {1 << 20: limit(4e10), 1 << 22: limit(2e10)},
     {
         "line_transfer_s": limit(1e-7),

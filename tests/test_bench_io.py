@@ -347,6 +347,12 @@ def test_figure_has_a_panel_for_each_pattern_and_state(found):
         plots.reading_speeds([])
 
 
+def test_figure_of_one_repeat_draws_no_spread_whatever_the_rounding():
+    nbytes = next(n for n in range(5_000, 9_000) if n / 0.7 / 1e6 < n / 1e6 / 0.7)
+    drawn = plots.reading_speeds([speed(seconds=(0.7,), nbytes=nbytes)])
+    assert drawn.axes[0].patches[0].get_height() == pytest.approx(nbytes / 0.7 / 1e6)
+
+
 def test_command_prints_the_table_and_leaves_only_its_record(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "load", lambda: LIMITS)
     words = ["bench", "io", "--samples", "20", "--image-bytes", "900", "--repeats", "1"]

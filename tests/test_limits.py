@@ -116,6 +116,19 @@ def test_a_measurement_that_moved_gives_its_spread_too():
     assert bound.cell(Timing((1.0, 2.0, 3.0, 4.0, 5.0))) == "spread 67%"
 
 
+def test_a_share_well_above_one_shows_that_the_limit_is_wrong():
+    bound = Bound(1.0, 0.1, "so")
+    assert bound.share(0.9) == pytest.approx(1 / 0.9)  # within the noise that is allowed
+    assert bound.share(0.8) is None
+    assert bound.cell(Timing((0.8,) * 3)) == "above 1"
+
+
+def test_limits_of_a_busy_machine_say_so():
+    assert "Other programs" not in str(LIMITS)
+    text = str(replace(LIMITS, busy=0.4))
+    assert "used 40% of the processors meanwhile, so the limits are too low. Measure again" in text
+
+
 def test_what_was_not_measured_is_unknown_with_its_reason():
     without = replace(LIMITS, memory={}, values={}, missing={
         "memory": "no answer in 90 s", **dict.fromkeys(limits.QUANTITIES, "exit status 1"),

@@ -35,6 +35,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import psutil
 
 import dlguide
 from dlguide import commands
@@ -45,6 +46,7 @@ from dlguide.measure.timing import Timing
 __all__ = ["Bound", "Limit", "Limits", "load", "measure"]
 
 MOST_SPREAD = 0.2  # distance of the quartiles over the median: above it there is no share
+MOST_BUSY = 0.1
 SHARE = "share of the limit"
 AGAIN = "Measure again with `dlguide bench limits --again`"
 # What is measured beside memory: its unit, and what it means.
@@ -124,20 +126,23 @@ class Bound:
             seconds: the time that was measured (s).
 
         Returns:
-            float | None: None if the limit is not known, or its spread is above 20 %.
+            float | None: None if the limit is not known, its spread is above 20 %, or the share is
+            above 1.2: then the limit was measured on a busier machine.
         """
         if self.seconds is None or self.spread > MOST_SPREAD:
             return None
-        return self.seconds / seconds
+        share = self.seconds / seconds
+        return share if share <= 1 + MOST_SPREAD else None
 
     def cell(self, timing: Timing) -> str:
-        """Return the share for a table; the larger spread where one is above 20 %."""
+        """Return the share for a table, or the larger spread where one is above 20 %."""
         if self.seconds is None:
             return "-"
         spread = max(self.spread, timing.spread)
         if spread > MOST_SPREAD:
             return f"spread {spread:.0%}"
-        return f"{self.seconds / timing.median:.2g}"
+        share = self.share(timing.median)
+        return "above 1" if share is None else f"{share:.2g}"
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,8 @@ class Limits:
         cpus: logical CPUs that were measured, one per core.
         measured: date and time (UTC).
         version: of dlguide.
+        busy: share of the processors that other programs used meanwhile; all limits are too low
+            where it is not near 0.
         memory: memory traffic of all cores (bytes/s, read and written bytes both counted) by
             footprint (bytes), the size of all arrays together.
         values: the other limits by quantity; `QUANTITIES` has their units.
@@ -159,6 +166,7 @@ class Limits:
     cpus: tuple[int, ...]
     measured: str
     version: str
+    busy: float
     memory: dict[int, Limit] = field(hash=False)
     values: dict[str, Limit] = field(hash=False)
     missing: dict[str, str] = field(hash=False)
@@ -277,6 +285,7 @@ class Limits:
             tuple(map(int, plain["cpus"])),
             str(plain["measured"]),
             str(plain["version"]),
+            float(plain["busy"]),
             {int(each): limit(one) for each, one in plain["memory"].items()},
             {name: limit(plain["values"][name]) for name in QUANTITIES if name in plain["values"]},
             {str(name): str(why) for name, why in plain["missing"].items()},
@@ -287,6 +296,11 @@ class Limits:
             f"{self.machine}; {len(self.cpus)} cores, {self.measured}, dlguide {self.version}",
             "medians (quartiles) of the samples",
         ]
+        if self.busy > MOST_BUSY:
+            lines.append(
+                f"Other programs used {self.busy:.0%} of the processors meanwhile, so the limits "
+                f"are too low. {AGAIN} on a quiet machine."
+            )
         rows = [(f"memory, {_bytes(size)}", each) for size, each in sorted(self.memory.items())]
         rows += [(name, each) for name, each in self.values.items()]
         for name, each in rows:
@@ -324,7 +338,9 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
     job = {"cpus": chosen, "library": library, "footprints": footprints}
     found: dict[str, Limit] = {}
     missing: dict[str, str] = {}
+    busy = []
     for part, (names, limit_s) in _PARTS.items():
+        busy.append(psutil.cpu_percent(interval=0.3) / 100)
         answer: dict[str, Any] = {}
         if part in ("line", "processes") and len(chosen) < 2:
             why = f"it must have 2 cores, and this process may use {len(chosen)}. Allow more"
@@ -341,7 +357,9 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
         note = f"; {no_library}. {AGAIN}."
         memory = {size: Limit(e.samples, e.how + note) for size, e in memory.items()}
     now = datetime.now(UTC).isoformat(" ", "minutes")
-    measured = Limits(_machine(), tuple(chosen), now, dlguide.__version__, memory, values, missing)
+    others = float(np.median(busy))
+    who = _machine(), tuple(chosen), now, dlguide.__version__
+    measured = Limits(*who, others, memory, values, missing)
     with atomic_write(_path()) as file:
         json.dump(measured.as_dict(), file)
     return measured

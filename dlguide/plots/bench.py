@@ -133,7 +133,8 @@ def _bar(
     axes: Axes, x: Any, speed: float, work: float, timing: Any, *width: Any, **look: Any
 ) -> None:
     """Draw the speed at which some work was done, with the quartiles of its time as a line."""
-    ends = [[speed - work / timing.high], [work / timing.low - speed]]
+    # rounding can put a quartile that equals the median on the wrong side of it
+    ends = [[max(0.0, speed - work / timing.high)], [max(0.0, work / timing.low - speed)]]
     axes.bar(x, speed, *width, yerr=ends, capsize=3, **look)
 
 
