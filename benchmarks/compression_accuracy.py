@@ -134,7 +134,7 @@ def _apart(way, every_steps, epochs, batch_per_rank, samples, seed, optimizer):
     meet.finish()
     accuracy = evaluator(model, data, connect())()["accuracy"]
     # one step in so many has a meeting: the mean over all tells what the median would hide
-    warm = measure.run.WARMUP_STEPS
+    warm = measure.training_result.WARMUP_STEPS
     images_per_s = sum(images[warm:]) / sum(step_s[warm:])
     return accuracy, meet.sent / len(step_s), images_per_s
 

@@ -98,7 +98,7 @@ def main() -> None:
             weights[name] = way(data, chosen.batch, seconds).trainable_weights
             if turn:
                 # The first steps trace; on the slowest rank, as all wait for it.
-                here = np.asarray(seconds[measure.run.WARMUP_STEPS :])
+                here = np.asarray(seconds[measure.training_result.WARMUP_STEPS :])
                 slowest = hvd.allreduce(here, op=hvd.Max, name="seconds").numpy()
                 medians[name].append(float(np.median(slowest)))
                 steps[name].extend(slowest.tolist())

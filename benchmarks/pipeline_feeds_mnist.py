@@ -5,10 +5,10 @@ Run it on ranks, with nothing else on the machine:
     TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 \
         mpiexec -n 2 python benchmarks/pipeline_feeds_mnist.py
 
-Waiting is the part of a step before its batch is there (`Run.wait_s`), over the whole step, on
-the rank that waits longest. The goal is at most 5 %. It is measured for arrays in memory, and for
-PNG files in TFRecord that are decoded and augmented. The pipeline computes on the same cores as
-the training: what that costs is in the last column, the speed against arrays without a pipeline.
+Waiting is the part of a step before its batch is there (`TrainingResult.wait_s`), over the whole
+step, on the rank that waits longest. The goal is at most 5 %. It is measured for arrays in memory,
+and for PNG files in TFRecord that are decoded and augmented. The pipeline computes on the same
+cores as the training: what that costs is in the last column, the speed against arrays without a pipeline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from PIL import Image
 import dlguide.horovod as hvd
 from dlguide.data import datasets, formats
 from dlguide.data import input_pipeline as ip
-from dlguide.measure.run import WARMUP_STEPS
+from dlguide.measure.training_result import WARMUP_STEPS
 from dlguide.training import FitConfig, connect, fit
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from dlguide import training
-from dlguide.measure import Run
+from dlguide.measure import TrainingResult
 from dlguide.training import CheckpointConfig, FitConfig, SingleProcess, connect
 
 CONFIG = {one.name for one in fields(FitConfig)}
@@ -27,6 +27,6 @@ def arguments(**settings: Any) -> dict[str, Any]:
     return {**settings, "config": FitConfig(**config)}
 
 
-def fit(model: Any = "mnist_cnn", data: Any = "mnist", **settings: Any) -> Run:
+def fit(model: Any = "mnist_cnn", data: Any = "mnist", **settings: Any) -> TrainingResult:
     """Train with these settings."""
     return training.fit(model, data, **arguments(**settings))

@@ -9,20 +9,20 @@ import pytest
 from fake_machine import machine
 
 from dlguide.machine import threads
-from dlguide.measure import Run
+from dlguide.measure import TrainingResult
 from dlguide.training import compare
 
 
 def make_run(ranks, rank=0, images_per_s=100.0, **changes):
     values = {
-        field.name: 0 for field in dataclasses.fields(Run)
+        field.name: 0 for field in dataclasses.fields(TrainingResult)
     } | {
         "rank": rank, "ranks": ranks, "threads": 1, "model": "mlp", "data": "mnist",
         "images_per_s": images_per_s, "test_accuracy": (0.9,), "loss": (1.0,), "step_s": (0.1,),
         "wait_s": (0.0,), "phases": (), "versions": {},
         "train_metrics": {}, "test_metrics": {}, "total_s": 1.0 + rank, "samples": 50,
     } | changes  # fmt: skip
-    return Run(**values)
+    return TrainingResult(**values)
 
 
 def test_the_slowest_rank_counts_and_efficiency_is_speed_up_per_core():
@@ -54,7 +54,7 @@ def test_what_is_written_can_be_read_again(tmp_path):
     compare.write(runs, table, tmp_path / "scaling.json")
     record = json.loads((tmp_path / "scaling.json").read_text())
     assert [compare.ComparisonRow(**row) for row in record["rows"]] == table
-    assert [[Run.from_dict(run) for run in each] for each in record["runs"]] == runs
+    assert [[TrainingResult.from_dict(run) for run in each] for each in record["runs"]] == runs
     assert [path.name for path in tmp_path.iterdir()] == ["scaling.json"]
 
 

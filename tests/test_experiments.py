@@ -1,6 +1,6 @@
 """Experiments: configs, which trainings there are, records, tables and comparisons.
 
-Tests dlguide.training.experiments. Runs are made by hand here and the oracle is a closed form;
+Tests dlguide.training.experiments. Results are made by hand here and the oracle is a closed form;
 `test_experiments_run` trains.
 """
 
@@ -15,27 +15,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dlguide.measure import Run
+from dlguide.measure import TrainingResult
 from dlguide.training import experiments as ex
 from dlguide.training.experiments import config, differences, running
 
 
 def a_run(accuracy=(0.5, 0.9), images_per_s=100.0, train_s=1.0, evaluate_s=0.5, **changes):
-    """A Run with one phase of training and one of evaluation an epoch."""
+    """A TrainingResult with one phase of training and one of evaluation an epoch."""
     phases, now = [("setup", 0.0, 2.0)], 2.0
     for _ in accuracy:
         phases += [("train", now, now + train_s), ("evaluate", now + train_s, now + train_s + 0.5)]
         now += train_s + evaluate_s
     loss = tuple(1.0 / (epoch + 1) for epoch in range(len(accuracy)))
-    values = {field.name: 0 for field in dataclasses.fields(Run)} | {
+    values = {field.name: 0 for field in dataclasses.fields(TrainingResult)} | {
         "model": "mlp", "data": "mnist", "device": "cpu", "optimizer": "momentum", "ranks": 1,
         "weights_digest": "", "compression": "none", "images_per_s": images_per_s,
         "test_accuracy": tuple(accuracy), "loss": loss, "step_s": (0.1,), "wait_s": (0.0,),
         "step_start_s": (0.0,), "phases": tuple(phases), "versions": {}, "train_accuracy": (),
         "train_metrics": {}, "test_metrics": {}, "earlier_loss": (),
     } | changes  # fmt: skip
-    known = {field.name for field in dataclasses.fields(Run)}
-    return Run(**{name: value for name, value in values.items() if name in known})
+    known = {field.name for field in dataclasses.fields(TrainingResult)}
+    return TrainingResult(**{name: value for name, value in values.items() if name in known})
 
 
 def a_result(accuracy=0.9, seed=0, name="a", lost=False, images_per_s=100.0, **changes):

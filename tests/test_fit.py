@@ -17,7 +17,7 @@ from dlguide import models, training
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset, RankShard
-from dlguide.measure import Run
+from dlguide.measure import TrainingResult
 from dlguide.training import checkpoint
 from dlguide.training.config import FitConfig, TrainingJob, describe
 from dlguide.training.devices import connect
@@ -126,7 +126,7 @@ def test_phases_follow_each_other_and_sum_to_the_seconds(run):
 
 
 def test_run_of_a_training_survives_json(run):
-    assert Run.from_dict(json.loads(json.dumps(run.as_dict()))) == run
+    assert TrainingResult.from_dict(json.loads(json.dumps(run.as_dict()))) == run
 
 
 def test_progress_is_reported_to_the_end(mnist):

@@ -14,7 +14,7 @@ import pytest
 from on_ranks import on_ranks
 
 from dlguide.cli import training as command
-from dlguide.measure import Run
+from dlguide.measure import TrainingResult
 from dlguide.measure import horovod_timeline as timelines
 from dlguide.measure.horovod_timeline import (
     COPY_IN,
@@ -160,9 +160,11 @@ def test_compute_is_what_is_left_of_the_steps(tmp_path):
 
 
 def run_of(starts, seconds):
-    values = {field.name: 0 for field in dataclasses.fields(Run)}
+    values = {field.name: 0 for field in dataclasses.fields(TrainingResult)}
     times = {"step_start_s": starts, "step_s": seconds, "started_unix_s": ZERO - 3.0}
-    return Run(**{**values, "test_accuracy": (), "model": "mlp", "data": "mnist", **times})
+    return TrainingResult(
+        **{**values, "test_accuracy": (), "model": "mlp", "data": "mnist", **times}
+    )
 
 
 def test_steps_are_put_on_the_recordings_clock(tmp_path):
@@ -322,7 +324,7 @@ def test_a_real_run_shows_every_gradient_and_what_was_fused(tmp_path, environmen
     told = on_ranks(
         2, record_trainings, tmp_path, 120, environment, where=str(tmp_path), names=names
     )
-    runs = [Run.from_dict(record) for record in told[0]["runs"]]
+    runs = [TrainingResult.from_dict(record) for record in told[0]["runs"]]
     assert len({run.weights_digest for run in runs}) == 1, "recording changes no result"
     run, recorded = runs[-1], read(tmp_path / "same.json")
     assert recorded.whole

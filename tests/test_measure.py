@@ -13,13 +13,13 @@ from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlguide import measure
-from dlguide.measure import Run, Timing, Utilisation
+from dlguide.measure import Timing, TrainingResult, Utilisation
 from dlguide.measure.progress import launched
-from dlguide.measure.run import WARMUP_STEPS, steady_images_per_s
+from dlguide.measure.training_result import WARMUP_STEPS, steady_images_per_s
 
 
 def some_run(**changes):
-    run = Run(
+    run = TrainingResult(
         rank=0,
         ranks=2,
         threads=1,
@@ -133,16 +133,18 @@ def test_slowest_rank_counts_on_all_ranks(ranks, tmp_path):
 
 def test_run_comes_back_equal_from_json():
     run = some_run()
-    assert Run.from_dict(json.loads(json.dumps(run.as_dict()))) == run
+    assert TrainingResult.from_dict(json.loads(json.dumps(run.as_dict()))) == run
 
 
 def test_run_refuses_unknown_and_missing_fields():
     record = some_run().as_dict()
     with pytest.raises(ValueError, match=r"`record` must be one of .* Did you mean rank\?"):
-        Run.from_dict({**record, "rankz": 1})
+        TrainingResult.from_dict({**record, "rankz": 1})
     del record["loss"]
-    with pytest.raises(ValueError, match=r"every field of a Run, got \"none named \['loss'\]\""):
-        Run.from_dict(record)
+    with pytest.raises(
+        ValueError, match=r"every field of a TrainingResult, got \"none named \['loss'\]\""
+    ):
+        TrainingResult.from_dict(record)
 
 
 def test_steady_state_leaves_out_the_first_steps_and_the_short_ones():

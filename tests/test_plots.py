@@ -248,7 +248,7 @@ EMPTY_TIMELINE = Timeline("empty.json", None, (), (), (), True)
 # --- refusals and alternative texts ---
 
 REFUSED = [
-    (plots.scaling, ([],), {}, "`runs` must hold at least one Run"),
+    (plots.scaling, ([],), {}, "`runs` must hold at least one TrainingResult"),
     (plots.timeline, (EMPTY_TIMELINE,), {}, "`recorded` must hold an event, got 'empty"),
     (plots.onednn_speeds, ([],), {}, "`speeds` must hold at least one"),
     (plots.timeline, (recorded(),), {"span": (1.0, 2.0)}, r"have events in what .* Choose another"),

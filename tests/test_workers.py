@@ -77,7 +77,7 @@ def training(saves, cases):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A function that trains on ranks, once, and gives weights and Runs of every way of playing."""
+    """A function that trains on ranks, once, and returns weights and results with all divisions."""
     folder = tmp_path_factory.mktemp("workers")
 
     @cache

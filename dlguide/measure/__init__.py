@@ -2,14 +2,14 @@
 
 from dlguide.measure import horovod_timeline, limits
 from dlguide.measure.progress import launched, report_progress
-from dlguide.measure.run import Run, steady_images_per_s
 from dlguide.measure.timing import Ratio, Timing, ratio, timing
+from dlguide.measure.training_result import TrainingResult, steady_images_per_s
 from dlguide.measure.utilisation import Utilisation, utilisation
 
 __all__ = [
     "Ratio",
-    "Run",
     "Timing",
+    "TrainingResult",
     "Utilisation",
     "horovod_timeline",
     "launched",

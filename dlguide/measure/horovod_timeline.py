@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dlguide.errors import require
-from dlguide.measure.run import Run
+from dlguide.measure.training_result import TrainingResult
 
 NEGOTIATION, WAITING, PREPARING = "negotiation", "waiting", "preparing"
 COPY_IN, EXCHANGE, COPY_OUT, OTHER = "copy in", "exchange", "copy out", "other"
@@ -276,7 +276,7 @@ class Timeline:
             cycles_s=tuple(cycle for cycle in self.cycles_s if start_s <= cycle < end_s),
         )
 
-    def steps(self, run: Run) -> list[tuple[float, float]]:
+    def steps(self, run: TrainingResult) -> list[tuple[float, float]]:
         """Return begin and end of each training step on the clock of this recording (s).
 
         Args:
@@ -286,7 +286,7 @@ class Timeline:
             ValueError: if the run or the file does not contain when it began.
         """
         known = self.started_unix_s is not None and len(run.step_start_s) == len(run.step_s)
-        then = "Take the Run that `training.fit` returned on rank 0 with this recording."
+        then = "Take the TrainingResult that `training.fit` returned on rank 0 with this recording."
         require(known and bool(run.step_s), "run", "contain when its steps began", str(run), then)
         zero = run.started_unix_s - self.started_unix_s
         pairs = zip(run.step_start_s, run.step_s, strict=True)

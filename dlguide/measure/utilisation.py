@@ -81,8 +81,8 @@ def utilisation(interval_s: float = 0.2) -> Iterator[UtilisationRecorder]:
     """Sample the utilisation of every core that this process may use while the block runs.
 
     All processes count, so a notebook can use it around a training on ranks: the ranks'
-    `Run.phases` have the same clock, and `plots.utilisation` draws both. Sampling takes about 1 %
-    of one core.
+    `TrainingResult.phases` have the same clock, and `plots.utilisation` draws both. Sampling
+    takes about 1 % of one core.
 
     Args:
         interval_s: time between two samples (s).

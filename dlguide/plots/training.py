@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.errors import require
-from dlguide.measure import Run, Utilisation
+from dlguide.measure import TrainingResult, Utilisation
 from dlguide.plots.figures import (
     BLUE,
     COLOURS,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _PHASE_COLOURS = {"setup": GREY, "train": BLUE, "evaluate": ORANGE, "checkpoint": PURPLE}
 
 
-def scaling(runs: Iterable[Run | Mapping[str, Any]]) -> Figure:
+def scaling(runs: Iterable[TrainingResult | Mapping[str, Any]]) -> Figure:
     """Draw throughput against ranks beside the ideal line, and the parallel efficiency.
 
     With the fewest ranks p0 as the reference,
@@ -44,7 +44,7 @@ def scaling(runs: Iterable[Run | Mapping[str, Any]]) -> Figure:
     Of several runs with equally many ranks, as each rank returns one, the slowest counts.
 
     Args:
-        runs: Runs, or mappings with `ranks` (count) and `images_per_s` (over all ranks).
+        runs: TrainingResults, or mappings with `ranks` (count) and `images_per_s` (over all ranks).
 
     Returns:
         Figure: images/s on the left, efficiency on the right.
@@ -54,10 +54,10 @@ def scaling(runs: Iterable[Run | Mapping[str, Any]]) -> Figure:
     """
     slowest: dict[int, float] = {}
     for run in runs:
-        row = run.as_dict() if isinstance(run, Run) else run
+        row = run.as_dict() if isinstance(run, TrainingResult) else run
         ranks, speed = int(row["ranks"]), float(row["images_per_s"])
         slowest[ranks] = min(speed, slowest.get(ranks, speed))
-    require(bool(slowest), "runs", "hold at least one Run", [])
+    require(bool(slowest), "runs", "hold at least one TrainingResult", [])
     ranks = sorted(slowest)
     speeds = [slowest[count] for count in ranks]
     ideal = [speeds[0] * count / ranks[0] for count in ranks]
@@ -88,11 +88,11 @@ def scaling(runs: Iterable[Run | Mapping[str, Any]]) -> Figure:
     return drawn
 
 
-def training(runs: Run | Sequence[Run]) -> Figure:
+def training(runs: TrainingResult | Sequence[TrainingResult]) -> Figure:
     """Draw loss and test accuracy over epochs, and where the seconds went.
 
     Args:
-        runs: a Run, or several to compare; of the ranks of one run give one.
+        runs: a TrainingResult, or several to compare; of the ranks of one run give one.
 
     Returns:
         Figure: loss, accuracy, and a bar of seconds for each run.
@@ -100,8 +100,8 @@ def training(runs: Run | Sequence[Run]) -> Figure:
     Raises:
         ValueError: when there is nothing to draw.
     """
-    runs = [runs] if isinstance(runs, Run) else list(runs)
-    require(bool(runs), "runs", "hold at least one Run", [])
+    runs = [runs] if isinstance(runs, TrainingResult) else list(runs)
+    require(bool(runs), "runs", "hold at least one TrainingResult", [])
     drawn, (loss, accuracy, seconds) = figure(columns=3)
     names = [f"{run.ranks} rank{'s' * (run.ranks > 1)}, batch {run.batch_per_rank}" for run in runs]
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -131,14 +131,16 @@ def training(runs: Run | Sequence[Run]) -> Figure:
     return drawn
 
 
-def utilisation(record: Utilisation, runs: Run | Sequence[Run] = ()) -> Figure:
+def utilisation(
+    record: Utilisation, runs: TrainingResult | Sequence[TrainingResult] = ()
+) -> Figure:
     """Draw how busy every core was, below the phases of the ranks.
 
     Record and runs must come from one machine, since their clocks are compared.
 
     Args:
         record: samples of `measure.utilisation`.
-        runs: the Runs of the ranks that trained meanwhile, one line each.
+        runs: the TrainingResults of the ranks that trained meanwhile, one line each.
 
     Returns:
         Figure: one line for each rank, below it one curve for each core.
@@ -146,7 +148,7 @@ def utilisation(record: Utilisation, runs: Run | Sequence[Run] = ()) -> Figure:
     Raises:
         ValueError: when nothing was sampled.
     """
-    runs = [runs] if isinstance(runs, Run) else sorted(runs, key=lambda run: run.rank)
+    runs = [runs] if isinstance(runs, TrainingResult) else sorted(runs, key=lambda run: run.rank)
     require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
     drawn, panels = figure(rows=len(record.cpus) + bool(runs), width=8, height=1.3)
     if runs:

@@ -15,7 +15,7 @@ from dlguide.machine.threads import ThreadPlan
 
 if TYPE_CHECKING:
     from dlguide.machine.describe import Machine
-    from dlguide.measure import Run
+    from dlguide.measure import TrainingResult
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def plans(machine: Machine, plan: ThreadPlan) -> list[ThreadPlan]:
     return list(dict.fromkeys([alone, whole, plan]))
 
 
-def rows(runs: Iterable[Sequence[Run]]) -> list[ComparisonRow]:
+def rows(runs: Iterable[Sequence[TrainingResult]]) -> list[ComparisonRow]:
     """Reduce each training to one row; its slowest rank counts.
 
         speed_up = images_per_s / images_per_s of the first run
@@ -57,13 +57,15 @@ def rows(runs: Iterable[Sequence[Run]]) -> list[ComparisonRow]:
     are compared per core.
 
     Args:
-        runs: for each training the Runs of all its ranks, the reference first.
+        runs: for each training the TrainingResults of all its ranks, the reference first.
 
     Raises:
         ValueError: when there is nothing to compare, or the work was not equal.
     """
     runs = [list(each) for each in runs]
-    require(bool(runs) and all(runs), "runs", "hold the Runs of at least one training", [])
+    require(
+        bool(runs) and all(runs), "runs", "hold the TrainingResults of at least one training", []
+    )
     base = _slowest(runs[0])
     table = []
     for each in runs:
@@ -84,19 +86,21 @@ def rows(runs: Iterable[Sequence[Run]]) -> list[ComparisonRow]:
     return table
 
 
-def _slowest(runs: Sequence[Run]) -> Run:
+def _slowest(runs: Sequence[TrainingResult]) -> TrainingResult:
     return min(runs, key=lambda run: run.images_per_s)
 
 
-def _work(run: Run) -> tuple[str, str, int, int, int]:
+def _work(run: TrainingResult) -> tuple[str, str, int, int, int]:
     """What must be equal in a comparison."""
     return (run.model, run.data, run.parameters, run.epochs, run.samples)
 
 
 def write(
-    runs: Iterable[Sequence[Run]], table: Sequence[ComparisonRow], path: str | os.PathLike
+    runs: Iterable[Sequence[TrainingResult]],
+    table: Sequence[ComparisonRow],
+    path: str | os.PathLike,
 ) -> None:
-    """Write the rows of `rows` and the Runs of all ranks as JSON."""
+    """Write the rows of `rows` and the TrainingResults of all ranks as JSON."""
     record = {
         "rows": [vars(row) for row in table],
         "runs": [[run.as_dict() for run in each] for each in runs],

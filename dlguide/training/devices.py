@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def connect(
-    parallel: bool | None = None, recording: bool = False
+    all_ranks: bool | None = None, recording: bool = False
 ) -> SingleProcess | HorovodCommunicator:
     """Return the ranks to train with.
 
     Args:
-        parallel: True for all ranks of the launcher, False for this process alone; None for True
-            exactly when the launcher started more than one.
+        all_ranks: True for all ranks of the launcher, False for this process alone; None for True
+            exactly if the launcher started more than one.
         recording: whether Horovod's timeline will be recorded.
     """
-    require(parallel in (True, False, None), "parallel", "be True, False or None", parallel)
-    if not (measure.launched()[1] > 1 if parallel is None else parallel):
+    require(all_ranks in (True, False, None), "all_ranks", "be True, False or None", all_ranks)
+    if not (measure.launched()[1] > 1 if all_ranks is None else all_ranks):
         return SingleProcess()
     from dlguide.horovod.communicator import HorovodCommunicator
 

@@ -18,7 +18,7 @@ from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require
-from dlguide.measure import Run
+from dlguide.measure import TrainingResult
 from dlguide.training.checkpoint import Saver
 from dlguide.training.config import (
     CheckpointConfig,
@@ -56,7 +56,7 @@ def fit(
     comm: SingleProcess | HorovodCommunicator | None = None,
     config: FitConfig | None = None,
     on_result: Callable[..., None] | None = None,
-) -> Run:
+) -> TrainingResult:
     """Train a model, in one process or on all ranks together; return what came out and its cost.
 
     Synchronous data parallelism: p ranks hold the same weights; in each step every rank takes
@@ -98,7 +98,7 @@ def fit(
             a second; None for `measure.report_progress`.
 
     Returns:
-        Run: as this rank saw it; the learning rate is the one used.
+        TrainingResult: as this rank saw it; the learning rate is the one used.
 
     Raises:
         ValueError: when an argument is not what it must be; on all ranks, before any work.
@@ -301,7 +301,7 @@ class Trainer:
                 for name, value in self.evaluate().items():
                     self.test_metrics.setdefault(name, []).append(value)
 
-    def result(self) -> Run:
+    def result(self) -> TrainingResult:
         """What came out."""
         job, config, comm, clock = self.job, self.job.config, self.comm, self.clock
         sent = len(self.step_s) * self.gradients.nbytes if comm.size > 1 else 0
@@ -311,7 +311,7 @@ class Trainer:
                    ("setup", "train", "evaluate", "checkpoint")}  # fmt: skip
         train = {name: tuple(values) for name, values in self.train_metrics.items()}
         test = {name: tuple(values) for name, values in self.test_metrics.items()}
-        return Run(
+        return TrainingResult(
             rank=comm.rank,
             ranks=comm.size,
             threads=_threads(),

@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from dlguide.errors import require, require_count, require_positive
-from dlguide.measure import Run, Utilisation
+from dlguide.measure import TrainingResult, Utilisation
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def from_mean(
 
 
 def from_steps(step_s: Sequence[float], images: int) -> StartUp:
-    """Separate the first batch from the times of all, such as a `Run`'s `step_s`."""
+    """Separate the first batch from the times of all, such as a `TrainingResult`'s `step_s`."""
     require(len(step_s) > 1, "step_s", "hold at least 2 steps", len(step_s))
     others = sum(step_s[1:]) / (len(step_s) - 1)
     return StartUp(require_count(images, "images"), len(step_s), float(step_s[0]), float(others))
@@ -91,7 +91,7 @@ def overtakes(late: StartUp, early: StartUp) -> float:
     return 1.0 + behind / gain if gain > 0 else float("inf")
 
 
-def load_by_phase(record: Utilisation, runs: Sequence[Run]) -> dict[str, float]:
+def load_by_phase(record: Utilisation, runs: Sequence[TrainingResult]) -> dict[str, float]:
     """Return the mean load of all cores in each phase of a training (percent).
 
     A sample belongs to the phase of the first rank at its middle, and counts as long as it

@@ -31,7 +31,7 @@ from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.measure import Run, Timing, steady_images_per_s, timing
+from dlguide.measure import Timing, TrainingResult, steady_images_per_s, timing
 
 if TYPE_CHECKING:
     import torch
@@ -349,7 +349,7 @@ class PyTorchRun:
     """The result of a training with PyTorch on one rank."""
 
     way: str
-    run: Run
+    run: TrainingResult
     weights: tuple[np.ndarray, ...]
     sent: dict[str, float]
     held: dict[str, int]
@@ -461,7 +461,7 @@ def train(
                 evaluate_s += perf_counter() - evaluate_begin
         held, final = worker.held(), pytorch_net.weights_of(net)
     names = ("dlguide", "numpy", "torch", *(["mpi4py"] if comm else []))
-    run = Run(
+    run = TrainingResult(
         rank=rank, ranks=ranks, threads=in_use, model="mnist_cnn", data=data.name, device="cpu",
         epochs=epochs, batch_per_rank=batch, global_batch=batch * ranks, optimizer="sgd",
         learning_rate=learning_rate, seed=seed,

@@ -24,7 +24,7 @@ from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require, require_known
 from dlguide.files import atomic_write, require_writable
-from dlguide.measure import Run
+from dlguide.measure import TrainingResult
 from dlguide.training.config import FitConfig, TrainingJob
 from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError
@@ -73,13 +73,13 @@ class TimeToAccuracy:
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """Result of one training: its config, the Run of each rank, and where it diverged.
+    """Result of one training: its config, the TrainingResult of each rank, and where it diverged.
 
-    A training that diverged has no Runs, and its accuracy is None.
+    A training that diverged has no TrainingResults, and its accuracy is None.
     """
 
     config: ExperimentConfig
-    runs: tuple[Run, ...]
+    runs: tuple[TrainingResult, ...]
     divergence: Divergence | None = None
 
     @property
@@ -188,7 +188,7 @@ def read_record(path: Path, config: ExperimentConfig) -> ExperimentResult:
     if body["format"] != FORMAT or body["config"] != config.identity():
         raise RecordError(f"{path} is the record of another training. {then}")
     lost = body["divergence"]
-    runs = tuple(Run.from_dict(run) for run in body["runs"])
+    runs = tuple(TrainingResult.from_dict(run) for run in body["runs"])
     return ExperimentResult(config, runs, None if lost is None else Divergence(**lost))
 
 
@@ -202,7 +202,7 @@ def _crc32(body: dict[str, Any]) -> int:
 
 def train(
     config: ExperimentConfig, models: Mapping, data: Mapping, parallel: bool, silent: bool = False
-) -> Run | Divergence:
+) -> TrainingResult | Divergence:
     """Train on this process, or on all ranks (`parallel`), each of which must call this."""
     options = _fit_options(config, models, load(config, data))
     try:
@@ -482,7 +482,7 @@ class _Queue:
                 f"{ended.returncode}; see its output above. Trainings that ended are on record."
             )
 
-    def record(self, key: str, runs: Sequence[Run | Divergence]) -> None:
+    def record(self, key: str, runs: Sequence[TrainingResult | Divergence]) -> None:
         """Record a training that has ended, and report the progress of all."""
         config = self.todo[key]
         if isinstance(runs[0], Divergence):

@@ -23,7 +23,7 @@ from dlguide import models
 from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known
-from dlguide.measure import Run
+from dlguide.measure import TrainingResult
 from dlguide.training import checkpoint as checkpoints
 from dlguide.training import devices, fit
 from dlguide.training.config import CheckpointConfig, FitConfig, describe
@@ -267,7 +267,7 @@ class TrainingRun:
             "shared", self.recipe.part_1(self.recipe.shared_epochs), self.recipe.shared_epochs
         )
 
-    def branch(self, name: str, schedule: CollapsedDecay) -> tuple[Branch, Run]:
+    def branch(self, name: str, schedule: CollapsedDecay) -> tuple[Branch, TrainingResult]:
         """Train one branch from the last checkpoint of the shared phase."""
         import tensorflow as tf
 
@@ -284,7 +284,7 @@ class TrainingRun:
 
     def _fit(
         self, name: str, schedule: CollapsedDecay, epochs: int
-    ) -> tuple[Curve, tuple[Run, keras.Model]]:
+    ) -> tuple[Curve, tuple[TrainingResult, keras.Model]]:
         made = []
 
         def build() -> keras.Model:
@@ -344,7 +344,7 @@ def _optimizer(rate: Any, weight_decay: Any, momentum: float) -> keras.Optimizer
     return MomentumSGD(rate, momentum=momentum, weight_decay=weight_decay)
 
 
-def _curve(run: Run) -> Curve:
+def _curve(run: TrainingResult) -> Curve:
     trained = len(run.loss)
     accuracy = run.test_accuracy[-trained:] if trained else ()
     step_s = float(np.median(run.step_s)) if run.step_s else 0.0

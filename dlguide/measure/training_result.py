@@ -1,4 +1,4 @@
-"""Run: the result of a training in plain numbers."""
+"""TrainingResult: the result of a training in plain numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARMUP_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingResult:
     """Result of a training on one rank, ready for JSON.
 
     Configuration:
@@ -111,13 +111,15 @@ class Run:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Run:
-        """Build a Run from the result of `as_dict`, also after JSON."""
+    def from_dict(cls, record: dict[str, Any]) -> TrainingResult:
+        """Build it from the result of `as_dict`, also after JSON."""
         known = [one.name for one in fields(cls)]
         for name in record:
             require_known(name, known, "record")
         missing = [name for name in known[: known.index("started_unix_s")] if name not in record]
-        require(not missing, "record", "have every field of a Run", f"none named {missing}")
+        require(
+            not missing, "record", "have every field of a TrainingResult", f"none named {missing}"
+        )
         values = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in record.items()
