@@ -8,7 +8,8 @@ Run it on ranks, with nothing else on the machine:
 Waiting is the part of a step before its batch is there (`TrainingResult.wait_s`), over the whole
 step, on the rank that waits longest. The goal is at most 5 %. It is measured for arrays in memory,
 and for PNG files in TFRecord that are decoded and augmented. The pipeline computes on the same
-cores as the training: what that costs is in the last column, the speed against arrays without a pipeline.
+cores as the training: what that costs is in the last column, the speed against arrays without a
+pipeline.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from dlguide.errors import ranks_in_words
+from dlguide.measure import digest_of
 from dlguide.training import audit
-from dlguide.training.audit.record import Call, Evidence, Metric, Seed, digest_of, ids_of
+from dlguide.training.audit.record import Call, Evidence, Metric, Seed, ids_of
 
 SAMPLES, BATCH = 48, 4
 

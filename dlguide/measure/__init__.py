@@ -3,7 +3,7 @@
 from dlguide.measure import horovod_timeline, limits
 from dlguide.measure.progress import launched, report_progress
 from dlguide.measure.timing import Ratio, Timing, ratio, timing
-from dlguide.measure.training_result import TrainingResult, steady_images_per_s
+from dlguide.measure.training_result import TrainingResult, digest_of, steady_images_per_s
 from dlguide.measure.utilisation import Utilisation, utilisation
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Timing",
     "TrainingResult",
     "Utilisation",
+    "digest_of",
     "horovod_timeline",
     "launched",
     "limits",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -47,7 +48,7 @@ class TrainingResult:
         images_per_s_with_first (images trained / sum of step_s: the first step weighs in,
         and may by itself reverse a comparison of two systems).
 
-    And: weights_digest (SHA-256 of the trainable weights' bytes; equal on all ranks),
+    And: weights_digest (`digest_of` the trainable weights; equal on all ranks),
     started_unix_s (clock at the start), phases (name, start_s, end_s after the start: setup,
     train, evaluate, checkpoint), versions (name -> version), compression (of gradients),
     sent_nbytes (gradients' bytes that this rank handed to the exchange in this run),
@@ -129,6 +130,16 @@ class TrainingResult:
             found = values.get(name, {})
             values[name] = {metric: tuple(each) for metric, each in found.items()}
         return cls(**values)
+
+
+def digest_of(arrays: Iterable[Any]) -> str:
+    """Return the SHA-256 of arrays: their bytes, dtypes and shapes."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        contents = np.ascontiguousarray(array)
+        digest.update(f"{contents.dtype.name}{contents.shape}".encode())
+        digest.update(contents.tobytes())
+    return digest.hexdigest()
 
 
 def steady_images_per_s(

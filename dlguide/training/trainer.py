@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -336,7 +335,7 @@ class Trainer:
             **seconds,
             images_per_s=measure.steady_images_per_s(self.step_s, self.images),
             images_per_s_with_first=sum(self.images) / sum(self.step_s) if self.step_s else 0.0,
-            weights_digest=_digest(self.model),
+            weights_digest=measure.digest_of(self.model.trainable_weights),
             started_unix_s=clock.started_unix_s,
             phases=tuple(clock.phases),
             versions=_versions(comm.size),
@@ -436,13 +435,6 @@ def _recording(path: str | os.PathLike | None, comm: Communicator) -> AbstractCo
     from dlguide.horovod import record_timeline
 
     return record_timeline(path)
-
-
-def _digest(model: keras.Model) -> str:
-    digest = hashlib.sha256()
-    for weight in model.trainable_weights:
-        digest.update(np.asarray(weight).tobytes())
-    return digest.hexdigest()
 
 
 def _threads() -> int:

@@ -6,13 +6,11 @@ Horovod and one connection to the tuner.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import resource
 import socket
 import sys
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
@@ -48,7 +46,7 @@ class _Trainer:
             optimizer.build(self.model.trainable_variables)
             comm.broadcast(self.model.weights)
             self.step = train_step(self.model, optimizer, comm.size)
-        self.digest = _digest(self.model.trainable_weights)
+        self.digest = measure.digest_of(self.model.trainable_weights)
         self.images, self.labels = self._samples(task, folder)
         self.parts = self._parts(task)
         self.taken = 0
@@ -90,13 +88,6 @@ class _Trainer:
             "threads": len(os.listdir("/proc/self/task")),
             "nbytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
-
-
-def _digest(weights: Sequence[Any]) -> str:
-    digest = hashlib.sha256()
-    for weight in weights:
-        digest.update(np.asarray(weight).tobytes())
-    return digest.hexdigest()
 
 
 def serve(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import zlib
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.measure import digest_of
 
 if TYPE_CHECKING:
     import keras
@@ -127,17 +127,6 @@ def ids_of(images: Any) -> tuple[int, ...]:
     return tuple(zlib.crc32(np.ascontiguousarray(sample).tobytes()) for sample in array)
 
 
-def digest_of(arrays: Iterable[Any]) -> str:
-    """Return the SHA-256 of the bytes of arrays: equal ones mean equal arrays, bit by bit."""
-    digest, count = hashlib.sha256(), 0
-    for array in arrays:
-        contents = np.ascontiguousarray(array)
-        digest.update(f"{contents.dtype.name}{contents.shape}".encode())
-        digest.update(contents.tobytes())
-        count += 1
-    return digest.hexdigest() if count else ""
-
-
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
 
@@ -226,7 +215,9 @@ class Recorder:
 
     def statistics(self, arrays: Iterable[Any]) -> None:
         """Note the moving means and variances of batch normalisation, at the end."""
-        self._known["statistics"] = digest_of(arrays)
+        found = list(arrays)
+        if found:
+            self._known["statistics"] = digest_of(found)
 
     def rate(self, learning_rate: float, optimizer: str = "") -> None:
         """Note the learning rate in use; the highest one counts, which warmup leads up to.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 from dlguide.errors import require, require_known
 from dlguide.files import atomic_write, require_writable
-from dlguide.measure import TrainingResult
+from dlguide.measure import TrainingResult, digest_of
 from dlguide.training.config import FitConfig, TrainingJob
 from dlguide.training.devices import connect
 from dlguide.training.divergence import DivergedError
@@ -265,11 +264,7 @@ def _load_named(name: str) -> Dataset:
 
 def _digest(data: Dataset) -> str:
     """Name the caller's own data by its contents: other data is another training."""
-    found = hashlib.sha256()
-    for array in (data.train_images, data.train_labels, data.test_images, data.test_labels):
-        found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
+    return digest_of((data.train_images, data.train_labels, data.test_images, data.test_labels))
 
 
 def make_optimizer(config: ExperimentConfig, rate: Any) -> keras.Optimizer:

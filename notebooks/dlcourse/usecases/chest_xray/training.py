@@ -28,9 +28,9 @@ from dlcourse.usecases.run import Option
 from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.measure import digest_of
 from dlguide.training import CheckpointConfig, FitConfig, connect, devices, fit, train_step
 from dlguide.training import schedules as recipes
-from dlguide.training.audit.record import digest_of
 from dlguide.training.schedules import EpochSchedule
 from dlguide.training.step_breakdown import StepWorker, TimedStep
 

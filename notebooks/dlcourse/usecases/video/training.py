@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -263,7 +262,7 @@ def train(
         step_s=tuple(step_s[1:]),
         load_s=clock.total_s("load"),
         train_s=clock.total_s("train"),
-        digest=_digest(growing.nets),
+        digest=measure.digest_of(weight for net in growing.nets for weight in net.weights),
     )
 
 
@@ -451,14 +450,6 @@ def _require_finite(losses: list[float], epoch: int, config: VideoConfig) -> Non
             f"The losses of epoch {epoch + 1} are {losses}: the training has diverged. Use a "
             f"lower `learning_rate` than {config.learning_rate}."
         )
-
-
-def _digest(nets_of: tuple[keras.Model, ...]) -> str:
-    digest = hashlib.sha256()
-    for net in nets_of:
-        for weight in net.weights:
-            digest.update(np.asarray(weight).tobytes())
-    return digest.hexdigest()
 
 
 def _worker(config: VideoConfig, comm: Communicator) -> StepWorker:
