@@ -84,24 +84,13 @@ def seconds_per_sample(stages: Sequence[Stage], cores: float) -> float:
 
 
 def limited_by_cores(stages: Sequence[Stage], cores: float) -> bool:
-    """Say whether the cores together set the pace, and not one thread."""
+    """Return whether the cores together set the pace, and not one thread."""
     threads_s, cores_s = _pace(stages, cores)
     return cores_s > threads_s
 
 
 def slowest(stages: Sequence[Stage], cores: float) -> Stage:
-    """Find the stage that holds the others back.
-
-    Where one thread sets the pace, it is the stage that takes most of that thread's time. Where
-    the cores do, it is the one that takes most of their time.
-
-    Args:
-        stages: all that a sample passes through, in order.
-        cores: cores that this process may use (count).
-
-    Returns:
-        Stage: one of them.
-    """
+    """Find the stage that takes most time of what sets the pace, a thread or the cores."""
     if limited_by_cores(stages, cores):
         return max(stages, key=lambda stage: stage.cpu_s)
     times = _times(stages)
@@ -110,7 +99,7 @@ def slowest(stages: Sequence[Stage], cores: float) -> Stage:
 
 
 def without(stages: Sequence[Stage], *names: str) -> tuple[Stage, ...]:
-    """Give the same line with stages that take no time."""
+    """Return the same line with stages that take no time."""
     return tuple(
         replace(one, wall_s=0.0, cpu_s=0.0) if one.name in names else one for one in stages
     )
@@ -119,7 +108,7 @@ def without(stages: Sequence[Stage], *names: str) -> tuple[Stage, ...]:
 def remedies(
     stages: Sequence[Stage], cores: float, samples: int = 0, memory_nbytes: float = 0.0
 ) -> tuple[Remedy, ...]:
-    """Work out what each usual change of an input pipeline would bring.
+    """Predict what each usual change of an input pipeline would bring, the best first.
 
     Prefetch before the training step; several calls of one stage at once, where a pipeline has a
     setting for it; a cache after a stage, where the samples fit into half of the memory; more
@@ -257,15 +246,14 @@ def bottleneck(
 ) -> Bottleneck:
     """Measure each stage of an input pipeline alone, the training step alone, and all together.
 
-    A stage alone is fed with inputs that lie ready in memory. The training step gets the same
-    batches again and again. What comes out of that predicts the speed of all together (see
-    `seconds_per_sample`), which is measured, too, with the time that the steps wait.
+    A stage alone gets inputs that lie ready in memory, the training step the same batches again
+    and again. Their times predict the speed of all together (see `seconds_per_sample`), which is
+    measured too, with the time that the steps wait.
 
-    A cache is filled before it is measured, with a part of the samples. What lies in the
-    system's own cache of files is read from there: the first pass over new files is slower.
-    Leaves out the exchange between ranks and the beginning of an epoch. How many ranks share a
-    node is not known here: a cache is named where it fits if all of them share this machine's
-    memory. On several nodes there is more room.
+    A cache is filled before it is measured, with a part of the samples. Files in the system's
+    page cache are read from there: the first pass over new files is slower. Leaves out the
+    exchange between ranks and the beginning of an epoch. A cache is proposed if it fits where all
+    ranks share this machine's memory; on several nodes there is more room.
 
     Args:
         pipeline: an input pipeline of `dlguide.data.input_pipeline`.
@@ -274,11 +262,12 @@ def bottleneck(
         seconds: time for each measurement, at least; slow stages take longer (s).
 
     Returns:
-        Bottleneck: the stages, what is held back by how much, and what would help.
+        Bottleneck: the stages, the one that holds the others back, and what would help; prints
+            as a table.
 
     Raises:
-        ValueError: when `seconds` is not positive or the batch is larger than the data set.
-        DataError: when a sample is damaged.
+        ValueError: if `seconds` is not positive or the batch is larger than the data set.
+        DataError: if a sample is damaged.
 
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 5.5.3 ("Checking if your input data
@@ -299,23 +288,16 @@ def bottleneck(
     def train(images: Any, labels: Any) -> float:
         return float(step(images, labels, 1 / len(labels)).numpy()[0])  # the loss
 
-    stages.append(_train(train, batches, len(stages), seconds))
-    alone = _together(pipeline, None, seconds)
-    together = _together(pipeline, train, seconds)
+    stages.append(Stage(TRAIN, *_trained(train, batches, seconds), worker=len(stages)))
+    alone, _, _ = _together(pipeline, None, seconds)
+    together, wait_s, compute_s = _together(pipeline, train, seconds)
     helpful = remedies(stages, cores, whole.samples, described.memory_bytes / whole.ranks)
-    return Bottleneck(
-        tuple(stages),
-        cores,
-        alone.samples_per_s,
-        together.samples_per_s,
-        tuple(together.wait_s),
-        tuple(together.compute_s),
-        helpful,
-    )
+    steps = (tuple(wait_s), tuple(compute_s))
+    return Bottleneck(tuple(stages), cores, alone, together, *steps, helpful)
 
 
 def _stages(pipeline: Any, seconds: float) -> tuple[list[Stage], list[Any]]:
-    """Measure the stages of a pipeline, each on what the one before it gave; and give batches."""
+    """Measure the stages of a pipeline, each on the output of the one before; return batches."""
     found, ready = [], pipeline.replace(throttle=None).apply("read").take(_READY).cache()
     for worker, name in enumerate(pipeline.stages):
         one_by_one = name in _SAMPLE_BY_SAMPLE
@@ -337,22 +319,39 @@ def _stages(pipeline: Any, seconds: float) -> tuple[list[Stage], list[Any]]:
 
 
 def _drained(dataset: Any, samples: int | None, calls: int, seconds: float) -> tuple[float, float]:
-    """Take elements for a while; give time and processor time of a sample (s)."""
+    """Take elements for a while; return time and processor time of a sample (s)."""
     elements = iter(dataset)
     for _ in range(2 * calls):
         next(elements)
-    taken = rounds = 0
+
+    def taken() -> int:
+        several = [next(elements) for _ in range(calls)]  # side by side, they come back together
+        # labels, or their random numbers: as many as there are samples
+        return sum(int(one[-1].shape[0]) if samples is None else samples for one in several)
+
+    return _timed(taken, seconds)
+
+
+def _trained(train: Any, batches: list[Any], seconds: float) -> tuple[float, float]:
+    """Train on batches that lie ready; return time and processor time of a sample (s)."""
+
+    def taken() -> int:
+        for images, labels in batches:
+            train(images, labels)
+        return sum(len(labels) for _images, labels in batches)
+
+    taken()  # the first call compiles
+    return _timed(taken, seconds)
+
+
+def _timed(taken: Callable[[], int], seconds: float) -> tuple[float, float]:
+    samples = rounds = 0
     begin, begin_cpu = time.perf_counter(), time.process_time()
     while rounds < _ROUNDS or time.perf_counter() - begin < seconds:
-        for _ in range(calls):  # calls that wait side by side come back together
-            element = next(elements)
-            # labels, or their random numbers: as many as there are samples
-            taken += int(element[-1].shape[0]) if samples is None else samples
+        samples += taken()
         rounds += 1
-    return (
-        (time.perf_counter() - begin) / taken,
-        (time.process_time() - begin_cpu) / taken,
-    )
+    wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu
+    return wall_s / samples, cpu_s / samples
 
 
 def _kept(pipeline: Any, name: str, elements: list[Any]) -> float:
@@ -368,35 +367,12 @@ def _kept(pipeline: Any, name: str, elements: list[Any]) -> float:
     return 0.0
 
 
-def _train(
-    train: Callable[[Any, Any], float], batches: list[Any], worker: int, seconds: float
-) -> Stage:
-    for images, labels in batches:  # the first call compiles
-        train(images, labels)
-    taken = rounds = 0
-    begin, begin_cpu = time.perf_counter(), time.process_time()
-    while rounds < _ROUNDS or time.perf_counter() - begin < seconds:
-        for images, labels in batches:
-            train(images, labels)
-            taken += len(labels)
-        rounds += 1
-    wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu
-    return Stage(TRAIN, wall_s / taken, cpu_s / taken, worker)
-
-
-@dataclass(frozen=True)
-class _Steps:
-    samples: int
-    wait_s: list[float]
-    compute_s: list[float]
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples / (sum(self.wait_s) + sum(self.compute_s))
-
-
-def _together(pipeline: Any, train: Callable[[Any, Any], float] | None, seconds: float) -> _Steps:
-    """Run the whole pipeline, with or without the training, and time each step."""
+def _together(
+    pipeline: Any, train: Callable[[Any, Any], float] | None, seconds: float
+) -> tuple[float, list[float], list[float]]:
+    """Run the whole pipeline, with or without training; return samples/s, and for each step the
+    time that it waited and the time that it computed (s).
+    """
     wait_s: list[float] = []
     compute_s: list[float] = []
     samples, steps = 0, len(pipeline.steps(0))
@@ -418,11 +394,11 @@ def _together(pipeline: Any, train: Callable[[Any, Any], float] | None, seconds:
                 begin = end
                 if len(wait_s) >= least and sum(wait_s) + sum(compute_s) >= seconds:
                     break
-    return _Steps(samples, wait_s, compute_s)
+    return samples / (sum(wait_s) + sum(compute_s)), wait_s, compute_s
 
 
 def _with_filled_cache(pipeline: Any) -> Any:
-    """Give a pipeline on so few samples that its cache can be filled now."""
+    """Return a pipeline on so few samples that its cache can be filled now."""
     if pipeline.cache.kind == "none" or not pipeline.source.encoded:
         return pipeline
     few = pipeline.batch_per_rank * pipeline.ranks * (16 + 2 * pipeline.readers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter, sleep
@@ -47,7 +46,7 @@ class StepWorker:
 
     def weights(self) -> list[np.ndarray]:
         """Copy what the step trains."""
-        return [np.array(each) for _, variables in self.optimizers for each in variables]
+        return [np.asarray(each).copy() for _, variables in self.optimizers for each in variables]
 
     def update(self) -> Callable[[], Any]:
         """Compile exchange and update without computing: the gradients are zeros.
@@ -256,10 +255,7 @@ def _flat(worker: StepWorker) -> np.ndarray:
 
 
 def _alike(worker: StepWorker, comm: Communicator, when: str) -> None:
-    digest = hashlib.sha256()
-    for each in worker.weights():
-        digest.update(each.tobytes())
-    everyone = comm.allgather(digest.hexdigest())
+    everyone = comm.allgather(measure.digest_of(worker.weights()))
     if len(set(everyone)) > 1:
         other = next(rank for rank, each in enumerate(everyone) if each != everyone[0])
         raise RuntimeError(f"The weights of rank {other} are not those of rank 0 {when}.")

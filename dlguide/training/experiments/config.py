@@ -16,9 +16,12 @@ from dlguide.training.schedules import EpochSchedule
 if TYPE_CHECKING:
     from dlguide.training.experiments.running import ExperimentResult
 
-DECAYS = ("none", "step", "linear", "polynomial", "cosine")
-OPTIMIZERS = ("momentum", "adam", "lars", "lamb")
-DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")  # of `models.build`
+_NAMES = {
+    "rate_scaling": schedules.SCALING,
+    "decay": ("none", "step", "linear", "polynomial", "cosine"),
+    "optimizer": ("momentum", "adam", "lars", "lamb"),
+    "dtype": ("float32", "float64", "mixed_bfloat16", "mixed_float16"),  # of `models.build`
+}
 # These decay over the epochs after the warmup; "none" and "step" count from the beginning.
 _AFTER_WARMUP = {
     "linear": schedules.linear,
@@ -106,54 +109,47 @@ class ExperimentConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._set("boundaries", tuple(map(float, self.boundaries)))
+        checked: dict[str, Any] = {"boundaries": tuple(map(float, self.boundaries))}
         for name in ("epochs", "batch_per_worker", "virtual_workers", "ranks", "base_batch"):
-            self._set(name, require_count(getattr(self, name), name))
+            checked[name] = require_count(getattr(self, name), name)
         for name in ("samples", "test_samples", "threads"):
             if getattr(self, name) is not None:
-                self._set(name, require_count(getattr(self, name), name))
-        self._set("seed", require_count(self.seed, "seed", least=0))
+                checked[name] = require_count(getattr(self, name), name)
+        checked["seed"] = require_count(self.seed, "seed", least=0)
         for name in ("base_rate", "factor", "trust"):
-            self._set(name, require_positive(getattr(self, name), name))
+            checked[name] = require_positive(getattr(self, name), name)
         for name in ("warmup_epochs", "momentum", "weight_decay"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and 0 <= value < float("inf")
             require(number, name, "be a number of at least 0", value)
-            self._set(name, float(value))
+            checked[name] = float(value)
         must = "be below 1, or no step is ever forgotten"
         require(self.momentum < 1, "momentum", must, self.momentum, "0.9 is usual.")
         if self.dropout is not None:
             fits = isinstance(self.dropout, Real) and 0 <= self.dropout < 1
             require(fits, "dropout", "be None or a fraction of 0 to below 1", self.dropout)
-            self._set("dropout", float(self.dropout))
+            checked["dropout"] = float(self.dropout)
+        for name, value in checked.items():  # plain Python values: JSON has no NumPy types
+            object.__setattr__(self, name, value)
         for name in ("name", "model", "data", "dtype"):
-            value = getattr(self, name)
-            then = "`run` takes models and data by name."
+            value, then = getattr(self, name), "`run` takes models and data by name."
             require(isinstance(value, str), name, "be a text", value, then)
-        require_known(self.rate_scaling, schedules.SCALING, "rate_scaling")
-        require_known(self.decay, DECAYS, "decay")
-        require_known(self.optimizer, OPTIMIZERS, "optimizer")
-        require_known(self.dtype, DTYPES, "dtype")
+        for name, known in _NAMES.items():
+            require_known(getattr(self, name), known, name)
         if self.warmup is not None:
             require_known(self.warmup, schedules.WARMUPS, "warmup")
-            then = "Give its length, or `warmup=None`."
-            must = "be more than 0 for a warmup"
+            must, then = "be more than 0 for a warmup", "Give its length, or `warmup=None`."
             require(self.warmup_epochs > 0, "warmup_epochs", must, self.warmup_epochs, then)
             must = f"be less than the {self.epochs} epochs of the training"
             then = "Shorten the warmup or train longer."
             fits = self.warmup_epochs < self.epochs
             require(fits, "warmup_epochs", must, self.warmup_epochs, then)
         if self.decay == "step":
-            then = "For example (2, 3) of 4 epochs."
-            must = "name the epochs of a step decay"
+            must, then = "name the epochs of a step decay", "For example (2, 3) of 4 epochs."
             require(bool(self.boundaries), "boundaries", must, self.boundaries, then)
         if self.samples is not None:
             self.require_samples(self.samples)
         self.schedule()
-
-    def _set(self, name: str, value: Any) -> None:
-        """Store a plain Python value: JSON has no NumPy types."""
-        object.__setattr__(self, name, value)
 
     def require_samples(self, samples: int) -> None:
         """Require as many training samples as one global batch has."""
@@ -170,16 +166,11 @@ class ExperimentConfig:
     @property
     def rate(self) -> float:
         """Learning rate for the global batch, to which a warmup leads up."""
-        return schedules.scaled(
-            self.base_rate, self.global_batch, self.base_batch, self.rate_scaling
-        )
+        batches = (self.global_batch, self.base_batch)
+        return schedules.scaled(self.base_rate, *batches, self.rate_scaling)
 
     def schedule(self) -> EpochSchedule:
-        """Build the learning-rate schedule of the whole training.
-
-        Raises:
-            ValueError: if its parts do not fit together.
-        """
+        """Build the learning-rate schedule of the whole training."""
         length, start = self.warmup_epochs if self.warmup else 0.0, None
         if self.warmup:
             # a stepping warmup has its own formula; one that would not rise stays level
@@ -195,11 +186,7 @@ class ExperimentConfig:
         return start.over(whole) if start else whole
 
     def identity(self) -> dict[str, Any]:
-        """Give the values that determine the training, JSON-able; others have their default.
-
-        Without effect are the name, the length of a warmup that does not exist, the scaling of
-        the rate if the global batch is the base batch, and parameters of other optimizers.
-        """
+        """Return the values that determine the training, JSON-able; others have their default."""
         unused = ["name"]
         if self.global_batch == self.base_batch:
             unused.append("rate_scaling")
@@ -214,28 +201,27 @@ class ExperimentConfig:
         if self.optimizer != "lars":
             unused.append("trust")
         default = {field.name: field.default for field in fields(self)}
-        values = self.as_dict() | {name: default[name] for name in unused}
-        return values | {"boundaries": list(values["boundaries"])}
+        return _json(asdict(self) | {name: default[name] for name in unused})
 
     def key(self, digest: str = "") -> str:
-        """Name the record of this training by 16 hexadecimal digits.
-
-        Args:
-            digest: of the contents of the caller's own data.
-        """
+        """Name the record of this training, on the caller's own data of that digest."""
         text = json.dumps([self.identity(), digest], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all fields, JSON-able; `from_dict` reads them."""
-        return asdict(self) | {"boundaries": list(self.boundaries)}
+        """Return all fields, JSON-able; `from_dict` reads them."""
+        return _json(asdict(self))
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> ExperimentConfig:
-        """Read a config from what `as_dict` or `identity` wrote."""
+        """Build a config from the result of `as_dict` or `identity`."""
         for name in record:
             require_known(name, [field.name for field in fields(cls)], "record")
         return cls(**record)
+
+
+def _json(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {"boundaries": list(values["boundaries"])}
 
 
 FACTORS = tuple(

@@ -1,4 +1,4 @@
-"""Run the trainings of an experiment, here or on the ranks of a cluster, and record each result."""
+"""The trainings of an experiment, here or on the ranks of a cluster, and the record of each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from dlguide.training.trainer import fit
 
 if TYPE_CHECKING:
     import keras
+
+    from dlguide.cluster import Cluster
 
 FORMAT = 2  # of the records
 _UNPICKLE_AND_CALL = """
@@ -170,11 +173,7 @@ def write_record(result: ExperimentResult, path: Path) -> None:
 
 
 def read_record(path: Path, config: ExperimentConfig) -> ExperimentResult:
-    """Read a result that must be of this config, whose name it takes.
-
-    Raises:
-        RecordError: if the file is damaged, or of another config or format.
-    """
+    """Read a result, which must be of this config and takes its name."""
     then = "Delete the file to train this one again; the others are kept."
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
@@ -200,23 +199,19 @@ def _crc32(body: dict[str, Any]) -> int:
 
 
 def train(
-    config: ExperimentConfig, models: Mapping, data: Mapping, parallel: bool, silent: bool = False
+    config: ExperimentConfig, models: Mapping, data: Mapping, all_ranks: bool, silent: bool = False
 ) -> TrainingResult | Divergence:
-    """Train on this process, or on all ranks (`parallel`), each of which must call this."""
+    """Train on this process, or on all ranks, each of which must call this."""
     options = _fit_options(config, models, load(config, data))
+    on_result = (lambda **_numbers: None) if silent else None
     try:
-        return fit(**options, comm=connect(parallel), on_result=_ignore if silent else None)
-    except DivergedError as error:  # alike on all ranks
+        return fit(**options, comm=connect(all_ranks), on_result=on_result)
+    except DivergedError as error:  # the same on all ranks
         return Divergence(error.epoch, error.step)
 
 
 def check(config: ExperimentConfig, models: Mapping, data: Dataset) -> None:
-    """Check that `fit` can do the training, before anything is trained.
-
-    Raises:
-        ValueError: if there are too few samples, a piece of the schedule is shorter than a step,
-            or a named model does not take these images.
-    """
+    """Check that `fit` can do the training, before anything is trained."""
     samples = len(data.train_labels)
     config.require_samples(samples)
     steps = math.ceil(samples / config.global_batch)
@@ -239,16 +234,8 @@ def _fit_options(config: ExperimentConfig, models: Mapping, data: Dataset) -> di
     }  # fmt: skip
 
 
-def _ignore(**_numbers: float) -> None:
-    """Report no progress."""
-
-
 def load(config: ExperimentConfig, data: Mapping) -> Dataset:
-    """Load the samples of a config, as views of the whole data set.
-
-    Raises:
-        ValueError: if it has fewer samples.
-    """
+    """Load the samples of a config, as views of the whole data set."""
     own = data.get(config.data)
     whole = own() if callable(own) else own
     whole = _load_named(config.data) if whole is None else whole
@@ -288,16 +275,6 @@ def make_optimizer(config: ExperimentConfig, rate: Any) -> keras.Optimizer:
 # --- all trainings ---
 
 
-class Ranks(Protocol):
-    """The part of `dlguide.cluster.Cluster` that `run` needs."""
-
-    ranks: int
-    plan: Any
-
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call a function on all ranks."""
-
-
 @dataclass(frozen=True)
 class ExperimentProgress:
     """Progress of an experiment.
@@ -327,7 +304,7 @@ def print_progress(progress: ExperimentProgress) -> None:
 def run(
     configs: Sequence[ExperimentConfig],
     folder: str | os.PathLike | None = None,
-    cluster: Ranks | None = None,
+    cluster: Cluster | None = None,
     progress: Callable[[ExperimentProgress], None] | None = print_progress,
     models: Mapping[str, Callable[[], Any]] | None = None,
     data: Mapping[str, Any] | None = None,
@@ -375,15 +352,34 @@ def run(
             digests[source] = _digest(loaded[source]) if config.data in data else ""
         check(config, models, loaded[source])
         keys.append(config.key(digests[source]))
-    if folder is not None:
+    with ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(TemporaryDirectory(prefix="dlguide-experiments-"))
         require_writable(folder, "folder")
-        return _run(configs, keys, Path(folder), cluster, progress, models, data)
-    with tempfile.TemporaryDirectory(prefix="dlguide-experiments-") as temporary:
-        return _run(configs, keys, Path(temporary), cluster, progress, models, data)
+        paths = [Path(folder) / f"{key}.json" for key in keys]
+        todo: dict[str, ExperimentConfig] = {}
+        for key, path, config in zip(keys, paths, configs, strict=True):
+            if path.exists():
+                read_record(path, config)  # damage is an error now, not after hours of training
+            else:
+                todo.setdefault(key, config)
+        claims = Path(stack.enter_context(TemporaryDirectory(prefix="dlguide-experiments-")))
+        queue = _Queue(todo, Path(folder), claims, progress, models, data, time.time())
+        single = [key for key, one in todo.items() if one.ranks == 1]
+        if cluster is None:
+            for threads in dict.fromkeys(todo[key].threads for key in single):
+                queue.work_with_threads(threads, [k for k in single if todo[k].threads == threads])
+        else:
+            if single:
+                cluster.run(queue.work, single)
+            for key, one in todo.items():
+                if one.ranks > 1:
+                    queue.record(key, cluster.run(train, one, models, data, True, progress is None))
+        return [read_record(path, config) for path, config in zip(paths, configs, strict=True)]
 
 
 def _require_possible(
-    config: ExperimentConfig, cluster: Ranks | None, models: Mapping, data: Mapping
+    config: ExperimentConfig, cluster: Cluster | None, models: Mapping, data: Mapping
 ) -> None:
     must = "hold ExperimentConfigs"
     require(isinstance(config, ExperimentConfig), "configs", must, config)
@@ -401,39 +397,6 @@ def _require_possible(
         must = f"be None or the {present} of the cluster's ranks"
         then = "Start a cluster with another plan, or run it without one."
         require(config.threads == present, "threads", must, config.threads, then)
-
-
-def _run(
-    configs: list[ExperimentConfig],
-    keys: list[str],
-    folder: Path,
-    cluster: Ranks | None,
-    progress: Callable[[ExperimentProgress], None] | None,
-    models: Mapping,
-    data: Mapping,
-) -> list[ExperimentResult]:
-    todo: dict[str, ExperimentConfig] = {}
-    for key, config in zip(keys, configs, strict=True):
-        path = folder / f"{key}.json"
-        if path.exists():
-            read_record(path, config)  # a damaged one is an error now, not after hours of training
-        else:
-            todo.setdefault(key, config)
-    with tempfile.TemporaryDirectory(prefix="dlguide-experiments-") as claims:
-        queue = _Queue(todo, folder, Path(claims), progress, models, data, time.time())
-        single = [key for key, one in todo.items() if one.ranks == 1]
-        if cluster is not None:
-            if single:
-                cluster.run(queue.work, single)
-            for key, one in todo.items():
-                if one.ranks > 1:
-                    runs = cluster.run(train, one, models, data, True, progress is None)
-                    queue.record(key, runs)
-        else:
-            for threads in dict.fromkeys(todo[key].threads for key in single):
-                queue.work_with_threads(threads, [k for k in single if todo[k].threads == threads])
-    results = zip(keys, configs, strict=True)
-    return [read_record(folder / f"{key}.json", config) for key, config in results]
 
 
 @dataclass(frozen=True)
