@@ -1,6 +1,6 @@
 """Candidates train on real ranks, with equal work, and leave nothing behind.
 
-Tests dlguide.tuning.search, dlguide.tuning.ranks, dlguide.tuning.worker, dlguide.tuning.task,
+Tests dlguide.tuning.search, dlguide.tuning.ranks, dlguide.tuning.worker,
 dlguide.cli.tuning and dlguide.plots.tuning.
 """
 
@@ -26,7 +26,7 @@ from dlguide.cluster.launch import default_plan
 from dlguide.machine import describe, tuned_plans
 from dlguide.tuning import Candidate, CandidateResult, HalvingResult, TuningTask, search
 from dlguide.tuning import ranks as tuning_ranks
-from dlguide.tuning.ranks import RankStart, RankTeams
+from dlguide.tuning.ranks import RankTeams, start_of
 from dlguide.tuning.search import _Display, verdict
 
 pytestmark = pytest.mark.timeout(120)
@@ -110,7 +110,7 @@ def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits
     with RankTeams(here, TASK, (BOUND, FREE, default)) as crew:
         crew.start_all(60.0, lambda ready, starts: None)
         assert len(crew.teams) == 2  # those that differ in their binding share their ranks
-        team = crew.teams[RankStart.of(BOUND)]
+        team = crew.teams[start_of(BOUND)]
         pids = [team.pids[rank] for rank in (0, 1)]
         for candidate in (BOUND, FREE, BOUND):
             samples = crew.measure(candidate, 0.5)
@@ -120,7 +120,7 @@ def test_a_team_is_measured_where_it_should_run_and_burns_nothing_while_it_waits
             assert tuple(masks) == candidate.plan(here).cpus
             tasks = [int(each) for each in os.listdir(f"/proc/{pids[1]}/task")]
             assert {tuple(sorted(os.sched_getaffinity(each))) for each in tasks} == {masks[1]}
-        alone = crew.teams[RankStart.of(default)]
+        alone = crew.teams[start_of(default)]
         assert alone.facts[0]["cpus"] == sorted(os.sched_getaffinity(0))
         # the default's TensorFlow has a thread per logical CPU, the others have one
         if here.logical_cores > 1:
@@ -242,7 +242,7 @@ def test_starts_are_few_at_a_time(fake_teams, monkeypatch):
     with RankTeams(fake, TASK, tuning.candidates(fake)) as crew:
         crew.start_all(60.0, tell)
         assert all(team.ready for team in crew.teams.values())
-        assert {RankStart.of(each) for each in tuning.candidates(fake)} == set(crew.teams)
+        assert {start_of(each) for each in tuning.candidates(fake)} == set(crew.teams)
     assert 4 <= max(most) < 2 * fake.usable_cores + 4
     assert all(team.ended for team in fake_teams.made)
 

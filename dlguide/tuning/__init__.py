@@ -5,8 +5,8 @@
 
 from dlguide.machine.tuned_plans import Candidate, candidates, default_candidate
 from dlguide.tuning.halving import CandidateResult, HalvingResult, successive_halving
+from dlguide.tuning.ranks import TuningTask
 from dlguide.tuning.search import TuningResult, tune
-from dlguide.tuning.task import TuningTask
 
 __all__ = [
     "Candidate",

@@ -1,4 +1,4 @@
-"""Ranks of the candidates: started side by side, stopped while others are measured.
+"""The step that all candidates take, and their ranks: side by side, stopped while others run.
 
 A process can set TensorFlow's threads only once. So the ranks of every start are launched once,
 as many as memory holds, and wait under SIGSTOP until their candidate is measured again.
@@ -17,7 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -26,13 +26,14 @@ from typing import Any
 import numpy as np
 import psutil
 
+from dlguide import models
 from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec, rank_environment
-from dlguide.errors import require
+from dlguide.errors import require, require_count, require_known
 from dlguide.machine import Machine
 from dlguide.machine.threads import ThreadPlan
 from dlguide.machine.tuned_plans import Candidate
-from dlguide.tuning.task import TuningTask
+from dlguide.training.config import OPTIMIZERS
 
 START_S = 180.0
 BLOCK_S = 0.2  # length of a sample, so that it contains a process's usual waits
@@ -47,25 +48,61 @@ _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS
 
 
 @dataclass(frozen=True)
-class RankStart:
-    """Settings of a process that can be made only once; equal ones share their ranks."""
+class TuningTask:
+    """One training step, the same for all candidates whatever their number of ranks.
 
-    ranks: int
-    threads: int
-    inter_op: int
-    default: bool
+    Args:
+        net: one of `models.names("digits")` or `models.names("imagenet")`.
+        global_batch: images of one step over all ranks (count).
+        data: "mnist" or "random" images of the net's shape; None for what fits the net.
+        optimizer: "adam" or "sgd".
+        seed: of the initial weights and the order of the images.
+        image: height and width of a large net's images; None for the net's own (pixels).
 
-    @classmethod
-    def of(cls, candidate: Candidate) -> RankStart:
-        """Return the start that a candidate needs."""
-        return cls(candidate.ranks, candidate.threads, candidate.inter_op, candidate.default)
+    Raises:
+        ValueError: if a value is not allowed.
+    """
+
+    net: str = "mnist_cnn"
+    global_batch: int = 100
+    data: str | None = None
+    optimizer: str = "adam"
+    seed: int = 0
+    image: int | None = None
+
+    def __post_init__(self) -> None:
+        require_known(self.net, models.names("digits", "imagenet"), "net")
+        require_count(self.global_batch, "global_batch")
+        small = self.net in models.names("digits")
+        if self.data is None:
+            object.__setattr__(self, "data", "mnist" if small else "random")
+        require_known(self.data, ("mnist", "random"), "data")
+        require_known(self.optimizer, OPTIMIZERS, "optimizer")
+        require_count(self.seed, "seed", least=0)
+        must = f'be "random" for {self.net}, whose images are not those of MNIST'
+        require(self.data == "random" or small, "data", must, self.data)
+        require(self.image is None or not small, "image", f"be None for {self.net}", self.image)
+        if self.image is not None:
+            require_count(self.image, "image")
+
+    def share(self, ranks: int) -> int:
+        """Return the images of one rank in one step."""
+        must = f"divide the global batch of {self.global_batch}"
+        fits = self.global_batch % require_count(ranks, "ranks") == 0
+        require(fits, "ranks", must, ranks, "Choose another batch.")
+        return self.global_batch // ranks
+
+
+def start_of(candidate: Candidate) -> Candidate:
+    """What a process can set only once: candidates with equal starts share their ranks."""
+    return replace(candidate, bound=False)
 
 
 class RankTeam:
     """The ranks of one start."""
 
     def __init__(
-        self, start: RankStart, plan: ThreadPlan, name: str, folder: Path, task: TuningTask
+        self, start: Candidate, plan: ThreadPlan, name: str, folder: Path, task: TuningTask
     ) -> None:
         self.start, self.task = start, task
         self.name = f"{start.ranks}-{start.threads}-{start.inter_op}-{start.default:d}"
@@ -204,8 +241,8 @@ class RankTeams:
         self.machine, self.task = machine, task
         self.candidates = {}
         for each in candidates:
-            self.candidates.setdefault(RankStart.of(each), each)
-        self.teams: dict[RankStart, RankTeam] = {}
+            self.candidates.setdefault(start_of(each), each)
+        self.teams: dict[Candidate, RankTeam] = {}
         self.rank_bytes = RANK_BYTES
         self.facts: dict[str, tuple] = {}
 
@@ -261,13 +298,8 @@ class RankTeams:
         data = datasets.load(self.task.data)
         count = min(len(data.train_labels), max(SAMPLES, self.task.global_batch))
         count -= count % self.task.global_batch
-        most = len(data.train_labels)
-        require(
-            count > 0,
-            "global_batch",
-            f"be at most the {most} of {data.name}",
-            self.task.global_batch,
-        )
+        must = f"be at most the {len(data.train_labels)} of {data.name}"
+        require(count > 0, "global_batch", must, self.task.global_batch)
         np.save(self.folder / "images.npy", data.train_images[:count])
         np.save(self.folder / "labels.npy", data.train_labels[:count])
 
@@ -292,8 +324,8 @@ class RankTeams:
             time.sleep(LOOK_S)
 
     def measure(self, candidate: Candidate, seconds: float) -> list[float]:
-        """Train a candidate for some seconds; what `tuning.successive_halving` calls."""
-        start = RankStart.of(candidate)
+        """Train a candidate for some seconds; called by `successive_halving`."""
+        start = start_of(candidate)
         if start not in self.teams:
             self._free_memory(start)
             self._start(start)
@@ -307,7 +339,7 @@ class RankTeams:
         plan = None if candidate.default else candidate.plan(self.machine)
         return team.measure(plan and plan.cpus, seconds)
 
-    def _start(self, start: RankStart) -> None:
+    def _start(self, start: Candidate) -> None:
         plan = self.candidates[start].plan(self.machine)
         self.teams[start] = RankTeam(start, plan, self.name, self.folder, self.task)
 
@@ -329,13 +361,13 @@ class RankTeams:
             sizes = [facts["nbytes"] for facts in team.facts.values()]
             self.rank_bytes = max([self.rank_bytes, *sizes])
 
-    def _fits_memory(self, start: RankStart) -> bool:
-        """Tell whether memory holds the ranks of a start beside those there are."""
+    def _fits_memory(self, start: Candidate) -> bool:
+        """Return whether memory holds the ranks of a start beside those there are."""
         living = sum(team.start.ranks for team in self.teams.values() if not team.failed)
         limit = min(psutil.virtual_memory().total, self.machine.memory_bytes or float("inf"))
         return not living or (living + start.ranks) * self.rank_bytes < MEMORY_SHARE * limit
 
-    def _free_memory(self, start: RankStart) -> None:
+    def _free_memory(self, start: Candidate) -> None:
         while not self._fits_memory(start):
             longest_ago = next(iter(self.teams))
             self.teams.pop(longest_ago).end()

@@ -24,8 +24,7 @@ from dlguide.files import cache_folder, require_writable
 from dlguide.machine import describe, threads, tuned_plans
 from dlguide.machine.tuned_plans import Candidate, default_candidate
 from dlguide.tuning.halving import CandidateResult, HalvingResult, successive_halving
-from dlguide.tuning.ranks import RankTeams
-from dlguide.tuning.task import TuningTask
+from dlguide.tuning.ranks import RankTeams, TuningTask
 
 START_SHARE = 0.6  # of the budget; ranks not started by then start when they are measured
 LEAST_S = 1.0
@@ -103,13 +102,16 @@ def tune(
         keep: whether to keep the outcome for `Cluster`.
         show: whether to show progress.
 
+    Returns:
+        TuningResult: the table, the best candidate and its thread plan.
+
     Raises:
         ValueError: if an argument is invalid; before anything starts.
         MissingComponentError: if there is no mpiexec or no data.
         RuntimeError: if no candidate could be measured.
     """
     begin, unix_s = time.monotonic(), time.time()
-    task = TuningTask.checked(net, global_batch, data, optimizer, seed, image)
+    task = TuningTask(net, global_batch, data, optimizer, seed, image)
     require_positive(budget_s, "budget_s")
     machine = describe()
     if candidates is None:

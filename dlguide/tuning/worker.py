@@ -20,7 +20,7 @@ import numpy as np
 
 from dlguide import measure
 from dlguide.machine import threads
-from dlguide.tuning.task import TuningTask
+from dlguide.tuning.ranks import TuningTask
 
 WARMUP_STEPS = 3
 
