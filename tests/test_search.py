@@ -218,10 +218,10 @@ def test_progress_in_a_file_ends_with_one_line(capsys):
     [search.Grid(2, 2), search.Random(17, 2), search.Halving(18, 1, 3), search.TPE(17, 2)],
     ids=str,
 )
-@pytest.mark.parametrize("beforehand", [False, True])
-def test_any_number_of_ranks_makes_the_same_trials_as_one_process(method, beforehand, cluster):
+@pytest.mark.parametrize("static", [False, True])
+def test_any_number_of_ranks_makes_the_same_trials_as_one_process(method, static, cluster):
     alone = search.run(valley, SPACE, method, seed=4, show=False)
-    shared = search.run(valley, SPACE, method, cluster, seed=4, beforehand=beforehand, show=False)
+    shared = search.run(valley, SPACE, method, cluster, seed=4, static=static, show=False)
     assert shared.same() == alone.same()
     assert shared.ranks == cluster.ranks
     assert {trial.rank for trial in shared.trials} <= set(range(cluster.ranks))

@@ -144,7 +144,7 @@ def run(
     *,
     seed: int = 0,
     ranks: Sequence[int] | None = None,
-    beforehand: bool = False,
+    static: bool = False,
     show: bool = True,
 ) -> SearchResult:
     """Search a space for the parameters with the smallest score.
@@ -163,8 +163,11 @@ def run(
         cluster: the ranks; None for this process.
         seed: of the search, and of each training.
         ranks: indices of the ranks that take part; None for all.
-        beforehand: assign the trials of a round in blocks, instead of to the first free rank.
+        static: assign the trials of a round in blocks, instead of to the first free rank.
         show: whether to show progress.
+
+    Returns:
+        SearchResult: all trials.
 
     Raises:
         ValueError: if an argument is invalid, or no trial of the first round returned a score;
@@ -188,34 +191,32 @@ def run(
         return SearchResult(str(method), tuple(trials), seconds, len(ranks) if ranks else 1, seed)
 
     rounds = method.rounds(space, seed)
+    ended: list[Trial] | None = None
     try:
-        proposals = next(rounds, None)
-        while proposals is not None:
+        while True:
+            try:
+                proposals = rounds.send(ended)  # None begins the first round
+            except StopIteration:
+                return result()
             first = len(trials)
             progress.expect(len(proposals))
             read = partial(_trial, proposals, first, begin_s)
             ended_one = lambda outcome, read=read: progress.add(read(outcome))  # noqa: E731
             try:
-                done = _round(objective, proposals, seed, cluster, ranks, beforehand, ended_one)
+                done = _round(objective, proposals, seed, cluster, ranks, static, ended_one)
             except (RankError, KeyboardInterrupt) as error:
                 trials += [read(each) for each in getattr(error, "results", ())]
                 error.result = result()
                 raise
             ended = [read(each) for each in done]
             trials += ended
-            if first == 0 and ended and all(trial.failed for trial in ended):
-                _all_failed(ended)
-            proposals = _next(rounds, ended)
+            if first == 0 and ended:
+                must = "give a score in at least one trial of the first round"
+                then = f"Trial 0: {ended[0].error}\n{ended[0].traceback}"
+                scored = not all(trial.failed for trial in ended)
+                require(scored, "objective", must, f"{len(ended)} failures", then)
     finally:
         progress.close()
-    return result()
-
-
-def _next(rounds: Rounds, ended: Sequence[Trial]) -> Sequence[Proposal] | None:
-    try:
-        return rounds.send(ended)
-    except StopIteration:
-        return None
 
 
 def _round(
@@ -224,14 +225,14 @@ def _round(
     seed: int,
     cluster: Cluster | None,
     ranks: Sequence[int] | None,
-    beforehand: bool,
+    static: bool,
     on_result: Callable[[TaskResult], None],
 ) -> list[TaskResult]:
     """Run the trials of one round, on the ranks or here."""
     call = partial(attempt, objective, seed)
     items = [(dict(one.parameters), one.epochs) for one in proposals]
     if cluster is not None:
-        return cluster.map(call, items, ranks, on_result, beforehand)
+        return cluster.map(call, items, ranks, on_result, static)
     outcomes: list[TaskResult] = []
     try:
         for number, item in enumerate(items):
@@ -300,13 +301,6 @@ def _require_objective(objective: Any, cluster: Cluster | None) -> None:
         require(False, "objective", "take parameters, epochs and seed", got, then)
     if cluster is not None:
         payload(objective, [], "objective")
-
-
-def _all_failed(trials: Sequence[Trial]) -> None:
-    must = "give a score in at least one trial of the first round"
-    got = f"{len(trials)} failures"
-    then = f"Trial 0: {trials[0].error}\n{trials[0].traceback}"
-    require(False, "objective", must, got, then)
 
 
 class _ProgressLine:

@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 class ComparisonRow:
     """One training in the table of a comparison.
 
-    ranks (count), threads (per rank, count), images_per_s (steady state, all ranks),
-    speed_up and efficiency (per core) against the first row, test_accuracy (fraction, None
-    when not evaluated), seconds (of the whole training on the slowest rank).
+    Args:
+        ranks: count.
+        threads: per rank (count).
+        images_per_s: steady state, all ranks.
+        speed_up: against the first row.
+        efficiency: speed-up per core against the first row.
+        test_accuracy: fraction; None if not evaluated.
+        seconds: of the whole training on the slowest rank.
     """
 
     ranks: int
@@ -41,6 +46,9 @@ def plans(machine: Machine, plan: ThreadPlan) -> list[ThreadPlan]:
 
     First one rank with as many threads as each of the ranks has, the reference; then one rank
     with all the threads, the best that a single process can do with the same cores.
+
+    Returns:
+        list: one to three plans.
     """
     alone = ThreadPlan(1, plan.threads, plan.cpus[:1], plan.oversubscribed)
     whole = threads.plan(machine, ranks=1)
@@ -59,8 +67,11 @@ def rows(runs: Iterable[Sequence[TrainingResult]]) -> list[ComparisonRow]:
     Args:
         runs: for each training the TrainingResults of all its ranks, the reference first.
 
+    Returns:
+        list: one ComparisonRow for each training.
+
     Raises:
-        ValueError: when there is nothing to compare, or the work was not equal.
+        ValueError: if there is nothing to compare, or the work was not equal.
     """
     runs = [list(each) for each in runs]
     require(

@@ -26,6 +26,12 @@ def connect(
         all_ranks: True for all ranks of the launcher, False for this process alone; None for True
             exactly if the launcher started more than one.
         recording: whether Horovod's timeline will be recorded.
+
+    Returns:
+        SingleProcess | HorovodCommunicator: for the argument `comm` of `fit`.
+
+    Raises:
+        ValueError: if `all_ranks` is something else.
     """
     require(all_ranks in (True, False, None), "all_ranks", "be True, False or None", all_ranks)
     if not (measure.launched()[1] > 1 if all_ranks is None else all_ranks):
@@ -39,17 +45,17 @@ def choose(device: str, comm: Communicator) -> DeviceAssignment:
     """Find this rank's device and let TensorFlow use no other; all ranks call.
 
     Args:
-        device: "auto" for a GPU of its own for every rank where there are so many, else the
-            CPU; "gpu" and "cpu" ask for one of them.
+        device: "auto" for one GPU for each rank where there are so many, else the CPU; "gpu" or
+            "cpu" for that one.
         comm: from `training.connect`.
 
     Returns:
         DeviceAssignment: of this rank; `.device` is what `fit` takes, `.why` the reason.
 
     Raises:
-        ValueError: the same on all ranks, when "gpu" is asked for and a node has fewer than ranks.
-        MissingComponentError: the same on all ranks, when "gpu" is asked for and there is none.
-        RuntimeError: when TensorFlow has already started with other devices.
+        ValueError: on all ranks, if "gpu" is wanted and a node has fewer than ranks.
+        MissingComponentError: on all ranks, if "gpu" is wanted and there is none.
+        RuntimeError: if TensorFlow has already started with other devices.
     """
     require_known(device, DEVICES, "device")
     mine = json.dumps(asdict(accelerators.visible_gpus()))

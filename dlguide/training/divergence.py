@@ -22,9 +22,11 @@ _TRY = (
 
 
 class DivergedError(ArithmeticError):
-    """A training came to nan or infinity; the text says where, and what is left.
+    """A training came to nan or infinity; the text says where, and which checkpoint is left.
 
-    epoch and step (of that epoch) tell where, both counted from 1.
+    Attributes:
+        epoch: where it happened, counted from 1.
+        step: of that epoch, counted from 1.
     """
 
     epoch = step = 0

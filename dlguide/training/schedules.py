@@ -202,7 +202,7 @@ class StepSchedule:
     def __post_init__(self) -> None:
         _require_schedule(self.schedule, "schedule")
         require_count(self.steps_per_epoch, "steps_per_epoch")
-        self.rate(0)  # every piece says here when it has not one step
+        self.rate(0)  # refuses pieces that are shorter than a step
 
     @property
     def steps(self) -> int:
@@ -210,7 +210,7 @@ class StepSchedule:
         return self.schedule.steps(self.steps_per_epoch)
 
     def rate(self, step: Any) -> Any:
-        """Give the rate of a step; steps after the end have the rate that it ends with.
+        """Return the rate of a step; steps after the end have the last one.
 
         Args:
             step: 0 for the first update; a whole number or an array of them.
@@ -219,7 +219,7 @@ class StepSchedule:
             float: the rate, an array for an array.
 
         Raises:
-            ValueError: when a step is negative or not whole.
+            ValueError: if a step is negative or not whole.
         """
         places = np.asarray(step)
         whole = np.issubdtype(places.dtype, np.integer)
@@ -230,11 +230,7 @@ class StepSchedule:
         return float(rates) if places.ndim == 0 else rates
 
     def rates(self) -> np.ndarray:
-        """Give the rates of all steps.
-
-        Returns:
-            array: of the length `steps`, float64.
-        """
+        """Return the rates of all steps, float64."""
         return self.rate(np.arange(self.steps))
 
 
@@ -367,7 +363,7 @@ class StepDecay(EpochSchedule):
         factor: a tenth in most schedules.
 
     Raises:
-        ValueError: when the boundaries do not rise or lie outside.
+        ValueError: if the boundaries do not rise or lie outside.
 
     Source:
         Goyal et al., arXiv:1706.02677, section 5.1: epochs 30, 60 and 80 of 90.
@@ -486,7 +482,7 @@ def warmup(
         EpochSchedule: of that length; put `.then(...)` or `.over(...)` behind it.
 
     Raises:
-        ValueError: when a value does not fit, for example a start above `rate`.
+        ValueError: if a value does not fit, for example a start above `rate`.
 
     Source:
         Goyal et al., arXiv:1706.02677, section 2.2 (constant, gradual); Nyholm's thesis,
@@ -574,7 +570,7 @@ def collapsed(
         CollapsedDecay: rates, weight decay and augmentation of at + epochs epochs.
 
     Raises:
-        ValueError: when `at` lies behind the schedule's end or a number is not positive.
+        ValueError: if `at` lies behind the schedule's end or a number is not positive.
 
     Source:
         PRACE best practice guide, section 6.2.7; Intel Caffe,
@@ -610,7 +606,7 @@ def scaled(learning_rate: float, global_batch: int, base_batch: int, rule: str =
         float: the rate for `global_batch`.
 
     Raises:
-        ValueError: when a count or the rate is not positive, or the rule is not known.
+        ValueError: if a count or the rate is not positive, or the rule is not known.
 
     Source:
         Goyal et al., arXiv:1706.02677, section 2.1; Nyholm's thesis, experiment 5 (32 x 128 images
@@ -625,7 +621,7 @@ def scaled(learning_rate: float, global_batch: int, base_batch: int, rule: str =
 
 
 def momentum_correction(old_rate: float, new_rate: float) -> float:
-    """Give the factor by which velocities are multiplied when the rate changes.
+    """Return the factor by which velocities are multiplied when the rate changes.
 
     With the rate inside the velocity, as in Keras' SGD and in Caffe,
 
@@ -647,7 +643,7 @@ def momentum_correction(old_rate: float, new_rate: float) -> float:
         float: new / old.
 
     Raises:
-        ValueError: when a rate is not positive; a velocity made with a rate of 0 holds nothing.
+        ValueError: if a rate is not positive; a velocity made with a rate of 0 holds nothing.
 
     Source:
         Goyal et al., arXiv:1706.02677, section 3, remark 2, equations 9 and 10.
@@ -676,7 +672,7 @@ def as_keras(schedule: StepSchedule) -> keras.optimizers.schedules.LearningRateS
         keras.optimizers.schedules.LearningRateSchedule: for `learning_rate`.
 
     Raises:
-        ValueError: when it is a schedule, whose steps are not fixed yet, or anything else.
+        ValueError: if it is a schedule, whose steps are not fixed yet, or anything else.
     """
     then = "Fix its steps with `schedule.to_steps(steps_per_epoch)`."
     require(isinstance(schedule, StepSchedule), "schedule", "be a StepSchedule", schedule, then)
@@ -695,7 +691,7 @@ def from_config(config: dict[str, Any]) -> EpochSchedule:
         EpochSchedule: equal to the described one.
 
     Raises:
-        ValueError: when the kind is not known.
+        ValueError: if the kind is not known.
     """
     kinds = {kind.__name__: kind for kind in EpochSchedule.__subclasses__()}
     given = dict(config)

@@ -192,7 +192,11 @@ def evaluator(
     images may meet than on one rank: its sums can differ by a rounding.
 
     Args:
+        model: gives outputs for `metrics`.
+        data: with test images, or a pipeline of them.
+        comm: the ranks that evaluate together.
         metrics: as in `fit`; None for {"accuracy": correct}.
+        label_spec: a `tf.TensorSpec`; None for class numbers.
 
     Returns:
         Callable: without arguments; returns the mean of each metric over the test set. Every rank

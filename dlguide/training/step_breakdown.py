@@ -27,7 +27,7 @@ PAUSE_S = 1e-4
 
 @dataclass(frozen=True)
 class StepWorker:
-    """What one worker's training step consists of, made on its rank; stays there.
+    """What one worker's training step consists of, built on its rank; stays there.
 
     Args:
         step: called with the arrays of `TimedStep.samples` as tensors: forward, backward, exchange
@@ -41,7 +41,7 @@ class StepWorker:
 
     @property
     def nbytes(self) -> int:
-        """What a worker hands over for summing in a step (bytes)."""
+        """Size of what a worker gives to the sum of a step (bytes)."""
         return sum(each.nbytes for each in self.weights())
 
     def weights(self) -> list[np.ndarray]:
@@ -62,8 +62,8 @@ class StepWorker:
 
         @tf.function(autograph=False)
         def applied() -> Any:
-            for (rule, variables), gradients in zip(self.optimizers, zeros, strict=True):
-                rule.apply([tf.identity(each) for each in gradients], list(variables))
+            for (optimizer, variables), gradients in zip(self.optimizers, zeros, strict=True):
+                optimizer.apply([tf.identity(each) for each in gradients], list(variables))
             return tf.constant(0.0)
 
         return lambda: float(applied())
@@ -75,7 +75,7 @@ class TimedStep:
 
     Args:
         name: of the net or nets.
-        batch: samples of one worker in a step (count).
+        batch_per_rank: samples of one rank in a step (count).
         build: called on a rank with `SingleProcess()` for a worker by itself, with
             `HorovodCommunicator()` for one among all; returns a `StepWorker` with the same
             initial weights each time. The loss is a mean over the samples of *all* ranks.
@@ -83,7 +83,7 @@ class TimedStep:
     """
 
     name: str
-    batch: int
+    batch_per_rank: int
     build: Callable[[Communicator], StepWorker]
     samples: Callable[[int, int], tuple[np.ndarray, ...]]
 
@@ -92,15 +92,15 @@ def classifier_worker(model: Any, optimizer: Any, comm: Communicator) -> StepWor
     """Make the worker of a net that gives logits, as `training.fit` trains it."""
     import tensorflow as tf
 
-    rule = comm.distribute(optimizer)
-    rule.build(model.trainable_variables)
-    one = train_step(model, rule, comm.size)
+    optimizer = comm.distribute(optimizer)
+    optimizer.build(model.trainable_variables)
+    one = train_step(model, optimizer, comm.size)
     dtype = "float64" if model.outputs[0].dtype == "float64" else "float32"
 
     def step(images: Any, labels: Any) -> float:
         return float(one(images, labels, tf.constant(1 / (comm.size * len(images)), dtype))[0])
 
-    return StepWorker(step, ((rule, model.trainable_variables),))
+    return StepWorker(step, ((optimizer, model.trainable_variables),))
 
 
 def measure_parts(
@@ -145,7 +145,7 @@ def measure_parts(
             if part != "alone" or comm.rank == 0:
                 found[part] += [once(part) for _ in range(steps + 1)][1:]
             comm.Barrier()
-        speed = step.batch * many.size / found["step"][-1]
+        speed = step.batch_per_rank * many.size / found["step"][-1]
         measure.report_progress(step=done + 1, steps=rounds, images_per_s=speed)
     _alike(shared, many, "after the measured steps")
     return found | {"nbytes": shared.nbytes, "work": work}
@@ -194,11 +194,11 @@ def _calls(
 
 
 def _shares(step: TimedStep, comm: Communicator, seed: int) -> tuple[list[Any], list[Any]]:
-    """Give the samples of all ranks, and this rank's slice of them."""
+    """Return the samples of all ranks, and this rank's slice of them."""
     import tensorflow as tf
 
-    drawn = step.samples(comm.size * step.batch, seed)
-    mine = slice(comm.rank * step.batch, (comm.rank + 1) * step.batch)
+    drawn = step.samples(comm.size * step.batch_per_rank, seed)
+    mine = slice(comm.rank * step.batch_per_rank, (comm.rank + 1) * step.batch_per_rank)
     return [tf.constant(each) for each in drawn], [tf.constant(each[mine]) for each in drawn]
 
 
@@ -216,7 +216,7 @@ def equal_work(
     normalises = any(each.name == "gamma" for _, several in own.optimizers for each in several)
     equal, worst = None, difference
     if difference > ROUNDING and normalises:
-        same = [each[: step.batch] for each in whole]
+        same = [each[: step.batch_per_rank] for each in whole]
         pair = step.build(SingleProcess()), step.build(comm)
         equal = worst = _apart(step, pair, (same, same), comm)
     with comm.agree_or_raise():
@@ -233,7 +233,7 @@ def _apart(
     samples: tuple[list[Any], list[Any]],
     comm: Communicator,
 ) -> float:
-    """Make one step of a worker by itself and one among all; give how far apart they end."""
+    """Make a step of a worker by itself and one among all; return how far apart they end."""
     for each in pair:
         _alike(each, comm, "before the first step")
     own, shared = pair

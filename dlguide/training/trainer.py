@@ -100,12 +100,12 @@ def fit(
         TrainingResult: as this rank saw it; the learning rate is the one used.
 
     Raises:
-        ValueError: when an argument is not what it must be; on all ranks, before any work.
-        CheckpointError: when the checkpoint is damaged or another training's, when another
-            process trains with that folder, or when a checkpoint cannot be written.
-        DivergedError: on all ranks, when a loss or a weight is nan or infinite; the text has step,
+        ValueError: if an argument is not what it must be; on all ranks, before any work.
+        CheckpointError: if the checkpoint is damaged or another training's, if another
+            process trains with that folder, or if a checkpoint cannot be written.
+        DivergedError: on all ranks, if a loss or a weight is nan or infinite; the text has step,
             ranks, learning rate and the last good checkpoint.
-        MissingComponentError: when the data or the device is not there.
+        MissingComponentError: if the data or the device is missing.
 
     Source:
         Goyal et al., arXiv:1706.02677 (synchronous SGD).

@@ -218,6 +218,9 @@ def successive_halving(
             rung and the seconds used.
         clock: returns the time (s).
 
+    Returns:
+        HalvingResult: the candidates in their order, the best first.
+
     Raises:
         ValueError: if there is no candidate, the baseline is none of them, or a number is out of
             range.

@@ -34,12 +34,17 @@ _GUARD = "DLGUIDE_HVD_CHECK_EVERY"
 class AuditedProgram:
     """What was recorded of a program on one rank.
 
-    rank, ranks (index, count); loss (after each step, on test images that are the same on all
-    ranks); distance (after each step, the largest difference of any trainable weight between any
-    two ranks); taken (samples of the first epoch in their order, as indices of the data set);
-    samples (of the data set, count); accuracy (at the end, share of those test images);
-    seconds (of the whole program, s); result (what the program returned); evidence (for
-    `audit.report`).
+    Args:
+        rank: index.
+        ranks: count.
+        loss: after each step, on test images that are the same on all ranks.
+        distance: after each step, the largest difference of any weight between any two ranks.
+        taken: samples of the first epoch in their order (indices of the data set).
+        samples: of the data set (count).
+        accuracy: at the end, on the same test images (fraction).
+        seconds: of the whole program (s).
+        result: what the program returned.
+        evidence: for `audit.report`.
     """
 
     rank: int
@@ -76,6 +81,9 @@ def run(
         images: test images for loss and accuracy (count), at most those there are.
         guard: whether the guard of `dlguide.horovod` stops a program whose ranks differ, before
             its symptoms show.
+
+    Returns:
+        AuditedProgram: of this rank.
 
     Raises:
         ValueError: if the program took no step with these callbacks.

@@ -168,7 +168,7 @@ def measure(
         require_count(value, name)
     require_positive(seconds, "seconds")
     p = ranks if cluster is None else cluster.ranks
-    order = (p * step.batch, steps, rounds, seed)
+    order = (p * step.batch_per_rank, steps, rounds, seed)
     wide_s: list[float] = []
     all_cores = threads.plan(describe(), 1)
 
@@ -196,7 +196,7 @@ def _speedup(
         name=step.name,
         ranks=ranks,
         threads=each,
-        batch=step.batch,
+        batch=step.batch_per_rank,
         nbytes=found[0]["nbytes"],
         difference=found[0]["work"][0],
         alone=Timing(tuple(found[0]["alone"])),
