@@ -324,7 +324,7 @@ def test_evidence_must_be_of_each_rank_once():
             audit.examine(wrong)
 
 
-def test_a_recorder_of_a_loop_by_hand_notes_what_it_is_told(tmp_path):
+def test_a_recorder_of_a_loop_by_hand_notes_what_it_gets(tmp_path):
     images = np.arange(24.0).reshape(8, 3)
     recorder = audit.Recorder(1, 2, images, rate_of_one_rank=0.1, folder=tmp_path)
     recorder.weights([images])

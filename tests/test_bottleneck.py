@@ -197,7 +197,7 @@ def test_without_a_remedy_the_words_say_so(slow, words):
     assert words in str(dataclasses.replace(found, stages=tuple(stages), remedies=()))
 
 
-def test_full_cores_are_said_to_be_full():
+def test_full_cores_are_reported():
     found = dataclasses.replace(invented(), cores=1.0)
     assert "The cores (1) are full; decode takes most of their time." in str(found)
 

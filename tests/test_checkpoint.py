@@ -63,7 +63,7 @@ def test_restored_is_bit_by_bit_what_was_saved(tmp_path):
     assert values(*other) == values(*saved)
 
 
-def test_rate_is_that_of_the_training_that_goes_on(tmp_path):
+def test_rate_is_that_of_the_training_that_resumes(tmp_path):
     other = net(2)
     checkpoint.restore(checkpoint.save(tmp_path, *net(1), 1, 1), *other)
     assert np.array(other[1].variables[1]) == np.float32(2 / 7)
@@ -161,7 +161,7 @@ def test_weights_that_are_not_finite_are_never_written(bad, tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_files_are_found_by_steps_and_told_apart(tmp_path):
+def test_files_are_sorted_by_steps_and_distinguished(tmp_path):
     assert checkpoint.finished(tmp_path / "not there") == []
     for step, own in ((1000, within()), (20, None), (1000, None), (1001, within())):
         checkpoint.save(tmp_path, *net(), step, 1, within=own, keep=9)
@@ -207,7 +207,7 @@ def test_truncated_file_is_noticed(length, tmp_path):
         checkpoint.read(path)
 
 
-def test_damage_is_told_with_both_checksums_and_what_is_left(tmp_path):
+def test_damage_is_reported_with_both_checksums_and_what_is_left(tmp_path):
     checkpoint.save(tmp_path, *net(), 5, 1)
     path = checkpoint.save(tmp_path, *net(), 10, 2)
     contents = path.read_bytes()
@@ -305,7 +305,7 @@ def test_processes_that_write_into_one_folder_do_not_disturb_each_other(tmp_path
     assert checkpoint.finished(tmp_path) == sorted(tmp_path.iterdir())
 
 
-def test_size_told_beforehand_is_that_of_the_file(tmp_path):
+def test_computed_size_is_that_of_the_file(tmp_path):
     model, optimizer = net(0, (100, 200))
     told = checkpoint.nbytes_of(model, optimizer)
     size = checkpoint.save(tmp_path, model, optimizer, 1, 1).stat().st_size

@@ -101,7 +101,7 @@ def test_weights_that_are_not_finite_stop_though_the_loss_is():
         watch.settle()
 
 
-def test_loss_of_a_step_that_the_sum_did_not_carry_is_told_at_the_next_meeting():
+def test_loss_of_a_step_that_the_sum_did_not_carry_is_reported_at_the_next_exchange():
     watch, rule = watched([1.0, 2.0], [3.0])
     watch.after(math.inf, epoch=1, step=1)
     rule.iterations += 1
@@ -208,7 +208,7 @@ def test_fewer_epochs_than_the_checkpoint_has_done_are_refused(mnist, tmp_path):
     assert fit(**ways, epochs=2).first_epoch == 1
 
 
-def test_room_is_asked_for_what_workers_have_of_their_own(mnist, tmp_path, monkeypatch):
+def test_room_is_required_for_the_workers_own_state(mnist, tmp_path, monkeypatch):
     asked = {}
 
     def noted(folder, name, nbytes, what):

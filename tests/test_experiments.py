@@ -116,7 +116,7 @@ def test_constant_warmup_holds_the_base_rate_and_jumps():
         ({"dropout": "much"}, "`dropout` must be None or a fraction"),
     ],
 )
-def test_an_impossible_setting_is_refused_when_it_is_made(changes, said):
+def test_an_impossible_config_is_refused_when_it_is_made(changes, said):
     with pytest.raises(ValueError, match=said):
         ex.ExperimentConfig(**changes)
 
@@ -225,7 +225,7 @@ def test_held_is_the_first_epoch_after_which_the_accuracy_is_never_lost():
         result.time_to_accuracy(95)
 
 
-def test_the_slowest_rank_tells_time_and_speed():
+def test_the_slowest_rank_determines_time_and_speed():
     runs = (a_run(train_s=1.0, images_per_s=90.0), a_run(train_s=3.0, images_per_s=80.0))
     result = ex.ExperimentResult(ex.ExperimentConfig(ranks=2), runs)
     assert result.train_s == (3.0, 6.0)
@@ -421,7 +421,7 @@ def test_a_clear_difference_says_how_many_standard_errors_it_exceeds():
     assert "not distinguishable from chance" in str(fewer)
 
 
-def test_compare_says_when_it_cannot_tell():
+def test_compare_reports_when_nothing_can_be_concluded():
     first = seeds_of("first", (0.50, 0.70))
     assert "not distinguishable from chance" in str(ex.compare(first, seeds_of("b", (0.52, 0.69))))
     alone = ex.compare(first[:1], seeds_of("b", (0.4,)))
@@ -431,7 +431,7 @@ def test_compare_says_when_it_cannot_tell():
         ex.compare(first, [a_result(seed=7)])
 
 
-def test_compare_leaves_a_diverged_pair_out_and_says_so():
+def test_compare_leaves_a_diverged_pair_out_and_reports_it():
     first = seeds_of("first", (0.9, 0.8, 0.7))
     second = [*seeds_of("second", (0.8, 0.7)), a_result(seed=2, name="second", lost=True)]
     found = ex.compare(first, second)

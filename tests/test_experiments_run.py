@@ -63,7 +63,7 @@ def test_every_optimizer_lowers_the_loss(optimizer):
     assert name.lower() == optimizer
 
 
-def test_results_come_in_the_order_asked_for_with_progress(trained):
+def test_results_come_in_the_order_of_the_configs_with_progress(trained):
     settings, results, folder, told = trained
     assert [one.config for one in results] == settings
     assert len(set(digests(results))) == 3
@@ -111,7 +111,7 @@ def test_an_interruption_loses_only_the_training_that_ran(tmp_path, monkeypatch)
     assert [one.config.seed for one in results] == [0, 1, 2]
 
 
-def test_without_progress_no_step_is_told(tmp_path, monkeypatch):
+def test_without_progress_no_step_is_reported(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr("dlguide.measure.report_progress", lambda **numbers: told.append(numbers))
     settings = [replace(SMALL, epochs=1)]
@@ -183,7 +183,7 @@ def test_a_number_of_threads_is_that_of_a_process_of_its_own(tmp_path):
     assert result.runs[0].threads == 1
 
 
-def test_tell_writes_at_most_ten_lines(trained, capsys):
+def test_print_progress_writes_at_most_ten_lines(trained, capsys):
     result = trained[1][0]
     for done in range(1, 31):
         ex.print_progress(ex.ExperimentProgress(done, 30, 2.0 * (30 - done), result))

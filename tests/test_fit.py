@@ -316,7 +316,7 @@ def test_bad_argument_is_refused_in_the_house_s_form(arguments, words, mnist, tm
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("linear", 9), ("sqrt", 3)])
-def test_rate_follows_the_workers_only_when_it_is_asked_to(rule, factor):
+def test_rate_follows_the_workers_only_on_request(rule, factor):
     config = FitConfig(rate_scaling=rule, virtual_workers=3)
     for optimizer, rate in (("adam", 0.0015), ("sgd", 0.05)):
         job = TrainingJob(model="mlp", data="mnist", optimizer=optimizer, config=config)

@@ -18,7 +18,7 @@ def clips(shape):
 
 
 @pytest.mark.parametrize("task", ["autoencoder", "generator", "discriminator", "forecaster"])
-def test_nets_that_tell_no_classes_apart_are_refused_with_the_way_on(task):
+def test_nets_that_are_no_classifiers_are_refused_with_the_next_step(task):
     for name in models.names(task):
         with pytest.raises(ValueError, match="`model` must be a classifier") as caught:
             settings(name).check()

@@ -103,7 +103,7 @@ def test_impossible_budgets_are_refused(make, says):
         make()
 
 
-def test_fewer_rungs_may_be_asked_for():
+def test_fewer_rungs_are_possible():
     assert [rung.trials for rung in search.Halving(27, 1, 3, rungs=2).plan()] == [27, 9]
     assert methods.survivors([], 3) == []
 
@@ -124,7 +124,7 @@ def test_tpe_comes_several_times_nearer_than_random_with_the_same_budget(space, 
 
 
 @pytest.mark.parametrize("together", [1, 7])
-def test_tpe_makes_as_many_trials_as_asked(together):
+def test_tpe_makes_as_many_trials_as_given(together):
     method = search.TPE(23, first=5, together=together)
     found = search.run(bowl, SPACE, method, show=False)
     assert [trial.number for trial in found.trials] == list(range(23))

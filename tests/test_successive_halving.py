@@ -211,7 +211,7 @@ def test_equal_measures_give_equal_results():
     assert results[0] == results[1]
 
 
-def test_every_measurement_is_told():
+def test_every_measurement_is_reported():
     told = []
     bench = Bench({**ladder(4)[0], "bad": RuntimeError("broken")})
     bench.tune(on_result=lambda row, rung, used_s: told.append((row.candidate, rung, used_s)))
@@ -296,7 +296,7 @@ def test_hardware_threads_and_half_the_cores_are_candidates_too():
     assert {each.threads for each in found if each.ranks == 2} == {4, 8, 2}
 
 
-def test_a_candidate_says_what_it_is():
+def test_a_candidate_prints_its_settings():
     assert str(Candidate(2, 1, 1)) == "2 ranks x 1 thread, inter-op 1, bound"
     assert str(Candidate(1, 4, 2, bound=False)) == "1 rank x 4 threads, inter-op 2, not bound"
     assert str(tuning.default_candidate(machine(2))) == "1 rank, TensorFlow's default (2 threads)"

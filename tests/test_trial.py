@@ -88,7 +88,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("ranks", [2, 3, *long(1)])
-def test_a_trial_tells_what_the_program_did(ranks, tmp_path):
+def test_a_trial_reports_what_the_program_did(ranks, tmp_path):
     names = NAMES[ranks]
     everyone = on_ranks(ranks, trials, tmp_path, 240, samples=SAMPLES, test=TEST, names=names)
     steps = 2 * SAMPLES // ranks // 2
