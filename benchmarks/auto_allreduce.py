@@ -1,4 +1,4 @@
-"""Measure the automatic allreduce against the MPI library's and against the best candidate.
+"""Measure the automatic allreduce and shared memory against the MPI library and the limit.
 
     python benchmarks/auto_allreduce.py
     python benchmarks/auto_allreduce.py --ranks 4 --oversubscribe
@@ -8,6 +8,11 @@ MPI library's own (mpi4py's call) and every candidate take turns, unchecked; all
 NumPy gives. For each size it prints the choice, its time, the ratio library / choice (goals on 2
 ranks: at least 2 at 64 MiB, 1 from 4 MiB on, 0.87 below) and choice / best candidate (goal: 1.1).
 A ratio is the median over the rounds, with quartiles; the best candidate has the least median.
+
+Then the same ratio and the share of the memory's limit (`dlguide.measure.limits`, measured first)
+of the library, the ring, and shared memory for private arrays ("shared") and for arrays that lie
+in a window ("window"; goals on 2 ranks: 0.6 and 0.75 of the limit at 64 MiB, 1.5 and 5 times as
+fast as the library at 4 MiB).
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from dlguide import commands
 from dlguide.bench.allreduce import SIZES
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.machine import describe, threads
+from dlguide.measure import limits
+from dlguide.measure.timing import Timing
 
 # What the ranks are to do, as JSON, in the environment of this script started once more.
 ORDER = "AUTO_ALLREDUCE_ORDER"
@@ -50,21 +57,27 @@ def rank(plan: dict, repeats: int, target: str) -> None:
         for name, call in collectives.ALGORITHMS.items()
     }
     ways["library"] = lambda array: comm.Allreduce(MPI.IN_PLACE, array)
+    windows = {nbytes: collectives.shared_array(comm, nbytes // 8, "f8") for nbytes in sizes}
     allreduce = collectives.allreduce
     ways["auto"] = lambda array: allreduce(array, comm, "sum", "auto", table, False)
+    ways["window"] = lambda array: allreduce(
+        windows[array.nbytes], comm, "sum", "shared", None, False
+    )
     found = {}
     for nbytes in sizes:
         array = np.zeros(nbytes // 8)
         for way in ways.values():
-            array[:] = comm.rank + 1
+            array[:] = windows[nbytes][:] = comm.rank + 1
             way(array)
-            assert (array == comm.size * (comm.size + 1) / 2).all()
+            total = windows[nbytes] if way is ways["window"] else array
+            assert (total == comm.size * (comm.size + 1) / 2).all()
         loops = max(1, min(500, (1 << 25) // nbytes))
         seconds = {name: [] for name in ways}
         for turn in range(repeats + 1):
             # another place in memory and another order each time, the same on all ranks
             array = np.zeros(nbytes // 8)
             array.fill(0)
+            windows[nbytes].fill(0)
             for name in np.random.default_rng(turn).permutation(list(ways)):
                 ways[name](array)  # a training calls the same one again and again
                 comm.Barrier()
@@ -91,13 +104,14 @@ def main() -> None:
         order = json.dumps({"plan": asdict(plan), "repeats": chosen.repeats, "target": str(target)})
         command = [find_mpiexec(), "-n", chosen.ranks, sys.executable, "-m", "mpi4py", __file__]
         surroundings = {**os.environ, **plan.environment(0), "UCX_TLS": "sm,self", ORDER: order}
+        bounds = limits.measure()
         done = commands.run(command, 300, surroundings)
         if not done.ok:
             sys.exit(done.tail())
         found = json.loads(target.read_text())
     for nbytes, (name, seconds) in found.items():
         auto, library = np.array(seconds["auto"]), np.array(seconds["library"])
-        candidates = {way: np.median(each) for way, each in seconds.items() if way != "auto"}
+        candidates = {way: np.median(seconds[way]) for way in seconds.keys() - {"auto", "window"}}
         best = min(candidates, key=candidates.get)
         low, middle, high = np.quantile(library / auto, [0.25, 0.5, 0.75])
         over = np.quantile(auto / np.array(seconds[best]), [0.25, 0.5, 0.75])
@@ -107,6 +121,13 @@ def main() -> None:
             f"{over[1]:.2f} ({over[0]:.2f} to {over[2]:.2f})",
             flush=True,
         )
+        bound = bounds.allreduce(nbytes, chosen.ranks)
+        for way in ("library", "ring", "shared", "window"):
+            faster, share = np.median(library / np.array(seconds[way])), Timing(seconds[way])
+            print(
+                f"{way:>16}: {1e6 * share.median:9.1f} us, library / {way} {faster:.2f}, "
+                f"share of the limit {bound.cell(share)}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Every collective equals NumPy on the stacked arrays of all ranks, for any size and dtype.
 
-Tests dlguide.collectives.algorithms, dlguide.collectives.buffers and dlguide.collectives.autotune.
+Tests dlguide.collectives.algorithms, dlguide.collectives.shared, dlguide.collectives.buffers and
+dlguide.collectives.autotune.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +42,16 @@ def every_algorithm_against_numpy():
         ways[f"nodes of {nodes}"] = lambda a, n=nodes: algorithms.allreduce_hierarchical(
             a, comm, ranks_per_node=n
         )
+
+    def in_window(mine):
+        shared = collectives.shared_array(comm, mine.shape, mine.dtype)
+        shared[...] = mine
+        collectives.allreduce(shared, comm, algorithm="shared")
+        mine[...] = shared
+        shared.free()
+        return mine
+
+    ways["in a window"] = in_window
     for nbytes in (1, 24, 4096):
         ways[f"segments of {nbytes}"] = lambda a, n=nbytes: algorithms.allreduce_ring_segmented(
             a, comm, segment_bytes=n
@@ -68,6 +81,13 @@ def every_algorithm_against_numpy():
             for name in (*collectives.ALGORITHMS, "library"):
                 mine = floats[rank].reshape(-1, 1).copy()
                 collectives.allreduce(mine, comm, op, name)
+                if name == "shared":
+                    shared = collectives.shared_array(comm, floats[rank].shape)
+                    shared[...] = floats[rank]
+                    collectives.allreduce(shared, comm, op, name)
+                    if not np.array_equal(shared, mine[:, 0]):
+                        wrong.append(["in a window", op, size])
+                    shared.free()
                 if not np.allclose(mine[:, 0], ufunc(floats, axis=0), rtol=1e-5):
                     wrong.append([name, op, size])
     # a communicator of some of the ranks
@@ -85,6 +105,173 @@ def every_algorithm_against_numpy():
 @pytest.mark.parametrize("ranks", ROUNDS)
 def test_every_allreduce_equals_numpy_for_every_size_and_dtype(tmp_path, ranks):
     assert on_ranks(ranks, every_algorithm_against_numpy, tmp_path) == [[]] * ranks
+
+
+def many_blocks_in_shared_memory():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+    from dlguide.collectives import shared
+
+    comm, wrong = MPI.COMM_WORLD, []
+    random = np.random.default_rng(3)
+    full = shared.BLOCK_BYTES // 8
+    one = comm.Dup()
+    # blocks of other lengths and dtypes follow each other: none may overwrite what is being read
+    for size in (full, full + 1, 3, 3 * full - 1, 1, 1, 2 * full, 0, 5):
+        for dtype in ("f8", "c16", "i2"):
+            arrays = random.integers(0, 9, (comm.size, size)).astype(dtype)
+            mine, last = arrays[comm.rank].copy(), comm.size - 1
+            shared.allreduce_shared(mine, one)
+            wrong += [] if np.array_equal(mine, arrays.sum(0, dtype=dtype)) else [[size, dtype]]
+            mine = arrays[comm.rank].copy()
+            shared.broadcast_shared(mine, one, last)
+            wrong += [] if np.array_equal(mine, arrays[last]) else [["broadcast", size, dtype]]
+            kept = collectives.shared_array(one, (1, size), dtype)
+            for _ in range(2):
+                kept[...] = arrays[comm.rank]
+                collectives.allreduce(kept, one, algorithm="shared")
+                alike = np.array_equal(kept[0], arrays.sum(0, dtype=dtype))
+                wrong += [] if alike else [["window", size, dtype]]
+            kept.free()
+    # a slice of a shared array, and one of another communicator, are private arrays
+    kept = collectives.shared_array(one, (4, 2))
+    kept[...] = 1
+    collectives.allreduce(kept[:2], one, algorithm="shared")
+    collectives.allreduce(kept, comm, algorithm="shared")
+    if kept.tolist() != [[comm.size**2] * 2] * 2 + [[comm.size] * 2] * 2:
+        wrong.append("slice")
+    kept.free()
+    one.Free()
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", ROUNDS)
+def test_blocks_in_shared_memory_do_not_overwrite_each_other(tmp_path, ranks):
+    assert on_ranks(ranks, many_blocks_in_shared_memory, tmp_path) == [[]] * ranks
+
+
+def shared_memory_on_hosts():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+    from dlguide.collectives import autotune
+
+    comm, found = MPI.COMM_WORLD, []
+    for call in (
+        lambda: collectives.allreduce(np.zeros(3), comm, algorithm="shared"),
+        lambda: collectives.shared_array(comm, 3),
+    ):
+        try:
+            call()
+            found.append("accepted")
+        except ValueError as error:
+            found.append(str(error))
+    size = 70_001
+    mine = np.arange(size) * (comm.rank + 1.0)
+    collectives.allreduce(mine, comm, algorithm="hierarchical")
+    right = np.array_equal(mine, np.arange(size) * (comm.size * (comm.size + 1) / 2))
+    measured = autotune.measure(comm, [8], ["library", "shared"], repeats=1, least_s=1e-4)
+    autotune.load_table = lambda ranks: collectives.AllreduceTable(ranks, ((0, "shared"),))
+    return found, right, list(measured[8]), autotune.table_of(comm).choose(8)
+
+
+@pytest.mark.parametrize(("ranks", "hosts"), [(3, 2), (4, 2), *long((3, 1), (5, 3))])
+def test_memory_is_shared_inside_a_host_only(tmp_path, ranks, hosts):
+    env = {"MPIR_CVAR_NUM_CLIQUES": str(hosts)}  # MPICH takes the ranks for those of some hosts
+    got = on_ranks(ranks, shared_memory_on_hosts, tmp_path, env=env)
+    text = (
+        "`comm` must have all its ranks on one host to share memory, got "
+        f"'{ranks} ranks on {hosts} hosts'. Take `algorithm=\"hierarchical\"`, which shares memory "
+        "inside each host."
+    )
+    one = hosts == 1
+    names = ["library", "shared"] if one else ["library"]
+    expected = [["accepted" if one else text] * 2, True, names, names[-1]]
+    assert got == [expected] * ranks
+
+
+def killed_with_shared_memory(place):
+    import os
+    import signal
+    from pathlib import Path
+
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+
+    comm = MPI.COMM_WORLD
+    array = collectives.shared_array(comm, 1000)
+    collectives.allreduce(array, comm, algorithm="shared")
+    collectives.allreduce(np.zeros(1000), comm, algorithm="shared")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    windows = [line for line in maps if "/dev/shm/mpich_shar" in line]
+    assert windows
+    assert all(line.endswith("(deleted)") for line in windows)
+    Path(place, f"used-{comm.rank}").touch()
+    comm.Barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_ranks_that_are_killed_leave_no_window(tmp_path):
+    before = set(Path("/dev/shm").glob("*shar*"))
+    # the launcher may report success, but no rank lives to write a result
+    with pytest.raises((AssertionError, FileNotFoundError)):
+        on_ranks(2, killed_with_shared_memory, tmp_path, 30, fresh=True, place=str(tmp_path))
+    assert len(list(tmp_path.glob("used-*"))) == 2
+    assert not set(Path("/dev/shm").glob("*shar*")) - before
+
+
+def end_with_shared_memory():
+    import numpy as np
+    from mpi4py import MPI
+
+    from dlguide import collectives
+
+    array = collectives.shared_array(MPI.COMM_WORLD, 1000)
+    collectives.allreduce(array, MPI.COMM_WORLD, algorithm="shared")
+    collectives.allreduce(np.zeros(1000), MPI.COMM_WORLD.Dup(), algorithm="hierarchical")
+    return float(array.sum())
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_program_ends_with_shared_memory_in_use(tmp_path, ranks):
+    ended = on_ranks(ranks, end_with_shared_memory, tmp_path, timeout_s=30, fresh=True)
+    assert ended == [0.0] * ranks
+
+
+def more_shared_memory_than_there_is():
+    import os
+
+    from mpi4py import MPI
+
+    from dlguide import collectives
+
+    real = os.statvfs
+
+    def statvfs(path):
+        free = 2 << 20 if MPI.COMM_WORLD.rank == 1 else 1 << 40
+        return type("", (), {"f_bavail": free // 4096, "f_frsize": 4096})
+
+    os.statvfs = statvfs
+    try:
+        collectives.shared_array(MPI.COMM_WORLD, (512, 1024))
+    except ValueError as error:
+        return str(error)
+    finally:
+        os.statvfs = real
+
+
+def test_an_array_larger_than_the_shared_memory_is_refused_on_all_ranks(tmp_path):
+    told = on_ranks(2, more_shared_memory_than_there_is, tmp_path)
+    assert told[0] == told[1]
+    assert told[0] == (
+        "`array` must need at most the 2 MiB that are free in /dev/shm, on all ranks together, "
+        "got '2 x 2.0 MiB'. Use a smaller array, or enlarge it (`docker run --shm-size`)."
+    )
 
 
 def every_piece_against_numpy():
@@ -195,6 +382,9 @@ def what_ranks_that_differ_are_told(case):
         array = [0.0]
     if case == "stride":
         array = np.zeros((4, 4), "f4")[:, 1]
+    if case == "window":
+        part = comm.Split(last)
+        array = collectives.shared_array(part, 4) if last else array
     if last and case == "algorithm":
         options = {"algorithm": "ring"}
     try:
@@ -217,6 +407,7 @@ def what_ranks_that_differ_are_told(case):
         ("dtype", "rank 2: shape (4,) of int32"),
         ("kind", "rank 2: a list"),
         ("stride", "ranks 0, 1, 2: a non-contiguous array of shape (4,)"),
+        ("window", "rank 2: shape (4,) of float32 in shared memory"),
         ("algorithm", "algorithm='ring'"),
         ("root", "`root` must be a rank, 0 to 2, got 3"),
         ("roots", "rank 2: shape (4,) of float32, root=0"),

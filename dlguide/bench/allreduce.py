@@ -231,8 +231,8 @@ def bytes_sent(comm: Any, sizes: list[int], names: list[str]) -> dict[str, dict[
     for name in names:
         for nbytes in sizes:
             through = CountingComm(comm)
-            # both levels of the hierarchical one are other communicators
-            if name != "hierarchical":
+            # these go through other communicators and through shared memory
+            if name not in ("hierarchical", "shared"):
                 autotune.run(name, np.zeros(max(1, nbytes // 4), np.float32), through)
                 found.setdefault(name, {})[nbytes] = comm.allgather(through.sent)
     return found

@@ -38,16 +38,21 @@ from dlguide.collectives.autotune import (
     table_of,
 )
 from dlguide.collectives.buffers import OPERATIONS, flatten, parts
+from dlguide.collectives.shared import SharedArray, allreduce_shared, in_window, shared_array
 from dlguide.errors import require, require_known
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
+
+# From this size on an array in shared memory is summed there; below, messages are faster.
+IN_WINDOW_BYTES = 1 << 14
 
 __all__ = [
     "ALGORITHMS",
     "LIBRARY",
     "NAMES",
     "AllreduceTable",
+    "SharedArray",
     "allgather_ring",
     "allreduce",
     "allreduce_halving_doubling",
@@ -55,6 +60,7 @@ __all__ = [
     "allreduce_recursive_doubling",
     "allreduce_ring",
     "allreduce_ring_segmented",
+    "allreduce_shared",
     "allreduce_tree",
     "alltoall",
     "autotune",
@@ -67,6 +73,7 @@ __all__ = [
     "reduce_tree",
     "require_equal_buffers",
     "ring_share",
+    "shared_array",
 ]
 
 
@@ -85,12 +92,14 @@ def allreduce(
     """Combine the arrays of all ranks, in place; every rank holds the result afterwards.
 
     "auto" looks the size up in a table of measured times, as MVAPICH2 does, and takes the MPI
-    library's own where nothing is faster. Every rank must call, with the same arguments.
+    library's own where nothing is faster. An array made by `shared_array` is summed where it is.
+    Every rank must call, with the same arguments.
 
     Args:
         array: any shape and numeric dtype, contiguous; holds the result afterwards.
         op: "sum", "prod", "min" or "max".
-        algorithm: "auto", "library", or one of `ALGORITHMS`.
+        algorithm: "auto", "library", or one of `ALGORITHMS`; "shared" and "hierarchical" use the
+            memory that the ranks of a host share.
         table: for "auto"; None takes the one that `dlguide bench allreduce` measured and stored
             for this machine and number of ranks; without one the library's own is taken.
         check: compare shape, dtype and arguments of all ranks first, which costs one allreduce
@@ -114,6 +123,8 @@ def allreduce(
     name = algorithm
     if algorithm == "auto":
         name = (table or table_of(comm)).choose(array.nbytes)
+        if array.nbytes >= IN_WINDOW_BYTES and in_window(array, comm):
+            name = "shared"
     if name == LIBRARY:
         if library_can(array.dtype):
             in_place, operation = library_arguments(op)

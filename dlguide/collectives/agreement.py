@@ -147,7 +147,8 @@ def _buffer(array: Any) -> str:
         return f"a non-contiguous array of shape {array.shape}"
     if not array.flags.writeable:
         return f"a read-only array of shape {array.shape}"
-    return f"shape {array.shape} of {array.dtype}"
+    where = " in shared memory" if getattr(array, "peers", None) else ""
+    return f"shape {array.shape} of {array.dtype}{where}"
 
 
 def _text(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """Collectives on nothing but messages between two ranks, to be read from top to bottom.
 
 First the parts that allreduces are made of: reduce, broadcast, and parts that travel around a
-ring; then allreduce in six ways. All work in place on a contiguous array of any dtype and shape,
+ring; then allreduce in six ways; a seventh, in shared memory, is in
+`shared.py`. All work in place on a contiguous array of any dtype and shape,
 for any number of ranks p. Every rank of the communicator must call, with an array of the same
 size; `dlguide.collectives.allreduce` checks that and chooses among them. `op` is "sum", "prod",
 "min" or "max". All but `reduce_scatter_ring` return `array`. An allreduce leaves the same result
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlguide.collectives.buffers import TAG, exchange, flatten, message, operation, parts
+from dlguide.collectives.buffers import TAG, exchange, flatten, message, operation, parts, segments
+from dlguide.collectives.shared import allreduce_shared, broadcast_shared
 from dlguide.errors import require_count
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def broadcast_chain(
     from mpi4py import MPI
 
     place, sent = (comm.rank - root) % comm.size, []
-    for segment in segments(flatten(array), segment_bytes):
+    for segment in segments(array, segment_bytes):
         if place:
             comm.Recv(message(segment), (comm.rank - 1) % comm.size, TAG)
         if place + 1 < comm.size:
@@ -174,12 +176,6 @@ def alltoall(array: np.ndarray, comm: Comm) -> np.ndarray:
         to, source = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
         exchange(comm, given[to], to, flat[source], source)
     return array
-
-
-def segments(flat: np.ndarray, segment_bytes: int) -> list[np.ndarray]:
-    """Cut a flat array into segments of at most `segment_bytes`, at least one element each."""
-    length = max(1, require_count(segment_bytes, "segment_bytes") // flat.itemsize)
-    return [flat[start : start + length] for start in range(0, flat.size, length)]
 
 
 def _add_by_segments(
@@ -310,11 +306,11 @@ def allreduce_hierarchical(
     """Reduce inside each node, allreduce by a ring among one leader per node, broadcast inside.
 
     Between nodes, where links are slow, only one rank per node communicates: 2 (k - 1)/k n bytes
-    for k nodes instead of one share for every rank.
+    for k nodes instead of one share for every rank. Inside a real node the ranks share memory.
 
     Args:
-        ranks_per_node: consecutive ranks that count as one node; None for the ranks that share
-            memory, the real nodes.
+        ranks_per_node: consecutive ranks that count as one node, connected by trees; None for the
+            ranks that share memory, the real nodes.
 
     Raises:
         ValueError: when `ranks_per_node` is below 1.
@@ -323,10 +319,14 @@ def allreduce_hierarchical(
         Awan et al., S-Caffe, PPoPP (2017); Cho et al., PowerAI DDL, arXiv:1708.02188.
     """
     node, leaders = node_levels(comm, ranks_per_node)
-    reduce_tree(array, node, 0, op)
+    if ranks_per_node is None:
+        reduce, broadcast = allreduce_shared, broadcast_shared
+    else:
+        reduce, broadcast = reduce_tree, broadcast_tree
+    reduce(array, node, op=op)
     if node.rank == 0:
         allreduce_ring(array, leaders, op)
-    return broadcast_tree(array, node, 0)
+    return broadcast(array, node)
 
 
 ALGORITHMS = {
@@ -336,6 +336,7 @@ ALGORITHMS = {
     "recursive_doubling": allreduce_recursive_doubling,
     "halving_doubling": allreduce_halving_doubling,
     "hierarchical": allreduce_hierarchical,
+    "shared": allreduce_shared,
 }
 
 

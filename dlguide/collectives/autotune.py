@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide.collectives.algorithms import ALGORITHMS
+from dlguide.collectives.shared import hosts
 from dlguide.errors import require, require_count
 from dlguide.files import atomic_write, cache_folder
 
@@ -117,6 +118,8 @@ def measure(
     from mpi4py import MPI
 
     found: dict[int, dict[str, list[float]]] = {}
+    if hosts(comm) > 1:
+        names = [name for name in names if name != "shared"]
     for nbytes in sizes:
         array = np.zeros(max(1, nbytes // 4), np.float32)
         loops = {}
@@ -189,11 +192,15 @@ def load_table(ranks: int) -> AllreduceTable:
 def table_of(comm: Comm) -> AllreduceTable:
     """Return on all ranks of a communicator the table of its first; collective at the first call.
 
-    Ranks that read different files could choose different algorithms, and hang.
+    Ranks that read different files could choose different algorithms, and hang. A table is
+    measured on one host: on several, the library's own replaces the shared memory.
     """
     table = comm.Get_attr(_table_key())
     if table is None:
         table = comm.bcast(load_table(comm.size) if comm.rank == 0 else None)
+        if hosts(comm) > 1:
+            steps = [(start, LIBRARY if name == "shared" else name) for start, name in table.steps]
+            table = AllreduceTable(table.ranks, tuple(steps))
         comm.Set_attr(_table_key(), table)
     return table
 

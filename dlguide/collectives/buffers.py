@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require_known
+from dlguide.errors import require_count, require_known
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -34,6 +34,13 @@ def parts(array: np.ndarray, ranks: int) -> list[np.ndarray]:
     flat = flatten(array)
     bounds = [rank * flat.size // ranks for rank in range(ranks + 1)]
     return [flat[start:stop] for start, stop in pairwise(bounds)]
+
+
+def segments(array: np.ndarray, segment_bytes: int) -> list[np.ndarray]:
+    """Cut an array into flat segments of at most `segment_bytes`, at least one element each."""
+    flat = flatten(array)
+    length = max(1, require_count(segment_bytes, "segment_bytes") // flat.itemsize)
+    return [flat[start : start + length] for start in range(0, flat.size, length)]
 
 
 def flatten(array: np.ndarray) -> np.ndarray:

@@ -5,14 +5,12 @@ Horovod's communicator, which trains, is `dlguide.horovod.communicator.HorovodCo
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from dlguide.errors import require
+from dlguide.collectives.agreement import agree_or_raise
 
 if TYPE_CHECKING:
     import keras
@@ -50,39 +48,7 @@ class Communicator(Protocol):
         """Return the text of every rank, in rank order."""
         return [each.decode() for each in self.allgather_bytes(text.encode())]
 
-    @contextmanager
-    def agree_or_raise(self, settings: Mapping[str, Any] | None = None) -> Iterator[None]:
-        """Leave the block on all ranks, or raise the same error on all ranks.
-
-        A rank that raised alone would leave the others waiting in their next collective. All
-        ranks must enter the block, and nothing inside may communicate.
-
-        Args:
-            settings: JSON-able values that must be equal on all ranks.
-
-        Raises:
-            ValueError: when a setting differs between ranks.
-            RuntimeError: when another rank failed in the block; its text, with its rank.
-        """
-        problem = None
-        try:
-            yield
-        except Exception as error:  # every failure must reach the other ranks
-            problem = error
-        text = "" if problem is None else f"{problem}" or repr(problem)
-        message = json.dumps({"problem": text, "settings": dict(settings or {})})
-        answers = [json.loads(answer) for answer in self.allgather(message)]
-        problems = [answer["problem"] for answer in answers]
-        if problem is not None and len(set(problems)) == 1:
-            raise problem
-        for rank, text in enumerate(problems):
-            if text:
-                raise RuntimeError(f"rank {rank}: {text}") from problem
-        for name, value in answers[0]["settings"].items():
-            for rank, answer in enumerate(answers):
-                other = answer["settings"].get(name)
-                must = f"be the same on all ranks, {value!r} as on rank 0"
-                require(other == value, name, must, other, f"Rank {rank} was called with that.")
+    agree_or_raise = agree_or_raise
 
 
 class SingleProcess(Communicator):

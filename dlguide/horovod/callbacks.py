@@ -12,9 +12,9 @@ import tensorflow as tf
 from dlguide.errors import require, require_count, require_positive
 from dlguide.horovod.guard import (
     CHANGED_ELSEWHERE,
-    agree,
     check_interval,
     check_weights,
+    require_alike,
     require_equal_steps,
 )
 from dlguide.horovod.native import Average, Min, communicates, global_process_set, native
@@ -151,7 +151,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not logs:
             return
         names = sorted(logs)
-        agree([f"the metric {name!r}" for name in names], "The metrics of an epoch")
+        require_alike([f"the metric {name!r}" for name in names], "The metrics of an epoch")
         values = np.array([float(logs[name]) for name in names])
         with tf.device(self.device):
             means = allreduce(values, f"metrics.{len(names)}", op=Average).numpy()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import dlguide.horovod as hvd
 from dlguide.collectives.communicator import Communicator
+from dlguide.horovod.ops import allgather_bytes
 
 if TYPE_CHECKING:
     import keras
@@ -54,8 +54,4 @@ class HorovodCommunicator(Communicator):
 
     def allgather_bytes(self, data: bytes) -> list[bytes]:
         """Return the bytes of every rank, in rank order; lengths may differ."""
-        name = "dlguide.allgather_bytes"
-        lengths = hvd.allgather(np.array([len(data)], np.int64), name=f"{name}.lengths")
-        gathered = hvd.allgather(np.frombuffer(data, np.uint8), name=name)
-        whole = np.asarray(gathered).tobytes()
-        return [whole[a:b] for a, b in pairwise(np.cumsum([0, *np.asarray(lengths)]))]
+        return allgather_bytes(data, "dlguide.allgather_bytes")

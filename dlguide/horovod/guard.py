@@ -9,11 +9,11 @@ the training with the ranks' numbers and the likely cause.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 import zlib
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import keras
@@ -29,7 +29,7 @@ from dlguide.horovod.native import (
     members,
     native,
 )
-from dlguide.horovod.ops import allgather, broadcast
+from dlguide.horovod.ops import allgather, allgather_bytes, broadcast
 
 CHECK_EVERY = 100  # updates; the switch is DLGUIDE_HVD_CHECK_EVERY, 0 turns the guard off
 ROUNDING = 1000  # differences up to this many units in the last place may be rounding
@@ -56,36 +56,25 @@ def check_interval(value: int | None) -> int:
     return require_count(value, "check_every", least=0)
 
 
-def agree(lines: Sequence[str], what: str, process_set: ProcessSet = global_process_set) -> None:
-    """Raise on every rank when their descriptions differ, with the first line that does.
+def require_alike(
+    lines: Sequence[str], what: str, process_set: ProcessSet = global_process_set
+) -> None:
+    """Raise on every rank when their descriptions of `what` differ, with the first line that does.
 
-    `what` is the subject that must be the same. Called by all ranks of the set, eagerly; sends
-    8 bytes per rank when they agree.
+    Called by all ranks of the set, eagerly.
     """
     if not communicates(process_set):
         return
-    text = "\n".join(lines).encode()
-    digest = hashlib.blake2b(text, digest_size=8).digest()
-    digests = allgather(
-        np.frombuffer(digest, np.int64), "dlguide.agree", process_set=process_set
-    ).numpy()
-    if (digests == digests[0]).all():
-        return
-    sizes = allgather(np.array([len(text)]), "dlguide.agree.sizes", process_set=process_set)
-    texts = allgather(np.frombuffer(text, np.uint8), "dlguide.agree.text", process_set=process_set)
-    parts = np.split(texts.numpy(), np.cumsum(sizes.numpy())[:-1])
-    ranks = members(process_set)
-    described = [bytes(part).decode().split("\n") for part in parts]
-    first, other = next((0, i) for i, part in enumerate(described) if part != described[0])
-    longest = max(len(described[first]), len(described[other]))
-    mine, theirs = (
-        part + ["nothing"] * (longest - len(part)) for part in (described[first], described[other])
-    )
-    here, there = next((a, b) for a, b in zip(mine, theirs, strict=True) if a != b)
-    raise RanksDifferError(
-        f"{what} must be the same on every rank: rank {ranks[first]} has {here}, "
-        f"rank {ranks[other]} has {there}."
-    )
+    described = allgather_bytes("\n".join(lines).encode(), "dlguide.alike", process_set)
+    other = next((i for i, text in enumerate(described) if text != described[0]), 0)
+    texts = (described[place].decode().split("\n") for place in (0, other))
+    for here, there in zip_longest(*texts, fillvalue="nothing"):
+        if here != there:
+            ranks = members(process_set)
+            raise RanksDifferError(
+                f"{what} must be the same on every rank: rank {ranks[0]} has {here}, "
+                f"rank {ranks[other]} has {there}."
+            )
 
 
 def check_weights(

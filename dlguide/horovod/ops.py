@@ -13,9 +13,11 @@ import functools
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from dlguide.errors import require
@@ -82,11 +84,9 @@ def allreduce(
         with tf.device(device_sparse):
             return _allreduce_slices([tensor], name, op, process_set)[0]
     _require_adasum(op, process_set)
-    scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    settings = _reduction(op, compression, prescale_factor, postscale_factor)
     with tf.device(device_dense):
-        sent, context = compression.compress(transmitted(tensor, REDUCED))
-        collective = _operator("horovod_allreduce", name, process_set, reduce_op=op, **scale)
-        return tf.cast(compression.decompress(collective(sent), context), tensor.dtype)
+        return _run("horovod_allreduce", [tensor], REDUCED, name, process_set, **settings)[0]
 
 
 def grouped_allreduce(
@@ -119,29 +119,20 @@ def grouped_allreduce(
     """
     op = native.handle_average_backwards_compatibility(op, average)
     _require_adasum(op, process_set)
-    values = [as_tensor(tensor) for tensor in tensors]
-    results: list[Any] = list(values)
-    sparse = [i for i, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
+    results = [as_tensor(tensor) for tensor in tensors]
+    sparse = [i for i, value in enumerate(results) if isinstance(value, tf.IndexedSlices)]
+    dense = [i for i in range(len(results)) if i not in sparse]
+    reduced: list[Any] = []
     if sparse:
         _require_sparse(op, prescale_factor, postscale_factor)
         with tf.device(device_sparse):
-            reduced = _allreduce_slices([values[i] for i in sparse], name, op, process_set)
-        for i, slices in zip(sparse, reduced, strict=True):
-            results[i] = slices
-    scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+            reduced += _allreduce_slices([results[i] for i in sparse], name, op, process_set)
+    settings = _reduction(op, compression, prescale_factor, postscale_factor)
     with tf.device(device_dense):
-        packed = {
-            i: compression.compress(transmitted(value, REDUCED))
-            for i, value in enumerate(values)
-            if i not in sparse
-        }
-        for dtype, places in _by_dtype({i: sent for i, (sent, _) in packed.items()}).items():
-            kind, group_name = "horovod_grouped_allreduce", name and f"{name}.{dtype}"
-            collective = _operator(kind, group_name, process_set, reduce_op=op, **scale)
-            totals = collective([packed[i][0] for i in places])
-            for i, total in zip(places, totals, strict=True):
-                total = compression.decompress(total, packed[i][1])
-                results[i] = tf.cast(total, values[i].dtype)
+        own = [results[i] for i in dense]
+        reduced += _run("horovod_grouped_allreduce", own, REDUCED, name, process_set, **settings)
+    for i, value in zip(sparse + dense, reduced, strict=True):
+        results[i] = value
     return results
 
 
@@ -159,9 +150,7 @@ def allgather(
     Returns:
         tf.Tensor: shape (sum of the first dimensions, ...).
     """
-    tensor = as_tensor(value)
-    collective = _operator("horovod_allgather", name, process_set)
-    return tf.cast(collective(transmitted(tensor, MOVED)), tensor.dtype)
+    return _run("horovod_allgather", [as_tensor(value)], MOVED, name, process_set)[0]
 
 
 def grouped_allgather(
@@ -180,15 +169,17 @@ def grouped_allgather(
         list[tf.Tensor]: the gathered tensors in the order of `tensors`.
     """
     values = [as_tensor(tensor) for tensor in tensors]
-    sent = {i: transmitted(value, MOVED) for i, value in enumerate(values)}
-    results = list(values)
-    for dtype, places in _by_dtype(sent).items():
-        group_name = name and f"{name}.{dtype}"
-        collective = _operator("horovod_grouped_allgather", group_name, process_set)
-        gathered = collective([sent[i] for i in places])
-        for i, tensor in zip(places, gathered, strict=True):
-            results[i] = tf.cast(tensor, values[i].dtype)
-    return results
+    return _run("horovod_grouped_allgather", values, MOVED, name, process_set)
+
+
+def allgather_bytes(
+    data: bytes, name: str, process_set: ProcessSet = global_process_set
+) -> list[bytes]:
+    """Return the bytes of every rank, in rank order; lengths may differ."""
+    lengths = allgather(np.array([len(data)]), f"{name}.lengths", process_set=process_set)
+    gathered = allgather(np.frombuffer(data, np.uint8), name, process_set=process_set)
+    whole = gathered.numpy().tobytes()
+    return [whole[start:end] for start, end in pairwise(np.cumsum([0, *lengths.numpy()]))]
 
 
 def broadcast(
@@ -209,9 +200,8 @@ def broadcast(
         ValueError: when `root_rank` is not a rank of the set.
     """
     require_root(root_rank, process_set)
-    tensor = as_tensor(value)
-    collective = _operator("horovod_broadcast", name, process_set, root_rank=root_rank)
-    return tf.cast(collective(transmitted(tensor, MOVED)), tensor.dtype)
+    tensors = [as_tensor(value)]
+    return _run("horovod_broadcast", tensors, MOVED, name, process_set, root_rank=root_rank)[0]
 
 
 def reducescatter(
@@ -241,12 +231,10 @@ def reducescatter(
         ValueError: for another `op`.
     """
     _require_scatter(op)
-    tensor = as_tensor(value)
-    scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    settings = _reduction(op, compression, prescale_factor, postscale_factor)
+    tensors = [as_tensor(value)]
     with tf.device(device_dense):
-        sent, context = compression.compress(transmitted(tensor, SCATTERED))
-        collective = _operator("horovod_reducescatter", name, process_set, reduce_op=op, **scale)
-        return tf.cast(compression.decompress(collective(sent), context), tensor.dtype)
+        return _run("horovod_reducescatter", tensors, SCATTERED, name, process_set, **settings)[0]
 
 
 def grouped_reducescatter(
@@ -269,17 +257,11 @@ def grouped_reducescatter(
         ValueError: when `op` is not Average or Sum.
     """
     _require_scatter(op)
+    settings = _reduction(op, compression, prescale_factor, postscale_factor)
     values = [as_tensor(tensor) for tensor in tensors]
-    results = list(values)
-    scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     with tf.device(device_dense):
-        packed = [compression.compress(transmitted(value, SCATTERED)) for value in values]
-        for dtype, places in _by_dtype(dict(enumerate(sent for sent, _ in packed))).items():
-            kind, group_name = "horovod_grouped_reducescatter", name and f"{name}.{dtype}"
-            collective = _operator(kind, group_name, process_set, reduce_op=op, **scale)
-            for i, rows in zip(places, collective([packed[i][0] for i in places]), strict=True):
-                results[i] = tf.cast(compression.decompress(rows, packed[i][1]), values[i].dtype)
-    return results
+        kind = "horovod_grouped_reducescatter"
+        return _run(kind, values, SCATTERED, name, process_set, **settings)
 
 
 def alltoall(
@@ -310,6 +292,40 @@ def alltoall(
     received, sizes = collective(transmitted(rows, MOVED), tf.cast(counts, tf.int32))
     received = tf.cast(received, rows.dtype)
     return received if splits is None else (received, sizes)
+
+
+def _reduction(
+    op: int, compression: type, prescale_factor: float, postscale_factor: float
+) -> dict[str, Any]:
+    scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return {"compression": compression, "reduce_op": op, **scale}
+
+
+def _run(
+    kind: str,
+    tensors: Sequence[Any],
+    dtypes: set,
+    name: str | None,
+    process_set: ProcessSet,
+    compression: type = Compression.none,
+    **attributes: Any,
+) -> list[tf.Tensor]:
+    """Run one of Horovod's operators on tensors, grouped by dtype where it takes groups."""
+    grouped = kind.startswith("horovod_grouped")
+    packed = [compression.compress(transmitted(tensor, dtypes)) for tensor in tensors]
+    groups: dict[str, list[int]] = {}
+    for i, (sent, _) in enumerate(packed):
+        groups.setdefault(sent.dtype.name, []).append(i)
+    results: list[Any] = list(tensors)
+    for dtype, places in sorted(groups.items()):  # in one order on every rank
+        group_name = f"{name}.{dtype}" if name and grouped else name
+        collective = _operator(kind, group_name, process_set, **attributes)
+        sent = [packed[i][0] for i in places]
+        received = collective(sent) if grouped else [collective(*sent)]
+        for i, tensor in zip(places, received, strict=True):
+            tensor = compression.decompress(tensor, packed[i][1])
+            results[i] = tf.cast(tensor, tensors[i].dtype)
+    return results
 
 
 def _operator(
@@ -400,11 +416,3 @@ def _allreduce_slices(
         tf.IndexedSlices(row, index, part.dense_shape)
         for row, index, part in zip(rows, indices, slices, strict=True)
     ]
-
-
-def _by_dtype(tensors: dict[int, tf.Tensor]) -> dict[str, list[int]]:
-    # Sorted by name, so that the order of the groups is the same on every rank.
-    places: dict[str, list[int]] = {}
-    for i, tensor in tensors.items():
-        places.setdefault(tensor.dtype.name, []).append(i)
-    return dict(sorted(places.items()))

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from dlguide.errors import require, require_count, require_positive
-from dlguide.horovod.guard import WeightConsistencyCheck, agree
+from dlguide.horovod.guard import WeightConsistencyCheck, require_alike
 from dlguide.horovod.native import (
     NAMES,
     Average,
@@ -116,7 +116,7 @@ class GradientReducer:
         if not self._agreed:
             with tf.init_scope():
                 lines = self._description(grads, variables)
-                agree(lines, "What `DistributedOptimizer` exchanges", self.process_set)
+                require_alike(lines, "What `DistributedOptimizer` exchanges", self.process_set)
             self._agreed = True
         shared = [variable for variable in variables if not self.is_local(variable)]
         return self._check.before_update(grads, shared)

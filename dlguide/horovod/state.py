@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 
 from dlguide.errors import require
-from dlguide.horovod.guard import agree
+from dlguide.horovod.guard import require_alike
 from dlguide.horovod.native import Compression, ProcessSet, communicates, global_process_set
 from dlguide.horovod.ops import broadcast, require_root
 from dlguide.horovod.optimizer import DistributedOptimizer
@@ -45,7 +45,7 @@ def broadcast_variables(
     require_root(root_rank, process_set)
     if not communicates(process_set) or not targets:
         return
-    agree(
+    require_alike(
         [
             f"{keras.backend.standardize_dtype(t.dtype)} {tuple(t.shape)} as number {i + 1}"
             for i, t in enumerate(targets)

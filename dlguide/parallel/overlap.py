@@ -24,8 +24,8 @@ import numpy as np
 
 from dlguide.collectives import allreduce
 from dlguide.collectives.agreement import agree_or_raise, clock_offset, require_equal
-from dlguide.collectives.algorithms import segments
 from dlguide.collectives.autotune import table_of
+from dlguide.collectives.buffers import segments
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.scaling import costs
 
