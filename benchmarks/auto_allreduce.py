@@ -121,9 +121,9 @@ def main() -> None:
             f"{over[1]:.2f} ({over[0]:.2f} to {over[2]:.2f})",
             flush=True,
         )
-        bound = bounds.allreduce(nbytes, chosen.ranks)
+        bound = bounds.allreduce(int(nbytes), chosen.ranks)
         for way in ("library", "ring", "shared", "window"):
-            faster, share = np.median(library / np.array(seconds[way])), Timing(seconds[way])
+            faster, share = np.median(library / np.array(seconds[way])), Timing(tuple(seconds[way]))
             print(
                 f"{way:>16}: {1e6 * share.median:9.1f} us, library / {way} {faster:.2f}, "
                 f"share of the limit {bound.cell(share)}"
