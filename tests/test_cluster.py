@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from lanes import RANKS
@@ -25,6 +26,13 @@ from dlguide.errors import MissingComponentError
 from dlguide.machine import describe, threads
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+
+
+ONES = np.ones(1_000_000)
+
+
+def cluster_folder():
+    return Path(os.environ["DLGUIDE_RUN_FOLDER"])
 
 
 def ours(name):
@@ -92,6 +100,51 @@ def test_ranks_that_cannot_take_part_are_refused_before_anything_runs(cluster, r
     with pytest.raises(ValueError, match="each once"):
         cluster.map(str, [1], ranks=ranks)
     assert cluster.run(os.getpid) == pids
+
+
+def last(factor, comm):
+    return comm.rank * factor
+
+
+def keyword(*, comm):
+    return comm.size
+
+
+def optional(comm=None):
+    return comm
+
+
+def test_a_function_that_asks_for_comm_gets_that_of_the_ranks_which_take_part(cluster):
+    ranks = cluster.ranks
+    assert cluster.run(lambda comm: comm.size) == [ranks] * ranks
+    assert cluster.run(lambda comm, x, y=1: comm.allreduce(x + y), 4) == [5 * ranks] * ranks
+    assert cluster.run(last, 3) == cluster.run(last, factor=3) == [3 * r for r in range(ranks)]
+    assert cluster.run(keyword) == [ranks] * ranks
+    assert cluster.run(optional) == [None] * ranks
+    assert cluster.run_on([ranks - 1], lambda comm: (comm.rank, comm.size)) == [(0, 1)]
+    order = [ranks - 1, 0]
+    assert cluster.run_on(order, lambda comm: comm.bcast(os.getpid())) == 2 * [
+        cluster.engines[ranks - 1]["pid"]
+    ]
+
+
+def test_large_arguments_go_through_one_file_that_does_not_stay(cluster):
+    seen = cluster.run(
+        lambda array: (array.sum(), len(list(cluster_folder().glob("call-*")))), ONES
+    )
+    assert seen == [(len(ONES), 1)] * cluster.ranks
+    assert not list(cluster.folder.glob("call-*"))
+
+
+def test_client_and_view_are_those_of_ipyparallel(cluster):
+    ranks = cluster.ranks
+    cluster.view.scatter("part", list(range(2 * ranks)))
+    assert cluster.view["part"] == [[2 * r, 2 * r + 1] for r in range(ranks)]
+    assert cluster.view.gather("part") == list(range(2 * ranks))
+    assert cluster.client.ids == [each["id"] for each in cluster.engines]
+    cluster.client[0].push({"only": 7}, block=True)
+    assert cluster.client[0]["only"] == 7
+    cluster.client.load_balanced_view().apply_sync(os.getpid)
 
 
 def test_what_ranks_print_appears_behind_their_rank(capsys):

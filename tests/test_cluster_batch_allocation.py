@@ -112,7 +112,7 @@ def test_ranks_of_another_machine_are_waited_for_and_their_end_is_noticed():
         far = dict(cluster.engines[1])
         cluster.engines[1] |= {"machine": "another", "pid": 2**22 + 1}  # no such pid here
         assert processes.local_pids(cluster.engines) == {0: cluster.engines[0]["pid"]}
-        assert processes.alive(cluster.engines)
+        assert processes.living_ranks(cluster.engines) == [0]
         assert cluster.run(my_rank) == [3, 3]
         killer = threading.Timer(1.0, os.kill, (far["pid"], signal.SIGKILL))
         killer.start()

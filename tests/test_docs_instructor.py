@@ -19,8 +19,9 @@ import pytest
 import yaml
 
 from dlguide import preflight
-from dlguide.cluster.errors import RankError, names_of
+from dlguide.cluster.errors import RankError
 from dlguide.doctor import host
+from dlguide.errors import ranks_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -100,7 +101,7 @@ def no_package(folder, patch):
 
 
 def failed_rank(folder, patch):
-    return "\n".join(RankError("raised", [1], names_of([1]))._render_traceback_())
+    return "\n".join(RankError("raised", [1], ranks_in_words([1]))._render_traceback_())
 
 
 def one_core(folder, patch):

@@ -71,8 +71,8 @@ def test_whatever_a_function_does_becomes_an_outcome(monitor, tmp_path):
     assert raised["error"] == "ZeroDivisionError: division by zero"
     assert "in divide" in raised["traceback"]
     assert "rank.py" not in raised["traceback"]
-    assert supervision.read_states(tmp_path, [0], 3)[0]["phase"] == "raised"
-    assert supervision.read_states(tmp_path, [0], 2) == {}
+    assert supervision.read_states(tmp_path, {0: 3})[0]["phase"] == "raised"
+    assert supervision.read_states(tmp_path, {0: 2}) == {}
 
 
 def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, tmp_path):
@@ -161,9 +161,9 @@ class Pids:
 
 def wait_for(tmp_path, pids, answers, everyone=2):
     shown = []
-    result = supervision.Supervisor(tmp_path, everyone, range(everyone), 1, pids).wait(
-        lambda out: out.update(answers), lambda: shown.append(1)
-    )
+    result = supervision.Supervisor(
+        tmp_path, everyone, dict.fromkeys(range(everyone), 1), pids
+    ).wait(lambda out: out.update(answers), lambda: shown.append(1))
     assert shown
     return result
 
@@ -181,7 +181,7 @@ def test_supervise_returns_at_the_first_thing_that_is_past_mending(tmp_path):
     assert wait_for(tmp_path, Pids(), {1: bad})[1].ranks == (1,)
     # All say they have finished long ago, and no answer comes.
     long_ago = time.monotonic() - supervision.LOST_S - 1
-    state = {"run": 1, "phase": "returned", "since": long_ago, "beat": long_ago, "call": ""}
+    state = {"request": 1, "phase": "returned", "since": long_ago, "beat": long_ago, "call": ""}
     for number in range(2):
         (tmp_path / f"state-rank{number}.json").write_text(json.dumps({**state, "place": ""}))
     assert wait_for(tmp_path, Pids(), {})[1].kind == "lost"
@@ -193,7 +193,14 @@ STALL = "stall_inspector.cc:107] One or more tensors ...\nMissing ranks:\n0: [a]
 def test_stall_of_an_earlier_run_is_no_deadlock_of_this_one(tmp_path):
     good = {"phase": "returned", "value": 1}
     began = time.monotonic()
-    at_work = {"run": 1, "phase": "running", "since": began, "beat": began, "call": "", "place": ""}
+    at_work = {
+        "request": 1,
+        "phase": "running",
+        "since": began,
+        "beat": began,
+        "call": "",
+        "place": "",
+    }
     rank.log_path(tmp_path, 0).write_text(STALL)
     for number, phase in ((0, "returned"), (1, "running")):
         state = json.dumps({**at_work, "phase": phase, "spent_s": 9.0})
@@ -203,14 +210,21 @@ def test_stall_of_an_earlier_run_is_no_deadlock_of_this_one(tmp_path):
         # the other rank answers after the ranks have been judged a few times
         out.update({0: good, 1: good} if time.monotonic() - began > 1 else {0: good})
 
-    result = supervision.Supervisor(tmp_path, 2, range(2), 1, Pids()).wait(answers, lambda: None)
+    result = supervision.Supervisor(tmp_path, 2, {0: 1, 1: 1}, Pids()).wait(answers, lambda: None)
     assert result == ({0: good, 1: good}, None)
 
 
 def test_ranks_that_have_all_returned_wait_for_nobody(tmp_path):
     good = {"phase": "returned", "value": 1}
     began = time.monotonic()
-    state = {"run": 1, "phase": "returned", "since": began, "beat": began, "call": "", "place": ""}
+    state = {
+        "request": 1,
+        "phase": "returned",
+        "since": began,
+        "beat": began,
+        "call": "",
+        "place": "",
+    }
     for number in range(2):
         (tmp_path / f"state-rank{number}.json").write_text(json.dumps({**state, "spent_s": 9.0}))
 
@@ -219,7 +233,7 @@ def test_ranks_that_have_all_returned_wait_for_nobody(tmp_path):
         if time.monotonic() - began > 1:
             out.update({0: good, 1: good})
 
-    outcomes, error = supervision.Supervisor(tmp_path, 2, range(2), 1, Pids()).wait(
+    outcomes, error = supervision.Supervisor(tmp_path, 2, {0: 1, 1: 1}, Pids()).wait(
         answers, lambda: None
     )
     assert error is None

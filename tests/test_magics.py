@@ -1,10 +1,11 @@
-"""In a notebook: `%%px`, a cell that is run again, and a closed or killed kernel.
+"""In a notebook: ipyparallel's magics on our ranks, cells that are run again, a closed kernel.
 
-Covers dlguide.cluster.magics in a real kernel.
+Tests dlguide.cluster.magics in a real kernel. ipyparallel's own tests of the magics pass too.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import contextmanager
 
@@ -13,11 +14,12 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from dlguide.cluster import magics, processes
+from dlguide.cluster import processes
+from dlguide.cluster.launch import assigned_names
 
 pytestmark = pytest.mark.timeout(240)
 
-START = "import dlguide\ncluster = dlguide.cluster.Cluster(ranks=2)\nprint(cluster.name)"
+START = "import dlguide\ncluster = dlguide.cluster.Cluster(2)\nprint(cluster.name)"
 
 
 @contextmanager
@@ -30,53 +32,75 @@ def kernel():
         client.nb.cells.append(cell)
         client.execute_cell(cell, len(client.nb.cells) - 1)
         texts = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
-        return "".join(texts)
+        return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(texts))
 
     with client.setup_kernel():
         yield run
 
 
-def test_px_runs_cells_on_the_ranks_under_watch():
+def test_magics_are_those_of_ipyparallel_under_watch():
     with kernel() as run:
         name = run(START).strip()
-        assert run("%%px\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\nrank * 10") in (
-            "[0] 0\n[1] 10\n",
-            "[1] 10\n[0] 0\n",
+        shown = run("%%px\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\nrank * 10")
+        assert re.search(r"Out\[0:\d+\]: 0", shown)
+        assert re.search(r"Out\[1:\d+\]: 10", shown)
+        assert re.search(r"Out\[1:\d+\]: 10", run("%pxresult"))
+        assert "[stdout:1] only 1" in run("%%px --targets 1:2\nprint('only', rank)")
+        assert "[stdout:0] 0" in run("%px print(rank)")
+        assert "AsyncMapResult" not in run("answer = get_ipython().run_cell_magic('px', '-a', '1')")
+        run("%%px --noblock -o later\nimport time\ntime.sleep(1)\nrank + 1")
+        values = "[int(each.data['text/plain']) for each in later.get()]"
+        assert run(f"later.wait(9); later.wait_for_output(9); print({values})") == "[1, 2]\n"
+        assert "Parallel execution on engine(s): [0, 1]" in run("%%px --verbose\npass") + run(
+            "%pxconfig --verbose\n%px pass"
         )
-        assert sorted(run("%pxresult").split("\n")) == ["", "[0] 0", "[1] 10"]
-        assert run("%%px --targets 1\nprint('only', rank)") == "[1] only 1\n"
-        assert sorted(run("%px print(rank)").split("\n")) == ["", "[0] 0", "[1] 1"]
-        assert run("%%px --local\nhere = 5\nassert here == 5") == ""
+        run("%pxconfig --no-verbose")
+        run("%autopx")
+        run("inside = rank * 3")
+        run("%autopx")
+        assert run("print(cluster.view['inside'], 'inside' in globals())") == "[0, 3] False\n"
+        run("%%px --local\nhere = 5")
         assert run("print(here)") == "5\n"
-        with pytest.raises(CellExecutionError, match="targets` must be ranks from 0 to 1"):
-            run("%%px --targets 2\n1")
-        with pytest.raises(CellExecutionError, match="each once, as in 0,1, got '0,0'"):
-            run("%%px --targets 0,0\n1")
-        with pytest.raises(CellExecutionError, match=r"rank 1 has not joined|rank 1 has returned"):
+        with pytest.raises(CellExecutionError, match="NameError"):
+            run("%%px\nnot_defined")
+        with pytest.raises(CellExecutionError, match=r"(?s)RankError: .*rank 1 has returned"):
             run("%%px\nif rank == 0:\n    MPI.COMM_WORLD.barrier()")
-        assert "[0] again\n" in run("%%px\nprint('again')")
-        with pytest.raises(CellExecutionError, match="NameError: name 'rank' is not defined"):
-            run("%%px\nrank")
-        with pytest.raises(CellExecutionError, match="SyntaxError"):
-            run("%%px\n1 +")
+        assert "[stdout:0] again" in run("%%px\nprint('again')")
         assert name != run("print(cluster.name)").strip()
+        run("%px from mpi4py import MPI; rank = MPI.COMM_WORLD.rank")
+        with pytest.raises(CellExecutionError, match="rank 1 raised ValueError: bad"):
+            run("%%px\nif rank == 1: raise ValueError('bad')\nMPI.COMM_WORLD.barrier()")
+        run("%px from mpi4py import MPI; rank = MPI.COMM_WORLD.rank; import os")
+        with pytest.raises(CellExecutionError, match="rank 1 ended before the work was done"):
+            run("%%px\nif rank == 1: os._exit(1)\nMPI.COMM_WORLD.barrier()")
+        run("%px from mpi4py import MPI; rank = MPI.COMM_WORLD.rank")
+        run("%%px --noblock\nif rank == 0: MPI.COMM_WORLD.barrier()")
+        with pytest.raises(CellExecutionError, match=r"(?s)RankError: .*rank 1 has returned"):
+            run("%pxresult")
+        assert run("cluster.run(lambda: 3)") == "[3, 3]"
 
 
-def test_a_cell_that_is_run_again_replaces_its_cluster_and_a_closed_kernel_takes_it_along():
+def test_two_clusters_stay_side_by_side_and_a_cell_that_is_run_again_replaces_its_own():
     with kernel() as run:
         first = run(START).strip()
-        second = run(START).strip()
-        assert first != second
+        again = run(START)
+        assert "The earlier cluster `cluster` of 2 ranks was stopped." in again
         assert not [each for each in processes.living() if each.cluster == first]
-        assert run("cluster.run(lambda: 3)") == "[3, 3]"
+        other = run("other = dlguide.cluster.Cluster(1)\nprint(other.name)")
+        assert "stopped" not in other
+        assert run("print(cluster.run(lambda: 3), other.run(lambda: 4))") == "[3, 3] [4]\n"
+        assert "[stdout:0] 1" in run("%px import mpi4py.MPI as M; print(M.COMM_WORLD.size)")
+        run("cluster.activate('_two')")
+        assert "[stdout:1] 2" in run("%px_two import mpi4py.MPI as M; print(M.COMM_WORLD.size)")
+        names = run("print(cluster.name, other.name)").split()
     deadline = time.monotonic() + 15
-    while [each for each in processes.living() if each.cluster == second]:
+    while [each for each in processes.living() if each.cluster in names]:
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def test_options_name_the_ranks():
-    assert magics.options("", 3) == ([0, 1, 2], False)
-    assert magics.options("-t 2", 3) == ([2], False)
-    with pytest.raises(ValueError, match="--noblock"):
-        magics.options("--noblock", 3)
+def test_names_that_a_cell_assigns_are_found():
+    cell = "%time a = 1\nb, (c, d[0]) = e\nwith f() as g: h: int = 2\nif (i := 3): pass\n!ls"
+    assert assigned_names(cell) >= {"b", "c", "g", "h", "i"}
+    assert not {"d", "e", "f"} & assigned_names(cell)
+    assert assigned_names("no python (") == set()

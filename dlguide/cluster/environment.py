@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +21,33 @@ from dlguide.errors import MissingComponentError, require, require_count
 from dlguide.machine import threads
 
 LOOPBACK = "127.0.0.1"
+MODULE = (sys.executable, "-P", "-m")  # the working directory shadows no module
+ENGINE = (*MODULE, "dlguide.cluster.engine")
+ENCRYPTED = {"IPP_ENABLE_CURVE": "1"}
+# By default a rank counts as present only after a second heartbeat, 3 s apart.
+BEATS = ("--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=60")
 # Only the cluster may set these: its processes are recognised by them.
-OWN = (processes.MARK, processes.OWNER, processes.FOLDER, "IPYTHONDIR", "IPP_ENABLE_CURVE")
+OWN = (
+    processes.MARK, processes.OWNER, processes.FOLDER, processes.PLAN, "IPYTHONDIR",
+    "IPP_ENABLE_CURVE",
+)  # fmt: skip
 
 
 def rank_environment(
-    plan: threads.ThreadPlan, name: str, folder: Path, more: Mapping[str, str] | None = None
+    plan: threads.ThreadPlan,
+    name: str,
+    folder: Path,
+    more: Mapping[str, str] | None = None,
+    owner: int | None = None,
 ) -> dict[str, str]:
-    """Return the environment in which the processes of a cluster run."""
+    """Return the environment of a cluster's processes, which end with `owner` (None: this one)."""
     return {
         **os.environ,
         **plan.environment(0),
         processes.MARK: name,
-        processes.OWNER: processes.identity(os.getpid()),
+        processes.OWNER: processes.identity(owner or os.getpid()),
         processes.FOLDER: str(folder),
+        processes.PLAN: json.dumps(asdict(plan)),
         "UCX_TLS": os.environ.get("UCX_TLS", "sm,self"),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
         # Horovod looks for new gradients once a cycle. Its own 1 ms is a large part of a step of
@@ -40,6 +56,15 @@ def rank_environment(
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         **(more or {}),
     }
+
+
+def start_watchdog(owner: int, name: str, folder: Path, env: Mapping[str, str]) -> subprocess.Popen:
+    """Start the program that ends a cluster's processes when their owner has gone."""
+    return subprocess.Popen(
+        [*MODULE, "dlguide.cluster.watchdog", str(owner), name, str(folder)],
+        env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def checked_environment(environment: Any, plan: threads.ThreadPlan) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.cluster.rank import log_path
+from dlguide.errors import ranks_in_words
 
 LAUNCHER_LOG = "cluster.log"
 SHUT_DOWN = "Horovod has been shut down"  # the error on a rank when another one has gone
@@ -35,20 +36,7 @@ class RankError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """Show the text without the launcher's frames in a notebook."""
-        return [f"RankError: {line}" if i == 0 else line for i, line in enumerate(self.lines())]
-
-    def lines(self) -> list[str]:
-        """Return the text as lines."""
-        return str(self).splitlines()
-
-
-def names_of(ranks: Sequence[int]) -> str:
-    """Write "rank 1" or "ranks 0, 2".
-
-    >>> names_of([0, 2])
-    'ranks 0, 2'
-    """
-    return f"rank{'s'[: len(ranks) != 1]} {', '.join(str(rank) for rank in ranks)}"
+        return f"RankError: {self}".splitlines()
 
 
 def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
@@ -70,7 +58,7 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
         if tail:
             words.append(f"--- last lines of rank {rank} ---\n" + "\n".join(tail))
     message = (
-        f"{names_of(first)} ended before the work was done: the process is gone "
+        f"{ranks_in_words(first)} ended before the work was done: the process is gone "
         "(killed, out of memory, os._exit, or a crash in native code)."
     )
     return RankError("died", first, message, "\n".join(words))
@@ -104,7 +92,7 @@ def read_endings(folder: Path) -> dict[int, str]:
 
 def frozen(ranks: Sequence[int]) -> RankError:
     """Describe ranks that are stopped or silent."""
-    message = f"{names_of(ranks)} stands still: stopped (SIGSTOP) or without a sign of life."
+    message = f"{ranks_in_words(ranks)} stands still: stopped (SIGSTOP) or without a sign of life."
     return RankError("frozen", ranks, message)
 
 
@@ -118,11 +106,12 @@ def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
     first = bad[order[0]]
     verb = "left early with" if first["phase"] == "exited" else "raised"
     same = [rank for rank in order if bad[rank]["error"] == first["error"]]
-    message = f"{names_of(same)} {verb} {first['error']}"
+    message = f"{ranks_in_words(same)} {verb} {first['error']}"
     returned = sorted(set(outcomes) - set(bad))
     if returned and SHUT_DOWN in first["error"]:
         message += (
-            f"\n{names_of(returned)} had returned while {names_of(same)} still exchanged. "
+            f"\n{ranks_in_words(returned)} had returned while {ranks_in_words(same)} still "
+            "exchanged. "
             "Every rank must take as many steps: compare the ranks' numbers of batches."
         )
     detail = "\n".join(f"--- rank {rank} ---\n{bad[rank]['traceback']}" for rank in order)

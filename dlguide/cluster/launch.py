@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import json
 import os
@@ -10,17 +11,26 @@ import sys
 import tempfile
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from dlguide.cluster import processes
 from dlguide.cluster import rank as rank_side
-from dlguide.cluster.environment import checked_environment, find_allocation, rank_environment
+from dlguide.cluster.environment import (
+    BEATS,
+    ENCRYPTED,
+    ENGINE,
+    MODULE,
+    checked_environment,
+    find_allocation,
+    rank_environment,
+    start_watchdog,
+)
 from dlguide.cluster.errors import LAUNCHER_LOG
 from dlguide.cluster.supervision import RemoteCall
 from dlguide.cluster.tasks import TaskPool, TaskResult, checked_ranks, payload
@@ -28,6 +38,7 @@ from dlguide.errors import require, require_count
 from dlguide.machine import describe, threads, tuned_plans
 
 START_S = 60.0
+PATIENCE_S = 2.0  # then a call says that it waits for another notebook
 CONNECTION = "security/ipcontroller-dlguide-client.json"
 
 
@@ -37,19 +48,25 @@ class Cluster:
     The ranks are ipyparallel engines under one `mpiexec`; a thread plan divides the cores among
     them. On one machine they listen on loopback only; all messages are encrypted. No process and
     no temporary file of the ranks outlives this object or the process that made it, even after a
-    SIGKILL. In a notebook a new cluster with magics stops the earlier ones and says so.
+    SIGKILL. A cell that is run again replaces the cluster that it assigned, and says so.
+
+    Attributes:
+        client: ipyparallel's `Client` of the ranks; None while they are stopped.
+        view: ipyparallel's `DirectView` of all ranks, in their order; its calls are not supervised.
+        ranks: number of ranks.
+        plan: the thread plan; None if another launcher started the ranks without one.
+        engines: for each rank a dict with its `rank`, engine `id`, `pid`, `cpus` and `threads`.
 
     Args:
-        plan: a thread plan, or None to plan `ranks` on this machine.
-        ranks: number of ranks if no plan is given; None for 2, or with tuned=True for as many as
+        ranks: number of ranks, or a thread plan; None for 2, or with tuned=True for as many as
             were fastest.
         oversubscribe: allow more ranks than cores.
-        magics: in a notebook, let `%%px` run cells on these ranks.
+        magics: in a notebook, let `%%px` run cells on these ranks (`activate`).
         tuned: whether to use the plan that `dlguide tune` has found here: None if it has measured
             this number of ranks, False never, True always, with ranks=None also their number.
         environment: variables of the ranks in addition to this process's, such as
             {"HOROVOD_FUSION_THRESHOLD": "0"}; they override defaults, not the thread plan.
-        inside: "slurm" for all nodes of the surrounding Slurm job; `plan` is that of one node.
+        inside: "slurm" for all nodes of the surrounding Slurm job; a thread plan is one node's.
 
     Raises:
         ValueError: if there are more ranks than cores and `oversubscribe` is False, if tuned=True
@@ -58,47 +75,93 @@ class Cluster:
         RuntimeError: if the ranks do not start; the text ends with their log.
     """
 
-    # A notebook's cell that is run again makes a new cluster before the old one is released.
-    started: ClassVar[weakref.WeakSet[Cluster]] = weakref.WeakSet()
+    cell = -1  # the execution count of the notebook's cell that made this cluster
+    stopped_means = "stopped"
 
     def __init__(
         self,
-        plan: threads.ThreadPlan | None = None,
+        ranks: int | threads.ThreadPlan | None = None,
         *,
-        ranks: int | None = None,
         oversubscribe: bool = False,
         magics: bool = True,
         tuned: bool | None = None,
         environment: Mapping[str, str] | None = None,
         inside: str | None = None,
     ) -> None:
+        self.allocation = find_allocation(inside)
+        self.tuned = ""
+        if isinstance(ranks, threads.ThreadPlan):
+            self.plan = ranks
+        else:
+            per_node = self.allocation.ranks_per_node(ranks)
+            self.plan, self.tuned = default_plan(per_node, oversubscribe, tuned)
+        self.ranks = self.plan.ranks * self.allocation.nodes
+        self.environment = checked_environment(environment, self.plan)
+        self._open(magics)
+
+    def _open(self, magics: bool) -> None:
         self.engines: list[dict[str, Any]] = []
         self.client: Any = None
+        self.view: Any = None
         self.folder: Path | None = None
-        self.tuned = ""
-        self.allocation = find_allocation(inside)
-        if plan is None:
-            ranks = self.allocation.ranks_per_node(ranks)
-            plan, self.tuned = default_plan(ranks, oversubscribe, tuned)
-        self.plan = plan
-        self.environment = checked_environment(environment, plan)
-        self.run_number = 0
-        self.last_call: RemoteCall | None = None
         self.children: list[subprocess.Popen] = []
-        if in_notebook() and magics:
-            for earlier in list(self.started):
-                print(f"The earlier cluster of {earlier.ranks} ranks was stopped.")
-                earlier.stop()
+        shell = notebook_shell() if magics else None
+        if shell is not None:
+            self._replace_earlier(shell)
         self.start()
-        if magics and in_notebook():
-            from dlguide.cluster.magics import register
+        if shell is not None:
+            self.activate()
 
-            register(weakref.ref(self))
+    def _replace_earlier(self, shell: Any) -> None:
+        """Stop the clusters that the running cell assigned when it ran before."""
+        self.cell = shell.execution_count
+        names = assigned_names(shell.get_parent().get("content", {}).get("code", ""))
+        for name in names:
+            earlier = shell.user_ns.get(name)
+            if isinstance(earlier, Cluster) and earlier.cell != self.cell and earlier.folder:
+                earlier.stop()
+                how = earlier.stopped_means
+                print(f"The earlier cluster `{name}` of {earlier.ranks} ranks was {how}.")
 
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return self.plan.ranks * self.allocation.nodes
+    def activate(self, suffix: str = "") -> None:
+        """Let `%px` and its relatives run on these ranks; a new cluster does so by itself.
+
+        Args:
+            suffix: end of the magics' names, such as "_b" for `%%px_b`, so that two clusters
+                can be used in turns.
+
+        Raises:
+            RuntimeError: outside IPython.
+        """
+        from dlguide.cluster.magics import activate
+
+        activate(self, suffix)
+
+    @classmethod
+    def attach(cls, cluster: Any = "dlguide", *, magics: bool = True) -> Cluster:
+        """Use ranks that another program has started on this machine with ipyparallel.
+
+        They may come from `dlguide cluster start`, `ipcluster start`, `ipyparallel.Cluster` or
+        JupyterLab's list of clusters. Several notebooks may attach to the same ranks; their calls
+        wait for each other. `stop` and the end of a `with` block disconnect only.
+
+        Args:
+            cluster: a profile's name, a connection file (`ipcontroller-client.json`), or a
+                connected `ipyparallel.Client`.
+            magics: in a notebook, let `%%px` run cells on these ranks.
+
+        Returns:
+            Cluster: with `run`, `run_on`, `map` and the magics. What the ranks lack because
+            another launcher started them is printed.
+
+        Raises:
+            ValueError: if there is no such cluster, it has no engines or they do not answer, they
+                run on another machine, with another Python or another dlguide, or they are not
+                the ranks of one MPI world.
+        """
+        from dlguide.cluster.attach import AttachedCluster
+
+        return AttachedCluster(cluster, magics)
 
     def start(self) -> None:
         """Start controller, ranks and watchdog, and wait until every rank answers."""
@@ -109,38 +172,33 @@ class Cluster:
         except BaseException:
             self.stop()
             raise
-        self.started.add(self)
         atexit.register(self.stop)
 
     def _start(self, launcher: list[str]) -> None:
-        module = [sys.executable, "-P", "-m"]  # the working directory shadows no module
-        env = rank_environment(self.plan, self.name, self.folder, self.environment)
-        env = self.allocation.environment(env) | {"IPYTHONDIR": str(self.folder)}
-        env["IPP_ENABLE_CURVE"] = "1"
-        where = [f"--profile-dir={self.folder}", "--cluster-id=dlguide"]
-        owner = [str(os.getpid()), self.name, str(self.folder)]
-        self._spawn([*module, "dlguide.cluster.watchdog", *owner], env)
-        # By default a rank counts as present only after a second heartbeat, 3 s apart.
-        beats = ["--HeartMonitor.period=500", "--HeartMonitor.max_heartmonitor_misses=60"]
-        listening = self.allocation.listening()
-        self._spawn([*module, "ipyparallel.controller", *where, *listening, *beats], env)
-        self._wait_for(lambda: _complete(self.folder / CONNECTION), "the controller")
-        processes.remove_orphaned_shared_memory()
-        engine = [*module, "ipyparallel.engine", "--mpi", *where]
-        self._spawn([*launcher, "-n", str(self.ranks), *engine], env)
-
         import ipyparallel
 
+        env = rank_environment(self.plan, self.name, self.folder, self.environment)
+        env = self.allocation.environment(env) | {"IPYTHONDIR": str(self.folder)} | ENCRYPTED
+        where = [f"--profile-dir={self.folder}", "--cluster-id=dlguide"]
+        self.children.append(start_watchdog(os.getpid(), self.name, self.folder, env))
+        controller = [*MODULE, "ipyparallel.controller", *where]
+        self._spawn([*controller, *self.allocation.listening(), *BEATS], env)
+        self._wait_for(lambda: _complete(self.folder / CONNECTION), "the controller")
+        processes.remove_orphaned_shared_memory()
+        self._spawn([*launcher, "-n", str(self.ranks), *ENGINE, "--mpi", *where], env)
         self.client = ipyparallel.Client(str(self.folder / CONNECTION), timeout=START_S)
         self._wait_for(lambda: len(self.client.ids) == self.ranks, f"{self.ranks} ranks")
-        # ipyparallel puts the working directory first; behind all others it shadows no module.
-        last = "import sys; sys.path[:] = [*filter(None, sys.path), '']"
-        self.client[:].execute(last, silent=True, block=False)
-        facts = (str(self.folder), asdict(self.plan), sys.path)
-        made = self.client[:].apply_async(rank_side.prepare, *facts)
-        self._wait_for(made.ready, f"{self.ranks} ranks")
-        engines = [{**each, "id": i} for each, i in zip(made.get(), self.client.ids, strict=True)]
+        self._join()
+
+    def _join(self) -> None:
+        """Learn which engine is which rank."""
+        ids = self.client.ids
+        facts = self.client[ids].apply_async(rank_side.join, str(self.folder), sys.path)
+        self._wait_for(facts.ready, f"{self.ranks} ranks")
+        engines = [{**each, "id": i} for each, i in zip(facts.get(), ids, strict=True)]
         self.engines = sorted(engines, key=lambda each: each["rank"])
+        self.view = self.client.direct_view([each["id"] for each in self.engines])
+        self.view.block = True
 
     def _spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
         with (self.folder / LAUNCHER_LOG).open("ab") as log:
@@ -168,7 +226,9 @@ class Cluster:
         variables are lost then.
 
         Args:
-            function: a function that can be pickled, also one of a notebook's cell.
+            function: a function that can be pickled, also one of a notebook's cell. One with a
+                parameter `comm` without a default gets the communicator of the ranks that take
+                part; leave it out of the arguments.
 
         Returns:
             list: one result per rank, in rank order.
@@ -229,16 +289,34 @@ class Cluster:
     @contextmanager
     def _ready(self, ranks: Sequence[int] | None) -> Iterator[RemoteCall]:
         ranks = checked_ranks(ranks, self.ranks)
-        if self.client is None or not processes.alive(self.engines):
+        with self.free():
+            call = RemoteCall(self.client, self.engines, self.folder, ranks)
+            try:
+                yield call
+            finally:
+                if not call.clean:
+                    self.end_ranks()
+
+    @contextmanager
+    def free(self) -> Iterator[None]:
+        """Start the ranks if they are stopped, and keep other notebooks from using them."""
+        gone = len(processes.living_ranks(self.engines)) < len(processes.local_pids(self.engines))
+        if self.client is None or gone:
             self.restart()
-        self.run_number += 1
-        call = RemoteCall(self.client, self.engines, self.folder, ranks, self.run_number)
-        self.last_call = call
+        lock = FileLock(self.folder / "in-use.lock")
         try:
-            yield call
+            lock.acquire(timeout=PATIENCE_S)
+        except Timeout:
+            print("Another notebook or script computes on these ranks; waiting for its end.")
+            lock.acquire()
+        try:
+            yield
         finally:
-            if not call.clean:
-                self.stop()
+            lock.release()
+
+    def end_ranks(self) -> None:
+        """End ranks that cannot continue."""
+        self.stop()
 
     def restart(self) -> None:
         """Stop the ranks at once and start them again."""
@@ -251,7 +329,7 @@ class Cluster:
             return
         if self.client is not None:
             self.client.close(linger=0)
-            self.client = None
+            self.client = self.view = None
         processes.end(self.name)
         for child in self.children:
             child.wait()
@@ -259,7 +337,6 @@ class Cluster:
         self.engines = []
         processes.remove_folder(self.folder)
         self.folder = None
-        self.started.discard(self)
         atexit.unregister(self.stop)
 
     def __enter__(self) -> Cluster:
@@ -317,8 +394,27 @@ def _complete(connection: Path) -> bool:
         return False
 
 
-def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
+def notebook_shell() -> Any:
+    """Return the shell of the notebook's kernel that this process is, or None."""
     shell = sys.modules.get("IPython")
     shell = shell.get_ipython() if shell else None
-    return shell is not None and hasattr(shell, "kernel")
+    return shell if hasattr(shell, "kernel") else None
+
+
+def assigned_names(code: str) -> set[str]:
+    """Return the names that a cell assigns, also with `with ... as`.
+
+    >>> sorted(assigned_names("%matplotlib inline\\na = b = 1\\nwith c() as d: pass"))
+    ['a', 'b', 'd']
+    """
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    try:
+        tree = ast.parse(TransformerManager().transform_cell(code))
+    except SyntaxError:
+        return set()
+    return {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }

@@ -1,73 +1,147 @@
-"""`%%px` for a `Cluster`: a cell runs on the ranks under the same supervision as a function."""
+"""ipyparallel's magics (`%px`, `%%px`, `%pxresult`, `%pxconfig`, `%autopx`) for a `Cluster`.
+
+Each cell is observed like a call of `Cluster.run`: ranks that can never continue are ended, so
+that ipyparallel does not wait for them.
+"""
 
 from __future__ import annotations
 
-import argparse
-import shlex
-from collections.abc import Callable
+import os
+import signal
+import threading
+import time
+import weakref
+from contextlib import suppress
 from typing import Any
 
-from dlguide.cluster import rank
-from dlguide.cluster.output import RankOutput
-from dlguide.errors import require
+from ipyparallel.client.magics import ParallelMagics
+
+from dlguide.cluster import processes
+from dlguide.cluster.errors import RankError
+from dlguide.cluster.supervision import GRACE_S, LOOK_S, RankProcesses, Replies, Supervisor
 
 
-def register(cluster: Callable[[], Any]) -> None:
-    """Register the magics `%px`, `%%px` and `%pxresult` for a cluster in this notebook."""
+def activate(cluster: Any, suffix: str = "") -> None:
+    """Register the magics of a cluster in this notebook."""
     import IPython
 
-    def live() -> Any:
-        found = cluster()
-        if found is None:
-            raise RuntimeError("The cluster is gone. Run `cluster = dlguide.cluster.Cluster()`.")
-        return found
-
-    def px(line: str, cell: str | None = None) -> None:
-        _run_cell(live(), line, cell)
-
-    def pxresult(line: str) -> None:
-        call = live().last_call
-        if call is None:
-            raise RuntimeError("No cell has run on the ranks. Run one with `%%px`.")
-        RankOutput(call.folder, call.calls).close()
-
     shell = IPython.get_ipython()
-    shell.register_magic_function(px, "line_cell", "px")
-    shell.register_magic_function(pxresult, "line", "pxresult")
+    if shell is None:
+        raise RuntimeError("`activate` works in IPython and notebooks only. Use `run` in a script.")
+    shell.register_magics(RankMagics(shell, cluster, suffix))
 
 
-def _run_cell(cluster: Any, line: str, cell: str | None) -> None:
-    """Run a cell on the ranks; `line` holds the options and, without a cell, the code.
+class RankMagics(ParallelMagics):
+    """The magics of one cluster."""
 
-    Options: `--targets 0,2` for some ranks only, `--local` to run it in this kernel as well.
-    """
-    if cell is None:
-        ranks, local, code = list(range(cluster.ranks)), False, line
-    else:
-        ranks, local = options(line, cluster.ranks)
-        code = cell
-    if local:
-        import IPython
+    def __init__(self, shell: Any, cluster: Any, suffix: str) -> None:
+        self.cluster = weakref.ref(cluster)
+        self.watch: Watch | None = None
+        super().__init__(shell, _view(cluster), suffix)
+        self.magics["line"]["pxresult" + suffix] = self.recall
 
-        IPython.get_ipython().run_cell(code)
-    cluster.run_on(ranks, rank.run_cell, code)
+    def parallel_execute(self, cell: str, block: bool | None = None, **options: Any) -> Any:
+        """Run a cell on the ranks as ipyparallel does, and observe them meanwhile."""
+        cluster = self.cluster()
+        if cluster is None:
+            raise RuntimeError("The cluster is gone. Run `cluster = dlguide.cluster.Cluster()`.")
+        with cluster.free():
+            if self.view.client is not cluster.client:  # the ranks were started again
+                before, self.view = self.view, _view(cluster)
+                self.view.block, self.view.targets = before.block, before.targets
+            self.watch = watch = Watch(self, cluster)
+            try:
+                given = super().parallel_execute(cell, block=block, **options)
+            except Exception:
+                if watch.verdict() is None:
+                    raise
+                cluster.end_ranks()
+                raise watch.error from None
+            finally:
+                watch.submitted.set()
+            blocking = self.view.block if block is None else block
+            if blocking and not self.last_result.done():
+                self._stop_interrupted(cluster, options.get("signal_on_interrupt"))
+            return given
+
+    def _stop_interrupted(self, cluster: Any, sent: Any) -> None:
+        """After an interrupt, end ranks that do not return to their prompt."""
+        sent = self.signal_on_interrupt if sent is None else sent
+        if sent not in (0, "0"):
+            self.last_result.wait(GRACE_S)
+            if not self.last_result.done():
+                cluster.end_ranks()
+                print("The ranks were stopped; the next cell or run starts them again.")
+
+    def recall(self, line: str = "") -> None:
+        """Show the last result; the options are ipyparallel's."""
+        try:
+            self.result(line)
+        except Exception:
+            if self.watch is None or self.watch.verdict() is None:
+                raise
+            raise self.watch.error from None
 
 
-def options(line: str, ranks: int) -> tuple[list[int], bool]:
-    """Parse the options of a `%%px` line.
+class Watch(threading.Thread):
+    """Observes the ranks during a cell and ends them when waiting is useless."""
 
-    >>> options("--targets 0,2", 3)
-    ([0, 2], False)
-    """
-    parser = argparse.ArgumentParser(prog="%%px", add_help=False, exit_on_error=False)
-    parser.add_argument("--targets", "-t", default="all")
-    parser.add_argument("--local", action="store_true")
-    given, unknown = parser.parse_known_args(shlex.split(line))
-    require(not unknown, "%%px", "be followed by --targets or --local only", " ".join(unknown))
-    if given.targets == "all":
-        return list(range(ranks)), given.local
-    words = given.targets.split(",")
-    chosen = [int(word) for word in words if word.strip().isdigit()]
-    good = len(set(chosen)) == len(words) and max(chosen) < ranks
-    require(good, "targets", f"be ranks from 0 to {ranks - 1}, each once, as in 0,1", given.targets)
-    return chosen, given.local
+    def __init__(self, magics: RankMagics, cluster: Any) -> None:
+        super().__init__(name="dlguide-watch", daemon=True)
+        self.magics, self.before = magics, magics.last_result
+        self.folder, self.engines = cluster.folder, cluster.engines
+        self.submitted = threading.Event()
+        self.error: RankError | None = None
+        self.calls: dict[int, Any] = {}
+        self.start()
+
+    def run(self) -> None:
+        """Wait for the request, observe it, and end its ranks if they cannot continue."""
+        while self.magics.last_result is self.before:
+            if self.submitted.wait(LOOK_S / 5) and self.magics.last_result is self.before:
+                return  # it was refused
+        result = self.magics.last_result
+        targets = result._targets if isinstance(result._targets, list) else [result._targets]
+        ranks = {each["id"]: each["rank"] for each in self.engines}
+        self.calls = {ranks[i]: call for i, call in zip(targets, result._children, strict=True)}
+        requests = {ranks[i]: each for i, each in zip(targets, result.msg_ids, strict=True)}
+        local = processes.local_pids(self.engines)
+        pids = RankProcesses(local)
+        try:
+            supervisor = Supervisor(self.folder, len(self.engines), requests, pids, patient=True)
+            replies, error = supervisor.wait(self._collect, lambda: None)
+        finally:
+            pids.close()
+        if error is not None and len(replies) < len(requests):
+            error.add_note("The ranks were stopped; the next cell or run starts them again.")
+            self.error = error
+            for pid in local.values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _collect(self, replies: Replies) -> None:
+        for rank, call in self.calls.items():
+            if not call.done() or rank in replies:
+                continue
+            reply = call.result()  # an exception too
+            name = getattr(reply, "ename", "")
+            if name == "EngineError":
+                continue  # the rank has ended; its process shows how
+            phase = "raised" if isinstance(reply, Exception) else "returned"
+            text = f"{name}: {getattr(reply, 'evalue', '')}"
+            trace = getattr(reply, "traceback", None) or text
+            replies[rank] = {"phase": phase, "error": text, "traceback": trace}
+
+    def verdict(self) -> RankError | None:
+        """Return why ranks were ended, if they were; called when the request has ended."""
+        deadline = time.monotonic() + 2 * GRACE_S
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        return self.error
+
+
+def _view(cluster: Any) -> Any:
+    """Return a view of all ranks whose targets and blocking belong to the magics."""
+    view = cluster.client.direct_view([each["id"] for each in cluster.engines])
+    view.block = True
+    return view

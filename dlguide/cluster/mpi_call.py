@@ -14,7 +14,8 @@ from typing import Any
 COLLECTIVES = frozenset({
     "Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv",
     "Alltoall", "Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter",
-    "Reduce_scatter_block", "Scan", "Exscan", "Split", "Dup", "Create", "Free", "Fence",
+    "Reduce_scatter_block", "Scan", "Exscan", "Split", "Dup", "Create", "Create_group", "Free",
+    "Fence",
 })  # fmt: skip
 SENDS = frozenset({"Send", "Ssend", "Rsend", "Bsend"})
 RECEIVES = frozenset({"Recv", "Probe", "Mprobe"})

@@ -78,8 +78,6 @@ class RankOutput:
             self._clear()
             _show_rich(output)
         self.pictures[rank] = len(outputs)
-        if final and record.get("execute_result"):
-            _show_rich(record["execute_result"], f"[{rank}] ")
 
     def _progress(self, final: bool = False) -> None:
         """Overwrite the line of rank 0's progress; in a file print one every few seconds."""
@@ -126,8 +124,8 @@ def progress_text(numbers: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def _show_rich(output: Mapping[str, Any], before: str = "") -> None:
-    """Show a picture or a value that a cell on a rank displayed."""
+def _show_rich(output: Mapping[str, Any]) -> None:
+    """Show a picture or a value that a function on a rank displayed."""
     data = output.get("data", {})
     shell = sys.modules.get("IPython")
     if shell is not None and shell.get_ipython() is not None and set(data) - {"text/plain"}:
@@ -135,7 +133,7 @@ def _show_rich(output: Mapping[str, Any], before: str = "") -> None:
 
         publish_display_data(data, output.get("metadata", {}))
     elif "text/plain" in data:
-        print(f"{before}{data['text/plain']}")
+        print(data["text/plain"])
 
 
 class LineBuffer:

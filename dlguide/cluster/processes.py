@@ -25,6 +25,7 @@ from typing import Any
 MARK = "DLGUIDE_CLUSTER"
 OWNER = "DLGUIDE_OWNER"
 FOLDER = "DLGUIDE_RUN_FOLDER"
+PLAN = "DLGUIDE_THREAD_PLAN"
 PREFIX = "dlguide-"
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_NAME = "mpich_shm_"
@@ -62,9 +63,9 @@ def local_pids(engines: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     return {each["rank"]: each["pid"] for each in engines if each["machine"] == here}
 
 
-def alive(engines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all ranks' processes on this machine exist."""
-    return all(identity(pid) for pid in local_pids(engines).values())
+def living_ranks(engines: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the ranks on this machine whose process exists."""
+    return [rank for rank, pid in local_pids(engines).items() if identity(pid)]
 
 
 def living() -> Iterator[ClusterProcess]:

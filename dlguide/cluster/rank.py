@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
+import inspect
 import json
 import os
 import sys
@@ -23,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from dlguide.cluster import mpi_call, processes
+from dlguide.cluster.processes import PLAN
 from dlguide.machine import threads
 
 BEAT_S = 0.25
@@ -43,7 +46,7 @@ class Monitor(threading.Thread):
     def __init__(self, folder: Path, rank: int) -> None:
         super().__init__(name="dlguide-monitor", daemon=True)
         self.path = folder / f"state-rank{rank}.json"
-        self.run_number = 0
+        self.request: int | str = 0
         self.phase = "idle"
         self.since = time.monotonic()
         self.thread = threading.main_thread().ident
@@ -60,9 +63,9 @@ class Monitor(threading.Thread):
         self.since, self.spent_before_s = time.monotonic(), time.thread_time()
         return 0
 
-    def enter(self, phase: str, run_number: int) -> None:
+    def enter(self, phase: str, request: int | str) -> None:
         """Change the phase and write it at once."""
-        self.run_number, self.phase = run_number, phase
+        self.request, self.phase = request, phase
         self.since, self.spent_before_s = time.monotonic(), time.thread_time()
         self.write()
 
@@ -87,7 +90,7 @@ class Monitor(threading.Thread):
             ctypes.pythonapi.Py_AddPendingCall(self.probe, None)
         state = {
             "pid": os.getpid(),
-            "run": self.run_number,
+            "request": self.request,
             "phase": self.phase,
             "beat": time.monotonic(),
             "since": self.since,
@@ -154,17 +157,17 @@ def log_path(folder: Path, rank: int) -> Path:
     return folder / f"native-rank{rank}.log"
 
 
-def guarded(monitor: Monitor, run_number: int, call: Callable[[], Any]) -> dict[str, Any]:
+def guarded(monitor: Monitor, request: int | str, call: Callable[[], Any]) -> dict[str, Any]:
     """Call a function and return its result or its exception as a reply that can be sent."""
     monitor.thread = threading.get_ident()
-    monitor.enter("running", run_number)
+    monitor.enter("running", request)
     try:
         reply = {"phase": "returned", "value": call()}
     except SystemExit as error:
         reply = _failure("exited", f"sys.exit({'' if error.code is None else repr(error.code)})")
     except BaseException as error:
         reply = _failure("raised", traceback.format_exception_only(error)[-1].strip())
-    monitor.enter(reply["phase"], run_number)
+    monitor.enter(reply["phase"], request)
     return reply
 
 
@@ -177,58 +180,121 @@ def _failure(phase: str, error: str) -> dict[str, Any]:
     return {"phase": phase, "error": error, "traceback": text}
 
 
-def prepare(folder: str, plan: dict[str, Any], path: list[str]) -> dict[str, Any]:
-    """Prepare an engine before it loads TensorFlow: cores, threads, modules, log, monitor."""
+def prepare() -> None:
+    """Prepare an engine of dlguide's launcher before it loads TensorFlow: cores, threads, log."""
+    from mpi4py import MPI
+
+    plan = threads.ThreadPlan.from_dict(json.loads(os.environ[PLAN]))
+    # the plan is one node's; nodes are filled in turn
+    threads.apply(plan, MPI.COMM_WORLD.rank % plan.ranks)
+    collect_rarely()
+    # A rank may be killed at any moment: its temporary files (TensorFlow makes one for each
+    # function it traces) are removed with the cluster's folder.
+    tempfile.tempdir = os.environ[processes.FOLDER]
+    observe(os.environ[processes.FOLDER])
+
+
+def observe(folder: str) -> None:
+    """Let an engine write its state and its native output into a folder."""
     import IPython
     from mpi4py import MPI
 
-    rank = MPI.COMM_WORLD.rank
-    collect_rarely()
-    sys.path += [each for each in path if each not in sys.path]
-    log = os.open(log_path(Path(folder), rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    comm = MPI.COMM_WORLD
+    log = os.open(log_path(Path(folder), comm.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    # A rank may be killed at any moment: its temporary files (TensorFlow makes one for each
-    # function it traces) are removed with the cluster's folder.
-    tempfile.tempdir = folder
-    own = threads.ThreadPlan.from_dict(plan)
-    threads.apply(own, rank % own.ranks)  # the plan is one node's; nodes are filled in turn
+    os.environ[processes.FOLDER] = folder
     # The first sum of Python objects makes mpi4py duplicate the communicator while it holds the
     # interpreter: a rank that is blocked in that one call could not report it.
-    MPI.COMM_WORLD.allreduce(0)
+    comm.allreduce(0)
+    shell = IPython.get_ipython()
+    monitor = start_monitor(folder, comm.rank)
     # The shell lives as long as the engine and belongs to it alone.
-    IPython.get_ipython().dlguide_monitor = start_monitor(folder, rank)
+    shell.dlguide_monitor = monitor
+
+    def ended(result: Any) -> None:
+        monitor.enter("returned" if result.success else "raised", monitor.request)
+
+    shell.events.register("pre_run_cell", lambda _: monitor.enter("running", current_request()))
+    shell.events.register("post_run_cell", ended)
+
+
+def join(folder: str, path: list[str]) -> dict[str, Any]:
+    """Return what a cluster must know of this engine, which another launcher may have started.
+
+    Args:
+        folder: where it writes its state if it does not yet do so.
+        path: the caller's `sys.path`, of which the engine gets what it lacks.
+    """
+    import IPython
+    from mpi4py import MPI
+
+    sys.path += [each for each in path if each not in sys.path]
+    if not hasattr(IPython.get_ipython(), "dlguide_monitor"):
+        observe(folder)
+    cpus = sorted(os.sched_getaffinity(0))
     return {
-        "rank": rank,
-        "ranks": MPI.COMM_WORLD.size,
+        "rank": MPI.COMM_WORLD.rank,
         "pid": os.getpid(),
         "machine": processes.machine_id(),
-        "cpus": sorted(os.sched_getaffinity(0)),
-        "threads": int(os.environ["TF_NUM_INTRAOP_THREADS"]),
+        "cpus": cpus,
+        "threads": int(os.environ.get("TF_NUM_INTRAOP_THREADS", len(cpus))),
+        "folder": os.environ[processes.FOLDER],
+        "plan": json.loads(os.environ.get(PLAN, "null")),
     }
 
 
-def call_pickled(run_number: int, payload: bytes) -> bytes:
-    """Call a pickled (function, args, kwargs) in this engine and return the pickled reply."""
+def current_request() -> str:
+    """Return the id of the request that this engine works on."""
+    import IPython
+
+    return IPython.get_ipython().get_parent()["header"]["msg_id"]
+
+
+def call_pickled(sent: bytes | str, group: tuple[int, ...] | None) -> bytes:
+    """Call a pickled (function, args, kwargs) in this engine and return the pickled reply.
+
+    Args:
+        sent: the pickle, or the file that holds it.
+        group: the ranks that take part; None for all.
+    """
     import cloudpickle
     import IPython
 
     def call() -> bytes:
-        function, args, kwargs = cloudpickle.loads(payload)
+        packed = Path(sent).read_bytes() if isinstance(sent, str) else sent
+        function, args, kwargs = cloudpickle.loads(packed)
+        args, kwargs = with_communicator(function, args, kwargs, group)
         return cloudpickle.dumps(function(*args, **kwargs))
 
-    reply = guarded(IPython.get_ipython().dlguide_monitor, run_number, call)
+    reply = guarded(IPython.get_ipython().dlguide_monitor, current_request(), call)
     sys.stdout.flush()
     sys.stderr.flush()
     return cloudpickle.dumps(reply)
 
 
-def run_cell(code: str) -> None:
-    """Run a cell's text in this engine's own namespace, as `%%px` does."""
-    import IPython
+def with_communicator(
+    function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], group: tuple[int, ...] | None
+) -> tuple[tuple, dict[str, Any]]:
+    """Add the ranks' communicator to the arguments of a function that asks for `comm`."""
+    try:
+        wanted = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built-in functions may have no signature
+        return args, kwargs
+    asked = wanted.get("comm")
+    if asked is None or asked.default is not asked.empty or "comm" in kwargs:
+        return args, kwargs
+    comm = group_communicator(group)
+    place = list(wanted).index("comm")
+    if asked.kind is asked.KEYWORD_ONLY or len(args) < place:
+        return args, {**kwargs, "comm": comm}
+    return (*args[:place], comm, *args[place:]), kwargs
 
-    shell = IPython.get_ipython()
-    result = shell.run_cell(code, store_history=True, silent=False)
-    error = result.error_before_exec or result.error_in_exec
-    if error is not None:
-        raise error
+
+@functools.cache
+def group_communicator(group: tuple[int, ...] | None) -> Any:
+    """Return the communicator of some ranks; None for all."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    return world if group is None else world.Create_group(world.group.Incl(group))

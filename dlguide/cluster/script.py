@@ -18,17 +18,17 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import errors, processes, script_lint, supervision
-from dlguide.cluster.environment import find_mpiexec, rank_environment
+from dlguide.cluster.environment import find_mpiexec, rank_environment, start_watchdog
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.output import RankPipes, redirect
+from dlguide.cluster.processes import PLAN
 from dlguide.cluster.rank import BEAT_S, collect_rarely, guarded, log_path, start_monitor
 from dlguide.cluster.supervision import LOOK_S, RankProcesses, Replies, Supervisor
-from dlguide.errors import require
+from dlguide.errors import ranks_in_words, require
 from dlguide.files import atomic_write
 from dlguide.machine import describe, threads
 from dlguide.measure import launched
@@ -71,12 +71,9 @@ def run_script(
     if seed is not None:
         env["PYTHONHASHSEED"] = str(seed)  # the order of sets decides the order of files
     module = [sys.executable, "-P", "-m"]  # the working directory shadows no module
-    subprocess.Popen(
-        [*module, "dlguide.cluster.watchdog", str(os.getpid()), name, str(folder)],
-        env=env, stdin=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    start_watchdog(os.getpid(), name, folder, env)
     seeded = json.dumps(seed)
-    where = [str(folder), json.dumps(asdict(plan)), seeded]
+    where = [str(folder), seeded]
     rank_command = [*module, "dlguide.cluster.script", *where]
     processes.remove_orphaned_shared_memory()
     pipes = RankPipes(folder, ranks, plain=[(0, 1)] if seed is not None else [])
@@ -134,11 +131,12 @@ def _copy_errors(launcher: subprocess.Popen, folder: Path) -> None:
 def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
     """Wait for the ranks to begin, to answer and to end."""
     everyone = range(ranks)
+    requests = dict.fromkeys(everyone, 1)
     deadline = time.monotonic() + START_S
-    while len(states := supervision.read_states(folder, everyone, 1)) < ranks:
+    while len(states := supervision.read_states(folder, requests)) < ranks:
         if launcher.poll() is not None or time.monotonic() > deadline:
             missing = [rank for rank in everyone if rank not in states]
-            raise RankError("died", missing, f"{errors.names_of(missing)} did not begin.")
+            raise RankError("died", missing, f"{ranks_in_words(missing)} did not begin.")
         time.sleep(LOOK_S)
     pids = RankProcesses({rank: state["pid"] for rank, state in states.items()})
     (folder / GO).touch()
@@ -150,7 +148,7 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
                 replies[rank] = json.loads(path.read_text())
 
     try:
-        supervisor = Supervisor(folder, ranks, everyone, 1, pids)
+        supervisor = Supervisor(folder, ranks, requests, pids)
         _, error = supervisor.wait(collect, lambda: None)
     finally:
         pids.close()
@@ -170,18 +168,12 @@ def _reply_path(folder: Path, rank: int) -> Path:
     return folder / f"reply-rank{rank}.json"
 
 
-def rank_main(
-    folder: Path,
-    plan: threads.ThreadPlan,
-    seed: int | None,
-    script: str,
-    arguments: list[str],
-) -> None:
+def rank_main(folder: Path, seed: int | None, script: str, arguments: list[str]) -> None:
     """Run the script as one rank and record how it ended."""
     rank, _ = launched()
     collect_rarely()
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
-    threads.apply(plan, rank)
+    threads.apply(threads.ThreadPlan.from_dict(json.loads(os.environ[PLAN])), rank)
     monitor = start_monitor(str(folder), rank)
     monitor.enter("running", 1)
     while not (folder / GO).exists():
@@ -219,6 +211,5 @@ def rank_main(
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    where, plan_text, seed_text, *rest = sys.argv[1:]
-    thread_plan = threads.ThreadPlan.from_dict(json.loads(plan_text))
-    rank_main(Path(where), thread_plan, json.loads(seed_text), rest[0], rest[1:])
+    where, seed_text, *rest = sys.argv[1:]
+    rank_main(Path(where), json.loads(seed_text), rest[0], rest[1:])

@@ -14,16 +14,19 @@ import re
 import select
 import signal
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import errors, mpi_call, processes
 from dlguide.cluster import rank as rank_side
-from dlguide.cluster.errors import RankError, names_of
+from dlguide.cluster.errors import RankError
 from dlguide.cluster.output import RankOutput
 from dlguide.cluster.rank import STALL_WARNING_S, log_path
+from dlguide.errors import ranks_in_words
 
+LARGE = 1 << 20  # bytes; larger arguments go through the cluster's folder
 LOOK_S = 0.05
 JUDGE_S = 0.25
 GRACE_S = 1.0  # after the first failure, for the others to fail too and to report why
@@ -43,18 +46,12 @@ class RemoteCall:
     """One call of a function on some ranks of a cluster."""
 
     def __init__(
-        self,
-        client: Any,
-        engines: Sequence[Mapping[str, Any]],
-        folder: Path,
-        ranks: Sequence[int],
-        number: int,
+        self, client: Any, engines: Sequence[Mapping[str, Any]], folder: Path, ranks: Sequence[int]
     ) -> None:
         self.client = client
         self.engines = engines
         self.folder = folder
         self.ranks = ranks
-        self.number = number
         self.clean = False  # every rank has answered and can take the next call
         self.calls: dict[int, Any] = {}
 
@@ -68,10 +65,16 @@ class RemoteCall:
         """Send the function, wait, and return one result per rank; `on_look` runs meanwhile."""
         import cloudpickle
 
-        payload = cloudpickle.dumps((function, args, dict(kwargs)))
+        sent: bytes | str = cloudpickle.dumps((function, args, dict(kwargs)))
+        shared = self.folder / f"call-{uuid.uuid4().hex}"
+        if len(sent) > LARGE:  # once for all ranks that see the folder
+            shared.write_bytes(sent)
+            sent = str(shared)
+        everyone = self.ranks == tuple(range(len(self.engines)))
+        group = None if everyone else tuple(self.ranks)
         for rank in self.ranks:
             view = self.client[self.engines[rank]["id"]]
-            self.calls[rank] = view.apply_async(rank_side.call_pickled, self.number, payload)
+            self.calls[rank] = view.apply_async(rank_side.call_pickled, sent, group)
         pids = RankProcesses(processes.local_pids(self.engines))
         output = RankOutput(self.folder, self.calls)
 
@@ -79,7 +82,8 @@ class RemoteCall:
             on_look()
             output.show()
 
-        supervisor = Supervisor(self.folder, len(self.engines), self.ranks, self.number, pids)
+        requests = {rank: call.msg_ids[0] for rank, call in self.calls.items()}
+        supervisor = Supervisor(self.folder, len(self.engines), requests, pids)
         try:
             replies, error = supervisor.wait(self._collect, look)
         except KeyboardInterrupt:
@@ -91,6 +95,7 @@ class RemoteCall:
         finally:
             output.close()
             pids.close()
+            shared.unlink(missing_ok=True)
         self.clean = len(replies) == len(self.calls)
         if error is not None:
             if not self.clean:
@@ -123,14 +128,15 @@ class Supervisor:
         self,
         folder: Path,
         cluster_size: int,
-        ranks: Sequence[int],
-        run_number: int,
+        requests: Mapping[int, int | str],
         pids: RankProcesses,
+        patient: bool = False,
     ) -> None:
+        self.patient = patient  # after a failure, wait for the others as long as they move
         self.folder = folder
         self.cluster_size = cluster_size
-        self.ranks = ranks
-        self.run_number = run_number
+        self.requests = requests  # of each rank that takes part
+        self.ranks = list(requests)
         self.pids = pids
         self.stalls = StallWarnings(log_path(folder, 0))
         self.stalls.read(float("-inf"))  # warnings of earlier runs do not count
@@ -148,27 +154,31 @@ class Supervisor:
             show()
             lost = [rank for rank in dead if rank not in replies]
             failed = [rank for rank in replies if replies[rank]["phase"] != "returned"]
+            complete = len(replies) == len(self.ranks)
+            if complete and not failed:
+                return replies, None
+            stuck = None
+            # Other machines have other clocks; if one of their ranks dies, the launcher ends ours.
+            local = len(self.pids.pids) == self.cluster_size
+            if local and not complete and now_s - judged_s > JUDGE_S:
+                judged_s = now_s
+                stuck = self._judge(now_s)
             if failed:
                 failed_s = failed_s or now_s
-                if len(replies) == len(self.ranks) or lost or now_s - failed_s > GRACE_S:
+                late = now_s - failed_s > GRACE_S and not (self.patient and local)
+                if complete or lost or late or stuck:
                     aborted = errors.aborted(self.cluster_size, self.folder)
                     return replies, aborted or errors.failed(replies)
-            elif len(replies) == len(self.ranks):
-                return replies, None
             elif lost:
                 aborted = errors.aborted(self.cluster_size, self.folder)
                 return replies, aborted or errors.died(lost, self.folder)
-            # Other machines have other clocks; if one of their ranks dies, the launcher ends ours.
-            elif len(self.pids.pids) == self.cluster_size and now_s - judged_s > JUDGE_S:
-                judged_s = now_s
-                error = self._judge(now_s)
-                if error is not None:
-                    return replies, error
+            elif stuck is not None:
+                return replies, stuck
 
     def _judge(self, now_s: float) -> RankError | None:
         """Look once at the states that the ranks' monitors have written."""
         self.stalls.read(now_s)
-        states = read_states(self.folder, self.ranks, self.run_number)
+        states = read_states(self.folder, self.requests)
         self.pids.renew(states, now_s)
         standing = self.pids.frozen(states, now_s)
         if standing:
@@ -284,19 +294,20 @@ def _verdict(
     advice = "Every rank must make the same collective calls in the same order."
     if calls and calls <= mpi_call.SENDS | mpi_call.RECEIVES:
         advice = "Each message needs one rank that sends and one that receives at the same time."
-    message = f"deadlock: the ranks wait for {names_of(culprits)} and would wait for ever. {advice}"
+    waited = ranks_in_words(culprits)
+    message = f"deadlock: the ranks wait for {waited} and would wait for ever. {advice}"
     return RankError("deadlock", culprits, message, "\n".join(lines))
 
 
-def read_states(folder: Path, ranks: Sequence[int], run_number: int) -> dict[int, dict[str, Any]]:
-    """Read the states that belong to this run; a rank that has not begun has none."""
+def read_states(folder: Path, requests: Mapping[int, int | str]) -> dict[int, dict[str, Any]]:
+    """Read the states that belong to these requests; a rank that has not begun has none."""
     states = {}
-    for rank in ranks:
+    for rank, request in requests.items():
         try:
             state = json.loads((folder / f"state-rank{rank}.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             continue
-        if state["run"] == run_number:
+        if state["request"] == request:
             states[rank] = state
     return states
 

@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -73,7 +74,7 @@ class TaskPool:
         self.call = call
         self.on_result = on_result
         self.ended: dict[int, TaskResult] = {}
-        self.place = call.folder / f"tasks-{call.number}"
+        self.place = call.folder / f"tasks-{uuid.uuid4().hex}"
 
     def run(self, tasks: bytes, count: int, static: bool) -> list[TaskResult]:
         """Call the function once for each item, and wait for all."""

@@ -1,0 +1,247 @@
+"""`Cluster.attach`: a handle on ranks that some other program has started with ipyparallel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+import dlguide
+from dlguide.cluster import processes
+from dlguide.cluster.environment import Allocation, start_watchdog
+from dlguide.cluster.launch import Cluster
+from dlguide.errors import require
+from dlguide.machine.threads import ThreadPlan
+
+ANSWER_S = 20.0
+STARTED_S = 60.0
+NEXT = "Start one with `dlguide cluster start` or `ipcluster start --engines=dlguide -n 2`."
+
+# Text, because an engine with another Python could not read a function.
+PROBE = """
+import importlib.metadata, importlib.util, json, os, sys
+mpi = sys.modules.get("mpi4py.MPI")
+spec = importlib.util.find_spec("dlguide")
+print(json.dumps({
+    "python": "%d.%d" % sys.version_info[:2],
+    "program": sys.executable,
+    "machine": open("/proc/sys/kernel/random/boot_id").read().strip(),
+    "rank": mpi.COMM_WORLD.rank if mpi else 0,
+    "size": mpi.COMM_WORLD.size if mpi else 0,
+    "dlguide": os.path.dirname(spec.origin) if spec and spec.origin else "none",
+}))
+"""
+
+
+class AttachedCluster(Cluster):
+    """Ranks that another program has started; see `Cluster.attach`."""
+
+    stopped_means = "disconnected"
+
+    def __init__(self, cluster: Any, magics: bool, answer_s: float = ANSWER_S) -> None:
+        import ipyparallel
+
+        self.allocation, self.tuned = Allocation(), ""
+        self.source, self.answer_s = cluster, answer_s
+        self.file = None if isinstance(cluster, ipyparallel.Client) else connection_file(cluster)
+        self._open(magics)
+
+    def start(self) -> None:
+        """Connect to the ranks; ranks that have ended are started again where that is possible."""
+        import ipyparallel
+
+        if self.file is None:
+            self.client = self.source
+        elif self.client is None:
+            then = f"Its controller has gone: remove the file. {NEXT}"
+            try:
+                self.client = ipyparallel.Client(str(self.file), timeout=ANSWER_S)
+            except TimeoutError:
+                require(False, "cluster", "be running", str(self.file), then)
+        try:
+            if self.engines:
+                self._start_again()
+            self.ranks = check(probe(self.client, self.answer_s), self.source)
+            self._prepare()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _prepare(self) -> None:
+        """Let engines of other launchers write their state, and describe what they lack."""
+        self.folder = Path(tempfile.mkdtemp(prefix=processes.PREFIX))
+        self._join()
+        own, self.folder = self.folder, Path(self.engines[0]["folder"])
+        plan = self.engines[0]["plan"]
+        self.plan = ThreadPlan.from_dict(plan) if plan else None
+        if self.folder != own:
+            own.rmdir()
+            return
+        first = self.engines[0]["pid"]
+        name = uuid.uuid4().hex[:12]
+        env = {**os.environ, processes.MARK: name, processes.FOLDER: str(own)}
+        env[processes.OWNER] = processes.identity(first)
+        start_watchdog(first, name, own, env)  # removes the folder when rank 0 has ended
+        if self.plan is None:
+            threads = {each["threads"] for each in self.engines}
+            print(
+                f"These {self.ranks} ranks were not started by dlguide: they have no thread plan "
+                f"(up to {max(threads)} threads each) and no watchdog that ends them. "
+                "`ipcluster start --engines=dlguide` gives them both."
+            )
+
+    def _start_again(self) -> None:
+        """Start ranks again through ipyparallel, unless another notebook has done so."""
+        import ipyparallel
+
+        file = self.file and self.file.with_name(
+            self.file.name.replace("ipcontroller", "cluster").replace("-client", "")
+        )
+        if file and not file.exists():
+            file = file.with_name("cluster-.json")
+        with FileLock(f"{file or self.folder}.lock"):
+            deadline = time.monotonic() + ANSWER_S
+            while self.client.ids and time.monotonic() < deadline:
+                if self._new_ranks():
+                    return
+            server = self.client.cluster
+            if server is None and file and file.exists():
+                server = ipyparallel.Cluster.from_file(str(file))
+            if server is None:
+                raise RuntimeError(
+                    "The ranks of this cluster have ended, and it is not known how they were "
+                    "started. Start it again, then `Cluster.attach(...)`."
+                )
+            try:
+                server.stop_engines_sync()
+                server.start_engines_sync(n=self.ranks)
+            except OSError as error:  # such as mpiexec, which is not on this process's PATH
+                then = "Start the cluster again, then `Cluster.attach(...)`."
+                raise RuntimeError(
+                    f"The ranks cannot be started from here: {error}. {then}"
+                ) from error
+            wait_for(lambda: len(self.client.ids) == self.ranks, STARTED_S, "new ranks")
+
+    def _new_ranks(self) -> bool:
+        pids = self.client[:].apply_async(os.getpid)
+        pids.wait(1.0)
+        answered = pids.ready() and pids.successful()
+        return answered and set(pids.get()) != {each["pid"] for each in self.engines}
+
+    def restart(self) -> None:
+        """Connect again; ranks that have ended are started where that is possible."""
+        self.start()
+
+    def end_ranks(self) -> None:
+        """End ranks that cannot continue: nothing else frees one that waits in MPI."""
+        for pid in processes.local_pids(self.engines).values():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        wait_for(lambda: not processes.living_ranks(self.engines), ANSWER_S, "the end of the ranks")
+
+    def stop(self) -> None:
+        """Disconnect; the ranks stay, for others and for a later `attach`."""
+        if self.file is not None and self.client is not None:
+            self.client.close(linger=0)
+        self.client = self.view = None
+        self.folder = None
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Cluster of", "Attached cluster of", 1)
+
+
+def connection_file(cluster: Any) -> Path:
+    """Return the connection file that a path or the name of a profile stands for."""
+    from IPython.core.profiledir import ProfileDir, ProfileDirError
+    from IPython.paths import get_ipython_dir
+
+    must = "be an ipyparallel Client, a profile or a connection file"
+    require(isinstance(cluster, str | Path), "cluster", must, cluster, NEXT)
+    path = Path(cluster)
+    if path.is_file():
+        return path
+    if path.suffix == ".json":
+        require(False, "cluster", "be a connection file that exists", str(cluster), NEXT)
+    if len(path.parts) == 1:  # a name, whatever the working directory holds
+        try:
+            found = ProfileDir.find_profile_dir_by_name(get_ipython_dir(), str(cluster))
+        except ProfileDirError:
+            known = [each.name[8:] for each in Path(get_ipython_dir()).glob("profile_*")]
+            must = f"be a profile that exists ({', '.join(sorted(known)) or 'there is none'})"
+            require(False, "cluster", must, str(cluster), NEXT)
+        path = Path(found.location)
+    files = sorted(path.glob("security/ipcontroller*-client.json"))
+    require(bool(files), "cluster", "be a profile with a running cluster", str(cluster), NEXT)
+    names = ", ".join(str(each) for each in files)
+    must = f"be one of this profile's {len(files)} clusters ({names})"
+    require(len(files) == 1, "cluster", must, str(cluster), "Name its connection file.")
+    return files[0]
+
+
+def wait_for(ready: Any, seconds: float, what: str) -> None:
+    """Wait until `ready()`, or raise."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"`attach`: {what} did not come within {seconds:.0f} s.")
+        time.sleep(0.05)
+
+
+def probe(client: Any, seconds: float) -> list[dict[str, Any]]:
+    """Return what each engine is; wait for engines that are still starting."""
+    deadline = time.monotonic() + seconds
+    facts: list[dict[str, Any]] = []
+    while time.monotonic() < deadline:
+        ids = client.ids
+        if ids:
+            asked = client[ids].execute(f"exec({PROBE!r}, {{}})", silent=False, block=False)
+            asked.wait(ANSWER_S)
+            then = "They compute or hang: wait, or start the cluster again."
+            must = f"have engines that answer within {ANSWER_S:.0f} s"
+            require(asked.ready(), "cluster", must, f"{len(ids)} engines", then)
+            asked.wait_for_output(1.0)
+            # the output of a connection's first moments may be lost: ask again
+            facts = [json.loads(text) for text in asked.stdout if text]
+            if len(facts) == len(ids) >= max(each["size"] for each in facts):
+                break
+        time.sleep(0.2)
+    return facts
+
+
+def check(facts: list[dict[str, Any]], source: Any) -> int:
+    """Refuse engines that `run` cannot use, or return the number of ranks."""
+    must = "have engines"
+    require(bool(facts), "cluster", must, str(source), f"Its ranks have ended: stop it. {NEXT}")
+    here = {
+        "machine": processes.machine_id(),
+        "python": "{}.{}".format(*sys.version_info[:2]),
+        "dlguide": str(Path(dlguide.__file__).parent),
+    }
+    then = {
+        "machine": 'Attach on the machine of the ranks, or use `Cluster(inside="slurm")`.',
+        "python": f"Start its engines with {sys.executable}.",
+        "dlguide": f"Start its engines in the environment of {sys.executable} "
+        f"(dlguide {version('dlguide')}).",
+    }
+    for name, own in here.items():
+        other = sorted({each[name] for each in facts} - {own})
+        must = f"have engines with the same {name} as this process, {own}"
+        require(not other, "cluster", must, ", ".join(other), then[name])
+    ranks = sorted(each["rank"] for each in facts)
+    got = f"{len(facts)} engines in MPI worlds of {sorted({each['size'] for each in facts})}"
+    if not any(each["size"] for each in facts):
+        got = f"{len(facts)} engines without MPI"
+    whole = ranks == list(range(len(facts))) and all(each["size"] == len(facts) for each in facts)
+    require(whole, "cluster", "have engines that are the ranks of one MPI world", got, NEXT)
+    return len(facts)

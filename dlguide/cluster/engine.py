@@ -1,0 +1,131 @@
+"""dlguide's engines for ipyparallel: `ipcluster start --engines=dlguide -n 2`.
+
+The launcher gives the ranks a thread plan, a watchdog and a controller that encrypts; the engine
+sets its threads and writes the state from which a `Cluster` sees what the rank does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ipyparallel.cluster.app import IPClusterEngines
+from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
+from ipyparallel.engine.app import IPEngine
+from traitlets import Bool, Dict, Unicode, default
+
+from dlguide.cluster import processes, rank
+from dlguide.cluster.environment import (
+    BEATS,
+    ENCRYPTED,
+    ENGINE,
+    find_mpiexec,
+    rank_environment,
+    start_watchdog,
+)
+from dlguide.cluster.launch import default_plan
+
+
+class Engine(IPEngine):
+    """An engine whose threads follow the plan and whose working directory shadows no module."""
+
+    def init_engine(self) -> None:
+        """Connect; ipyparallel puts the working directory before all modules."""
+        super().init_engine()
+        sys.path[:] = [*filter(None, sys.path), ""]
+
+    async def complete_registration(self, *args: Any) -> None:
+        """Start the kernel, and prepare it before it answers."""
+        await super().complete_registration(*args)
+        rank.prepare()
+
+
+class DlguideEngineSetLauncher(MPIEngineSetLauncher):
+    """MPI ranks with a thread plan and a watchdog, for any ipyparallel cluster."""
+
+    oversubscribe = Bool(False, config=True, help="allow more ranks than cores").tag(to_dict=True)
+    plan = Dict(help="thread plan of the ranks").tag(to_dict=True)
+    mark = Unicode(help="by which the processes of these engines are found").tag(to_dict=True)
+    folder = Unicode(help="where the ranks write their states").tag(to_dict=True)
+
+    @default("mpi_cmd")
+    def _mpiexec_beside_python(self) -> list[str]:
+        return [str(find_mpiexec())]
+
+    @default("engine_cmd")
+    def _engine_of_dlguide(self) -> list[str]:
+        return list(ENGINE)
+
+    async def start(self, n: int) -> None:
+        """Start the ranks, and before them a controller that encrypts if it does not yet."""
+        try:
+            plan, _ = default_plan(n, self.oversubscribe)
+        except ValueError as error:
+            app = self.parent.parent
+            if not isinstance(app, IPClusterEngines):
+                raise
+            await self.parent.stop_controller()  # ipcluster would go on without ranks
+            app.exit(f"{error}\nHere: --DlguideEngineSetLauncher.oversubscribe=True")
+        controller = self.parent.controller
+        if controller is not None:
+            info = await controller.get_connection_info()
+            alone = len(self.parent.engines) == 1 and isinstance(
+                controller, LocalControllerLauncher
+            )
+            if alone and not info["engine"].get("curve_serverkey"):
+                controller = await self._controller_that_encrypts()
+                info = await controller.get_connection_info()
+            self.environment["IPP_CONNECTION_INFO"] = json.dumps(info["engine"])
+        if self.parent.shutdown_atexit:
+            owner = os.getpid()
+        else:  # the cluster outlives this process; without a controller here, until it is stopped
+            owner = controller.pid if controller is not None else 1
+        self.plan = asdict(plan)
+        self.mark = uuid.uuid4().hex[:12]
+        self.folder = tempfile.mkdtemp(prefix=processes.PREFIX)
+        folder = Path(self.folder)
+        env = rank_environment(plan, self.mark, folder, self.environment, owner)
+        self.environment = env
+        start_watchdog(owner, self.mark, folder, env)
+        processes.remove_orphaned_shared_memory()
+        super().start(n)
+
+    async def _controller_that_encrypts(self) -> Any:
+        """Replace the controller; one that belongs to this process ends with it."""
+        cluster = self.parent
+        old = cluster.controller
+        env = {**old.environment, **ENCRYPTED}
+        self.log.info("Starting the controller again, with encryption")
+        old.process.suspend()  # while it starts, it leaves its schedulers behind
+        for child in old.process.children(recursive=True):
+            child.kill()
+        old.process.kill()
+        old.output_limit = 1
+        await cluster.stop_controller()
+        for path in old.connection_files.values():
+            Path(path).unlink(missing_ok=True)
+        mark = uuid.uuid4().hex[:12]
+        if cluster.shutdown_atexit:
+            owner = processes.identity(os.getpid())
+            env |= {processes.MARK: mark, processes.OWNER: owner}
+        given = [each for each in old.controller_args if each not in cluster.controller_args]
+        await cluster.start_controller(environment=env, controller_args=[*given, *BEATS])
+        if cluster.shutdown_atexit:
+            start_watchdog(os.getpid(), mark, Path(os.devnull), {**os.environ, **env})
+        return cluster.controller
+
+    async def stop(self) -> None:
+        """End the ranks, also those that wait in MPI for others."""
+        processes.end(self.mark)
+        processes.remove_folder(Path(self.folder))
+        await self.join(timeout=self.stop_timeout)
+
+
+if __name__ == "__main__":
+    Engine.launch_instance()
