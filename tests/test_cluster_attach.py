@@ -117,6 +117,10 @@ def test_attached_ranks_run_map_and_print(running, capsys):
         ]
         pids = [each["pid"] for each in cluster.engines]
         assert "Attached cluster" in repr(cluster)
+    assert "disconnected" in repr(cluster)
+    assert cluster.run(os.getpid) == pids
+    capsys.readouterr()
+    cluster.stop()
     with Cluster.attach(file) as again:  # the ranks are still there, and nothing is said twice
         assert [each["pid"] for each in again.engines] == pids
         assert capsys.readouterr().out == ""

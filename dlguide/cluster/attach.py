@@ -154,10 +154,12 @@ class AttachedCluster(Cluster):
         """Disconnect; the ranks stay, for others and for a later `attach`."""
         if self.file is not None and self.client is not None:
             self.client.close(linger=0)
-        self.client = self.view = None
-        self.folder = None
+        self.client = self.view = self.folder = None
+        self.engines = []
 
     def __repr__(self) -> str:
+        if not self.engines:
+            return f"Attached cluster of {self.ranks} ranks, disconnected (run() connects again)"
         return super().__repr__().replace("Cluster of", "Attached cluster of", 1)
 
 

@@ -213,7 +213,8 @@ class Cluster:
         while not ready():
             ended = [child for child in self.children if child.poll() is not None]
             if ended or time.monotonic() > deadline:
-                log = (self.folder / LAUNCHER_LOG).read_text(errors="replace").splitlines()
+                file = self.folder / LAUNCHER_LOG  # attached ranks have none
+                log = file.read_text(errors="replace").splitlines() if file.exists() else []
                 why = "ended" if ended else f"did not answer within {START_S:.0f} s"
                 raise RuntimeError(f"Cluster: {what} {why}.\n" + "\n".join(log[-15:]))
             time.sleep(0.02)
