@@ -4,6 +4,8 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from on_ranks import on_ranks
 
 from dlguide.parallel.mesh import MeshLayout
@@ -68,6 +70,42 @@ def test_the_nearest_layout_works_for_all_operations_and_changes_least():
         asked = dict(each.strip().split(":") for each in rules.split(","))
         changed = [name for name in layout.sizes if asked.get(name) != layout.rules.get(name)]
         assert len(changed) == (2 if "in:rows" in rules else 1), nearest
+
+
+ALONG = st.sampled_from(["rows", "cols", None])
+
+
+@given(rows=st.sampled_from([1, 2, 3]), cols=st.sampled_from([1, 2]),
+       along=st.fixed_dictionaries({name: ALONG for name in ("batch", "in", "hidden")}),
+       equation=st.sampled_from([PRODUCT, "batch hidden, in hidden -> batch in", "batch in ->",
+                                 "in, hidden -> hidden in", "batch in, batch -> in"]))  # fmt: skip
+def test_whatever_is_accepted_multiplies_right(rows, cols, along, equation):
+    rules = {name: place for name, place in along.items() if place}
+    sizes, mesh = {"batch": 6, "in": 12, "hidden": 6}, {"rows": rows, "cols": cols}
+    names = set(equation.replace(",", " ").replace("->", " ").split())
+    used = [rules[name] for name in names if name in rules]
+    if len(used) != len(set(used)):
+        with pytest.raises(ValueError, match="at most"):
+            MeshLayout(equation, sizes, mesh, rules)
+        return
+    layout = MeshLayout(equation, sizes, mesh, rules)
+    factors, _, result = equation.partition("->")
+    tensors = [each.strip() for each in (*factors.split(","), result)]
+    letters = ["".join(name[0] for name in tensor.split()) for tensor in tensors]
+    letters = f"{','.join(letters[:-1])}->{letters[-1]}"
+    random = np.random.default_rng(1)
+    whole = [random.normal(size=[sizes[n] for n in each.split()]) for each in tensors[:-1]]
+    serial = np.einsum(letters, *whole)
+    total = np.zeros_like(serial)
+    for rank in range(rows * cols):
+        parts = [
+            array[layout.slices(each, rank)] for array, each in zip(whole, tensors, strict=False)
+        ]
+        total[layout.slices(tensors[-1], rank)] += np.einsum(letters, *parts)
+    copies = rows * cols / np.prod([mesh[place] for place in used])
+    assert np.allclose(total / copies, serial, rtol=1e-12, atol=1e-12)
+    summed = names - set(result.split())
+    assert set(layout.allreduced(equation)) == {rules[name] for name in summed if name in rules}
 
 
 def two_layers(mesh, rules):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Smallest map of a DCGAN (pixels) and how often it is doubled.
 _MAPS = {"dcgan": (7, 2), "dcgan64": (4, 4)}
 _PICTURE = ("image", "image", "channels")
+_SMALL, _LARGE = {"filters": 32, "channels": 1}, {"filters": 128, "channels": 3}
 
 
 @register(
@@ -66,23 +67,10 @@ def _dcgan(name: str, task: str, parameters: int, *inputs: int | str, **sizes: i
 
 
 @register(
-    _dcgan("dcgan_generator", "generator", 365_793, "latent", latent=100, filters=32, channels=1),
-    _dcgan(
-        *("dcgan_discriminator", "discriminator", 55_297, 28, 28, "channels"),
-        filters=32,
-        channels=1,
-    ),
-    _dcgan(
-        *("dcgan64_generator", "generator", 18_855_043, "latent"),
-        latent=100,
-        filters=128,
-        channels=3,
-    ),
-    _dcgan(
-        *("dcgan64_discriminator", "discriminator", 17_232_897, 64, 64, "channels"),
-        filters=128,
-        channels=3,
-    ),
+    _dcgan("dcgan_generator", "generator", 365_793, "latent", latent=100, **_SMALL),
+    _dcgan("dcgan_discriminator", "discriminator", 55_297, 28, 28, "channels", **_SMALL),
+    _dcgan("dcgan64_generator", "generator", 18_855_043, "latent", latent=100, **_LARGE),
+    _dcgan("dcgan64_discriminator", "discriminator", 17_232_897, 64, 64, "channels", **_LARGE),
 )
 def dcgan(
     make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float

@@ -173,20 +173,53 @@ class PipelineParallel:
 
         with agree_or_raise(self.comm):
             microbatches = self._cut_batch(len(images), len(labels))
-        run = _StepRun(self, images, labels, microbatches)
-        for kind, microbatch in self.order:
-            run.work(kind, microbatch)
-        MPI.Request.Waitall([request for request, _ in run.sending])
-        samples = len(images) if samples is None else samples
-        gradients, total = run.gradients, np.array([run.loss])
+        gradients: list[Any] = []
+        held: dict[int, tuple[Any, Any, Any]] = {}  # what the backward passes to come need
+        sending: list[tuple[Any, np.ndarray]] = []  # MPI reads an array until it has arrived
+        cells: list[PipelineCell] = []
+        loss, most = 0.0, 0
+        for kind, number in self.order:
+            part = microbatches[number]
+            forward = kind == FORWARD
+            given = images[part] if forward and self.first else None
+            if not (self.first if forward else self.last):
+                given = self._receive(kind, part.stop - part.start)
+            start_s = perf_counter() + self.offset_s
+            if forward:
+                of_part = labels[part] if self.last else np.zeros(0, "i4")
+                out, held[number] = self._forward_pass(given, of_part)
+                most = max(most, len(held))
+                loss += float(out) if self.last else 0.0
+            else:
+                out, found = self._backward_pass(given, *held.pop(number))
+                before = gradients or [0] * len(found)
+                gradients = [a + b for a, b in zip(found, before, strict=True)]
+            ends = self.last if forward else self.first
+            array = None if ends else np.ascontiguousarray(out.numpy())
+            end_s = perf_counter() + self.offset_s
+            cells.append(PipelineCell(self.comm.rank, number, kind, start_s, end_s))
+            if array is not None:
+                to = self.comm.rank + (1 if forward else -1)
+                sending.append((self.comm.Isend(message(flatten(array)), to, _TAGS[kind]), array))
+        MPI.Request.Waitall([request for request, _ in sending])
+        samples, total = len(images) if samples is None else samples, np.array([loss])
         if self.replicas is not None:
-            gradients = [gradient.numpy().copy() for gradient in gradients]
-            for array in (*gradients, total):
+            arrays = [gradient.numpy().copy() for gradient in gradients]
+            for array in (*arrays, total):
                 allreduce(array, self.replicas, check=False)
-            gradients = [tf.constant(gradient) for gradient in gradients]
+            gradients = [tf.constant(array) for array in arrays]
         if gradients:  # a stage may have no weights
             self._update(gradients, tf.constant(samples))
-        return self._measured(run, float(total[0]) / samples)
+        sent_bytes = sum(array.nbytes for _, array in sending)
+        mine = cells, most, sent_bytes, float(total[0]) / samples
+        rows, counts, sent, losses = zip(*self.comm.allgather(mine), strict=True)
+        begin_s = min(row[0].start_s for row in rows)
+        everyone = [
+            replace(cell, start_s=cell.start_s - begin_s, end_s=cell.end_s - begin_s)
+            for row in rows
+            for cell in row
+        ]
+        return PipelineStep(losses[-1], tuple(everyone), counts, sent)
 
     def weights(self) -> dict[str, np.ndarray]:
         """Collect the weights of all stages on all ranks; every rank must call.
@@ -206,100 +239,47 @@ class PipelineParallel:
         require(divides, "images", f"divide into {parts} equal microbatches", images, then)
         return [shard(images, part, parts) for part in range(parts)]
 
-    def _measured(self, run: _StepRun, loss: float) -> PipelineStep:
-        mine = run.cells, run.most, run.sent_bytes, loss
-        rows, held, sent_bytes, losses = zip(*self.comm.allgather(mine), strict=True)
-        begin = min(row[0].start_s for row in rows)
-        cells = [
-            replace(cell, start_s=cell.start_s - begin, end_s=cell.end_s - begin)
-            for row in rows
-            for cell in row
-        ]
-        return PipelineStep(losses[-1], tuple(cells), held, sent_bytes)
-
-
-class _StepRun:
-    """One step of one stage: receive, compute, send, and keep what the backward pass needs."""
-
-    def __init__(
-        self, pipeline: PipelineParallel, images: np.ndarray, labels: np.ndarray, parts: list[slice]
-    ) -> None:
-        self.pipe, self.sizes = pipeline, [part.stop - part.start for part in parts]
-        self.images = [images[part] for part in parts] if pipeline.first else []
-        self.labels = [labels[part] if pipeline.last else np.zeros(0, "i4") for part in parts]
-        self.held: dict[int, tuple[Any, Any, Any]] = {}
-        self.gradients: list[Any] = []
-        self.cells: list[PipelineCell] = []
-        self.sending: list[tuple[Any, np.ndarray]] = []
-        self.loss, self.most, self.sent_bytes = 0.0, 0, 0
-
-    def work(self, kind: str, microbatch: int) -> None:
-        """Receive the input of a cell, compute it, and send the output."""
-        pipe = self.pipe
-        given = self._receive(kind, microbatch)
-        start = perf_counter()
-        out = (self._forward if kind == FORWARD else self._backward)(microbatch, given)
-        array = None if out is None else np.ascontiguousarray(out.numpy())
-        end = perf_counter()
-        offset_s = pipe.offset_s
-        self.cells.append(
-            PipelineCell(pipe.comm.rank, microbatch, kind, start + offset_s, end + offset_s)
-        )
-        if kind == FORWARD and pipe.last:
-            self.loss += float(out)
-        elif array is not None:
-            to = pipe.comm.rank + (1 if kind == FORWARD else -1)
-            request = pipe.comm.Isend(message(flatten(array)), to, _TAGS[kind])
-            self.sending.append((request, array))  # MPI reads the array until it has arrived
-            self.sent_bytes += array.nbytes
-
-    def _receive(self, kind: str, microbatch: int) -> np.ndarray | None:
-        pipe, size = self.pipe, self.sizes[microbatch]
-        if pipe.first if kind == FORWARD else pipe.last:
-            return self.images[microbatch] if kind == FORWARD else None
-        tensor = (pipe.stage.inputs if kind == FORWARD else pipe.stage.outputs)[0]
-        array = np.empty((size, *tensor.shape[1:]), str(tensor.dtype))
-        source = pipe.comm.rank + (-1 if kind == FORWARD else 1)
-        pipe.comm.Recv(message(flatten(array)), source, _TAGS[kind])
+    def _receive(self, kind: str, samples: int) -> np.ndarray:
+        tensor = (self.stage.inputs if kind == FORWARD else self.stage.outputs)[0]
+        array = np.empty((samples, *tensor.shape[1:]), str(tensor.dtype))
+        source = self.comm.rank + (-1 if kind == FORWARD else 1)
+        self.comm.Recv(message(flatten(array)), source, _TAGS[kind])
         return array
 
-    def _forward(self, microbatch: int, given: np.ndarray) -> Any:
+    def _forward_pass(self, given: np.ndarray, labels: np.ndarray) -> tuple[Any, tuple]:
+        """Return the output, and what the backward pass needs: inputs, labels or output, tape."""
         import tensorflow as tf
 
-        inputs = tf.convert_to_tensor(given, str(self.pipe.stage.inputs[0].dtype))
-        labels = tf.convert_to_tensor(self.labels[microbatch])
-        if self.pipe.recompute:
-            out, held = self.pipe._forward(inputs, labels), (inputs, labels, None)
-        else:
-            out, tape = self._taped(inputs, labels)
-            held = (inputs, out, tape)
-        self.held[microbatch] = held
-        self.most = max(self.most, len(self.held))
-        return out
+        inputs = tf.convert_to_tensor(given, str(self.stage.inputs[0].dtype))
+        labels = tf.convert_to_tensor(labels)
+        if self.recompute:
+            return self._forward(inputs, labels), (inputs, labels, None)
+        out, tape = self._taped(inputs, labels)
+        return out, (inputs, out, tape)
 
     def _taped(self, inputs: Any, labels: Any) -> tuple[Any, Any]:
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            if not self.pipe.first:
+            if not self.first:
                 tape.watch(inputs)
-            return self.pipe._forward(inputs, labels), tape
+            return self._forward(inputs, labels), tape
 
-    def _backward(self, microbatch: int, given: np.ndarray | None) -> Any:
+    def _backward_pass(
+        self, given: np.ndarray | None, inputs: Any, out: Any, tape: Any
+    ) -> tuple[Any, list[Any]]:
+        """Return the gradients of the inputs (None in the first stage) and of the weights."""
         import tensorflow as tf
 
-        inputs, out, tape = self.held.pop(microbatch)
-        if self.pipe.recompute:
+        if self.recompute:
             out, tape = self._taped(inputs, out)
-        own = [variable.value for variable in self.pipe.stage.trainable_variables]
-        wanted = own if self.pipe.first else [*own, inputs]
+        own = [variable.value for variable in self.stage.trainable_variables]
+        wanted = own if self.first else [*own, inputs]
         slope = None if given is None else tf.convert_to_tensor(given)
         zero = tf.UnconnectedGradients.ZERO
         found = tape.gradient(out, wanted, slope, unconnected_gradients=zero)
-        mine = [tf.convert_to_tensor(gradient) for gradient in found[: len(own)]]
-        before = self.gradients or [0] * len(mine)
-        self.gradients = [a + b for a, b in zip(mine, before, strict=True)]
-        return None if self.pipe.first else found[-1]
+        gradients = [tf.convert_to_tensor(gradient) for gradient in found[: len(own)]]
+        return None if self.first else found[-1], gradients
 
 
 def _cross_entropy(labels: Any, logits: Any) -> Any:
