@@ -112,6 +112,17 @@ class MomentumSGD(_Decaying, keras.optimizers.Optimizer):
     While the rate stays the same both do the same. Keras' `weight_decay` does not: it shortens
     the weights by rate x decay apart from the momentum, 1 / (1 - m) times less.
 
+    Args:
+        learning_rate: a number, a StepSchedule, or a schedule of Keras.
+        momentum: m.
+        weight_decay: as `learning_rate`; None for none.
+        exclude: names of variables without weight decay.
+        correct_momentum: False puts the rate into the velocity, as Keras' SGD has it.
+        options: of `keras.optimizers.Optimizer`.
+
+    Raises:
+        ValueError: if a number is out of range, or a schedule's steps are not fixed.
+
     Source:
         Goyal et al., arXiv:1706.02677, section 3, remarks 1 and 2, equations 9 and 10.
     """
@@ -170,6 +181,15 @@ class LARS(MomentumSGD):
     Biases go by the full rate. Where that is too much for them, as in nets without normalisation
     layers, lower the rate and raise `trust` by the same factor: the layers' steps stay the same.
 
+    Args:
+        learning_rate: as in `MomentumSGD`, and so are the others.
+        trust: how far a step moves a layer, as a fraction of its weights' norm.
+        epsilon: added to the denominator.
+        exclude: names of variables without weight decay and with the full rate.
+
+    Raises:
+        ValueError: as `MomentumSGD`.
+
     Source:
         You, Gitman and Ginsburg, arXiv:1708.03888, equation 6 and algorithm 1.
     """
@@ -212,8 +232,19 @@ class LAMB(_Decaying, keras.optimizers.Lamb):
 
     Where phi(|w|) or |r| is 0, their ratio is 1. `keras.optimizers.Lamb`, of which this is a
     subclass, is the same without decay and exceptions; but it takes its `weight_decay` off the
-    weights beforehand, so that r and its length know nothing of it, and it has no limits.
+    weights beforehand, so that r and its length do not depend on it, and it has no limits.
     Variables must be of single precision, as mixed policies keep them.
+
+    Args:
+        learning_rate: as in `MomentumSGD`, and so are `weight_decay` and `options`.
+        beta_1: b1.
+        beta_2: b2.
+        epsilon: added to the denominator.
+        norm_limits: phi limits |w| to this range; None for no limits.
+        exclude: names of variables without weight decay and with the full rate.
+
+    Raises:
+        ValueError: as `MomentumSGD`, or if a variable is of half precision.
 
     Source:
         You et al., arXiv:1904.00962, algorithm 2.
