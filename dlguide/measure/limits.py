@@ -24,9 +24,9 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -181,6 +181,35 @@ class Limits:
         rates = [self.memory[each].median for each in sizes]
         return float(np.interp(math.log(footprint), np.log(sizes), rates))
 
+    def with_memory_now(self, footprints: Iterable[int]) -> Limits:
+        """Measure the memory traffic once more and add the samples, for use beside a benchmark.
+
+        Memory is shared with other programs, and in a virtual machine with others that nobody
+        sees: where its speed has moved since it was stored, the spread shows it.
+
+        Args:
+            footprints: those that matter (bytes).
+
+        Returns:
+            Limits: with more samples; nothing is stored.
+        """
+        sizes = sorted({size for each in footprints for size in self._around(each)})
+        job = {"cpus": self.cpus, "library": _kernels()[0], "footprints": sizes}
+        answer, _ = ask(__name__, "memory", job, _PARTS["memory"][1])
+        memory = dict(self.memory)
+        for name, now in answer.items():
+            before = memory[int(name)]
+            memory[int(name)] = replace(before, samples=before.samples + tuple(now["samples"]))
+        return replace(self, memory=memory)
+
+    def _around(self, footprint: int) -> list[int]:
+        """The measured footprints on both sides of one, or it alone if it was measured."""
+        if footprint in self.memory:
+            return [footprint]
+        below = [size for size in self.memory if size < footprint]
+        above = [size for size in self.memory if size > footprint]
+        return [*([max(below)] if below else []), *([min(above)] if above else [])]
+
     def allreduce(self, nbytes: int, ranks: int) -> Bound:
         """Return the shortest time of an allreduce of `nbytes` on each of p ranks of one host.
 
@@ -215,8 +244,7 @@ class Limits:
         line = self.values.get("line_transfer_s")
         if line is not None and 2 * line.median > moving:
             return Bound(2 * line.median, line.spread, "two transfers of a cache line")
-        near = sorted(self.memory, key=lambda each: abs(math.log(each / (p * n))))[:2]
-        spread = max(self.memory[each].spread for each in near)
+        spread = max(self.memory[each].spread for each in self._around(p * n))
         return Bound(moving, spread, f"{2 * p * n:,} bytes through memory")
 
     def reading(self, nbytes: int, checked: bool = True) -> Bound:
