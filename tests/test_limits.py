@@ -286,9 +286,11 @@ def test_the_kernel_is_kept_and_a_damaged_one_is_built_again(cache, monkeypatch)
     monkeypatch.undo()
     monkeypatch.setenv("DLGUIDE_CACHE", str(cache))
     other = cache / "other"
-    other.mkdir()
     monkeypatch.setenv("DLGUIDE_CACHE", str(other))
-    damaged = other / os.path.basename(library)
+    assert limits._kernels()[0] == str(other / os.path.basename(library))  # the folder is made
+    damaged = cache / "third" / os.path.basename(library)
+    damaged.parent.mkdir()
+    monkeypatch.setenv("DLGUIDE_CACHE", str(damaged.parent))
     damaged.write_bytes(b"no library")
     assert limits._kernels() == (str(damaged), "")
     assert damaged.read_bytes()[:4] == b"\x7fELF"

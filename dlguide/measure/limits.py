@@ -518,7 +518,8 @@ def _kernels() -> tuple[str | None, str]:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         return None, "there is no C compiler (cc, gcc or clang) on PATH. Install one"
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
         for options in (["-march=native"], []):  # not every compiler has it
             command = [compiler, "-O3", *options, "-shared", "-fPIC", "-o", built, source]
