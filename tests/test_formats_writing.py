@@ -142,7 +142,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next(kind, tmp_path, monke
     monkeypatch.setattr(psutil, "pid_exists", lambda pid: True)
     with another_process_writing(tmp_path / "set", kind):
         pass
-    (left,) = os.listdir(tmp_path)
+    left, _ = sorted(os.listdir(tmp_path), reverse=True)
+    assert left.endswith(".partial")
     of_another_host = tmp_path / left.replace(platform.node(), "elsewhere")
     of_another_host.mkdir()
     write(tmp_path / "set", kind)
@@ -182,46 +183,28 @@ def test_a_writer_that_has_finished_leaves_the_next_one_alone(tmp_path, monkeypa
     assert formats.verify(tmp_path / "set").ok
 
 
-def test_of_many_that_claim_a_folder_at_once_one_gets_it(tmp_path):
+def test_of_many_that_begin_at_once_one_gets_the_name(tmp_path):
     threads = 8
-    folder, start = tmp_path / "folder", threading.Barrier(threads)
+    start = threading.Barrier(threads)
+    partial = tmp_path / f".set.{platform.node()}.partial"
 
-    def claimed(_):
+    def begun(_):
         start.wait(60)
-        return writer_module.claim(folder)
+        with contextlib.suppress(ValueError):
+            return formats.create(tmp_path / "set", "recordio")
 
     with ThreadPoolExecutor(threads) as pool:
-        for turn in range(100):
+        for turn in range(50):
             if turn % 2:  # one that was left
-                (folder / "sub").mkdir(parents=True)
-                (folder / "sub" / "half").write_bytes(b"x")
-                (folder / "link").symlink_to(tmp_path)
-            got = [one for one in pool.map(claimed, range(threads)) if one is not None]
-            assert len(got) == 1
-            assert os.listdir(folder) == []
-            folder.rmdir()
-            os.close(got[0])
-
-
-def test_a_folder_that_comes_and_goes_is_never_held_twice(tmp_path):
-    folder, held = tmp_path / "folder", threading.Lock()
-
-    def claims_and_removes(_):
-        wins = 0
-        for _ in range(200):
-            descriptor = writer_module.claim(folder)
-            if descriptor is not None:
-                assert held.acquire(blocking=False)
-                assert os.listdir(folder) == []
-                held.release()
-                folder.rmdir()
-                os.close(descriptor)
-                wins += 1
-        return wins
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(claims_and_removes, range(4))) > 0
-    assert not folder.exists()
+                (partial / "sub").mkdir(parents=True)
+                (partial / "sub" / "half").write_bytes(b"x")
+                (partial / "link").symlink_to(tmp_path)
+            (got,) = (one for one in pool.map(begun, range(threads)) if one is not None)
+            assert sorted(os.listdir(partial)) == ["index.bin", "shard-0"]
+            with got as writer:
+                writer.append(SAMPLE)
+            assert os.listdir(tmp_path) == ["set"]
+            shutil.rmtree(tmp_path / "set")
 
 
 def test_where_there_are_no_locks_what_is_there_is_nobodys_to_take(tmp_path, monkeypatch):
@@ -230,19 +213,8 @@ def test_where_there_are_no_locks_what_is_there_is_nobodys_to_take(tmp_path, mon
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with formats.create(tmp_path / "set", "tfrecord") as writer:
-        (folder,) = tmp_path.iterdir()
+        (folder,) = tmp_path.glob("*.partial")
         with pytest.raises(ValueError, match=f"if there is none, remove {folder}"):
             formats.create(tmp_path / "set", "tfrecord")
         writer.append(SAMPLE)
     assert formats.verify(tmp_path / "set").ok
-
-
-def test_what_cannot_be_emptied_says_so(tmp_path, monkeypatch):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "half").write_bytes(b"x")
-    with monkeypatch.context() as patch:
-        patch.setattr(writer_module.os, "unlink", fail)
-        with pytest.raises(FirstError):
-            writer_module.claim(folder)
-    os.close(writer_module.claim(folder))  # it is not held any more

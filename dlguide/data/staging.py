@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlguide.data.formats.dataset import NAME as MANIFEST
-from dlguide.data.formats.dataset import Damage, DamageError
+from dlguide.data.formats.dataset import Damage, DamageError, read_digest
 from dlguide.data.progress import Progress, reporting
-from dlguide.data.verification import SUMS, Listed, Listing, list_files, read_digest, require_folder
+from dlguide.data.verification import SUMS, Listed, Listing, list_files, require_folder
 from dlguide.errors import TransferError, require
 from dlguide.files import file_lock, require_writable
 

@@ -20,7 +20,7 @@ from dlguide.data.formats.dataset import (
     DamageError,
     VerificationReport,
     is_inside,
-    open_file,
+    read_digest,
 )
 from dlguide.data.formats.dataset import NAME as MANIFEST
 from dlguide.data.formats.folder_format import FolderDataset
@@ -36,7 +36,6 @@ SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)")
 _THEN = "Write it again with `sha256sum`, or take it from where the data set came from."
 _GET = "Fetch the data set again, or restore the file."
-_BLOCK = 1 << 20
 _WRONG = (DataError, MissingComponentError, OSError)
 _Check = Callable[[Path, Progress], VerificationReport]
 
@@ -309,33 +308,3 @@ def _listed(folder: Path, name: str, sha256: str, nbytes: int | None = None) -> 
         what = f"has {found.st_size} bytes, its manifest says {nbytes}"
         raise DamageError(Damage(str(path), what))
     return Listed(name, found.st_size, sha256, found.st_mtime_ns)
-
-
-def read_digest(
-    path: Path,
-    nbytes: int,
-    done: Callable[[int], None],
-    use: Callable[[memoryview], object] | None = None,
-) -> str:
-    """Read a file, give each block to `use`, and return the SHA-256."""
-    descriptor, _ = open_file(path, nbytes)
-    digest, total = hashlib.sha256(), 0
-    buffer = memoryview(bytearray(min(_BLOCK, max(nbytes, 1))))
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        while read := _into(file, buffer, path, total):
-            if use is not None:
-                use(buffer[:read])
-            digest.update(buffer[:read])
-            total += read
-            done(read)
-    if total != nbytes:
-        raise DamageError(Damage(str(path), f"has changed its length to {total} bytes"), _THEN)
-    return digest.hexdigest()
-
-
-def _into(file: object, buffer: memoryview, path: Path, offset: int) -> int:
-    try:
-        return file.readinto(buffer)
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise DamageError(Damage(str(path), what, offset=offset)) from error

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -246,6 +246,34 @@ def read_table(folder: Path, file: ManifestFile, dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(contents, dtype)
 
 
+def read_digest(
+    path: Path,
+    nbytes: int,
+    done: Callable[[int], None] = lambda nbytes: None,
+    use: Callable[[memoryview], object] = lambda block: None,
+) -> str:
+    """Read a file of known length, give each block to `use`, and return the SHA-256."""
+    descriptor, _ = open_file(path, nbytes)
+    digest, total = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(min(BLOCK, max(nbytes, 1))))
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        while True:
+            try:
+                read = file.readinto(buffer)
+            except OSError as error:
+                text = f"cannot be read: {error.strerror}"
+                raise DamageError(Damage(str(path), text, offset=total)) from error
+            if not read:
+                break
+            use(buffer[:read])
+            digest.update(buffer[:read])
+            total += read
+            done(read)
+    if total != nbytes:
+        raise DamageError(Damage(str(path), f"has changed its length to {total} bytes"))
+    return digest.hexdigest()
+
+
 def crc32c(block: bytes, start: int = 0, end: int | None = None) -> int:
     """Compute the CRC-32C of a part of a block, without copying that part."""
     end = len(block) if end is None else end
@@ -320,25 +348,11 @@ class StoredDataset(Sequence, ABC):
 
     @abstractmethod
     def stored(self, number: int) -> bytes:
-        """Read what is stored for one sample.
-
-        Args:
-            number: of the sample, in range.
-
-        Returns:
-            bytes: not yet compared with the checksum.
-        """
+        """Read what is stored for one sample, not yet compared with the checksum."""
 
     @abstractmethod
     def blocks(self) -> Iterator[RecordBlock]:
-        """Read what is stored for all samples, from front to back, as fast as it can be read.
-
-        No checksum is computed: this is what `payloads` begins with, and the
-        yardstick for it.
-
-        Returns:
-            Iterator: of Blocks.
-        """
+        """Read what is stored for all samples, from front to back; no checksum is computed."""
 
     def check_between(self, block: RecordBlock) -> None:
         """Check what stands between the records of a block, in formats that have such bytes."""
@@ -352,17 +366,7 @@ class StoredDataset(Sequence, ABC):
                 yield contents, start, end
 
     def sample(self, number: int, block: bytes, start: int, end: int) -> Sample:
-        """Make a sample of what is stored for it.
-
-        Args:
-            number: of the sample.
-            block: bytes among which it stands.
-            start: where it begins (byte).
-            end: where it ends (byte).
-
-        Returns:
-            Sample: data, labels and key.
-        """
+        """Make a sample of the bytes from `start` to `end` of a block, which are its own."""
         return decode(block, start, end, Fields(), number)
 
     def payloads(self) -> Iterator[tuple[bytes, int, int]]:
@@ -418,15 +422,7 @@ class StoredDataset(Sequence, ABC):
         self.close()
 
     def damaged(self, number: int | None, what: str) -> DamageError:
-        """Make the error for one record, or for the data as a whole.
-
-        Args:
-            number: of the record, or None.
-            what: is wrong.
-
-        Returns:
-            DamageError: to raise.
-        """
+        """Make the error for one record, or for the data as a whole (None)."""
         file = self.data[0].name if self.data else self.manifest.files[0].name
         offset = None
         if number is not None:
@@ -435,16 +431,7 @@ class StoredDataset(Sequence, ABC):
         return DamageError(Damage(str(self.folder / file), what, number, offset))
 
     def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
-        """Say where a record stands.
-
-        Args:
-            number: of the record.
-            file: which data file the index names.
-            offset: which the index names (byte).
-
-        Returns:
-            tuple: name of the file, and byte, or None where the format does not tell.
-        """
+        """Give a record's file and byte there, None where the format does not tell the byte."""
         return self.data[min(file, len(self.data) - 1)].name, offset
 
     def _sample(self, number: int, block: bytes, start: int, end: int) -> Sample:

@@ -19,6 +19,7 @@ from dlguide.data.formats.dataset import (
     StoredDataset,
     VerificationReport,
     open_file,
+    read_digest,
     read_manifest,
     read_table,
 )
@@ -26,7 +27,6 @@ from dlguide.data.formats.folder_format import FolderDataset
 from dlguide.data.formats.opening import open_dataset
 from dlguide.data.formats.records import FRAMINGS, PlainRecords, open_plain, scan
 
-_BLOCK = 1 << 20
 Progress = Callable[[int, int], None]
 
 
@@ -57,7 +57,7 @@ def verify(path: str | os.PathLike, progress: Progress | None = None) -> Verific
     done, total = 0, _nbytes_to_read(folder, manifest)
     for file in manifest.files:
         try:
-            if _sha256(folder / file.name, file.nbytes) != file.sha256:
+            if read_digest(folder / file.name, file.nbytes) != file.sha256:
                 changed.append(file)
         except DamageError as error:
             damages.append(_first_lost(folder, manifest, file, error.damage))
@@ -112,15 +112,6 @@ def _nbytes_to_read(folder: Path, manifest: Manifest) -> int:
     return nbytes
 
 
-def _sha256(path: Path, nbytes: int | None) -> str:
-    descriptor, _ = open_file(path, nbytes)
-    try:
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DamageError(Damage(str(path), f"cannot be read: {error.strerror}")) from error
-
-
 def _first_lost(folder: Path, manifest: Manifest, file: ManifestFile, damage: Damage) -> Damage:
     """Add to a file of the wrong length which record is the first that is not whole in it."""
     data = manifest.of_role("data")
@@ -160,11 +151,8 @@ def _places(
     for file in changed:
         path = str(folder / file.name)
         if path not in told:
-            text = (
-                "its SHA-256 differs, outside of any record"
-                if file in data
-                else ("does not fit the SHA-256 of its manifest")
-            )
+            outside = "its SHA-256 differs, outside of any record"
+            text = outside if file in data else "does not fit the SHA-256 of its manifest"
             damages.append(Damage(path, text))
     return damages
 
@@ -203,11 +191,7 @@ def _damaged_frame(
 
 def _small_files(folder: Path, report: Callable[[int], None]) -> tuple[list[Damage], int]:
     damages, nbytes, done = [], 0, 0
-    try:
-        dataset = open_dataset(folder)
-    except DamageError as error:
-        return [error.damage], 0
-    with dataset:
+    with open_dataset(folder) as dataset:  # `_places` has opened it without an error
         assert isinstance(dataset, FolderDataset)
         for number in range(dataset.count):
             try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import os
 import platform
@@ -26,12 +24,10 @@ from dlguide.data.formats.dataset import (
     write_manifest,
 )
 from dlguide.data.formats.sample import Sample, require_sample
-from dlguide.errors import require
+from dlguide.errors import LockHeldError, NoLocksError, require
+from dlguide.files import file_lock
 
 INDEX, STRUCTURE = "index.bin", "structure.bin"
-
-
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class HashedFile:
@@ -79,9 +75,8 @@ class DatasetWriter(ABC):
         then = "Make it first."
         require(path.parent.is_dir(), "path", "be in a folder that exists", str(path), then)
         self.folder = path.parent / f".{path.name[:150]}.{platform.node()}.partial"
-        self._held = claim(self.folder)
-        then = f"Let its other writer end; if there is none, remove {self.folder}."
-        require(self._held is not None, "path", "be written once at a time", str(path), then)
+        self._held, self._renamed = contextlib.ExitStack(), False
+        self._claim()
         self._index: Any = None
         try:
             self._index = open(self.folder / INDEX, "xb", buffering=BLOCK)  # noqa: SIM115
@@ -89,6 +84,22 @@ class DatasetWriter(ABC):
         except BaseException:
             self._discard()
             raise
+
+    def _claim(self) -> None:
+        """Make the folder that this writer alone fills, in place of one that a kill left."""
+        then = f"Let its other writer end; if there is none, remove {self.folder}."
+        try:
+            self._held.enter_context(file_lock(self.folder.with_suffix(".lock"), wait=False))
+            shutil.rmtree(self.folder, ignore_errors=True)
+        except LockHeldError:
+            require(False, "path", "be written once at a time", str(self.path), then)
+        except NoLocksError:
+            pass  # whether a folder that is there is in use cannot be known
+        try:
+            self.folder.mkdir()
+        except FileExistsError:
+            self._held.close()
+            require(False, "path", "be written once at a time", str(self.path), then)
 
     def append(self, sample: Sample) -> None:
         """Add a sample at the end.
@@ -113,36 +124,18 @@ class DatasetWriter(ABC):
 
     @abstractmethod
     def put(self, sample: Sample) -> tuple[int, int, int, int]:
-        """Write one sample: number `self.count`.
-
-        Args:
-            sample: which has been checked.
-
-        Returns:
-            tuple: number of the data file, offset there, length, CRC-32C of what is stored.
-        """
+        """Write sample `self.count`; give number of the file, offset there, length, CRC-32C."""
 
     @abstractmethod
     def finish(self) -> list[ManifestFile]:
-        """Bring all to the disk and close it.
-
-        Returns:
-            list: the files for the manifest, without the index.
-        """
+        """Bring all to the disk and close it; give the files but the index, for the manifest."""
 
     @abstractmethod
     def close(self) -> None:
         """Close what is open, after an error; `begin` may not have come to its end."""
 
     def rows(self, mode: str = "r") -> np.ndarray:
-        """Map the index, once all samples are in it.
-
-        Args:
-            mode: "r", or "r+" to change offsets that are known only now.
-
-        Returns:
-            np.ndarray: shape (count,).
-        """
+        """Map the index of all samples; with "r+" offsets that are known only now can be set."""
         if not self.count:
             return np.zeros(0, ROW)
         self._index.flush()
@@ -179,25 +172,20 @@ class DatasetWriter(ABC):
             _sync_folder(Path(folder))
         _require_free(self.path)
         os.rename(self.folder, self.path)
-        self._let_go()
+        self._renamed = True
+        self._held.close()
         _sync_folder(self.path.parent)
 
     def _discard(self) -> None:
-        """Close all; remove what is unfinished. After the rename that name is another's."""
-        try:
+        """Close all; remove what is unfinished."""
+        with self._held:
             for each in (self._index, self):
                 # on a full disk closing fails as writing did, which has been raised
                 with contextlib.suppress(OSError):
                     if each is not None:
                         each.close()
-        finally:
-            if self._held is not None:
+            if not self._renamed:  # otherwise that name is another writer's
                 shutil.rmtree(self.folder, ignore_errors=True)
-                self._let_go()
-
-    def _let_go(self) -> None:
-        os.close(self._held)
-        self._held = None
 
 
 def hash_file(path: Path, name: str, role: str, count: int) -> ManifestFile:
@@ -234,51 +222,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def claim(folder: Path) -> int | None:
-    """Make a folder and hold it, or take over one that a killed process left and empty it.
-
-    The lock is the kernel's. It tells a writer in another container from one that has ended;
-    the number of a process cannot, as each container counts its processes on its own.
-    """
-    while True:
-        made = _make(folder)
-        # A folder that its writer finishes or removes meanwhile is not there: once more.
-        with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            stack.callback(os.close, descriptor)
-            if not _lock(descriptor, made):
-                return None
-            if os.path.samestat(os.stat(folder, follow_symlinks=False), os.fstat(descriptor)):
-                _empty(folder)
-                stack.pop_all()  # it stays open
-                return descriptor
-
-
-def _make(folder: Path) -> bool:
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
-
-
-def _lock(descriptor: int, made: bool) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return made  # whether one that was there is in use cannot be known
-    return True
-
-
-def _empty(folder: Path) -> None:
-    for entry in list(os.scandir(folder)):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
