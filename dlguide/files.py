@@ -112,6 +112,7 @@ def file_lock(path: str | os.PathLike, wait: bool) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
+        path.unlink(missing_ok=True)
         raise NoLocksError(
             f"The file system of {path.parent} has no locks ({error.strerror}). Choose a folder "
             "on a local disk."

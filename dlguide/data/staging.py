@@ -182,38 +182,26 @@ def _stage(
         partial, before = (final.with_name(f".{final.name}.{what}") for what in ("partial", "old"))
         for left in (partial, before):  # we hold the lock: the process that made them is gone
             shutil.rmtree(left, ignore_errors=True)
-        copied = False
         with reporting(progress, f"staging {final.name}") as report:
-            if not _is_there(listing, final, quick, replace, _counter(report, listing)):
+            what = "there is nothing"
+            if there := os.path.lexists(final):
+                what = _difference(listing, final, quick, _counter(report, listing))
+                must = "hold nothing, or a whole copy of the source"
+                then = "Remove it, choose another target, or use `replace=True`."
+                require(not what or replace, "target", must, f"{final}: {what}", then)
+            if what:
                 require_writable(final.parent, "target", listing.nbytes)
-                _copy(given, partial, listing, _counter(report, listing))
-                if os.path.lexists(final):
+                try:
+                    _copy_all(given, partial, listing, _counter(report, listing))
+                except BaseException:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    raise
+                if there:
                     os.rename(final, before)
                 os.rename(partial, final)
                 shutil.rmtree(before, ignore_errors=True)
-                copied = True
     seconds = time.monotonic() - started
-    return StagingResult(str(final), len(listing.files), listing.nbytes, seconds, copied)
-
-
-def _is_there(
-    listing: Listing, final: Path, quick: bool, replace: bool, done: Callable[[int], None]
-) -> bool:
-    if not os.path.lexists(final):
-        return False
-    what = _difference(listing, final, quick, done)
-    must = "hold nothing, or a whole copy of the source"
-    then = "Remove it, choose another target, or use `replace=True`."
-    require(not what or replace, "target", must, f"{final}: {what}", then)
-    return not what
-
-
-def _copy(source: Path, partial: Path, listing: Listing, done: Callable[[int], None]) -> None:
-    try:
-        _copy_all(source, partial, listing, done)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    return StagingResult(str(final), len(listing.files), listing.nbytes, seconds, bool(what))
 
 
 def _counter(report: Progress, listing: Listing) -> Callable[[int], None]:
@@ -276,18 +264,16 @@ def _difference(listing: Listing, target: Path, quick: bool, done: Callable[[int
         odd = sorted(set(there) ^ set(names))
         return f"{odd[0]!r} is only in one of the two" if odd else "the form is another"
     for file in listing.files:
-        what = _differs(file, there[file.name])
+        copy, what = there[file.name], ""
+        if file.nbytes != copy.nbytes:
+            what = "length"
+        elif file.sha256 and file.sha256 != copy.sha256:
+            what = "checksum"
+        elif not file.sha256 and file.modified_ns != copy.modified_ns:
+            what = "time of change"
         if what:
             return f"{file.name!r} has another {what} than in the source"
     return "" if quick else _damage(target, copied, done)
-
-
-def _differs(file: Listed, copy: Listed) -> str:
-    if file.nbytes != copy.nbytes:
-        return "length"
-    if file.sha256:
-        return "" if file.sha256 == copy.sha256 else "checksum"
-    return "" if file.modified_ns == copy.modified_ns else "time of change"
 
 
 def _damage(target: Path, copied: Listing, done: Callable[[int], None]) -> str:
@@ -320,18 +306,13 @@ def _copy_file(source: Path, target: Path, file: Listed, done: Callable[[int], N
     if file.sha256 and found != file.sha256:
         what = f"its SHA-256 is {found}, not {file.sha256}"
         raise DamageError(Damage(str(source), what), _THEN)
-    if not file.sha256:
-        _require_unchanged(source, file)
+    if not file.sha256:  # then only the time of change tells
+        try:
+            now = os.stat(source, follow_symlinks=False)
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
+            raise DamageError(Damage(str(source), what), _AGAIN) from error
+        if (now.st_mtime_ns, now.st_size) != (file.modified_ns, file.nbytes):
+            raise DamageError(Damage(str(source), "was changed while it was copied"), _AGAIN)
     os.utime(target, ns=(file.modified_ns, file.modified_ns))
     return found
-
-
-def _require_unchanged(source: Path, file: Listed) -> None:
-    """Check that what was read is what was listed; without a checksum only its time tells."""
-    try:
-        found = os.stat(source, follow_symlinks=False)
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise DamageError(Damage(str(source), what), _AGAIN) from error
-    if (found.st_mtime_ns, found.st_size) != (file.modified_ns, file.nbytes):
-        raise DamageError(Damage(str(source), "was changed while it was copied"), _AGAIN)

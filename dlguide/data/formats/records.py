@@ -183,20 +183,16 @@ def scan(
         return DamageError(Damage(str(path), what, number, at))
 
     while at < size:
-        if size - at < framing.before_nbytes:
-            raise broken(f"the file ends within a record's header ({size - at} bytes left)")
-        start = need(framing.before_nbytes)
+        start = need(min(framing.before_nbytes, size - at))
         head = block[start : start + framing.before_nbytes]
-        try:
-            nbytes = framing.declared(head)
-        except ValueError as error:
-            raise broken(str(error)) from error
+        nbytes = declared_nbytes(framing, head, size - at, path, number, at)
         if nbytes is None:
-            _check_ending(framing, descriptor, size, at, np.array(offsets, np.uint64), path)
+            expected = framing.ending(np.array(offsets, np.uint64))
+            fits = size - at == len(expected)
+            if not fits or read_exactly(descriptor, len(expected), at, path) != expected:
+                what = "the index after the last record is wrong"
+                raise DamageError(Damage(str(path), what, None, at))
             return
-        left = size - at - framing.before_nbytes - framing.after_nbytes
-        if nbytes > left:
-            raise broken(f"it declares {nbytes} bytes where {max(left, 0)} are left in the file")
         start = need(framing.before_nbytes + nbytes + framing.after_nbytes) + framing.before_nbytes
         crc = crc32c(block, start, start + nbytes)
         after = block[start + nbytes : start + nbytes + framing.after_nbytes]
@@ -212,13 +208,21 @@ def scan(
         raise broken(f"the file was cut here: {number - first} whole records, then no end mark")
 
 
-def _check_ending(
-    framing: Framing, descriptor: int, size: int, at: int, offsets: np.ndarray, path: Path
-) -> None:
-    expected = framing.ending(offsets)
-    fits = size - at == len(expected)
-    if not fits or read_exactly(descriptor, len(expected), at, path) != expected:
-        raise DamageError(Damage(str(path), "the index after the last record is wrong", None, at))
+def declared_nbytes(
+    framing: Framing, head: bytes, left: int, path: Path, number: int, at: int, then: str = ""
+) -> int | None:
+    """Read a header, with `left` bytes from it to the file's end; None for the end mark."""
+    what = f"the file ends within a record's header ({left} bytes left)"
+    if left >= framing.before_nbytes:
+        try:
+            nbytes = framing.declared(head)
+        except ValueError as error:
+            raise DamageError(Damage(str(path), str(error), number, at), then) from error
+        left -= framing.before_nbytes + framing.after_nbytes
+        if nbytes is None or nbytes <= left:
+            return nbytes
+        what = f"it declares {nbytes} bytes where {max(left, 0)} are left in the file"
+    raise DamageError(Damage(str(path), what, number, at), then)
 
 
 def _masked(crc: int) -> bytes:
@@ -478,17 +482,7 @@ class PlainRecords:
             )
 
     def records(self, first: int = 0) -> Iterator[FramedRecord]:
-        """Read all records, as they stand in the files.
-
-        Args:
-            first: number to give to the first one.
-
-        Returns:
-            Iterator: of `FramedRecord`, numbered through all files.
-
-        Raises:
-            DamageError: where a file is damaged, with record and byte.
-        """
+        """Read all records, as they stand in the files, numbered through from `first` on."""
         number = first
         for path in self.paths:
             descriptor, size = open_file(path)
@@ -547,11 +541,11 @@ def open_plain(
     if not taken:
         text = f"holds no file called *-00000-of-00008 or *.{kind}"
         raise DamageError(Damage(str(path), text), "Give the file itself.")
-    _require_one_set(path, taken, f"*.{kind}")
+    require_one_set(path, taken, f"*.{kind}")
     return PlainRecords([path / name for name in taken], kind, fields)
 
 
-def _require_one_set(folder: Path, names: list[str], alone: str) -> None:
+def require_one_set(folder: Path, names: list[str], alone: str) -> None:
     """See that the files are one data set, of whose shards none is missing."""
     sets: dict[tuple[str, ...], set[int]] = {}
     for name in names:

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from dlguide.data.formats.dataset import Damage, DamageError, crc32c
-from dlguide.data.formats.records import FRAMINGS
+from dlguide.data.formats.records import FRAMINGS, declared_nbytes, require_one_set
 from dlguide.data.formats.sample import MalformedError, Sample, encode_features, features
 from dlguide.data.readers.image_files import DAMAGE, decode_image
 from dlguide.data.readers.imagenet import ORIGIN, synset
@@ -47,7 +47,6 @@ PUBLISHED_SHARDS = {"train": 1024, "validation": 128}
 PUBLISHED_PICTURES = {"train": 1_281_167, "validation": 50_000}
 CLASSES = 1000
 _TWO_CONVERSIONS = "These are shards of two conversions: take all of them from one."
-_NAME = re.compile(r"-(\d{5})-of-(\d{5})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,29 +202,16 @@ def read(
 
 
 def _shard_paths(folder: Path, split: str) -> list[Path]:
-    found: dict[int, set[int]] = {}
-    for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
-        match = _NAME.fullmatch(name.removeprefix(split)) if name.startswith(split) else None
-        if match:
-            found.setdefault(int(match[2]), set()).add(int(match[1]))
-    if not found:
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    names = [name for name in names if re.fullmatch(split + r"-\d{5}-of-\d{5}", name)]
+    if not names:
         first = f"{split}-00000-of-{PUBLISHED_SHARDS[split]:05d}"
         raise MissingComponentError(
             f"There are no shards of ImageNet like {first} in {folder}. {ORIGIN} Give the folder "
             "that holds the shards, for ones copied from another machine."
         )
-    if len(found) > 1:
-        what = f"holds shards of {split} out of {' and out of '.join(map(str, sorted(found)))}"
-        then = "Leave those of one conversion there, and move the others away."
-        raise DamageError(Damage(str(folder), what), then)
-    ((count, there),) = found.items()
-    missing = sorted(set(range(count)) - there)
-    if missing or len(there) != count:
-        strange = f"{split}-{(missing or [max(there)])[0]:05d}-of-{count:05d}"
-        what = f"{len(missing)} of {count} shards are missing, the first is {strange}"
-        what = what if missing else f"there is a {strange}, out of {count}"
-        raise DamageError(Damage(str(folder), what), "Copy the shards again from their source.")
-    return [folder / f"{split}-{number:05d}-of-{count:05d}" for number in range(count)]
+    require_one_set(folder, names, f"{split}*")
+    return [folder / name for name in names]
 
 
 def _encoded(picture: Picture, split: str, boxes: Sequence[Box]) -> bytes:
@@ -340,17 +326,7 @@ def _walk(descriptor: int, path: Path, number: int) -> Iterator[tuple[int, int, 
     size, at = os.fstat(descriptor).st_size, 0
     head = os.pread(descriptor, _BEFORE, 0)
     while at < size:
-        if size - at < _BEFORE:
-            what = f"the file ends within a record's header ({size - at} bytes left)"
-            raise DamageError(Damage(str(path), what, number, at), _THEN)
-        try:
-            nbytes = _FRAMING.declared(head)
-        except ValueError as error:
-            raise DamageError(Damage(str(path), str(error), number, at), _THEN) from error
-        left = size - at - _BEFORE - _AFTER
-        if nbytes > left:
-            what = f"it declares {nbytes} bytes where {max(left, 0)} are left in the file"
-            raise DamageError(Damage(str(path), what, number, at), _THEN)
+        nbytes = declared_nbytes(_FRAMING, head, size - at, path, number, at, _THEN)
         # the record's checksum and the next header, in one request
         following = os.pread(descriptor, _AFTER + _BEFORE, at + _BEFORE + nbytes)
         check = int.from_bytes(following[:_AFTER], "little")
