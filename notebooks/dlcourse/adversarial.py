@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count
 
 if TYPE_CHECKING:
     import keras
@@ -15,39 +15,11 @@ if TYPE_CHECKING:
 
 
 def non_saturating(real: Any, fake: Any) -> tuple[Any, Any]:
-    """Losses of Goodfellow's GAN, with the generator's that keeps its slope.
-
-        discriminator: -mean log D(real) - mean log(1 - D(fake))
-        generator:     -mean log D(fake)
-
-    D is the sigmoid of the logits. The generator's has the fixed point of the minimax game, and
-    pulls where that one is flat: where the discriminator is sure that a sample is false.
-
-    Source:
-        Goodfellow et al. 2014 (arXiv:1406.2661), equation 1 and section 3.
-    """
+    """Losses of Goodfellow's GAN, with the generator's that keeps its slope."""
     import tensorflow as tf
 
     judge = tf.reduce_mean(tf.nn.softplus(-real)) + tf.reduce_mean(tf.nn.softplus(fake))
     return judge, tf.reduce_mean(tf.nn.softplus(-fake))
-
-
-def minimax(real: Any, fake: Any) -> tuple[Any, Any]:
-    """Losses of the minimax game as it is written: what one wins the other loses.
-
-        discriminator: -mean log D(real) - mean log(1 - D(fake))
-        generator:                          mean log(1 - D(fake))
-
-    Source:
-        Goodfellow et al. 2014 (arXiv:1406.2661), equation 1.
-    """
-    import tensorflow as tf
-
-    lost = tf.reduce_mean(tf.nn.softplus(fake))
-    return tf.reduce_mean(tf.nn.softplus(-real)) + lost, -lost
-
-
-LOSSES = {"non-saturating": non_saturating, "minimax": minimax}
 
 
 def dense_pair(
@@ -58,25 +30,10 @@ def dense_pair(
     conditions: int = 0,
     dtype: str = "float32",
 ) -> tuple[keras.Model, keras.Model]:
-    """Build a small generator and a small discriminator of dense layers.
-
-    Two hidden layers each. The same arguments give the same weights on every rank. With
-    `conditions` both nets take so many more numbers at the end of their input (a label,
-    one-hot), and the generator passes them on behind its sample, where the discriminator
-    looks for them: a conditional GAN.
-
-    Source:
-        Mirza and Osindero 2014 (arXiv:1411.1784), section 3.2, for the conditions.
-    """
+    """Build a small generator and a small discriminator of dense layers."""
     import keras
 
     from dlguide.models.layers import SeededLayers
-
-    require_count(seed, "seed", least=0)
-    for name, value in (("features", features), ("latent", latent), ("hidden", hidden)):
-        require_count(value, name)
-    require_count(conditions, "conditions", least=0)
-    require_known(dtype, ("float32", "float64"), "dtype")
 
     def dense(name: str, inputs: int, outputs: int, activation: str) -> tuple[Any, Any]:
         make = SeededLayers(name, seed, dtype, seed, start="HeNormal")
@@ -107,23 +64,7 @@ def rows_of(array: Any) -> Callable[[Any, int], Any]:
 
 
 class Game:
-    """A generator and a discriminator, their optimizers, and the steps against each other.
-
-    In each step the discriminator learns from `batch` true and `batch` generated samples, then
-    the generator from `batch` new ones, judged by the discriminator as it is now. Every random
-    number follows from `seed` and the number of the step. On ranks all draw the same global
-    batch and each takes its own rows; the gradients of *both* nets are averaged, so p ranks play
-    the game of one process with the same batch, up to rounding. Batch normalisation breaks this,
-    as its statistics are those of one rank's rows.
-
-    All ranks must play equally many steps. A step moves the bytes of both nets' gradients, and
-    those of the discriminator once more for each further one of `judge_steps`.
-
-    Source:
-        Goodfellow et al. 2014 (arXiv:1406.2661), algorithm 1; Radford et al. 2015
-        (arXiv:1511.06434), section 4, for beta_1; Arjovsky et al. 2017 (arXiv:1701.07875),
-        algorithm 1, for `judge_steps` and `clip`.
-    """
+    """A generator and a discriminator, their optimizers, and the steps against each other."""
 
     def __init__(
         self,
@@ -131,7 +72,7 @@ class Game:
         discriminator: keras.Model,
         draw: Callable[[Any, int], Any],
         batch: int = 64,
-        loss: str | Callable[[Any, Any], tuple[Any, Any]] = "non-saturating",
+        loss: Callable[[Any, Any], tuple[Any, Any]] = non_saturating,
         rates: tuple[float, float] = (1e-3, 1e-3),
         noise: Callable[[Any, int], Any] | None = None,
         judge_steps: int = 1,
@@ -144,15 +85,9 @@ class Game:
 
         self.generator, self.discriminator = generator, discriminator
         self.batch, self.judge_steps = require_count(batch, "batch"), judge_steps
-        require_count(judge_steps, "judge_steps")
-        require_count(seed, "seed", least=0)
-        self.clip = None if clip is None else require_positive(clip, "clip")
-        known = callable(loss) or require_known(loss, LOSSES, "loss")
-        self.losses = loss if known is True else LOSSES[loss]
+        self.clip, self.losses = clip, loss
         self._draw, self._noise, self.seed = draw, noise or self._normal, seed
-        self._optimizers = [
-            keras.optimizers.Adam(require_positive(rate, "rates"), beta_1=0.5) for rate in rates
-        ]
+        self._optimizers = [keras.optimizers.Adam(rate, beta_1=0.5) for rate in rates]
         for optimizer, net in zip(self._optimizers, (generator, discriminator), strict=True):
             optimizer.build(net.trainable_variables)
         self._average, self._rows = self._shared(parallel)
@@ -165,11 +100,7 @@ class Game:
         return np.asarray([[float(one) for one in pair] for pair in losses])
 
     def sample(self, samples: int, seed: int = 1) -> np.ndarray:
-        """Let the generator give samples.
-
-        The same seed gives the same random numbers at any time of the game, so that one sees
-        what becomes of them.
-        """
+        """Let the generator give samples."""
         codes = self._noise((-1, seed), require_count(samples, "samples"))
         return np.asarray(self.generator(codes, training=False))
 
@@ -229,29 +160,12 @@ class Game:
 
 
 def frechet_distance(one: ArrayLike, other: ArrayLike) -> float:
-    """Compare two sets of samples by mean and covariance of their features.
-
-        d^2 = |m1 - m2|^2 + tr(C1 + C2 - 2 (C1^1/2 C2 C1^1/2)^1/2)
-
-    0 for equal means and covariances, whatever else is different. With features of Inception-v3
-    this is the usual FID; with others, such as those of a small classifier, it is a number of
-    the same kind that must not be compared with published ones. It is biased upwards for few
-    samples: compare sets of equal size, and give the distance of two sets of true samples
-    beside it.
-
-    Source:
-        Dowson and Landau, J. Multivariate Analysis 12 (1982), 450-455; Heusel et al. 2017
-        (arXiv:1706.08500), equation 6.
-
-    >>> frechet_distance([[0.0], [2.0]], [[3.0], [5.0]])
-    9.0
-    """
+    """Compare two sets of samples by mean and covariance of their features."""
     sets = [np.asarray(each, float) for each in (one, other)]
-    for name, each in zip(("one", "other"), sets, strict=True):
-        table = each.ndim == 2 and len(each) >= 2
-        require(table, name, "be samples x features with at least 2 samples", each.shape)
-    widths = tuple(each.shape[1] for each in sets)
-    require(widths[0] == widths[1], "other", f"have the {widths[0]} features of `one`", widths[1])
+    shapes = [each.shape for each in sets]
+    alike = all(len(s) == 2 and s[0] >= 2 for s in shapes) and shapes[0][1] == shapes[1][1]
+    must = "be at least 2 samples x equally many features each"
+    require(alike, "one, other", must, shapes)
     means = [each.mean(axis=0) for each in sets]
     first, second = (np.atleast_2d(np.cov(each, rowvar=False)) for each in sets)
     values, vectors = np.linalg.eigh(first)

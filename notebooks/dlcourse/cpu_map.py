@@ -22,28 +22,26 @@ class CpuUse:
     communicates: tuple[int, ...] = ()
 
     @property
+    def ranks(self) -> list[int]:
+        """All of them, ascending."""
+        return sorted({*self.computes, *self.communicates})
+
+    @property
     def shared(self) -> bool:
         """Whether several ranks use it, or one rank computes and communicates on it."""
-        ranks = {*self.computes, *self.communicates}
-        return len(ranks) > 1 or bool(self.computes and self.communicates)
+        return len(self.ranks) > 1 or bool(self.computes and self.communicates)
 
     @property
     def sign(self) -> str:
         """Two characters for the text map: "0 ", "0*" (communicates), "! " (shared), ". "."""
-        ranks = sorted({*self.computes, *self.communicates})
-        if not ranks:
+        if not self.ranks:
             return ". "
-        digits = "0123456789abcdefghijklmnopqrstuvwxyz"
-        rank = digits[ranks[0]] if ranks[0] < len(digits) else "#"
+        rank = "0123456789abcdefghijklmnopqrstuvwxyz#"[min(self.ranks[0], 36)]
         return ("!" if self.shared else rank) + ("*" if self.communicates else " ")
 
 
 def of_plan(plan: ThreadPlan, machine: Machine) -> dict[int, CpuUse]:
-    """Return the use of each logical CPU of a machine under a thread plan.
-
-    Raises:
-        ValueError: if the plan names CPUs that the machine does not have.
-    """
+    """Return the use of each logical CPU of a machine under a thread plan."""
     there = {core.cpu for core in machine.cores}
     missing = sorted({cpu for cpus in plan.cpus for cpu in cpus} - there)
     must = f"name CPUs of the machine, which has {format_cpus(there)}"
@@ -58,14 +56,14 @@ def of_ranks(
     machine: Machine, compute: Sequence[Sequence[int]], communicate: Sequence[Sequence[int]]
 ) -> dict[int, CpuUse]:
     """Return the use of each logical CPU, given the CPUs that each rank computes and sends on."""
-
-    def users(lists: Sequence[Sequence[int]], cpu: int) -> tuple[int, ...]:
-        return tuple(rank for rank, cpus in enumerate(lists) if cpu in cpus)
-
-    return {
-        core.cpu: CpuUse(users(compute, core.cpu), users(communicate, core.cpu))
-        for core in machine.cores
-    }
+    uses = {}
+    for core in machine.cores:
+        of = [
+            [r for r, cpus in enumerate(each) if core.cpu in cpus]
+            for each in (compute, communicate)
+        ]
+        uses[core.cpu] = CpuUse(*map(tuple, of))
+    return uses
 
 
 def by_node(machine: Machine) -> dict[tuple[int, int], list[list[int]]]:
@@ -93,14 +91,9 @@ def text(machine: Machine, uses: Mapping[int, CpuUse]) -> str:
 
 
 def short(cpus: Sequence[int]) -> str:
-    """Format logical CPUs as ranges, with a stride if that is shorter.
-
-    >>> short([0, 2, 4, 6])
-    '0-6:2'
-    """
+    """Format logical CPUs as ranges, with a stride if that is shorter: 0-6:2."""
     ordered = sorted(set(cpus))
-    if len(ordered) > 3:
-        strides = {after - before for before, after in pairwise(ordered)}
-        if len(strides) == 1 and strides != {1}:
-            return f"{ordered[0]}-{ordered[-1]}:{strides.pop()}"
+    strides = {after - before for before, after in pairwise(ordered)}
+    if len(ordered) > 3 and len(strides) == 1 and strides != {1}:
+        return f"{ordered[0]}-{ordered[-1]}:{strides.pop()}"
     return format_cpus(ordered)

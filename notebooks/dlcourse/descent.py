@@ -31,13 +31,7 @@ class Landscape:
 
 
 def bowl(curvatures: tuple[float, float] = (1.0, 1.0)) -> Landscape:
-    """Make a bowl, which is a valley where the curvatures differ much.
-
-        loss = (a x^2 + b y^2) / 2
-
-    >>> bowl((1.0, 4.0)).gradient(np.array([3.0, 2.0]))
-    array([3., 8.])
-    """
+    """Make a bowl, which is a valley where the curvatures differ much."""
     a, b = (require_positive(each, "curvatures") for each in curvatures)
     return Landscape(
         "bowl" if a == b else "valley",
@@ -49,10 +43,7 @@ def bowl(curvatures: tuple[float, float] = (1.0, 1.0)) -> Landscape:
 
 
 def two_valleys(tilt: float = 0.3) -> Landscape:
-    """Make two valleys, of which the left one is deeper.
-
-    loss = (x^2 - 1)^2 + tilt x + y^2 / 2
-    """
+    """Make two valleys, of which the left one is deeper."""
     tilted = 0 < require_positive(tilt, "tilt") <= 1
     require(tilted, "tilt", "be at most 1, or the right valley has no bottom", tilt)
     deepest = float(np.roots([4.0, 0.0, -4.0, tilt]).real.min())
@@ -66,10 +57,7 @@ def two_valleys(tilt: float = 0.3) -> Landscape:
 
 
 def plateau() -> Landscape:
-    """Make a hole in a plain, which is the flatter the further away.
-
-    loss = r^2 / (1 + r^2),  r^2 = x^2 + y^2
-    """
+    """Make a hole in a plain, which is the flatter the further away."""
     return Landscape(
         "plateau",
         lambda x, y: 1 - 1 / (1 + x**2 + y**2),
@@ -85,14 +73,7 @@ def walk(
     optimizer: float | keras.optimizers.Optimizer,
     steps: int,
 ) -> np.ndarray:
-    """Follow an optimizer downhill and keep every point.
-
-    A number as the optimizer is plain gradient descent, w <- w - rate g, in NumPy. A Keras
-    optimizer keeps its rate in single precision, so the two differ in the eighth digit.
-
-    >>> walk(lambda w: w, [1.0], 0.5, 3).ravel()
-    array([1.   , 0.5  , 0.25 , 0.125])
-    """
+    """Follow an optimizer downhill and keep every point."""
     require_count(steps, "steps")
     point = np.array(start, float)
     update = (
@@ -132,11 +113,7 @@ def _of_keras(optimizer: Any, start: np.ndarray) -> Callable[[np.ndarray, np.nda
 def children(
     mean: np.ndarray, step: float, count: int, seed: int, generation: int
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """Draw the children of one generation, each with a step size of its own.
-
-    They follow from the arguments alone: ranks that call this alike have the same children
-    without a message.
-    """
+    """Draw the children of one generation, each with a step size of its own."""
     random = np.random.default_rng([seed, generation])
     learning = 1 / np.sqrt(2 * mean.size)
     for _ in range(count):
@@ -153,16 +130,7 @@ def evolve(
     step: float = 0.3,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Search by evolution, which needs the loss and no gradient.
-
-    In each generation `count` children are drawn around the mean of the parents; the `parents`
-    best of them are the next ones. A child inherits the step size with a small change of its own,
-    so good step sizes survive with good children: a (mu/mu, lambda) evolution strategy.
-
-    Source:
-        Beyer and Schwefel, Natural Computing 1 (2002), 3-52: evolution strategies with
-        self-adaptation, learning rate 1 / sqrt(2 n).
-    """
+    """Search by evolution, which needs the loss and no gradient."""
     require_count(generations, "generations")
     require_count(count, "count", least=2)
     fewer = require_count(parents, "parents") < count
@@ -178,13 +146,7 @@ def evolve(
 
 
 def largest(good: Callable[[float], bool], low: float, high: float, halvings: int = 20) -> float:
-    """Find by halving how large a number may be, such as a learning rate.
-
-    Takes for granted that what is good stays good when it is made smaller.
-
-    >>> round(largest(lambda x: x * x < 2, 0.0, 4.0), 4)
-    1.4142
-    """
+    """Find by halving how large a number may be, such as a learning rate."""
     require_count(halvings, "halvings")
     require(low < high, "low", f"be below the {high:g} of `high`", low)
     for _ in range(halvings):
@@ -196,10 +158,7 @@ def largest(good: Callable[[float], bool], low: float, high: float, halvings: in
 def recorded(
     loss: Callable[[np.ndarray], Any], search: Callable[[Callable[[np.ndarray], Any]], Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Let a search run and keep every loss that it asked for, with its time.
-
-    So methods can be compared that call the loss in their own way and keep no record.
-    """
+    """Let a search run and keep every loss that it asked for, with its time."""
     rows = []
     began = perf_counter()
 

@@ -50,11 +50,7 @@ def is_answers(path: Path) -> bool:
 
 
 def choose(names: Iterable[str] = (), folder: str | os.PathLike[str] | None = None) -> list[Path]:
-    """The notebooks with these numbers, names or paths, each once; all when none is named.
-
-    Raises:
-        ValueError: when there is no such notebook; the message lists those there are.
-    """
+    """The notebooks with these numbers, names or paths, each once; all when none is named."""
     known = find(folder)
     wanted = [str(name) for name in names]
     chosen = [] if wanted else known
@@ -69,13 +65,7 @@ def choose(names: Iterable[str] = (), folder: str | os.PathLike[str] | None = No
 
 
 def missing(path: str | os.PathLike[str]) -> str:
-    """The optional packages that a notebook needs and that are not installed, with their commands.
-
-    A notebook names them in its metadata: `{"dlguide": {"needs": ["torch"]}}`.
-
-    Raises:
-        ValueError: when the file is not a notebook, or `needs` is not a list of names.
-    """
+    """The optional packages that a notebook names in its metadata and that are not installed."""
     try:
         contents = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError:
@@ -98,12 +88,7 @@ def _installed(name: str) -> bool:
 
 
 def shorten(cells: Iterable[MutableMapping[str, Any]]) -> int:
-    """Replace texts in cells as their metadata says; return the number of replacements.
-
-    Raises:
-        ValueError: when `fast` is not a list of pairs, or a text is not found exactly once in its
-            cell.
-    """
+    """Replace texts in cells as their metadata says; return the number of replacements."""
     count = 0
     for number, cell in enumerate(cells):
         pairs = cell.get("metadata", {}).get("fast", [])
@@ -128,17 +113,7 @@ def _are_pairs(pairs: Any) -> bool:
 
 @dataclass(frozen=True)
 class Execution:
-    """How one notebook went.
-
-    Args:
-        name: the file, below the folder of notebooks.
-        ok: whether every cell ran, or the notebook was skipped.
-        seconds: from the start of the process to its end (s).
-        network_cut: whether it ran without any network but loopback.
-        error: what failed.
-        skipped: why it was not executed.
-        fast: whether it had less work, so that its time is not the lesson's.
-    """
+    """How one notebook went."""
 
     name: str
     ok: bool
@@ -165,20 +140,7 @@ def execute(
     output: str | os.PathLike[str] | None = None,
     fast: bool = False,
 ) -> Execution:
-    """Execute one notebook in its folder; the file itself stays as it is.
-
-    In answers a wrong exercise fails. A notebook that needs an optional package which is not
-    installed is skipped.
-
-    Args:
-        timeout_s: when the kernel and all that it started are killed (s).
-        cut_network: leave it loopback only, where the system allows that.
-        output: where to write the executed notebook, also when it failed; None keeps none.
-        fast: with less work, see `shorten`.
-
-    Raises:
-        ValueError: when there is no such notebook or the limit is not a time.
-    """
+    """Execute one notebook in its folder; the file itself stays as it is."""
     path = Path(path).resolve()
     require(path.is_file(), "path", "be a notebook", str(path))
     limit_s = require_positive(timeout_s, "timeout_s")
@@ -209,19 +171,7 @@ def execute_all(
     fast: bool = False,
     at_once: int = 1,
 ) -> bool:
-    """Execute notebooks, print how each went, and return whether all of them ran.
-
-    Args:
-        names: see `choose`; the answers of a lesson are executed with it.
-        timeout_s: the limit of each (s).
-        cut_network: see `execute`.
-        output: a folder for the executed notebooks; None keeps none.
-        fast: lessons with less work, and no answers.
-        at_once: notebooks that run side by side (count); more than one disturb each other's times.
-
-    Raises:
-        ValueError: when there is no such notebook.
-    """
+    """Execute notebooks, print how each went, and return whether all of them ran."""
     require_count(at_once, "at_once")
     paths = [path for path in choose(names) if not (fast and is_answers(path))]
     if at_once > 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dlguide import published
 from dlguide.errors import require_count
-from dlguide.scaling import costs, predict, step, strong
+from dlguide.scaling import costs, predict, step
 
 PREDICTED, FITTED, SOLVED = "predicted", "fitted", "solved"
 
@@ -16,36 +16,10 @@ RESNET_BYTES = 4 * 25_557_032  # float32 gradients, of architectures.csv
 GAN_BYTES = 4 * 131e6  # guide, Table 2: 131 million weights
 CHESTXRAY_IMAGES = 111_000  # guide, Table 10
 
-HOROVOD, PYTORCH = "Horovod 0.15.2 + TensorFlow 1.12.0", "PyTorch 1.0.0"
-BOTH, SERVERS = "Horovod 0.15.2 + PyTorch 1.0.0", "MXNet ps-lite"
-# What each claim is about: series (framework, batch), and the largest count fitted. Where a claim
-# is itself from the thesis' table, only what was measured up to 8 workers is fitted.
-_CLAIMS = {
-    "standard distributed TensorFlow efficiency": (SERVERS, 64, 64),
-    "Horovod efficiency": (HOROVOD, 64, 32),
-    "Horovod + TensorFlow speed-up batch 32": (HOROVOD, 32, 8),
-    "Horovod + TensorFlow speed-up batch 64": (HOROVOD, 64, 8),
-    "Horovod + TensorFlow speed-up batch 128": (HOROVOD, 128, 8),
-    "Horovod + PyTorch speed-up": (BOTH, 128, 8),
-    "PyTorch speed-up": (PYTORCH, 128, 8),
-}
-
 
 @dataclass(frozen=True)
 class ExplainedRow:
-    """One published number and the model's.
-
-    Args:
-        what: what is measured, and by whom.
-        workers: number of workers, in the table's own unit (count).
-        published: as printed.
-        predicted: by the model, same unit.
-        how: "predicted" from other numbers; "fitted" to this one among more than the model has
-            coefficients; "solved": one unknown was chosen so that both agree, which proves
-            nothing.
-        low: one in twenty is expected to be lower; None where there is no interval.
-        high: one in twenty is expected to be higher; None where there is no interval.
-    """
+    """One published number and the model's."""
 
     what: str
     workers: int
@@ -70,21 +44,11 @@ class ExplainedRow:
 
 @dataclass(frozen=True)
 class Explained:
-    """A published table, row by row.
-
-    Args:
-        name: the table's file in `data/published`.
-        rows: published and predicted.
-        assumptions: all that the source does not state and the model needs, sentences.
-    """
+    """A published table, row by row."""
 
     name: str
     rows: tuple[ExplainedRow, ...]
     assumptions: tuple[str, ...]
-
-    def worst(self) -> float:
-        """Return the largest relative error among rows that were not solved for (fraction)."""
-        return max((abs(row.ratio - 1) for row in self.rows if row.how != SOLVED), default=0.0)
 
     def __str__(self) -> str:
         width = max(len(row.what) for row in self.rows)
@@ -101,18 +65,7 @@ class Explained:
 
 
 def time_to_train(spread: float = SPREAD) -> Explained:
-    """Explain the guide's hours of training, each with all that it takes to do so.
-
-    Only the 448 nodes are predicted: their step follows from the hours of one node, a ring over a
-    stated network, and an assumed spread. For the other two the sources state so little that one
-    number has to be solved for.
-
-    Args:
-        spread: standard deviation of a node's step time over its mean (ratio).
-
-    Source:
-        Guide, Tables 2, 4, 5, 6, 10, 12 and 13.
-    """
+    """Explain the guide's hours of training, each with all that it takes to do so."""
     hours = {row["configuration"]: row["hours"] for row in published.load("time_to_train")}
     nodes, batch = 448, 32
     one_h = hours["1x Xeon Platinum 8160 node"]
@@ -165,51 +118,8 @@ def time_to_train(spread: float = SPREAD) -> Explained:
     )
 
 
-def evaluation() -> Explained:
-    """Explain why 29.4 times the throughput was 22.5 times the speed of the whole training.
-
-    In the thesis every rank evaluated all 50 000 images after each epoch. Two wall clocks and the
-    throughput's speed-up give the part that nobody divided.
-
-    Source:
-        Thesis, Figure 17, experiments 4 and 5 (6 days 4 h 16 min; 6 h 36 min).
-    """
-    one_h, many_h, workers, speedup = 6 * 24 + 4 + 16 / 60, 6.6, 32, 29.4
-    train_h, whole_h = step.not_divided(one_h, many_h, speedup)
-    divided_h = train_h / speedup + whole_h / workers
-    logged_h = 5.1
-    return Explained(
-        "evaluation of the thesis",
-        (
-            ExplainedRow("wall clock, evaluation undivided", workers, one_h / many_h,
-                one_h / (train_h / speedup + whole_h), SOLVED),
-            ExplainedRow("wall clock, had it been divided", workers, speedup, one_h / divided_h,
-                PREDICTED),
-            ExplainedRow("hours of training (by the log)", workers, logged_h, train_h / speedup,
-                PREDICTED),
-        ),
-        (
-            f"All that did not gain {speedup} times is {whole_h:.2f} h, the same on 1 and on "
-            f"{workers} GPUs: evaluation, and also start, checkpoints and slow first batches.",
-            "The runs differ in schedule and cluster load, not only in the number of GPUs.",
-            "The throughputs of Tables 3 and 9 would need 5.2 h at 32 GPUs and 154 h at one, more "
-            "than its whole wall clock: their averages hold the slow first batch.",
-        ),
-    )  # fmt: skip
-
-
 def ibm_ddl(fitted_nodes: int = 16) -> Explained:
-    """Explain the speed-ups of PowerAI DDL on up to 64 nodes of 4 GPUs.
-
-    The unit is a node: the speed-up is over one node of four GPUs, so what is lost inside a node
-    is lost in both and vanishes. Nothing here says how good four GPUs are against one.
-
-    Args:
-        fitted_nodes: fit the points up to so many nodes, predict the others.
-
-    Source:
-        Survey, Tables 3 and 4: Cho et al., arXiv:1708.02188 (2017).
-    """
+    """Explain the speed-ups of PowerAI DDL on up to 64 nodes of 4 GPUs."""
     most, rows = require_count(fitted_nodes, "fitted_nodes", 4), []
     table = published.load("scaling_ibm_ddl")
     for name in dict.fromkeys(row["framework"] for row in table):
@@ -232,83 +142,5 @@ def ibm_ddl(fitted_nodes: int = 16) -> Explained:
             "Link, batch and GPUs are not in the survey; none of them is used.",
             f"Points above {most} nodes were not seen by the fit.",
             "Torch at 16 GPUs is 3.5 / 4 = 0.875; the survey prints 0.86. The speed-up is used.",
-        ),
-    )
-
-
-def s_caffe() -> Explained:
-    """Explain S-Caffe's strong scaling: AlexNet, batches of 128 and 256 on 1, 2 and 4 GPUs.
-
-    Source:
-        Tutorial, S-Caffe demo.
-    """
-    table = published.load("s_caffe_strong_scaling")
-    found = strong.fit((row["global_batch"], row["gpus"], row["seconds"]) for row in table)
-    rows = tuple(
-        ExplainedRow(
-            f"{row['network']}, batch {row['global_batch']}",
-            row["gpus"],
-            row["seconds"],
-            found.seconds(row["global_batch"], row["gpus"]),
-            FITTED,
-        )
-        for row in table
-    )
-    times = {(row["global_batch"], row["gpus"]): row["seconds"] for row in table}
-    small, large = (times[batch, 1] / times[batch, 4] for batch in (128, 256))
-    better = 2 * times[128, 1] / times[256, 1]
-    saturated = ", ".join(
-        f"batch {batch}: no gain beyond {found.best_workers(batch)} GPUs (at most "
-        f"{found.most_speedup(batch):.2f} times one)"
-        for batch in (128, 256)
-    )
-    return Explained(
-        "s_caffe_strong_scaling",
-        rows,
-        (
-            *found.assumptions,
-            "The times are for equal numbers of iterations, whatever the batch (not stated).",
-            f"Saturated: {saturated}.",
-            f"On 4 GPUs batch 128 is {small:.2f} times as fast as on one, batch 256 {large:.2f} "
-            f"times; one GPU itself does {better:.2f} times the images/s with 256.",
-        ),
-    )
-
-
-def claims() -> Explained:
-    """Place the claimed efficiencies of `claims.csv` on curves fitted to published throughputs.
-
-    Source:
-        Thesis 3.4 (quotes the Horovod paper) and 5.3; throughputs: thesis, Tables 1 to 9; guide,
-        Table 8.
-    """
-    stated = {row["claim"]: row for row in published.load("claims")}
-    throughputs, rows = published.load("throughput"), []
-    for claim, (framework, batch, most) in _CLAIMS.items():
-        points = {
-            row["workers"]: row["images_per_s"]
-            for row in throughputs
-            if (row["framework"], row["batch_per_worker"], row["data"])
-            == (framework, batch, "ImageNet")
-        }
-        found = predict.fit({p: rate for p, rate in points.items() if p <= most})
-        workers, value = int(stated[claim]["workers"]), float(stated[claim]["value"])
-        share = value if stated[claim]["unit"].startswith("share") else value / workers
-        (said,) = found.predict([workers])
-        # over the measured speed of one worker, as those who claim divide
-        whole = workers * points[1]
-        three = (said.images_per_s / whole, said.low / whole, said.high / whole)
-        rows.append(ExplainedRow(claim, workers, share, three[0], PREDICTED, *three[1:]))
-    return Explained(
-        "claims",
-        tuple(rows),
-        (
-            "The two claims at 128 GPUs are the Horovod paper's, for other nets and another "
-            "cluster: the thesis' ResNet-50 on P100 with batch 64 stands for Horovod.",
-            "MXNet's servers (guide, Table 8) stand for TensorFlow's, of which no series over "
-            "nodes was published.",
-            "Speed-ups at 32 GPUs: fitted on 1 to 8 GPUs of the same series, 2 GPUs included, "
-            "which shared their node with others.",
-            "Averages of 200 batches with the slow first one inside (thesis).",
         ),
     )

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 class FlatNet:
-    """A classifier whose weights lie outside of it, in one flat array.
-
-    The order is that of `trainable_weights`, each in C order. Running averages of batch
-    normalisation stay in the net, on each rank its own: nets without it train alike everywhere.
-    """
+    """A classifier whose weights lie outside of it, in one flat array."""
 
     def __init__(
         self,
@@ -37,7 +33,7 @@ class FlatNet:
         self._variables = list(self.model.trainable_weights)
         sizes = [int(np.prod(v.shape, dtype=int)) for v in self._variables]
         self._edges = np.cumsum([0, *sizes])
-        self._gradient, self._logits = self._compiled()
+        self._compile()
 
     @property
     def weights(self) -> np.ndarray:
@@ -65,10 +61,9 @@ class FlatNet:
             right += int((logits.argmax(axis=-1) == labels).sum())
         return right / len(images)
 
-    def _compiled(self) -> tuple:
+    def _compile(self) -> None:
         import tensorflow as tf
 
-        @tf.function(autograph=False)
         def slopes(images, labels):
             with tf.GradientTape() as tape:
                 logits = self.model(images, training=True)
@@ -76,9 +71,10 @@ class FlatNet:
                 loss = tf.reduce_mean(losses)
             return tape.gradient(loss, self._variables)
 
-        return slopes, tf.function(
-            lambda images: self.model(images, training=False), autograph=False
-        )
+        def logits(images):
+            return self.model(images, training=False)
+
+        self._gradient, self._logits = (tf.function(f, autograph=False) for f in (slopes, logits))
 
     def _set(self, weights: np.ndarray) -> None:
         parts = np.split(weights, self._edges[1:-1])

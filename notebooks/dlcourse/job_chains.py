@@ -39,16 +39,7 @@ def spans(
     before: Mapping[str, float],
     per_job: int | None = None,
 ) -> list[Span]:
-    """Tell how a training of several jobs passes that saves after each epoch.
-
-    Each job waits in the queue, stages its data, starts, and trains. With `per_job` it ends by
-    itself after so many epochs, as the links of a chain do. Without, it goes on until its time
-    is over and begins anew from its last checkpoint: with b = what comes before the training,
-
-        epochs of a job = floor((limit - b) / epoch), and the rest of its time is lost.
-
-    Leaves out that the wait is shorter for shorter jobs, and the time to write a checkpoint.
-    """
+    """Tell how a training of several jobs passes that saves after each epoch."""
     require_count(epochs, "epochs")
     require_positive(epoch_s, "epoch_s")
     room_s = require_positive(limit_s, "limit_s") - before["staging"] - before["start"]

@@ -40,12 +40,11 @@ class StagedComm:
     """A communicator whose messages are copied on their way out and in, and counted.
 
     It replaces a communicator in `collectives` and `parameter_server`: Send, Recv and Sendrecv
-    make the copies; everything else goes to the communicator as it is, uncounted. `way` is a key
-    of `COPIES`.
+    make the copies; everything else goes to the communicator as it is, uncounted.
     """
 
     def __init__(self, comm: Comm, way: str = "direct") -> None:
-        self.comm, self.way = comm, require_known(way, COPIES, "way")
+        self.comm, self.copies = comm, COPIES[require_known(way, COPIES, "way")]
         self.sent, self.received, self.copied = 0, 0, 0
         self._space: dict[tuple[int, int], np.ndarray] = {}
 
@@ -56,12 +55,12 @@ class StagedComm:
 
     def Send(self, buffer: Any, dest: int, tag: int = 0) -> None:
         """Copy out and send."""
-        self.comm.Send(self._out(_bytes(buffer)), dest, tag)
+        self.comm.Send(self._out(buffer), dest, tag)
 
     def Recv(self, buffer: Any, source: int = -1, tag: int = -1, status: Any = None) -> None:
         """Receive and copy in."""
         into = _bytes(buffer)
-        landing = self._landing(into)
+        landing = self._spare(2, into)
         self.comm.Recv(landing, source, tag, status)
         self._in(into, landing)
 
@@ -70,36 +69,41 @@ class StagedComm:
     ) -> None:
         """Copy out, send and receive at the same time, copy in."""
         into = _bytes(receive)
-        landing = self._landing(into)
-        self.comm.Sendrecv(self._out(_bytes(send)), dest, sendtag, landing, source, recvtag)
+        landing = self._spare(2, into)
+        self.comm.Sendrecv(self._out(send), dest, sendtag, landing, source, recvtag)
         self._in(into, landing)
 
-    def _out(self, data: np.ndarray) -> np.ndarray:
+    def _out(self, buffer: Any) -> np.ndarray:
+        data = _bytes(buffer)
         self.sent += data.nbytes
-        for number in range(COPIES[self.way]):
-            space = self._spare(number, data.nbytes)
-            np.copyto(space, data)
-            self.copied += data.nbytes
-            data = space
+        for number in range(self.copies):
+            data = self._copy(self._spare(number, data), data)
         return data
-
-    def _landing(self, into: np.ndarray) -> np.ndarray:
-        return self._spare(2, into.nbytes) if COPIES[self.way] else into
 
     def _in(self, into: np.ndarray, landing: np.ndarray) -> None:
         self.received += into.nbytes
-        for number in range(COPIES[self.way]):
-            last = number == COPIES[self.way] - 1
-            space = into if last else self._spare(3, into.nbytes)
-            np.copyto(space, landing)
-            self.copied += into.nbytes
-            landing = space
+        for number in range(self.copies):
+            last = number == self.copies - 1
+            landing = self._copy(into if last else self._spare(3, into), landing)
 
-    def _spare(self, number: int, nbytes: int) -> np.ndarray:
+    def _copy(self, into: np.ndarray, data: np.ndarray) -> np.ndarray:
+        np.copyto(into, data)
+        self.copied += data.nbytes
+        return into
+
+    def _spare(self, number: int, like: np.ndarray) -> np.ndarray:
+        """A buffer of our own, or the message's own where nothing is copied."""
+        if not self.copies:
+            return like
         # kept from message to message, as pinned memory is: to pin it anew costs more than a copy
-        if (number, nbytes) not in self._space:
-            self._space[number, nbytes] = np.empty(nbytes, np.uint8)
-        return self._space[number, nbytes]
+        if (number, like.nbytes) not in self._space:
+            self._space[number, like.nbytes] = np.empty(like.nbytes, np.uint8)
+        return self._space[number, like.nbytes]
+
+
+def _bytes(buffer: Any) -> np.ndarray:
+    array = buffer[0] if isinstance(buffer, list | tuple) else buffer
+    return np.asarray(array).reshape(-1).view(np.uint8)
 
 
 def ring_seconds(
@@ -112,24 +116,17 @@ def ring_seconds(
 ) -> float:
     """Predict a ring allreduce whose messages are copied on both sides.
 
-    A rank sends and receives 2 (p - 1)/p n bytes each. Nothing of the copying happens at the same
-    time as a message. "pinned" has the copy over the bus, "pageable" another one in memory:
+    Nothing of the copying happens at the same time as a message. "pinned" has the copy over the
+    bus, "pageable" another one in memory. With 2 (p - 1)/p n bytes sent, and as many received:
 
         pinned     t = direct_s + 2 * 2 (p - 1)/p n / bus
         pageable   t = direct_s + 2 * 2 (p - 1)/p n (1 / bus + 1 / memory)
     """
     copies = COPIES[require_known(way, COPIES, "way")]
-    require_count(ranks, "ranks")
     bus = require_positive(bus_bytes_per_s, "bus_bytes_per_s")
     memory = bus if memory_bytes_per_s is None else memory_bytes_per_s
-    require_positive(memory, "memory_bytes_per_s")
     moved = 2 * ring_share(ranks) * nbytes
     return direct_s + moved * sum([1 / bus, 1 / memory][:copies])
-
-
-def _bytes(buffer: Any) -> np.ndarray:
-    array = buffer[0] if isinstance(buffer, list | tuple) else buffer
-    return np.asarray(array).reshape(-1).view(np.uint8)
 
 
 ALLREDUCE = "allreduce"
@@ -165,24 +162,14 @@ def mode_of(name: str) -> tuple[str, str]:
     """Return the mode of the servers, and where devices add, that a kvstore's name means.
 
     The devices of one process add up among themselves in every mode, and only the sum goes to the
-    servers: "device" moves that addition from the host to the devices, and changes no byte on
-    the network.
-
-    Source:
-        Apache MXNet, src/kvstore/kvstore_dist.h, PushImpl; its documentation of KVStore.
+    servers (MXNet, src/kvstore/kvstore_dist.h, PushImpl): "device" moves that addition from the
+    host to the devices, and changes no byte on the network.
     """
     return KVSTORES[require_known(name, KVSTORES, "name")]
 
 
 def as_mxnet_reads(name: str) -> str:
-    """Return how MXNet reads any text: it only searches it for a few words.
-
-    Source:
-        Apache MXNet, src/kvstore/kvstore.cc, KVStore::Create.
-
-    >>> as_mxnet_reads("dist_asynk")
-    'dist_sync'
-    """
+    """Return how MXNet reads any text: it only searches it for a few words (kvstore.cc, Create)."""
     text = name.lower()
     if "dist" not in text:
         return "nccl" if "nccl" in text else "device" if "device" in text else "local"
@@ -201,32 +188,16 @@ def train(
 ) -> tuple[np.ndarray, KVStoreRecord]:
     """Train with plain gradient descent; collective, all ranks call with the same arguments.
 
-    With servers the last ranks of `comm` serve; with allreduce all are workers. A step moves, with
-    n bytes of weights, p workers, k servers, and g devices on a node:
+    `dealt` holds for each worker its samples of each step. With servers the last ranks serve; with
+    allreduce all are workers. A step moves, with n bytes of weights, p workers, k servers, and g
+    devices on a node:
 
         worker    n out, n in                   (the first of g only)
         server    p n / (g k) in and out
         ring      2 (p - 1)/p n out and in
 
-    With g above 1 the workers of a node stand for the devices of one process of MXNet: they sum
-    among themselves and hand the weights around; that stays in the node and is not counted.
-
-    Args:
-        comm: as many ranks as workers, and servers.
-        way: one of `WAYS`.
-        weights: the first ones, flat, the same on all ranks; not changed.
-        gradient: a function of (weights, indices) to the gradient of the mean loss, shaped alike.
-        dealt: for each worker its samples of each step (indices).
-        rate: learning rate of each update.
-        servers: number of servers (count); not used by allreduce.
-        per_node: workers of a node, which speak to the servers as one (count); not used by
-            allreduce.
-
-    Returns:
-        tuple: the last weights, the same on all ranks, and this rank's KVStoreRecord.
-
-    Raises:
-        ValueError: when a name is unknown or the ranks do not fit; on all ranks alike.
+    With `per_node` above 1 the workers of a node stand for the devices of one process of MXNet:
+    they sum among themselves and hand the weights around, uncounted.
     """
     require_known(way, WAYS, "way")
     require_positive(rate, "rate")
@@ -251,16 +222,20 @@ def train(
         part -= np.asarray(rate, part.dtype) * mean
 
     start = perf_counter()
+    role, staleness = "worker", ()
     if way == ALLREDUCE:
         require_equal_buffers(comm, weights, steps=steps, rate=rate)
-        last, sent = _by_ring(comm, weights, compute, steps, update)
-        role, staleness, seconds = "worker", (), perf_counter() - start
+        last, counted = np.array(weights), StagedComm(comm)
+        for step in range(steps):
+            found, samples = compute(last, comm.rank, step)
+            share = np.asarray(samples / comm.allreduce(samples), weights.dtype)
+            update(last, allreduce_ring(np.array(found, weights.dtype) * share, counted))
+        sent, seconds = counted.sent, perf_counter() - start
     else:
-        mode, _ = mode_of(way)
-        group = require_count(per_node, "per_node")
         last, served = parameter_server.train(
-            comm, weights, compute, steps, update, mode, servers, group=group
-        )
+            comm, weights, compute, steps, update, mode_of(way)[0], servers,
+            group=require_count(per_node, "per_node"),
+        )  # fmt: skip
         role, staleness = served.role, served.staleness
         sent, seconds = served.sent, served.seconds
     return last, KVStoreRecord(
@@ -280,11 +255,8 @@ def train(
 class Choice:
     """One of the ways that are put side by side.
 
-    Args:
-        way: one of `WAYS`.
-        rate: learning rate of an update. An asynchronous server makes an update of every gradient
-            alone: with p workers a p-th of the rate lets each sample weigh as much.
-        per_node: workers of a node, which speak to the servers as one (count).
+    An asynchronous server makes an update of every gradient alone: with p workers a p-th of the
+    rate lets each sample weigh as much.
     """
 
     way: str
@@ -298,19 +270,17 @@ def side_by_side(
     weights: np.ndarray,
     gradient: Gradient,
     dealt: Sequence[Sequence[np.ndarray]],
-    servers: int = 1,
 ) -> dict[str, tuple[np.ndarray, KVStoreRecord] | None]:
     """Train in several ways, one after the other, from the same weights with the same samples.
 
-    Each way takes as many of the first ranks as it needs; the others sleep meanwhile, so that
-    none of them takes a core from those that train.
+    Each way takes as many of the first ranks as it needs, one of them the server; the others sleep
+    meanwhile, so that none of them takes a core from those that train.
     """
     from mpi4py import MPI
 
     needed = {}
     for name, one in choices.items():
-        require_known(one.way, WAYS, "way")
-        needed[name] = len(dealt) + (0 if one.way == ALLREDUCE else servers)
+        needed[name] = len(dealt) + (require_known(one.way, WAYS, "way") != ALLREDUCE)
         must = f"have the {needed[name]} ranks of {name}"
         require(needed[name] <= comm.size, "comm", must, comm.size)
     found: dict[str, tuple[np.ndarray, KVStoreRecord] | None] = {}
@@ -319,23 +289,11 @@ def side_by_side(
         team = comm.Split(0 if takes_part else MPI.UNDEFINED, comm.rank)
         found[name] = None
         if takes_part:
-            setting = (dealt, one.rate, servers, one.per_node)
-            found[name] = train(team, one.way, weights, gradient, *setting)
+            found[name] = train(
+                team, one.way, weights, gradient, dealt, one.rate, per_node=one.per_node
+            )
             team.Free()
         everyone = comm.Ibarrier()
         while not everyone.Test():
             sleep(0.002)
     return found
-
-
-def _by_ring(
-    comm: Comm, weights: np.ndarray, compute: Callable, steps: int, update: Callable
-) -> tuple[np.ndarray, int]:
-    current, counted = np.array(weights), StagedComm(comm)
-    for step in range(steps):
-        found, samples = compute(current, comm.rank, step)
-        total = comm.allreduce(samples)
-        found = np.array(found, weights.dtype) * np.asarray(samples / total, weights.dtype)
-        allreduce_ring(found, counted)
-        update(current, found)
-    return current, counted.sent

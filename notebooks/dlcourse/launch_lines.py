@@ -30,14 +30,7 @@ class Option:
 
 @dataclass(frozen=True)
 class ExplainedWord:
-    """A word of a launch line with its values.
-
-    Args:
-        text: the word and its values.
-        did: what it asks for.
-        state: "works", "harmful", "dead", or "not here" (TensorFlow does not heed it).
-        note: what to know about it.
-    """
+    """A word of a launch line with its values."""
 
     text: str
     did: str
@@ -197,7 +190,10 @@ MEANINGS: Mapping[tuple[str, str], tuple[str, str, str]] = {
 }  # fmt: skip
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.S)
-_OPEN_MPI_ONLY = set(OPEN_MPI) - set(HYDRA)
+_SHELL = {
+    "&": "goes on with the next line while this one runs",
+    "wait": "waits for all that was started with `&`",
+}
 
 
 @dataclass(frozen=True)
@@ -223,91 +219,172 @@ class ExplainedLaunch:
 
 
 def explain(command: str) -> ExplainedLaunch:
-    """Read a launch line of the sources word by word.
+    """Read a launch line of the sources word by word; nothing is run.
 
     Knows mpiexec (MPICH, Intel MPI), mpirun of Open MPI, mpirun_rsh, srun, MXNet's launch.py and
     horovodrun, with the options that occur in courses. Leaves out everything a shell does but
-    variables before the command, `export`, `&` and `wait`. Nothing is run.
-
-    Args:
-        command: the line, also over several lines with a backslash at their ends.
-
-    Returns:
-        ExplainedLaunch: its words, the job, what is wrong, and the job for today's launchers.
-
-    Raises:
-        ValueError: when there is no launcher, or an option is unknown or lacks its value; the
-            text says at which column.
-
-    Source:
-        Best Practice Guide Deep Learning (PRACE, 2019), sections 5.2, 5.3, 6.2.7, 6.3.3, 6.4.3.
+    variables before the command, `export`, `&` and `wait`. Source: PRACE best practice guide
+    (2019), sections 5.2, 5.3, 6.2.7, 6.3.3, 6.4.3.
     """
     require(isinstance(command, str) and command.strip(), "command", "be a launch line", command)
-    words = _split(command.replace("\\\n", " \n"))
-    at = next((i for i, word in enumerate(words) if _family(word.text)), None)
-    known = ", ".join([*SHARED_NAMES, *PROGRAMS])
-    if at is None:
-        words[0].require(False, "command", f"have a launcher, one of {known}")
-    told, variables, findings = _before(words[:at])
-    family = _family(words[at].text)
-    rest = words[at + 1 :]
-    if family == "?":
-        family = _which_mpi(rest)
-    name, table, note = FAMILIES[family]
-    told.append(ExplainedWord(words[at].text, f"launcher: {name}", note=note))
-    parts: dict[str, str] = {}
-    rest = _options(family, table, rest, told, parts, variables)
-    if family == "mvapich":
-        rest = _rsh_hosts(rest, told, parts, variables)
-    program, after = _program(rest)
-    more = sum(bool(_family(word.text)) for word in after)
-    if more:
-        findings.append(f"After it come {more} more launch lines: read them one by one.")
-    told += [ExplainedWord(word.text, _SHELL[word.text]) for word in after if word.text in _SHELL]
-    dead = [name for name, value in variables.items() if _state(name, value) == DEAD]
-    if dead:
-        findings.append(f"Left out below, because dead: {', '.join(dead)}.")
-    job = LaunchLine(
-        ranks=parts.get("ranks", ""),
-        per_node=parts.get("per_node", ""),
-        nodes=parts.get("nodes", ""),
-        cpus=parts.get("cpus") or variables.get("OMP_NUM_THREADS") or "",
-        hosts=parts.get("hosts", ""),
-        hostfile=parts.get("hostfile", ""),
-        label="label" in parts,
-        variables={name: value for name, value in variables.items() if name not in dead},
-        program=tuple(word.text for word in program),
-    )
-    findings += _findings(job)
-    return ExplainedLaunch(name, tuple(told), job, tuple(findings))
+    return _Reader(command.replace("\\\n", " \n")).read()
 
 
-_SHELL = {
-    "&": "goes on with the next line while this one runs",
-    "wait": "waits for all that was started with `&`",
-}
+class _Reader:
+    """Reads one launch line from left to right, and collects what it finds."""
+
+    def __init__(self, command: str) -> None:
+        self.words = _split(command)
+        self.told: list[ExplainedWord] = []
+        self.variables: dict[str, str | None] = {}
+        self.parts: dict[str, str] = {}
+        self.findings: list[str] = []
+
+    def read(self) -> ExplainedLaunch:
+        at = next((i for i, word in enumerate(self.words) if _family(word)), None)
+        known = ", ".join([*SHARED_NAMES, *PROGRAMS])
+        self.words[0].require(at is not None, "command", f"have a launcher, one of {known}")
+        for _ in range(at):
+            self.before(self.words.pop(0))
+        launcher = self.words.pop(0)
+        family = _family(launcher)
+        if family == "?":
+            family = _which_mpi(self.words)
+        name, table, note = FAMILIES[family]
+        self.told.append(ExplainedWord(launcher, f"launcher: {name}", note=note))
+        while self.words and self.words[0].startswith("-"):
+            self.option(family, table)
+        if family == "mvapich":
+            self.hosts()
+        end = next((i for i, word in enumerate(self.words) if word in _SHELL), len(self.words))
+        program, after = self.words[:end], self.words[end:]
+        more = sum(bool(_family(word)) for word in after)
+        if more:
+            self.findings.append(f"After it come {more} more launch lines: read them one by one.")
+        self.told += [ExplainedWord(word, _SHELL[word]) for word in after if word in _SHELL]
+        dead = [key for key, value in self.variables.items() if _state(key, value) == DEAD]
+        if dead:
+            self.findings.append(f"Left out below, because dead: {', '.join(dead)}.")
+        parts = {key: self.parts.get(key, "") for key in _PARTS}
+        parts["cpus"] = parts["cpus"] or self.variables.get("OMP_NUM_THREADS") or ""
+        kept = {key: value for key, value in self.variables.items() if key not in dead}
+        label, words = "label" in self.parts, tuple(map(str, program))
+        job = LaunchLine(**parts, label=label, variables=kept, program=words)
+        findings = (*self.findings, *_findings(job))
+        return ExplainedLaunch(name, tuple(self.told), job, findings)
+
+    def before(self, word: Word) -> None:
+        """Explain what is before the launcher: variables, `export`, an interpreter."""
+        if _ASSIGNMENT.fullmatch(word):
+            self.variable(word)
+        elif word == "export":
+            self.told.append(ExplainedWord(word, "gives what follows to all later commands"))
+            self.findings = [
+                "As printed this runs nothing: all that follows the first `export` on the line "
+                "are its arguments, the launcher too. Each `export` needs a line of its own."
+            ]
+        else:
+            must = "have variables or the launcher here"
+            word.require(re.search(r"python[\d.]*$", word), "command", must)
+            self.told.append(ExplainedWord(word, "runs a script of Python"))
+
+    def variable(self, word: str) -> None:
+        name, _, value = word.partition("=")
+        self.variables[name] = _plain(value)
+        self.told.append(_variable(word, name, _plain(value)))
+
+    def option(self, family: str, table: Mapping[str, Option]) -> None:
+        """Explain the next option with its values."""
+        word = last = self.words.pop(0)
+        joined = family == "srun" and not word.startswith("--")
+        name = word[1] if joined and len(word) > 1 else word.lstrip("-")
+        values: list[str] = []
+        if not joined and "=" in name:
+            name, _, value = name.partition("=")
+            values = [value]
+        near = get_close_matches(name, table, n=1)
+        known = ", ".join(_dashed(family, each) for each in table)
+        then = f"Did you mean {_dashed(family, near[0])}?" if near else f"Known are {known}."
+        must = f"have an option of {FAMILIES[family][0]} here"
+        word.require(name in table, "command", must, then)
+        option = table[name]
+        if joined and len(word) > 2:  # -lN1 is -l -N 1
+            more = word.part(2)
+            if option.values:
+                values = [str(more)]
+            else:
+                text = f"{more.whole[: more.start]}-{more.whole[more.start :]}"
+                self.words.insert(0, Word(text, more.start, more.start + len(more) + 1))
+        pair = option.values == 2 and self.words and "=" in self.words[0]
+        while len(values) < (1 if pair else option.values):
+            end = Word(word.whole, len(word.whole))
+            end.require(self.words, "command", f"have a value after {word}")
+            last = self.words.pop(0)
+            values.append(_plain(last))
+        self.told.append(_tell(f"-{name}" if joined else word, name, option, values))
+        if option.sets == "variable":
+            self.variables_of(name, values)
+        elif option.sets:
+            if option.sets in self.parts:
+                self.told[-1] = replace(self.told[-1], note="given twice: the last one counts")
+            self.parts[option.sets] = values[0] if values else option.value
+            if option.sets in ("ranks", "per_node", "nodes", "cpus"):
+                counted = re.fullmatch(r"\$\{?\w+\}?|[1-9]\d*", self.parts[option.sets])
+                last.require(counted, "command", f"have a count after {word}")
+
+    def variables_of(self, option: str, values: Sequence[str]) -> None:
+        """Take the variables that an option gives to all ranks."""
+        several = option in ("genvlist", "export")
+        for each in values[0].split(",") if several else [" ".join(values)]:
+            if several and each in ("ALL", "NONE"):
+                continue
+            key, _, value = each.replace(" ", "=", 1).partition("=")
+            self.variables[key] = value or None
+            if key in recipes_2019.variables() and value:
+                self.told[-1] = _variable(self.told[-1].text, key, value)
+
+    def hosts(self) -> None:
+        """Take the hosts and variables that mpirun_rsh has between options and program."""
+        hosts: list[str] = []
+        ranks = self.parts.get("ranks", "")
+        wanted = int(ranks) if ranks.isdigit() and not self.parts.get("hostfile") else 0
+        while self.words and (_ASSIGNMENT.fullmatch(self.words[0]) or len(hosts) < wanted):
+            word = self.words.pop(0)
+            if _ASSIGNMENT.fullmatch(word):
+                self.variable(word)
+            else:
+                self.told.append(ExplainedWord(word, f"the node of rank {len(hosts)}"))
+                hosts.append(str(word))
+        self.parts["hosts"] = ",".join(dict.fromkeys(hosts))
+        each = {hosts.count(host) for host in hosts}
+        if len(each) == 1:
+            self.parts["per_node"] = str(each.pop())
+
+
+_PARTS = ("ranks", "per_node", "nodes", "cpus", "hosts", "hostfile")
 
 
 def _split(command: str) -> list[Word]:
     found = []
     for match in re.finditer(r"""(?:[^\s"'&]|"[^"]*"|'[^']*')+|&|["']""", command):
-        word = Word(command, match.start(), match.end())
-        word.require(word.text not in "\"'", "command", "close each quotation mark")
-        if word.text != "\\":
+        word = Word(command, *match.span())
+        word.require(word not in ('"', "'"), "command", "close each quotation mark")
+        if word != "\\":
             found.append(word)
     return found
 
 
-def _family(said: str) -> str:
-    name = said.rpartition("/")[2]
+def _family(word: str) -> str:
+    name = word.rpartition("/")[2]
     return "?" if name in SHARED_NAMES else PROGRAMS.get(name, "")
 
 
 def _which_mpi(words: Sequence[Word]) -> str:
     """Tell by the options whose mpirun it is; also by one that is almost an option."""
-    options = [word.text.lstrip("-") for word in words if word.text.startswith("-")]
+    options = [word.lstrip("-") for word in words if word.startswith("-")]
     strange = [name for name in options if name.partition("=")[0] not in HYDRA]
-    near = any(get_close_matches(name, _OPEN_MPI_ONLY, cutoff=0.75) for name in strange)
+    only = set(OPEN_MPI) - set(HYDRA)
+    near = any(get_close_matches(name, only, cutoff=0.75) for name in strange)
     return "open_mpi" if near else "hydra"
 
 
@@ -315,28 +392,7 @@ def _plain(text: str) -> str:
     return text.replace('"', "").replace("'", "")
 
 
-def _before(words: Sequence[Word]) -> tuple[list[ExplainedWord], dict[str, str | None], list[str]]:
-    """Explain what stands before the launcher: variables, `export`, an interpreter."""
-    told, variables, findings = [], {}, []
-    for word in words:
-        if _ASSIGNMENT.fullmatch(word.text):
-            name, _, value = word.text.partition("=")
-            variables[name] = _plain(value)
-            told.append(_variable(word.text, name, _plain(value)))
-        elif word.text == "export":
-            told.append(ExplainedWord("export", "gives what follows to all later commands"))
-            findings = [
-                "As printed this runs nothing: all that follows the first `export` on the line "
-                "are its arguments, the launcher too. Each `export` needs a line of its own."
-            ]
-        else:
-            must = "have variables or the launcher here"
-            word.require(re.search(r"python[\d.]*$", word.text), "command", must)
-            told.append(ExplainedWord(word.text, "runs a script of Python"))
-    return told, variables, findings
-
-
-def _variable(text: str, name: str, value: str | None) -> ExplainedWord:
+def _variable(text: str, name: str, value: str) -> ExplainedWord:
     recipe = recipes_2019.variables().get(name)
     if recipe is None:
         return ExplainedWord(text, "a variable of the environment")
@@ -352,110 +408,14 @@ def _state(name: str, value: str | None) -> str:
     return WORKS if state == "alive" else state
 
 
-def _options(
-    family: str,
-    table: Mapping[str, Option],
-    words: Sequence[Word],
-    told: list[ExplainedWord],
-    parts: dict[str, str],
-    variables: dict[str, str | None],
-) -> list[Word]:
-    """Explain the options and return what comes after them."""
-    words = list(words)
-    while words and words[0].text.startswith("-"):
-        word = words.pop(0)
-        joined = family == "srun" and not word.text.startswith("--")
-        name = word.text[1] if joined and len(word.text) > 1 else word.text.lstrip("-")
-        values, last = [], word
-        if not joined and "=" in name:
-            name, _, value = name.partition("=")
-            values = [value]
-        near = get_close_matches(name, table, n=1)
-        known = ", ".join(_dashed(family, each) for each in table)
-        then = f"Did you mean {_dashed(family, near[0])}?" if near else f"Known are {known}."
-        must = f"have an option of {FAMILIES[family][0]} here"
-        word.require(name in table, "command", must, then)
-        option = table[name]
-        if joined and len(word.text) > 2:  # -lN1 is -l -N 1
-            more = word.part(2, len(word.text))
-            if option.values:
-                values = [more.text]
-            else:
-                words.insert(0, _again(more))
-        needed = 1 if option.values == 2 and words and "=" in words[0].text else option.values
-        while len(values) < needed:
-            end = word.whole
-            Word(end, len(end), len(end)).require(
-                words, "command", f"have a value after {word.text}"
-            )
-            last = words.pop(0)
-            values.append(_plain(last.text))
-        told.append(_tell(f"-{name}" if joined else word.text, name, option, values))
-        if option.sets == "variable":
-            several = name in ("genvlist", "export")
-            for each in values[0].split(",") if several else [" ".join(values)]:
-                if several and each in ("ALL", "NONE"):
-                    continue
-                key, _, value = each.replace(" ", "=", 1).partition("=")
-                variables[key] = value or None
-                if key in recipes_2019.variables() and value:
-                    told[-1] = _variable(told[-1].text, key, value)
-        elif option.sets:
-            if option.sets in parts:
-                told[-1] = replace(told[-1], note="given twice: the last one counts")
-            parts[option.sets] = values[0] if values else option.value
-            if option.sets in ("ranks", "per_node", "nodes", "cpus"):
-                counted = re.fullmatch(r"\$\{?\w+\}?|[1-9]\d*", parts[option.sets])
-                last.require(counted, "command", f"have a count after {word.text}")
-    return words
-
-
 def _dashed(family: str, name: str) -> str:
     return f"--{name}" if family == "srun" and len(name) > 1 else f"-{name}"
-
-
-def _again(more: Word) -> Word:
-    """Give the rest of joined options as a word of its own, with a dash before it."""
-    text = f"{more.whole[: more.start]}-{more.whole[more.start :]}"
-    return Word(text, more.start, more.end + 1)
 
 
 def _tell(text: str, name: str, option: Option, values: Sequence[str]) -> ExplainedWord:
     said = " ".join([text, *(value for value in values if value not in text.partition("=")[2:])])
     meaning = MEANINGS.get((name, " ".join(values)))
     return ExplainedWord(said, *(meaning or (option.did, option.state, option.note)))
-
-
-def _rsh_hosts(
-    words: Sequence[Word],
-    told: list[ExplainedWord],
-    parts: dict[str, str],
-    variables: dict[str, str | None],
-) -> list[Word]:
-    """Take the hosts and variables that mpirun_rsh has between options and program."""
-    words, hosts = list(words), []
-    ranks = parts.get("ranks", "")
-    wanted = int(ranks) if ranks.isdigit() and not parts.get("hostfile") else 0
-    while words and (_ASSIGNMENT.fullmatch(words[0].text) or len(hosts) < wanted):
-        word = words.pop(0)
-        if _ASSIGNMENT.fullmatch(word.text):
-            name, _, value = word.text.partition("=")
-            variables[name] = _plain(value)
-            told.append(_variable(word.text, name, variables[name]))
-        else:
-            hosts.append(word.text)
-            told.append(ExplainedWord(word.text, f"the node of rank {len(hosts) - 1}"))
-    parts["hosts"] = ",".join(dict.fromkeys(hosts))
-    each = {hosts.count(host) for host in hosts}
-    if len(each) == 1:
-        parts["per_node"] = str(each.pop())
-    return words
-
-
-def _program(words: Sequence[Word]) -> tuple[list[Word], list[Word]]:
-    ends = [place for place, word in enumerate(words) if word.text in _SHELL]
-    end = ends[0] if ends else len(words)
-    return list(words[:end]), list(words[end:])
 
 
 def _findings(job: LaunchLine) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlguide import measure, models
-from dlguide.errors import require, require_count, require_positive
+from dlguide.errors import require, require_positive
 
 if TYPE_CHECKING:
     import keras
@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrecisionTraining:
-    """One short training.
-
-    Args:
-        losses: loss of each step in float32, neither weighted nor scaled.
-        step_s: time of each step; the first ones build the graph (s).
-        final_scale: loss scale at the end; 1 without scaling.
-    """
+    """One short training."""
 
     dtype: str
     scaled: bool
@@ -50,19 +44,7 @@ class PrecisionTraining:
 def gradients(
     model: keras.Sequential, images: np.ndarray, labels: np.ndarray
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Compute the gradients of one batch's mean loss: of the weights and of all layers' outputs.
-
-    The gradient reaches the weights of a layer through the outputs of all later layers. If one of
-    them is rounded to 0, nothing reaches the earlier layers.
-
-    Args:
-        model: sequential net that ends in logits.
-        images: shape (batch, rows, columns, channels).
-        labels: class numbers, shape (batch,).
-
-    Returns:
-        dict: "weights" and "outputs", each name -> float32 array.
-    """
+    """Compute the gradients of one batch's mean loss: of the weights and of all layers' outputs."""
     import keras
     import tensorflow as tf
 
@@ -91,35 +73,21 @@ def train(
     dtype: str = "mixed_float16",
     scaled: bool = True,
     steps: int = 60,
-    batch: int = 100,
-    learning_rate: float = 0.05,
     loss_weight: float = 1.0,
-    seed: int = 0,
 ) -> PrecisionTraining:
-    """Train a net for some steps in a given precision, with or without loss scaling.
+    """Train a net for some steps of 100 images in a given precision, with or without loss scaling.
 
-    `loss_weight` makes the loss small, as a mean over a large batch or a physical unit would. The
-    learning rate is divided by it, so that exact arithmetic would take the same steps.
-
-    Args:
-        net: one of `models.names("digits")` for images of 28 x 28.
-        data: training images and labels, test images and labels.
-        dtype: as for `models.build`.
-        scaled: whether to use Keras' LossScaleOptimizer around SGD.
-        batch: images of one step (count).
-        learning_rate: of SGD with momentum 0.9, for a loss of weight 1.
-        loss_weight: factor of the loss.
+    `data` holds training images and labels, test images and labels. `loss_weight` makes the loss
+    small, as a mean over a large batch or a physical unit would; the learning rate is divided by
+    it, so that exact arithmetic would take the same steps.
     """
-    require_count(steps, "steps")
-    require_count(batch, "batch")
     weight = require_positive(loss_weight, "loss_weight")
-    rate = require_positive(learning_rate, "learning_rate") / weight
-    model = models.build(net, seed=seed, dropout=0.0, dtype=dtype)
+    model = models.build(net, seed=0, dropout=0.0, dtype=dtype)
 
     import keras
     import tensorflow as tf
 
-    optimizer: Any = keras.optimizers.SGD(rate, momentum=0.9)
+    optimizer: Any = keras.optimizers.SGD(0.05 / weight, momentum=0.9)
     if scaled:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     optimizer.build(model.trainable_variables)
@@ -136,10 +104,10 @@ def train(
         return loss
 
     images, labels, test_images, test_labels = data
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     losses, seconds = [], []
     for _ in range(steps):
-        chosen = random.integers(len(images), size=batch)
+        chosen = random.integers(len(images), size=100)
         part = images[chosen], labels[chosen]
         start = perf_counter()
         losses.append(float(step(*part)))

@@ -19,14 +19,8 @@ class Ring:
 
         p(x) = 1/m sum_k N(x; c_k, deviation^2), c_k = radius (cos 2 pi k/m, sin 2 pi k/m)
 
-    It is the usual touchstone of a GAN: one that always gives the same few answers has modes
-    that it never visits, and the eye sees which.
-
-    Source:
-        Metz et al. 2016 (arXiv:1611.02163), section 3.1.
-
-    >>> Ring(modes=4, radius=2.0).centres.round(6).tolist()[0]
-    [2.0, 0.0]
+    It is the usual touchstone of a GAN (Metz et al. 2016, arXiv:1611.02163, section 3.1): one that
+    always gives the same few answers has modes that it never visits, and the eye sees which.
     """
 
     modes: int = 8
@@ -34,7 +28,6 @@ class Ring:
     deviation: float = 0.15
 
     def __post_init__(self):
-        """Refuse a ring that is none."""
         require_count(self.modes, "modes")
         require_positive(self.radius, "radius")
         require_positive(self.deviation, "deviation")
@@ -61,13 +54,13 @@ class Ring:
         return centres + self.deviation * apart
 
     def density(self, points: ArrayLike) -> np.ndarray:
-        """Tell the probability density at points."""
+        """Return the probability density at points."""
         square = ((np.asarray(points, float)[..., None, :] - self.centres) ** 2).sum(-1)
         normal = np.exp(-square / (2 * self.deviation**2)) / (2 * np.pi * self.deviation**2)
         return normal.mean(-1)
 
     def visited(self, points: ArrayLike) -> tuple[int, float]:
-        """Judge points that should have come from this distribution.
+        """Count the places that points visit, and the share of good points.
 
         A point is good when it lies within 3 deviations of a place; of the true ones
         1 - exp(-9/2), or 98.9 %, are. A place is visited when a fifth of its fair share of all

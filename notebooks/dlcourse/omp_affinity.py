@@ -1,15 +1,16 @@
-"""Placement of OpenMP threads by KMP_AFFINITY, OMP_PLACES and GOMP_CPU_AFFINITY.
+"""Placement of OpenMP threads by KMP_AFFINITY and by OMP_PLACES with OMP_PROC_BIND.
 
     affinity = omp_affinity.parse_kmp("granularity=fine,compact,1,0")
     omp_affinity.place_kmp(affinity, machine.cores, threads=4)
 
-An error points at the word that is not understood.
+An error points at the word that is not understood. Sources: Intel C++ Compiler Classic Developer
+Guide and Reference, Thread Affinity Interface; OpenMP 5.0, sections 2.6.2 and 6.5.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -18,28 +19,85 @@ from dlguide.errors import require, require_count
 from dlguide.machine.topology import Core, format_cpus
 
 MAX_CPUS = 4096  # of one list: more is a typing error, such as a missing comma
-KMP_TYPES = (
-    *("balanced", "compact", "disabled", "explicit"),
-    *("logical", "none", "physical", "scatter"),
-)
-_GRANULARITIES = {
-    "fine": "thread",
-    "thread": "thread",
-    "core": "core",
-    "tile": "core",  # two cores of a Xeon Phi; one core elsewhere
-    "numa_domain": "numa",
-    "socket": "socket",
+# type of KMP_AFFINITY -> how many numbers may follow it
+KMP_TYPES = dict(balanced=2, compact=2, disabled=0, explicit=0, logical=1, none=0, physical=1)
+KMP_TYPES["scatter"] = 2
+# what a thread may move within: CPUs with an equal key; a tile is two cores of a Xeon Phi
+_GRANULARITIES: dict[str, Callable[[Core], Any]] = {
+    **dict.fromkeys(("fine", "thread"), lambda core: core.cpu),
+    **dict.fromkeys(("core", "tile"), lambda core: (core.socket, core.core)),
+    "numa_domain": lambda core: (core.socket, core.numa),
+    "socket": lambda core: core.socket,
 }
-_SWITCHES = (
-    *("verbose", "respect", "warnings", "reset"),
-    *("noverbose", "norespect", "nowarnings", "noreset"),
-)
-_PLACE_NAMES = ("cores", "numa_domains", "sockets", "threads")
-_COUNTED = "have a count of at least 1 and a stride that is not 0"
+_PLACES = {
+    "threads": _GRANULARITIES["thread"],
+    "cores": _GRANULARITIES["core"],
+    "numa_domains": _GRANULARITIES["numa_domain"],
+    "sockets": _GRANULARITIES["socket"],
+}
+_SWITCHES = [no + name for no in ("", "no") for name in ("verbose", "respect", "warnings", "reset")]
 _POLICIES = ("close", "false", "master", "primary", "spread", "true")
+_COUNTED = "have a count of at least 1 and a stride that is not 0"
 
-# One entry for the threads of a process: the logical CPUs of each.
-Placement = tuple[tuple[int, ...], ...]
+Placement = tuple[tuple[int, ...], ...]  # the logical CPUs of each thread of a process
+
+
+class Word(str):
+    """A piece of a text that knows its place there, so that an error can point at it."""
+
+    def __new__(cls, whole: str, start: int = 0, end: int | None = None) -> Word:
+        word = super().__new__(cls, whole[start:end])
+        word.whole, word.start = str(whole), start
+        return word
+
+    @classmethod
+    def of(cls, value: Any, name: str) -> Word:
+        """Return the value of a variable without the white space around it."""
+        plain = isinstance(value, str | int) and not isinstance(value, bool)
+        require(plain, name, "be a text or a whole number", value)
+        text = str(value)
+        require(bool(text.strip()), name, "hold at least one word", text)
+        return cls(text, len(text) - len(text.lstrip()), len(text.rstrip()))
+
+    def require(self, condition: Any, name: str, must: str, then: str = "") -> None:
+        """Raise a ValueError that points at this word unless `condition` holds."""
+        if condition:
+            return
+        came = repr(str(self)) if self else "nothing"
+        shown = self.whole.replace("\n", " ").replace("\t", " ")
+        first = f"`{name}` must {must}, got {came} at column {self.start + 1}. {then}".rstrip()
+        marks = " " * self.start + "^" * max(len(self), 1)
+        raise ValueError(f"{first}\n    {shown}\n    {marks}")
+
+    def known(self, name: str, words: Iterable[str], what: str) -> str:
+        """Return the word in small letters if it is one of `words`."""
+        words, text = sorted(words), self.lower()
+        near = get_close_matches(text, words, n=1)
+        then = f"Did you mean {near[0]}?" if near else ""
+        self.require(text in words, name, f"have {what} here, one of {', '.join(words)}", then)
+        return text
+
+    def count(self, name: str, what: str) -> int:
+        """Return the word as a whole number of at least 0."""
+        plain = self.isascii() and self.isdigit()
+        self.require(plain, name, f"have {what} here, a whole number of at least 0")
+        self.require(len(self) < 19, name, f"have {what} here, of at most 18 digits")
+        return int(self)
+
+    def part(self, start: int, end: int | None = None) -> Word:
+        """Return a piece of this word."""
+        return Word(self.whole, self.start + start, self.start + len(self[:end]))
+
+    def pieces(self, separators: str = ",") -> Iterator[Word]:
+        """Cut the word at separators outside of brackets, without white space around."""
+        depth = begin = 0
+        for place, letter in enumerate(self + separators[0]):
+            depth += (letter in "[{(") - (letter in "]})")
+            if place == len(self) or (letter in separators and depth <= 0):
+                piece = self[begin:place]
+                blank = len(piece) - len(piece.lstrip())
+                yield self.part(begin + blank, begin + max(len(piece.rstrip()), blank))
+                begin = place + 1
 
 
 @dataclass(frozen=True)
@@ -50,61 +108,43 @@ class KmpAffinity:
     granularity: str = "core"
     permute: int = 0
     offset: int = 0
-    proclist: tuple[tuple[int, ...], ...] = ()
+    proclist: Placement = ()
     switches: tuple[str, ...] = ()
 
 
 def parse_kmp(text: str, there: Collection[int] | None = None) -> KmpAffinity:
-    """Parse a value of KMP_AFFINITY: `[modifier,...]type[,permute][,offset]`.
-
-    For the types logical and physical the only number is the offset.
-
-    Args:
-        there: logical CPUs that a proclist may name; None for any.
-
-    Raises:
-        ValueError: at the first word that is not understood, with its column.
-
-    Source:
-        Intel C++ Compiler Classic Developer Guide and Reference, Thread Affinity Interface.
-
-    >>> parse_kmp("granularity=fine,compact,1,0").permute
-    1
-    """
+    """Parse `[modifier,...]type[,permute][,offset]`; `there` are the CPUs that may be named."""
     name = "KMP_AFFINITY"
     value = Word.of(text, name)
     kind, granularity, proclist = None, "core", ()
-    switches: list[str] = []
-    numbers = []
-    for word in value.split(","):
-        key = word.text.partition("=")[0].lower()
-        rest = word.part(len(key) + 1, len(word.text)) if "=" in word.text else None
-        if word.text.isdigit() and kind is not None:
-            most = {"explicit": 0, "none": 0, "disabled": 0, "logical": 1, "physical": 1}
-            allowed = most.get(kind, 2)
-            count = f"{allowed or 'no'} number{'s'[: allowed != 1]}"
-            word.require(len(numbers) < allowed, name, f"have {count} after {kind}")
+    switches, numbers = [], []
+    for word in value.pieces():
+        key, equals, _ = word.partition("=")
+        key, rest = key.lower(), word.part(len(key) + 1)
+        if word.isdigit() and kind is not None:
+            most = KMP_TYPES[kind]
+            count = f"{most or 'no'} number{'s'[: most != 1]}"
+            word.require(len(numbers) < most, name, f"have {count} after {kind}")
             numbers.append(word.count(name, "permute or offset"))
-        elif key == "granularity" and rest is not None:
-            granularity = _GRANULARITIES[rest.known(name, _GRANULARITIES, "a granularity")]
-        elif key == "proclist" and rest is not None:
-            boxed = rest.text.startswith("[") and rest.text.endswith("]") and len(rest.text) > 2
+        elif key == "granularity" and equals:
+            granularity = rest.known(name, _GRANULARITIES, "a granularity")
+        elif key == "proclist" and equals:
+            boxed = re.fullmatch(r"\[.+\]", rest)
             rest.require(boxed, name, "have a list in square brackets here, such as [0-3,8]")
-            inside = rest.part(1, len(rest.text) - 1)
-            proclist = tuple(parse_cpu_lists(inside, name, ",", there))
-        elif key in _SWITCHES and rest is None:
+            proclist = tuple(parse_cpu_lists(rest.part(1, -1), name, there))
+        elif key in _SWITCHES and not equals:
             switches.append(key)
         else:
             names = [*KMP_TYPES, *_SWITCHES, "granularity=...", "proclist=[...]"]
             found = word.known(name, names, "a type or a modifier")
-            once = kind is None
-            word.require(once, name, f"have one type, and {kind} is one", "Leave one out.")
+            must = f"have one type, and {kind} is one"
+            word.require(kind is None, name, must, "Leave one out.")
             kind = found
     needs = "have the type explicit when there is a proclist" if proclist else "have a type"
     right = kind == "explicit" if proclist else kind is not None
     value.require(right, name, needs, "Add `explicit`." if proclist else "")
     value.require(kind != "explicit" or proclist, name, "have a proclist=[...] with explicit")
-    if kind in ("logical", "physical"):
+    if KMP_TYPES[kind] == 1:  # logical and physical have an offset only
         numbers.insert(0, 0)
     permute, offset = [*numbers, 0, 0][:2]
     return KmpAffinity(kind, granularity, permute, offset, proclist, tuple(switches))
@@ -123,21 +163,14 @@ def place_kmp(
         balanced: as many neighbouring threads on each core as the others have, or one more
 
     The runtime of 2019 left out the level of hardware threads if each core has one, so that
-    `compact,1,0` then counts sockets fastest; later ones keep it. Leaves out tiles and dies.
-
-    Args:
-        cores: the logical CPUs the process may use.
-        threads: OpenMP threads (count).
-        all_levels: always keep the level of hardware threads, as later runtimes do.
-
-    Source:
-        As `parse_kmp`; checked against Intel's runtime libraries of 2019 and 2026.
+    `compact,1,0` then counts sockets fastest; later ones keep it (`all_levels`).
     """
     require_count(threads, "threads")
     everywhere = tuple(sorted(core.cpu for core in cores))
     if affinity.kind in ("none", "disabled"):
         return (everywhere,) * threads
-    unit = _units(cores, affinity.granularity)
+    groups = _grouped(cores, _GRANULARITIES[affinity.granularity])
+    unit = {cpu: cpus for cpus in groups for cpu in cpus}
     if affinity.kind == "explicit":
         lists = [
             tuple(sorted({c for cpu in cpus for c in unit[cpu]})) for cpus in affinity.proclist
@@ -146,8 +179,7 @@ def place_kmp(
     address = _addresses(cores)
     siblings = 1 + max(where[2] for where in address.values())
     if affinity.kind == "balanced":
-        ordered = _balanced(address, threads, siblings)
-        return tuple(unit[cpu] for cpu in ordered)
+        return tuple(unit[cpu] for cpu in _balanced(address, threads, siblings))
     depth = 3 if siblings > 1 or all_levels else 2
     permute, offset = min(affinity.permute, depth - 1), affinity.offset
     if affinity.kind == "scatter":
@@ -164,21 +196,12 @@ def place_kmp(
     return tuple(unit[ordered[(offset + number) % len(ordered)]] for number in range(threads))
 
 
-def _units(cores: Sequence[Core], granularity: str) -> dict[int, tuple[int, ...]]:
-    """Return for each CPU all those that a thread bound to it may move to."""
-    members: dict[tuple[int, ...], list[int]] = {}
-    names = {
-        core.cpu: {
-            "thread": (core.cpu,),
-            "core": (core.socket, core.core),
-            "numa": (core.socket, core.numa),
-            "socket": (core.socket,),
-        }[granularity]
-        for core in cores
-    }
-    for cpu, name in sorted(names.items()):
-        members.setdefault(name, []).append(cpu)
-    return {cpu: tuple(members[name]) for cpu, name in names.items()}
+def _grouped(cores: Iterable[Core], key: Callable[[Core], Any]) -> list[tuple[int, ...]]:
+    """Group logical CPUs with an equal key, in the order of the cores."""
+    groups: dict[Any, list[int]] = {}
+    for core in cores:
+        groups.setdefault(key(core), []).append(core.cpu)
+    return [tuple(sorted(cpus)) for cpus in groups.values()]
 
 
 def _addresses(cores: Sequence[Core]) -> dict[int, tuple[int, int, int]]:
@@ -196,10 +219,9 @@ def _addresses(cores: Sequence[Core]) -> dict[int, tuple[int, int, int]]:
 
 def _balanced(address: dict[int, tuple[int, int, int]], threads: int, siblings: int) -> list[int]:
     """Share the threads among cores, or among sockets if no core has a second hardware thread."""
-    outer = 2 if siblings > 1 else 1
     groups: dict[tuple[int, ...], list[int]] = {}
     for cpu in sorted(address, key=address.__getitem__):
-        groups.setdefault(address[cpu][:outer], []).append(cpu)
+        groups.setdefault(address[cpu][: 2 if siblings > 1 else 1], []).append(cpu)
     each, more = divmod(threads, len(groups))
     return [
         cpus[thread % len(cpus)]
@@ -208,83 +230,46 @@ def _balanced(address: dict[int, tuple[int, int, int]], threads: int, siblings: 
     ]
 
 
-def place_gomp(text: str, threads: int, there: Collection[int] | None = None) -> Placement:
-    """Return the CPU of each thread under GOMP_CPU_AFFINITY: the listed ones in turn.
-
-    Source:
-        GNU libgomp manual, GOMP_CPU_AFFINITY.
-
-    >>> place_gomp("0 3 1-2 4-15:2", 6)
-    ((0,), (3,), (1,), (2,), (4,), (6,))
-    """
-    require_count(threads, "threads")
-    name = "GOMP_CPU_AFFINITY"
-    cpus = parse_cpu_lists(Word.of(text, name), name, " ,", there)
-    return tuple(cpus[number % len(cpus)] for number in range(threads))
-
-
 def parse_places(
     text: str, cores: Sequence[Core], there: Collection[int] | None = None
 ) -> Placement:
-    """Parse OMP_PLACES: a name with an optional count, or places in braces.
-
-    `{0,1}` is a place of two CPUs, `{0:4}` one of four from 0 on, `{0:4:2}` of every second one,
-    `{0:4}:3:4` three such places, each 4 CPUs after the other. Leaves out `!`.
-
-    Source:
-        OpenMP 5.0 specification, section 6.5.
-    """
-    value = Word.of(text, "OMP_PLACES")
-    if "{" not in value.text:
-        return _named_places(value, cores)
+    """Parse OMP_PLACES: a name with an optional count, or places such as `{0:4}:3:4`."""
+    name, value = "OMP_PLACES", Word.of(text, "OMP_PLACES")
+    if "{" not in value:
+        kind = value.part(0, len(value.partition("(")[0]))
+        rest = value.part(len(kind))
+        key = _PLACES[kind.known(name, _PLACES, "a kind of place")]
+        closed = not rest or re.fullmatch(r"\(\s*\d+\s*\)", rest)
+        rest.require(closed, name, "have a count in brackets here, such as (4)")
+        ordered = sorted(cores, key=lambda core: (core.socket, core.numa, core.core, core.cpu))
+        return tuple(_grouped(ordered, key)[: int(rest[1:-1]) if rest else None])
     found: list[tuple[int, ...]] = []
     listed = 0
-    for piece in value.split(","):
-        parts = re.fullmatch(r"(\{[^{}]*\})(?::(\d{1,4})(?::(-?\d{1,6}))?)?", piece.text)
-        must = "have a place here, such as {0,1}, {0:4} or {0:4}:3:4"
-        piece.require(parts, "OMP_PLACES", must)
+    for piece in value.pieces():
+        parts = re.fullmatch(r"(\{[^{}]*\})(?::(\d{1,4})(?::(-?\d{1,6}))?)?", piece)
+        piece.require(parts, name, "have a place here, such as {0,1}, {0:4} or {0:4}:3:4")
         cpus = _place_in_braces(piece.part(1, len(parts[1]) - 1))
         count, stride = int(parts[2] or 1), int(parts[3] or len(cpus))
-        piece.require(count and stride, "OMP_PLACES", _COUNTED)
+        piece.require(count and stride, name, _COUNTED)
         listed += count * len(cpus)
-        piece.require(listed <= MAX_CPUS, "OMP_PLACES", f"list at most {MAX_CPUS} CPUs")
+        piece.require(listed <= MAX_CPUS, name, f"list at most {MAX_CPUS} CPUs")
         for number in range(count):
             moved = tuple(cpu + number * stride for cpu in cpus)
-            piece.require(min(moved) >= 0, "OMP_PLACES", "stay at CPUs of at least 0")
-            _require_there(piece, "OMP_PLACES", moved, there)
+            piece.require(min(moved) >= 0, name, "stay at CPUs of at least 0")
+            _require_there(piece, name, moved, there)
             found.append(moved)
     return tuple(found)
 
 
-def _named_places(value: Word, cores: Sequence[Core]) -> Placement:
-    name = value.text.partition("(")[0]
-    kind = value.part(0, len(name)).known("OMP_PLACES", _PLACE_NAMES, "a kind of place")
-    rest = value.part(len(name), len(value.text))
-    closed = not rest.text or re.fullmatch(r"\(\s*\d+\s*\)", rest.text)
-    rest.require(closed, "OMP_PLACES", "have a count in brackets here, such as (4)")
-    members: dict[tuple[int, ...], list[int]] = {}
-    for core in sorted(cores, key=lambda core: (core.socket, core.numa, core.core, core.cpu)):
-        keys = {
-            "threads": (core.socket, core.core, core.cpu),
-            "cores": (core.socket, core.core),
-            "sockets": (core.socket,),
-            "numa_domains": (core.socket, core.numa),
-        }
-        members.setdefault(keys[kind], []).append(core.cpu)
-    found = tuple(tuple(sorted(cpus)) for cpus in members.values())
-    return found[: int(rest.text[1:-1])] if rest.text else found
-
-
 def _place_in_braces(inside: Word) -> tuple[int, ...]:
     cpus: list[int] = []
-    for piece in inside.split(","):
-        parts = re.fullmatch(r"(\d{1,6})(?::(\d{1,4}))?(?::(\d{1,4}))?", piece.text)
+    for piece in inside.pieces():
+        parts = re.fullmatch(r"(\d{1,6})(?::(\d{1,4}))?(?::(\d{1,4}))?", piece)
         must = "have a CPU here, such as 3, 0:4 (four from 0 on) or 0:4:2"
         piece.require(parts, "OMP_PLACES", must)
-        first, number, stride = int(parts[1]), int(parts[2] or 1), int(parts[3] or 1)
+        first, number, stride = (int(part or 1) for part in parts.groups())
         piece.require(number and stride, "OMP_PLACES", _COUNTED)
-        cpus += [first + step * stride for step in range(number)]
-    inside.require(cpus, "OMP_PLACES", "have at least one CPU in a place")
+        cpus += range(first, first + number * stride, stride)
     return tuple(cpus)
 
 
@@ -298,21 +283,10 @@ def place_omp(
     With T > P, close and spread put floor(T / P) neighbouring threads on each place, one more on
     the first T mod P: the standard leaves open on which, as it leaves open what true means; here
     it is close.
-
-    Args:
-        policy: value of OMP_PROC_BIND; the first one of a list for nested regions.
-        threads: OpenMP threads T (count).
-        everywhere: all logical CPUs of the process, for "false".
-
-    Raises:
-        ValueError: if the policy is unknown or there is no place.
-
-    Source:
-        OpenMP 5.0 specification, section 2.6.2.
     """
     require_count(threads, "threads")
     require(bool(places), "OMP_PLACES", "give at least one place", list(places))
-    words = Word.of(policy, "OMP_PROC_BIND").split(",")
+    words = Word.of(policy, "OMP_PROC_BIND").pieces()
     kind, *_ = [word.known("OMP_PROC_BIND", _POLICIES, "a policy") for word in words]
     if kind == "false":
         return (tuple(everywhere),) * threads
@@ -326,87 +300,18 @@ def place_omp(
     return tuple(cpus for number, cpus in enumerate(places) for _ in range(each + (number < more)))
 
 
-@dataclass(frozen=True)
-class Word:
-    """A piece of a text with its position, so that an error can point at it."""
-
-    whole: str
-    start: int
-    end: int
-
-    @classmethod
-    def of(cls, value: Any, name: str) -> Word:
-        """Return a whole value as a word."""
-        plain = isinstance(value, str | int) and not isinstance(value, bool)
-        require(plain, name, "be a text or a whole number", value)
-        text = str(value)
-        require(bool(text.strip()), name, "hold at least one word", text)
-        return cls(text, len(text) - len(text.lstrip()), len(text.rstrip()))
-
-    @property
-    def text(self) -> str:
-        """The piece itself."""
-        return self.whole[self.start : self.end]
-
-    def require(self, condition: Any, name: str, must: str, then: str = "") -> None:
-        """Raise a ValueError that points at this word unless `condition` holds."""
-        if condition:
-            return
-        came = repr(self.text) if self.text else "nothing"
-        shown = self.whole.replace("\n", " ").replace("\t", " ")
-        first = f"`{name}` must {must}, got {came} at column {self.start + 1}. {then}".rstrip()
-        marks = " " * self.start + "^" * max(self.end - self.start, 1)
-        raise ValueError(f"{first}\n    {shown}\n    {marks}")
-
-    def known(self, name: str, words: Iterable[str], what: str) -> str:
-        """Return the word in small letters if it is one of `words`."""
-        words, text = sorted(words), self.text.lower()
-        near = get_close_matches(text, words, n=1)
-        then = f"Did you mean {near[0]}?" if near else ""
-        self.require(text in words, name, f"have {what} here, one of {', '.join(words)}", then)
-        return text
-
-    def count(self, name: str, what: str) -> int:
-        """Return the word as a whole number of at least 0."""
-        plain = self.text.isascii() and self.text.isdigit()
-        self.require(plain, name, f"have {what} here, a whole number of at least 0")
-        self.require(len(self.text) < 19, name, f"have {what} here, of at most 18 digits")
-        return int(self.text)
-
-    def part(self, start: int, end: int) -> Word:
-        """Return a piece of this word."""
-        return Word(self.whole, self.start + start, self.start + end)
-
-    def split(self, separators: str) -> Iterator[Word]:
-        """Cut the word at separators outside of brackets, without white space around."""
-        depth = begin = 0
-        for place, letter in enumerate(self.text + separators[0]):
-            depth += (letter in "[{(") - (letter in "]})")
-            if (letter in separators and depth <= 0) or place == self.end - self.start:
-                piece = self.text[begin:place]
-                blank = len(piece) - len(piece.lstrip())
-                yield self.part(begin + blank, begin + max(len(piece.rstrip()), blank))
-                begin = place + 1
-
-
 def parse_cpu_lists(
-    word: Word, name: str, separators: str = ",", there: Collection[int] | None = None
+    word: Word, name: str, there: Collection[int] | None = None
 ) -> list[tuple[int, ...]]:
     """Parse a list of logical CPUs: `3`, spans `0-5`, spans with a stride `0-6:2`, sets `{4,5}`."""
     found: list[tuple[int, ...]] = []
-    pieces = list(word.split(separators))
-    if " " in separators:  # blanks in a row, or after a comma
-        pieces = [piece for piece in pieces if piece.text]
-    for piece in pieces:
-        inner = piece.part(1, len(piece.text) - 1)
-        if re.fullmatch(r"\{.*\}", piece.text):
-            found.append(
-                tuple(cpu for cpus in parse_cpu_lists(inner, name, ",", there) for cpu in cpus)
-            )
+    for piece in word.pieces():
+        if re.fullmatch(r"\{.*\}", piece):
+            inside = parse_cpu_lists(piece.part(1, -1), name, there)
+            found.append(tuple(cpu for cpus in inside for cpu in cpus))
             continue
-        entry = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?", piece.text)
-        must = "have a CPU here, such as 3, 0-5, 0-6:2 or {4,5}"
-        piece.require(entry, name, must)
+        entry = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?", piece)
+        piece.require(entry, name, "have a CPU here, such as 3, 0-5, 0-6:2 or {4,5}")
         low, high, stride = int(entry[1]), int(entry[2] or entry[1]), int(entry[3] or 1)
         piece.require(low <= high, name, "have spans that go upwards")
         piece.require(stride > 0, name, "have a stride of at least 1")
@@ -415,16 +320,12 @@ def parse_cpu_lists(
         few = len(found) + len(cpus) <= MAX_CPUS
         piece.require(few, name, f"list at most {MAX_CPUS} CPUs")
         found += [(cpu,) for cpu in cpus]
-    word.require(found, name, "list at least one CPU")
     return found
 
 
 def _require_there(
     word: Word, name: str, cpus: Iterable[int], there: Collection[int] | None
 ) -> None:
-    """Raise a ValueError at a word unless the machine has its CPUs."""
-    if there is None:
-        return
-    missing = [cpu for cpu in cpus if cpu not in there]
-    must = f"name CPUs of the machine here, which has {format_cpus(there)}"
+    missing = there is not None and [cpu for cpu in cpus if cpu not in there]
+    must = f"name CPUs of the machine here, which has {format_cpus(there or ())}"
     word.require(not missing, name, must, "Look at the numbering with `lscpu -e`.")

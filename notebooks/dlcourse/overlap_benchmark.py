@@ -40,14 +40,7 @@ PAUSE_S = 50e-6
 
 @dataclass(frozen=True)
 class OverlapTiming:
-    """One way, measured: the allreduce alone, computing alone, and both together.
-
-        exposed = together - compute,    overlap = 1 - exposed / allreduce
-
-    1 is an allreduce that costs nothing, 0 one that costs its whole time. Nothing is cut off:
-    below 0 both together took longer than one after the other, since they disturb each other. A
-    thread that takes the core away slows down all three times, so compare `together` as well.
-    """
+    """One way, measured: the allreduce alone, computing alone, and both together."""
 
     way: str
     computes: str
@@ -96,29 +89,7 @@ def measure(
     repeats: int = 7,
     slices: int = 32,
 ) -> tuple[OverlapTiming, ...]:
-    """Measure the overlap of an allreduce of float32 numbers with computing; collective.
-
-    Computing is a fixed amount of work of one core ("host", NumPy's exponential function), or a
-    pause ("device", an accelerator that computes while the core is free). All ways use MPI's own
-    allreduce. In each repeat everything is measured in turn: the allreduce alone, computing
-    alone, then each way; each from a barrier to the slowest rank. Every sum is checked.
-
-    Args:
-        comm: the ranks.
-        nbytes: size of the array on every rank (bytes).
-        compute_s: how long computing alone takes, roughly for "host" (s).
-        ways: names from `WAYS`.
-        computes: "host" or "device".
-        repeats: measurements that count, after one that does not (count).
-        slices: parts of the computing, between which "iallreduce_test" tests (count).
-
-    Returns:
-        tuple: one OverlapTiming for each way, the same on all ranks.
-
-    Raises:
-        ValueError: on all ranks alike, when an argument is out of range or differs, or MPI allows
-            no threads.
-    """
+    """Measure the overlap of an allreduce of float32 numbers with computing; collective."""
     asked = {"nbytes": nbytes, "compute_s": compute_s, "ways": tuple(ways), "computes": computes}
     require_equal(comm, **asked, repeats=repeats, slices=slices)
     with agree_or_raise(comm):
@@ -133,23 +104,25 @@ def measure(
         if any(way.endswith("thread") for way in ways):
             require_threads()
     own = comm.Dup()
+    send = np.full(nbytes // 4, own.rank + 1, np.float32)
+    receive = np.zeros_like(send)
+    right = own.size * (own.size + 1) / 2
     with ThreadPoolExecutor(1) as thread:
-        runs = _Runs(own, thread, nbytes, _computing(own, compute_s, computes, slices))
-        calls = {"allreduce": runs.allreduce, "compute": runs.compute}
-        calls |= {way: runs.of(way) for way in ways}
+        computing = _computing(own, compute_s, computes, slices)
+        known = _calls(own, thread, send, receive, computing)
+        calls = {name: known[name] for name in ("allreduce", "compute", *ways)}
         seconds: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(repeats + 1):
             for name, call in calls.items():
-                runs.reset()
+                receive.fill(0)
                 seconds[name] += timing(call, repeats=1, warmup=0, communicator=own).seconds
-                if name != "compute":
-                    runs.check()
+                if name != "compute" and not (receive == right).all():
+                    raise RuntimeError("The allreduce gave a wrong sum, so its time means nothing.")
     own.Free()
     times = {name: Timing(tuple(each[1:]), tuple(each[:1])) for name, each in seconds.items()}
     alone = (times["allreduce"], times["compute"])
     return tuple(
-        OverlapTiming(way, computes, comm.size, runs.send.nbytes, *alone, times[way])
-        for way in ways
+        OverlapTiming(way, computes, comm.size, send.nbytes, *alone, times[way]) for way in ways
     )
 
 
@@ -185,62 +158,51 @@ def _computing(
     return compute
 
 
-class _Runs:
-    """An allreduce and a computation, alone and together in each of the ways."""
+def _calls(
+    comm: Comm, thread: Any, send: np.ndarray, receive: np.ndarray, computing: Any
+) -> dict[str, Callable[[], Any]]:
+    """An allreduce and a computation, alone and together in each of `WAYS`."""
 
-    def __init__(self, comm: Comm, thread: Any, nbytes: int, computing: Any) -> None:
-        self.comm, self.thread, self.computing = comm, thread, computing
-        self.send = np.full(nbytes // 4, comm.rank + 1, np.float32)
-        self.receive = np.zeros_like(self.send)
+    def allreduce() -> None:
+        comm.Allreduce(send, receive)
 
-    def reset(self) -> None:
-        self.receive.fill(0)
+    def compute() -> None:
+        computing(lambda: None)
 
-    def check(self) -> None:
-        right = self.comm.size * (self.comm.size + 1) / 2
-        if not (self.receive == right).all():
-            raise RuntimeError("The allreduce gave a wrong sum, so its time means nothing.")
+    def blocking() -> None:
+        compute()
+        allreduce()
 
-    def of(self, way: str) -> Callable[[], None]:
-        return getattr(self, way)
-
-    def allreduce(self) -> None:
-        self.comm.Allreduce(self.send, self.receive)
-
-    def compute(self) -> None:
-        self.computing(lambda: None)
-
-    def blocking(self) -> None:
-        self.compute()
-        self.allreduce()
-
-    def iallreduce(self) -> None:
-        request = self.comm.Iallreduce(self.send, self.receive)
-        self.compute()
+    def iallreduce() -> None:
+        request = comm.Iallreduce(send, receive)
+        compute()
         request.Wait()
 
-    def iallreduce_test(self) -> None:
-        request = self.comm.Iallreduce(self.send, self.receive)
-        self.computing(request.Test)
+    def iallreduce_test() -> None:
+        request = comm.Iallreduce(send, receive)
+        computing(request.Test)
         request.Wait()
 
-    def progress_thread(self) -> None:
-        request = self.comm.Iallreduce(self.send, self.receive)
-        self._meanwhile(request.Wait)
+    def meanwhile(call: Callable[[], Any]) -> None:
+        done = thread.submit(call)
+        compute()
+        done.result()
 
-    def pausing_thread(self) -> None:
-        request = self.comm.Iallreduce(self.send, self.receive)
+    def progress_thread() -> None:
+        meanwhile(comm.Iallreduce(send, receive).Wait)
+
+    def pausing_thread() -> None:
+        request = comm.Iallreduce(send, receive)
 
         def test() -> None:
             while not request.Test():
                 sleep(PAUSE_S)
 
-        self._meanwhile(test)
+        meanwhile(test)
 
-    def allreduce_thread(self) -> None:
-        self._meanwhile(self.allreduce)
+    def allreduce_thread() -> None:
+        meanwhile(allreduce)
 
-    def _meanwhile(self, call: Callable[[], Any]) -> None:
-        done = self.thread.submit(call)
-        self.compute()
-        done.result()
+    every = (allreduce, compute, blocking, iallreduce, iallreduce_test)
+    every += (progress_thread, pausing_thread, allreduce_thread)
+    return {call.__name__: call for call in every}

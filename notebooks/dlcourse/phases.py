@@ -55,17 +55,11 @@ class StartUp:
 def from_mean(
     images_per_s: float, images: int, batches: int, first_s: float, rounding_s: float = 0.0
 ) -> StartUp:
-    """Separate the first batch from a mean.
-
-        mean = images / images_per_s
-        others = (batches * mean - first) / (batches - 1)
-
-    >>> round(from_mean(5696.80, 32 * 128, 200, 21.925).images_per_s)
-    6688
-    """
-    require_positive(images_per_s, "images_per_s")
+    """Separate the first batch from a mean."""
     require_count(batches, "batches", least=2)
-    whole = batches * require_count(images, "images") / images_per_s
+    whole = (
+        batches * require_count(images, "images") / require_positive(images_per_s, "images_per_s")
+    )
     then = "Is the throughput that of all workers, and the batch too?"
     must = f"be shorter than all {batches} batches together, {whole:.3g} s"
     require(0 <= first_s < whole, "first_s", must, first_s, then)
@@ -81,10 +75,7 @@ def from_steps(step_s: Sequence[float], images: int) -> StartUp:
 
 
 def overtakes(late: StartUp, early: StartUp) -> float:
-    """Return after how many batches the system with the longer start has caught up.
-
-    late.first + (n - 1) late.others = early.first + (n - 1) early.others
-    """
+    """Return after how many batches the system with the longer start has caught up."""
     behind, gain = late.first_s - early.first_s, early.others_s - late.others_s
     if behind <= 0:
         return 1.0
@@ -92,11 +83,7 @@ def overtakes(late: StartUp, early: StartUp) -> float:
 
 
 def load_by_phase(record: Utilisation, runs: Sequence[TrainingResult]) -> dict[str, float]:
-    """Return the mean load of all cores in each phase of a training (percent).
-
-    A sample belongs to the phase of the first rank at its middle, and counts as long as it
-    lasted; time outside all phases is idle.
-    """
+    """Return the mean load of all cores in each phase of a training (percent)."""
     require(len(record.time_s) > 0, "record", "hold at least one sample", 0, "Wait longer.")
     spans = sorted(
         (run.started_unix_s - record.started_unix_s + begin,
@@ -116,10 +103,7 @@ def load_by_phase(record: Utilisation, runs: Sequence[TrainingResult]) -> dict[s
 
 
 def copy_seconds(nbytes: int, device: str = "GPU:0", repeats: int = 5) -> tuple[float, float]:
-    """Return the times of copying an array from the host to a device and back (s).
-
-    TensorFlow copies through pinned memory if it can.
-    """
+    """Return the times of copying an array from the host to a device and back (s)."""
     import tensorflow as tf
 
     there, back = [], []

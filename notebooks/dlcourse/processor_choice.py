@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_known
 from dlguide.machine.processors import Processor, find
 
 STAGES = ("develop", "produce")
@@ -43,18 +44,7 @@ OUTDATED = {
 
 @dataclass(frozen=True)
 class ProcessorChoice:
-    """One way to train, with what speaks for it and against it.
-
-    Args:
-        name: the processor.
-        kind: its kind.
-        count: how many of them are used (count).
-        parts: processors that share one copy of the model (count); 1 when it fits into one.
-        fits: whether the model fits at all.
-        flops_per_s: peak of all complete copies together, in the format nets are trained in;
-            0.0 when the model does not fit or no peak is stated.
-        reasons: sentences.
-    """
+    """One way to train, with what speaks for it and against it."""
 
     name: str
     kind: str
@@ -74,62 +64,31 @@ def choose(
     samples: int,
     available: Mapping[str, int],
     stage: str = "produce",
-    bytes_per_parameter: float = ADAM_BYTES,
-    activation_bytes: float = 0.0,
-    sample_bytes: float = IMAGE_BYTES,
 ) -> tuple[ProcessorChoice, ...]:
-    """Rank the processors that are available for a training, with reasons.
+    """Rank the processors that are available for a training with Adam on ImageNet's images.
 
-    The guide's four points. Model: a worker needs bytes_per_parameter * parameters +
-    activation_bytes; what does not fit into one processor is split over several, so that fewer
-    copies work side by side. Data: a set that does not stay in the memory of the devices must
-    come through the host's link or from disk all the time. Availability: the peak of all copies
-    together. Stage: while developing, one processor is used, the one with the highest peak that
-    holds the model.
-
-    The rank is by peak, an upper limit. Each reason that says "must reach" turns this around:
-    the share of its peak at which the choice would fall behind the next one. Leaves out prices,
-    queues, and how far a net gets near the peak (`machine.roofline` measures that).
-
-    Args:
-        parameters: weights of the net (count).
-        samples: of the training set (count).
-        available: how many there are, by a name that `find` knows; a CPU counts in
-            sockets.
-        stage: "produce", the final training with everything there is, or "develop".
-        bytes_per_parameter: what weight, gradient and optimizer take (bytes); 16 for Adam in
-            float32.
-        activation_bytes: activations of one worker's batch (bytes).
-        sample_bytes: one sample (bytes); 150 528 for an ImageNet image.
-
-    Returns:
-        tuple: one Choice for each, best first; those that cannot hold the model last.
-
-    Raises:
-        ValueError: when a number is not positive, a name unknown or nothing is available.
+    The guide's four points. Model: what does not fit into one processor is split over several, so
+    that fewer copies work side by side. Data: a set that does not stay in the memory of the devices
+    must come through the host's link or from disk all the time. Availability: the peak of all
+    copies together. Stage: while developing, one processor is used, the one with the highest peak
+    that holds the model. The rank is by peak, an upper limit.
     """
     require_known(stage, STAGES, "stage")
-    model_bytes = require_count(parameters, "parameters") * require_positive(
-        bytes_per_parameter, "bytes_per_parameter"
-    )
-    require(activation_bytes >= 0, "activation_bytes", "be at least 0", activation_bytes)
-    data_bytes = require_count(samples, "samples") * require_positive(sample_bytes, "sample_bytes")
     require(bool(available), "available", "name at least one processor", dict(available))
-    found = {name: find(name) for name in available}
+    need = ADAM_BYTES * require_count(parameters, "parameters")
+    data_bytes = IMAGE_BYTES * require_count(samples, "samples")
     choices = [
-        _choice(each, require_count(available[name], f"available[{name!r}]"), stage, sizes)
-        for name, each in found.items()
-        for sizes in [(model_bytes, float(activation_bytes), data_bytes)]
+        _choice(find(name), require_count(count, f"available[{name!r}]"), stage, need, data_bytes)
+        for name, count in available.items()
     ]
-    ranked = sorted(choices, key=lambda each: (not each.fits, -each.flops_per_s, each.name))
-    return tuple(_compared(ranked))
+    return _compared(
+        sorted(choices, key=lambda each: (not each.fits, -each.flops_per_s, each.name))
+    )
 
 
 def _choice(
-    each: Processor, count: int, stage: str, sizes: tuple[float, float, float]
+    each: Processor, count: int, stage: str, need: float, data_bytes: float
 ) -> ProcessorChoice:
-    model_bytes, activation_bytes, data_bytes = sizes
-    need = model_bytes + activation_bytes
     memory = each.memory_bytes or 0.0
     used = 1 if stage == "develop" else count
     parts = math.ceil(need / memory) if memory else 0
@@ -192,16 +151,16 @@ def _peak_reason(each: Processor, dtype: str | None, used: int) -> str:
     return f"{many}; a kernel needs {balance:.3g} flop for each byte of memory to get there."
 
 
-def _compared(ranked: list[ProcessorChoice]) -> list[ProcessorChoice]:
+def _compared(ranked: list[ProcessorChoice]) -> tuple[ProcessorChoice, ...]:
+    """Add to each the share of its peak at which it would fall behind the next one."""
     found = []
-    for number, each in enumerate(ranked):
-        reasons = list(each.reasons)
-        behind = ranked[number + 1] if number + 1 < len(ranked) else None
+    for each, behind in zip_longest(ranked, ranked[1:]):
         if behind is not None and each.fits and behind.fits and each.flops_per_s:
             share = behind.flops_per_s / each.flops_per_s
-            reasons.append(
+            more = (
                 f"It must reach {share:.2g} of its peak to beat the full peak of the next one, "
                 f"{behind.name}."
             )
-        found.append(replace(each, reasons=tuple(reasons)))
-    return found
+            each = replace(each, reasons=(*each.reasons, more))
+        found.append(each)
+    return tuple(found)

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from time import perf_counter
@@ -26,6 +26,7 @@ import numpy as np
 
 from dlcourse import pytorch_net
 from dlcourse.pytorch_rendezvous import joined_by_mpi
+from dlcourse.replicas import Owner, nbytes
 from dlguide.collectives import allreduce, ring_share
 from dlguide.collectives.agreement import agree_or_raise, require_equal
 from dlguide.data import datasets
@@ -74,14 +75,13 @@ class Alone:
     def held(self) -> dict[str, int]:
         """Count what this rank keeps from step to step."""
         weights = list(self.net.parameters())
-        gradients = [each.grad for each in weights if each.grad is not None]
-        momenta = [
-            state["momentum_buffer"]
-            for state in self.optimizer.state.values()
-            if state.get("momentum_buffer") is not None
-        ]
-        named = {"weights": weights, "gradients": gradients, "momentum": momenta}
-        return {name: _nbytes(each) for name, each in named.items()} | {"buckets": 0}
+        states = (state.get("momentum_buffer") for state in self.optimizer.state.values())
+        named = {
+            "weights": weights,
+            "gradients": [each.grad for each in weights if each.grad is not None],
+            "momentum": [each for each in states if each is not None],
+        }
+        return {name: nbytes(each) for name, each in named.items()} | {"buckets": 0}
 
 
 class OwnAllreduce(Alone):
@@ -92,40 +92,28 @@ class OwnAllreduce(Alone):
     """
 
     def __init__(
-        self,
-        net: torch.nn.Module,
-        learning_rate: float,
-        momentum: float,
-        comm: Comm,
-        algorithm: str = "auto",
+        self, net: torch.nn.Module, learning_rate: float, momentum: float, comm: Comm
     ) -> None:
         super().__init__(net, learning_rate, momentum)
         import torch
 
-        self.comm, self.algorithm = comm, algorithm
-        weights = list(net.parameters())
-        self.flat = np.zeros(
-            sum(each.numel() for each in weights), weights[0].detach().numpy().dtype
-        )
-        parts = torch.from_numpy(self.flat).split([each.numel() for each in weights])
-        for weight, part in zip(weights, parts, strict=True):
+        self.comm, weights = comm, list(net.parameters())
+        sizes = [each.numel() for each in weights]
+        self.flat = np.zeros(sum(sizes), weights[0].detach().numpy().dtype)
+        for weight, part in zip(weights, torch.from_numpy(self.flat).split(sizes), strict=True):
             weight.grad = part.as_strided(weight.shape, weight.stride())  # the weight's order
         # the optimizer's own would let go of the views
         self.optimizer.zero_grad = lambda: self.flat.fill(0.0)
 
     def exchange(self) -> None:
         """Sum the flat buffer over all ranks; collective."""
-        allreduce(self.flat, self.comm, algorithm=self.algorithm, check=False)
+        allreduce(self.flat, self.comm, check=False)
         if self.comm.size > 1:  # what an algorithm sends of it differs
             self.sent["gradients"] = self.sent.get("gradients", 0) + self.flat.nbytes
 
 
 class Distributed(Alone):
-    """PyTorch's DistributedDataParallel: buckets are sent while the backward pass goes on.
-
-    It takes the *mean* over ranks. Where ranks have unequal parts, the mean of their means is not
-    the mean of all samples; so the loss is multiplied by the ranks, and the mean becomes the sum.
-    """
+    """PyTorch's DistributedDataParallel: buckets are sent while the backward pass goes on."""
 
     def __init__(
         self,
@@ -184,10 +172,6 @@ class Distributed(Alone):
         return kept | {"buckets": 0 if self.views else kept["gradients"]}
 
 
-def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors)
-
-
 # What one step of DataParallel consists of, in its order.
 PHASES = (
     "scatter images",
@@ -207,104 +191,56 @@ class DataParallel(Alone):
 
     In every step rank 0 deals out the images, sends its weights to each helper, gathers their
     outputs, computes the loss and its gradient, deals that out, adds up the helpers' gradients, and
-    alone makes the step. Messages go directly from and to rank 0, so that their bytes can be
-    counted.
+    alone makes the step.
     """
 
     def __init__(
         self, net: torch.nn.Module, learning_rate: float, momentum: float, comm: Comm
     ) -> None:
         super().__init__(net, learning_rate, momentum)
-        self.comm = comm
+        self.owner = Owner(comm)
 
     def step(self, images: np.ndarray, labels: np.ndarray, scale: float) -> float:
         """Make one step; all ranks must."""
         import torch
 
-        self.spans = []
-        loss, first = 0.0, self.comm.rank == 0
-        weights = list(self.net.parameters())
-        parts = lambda whole: np.array_split(whole, self.comm.size) if first else None  # noqa: E731
-        with self._phase("scatter images"):
-            own = self._deal(parts(images), "images")
-        with self._phase("send weights"), torch.no_grad():
+        owner, loss, slopes = self.owner, 0.0, None
+        first, weights = owner.comm.rank == 0, list(self.net.parameters())
+        owner.spans = []
+        with owner.phase("scatter images"):
+            (own,) = owner.deal([images], "images")
+        with owner.phase("send weights"), torch.no_grad():
             for weight in weights:
-                self._spread(_memory(weight), "weights")
-        with self._phase("forward"):
+                owner.spread(_memory(weight), "weights")
+        with owner.phase("forward"):
             pixels, _ = pytorch_net.to_tensors(own, np.zeros(len(own)))
             outputs = self.net(pixels.to(weights[0].dtype)) if len(own) else None
-        with self._phase("gather outputs"):
+        with owner.phase("gather outputs"):
             made = np.zeros((0, 10)) if outputs is None else outputs.detach().numpy()
-            gathered = self._collect(made, "outputs")
-        slopes = None
-        with self._phase("loss"):
+            gathered = owner.collect(made, "outputs", made.nbytes)
+        with owner.phase("loss"):
             if first:
                 logits = torch.from_numpy(np.concatenate(gathered)).requires_grad_()
                 classes = torch.from_numpy(labels.astype(np.int64))
                 total = torch.nn.functional.cross_entropy(logits, classes, reduction="sum") * scale
                 total.backward()
                 loss, slopes = float(total.detach()), logits.grad.numpy()
-        with self._phase("scatter output gradients"):
-            slope = self._deal(parts(slopes), "outputs")
-        with self._phase("backward"):
+        with owner.phase("scatter output gradients"):
+            (slope,) = owner.deal([slopes], "outputs")
+        with owner.phase("backward"):
             self.optimizer.zero_grad()
             if outputs is not None:
                 outputs.backward(torch.from_numpy(slope))
-        with self._phase("reduce gradients"):
+        with owner.phase("reduce gradients"):
             for weight in weights:
                 if weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
-                self._sum(_memory(weight.grad), "gradients")
-        with self._phase("update"):
+            owner.add([_memory(weight.grad) for weight in weights], "gradients")
+        with owner.phase("update"):
             if first:
                 self.optimizer.step()
+        self.sent, self.spans = owner.sent, owner.spans
         return loss
-
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        begin = perf_counter()
-        yield
-        self.spans.append((name, begin, perf_counter()))
-
-    def _count(self, kind: str, array: np.ndarray) -> None:
-        self.sent[kind] = self.sent.get(kind, 0) + array.nbytes
-
-    def _deal(self, parts: Sequence[np.ndarray] | None, kind: str) -> np.ndarray:
-        """Give each rank its part of what rank 0 has."""
-        if self.comm.rank:
-            return self.comm.recv(source=0)
-        for rank in range(1, self.comm.size):
-            self._count(kind, parts[rank])
-            self.comm.send(parts[rank], rank)
-        return parts[0]
-
-    def _spread(self, array: np.ndarray, kind: str) -> None:
-        """Overwrite the array of every rank with that of rank 0."""
-        if self.comm.rank:
-            self.comm.Recv(array, source=0)
-        else:
-            for rank in range(1, self.comm.size):
-                self._count(kind, array)
-                self.comm.Send(array, rank)
-
-    def _collect(self, array: np.ndarray, kind: str) -> list[np.ndarray]:
-        """Bring the arrays of all ranks to rank 0."""
-        if self.comm.rank:
-            self._count(kind, array)
-            self.comm.send(array, 0)
-            return []
-        return [array, *(self.comm.recv(source=rank) for rank in range(1, self.comm.size))]
-
-    def _sum(self, array: np.ndarray, kind: str) -> None:
-        """Add the arrays of all ranks to that of rank 0."""
-        if self.comm.rank:
-            self._count(kind, array)
-            self.comm.Send(array, 0)
-        else:
-            other = np.empty_like(array)
-            for rank in range(1, self.comm.size):
-                self.comm.Recv(other, source=rank)
-                array += other
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
@@ -323,15 +259,10 @@ def traffic(ranks: int, weights_nbytes: int, images_nbytes: int = 0) -> dict[str
 
     With a ring allreduce every rank sends 2 (p - 1) / p gradients and receives as many, and no
     images, since each rank reads its own. Leaves out the outputs, which are few.
-
-    >>> traffic(4, 100)
-    {'rank 0': 600.0, 'a helper': 200.0, 'each of a ring': 300.0}
     """
     p = require_count(ranks, "ranks")
-    weights = require_count(weights_nbytes, "weights_nbytes", least=0)
-    images = require_count(images_nbytes, "images_nbytes", least=0)
-    helper = 2.0 * weights + images / p if p > 1 else 0.0
-    ring = 2 * ring_share(p) * weights
+    helper = 2.0 * weights_nbytes + images_nbytes / p if p > 1 else 0.0
+    ring = 2 * ring_share(p) * weights_nbytes
     return {"rank 0": (p - 1) * helper, "a helper": helper, "each of a ring": ring}
 
 
@@ -374,64 +305,36 @@ def train(
     evaluate: bool = False,
     layout: str = "channels_first",
 ) -> PyTorchRun:
-    """Train from given weights; on many ranks all must call this, with the same arguments.
-
-    Args:
-        weights: the first ones, as the Keras net's `get_weights` returns them.
-        data: its training images are divided as `datasets.epoch_batches` says.
-        way: a key of `WAYS`.
-        comm: the ranks; None for this process alone, and then the way is "alone".
-        epochs: passes over the training samples (count).
-        batch: images per rank and step (count).
-        learning_rate: of SGD, for the global batch; it is not scaled.
-        momentum: of SGD.
-        seed: of the order of the samples.
-        threads: as in `pytorch_net.set_threads` (count).
-        cap_nbytes: size of the buckets of "ddp"; None for PyTorch's own (bytes).
-        views: whether the gradients of "ddp" live in its buckets.
-        watch: whether to note the buckets of "ddp", which costs time.
-        evaluate: whether to count right answers on the whole test set after each epoch.
-        layout: as in `pytorch_net.build`.
-
-    Returns:
-        PyTorchRun: what came out.
-
-    Raises:
-        ValueError: when an argument is not what it must be; on all ranks alike.
-        MissingComponentError: when PyTorch is not installed.
-    """
+    """Train from given weights by one of `WAYS`; on many ranks all must call this alike."""
     asked = {"way": way, "epochs": epochs, "batch": batch, "learning_rate": learning_rate}
     asked |= {"momentum": momentum, "seed": seed, "cap_nbytes": cap_nbytes, "views": views}
     asked |= {"watch": watch, "evaluate": evaluate, "layout": layout}
-    asked |= {"samples": len(data.train_labels)}
     start, started_unix_s = perf_counter(), time.time()
     rank, ranks = (comm.rank, comm.size) if comm else (0, 1)
+    samples, owned = len(data.train_labels), way == "data_parallel"
     if comm:
-        require_equal(comm, **asked)
+        require_equal(comm, **asked, samples=samples)
     with agree_or_raise(comm) if comm else contextlib.nullcontext():
         _check(way, comm, epochs, learning_rate, momentum)
         pytorch_net.require_shapes(weights)
         require_known(layout, pytorch_net.LAYOUTS, "layout")
-        parts = [
-            datasets.epoch_batches(len(data.train_labels), batch, rank, ranks, epoch, seed)
-            for epoch in range(epochs)
-        ]
+        datasets.epoch_batches(samples, batch, rank, ranks, 0, seed)
     if comm:  # "own" sends no first weights: ranks with different ones would stay apart
         require_equal(comm, weights=_printed(weights))
-    if way == "data_parallel":
-        whole = len(data.train_labels), batch * ranks
-        parts = [datasets.epoch_batches(*whole, 0, 1, epoch, seed) for epoch in range(epochs)]
+    dealt = (batch * ranks, 0, 1) if owned else (batch, rank, ranks)
+    parts = [datasets.epoch_batches(samples, *dealt, epoch, seed) for epoch in range(epochs)]
     pytorch_net.require_pytorch()
     in_use = pytorch_net.set_threads(threads)
     net = pytorch_net.build(weights, layout)
     with joined_by_mpi(comm) if way == "ddp" else contextlib.nullcontext():
+        worker: Alone
         if way == "ddp":
             worker = Distributed(net, learning_rate, momentum, ranks, cap_nbytes, views)
             if watch:
                 worker.watch()
         elif way == "own":
             worker = OwnAllreduce(net, learning_rate, momentum, comm)
-        elif way == "data_parallel":
+        elif owned:
             worker = DataParallel(net, learning_rate, momentum, comm)
         else:
             worker = Alone(net, learning_rate, momentum)
@@ -442,40 +345,41 @@ def train(
             begin = epoch_begin = perf_counter()
             total = 0.0
             for part in steps:
-                batch_of = _taken(data, part.indices, way, rank)
+                taken = data.train_images[part.indices], data.train_labels[part.indices]
+                if owned and rank:  # only rank 0 reads any
+                    taken = None, None
                 ready = perf_counter()
-                total += worker.step(*batch_of, 1 / part.global_size) * part.global_size
+                total += worker.step(*taken, 1 / part.global_size) * part.global_size
                 end = perf_counter()
                 step_s.append(end - begin)
                 wait_s.append(ready - begin)
                 images.append(part.global_size)
                 begin = end
-            losses.append((comm.allreduce(total) if comm else total) / len(data.train_labels))
-            evaluate_begin = perf_counter()
-            train_s += evaluate_begin - epoch_begin
+            losses.append((comm.allreduce(total) if comm else total) / samples)
+            trained = perf_counter()
+            train_s += trained - epoch_begin
             if evaluate:
-                if way == "data_parallel":  # only rank 0 has made the steps
-                    net = pytorch_net.build(comm.bcast(pytorch_net.weights_of(net)))
-                accuracy.append(_accuracy(net, data, comm))
-                net = worker.net
-                evaluate_s += perf_counter() - evaluate_begin
+                tested = net
+                if owned:  # only rank 0 has made the steps
+                    tested = pytorch_net.build(comm.bcast(pytorch_net.weights_of(net)))
+                accuracy.append(_accuracy(tested, data, comm))
+                evaluate_s += perf_counter() - trained
         held, final = worker.held(), pytorch_net.weights_of(net)
     names = ("dlguide", "numpy", "torch", *(["mpi4py"] if comm else []))
     run = TrainingResult(
         rank=rank, ranks=ranks, threads=in_use, model="mnist_cnn", data=data.name, device="cpu",
         epochs=epochs, batch_per_rank=batch, global_batch=batch * ranks, optimizer="sgd",
-        learning_rate=learning_rate, seed=seed,
-        parameters=sum(each.size for each in weights), samples=len(data.train_labels),
-        steps_per_epoch=len(parts[0]), first_epoch=0, loss=tuple(losses),
-        test_accuracy=tuple(accuracy), step_s=tuple(step_s), wait_s=tuple(wait_s),
-        first_step_s=step_s[0], setup_s=setup_s, train_s=train_s, evaluate_s=evaluate_s,
-        checkpoint_s=0.0, total_s=perf_counter() - start,
+        learning_rate=learning_rate, seed=seed, samples=samples,
+        parameters=sum(each.size for each in weights), steps_per_epoch=len(parts[0]),
+        first_epoch=0, loss=tuple(losses), test_accuracy=tuple(accuracy), step_s=tuple(step_s),
+        wait_s=tuple(wait_s), first_step_s=step_s[0], setup_s=setup_s, train_s=train_s,
+        evaluate_s=evaluate_s, checkpoint_s=0.0, total_s=perf_counter() - start,
         images_per_s=steady_images_per_s(step_s, images),
         images_per_s_with_first=sum(images) / sum(step_s),
         weights_digest=hashlib.sha256(b"".join(each.tobytes() for each in final)).hexdigest(),
         started_unix_s=started_unix_s, versions={name: version(name) for name in names},
     )  # fmt: skip
-    sent = {kind: nbytes / len(step_s) for kind, nbytes in worker.sent.items()}
+    sent = {kind: size / len(step_s) for kind, size in worker.sent.items()}
     buckets = tuple(getattr(worker, "buckets", ()))
     return PyTorchRun(way, run, tuple(final), sent, held, tuple(worker.spans), buckets)
 
@@ -493,17 +397,8 @@ def _check(way: str, comm: Any, epochs: int, learning_rate: float, momentum: flo
 
 def _printed(weights: Sequence[np.ndarray]) -> str:
     """Give a short text that differs where weights do."""
-    checksum = 0
-    for array in weights:
-        checksum = zlib.crc32(array.tobytes(), checksum)
+    checksum = zlib.crc32(b"".join(array.tobytes() for array in weights))
     return f"{weights[0].dtype} with checksum {checksum:08x}"
-
-
-def _taken(data: Dataset, indices: np.ndarray, way: str, rank: int) -> tuple[Any, Any]:
-    """Take a step's images and labels; with DataParallel only rank 0 reads any."""
-    if way == "data_parallel" and rank:
-        return None, None
-    return data.train_images[indices], data.train_labels[indices]
 
 
 def _accuracy(net: Any, data: Dataset, comm: Any) -> float:
@@ -525,10 +420,7 @@ def _accuracy(net: Any, data: Dataset, comm: Any) -> float:
 
 @dataclass(frozen=True)
 class StepParts:
-    """The parts of a step on the ranks at hand, each from a barrier to the slowest rank.
-
-    exposed = together - compute
-    """
+    """The parts of a step on the ranks at hand, each from a barrier to the slowest rank."""
 
     batch: int
     nbytes: int
@@ -555,37 +447,10 @@ def measure_parts(
     threads: int | None = None,
     layout: str = "channels_first",
 ) -> StepParts:
-    """Measure the parts of a step; collective.
+    """Measure the parts of a step; collective, with buckets of each cap (None: PyTorch's own).
 
-    Args:
-        weights: as `pytorch_net.build` takes them.
-        data: each rank takes images of its own from it.
-        comm: the ranks; all must call with the same arguments.
-        batch: images per rank (count).
-        caps: sizes of the buckets to compare; None for PyTorch's own (bytes).
-        repeats: turns that count (count).
-        warmup: turns before them; at least 2, since buckets are laid out anew after the first
-            step (count).
-        threads: as in `pytorch_net.set_threads` (count).
-        layout: as in `pytorch_net.build`.
-
-    Returns:
-        StepParts: equal on all ranks.
-
-    Raises:
-        ValueError: on all ranks alike, when an argument is not what it must be.
-        MissingComponentError: when PyTorch is not installed.
+    The first two turns do not count: buckets are laid out anew after the first step.
     """
-    require_equal(comm, batch=batch, caps=list(caps), repeats=repeats, warmup=warmup, layout=layout)
-    with agree_or_raise(comm):
-        require_count(batch, "batch")
-        require_count(repeats, "repeats")
-        require_count(warmup, "warmup", least=2)
-        require(bool(caps), "caps", "hold at least one size, or None", list(caps))
-        enough = len(data.train_labels) >= batch * comm.size
-        must = f"hold {batch} training images for each rank"
-        require(enough, "data", must, len(data.train_labels))
-        pytorch_net.require_shapes(weights)
     pytorch_net.require_pytorch()
     import torch
     import torch.distributed as dist

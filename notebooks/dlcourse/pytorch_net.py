@@ -111,20 +111,7 @@ def set_threads(threads: int | None = None) -> int:
 
 
 def build(weights: Sequence[np.ndarray], layout: str = "channels_first") -> torch.nn.Module:
-    """Build the net "mnist_cnn" without dropout and give it weights.
-
-    Args:
-        weights: as the Keras net's `get_weights` returns them, float32 or float64.
-        layout: how the convolutions keep their numbers in memory; "channels_first" is PyTorch's
-            usual one. Shapes and results are the same.
-
-    Returns:
-        torch.nn.Module: logits of shape (batch, 10) for images of shape (batch, 1, 28, 28).
-
-    Raises:
-        MissingComponentError: when PyTorch is not installed.
-        ValueError: when the weights are not those of this net, or the layout is not known.
-    """
+    """Build the net "mnist_cnn" without dropout and give it weights."""
     require_known(layout, LAYOUTS, "layout")
     require_shapes(weights)
     require_pytorch()
@@ -153,11 +140,7 @@ def gradients_of(net: torch.nn.Module) -> list[np.ndarray]:
 
 
 def to_tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
-    """Turn a batch as the data sets give it into PyTorch's tensors.
-
-    With one channel, height x width x 1 and 1 x height x width are the same bytes: nothing is
-    copied but the labels, which PyTorch wants as 64-bit integers.
-    """
+    """Turn a batch as the data sets give it into PyTorch's tensors."""
     import torch
 
     pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(images, 3, 1)))
@@ -182,22 +165,7 @@ FIRST_NBYTES, OTHER_NBYTES = 2**20, 25 * 2**20
 
 
 def buckets(nbytes: Sequence[int], cap_nbytes: int | None = None) -> list[list[int]]:
-    """Return which gradients share a bucket, by DistributedDataParallel's rule.
-
-    Gradients are taken in the order in which they become ready. A bucket takes them one after
-    another *until it holds at least the cap*, the last one included; then the next bucket begins.
-    So a bucket may be larger than its cap, where Horovod's messages stay within their threshold.
-
-    Holds from the second step on: before the first one the order is only guessed, as the reverse
-    of the parameters' order. Leaves out that gradients of different dtypes never share a bucket.
-
-    Source:
-        Li et al., PVLDB 13 (2020), 3005-3018, section 3.2.3; PyTorch 2.13,
-        torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size.
-
-    >>> buckets([40, 40, 40, 200, 8], 100)
-    [[0, 1, 2], [3], [4]]
-    """
+    """Return which gradients share a bucket, by DistributedDataParallel's rule."""
     sizes = [require_count(size, "nbytes", least=0) for size in nbytes]
     if cap_nbytes is not None:
         require_count(cap_nbytes, "cap_nbytes")
@@ -214,9 +182,5 @@ def buckets(nbytes: Sequence[int], cap_nbytes: int | None = None) -> list[list[i
 
 
 def bucket_sizes(nbytes: Sequence[int], cap_nbytes: int | None = None) -> list[int]:
-    """Give the bytes of each bucket, as `buckets` divides them.
-
-    >>> bucket_sizes([40, 40, 40, 200, 8], 100)
-    [120, 200, 8]
-    """
+    """Give the bytes of each bucket, as `buckets` divides them."""
     return [sum(nbytes[place] for place in bucket) for bucket in buckets(nbytes, cap_nbytes)]

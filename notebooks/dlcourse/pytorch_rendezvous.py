@@ -47,10 +47,7 @@ class Met:
 def joined(
     rank: int, ranks: int, url: str = "", store: Any = None, timeout_s: float = 30.0
 ) -> Iterator[None]:
-    """Join a Gloo group for the length of a block; all ranks must enter it.
-
-    Gloo's own connections stay on loopback unless GLOO_SOCKET_IFNAME names another interface.
-    """
+    """Join a Gloo group for the length of a block; all ranks must enter it."""
     require_pytorch()
     import torch.distributed as dist
 
@@ -71,11 +68,7 @@ def joined(
 
 @contextlib.contextmanager
 def joined_by_mpi(comm: Comm, timeout_s: float = 60.0) -> Iterator[None]:
-    """Join a Gloo group of the ranks that MPI has started; collective.
-
-    Rank 0 opens a port on loopback and MPI tells the others which one, so that nobody has to
-    agree on a number or a file beforehand.
-    """
+    """Join a Gloo group of the ranks that MPI has started; collective."""
     require_pytorch()
     store = listening(timeout_s, comm.size) if comm.rank == 0 else None
     port = comm.bcast(store.port if store else None)
@@ -108,12 +101,7 @@ def connected(port: int, timeout_s: float, ranks: int = 1) -> Any:
 def meet(
     ranks: int = 2, places: Sequence[str] = PLACES, timeout_s: float = 60.0
 ) -> list[list[Met]]:
-    """Let plain processes without MPI find each other and sum their ranks + 1.
-
-    Each process gets its rank, the number of ranks and the place; nothing else. With "tcp"
-    PyTorch's rank 0 listens on all network interfaces of the machine while the call lasts, with
-    "store" on loopback only.
-    """
+    """Let plain processes without MPI find each other and sum their ranks + 1."""
     require_count(ranks, "ranks")
     for place in places:
         require_known(place, PLACES, "places")

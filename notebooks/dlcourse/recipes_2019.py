@@ -2,15 +2,17 @@
 
     print(recipes_2019.explain("granularity=fine,compact,1,0", OMP_NUM_THREADS=22))
 
-`VARIABLES` is the table `data/published/recipes_2019.csv`. Placement is computed for KMP_AFFINITY
-and OMP_PLACES, which name sockets and cores in ways that are easily misread.
+`variables()` is the table `data/published/recipes_2019.csv`: the variables of the PRACE best
+practice guide (2019, sections 5.3 and 6.2.5) and the 2019 workshop, with what does their job today.
+Placement is computed for KMP_AFFINITY and OMP_PLACES, which name sockets and cores in ways that
+are easily misread.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -24,7 +26,6 @@ from dlcourse.omp_affinity import (
     parse_cpu_lists,
     parse_kmp,
     parse_places,
-    place_gomp,
     place_kmp,
     place_omp,
 )
@@ -34,38 +35,33 @@ from dlguide.machine.describe import Machine, describe
 from dlguide.machine.threads import ThreadPlan, plan
 from dlguide.machine.topology import Core
 
-_BINDINGS = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PLACES")
+SERVERS = "MLSL_SERVER_AFFINITY"
 
 
 @dataclass(frozen=True)
 class LegacyVariable:
-    """A variable or option of the recipes, one row of the table.
-
-    Args:
-        variable: its name.
-        meaning: what it asked for.
-        state: "alive", "not here" (it works, but TensorFlow does not use it) or "dead".
-        note: why it is not alive, or what to know about it.
-        replacement: what does the same now; "" if it still works itself.
-        form: "count", "time", "switch" or "text": the form of its value.
-    """
+    """A variable of the recipes, one row of the table; `form` is that of its value."""
 
     variable: str
     meaning: str
-    state: str
+    state: str  # alive, not here (it works, but TensorFlow does not use it), or dead
     note: str
     replacement: str
-    form: str
+    form: str  # count, time, switch or text
+    value: str = ""
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.variable}={self.value}" if self.value else self.variable,
+            f"    asked for:  {self.meaning}",
+            f"    today:      {self.state}" + (f" ({self.note})" if self.note else ""),
+        ]
+        return "\n".join(lines + [f"    instead:    {self.replacement}"] * bool(self.replacement))
 
 
 @cache
 def variables() -> dict[str, LegacyVariable]:
-    """Return the variables of the recipes by name.
-
-    Source:
-        Best Practice Guide Deep Learning (PRACE, 2019) and the 2019 workshop; the states were
-        checked against the versions in `constraints.txt`.
-    """
+    """Return the variables of the recipes by name."""
     rows = published.load("recipes_2019")
     return {
         row["variable"]: LegacyVariable(**{key: value or "" for key, value in row.items()})
@@ -73,58 +69,27 @@ def variables() -> dict[str, LegacyVariable]:
     }
 
 
-@dataclass(frozen=True)
-class RecipeSetting:
-    """A variable of a recipe with its value."""
-
-    value: str
-    about: LegacyVariable
-
-    def __str__(self) -> str:
-        about = self.about
-        note = f" ({about.note})" if about.note else ""
-        lines = [
-            f"{about.variable}={self.value}" if self.value else about.variable,
-            f"    asked for:  {about.meaning}",
-            f"    today:      {about.state}{note}",
-        ]
-        return "\n".join(lines + [f"    instead:    {about.replacement}"] * bool(about.replacement))
-
-
-def setting(name: str, value: Any) -> RecipeSetting:
-    """Look up a variable and check the form of its value.
-
-    Raises:
-        ValueError: if the variable is unknown or its value has the wrong form.
-
-    >>> setting("MKLDNN_VERBOSE", 1).about.replacement
-    'ONEDNN_VERBOSE=1'
-    """
+def setting(name: str, value: Any) -> LegacyVariable:
+    """Look up a variable, check the form of its value and keep it."""
     about = variables()[require_known(name, variables(), "name")]
     if value is None or value == "":
-        return RecipeSetting("", about)
+        return about
     word = Word.of(value, name)
     if about.form == "count":
         word.count(name, "its value")
     elif about.form == "time":
-        plain = word.text.removesuffix("ms").removesuffix("s")
-        right = plain.isdigit() or word.text.lower() in ("infinite", "infinity")
+        plain = word.removesuffix("ms").removesuffix("s")
+        right = plain.isdigit() or word.lower() in ("infinite", "infinity")
         word.require(right, name, "have milliseconds or `infinite` here")
     elif about.form == "switch":
-        known = word.text.lower() in ("0", "1", "true", "false", "yes", "no", "on", "off")
+        known = word.lower() in ("0", "1", "true", "false", "yes", "no", "on", "off")
         word.require(known, name, "be 0 or 1, true or false")
-    return RecipeSetting(word.text, about)
+    return replace(about, value=str(word))
 
 
 @dataclass(frozen=True)
 class ProcessPlacement:
-    """Where one process of a recipe runs.
-
-    Args:
-        cpus: logical CPUs that the launcher gives it.
-        threads: logical CPUs of each of its threads.
-        communicates: logical CPUs of its communication servers.
-    """
+    """The logical CPUs of one process: its share of the node, its threads', its servers'."""
 
     cpus: tuple[int, ...]
     threads: Placement
@@ -138,33 +103,22 @@ class ProcessPlacement:
 
 @dataclass(frozen=True)
 class RecipeExplanation:
-    """What a recipe does on a machine; `print` shows it as text.
-
-    Args:
-        machine: the machine it was read for.
-        processes: where each process of one node runs.
-        settings: every variable with its meaning and its replacement.
-        findings: problems and remarks, in sentences.
-        plan: a thread plan for the same job today; None if the machine is too small.
-    """
+    """What a recipe does on a machine; `print` shows it as text."""
 
     machine: Machine
     processes: tuple[ProcessPlacement, ...]
-    settings: tuple[RecipeSetting, ...]
+    settings: tuple[LegacyVariable, ...]
     findings: tuple[str, ...]
-    plan: ThreadPlan | None
+    plan: ThreadPlan | None  # for the same job today; None if the machine is too small
 
     @property
     def uses(self) -> dict[int, CpuUse]:
         """The processes that use each logical CPU."""
-        compute = [each.computes for each in self.processes]
-        return cpu_map.of_ranks(
-            self.machine, compute, [each.communicates for each in self.processes]
-        )
+        servers = [each.communicates for each in self.processes]
+        return cpu_map.of_ranks(self.machine, [each.computes for each in self.processes], servers)
 
     def __str__(self) -> str:
-        parts = [str(each) for each in self.settings]
-        parts += ["", cpu_map.text(self.machine, self.uses), ""]
+        parts = [*map(str, self.settings), "", cpu_map.text(self.machine, self.uses), ""]
         for number, process in enumerate(self.processes):
             threads = len(process.threads)
             line = f"process {number}: {threads} thread{'s'[: threads != 1]} on CPUs "
@@ -179,37 +133,15 @@ class RecipeExplanation:
 
 
 def explain(
-    affinity: str | None = None,
-    machine: Machine | None = None,
-    processes: int | None = None,
-    pinned: bool = True,
-    **settings: Any,
+    affinity: str | None = None, machine: Machine | None = None, **settings: Any
 ) -> RecipeExplanation:
     """Explain what the variables of a recipe do on one node of a machine.
 
     Threads are placed as by Intel's OpenMP of 2019, see `place_kmp`. Each process first gets its
     share of the node, as from a launcher: neighbouring cores, inside a NUMA node if possible. Its
     OpenMP threads stay inside that share, unless the CPUs are listed one by one. The servers of
-    MLSL go to the listed CPUs, an equal number for each process in turn.
-
-    Args:
-        affinity: value of KMP_AFFINITY; None for none.
-        machine: one node, which may be imagined; None describes this machine.
-        processes: processes on the node; None for as many as MLSL_SERVER_AFFINITY has CPUs for,
-            or else one (count).
-        pinned: whether the launcher binds each process to its share; False as with
-            `mpirun -bind-to none`.
-        settings: the other variables, such as OMP_NUM_THREADS=22; `variables()` lists them.
-
-    Returns:
-        RecipeExplanation: settings, placement, findings and today's plan.
-
-    Raises:
-        ValueError: if a variable or value is not understood; the text names the column.
-
-    Source:
-        Best Practice Guide Deep Learning (PRACE, 2019), sections 5.3 and 6.2.5; Intel C++
-        Compiler Classic Developer Guide, Thread Affinity Interface.
+    MLSL go to the listed CPUs, an equal number for each process in turn; there are as many
+    processes as the list has CPUs for.
     """
     machine = describe() if machine is None else machine
     given = {} if affinity is None else {"KMP_AFFINITY": affinity}
@@ -220,29 +152,27 @@ def explain(
     for name in given:
         require_known(name, variables(), "settings")
     known = tuple(setting(name, value) for name, value in given.items())
-    values = {each.about.variable: each.value for each in known}
-    binding = [name for name in _BINDINGS if name in values]
-    must = f"bind threads in one way, one of {', '.join(_BINDINGS)}"
-    require(len(binding) <= 1, "settings", must, binding, "Read them one after the other.")
+    values = {each.variable: each.value for each in known}
+    binding = [name for name in ("KMP_AFFINITY", "OMP_PLACES") if name in values]
+    must, then = "bind threads in one way", "Read them one after the other."
+    require(len(binding) <= 1, "settings", must, binding, then)
 
     there = {core.cpu for core in machine.cores}
     asked = int(values.get("OMP_NUM_THREADS", 1))
     require(asked <= MAX_CPUS, "OMP_NUM_THREADS", f"be at most {MAX_CPUS} for a node", asked)
     listed = _server_cpus(values, there)
     servers = int(values.get("MLSL_NUM_SERVERS", 0))
-    count = _process_count(processes, listed, servers)
-    if pinned:
-        shares = plan(machine, count, oversubscribe=True).cpus
-    else:
-        shares = (tuple(sorted(there)),) * count
-    each = len(listed) // count
+    count = max(1, len(listed) // servers) if listed and servers else 1
+    each = servers or len(listed)
+    must = f"have {count * each} CPUs: {each} for each of {count} processes on the node"
+    then = "List as many CPUs as there are servers."
+    require(len(listed) in (0, count * each), SERVERS, must, len(listed), then)
     placed = []
-    for number, share in enumerate(shares):
+    for number, share in enumerate(plan(machine, count, oversubscribe=True).cpus):
         cores = [core for core in machine.cores if core.cpu in share]
-        threads = int(values.get("OMP_NUM_THREADS", len(cores)))
-        require_count(threads, "OMP_NUM_THREADS")
+        threads = require_count(int(values.get("OMP_NUM_THREADS", len(cores))), "OMP_NUM_THREADS")
         own = listed[number * each : (number + 1) * each]
-        placement = _place(values, cores, threads, there)
+        placement = _place(values, cores, threads, machine)
         placed.append(ProcessPlacement(tuple(sorted(share)), placement, own))
     findings = [
         *_thread_findings(machine, placed),
@@ -252,43 +182,31 @@ def explain(
     ]
     today = None
     try:
-        today = plan(machine, count, each or servers)
+        today = plan(machine, count, each)
     except ValueError as error:
         findings.append(f"There is no plan that does this on {machine.name}: {error}")
     return RecipeExplanation(machine, tuple(placed), known, tuple(findings), today)
 
 
 def _server_cpus(values: Mapping[str, str], there: set[int]) -> tuple[int, ...]:
-    name = "MLSL_SERVER_AFFINITY"
-    if not values.get(name):
+    if not values.get(SERVERS):
         return ()
-    entries = parse_cpu_lists(Word.of(values[name], name), name, ",", there)
+    entries = parse_cpu_lists(Word.of(values[SERVERS], SERVERS), SERVERS, there)
     return tuple(cpu for cpus in entries for cpu in cpus)
 
 
-def _process_count(processes: int | None, listed: Sequence[int], servers: int) -> int:
-    if processes is None:
-        processes = len(listed) // servers if listed and servers else 1
-    require_count(processes, "processes")
-    wanted = processes * (servers or len(listed) // processes)
-    must = f"have {wanted} CPUs: {servers} for each of {processes} processes on the node"
-    then = "State `processes`, or list as many CPUs as there are servers."
-    require(not listed or len(listed) == wanted, "MLSL_SERVER_AFFINITY", must, len(listed), then)
-    return processes
-
-
 def _place(
-    values: Mapping[str, str], cores: Sequence[Core], threads: int, there: set[int]
+    values: Mapping[str, str], cores: Sequence[Core], threads: int, machine: Machine
 ) -> Placement:
+    there = {core.cpu for core in machine.cores}
     everywhere = tuple(sorted(core.cpu for core in cores))
-    policy = values.get("OMP_PROC_BIND", "true")
     if "KMP_AFFINITY" in values:
-        return place_kmp(parse_kmp(values["KMP_AFFINITY"], there), cores, threads)
-    if "GOMP_CPU_AFFINITY" in values:
-        return place_gomp(values["GOMP_CPU_AFFINITY"], threads, there)
+        affinity = parse_kmp(values["KMP_AFFINITY"], there)
+        listed = affinity.kind == "explicit"  # CPUs outside of the share, too
+        return place_kmp(affinity, machine.cores if listed else cores, threads)
     if "OMP_PLACES" in values or "OMP_PROC_BIND" in values:
         places = parse_places(values.get("OMP_PLACES", "cores"), cores, there)
-        return place_omp(places, policy, threads, everywhere)
+        return place_omp(places, values.get("OMP_PROC_BIND", "true"), threads, everywhere)
     return (everywhere,) * threads
 
 

@@ -48,20 +48,12 @@ def sentences(count: int = 40, longest: int = 8, words: int = 50, seed: int = 0)
 
 
 def length(tree: Tree) -> int:
-    """Count the words of a sentence.
-
-    >>> length((1, (2, 1)))
-    3
-    """
+    """Count the words of a sentence."""
     return length(tree[0]) + length(tree[1]) if isinstance(tree, tuple) else 1
 
 
 def shape(tree: Tree) -> Tree:
-    """Forget the words and keep the tree.
-
-    >>> shape((1, (2, 1)))
-    (0, (0, 0))
-    """
+    """Forget the words and keep the tree."""
     return (shape(tree[0]), shape(tree[1])) if isinstance(tree, tuple) else 0
 
 
@@ -73,11 +65,7 @@ def mapped(function: Callable[[int], Any], tree: Tree) -> Tree:
 
 
 def listed(tree: Tree) -> np.ndarray:
-    """Write a tree as a list of nodes, children before parents.
-
-    >>> listed((7, 5)).tolist()
-    [[7, 0, 0], [5, 0, 0], [-1, 0, 1]]
-    """
+    """Write a tree as a list of nodes, children before parents."""
     rows: list[tuple[int, int, int]] = []
 
     def add(part: Tree) -> int:
@@ -146,11 +134,7 @@ def scores_by_session(trees: Sequence[Tree], net: Mapping[str, np.ndarray]) -> l
 
 
 def gradient(trees: Sequence[Tree], net: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Differentiate the sum of the scores by hand.
-
-    For a pair with vector h and gradient g: d = g (1 - h^2), and A, B and c get the outer
-    products of the halves with d, and d itself; the halves go on with d @ A^T and d @ B^T.
-    """
+    """Differentiate the sum of the scores by hand."""
     net = {name: np.asarray(array, "float64") for name, array in net.items()}
     found = {name: np.zeros_like(array) for name, array in net.items()}
 

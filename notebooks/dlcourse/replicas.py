@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,25 +23,92 @@ if TYPE_CHECKING:
 PHASES = ("scatter inputs", "send weights", "compute", "reduce gradients", "update")
 
 
+class Owner:
+    """Messages from and to rank 0 only, one after the other; bytes and phases are counted."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.helpers = comm, range(1, comm.size)
+        self.sent: dict[str, int] = {}  # by this rank, by kind
+        self.moved = 0  # sent and received
+        self.spans: list[tuple[str, float, float]] = []  # phase, begin and end
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note when a phase begins and ends."""
+        begin = perf_counter()
+        yield
+        self.spans.append((name, begin, perf_counter()))
+
+    def deal(self, arrays: Sequence[np.ndarray] | None, kind: str) -> list[np.ndarray]:
+        """Give each rank its part of what rank 0 has."""
+        if self.comm.rank:
+            own = self.comm.recv(source=0)
+            self.moved += nbytes(own)
+            return own
+        parts = [np.array_split(each, self.comm.size) for each in arrays]
+        for rank in self.helpers:
+            dealt = [np.ascontiguousarray(each[rank]) for each in parts]
+            self._count(kind, nbytes(dealt))
+            self.comm.send(dealt, rank)
+        return [each[0] for each in parts]
+
+    def spread(self, array: np.ndarray, kind: str) -> None:
+        """Overwrite the array of every rank with that of rank 0."""
+        for rank in self.helpers if self.comm.rank == 0 else ():
+            self._count(kind, array.nbytes)
+            self.comm.Send(array, rank)
+        if self.comm.rank:
+            self.comm.Recv(array, source=0)
+            self.moved += array.nbytes
+
+    def collect(self, found: Any, kind: str, size: int = 0) -> list[Any]:
+        """Bring something of each rank to rank 0."""
+        if self.comm.rank:
+            self._count(kind, size)
+            self.comm.send(found, 0)
+            return []
+        return [found, *(self.comm.recv(source=rank) for rank in self.helpers)]
+
+    def add(self, arrays: Sequence[np.ndarray], kind: str) -> int:
+        """Add the arrays of all ranks to those of rank 0; return the bytes that arrive at once."""
+        if self.comm.rank:
+            for each in arrays:
+                self._count(kind, each.nbytes)
+                self.comm.Send(each, 0)
+            return 0
+        others = [np.empty_like(each) for each in arrays] if self.helpers else []
+        for rank in self.helpers:
+            for each, other in zip(arrays, others, strict=True):
+                self.comm.Recv(other, source=rank)
+                each += other
+            self.moved += nbytes(others)
+        return nbytes(others)
+
+    def _count(self, kind: str, size: int) -> None:
+        self.sent[kind] = self.sent.get(kind, 0) + size
+        self.moved += size
+
+
+def nbytes(arrays: Sequence[np.ndarray]) -> int:
+    """Add up the bytes of arrays."""
+    return sum(each.nbytes for each in arrays)
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What one device holds at the peak of a step (bytes).
-
-    `arriving` is another device's gradients while they are added; `state` that of the optimizer;
-    `inputs` are the samples, on the first device those of all.
-    """
+    """What one device holds at the peak of a step (bytes)."""
 
     weights: int
     gradients: int
-    arriving: int
-    state: int
-    inputs: int
+    arriving: int  # another device's gradients while they are added
+    state: int  # of the optimizer
+    inputs: int  # the samples, on the first device those of all
     activations: int
 
     @property
     def total(self) -> int:
         """All of it (bytes)."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(astuple(self))
 
 
 def memory(
@@ -53,7 +120,7 @@ def memory(
 ) -> tuple[DeviceMemory, DeviceMemory]:
     """Predict what the first device holds, and what each other one.
 
-    With W for the weights, p devices, s numbers of the optimizer for each weight:
+    With W for the weights, p devices, s numbers of the optimizer for each weight (2 for Adam):
 
         first:  W (weights) + W (gradients) + s W (state) + inputs + activations / p
                 + W (arriving, where p > 1)
@@ -61,46 +128,21 @@ def memory(
 
     so that the first holds (1 + s) W more, and the samples of the others. Leaves out what a
     library keeps for itself (workspaces, fragments), which is alike on all devices.
-
-    Args:
-        ranks: number of devices p (count).
-        weights_nbytes: W (bytes).
-        inputs_nbytes: samples of all devices in a step, with what they are compared with (bytes).
-        activations_nbytes: of all samples together (bytes).
-        state_copies: s: 2 for Adam, 1 for momentum, 0 for plain SGD (count).
-
-    Returns:
-        tuple: `DeviceMemory` of the first device and of another; for one device both are the first.
-
-    Raises:
-        ValueError: when a size is no count.
-
-    >>> first, other = memory(4, 100, 8, 40)
-    >>> first.total - other.total == 3 * 100 + 6
-    True
     """
     p = require_count(ranks, "ranks")
-    sizes = {"weights_nbytes": weights_nbytes, "inputs_nbytes": inputs_nbytes,
-             "activations_nbytes": activations_nbytes, "state_copies": state_copies}  # fmt: skip
-    for name, value in sizes.items():
-        require_count(value, name, least=0)
-    own = activations_nbytes // p
-    many = weights_nbytes if p > 1 else 0
-    state = state_copies * weights_nbytes
-    first = DeviceMemory(weights_nbytes, weights_nbytes, many, state, inputs_nbytes, own)
-    other = DeviceMemory(weights_nbytes, weights_nbytes, 0, 0, inputs_nbytes // p, own)
-    return first, first if p == 1 else other
+    w = require_count(weights_nbytes, "weights_nbytes", least=0)
+    inputs = require_count(inputs_nbytes, "inputs_nbytes", least=0)
+    own = require_count(activations_nbytes, "activations_nbytes", least=0) // p
+    first = DeviceMemory(w, w, w if p > 1 else 0, state_copies * w, inputs, own)
+    return first, first if p == 1 else DeviceMemory(w, w, 0, 0, inputs // p, own)
 
 
 class Replicas:
     """A net that rank 0 owns, and the steps in which all ranks compute for it.
 
     In each step rank 0 deals out the samples, sends its weights to every other rank, and adds up
-    their gradients; it alone updates. All messages go from or to rank 0, one after the other.
-    Unlike PyTorch's, each rank computes the loss of its own samples, so that outputs stay where
-    they are. After a step `held` is this rank's `DeviceMemory`, counted from the arrays that
-    existed, `seconds` the time of each of `PHASES` (s), and `moved` what it has sent and received
-    (bytes).
+    their gradients; it alone updates. Unlike PyTorch's, each rank computes the loss of its own
+    samples, so that outputs stay where they are.
     """
 
     def __init__(
@@ -114,86 +156,35 @@ class Replicas:
         self.comm, self.weights = comm, [np.ascontiguousarray(each) for each in weights]
         self.gradient, self.update = gradient, update
         self.state = list(state) if comm.rank == 0 else []
-        self.held = DeviceMemory(0, 0, 0, 0, 0, 0)
-        self.seconds: dict[str, float] = {}
-        self.moved = 0
+        self.held = DeviceMemory(0, 0, 0, 0, 0, 0)  # of the last step, from the arrays there were
+        self.seconds: dict[str, float] = {}  # of the phases of the last step
+        self.moved = 0  # bytes that this rank sent and received in the last step
 
     def step(self, arrays: Sequence[np.ndarray] | None = None) -> float:
         """Make one step; collective. Moves 2 (p - 1) W and the samples of p - 1 ranks."""
-        p, first = self.comm.size, self.comm.rank == 0
-        self.seconds, self.moved = {}, 0
+        owner, first = Owner(self.comm), self.comm.rank == 0
         samples = self.comm.bcast(len(arrays[0]) if first else None)
-        require(samples >= p, "arrays", f"hold a sample for each of the {p} ranks", samples)
-        with self._phase("scatter inputs"):
-            own = self._deal(arrays)
-        with self._phase("send weights"):
+        must = f"hold a sample for each of the {self.comm.size} ranks"
+        require(samples >= self.comm.size, "arrays", must, samples)
+        with owner.phase("scatter inputs"):
+            own = owner.deal(arrays, "inputs")
+        with owner.phase("send weights"):
             for each in self.weights:
-                self._spread(each)
-        with self._phase("compute"):
+                owner.spread(each, "weights")
+        with owner.phase("compute"):
             loss, found, activations = self.gradient(self.weights, own)
             share = len(own[0]) / samples
             gradients = [np.multiply(each, share) for each in found]
-            loss *= share if first else 1.0
-        with self._phase("reduce gradients"):
-            arriving = self._add(gradients)
-            loss = self._add_losses(loss, share)
-        with self._phase("update"):
+        with owner.phase("reduce gradients"):
+            arriving = owner.add(gradients, "gradients")
+            parts = owner.collect(loss * share, "loss")
+        with owner.phase("update"):
             if first:
                 self.update(self.weights, gradients)
         self.held = DeviceMemory(
-            _nbytes(self.weights), _nbytes(gradients), arriving, _nbytes(self.state),
-            _nbytes(arrays if first else own), int(activations),
+            nbytes(self.weights), nbytes(gradients), arriving,
+            nbytes(self.state), nbytes(arrays if first else own), int(activations),
         )  # fmt: skip
-        return loss
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        begin = perf_counter()
-        yield
-        self.seconds[name] = perf_counter() - begin
-
-    def _deal(self, arrays: Sequence[np.ndarray] | None) -> list[np.ndarray]:
-        if self.comm.rank:
-            own = self.comm.recv(source=0)
-            self.moved += _nbytes(own)
-            return own
-        parts = [np.array_split(each, self.comm.size) for each in arrays]
-        for rank in range(1, self.comm.size):
-            sent = [np.ascontiguousarray(each[rank]) for each in parts]
-            self.moved += _nbytes(sent)
-            self.comm.send(sent, rank)
-        return [each[0] for each in parts]
-
-    def _spread(self, array: np.ndarray) -> None:
-        if self.comm.rank:
-            self.comm.Recv(array, source=0)
-            self.moved += array.nbytes
-            return
-        for rank in range(1, self.comm.size):
-            self.comm.Send(array, rank)
-            self.moved += array.nbytes
-
-    def _add(self, gradients: list[np.ndarray]) -> int:
-        """Add all ranks' gradients on rank 0; give the bytes that arrive there at a time."""
-        if self.comm.rank:
-            for each in gradients:
-                self.comm.Send(each, 0)
-            self.moved += _nbytes(gradients)
-            return 0
-        others = [np.empty_like(each) for each in gradients] if self.comm.size > 1 else []
-        for rank in range(1, self.comm.size):
-            for each, other in zip(gradients, others, strict=True):
-                self.comm.Recv(other, source=rank)
-                each += other
-            self.moved += _nbytes(others)
-        return _nbytes(others)
-
-    def _add_losses(self, loss: float, share: float) -> float:
-        if self.comm.rank:
-            self.comm.send(loss * share, 0)
-            return loss
-        return loss + sum(self.comm.recv(source=rank) for rank in range(1, self.comm.size))
-
-
-def _nbytes(arrays: Sequence[np.ndarray]) -> int:
-    return sum(each.nbytes for each in arrays)
+        self.moved = owner.moved
+        self.seconds = {name: end - begin for name, begin, end in owner.spans}
+        return sum(parts) if first else loss

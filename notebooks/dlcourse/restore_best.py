@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlguide.errors import require_count, require_positive
+from dlguide.errors import require_count
 
 if TYPE_CHECKING:
     import keras
@@ -20,40 +20,12 @@ def train_restore_best(
     rate: float,
     every: int = 10,
 ) -> dict[int, float]:
-    """Train a net of any kind with Adam, alone, and end with its best weights.
-
-    Before the first step, after each `every` steps and after the last one the loss of the
-    held-out samples is looked at. In the end the weights of the smallest of these losses come
-    back: the first of them, where several are equal. Those samples have then been used for a
-    choice, so that a third set must say how good the net is.
-
-    For classifiers on many ranks there is `dlguide.training.fit`.
-
-    Args:
-        net: a Keras model; its weights change.
-        draw: gives the inputs and the wanted outputs of a step, from its number; all of equal
-            shape, since each new shape is compiled anew.
-        held: inputs and wanted outputs that are looked at.
-        loss: a function of (wanted, came) that returns one number.
-        steps: number of updates (count).
-        rate: learning rate of Adam.
-        every: steps between two looks (count).
-
-    Returns:
-        dict: steps before the look -> loss of the held-out samples.
-
-    Raises:
-        ValueError: when a number is out of range.
-
-    Source:
-        Prechelt, Early stopping - but when? (1998); Kingma and Ba 2015 (arXiv:1412.6980).
-    """
+    """Train a net of any kind with Adam, alone, and end with its best weights."""
     import keras
     import tensorflow as tf
 
     require_count(steps, "steps")
-    require_count(every, "every")
-    optimizer = keras.optimizers.Adam(require_positive(rate, "rate"))
+    optimizer = keras.optimizers.Adam(rate)
     optimizer.build(net.trainable_variables)
 
     @tf.function(autograph=False)

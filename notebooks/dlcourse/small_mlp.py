@@ -13,7 +13,7 @@ traces each net anew.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -50,16 +50,7 @@ def logits(weights: Sequence[np.ndarray], images: np.ndarray) -> np.ndarray:
 def gradients(
     weights: list[np.ndarray], images: np.ndarray, labels: np.ndarray
 ) -> list[np.ndarray]:
-    """Compute the gradient of the sum of the images' losses (softmax cross-entropy).
-
-    Args:
-        weights: of `initial_weights`.
-        images: shape (images, 784).
-        labels: shape (images,).
-
-    Returns:
-        list: one array for each of the weights; zeros for no image.
-    """
+    """Compute the gradient of the sum of the images' losses (softmax cross-entropy)."""
     inner, inner_bias, outer, outer_bias = weights
     units = np.maximum(images @ inner + inner_bias, 0)
     scores = units @ outer + outer_bias
@@ -72,12 +63,7 @@ def gradients(
 
 @dataclass(frozen=True)
 class SchemeRun:
-    """One training by one scheme, as one rank measured it.
-
-    Each tuple has one value per evaluation: `step` (steps done), `accuracy` (share of the test
-    images), `sent_nbytes` (bytes that this rank has sent so far), `seconds` (of training so far,
-    without evaluations).
-    """
+    """One training by one scheme, as one rank measured it."""
 
     way: str
     ranks: int
@@ -100,18 +86,10 @@ class SchemeRun:
         return (self.seconds[-1] - self.seconds[0]) / (self.step[-1] - self.step[0])
 
     def held(self, accuracy: float) -> int | None:
-        """Return the first evaluation after which the accuracy was never below a limit again.
-
-        Returns:
-            int | None: its index; None when the last one is below.
-        """
+        """Return the first evaluation after which the accuracy was never below a limit again."""
         below = [place for place, found in enumerate(self.accuracy) if found < accuracy]
         first = below[-1] + 1 if below else 0
         return first if first < len(self.accuracy) else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return asdict(self)
 
 
 def train_on_ranks(
@@ -128,34 +106,7 @@ def train_on_ranks(
     alike: bool = True,
     decay: bool = False,
 ) -> SchemeRun:
-    """Train the small net on all ranks by one scheme; every rank must call.
-
-    A compressor sends the gradients in each step; local SGD sends the weights every so many
-    steps, and each rank has its own momentum between. All ranks evaluate a part of the test
-    images.
-
-    Args:
-        way: new for each training: a compressor, or a scheme of `local_sgd`.
-        comm: the ranks.
-        data: images of 28 x 28 and labels.
-        steps: in all (count).
-        batch: images per rank and step (count).
-        rate: of SGD, not scaled.
-        momentum: of SGD.
-        seed: of weights and of the order of samples.
-        every_steps: steps between two synchronisations of local SGD (count).
-        look_every: steps between two evaluations; there is one at the end (count).
-        alike: whether all ranks draw from all samples; False gives rank r of p those of the
-            classes c with c mod p = r only, as where data must stay where it was made.
-        decay: whether the rate falls linearly to 0 after the last step, so that schemes differ
-            less by chance.
-
-    Returns:
-        SchemeRun: with equal accuracies on all ranks.
-
-    Raises:
-        ValueError: on all ranks alike, when a count is out of range or the scheme is another type.
-    """
+    """Train the small net on all ranks by one scheme; every rank must call."""
     steps, look_every = require_count(steps, "steps"), require_count(look_every, "look_every")
     every_steps, batch = require_count(every_steps, "every_steps"), require_count(batch, "batch")
     then = "Make one with `dlguide.parallel.compression` or `dlguide.parallel.local_sgd`."
@@ -261,20 +212,7 @@ class Images:
 def train(
     parameters: Mapping[str, Any], epochs: int, seed: int, images: Images
 ) -> tuple[list[np.ndarray], list[float]]:
-    """Train the net once in one process, by SGD with momentum and a rate that falls to zero.
-
-    Args:
-        parameters: "rate" of SGD, "batch" (images per step) and "width" of the hidden layer.
-        epochs: passes over the training images (count).
-        seed: of the initial weights and of the order of images.
-        images: training and validation images.
-
-    Returns:
-        tuple: the weights, and the validation error after each epoch (share that is wrong).
-
-    Raises:
-        ValueError: when an epoch, a batch or a width is no count.
-    """
+    """Train the net once in one process, by SGD with momentum and a rate that falls to zero."""
     require_count(epochs, "epochs")
     batch = require_count(parameters["batch"], "batch")
     random = np.random.default_rng(seed)

@@ -297,24 +297,7 @@ print(json.dumps({"then": then, "now": now, "refused": refused}))
 
 
 def count_threads(then: int = 4, now: int = 2, timeout_s: float = 120.0) -> dict[str, Any]:
-    """Set the inter-op threads by `ConfigProto` and by `tf.config.threading`, and count them.
-
-    Leaves out the threads inside an operator: that pool is made once for the process, by whichever
-    of the two comes first, so a session in a process that has computed already cannot set it.
-
-    Args:
-        then: operators at a time, asked for by `ConfigProto` (count).
-        now: operators at a time, asked for by `tf.config.threading` (count).
-        timeout_s: time limit of the process (s).
-
-    Returns:
-        dict: `then` and `now`, the threads that were there, and `refused`, what TensorFlow says
-        when they are changed once more.
-
-    Raises:
-        ValueError: when a count is below 1.
-        MissingComponentError: when the process fails.
-    """
+    """Set the inter-op threads by `ConfigProto` and by `tf.config.threading`, and count them."""
     require_count(then, "then")
     require_count(now, "now")
     program = _COUNT_THREADS.replace("NOW", str(now)).replace("THEN", str(then))

@@ -1,26 +1,19 @@
 """TensorFlow's own parameter servers, started and stopped by one call.
 
 `tf.distribute.Server` processes for workers and servers, and a chief that schedules steps. They
-use gRPC on ports of this machine. `python -m dlcourse.tensorflow_servers ORDER` is one of these
-processes, ORDER as JSON; it ends when its standard input closes, so that nothing outlives the
-process that started it.
+use gRPC on ports of this machine. Sources: Abadi et al., OSDI (2016), section 4; the TensorFlow
+guide's parameter server training.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from dlcourse.tensorflow_lab import Lab
 from dlguide.errors import require_count, require_positive
 
 
@@ -28,19 +21,17 @@ from dlguide.errors import require_count, require_positive
 class ServersRun:
     """The result of a training with TensorFlow's parameter servers."""
 
-    workers: int
-    servers: int
     steps: int
     updates: int
-    batch: int
-    seconds: float
+    global_batch: int
+    seconds: float  # without the first step
     accuracy: float
-    places: dict[str, str]
+    places: dict[str, str]  # which process holds each variable
 
     @property
     def images_per_s(self) -> float:
         """Throughput over all workers, without the first step."""
-        return (self.steps - 1) * self.batch / self.seconds
+        return (self.steps - 1) * self.global_batch / self.seconds
 
 
 def train(
@@ -50,129 +41,51 @@ def train(
     batch: int = 100,
     rate: float = 0.1,
     samples: int = 10_000,
-    hidden: int = 64,
-    seed: int = 0,
     timeout_s: float = 120.0,
 ) -> ServersRun:
-    """Train a small net on MNIST with `ParameterServerStrategy` in processes of their own.
+    """Train a small net on MNIST with `ParameterServerStrategy`, `steps` over all workers.
 
-    Updates are asynchronous: each is applied when it comes. Its servers answer on all network
+    Updates are asynchronous: each is applied when it comes. The servers answer on all network
     interfaces of the machine, without encryption, while the call lasts.
-
-    Args:
-        workers: number of workers (count).
-        servers: number of parameter servers, which get the variables in turn (count).
-        steps: steps over all workers (count), at least 2.
-        batch: images of a step (count).
-        rate: learning rate.
-        samples: training images (count).
-        hidden: units of the hidden layer (count).
-        seed: of the first weights.
-        timeout_s: when to give up (s).
-
-    Returns:
-        ServersRun: throughput, accuracy, updates.
-
-    Raises:
-        ValueError: when a number is out of range.
-        RuntimeError: when a process ends or does not answer; the text ends with what it said.
-
-    Source:
-        Abadi et al., OSDI (2016), section 4; the TensorFlow guide's parameter server training.
     """
-    for name, value in (("workers", workers), ("servers", servers), ("batch", batch)):
+    counts = {"workers": workers, "servers": servers, "batch": batch, "samples": samples}
+    for name, value in counts.items():
         require_count(value, name)
     require_count(steps, "steps", least=2)
-    require_count(hidden, "hidden")
-    require_count(samples, "samples")
     require_positive(rate, "rate")
-    limit = time.monotonic() + require_positive(timeout_s, "timeout_s")
-    ports = iter(free_ports(1 + workers + servers))
-    counts = {"chief": 1, "worker": workers, "ps": servers}
-    cluster = {
-        role: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for role, count in counts.items()
-    }
-    work = {
-        "steps": steps, "batch": batch, "rate": rate, "samples": samples, "hidden": hidden,
-        "seed": seed,
-    }  # fmt: skip
-    with contextlib.ExitStack() as stack:
-        said = {}
-        for role in ("ps", "worker", "chief"):
-            for index in range(counts[role]):
-                order = {"role": role, "index": index, "cluster": cluster, "work": work}
-                said[role, index] = stack.enter_context(_process(order))
-        answer = _answer(said, limit)
-    return ServersRun(
-        workers, servers, steps, answer["updates"], batch, answer["seconds"], answer["accuracy"],
-        {name: place.split("/replica")[0].strip("/") + place.split("/task")[1][:2]
-         for name, place in answer["places"].items()},
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _process(order: dict[str, Any]) -> Any:
-    """Start one process and end it after the block."""
-    with tempfile.TemporaryFile("w+b") as errors, tempfile.TemporaryFile("w+b") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dlcourse.tensorflow_servers", json.dumps(order)],
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.PIPE, stdout=out, stderr=errors,
+    roles = ["chief", *["worker"] * workers, *["ps"] * servers]
+    with Lab() as lab:
+        outcome = lab.try_out(
+            _take_part, roles, steps, batch, rate, samples,
+            workers=len(roles), limit_s=require_positive(timeout_s, "timeout_s"), leader=0,
+            environment={"TF_NUM_INTRAOP_THREADS": "0", "TF_NUM_INTEROP_THREADS": "0"},
         )  # fmt: skip
-        try:
-            yield process, out, errors
-        finally:
-            process.kill()
-            process.stdin.close()
-            process.wait()
+    for role, each in zip(roles, outcome.endings, strict=True):
+        if each.verdict in ("refused", "died"):
+            raise RuntimeError(f"TensorFlow's {role} {each.verdict}.\n{each.words}")
+    chief = outcome.endings[0]
+    if chief.verdict == "hung":
+        raise RuntimeError(f"TensorFlow's chief did not end in time.\n{chief.words}")
+    return chief.answer
 
 
-def _answer(said: dict[tuple[str, int], Any], limit: float) -> dict[str, Any]:
-    chief = said["chief", 0][0]
-    while chief.poll() is None:
-        for (role, index), (process, _, errors) in said.items():
-            if process.poll() is not None and role != "chief":
-                raise RuntimeError(f"TensorFlow's {role} {index} ended.\n{_tail(errors)}")
-        if time.monotonic() > limit:
-            raise RuntimeError(
-                f"TensorFlow's chief did not end in time.\n{_tail(said['chief', 0][2])}"
-            )
-        time.sleep(0.05)
-    _, out, errors = said["chief", 0]
-    out.seek(0)
-    lines = out.read().decode().splitlines()
-    if chief.returncode != 0 or not lines:
-        raise RuntimeError(f"TensorFlow's chief ended with {chief.returncode}.\n{_tail(errors)}")
-    return json.loads(lines[-1])
-
-
-def _tail(file: Any) -> str:
-    file.seek(0)
-    return "\n".join(file.read().decode(errors="replace").splitlines()[-10:])
-
-
-def free_ports(count: int) -> list[int]:
-    """Find ports that are free now; all are held until the last one is found."""
-    with contextlib.ExitStack() as held:
-        found = []
-        for _ in range(count):
-            probe = held.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            found.append(probe.getsockname()[1])
-        return found
-
-
-def serve(cluster: dict[str, list[str]], role: str, index: int) -> None:
-    """Be a worker or a parameter server until the process is ended."""
+def _take_part(roles: list[str], *work: Any) -> ServersRun | None:
+    """Be a worker or a parameter server until the process is ended, or the chief."""
     import tensorflow as tf
 
-    server = tf.distribute.Server(
-        tf.train.ClusterSpec(cluster), job_name=role, task_index=index, protocol="grpc"
-    )
-    server.join()
+    config = json.loads(os.environ["TF_CONFIG"])
+    cluster: dict[str, list[str]] = {role: [] for role in dict.fromkeys(roles)}
+    tasks = []
+    for role, address in zip(roles, config["cluster"]["worker"], strict=True):
+        tasks.append(len(cluster[role]))
+        cluster[role].append(address)
+    spec, mine = tf.train.ClusterSpec(cluster), config["task"]["index"]
+    if mine == 0:
+        return _coordinate(spec, *work)
+    tf.distribute.Server(spec, roles[mine], tasks[mine], protocol="grpc").join()
 
 
-def coordinate(cluster: dict[str, list[str]], work: dict[str, Any]) -> dict[str, Any]:
+def _coordinate(spec: Any, steps: int, batch: int, rate: float, samples: int) -> ServersRun:
     """Be the chief: hand out steps to the workers, as each becomes free.
 
     The variables lie on the servers. A step reads them, computes a gradient, and subtracts it:
@@ -184,22 +97,21 @@ def coordinate(cluster: dict[str, list[str]], work: dict[str, Any]) -> dict[str,
     from dlguide.data import datasets
 
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
+        spec, task_type="chief", task_id=0, rpc_layer="grpc"
     )
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    shapes = {"hidden": (784, work["hidden"]), "logits": (work["hidden"], 10)}
     with strategy.scope():
         weights = {
             name: tf.Variable(
-                tf.random.stateless_normal(shape, [work["seed"], number]) * shape[0] ** -0.5,
-                name=name,
+                tf.random.stateless_normal(shape, [0, number]) * shape[0] ** -0.5, name=name
             )
-            for number, (name, shape) in enumerate(shapes.items())
+            for number, (name, shape) in enumerate(
+                {"hidden": (784, 64), "logits": (64, 10)}.items()
+            )
         }
         updates = tf.Variable(0, dtype=tf.int64, name="updates")
     data = datasets.load("mnist")
-    samples = work["samples"]
 
     def logits(images: Any) -> Any:
         flat = tf.reshape(images, (-1, 784))
@@ -209,7 +121,7 @@ def coordinate(cluster: dict[str, list[str]], work: dict[str, Any]) -> dict[str,
         images, labels = data.train_images[:samples], data.train_labels[:samples]
         whole = tf.data.Dataset.from_tensor_slices((images, labels))
         # unequal orders on the workers: this strategy does not share the data out
-        return whole.shuffle(samples).repeat().batch(work["batch"])
+        return whole.shuffle(samples).repeat().batch(batch)
 
     @tf.function
     def step(iterator: Any) -> Any:
@@ -219,7 +131,7 @@ def coordinate(cluster: dict[str, list[str]], work: dict[str, Any]) -> dict[str,
             loss = tf.reduce_mean(losses)
         variables = list(weights.values())
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            variable.assign_sub(work["rate"] * gradient)
+            variable.assign_sub(rate * gradient)
         updates.assign_add(1)
         return loss
 
@@ -227,34 +139,15 @@ def coordinate(cluster: dict[str, list[str]], work: dict[str, Any]) -> dict[str,
     coordinator.schedule(step, (each,))  # tracing, on the first worker
     coordinator.join()
     start = perf_counter()
-    for _ in range(work["steps"] - 1):
+    for _ in range(steps - 1):
         coordinator.schedule(step, (each,))
     coordinator.join()
     seconds = perf_counter() - start
     right = tf.argmax(logits(data.test_images), axis=1) == data.test_labels
-    return {
-        "seconds": seconds,
-        "accuracy": float(tf.reduce_mean(tf.cast(right, tf.float32))),
-        "steps": work["steps"],
-        "updates": int(updates.numpy()),
-        "places": {name: variable.device for name, variable in weights.items()},
-    }
-
-
-def main(order: dict[str, Any]) -> None:
-    """Do what ORDER says; the chief prints its result as one line of JSON."""
-
-    def end_with_the_parent() -> None:
-        sys.stdin.read()
-        os._exit(0)
-
-    threading.Thread(target=end_with_the_parent, daemon=True).start()
-    if order["role"] == "chief":
-        found = json.dumps(coordinate(order["cluster"], order["work"]))
-        os.write(1, f"{found}\n".encode())
-        os._exit(0)  # the strategy's own threads would wait for servers that never end
-    serve(order["cluster"], order["role"], order["index"])
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    places = {name: variable.device for name, variable in weights.items()}
+    return ServersRun(
+        steps, int(updates.numpy()), batch, seconds,
+        float(tf.reduce_mean(tf.cast(right, tf.float32))),
+        {name: place.split("/replica")[0].strip("/") + place.split("/task")[1][:2]
+         for name, place in places.items()},
+    )  # fmt: skip

@@ -39,10 +39,7 @@ class StrategyRun:
 
 
 def split_cpu(devices: int = 2) -> list[str]:
-    """Let TensorFlow see its one CPU as several devices, which share its threads.
-
-    Must be called before TensorFlow has started.
-    """
+    """Let TensorFlow see its one CPU as several devices, which share its threads."""
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")
@@ -81,30 +78,7 @@ def train(
     divide: str = "global",
     **how: Any,
 ) -> StrategyRun:
-    """Train with a loop of its own; all ways take the same global batches of MNIST in order.
-
-    With n_r samples in replica r the gradient that is applied is a sum over the replicas:
-
-        divide="global":   sum_r (sum of the gradients of r) / batch, the mean of the global batch
-        divide="replica":  sum_r (sum of the gradients of r) / n_r, replicas times too long
-
-    Horovod takes the mean over ranks by itself, so there each rank divides by its own samples.
-
-    Args:
-        way: one of `WAYS`.
-        net: a name that `models.build` takes; it is built without dropout.
-        batch: the global batch, a multiple of the replicas (count).
-        steps: of the training (count).
-        rate: of SGD.
-        divide: one of `DIVIDE`; of no meaning for "alone" and "horovod".
-        how: for `strategy`.
-
-    Returns:
-        StrategyRun: of this worker.
-
-    Raises:
-        ValueError: when a name is not known, or the batch cannot be shared out.
-    """
+    """Train with a loop of its own; all ways take the same global batches of MNIST in order."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -163,15 +137,7 @@ def _horovod() -> tuple[int, int]:
 
 
 def slowest(trained: Sequence[StrategyRun], warmup: int = 3) -> Timing:
-    """Take from each step the time of its slowest worker.
-
-    Args:
-        trained: of all workers of one training.
-        warmup: first steps that do not count (count).
-
-    Returns:
-        Timing: a repeat for each further step.
-    """
+    """Take from each step the time of its slowest worker."""
     seconds = tuple(max(each) for each in zip(*(one.step_s for one in trained), strict=True))
     return Timing(seconds[warmup:], seconds[:warmup])
 

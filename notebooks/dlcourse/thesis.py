@@ -33,11 +33,7 @@ QUESTIONS = (
 
 
 def published_row(columns: Mapping[str, Any], name: str = "accuracy") -> dict[str, Any]:
-    """Find the one row of a published table with these values; texts may be their beginnings.
-
-    Raises:
-        ValueError: if no row or several rows match, or a column is unknown.
-    """
+    """Find the one row of a published table with these values; texts may be their beginnings."""
     rows = published.load(name)
     for column in columns:
         require_known(column, rows[0], "columns")
@@ -61,19 +57,7 @@ def on_par() -> float:
 
 
 def last_batch(samples: int, batch: int, workers: int) -> int:
-    """Count the images of one worker in the last step of an epoch.
-
-    Each worker has ceil(samples / workers) of them, as PyTorch's sampler distributes them, and
-    takes `batch` of them at a time; the last step has the rest.
-
-    Source:
-        The thesis trains on 1 281 167 images with batches of 128 and reports a problem that it
-        could not explain with 24 workers only, whose last step has 6 images each (sections 5.4
-        to 5.9 and 6.2; that one causes the other is a hypothesis).
-
-    >>> [last_batch(1_281_167, 128, workers) for workers in (1, 8, 16, 24, 32)]
-    [15, 18, 73, 6, 101]
-    """
+    """Count the images of one worker in the last step of an epoch."""
     own = -(-require_count(samples, "samples") // require_count(workers, "workers"))
     return (own - 1) % require_count(batch, "batch") + 1
 
@@ -83,11 +67,7 @@ def last_batch(samples: int, batch: int, workers: int) -> int:
 
 @dataclass(frozen=True)
 class RecipePair:
-    """One recipe: our row, the published one, and how each differs from its baseline.
-
-    verdict is "baseline", "agree", "differ", "only ours", "only theirs" or "undecided"; the
-    differences are None for the baseline; theirs is a fraction.
-    """
+    """One recipe: our row, the published one, and how each differs from its baseline."""
 
     name: str
     ours: ExperimentRow
@@ -138,25 +118,7 @@ def compare_with_published(
     baseline: str = "baseline",
     published_baseline: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> RecipeComparison:
-    """Check whether our recipes and the published ones lie on the same side of their baselines.
-
-    Accuracies of another model on other data cannot be equal. Ours is above or below its baseline
-    if the difference over seeds is clear, or if it diverges with more seeds; a published one, a
-    single run, if the difference exceeds `on_par`. One seed of ours decides nothing.
-
-        compare_with_published(results, {"baseline": {"experiment": 5, "workers": 1},
-                                         "naive": {"experiment": 4, "workers": 32}})
-
-    Args:
-        results: of `experiments.run`.
-        pairs: our name -> columns of one row of the published table "accuracy".
-        baseline: our name that the others are compared with.
-        published_baseline: our name -> the row that its published one is compared with, if not
-            that of `baseline`: experiment 4 has another schedule than the later ones.
-
-    Raises:
-        ValueError: if a name is unknown or columns do not match one row.
-    """
+    """Check whether our recipes and the published ones lie on the same side of their baselines."""
     grouped, rows, noise = group(results), table(results), on_par()
     require_known(baseline, pairs, "baseline")
     for name in pairs:
@@ -193,12 +155,7 @@ def _verdict(ours: PairedDifference, theirs: float, noise: float) -> str:
 
 @dataclass(frozen=True)
 class CurveGap:
-    """Gap of the training curves of two recipes after the warmup.
-
-    curve ("training error" or "training loss"); epochs (first and last one compared, from 1);
-    gap (mean distance of the two mean curves); error (mean standard error of their paired
-    difference over seeds, None for fewer than 2); final (difference in test accuracy).
-    """
+    """Gap of the training curves of two recipes after the warmup."""
 
     curve: str
     epochs: tuple[int, int]
@@ -231,24 +188,7 @@ class CurveGap:
 def curve_gap(
     results: Sequence[ExperimentResult], baseline: Sequence[ExperimentResult]
 ) -> CurveGap:
-    """Measure the gap of training curves after the warmup, and whether it predicts the end.
-
-    Goyal et al. call training curves that match an early sign that the final accuracy will match.
-    With d the difference of two curves with equal seed, and n seeds with which neither diverged,
-
-        gap = mean over epochs of |mean over seeds of d|
-        error = mean over epochs of (standard deviation over seeds of d) / sqrt(n)
-
-    Epochs within the warmup of either recipe are left out. The curve is the training error if it
-    was counted, the training loss otherwise. In the thesis' experiment 7 the sign fails.
-
-    Raises:
-        ValueError: if they share no seed with which neither diverged, differ in their epochs, or
-            consist of warmup only.
-
-    Source:
-        Goyal et al., arXiv:1706.02677, section 5.2; the thesis, sections 5.5 to 5.7.
-    """
+    """Measure the gap of training curves after the warmup, and whether it predicts the end."""
     ones = {one.config.seed: one for one in require_one_recipe(results) if not one.diverged}
     others = {one.config.seed: one for one in require_one_recipe(baseline) if not one.diverged}
     seeds = [seed for seed in ones if seed in others]
@@ -294,14 +234,7 @@ class Answer:
 
 
 def small_batches(small: Sequence[ExperimentResult], large: Sequence[ExperimentResult]) -> Answer:
-    """Answer RQ1: throughput, time and accuracy of a small and a large batch per worker.
-
-    Raises:
-        ValueError: if `small` does not have the smaller batch.
-
-    Source:
-        The thesis, section 6.1; its Tables 1 and 7 and experiments 6 and 7.
-    """
+    """Answer RQ1: throughput, time and accuracy of a small and a large batch per worker."""
     less, more = small[0].config.batch_per_worker, large[0].config.batch_per_worker
     require(less < more, "small", f"have less than the {more} images of `large`", less)
     speeds = [table(each)[0].images_per_s for each in (small, large)]
@@ -335,17 +268,7 @@ def small_batches(small: Sequence[ExperimentResult], large: Sequence[ExperimentR
 
 
 def speed_up(results: Sequence[ExperimentResult]) -> Answer:
-    """Answer RQ2: speed-up and efficiency of several ranks.
-
-    Args:
-        results: that differ in `ranks` and seed only, 1 rank among them.
-
-    Raises:
-        ValueError: if there is no run on 1 rank, or none on more.
-
-    Source:
-        The thesis, section 6.1; its Tables 2, 3, 8 and 9 and experiments 5 and 6.
-    """
+    """Answer RQ2: speed-up and efficiency of several ranks."""
     speeds = {row.name: row.images_per_s for row in table(results, by="ranks")}
     counts = sorted({n for one in results if f"ranks {(n := one.config.ranks)}" in speeds})
     require(counts[0] == 1 and len(counts) > 1, "results", "be of 1 rank and of more", counts)
@@ -383,18 +306,7 @@ def large_batches(
     recipe: Sequence[ExperimentResult],
     without_warmup: Sequence[ExperimentResult] = (),
 ) -> Answer:
-    """Answer RQ3: what a large global batch costs, and what the recipe recovers.
-
-    Args:
-        baseline: with the small global batch.
-        naive: with the large one and the rate of the baseline.
-        recipe: with the large one, the scaled rate and a warmup.
-        without_warmup: with the large one and the scaled rate only; empty for none.
-
-    Source:
-        The thesis, section 6.1 and experiments 4 to 6; the PRACE best practice guide, section
-        6.2, for the upper bound.
-    """
+    """Answer RQ3: what a large global batch costs, and what the recipe recovers."""
     global_batches = [require_one_recipe(each)[0].config.global_batch for each in (naive, baseline)]
     loss, rest, gain = compare(naive, baseline), compare(recipe, baseline), compare(recipe, naive)
     times = global_batches[0] / global_batches[1]

@@ -15,12 +15,7 @@ _HIDING = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCal
 
 
 def longest_chain(net: keras.Model, inputs: Any) -> int:
-    """Count the products of matrices that must wait for each other in a forward pass.
-
-    The longest way through TensorFlow's graph of one call, each product counted as 1. All others
-    could be computed beside them, with enough processors. Additions and functions of single
-    numbers are left out.
-    """
+    """Count the products of matrices that must wait for each other in a forward pass."""
     import tensorflow as tf
 
     graph = tf.function(net, autograph=False).get_concrete_function(inputs).graph
@@ -35,19 +30,7 @@ def longest_chain(net: keras.Model, inputs: Any) -> int:
 
 
 def memory_rate(bias: float, inputs: ArrayLike, units: int = 32, seed: int = 0) -> float:
-    """Measure by which factor a step of an LSTM multiplies the gradient of its memory.
-
-    The loss is the sum of the last memory. Its gradient with respect to the first memory, divided
-    by that with respect to the last one, is the product over the steps. With small inputs, and
-    hardly anything that goes by way of the state, each step's factor is the forget gate,
-
-        rate = sigmoid(bias)
-
-    The recurrent kernel is a tenth of Keras' own, so that the memory alone is looked at.
-
-    Source:
-        Gers, Schmidhuber and Cummins, Neural Computation 12 (2000), 2451-2471: forget gates.
-    """
+    """Measure by which factor a step of an LSTM multiplies the gradient of its memory."""
     import numpy as np
     import tensorflow as tf
     from keras import initializers, layers

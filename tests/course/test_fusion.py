@@ -82,10 +82,8 @@ def test_predicted_time_is_the_closed_form():
         (lambda: fusion.fused([4, -1], 8), "`nbytes` must be a whole number of at least 0, got -1"),
         (lambda: fusion.fused([4.5], 8), "`nbytes` must be a whole number"),
         (lambda: fusion.fused([4], -8), "`threshold_nbytes` must be a whole number"),
-        (lambda: fusion.fused([4], 8, ["a", "b"]), "`dtypes` must name the dtype of each of the 1"),
         (lambda: fusion.predict([4], 8, -1.0, 1e9), "`latency_s` must be at least 0, got -1.0"),
         (lambda: fusion.predict([4], 8, 0.0, 0), "`bytes_per_s` must be a positive number, got 0"),
-        (lambda: fusion.predict([4], 8, 0, 1, 0), "`copy_bytes_per_s` must be a positive number"),
     ],
 )
 def test_mistakes_are_refused(call, text):

@@ -37,7 +37,7 @@ def test_gradients_of_weights_are_those_of_tensorflow(data):
 
 
 def test_small_losses_need_scaling_in_fp16_and_not_in_bf16(data):
-    job = {"steps": 12, "batch": 50, "loss_weight": 1e-9}
+    job = {"steps": 12, "loss_weight": 1e-9}
     usual = mixed_precision.train("mlp", data, "float32", scaled=False, **job)
     lost = mixed_precision.train("mlp", data, "mixed_float16", scaled=False, **job)
     saved = mixed_precision.train("mlp", data, "mixed_float16", scaled=True, **job)

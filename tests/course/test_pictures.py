@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import io
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
-from test_experiments import a_result, a_run, seeds_of
+from test_experiments import a_result, seeds_of
 
 from dlcourse import pictures, search_theory, tensor_layouts
 from dlcourse.mixtures import Ring
@@ -91,38 +90,6 @@ def test_a_recipe_that_always_diverges_is_named_and_not_drawn():
     assert labels[-1] == "wild (all diverged)"
     assert [text.get_text() for text in drawn.axes[2].texts] == ["diverged"]
     assert "wild diverges" in drawn._repr_html_()
-
-
-def test_errors_have_a_panel_each_on_one_scale_with_the_loss_beside():
-    drawn = pictures.error_curves(results())
-    first, second, *twins = drawn.axes
-    assert [axes.get_title() for axes in (first, second)] == ["baseline", "naive"]
-    assert first.get_ylim() == second.get_ylim()
-    assert list(first.lines[-1].get_ydata()) == pytest.approx([40.0, 15.0])
-    assert list(twins[0].lines[-1].get_ydata()) == pytest.approx([1.0, 0.5])
-    assert "baseline: test error 15.0 % at the end" in drawn._repr_html_()
-
-
-def test_training_errors_share_the_axis_where_they_were_counted():
-    class Counted(type(a_run())):
-        train_accuracy = (0.6, 0.8)
-
-    values = {name: value for name, value in vars(a_run()).items() if name != "train_accuracy"}
-    run = Counted(**values) if "train_accuracy" not in vars(a_run()) else replace(
-        a_run(), train_accuracy=(0.6, 0.8)
-    )  # fmt: skip
-    (axes,) = pictures.error_curves(
-        [ex.ExperimentResult(ex.ExperimentConfig(name="a"), (run,))]
-    ).axes
-    assert [list(line.get_ydata()) for line in axes.lines] == [
-        pytest.approx([50.0, 10.0]),
-        pytest.approx([40.0, 20.0]),
-    ]
-
-
-def test_a_panel_of_what_diverged_says_so():
-    drawn = pictures.error_curves([a_result((0.5, 0.9)), a_result(name="wild", lost=True)])
-    assert [text.get_text() for text in drawn.axes[1].texts] == ["diverged"]
 
 
 def test_regions_stand_over_their_batches():
@@ -1082,7 +1049,6 @@ NEED_ENTRIES = [
     pictures.descent,
     pictures.efficiencies,
     pictures.epoch_times,
-    pictures.error_curves,
     pictures.error_feedback,
     pictures.exchange,
     pictures.experiments,

@@ -60,12 +60,6 @@ def test_developing_takes_one_that_holds_the_model():
     assert {each.name: each.count for each in large}["NVIDIA P100 SXM2"] == 10
 
 
-def test_activations_count_as_memory_of_a_worker():
-    kwargs = {"parameters": 10**8, "samples": 1000, "available": {"P100": 1}}
-    assert processor_choice.choose(**kwargs)[0].fits
-    assert not processor_choice.choose(**kwargs, activation_bytes=16e9)[0].fits
-
-
 @pytest.mark.parametrize(
     ("samples", "text"),
     [(1000, "fits into what the model leaves"), (10**7, r"through one PCIe link .* 95\.6 s")],
@@ -110,7 +104,6 @@ def test_the_share_of_a_gpu_in_the_outdated_sentence_is_table_1_s():
         ({"available": {"P100": 0}}, r"`available\['P100'\]` must be a whole number"),
         ({"available": {"P1000": 1}}, r"`name` must be in the catalogue, got .P1000."),
         ({"stage": "dev"}, r"`stage` must be one of develop, produce"),
-        ({"activation_bytes": -1}, r"`activation_bytes` must be at least 0"),
     ],
 )
 def test_bad_input_is_named(harm, text):

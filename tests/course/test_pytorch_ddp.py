@@ -239,7 +239,7 @@ def test_every_way_is_the_serial_training(tmp_path, ranks):
                 for kind, nbytes in sent.items():
                     assert came["sent"].get(kind, 0) == nbytes
             if name.startswith("own"):
-                assert came["sent"]["gradients"] == whole * (ranks > 1)
+                assert came["sent"].get("gradients", 0) == whole * (ranks > 1)
 
 
 def refused(cases):

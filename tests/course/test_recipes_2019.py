@@ -119,7 +119,6 @@ def test_any_text_is_read_or_refused_with_the_name_of_the_variable(text):
     said = []
     for read in (
         omp_affinity.parse_kmp,
-        lambda said: omp_affinity.place_gomp(said, 3),
         lambda said: omp_affinity.parse_places(said, MACHINES["2x4"].cores),
     ):
         try:
@@ -130,12 +129,6 @@ def test_any_text_is_read_or_refused_with_the_name_of_the_variable(text):
 
 
 # --- OpenMP's own variables: the examples of the manuals ---------------------------------------
-
-
-def test_gomp_list_is_the_manuals_example():
-    placed = omp_affinity.place_gomp("0 3 1-2 4-15:2", 14)
-    manual = [0, 3, 1, 2, 4, 6, 8, 10, 12, 14, 0, 3, 1, 2]
-    assert [cpu for (cpu,) in placed] == manual
 
 
 def test_places_of_the_standard_are_read_alike():
@@ -243,21 +236,26 @@ def test_without_hardware_threads_the_old_runtime_alternates_between_sockets_and
     assert not any("later runtimes" in finding for finding in again.findings)
 
 
-def test_processes_that_are_not_pinned_put_their_threads_on_the_same_cores():
-    read = recipes_2019.explain(RECIPE, imagine(2, 24, 2), 2, pinned=False, OMP_NUM_THREADS=22)
-    assert read.processes[0].computes == read.processes[1].computes == tuple(range(22))
+def test_processes_that_share_cpus_are_blamed():
+    listed = {"MLSL_NUM_SERVERS": 1, "MLSL_SERVER_AFFINITY": "46,47", "OMP_NUM_THREADS": 2}
+    read = recipes_2019.explain(
+        "explicit,proclist=[0-1],granularity=fine", imagine(2, 24), **listed
+    )
+    assert read.processes[0].computes == read.processes[1].computes == (0, 1)
     said = "\n".join(read.findings)
-    assert "22 cores have more than one computing thread, up to 2, while 26 have none" in said
-    assert "Processes share CPUs 0-21" in said
+    assert "2 cores have more than one computing thread, up to 2, while 46 have none" in said
+    assert "Processes share CPUs 0-1" in said
     assert CpuUse((0, 1)).sign == "! "
-    assert read.uses[5] == CpuUse((0, 1))
+    assert read.uses[0] == CpuUse((0, 1))
     assert read.uses[30] == CpuUse()
 
 
 def test_too_many_threads_are_counted():
     # 4 ranks with 2 threads on two cores with two hardware threads each (the workshop's host)
-    read = recipes_2019.explain("compact", imagine(1, 2, 2), 4, OMP_NUM_THREADS=2)
-    assert "4 x 2 threads are 8, more than the 2 cores there are." in read.findings
+    four = {"MLSL_NUM_SERVERS": 1, "MLSL_SERVER_AFFINITY": "0,1,2,3", "OMP_NUM_THREADS": 2}
+    read = recipes_2019.explain("compact", imagine(1, 2, 2), **four)
+    said = "4 x 2 threads and 4 cores that communicate are 12, more than the 2 cores there are."
+    assert said in read.findings
     assert read.plan is None
     assert any("There is no plan" in finding for finding in read.findings)
 
@@ -274,8 +272,6 @@ def test_threads_without_binding_are_said_to_move():
 
 def test_other_bindings_are_understood():
     node = imagine(2, 4)
-    gomp = recipes_2019.explain(machine=node, GOMP_CPU_AFFINITY="7 0-2", OMP_NUM_THREADS=3)
-    assert gomp.processes[0].threads == ((7,), (0,), (1,))
     omp = recipes_2019.explain(
         machine=node, OMP_PLACES="sockets", OMP_PROC_BIND="spread", OMP_NUM_THREADS=2
     )
@@ -300,10 +296,9 @@ def test_other_bindings_are_understood():
             {"MLSL_SERVER_AFFINITY": "1,2,3", "MLSL_NUM_SERVERS": 2},
             r"`MLSL_SERVER_AFFINITY` must have 2 CPUs: 2 for each of 1 processes",
         ),
-        ({"GOMP_CPU_AFFINITY": "0-9"}, r"which has 0-7, got '0-9' at column 1"),
         ({"OMP_PLACES": "{6:4}"}, r"which has 0-7, got '\{6:4\}' at column 1"),
         ({"KMP_AFFINITY": "proclist=[0,8],explicit"}, r"which has 0-7, got '8' at column 13"),
-        ({"OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "0"}, r"must bind threads in one way"),
+        ({"OMP_PLACES": "cores", "KMP_AFFINITY": "none"}, r"must bind threads in one way"),
         ({"OMP_PROC_BIND": "near"}, r"have a policy here"),
         ({"KMP_AFFINITY": 1.5}, r"`KMP_AFFINITY` must be a text or a whole number, got 1.5"),
         ({"KMP_AFFINITY": "  "}, r"`KMP_AFFINITY` must hold at least one word"),
@@ -348,7 +343,7 @@ def test_every_word_says_what_it_did_and_what_is_dead_says_what_does_it_now():
     }.items(),
 )
 def test_what_is_dead_names_its_heir(word, today):
-    assert today in recipes_2019.setting(word, "1").about.replacement
+    assert today in recipes_2019.setting(word, "1").replacement
     assert today in str(recipes_2019.setting(word, "1"))
 
 

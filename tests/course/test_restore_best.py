@@ -69,15 +69,6 @@ def test_every_step_draws_its_own_samples(net):
     assert drawn == list(range(7))
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ({"steps": 0}, "`steps` must be a whole number of at least 1, got 0"),
-        ({"every": 0}, "`every` must be a whole number of at least 1, got 0"),
-        ({"rate": 0.0}, "`rate` must be"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(net, numbers, text):
-    settings = {"steps": 1, "rate": 0.1, **numbers}
-    with pytest.raises(ValueError, match=text):
-        train_restore_best(net, lambda step: (ONE, ONE), (ONE, ONE), squared, **settings)
+def test_numbers_out_of_range_are_refused(net):
+    with pytest.raises(ValueError, match="`steps` must be a whole number of at least 1, got 0"):
+        train_restore_best(net, lambda step: (ONE, ONE), (ONE, ONE), squared, 0, 0.1)

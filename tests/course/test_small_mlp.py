@@ -165,4 +165,3 @@ def test_means_over_steps():
     assert trial.step_s == pytest.approx(1.5 / 15)
     one = small_mlp.SchemeRun("none", 2, 0, (4,), (0.5,), (0,), (2.0,))
     assert one.step_s == 0.5
-    assert trial.as_dict()["way"] == "none"

@@ -6,6 +6,7 @@ Tests dlcourse.tensorflow_lab and dlcourse.tensorflow_strategies.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -169,7 +170,7 @@ def test_a_killed_worker_ends_the_others_within_the_limit(lab):
     assert time.monotonic() - begin < 30
     assert outcome.endings[1].verdict == outcome.verdict == "died"
     assert outcome.endings[0].verdict in ("hung", "refused")
-    assert soon(lambda: not children(lab._loader))
+    assert not multiprocessing.active_children()
 
 
 def test_a_worker_that_hangs_is_ended_at_the_limit(lab):
@@ -177,7 +178,7 @@ def test_a_worker_that_hangs_is_ended_at_the_limit(lab):
     assert outcome.verdict == "hung"
     assert outcome.answers == (None, None)
     assert 1.0 <= outcome.seconds < 20
-    assert soon(lambda: not children(lab._loader))
+    assert not multiprocessing.active_children()
 
 
 def test_a_worker_that_leaves_without_an_answer_died(lab):
@@ -197,18 +198,19 @@ def test_nothing_outlives_who_made_the_lab_even_after_a_kill():
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert owner.stdout.readline() == b"started\n"
     family = children(owner)
-    assert len(family) == 2
+    assert len(family) == 3  # Python's resource tracker, the fork server, the worker
     owner.kill()
     owner.wait()
     owner.stdout.close()
     assert soon(lambda: not any(psutil.pid_exists(pid) for pid in family))
 
 
-def test_a_lab_that_cannot_load_says_why(monkeypatch, tmp_path):
+def test_a_lab_that_cannot_load_says_why(tmp_path):
     (tmp_path / "keras.py").write_text("raise ImportError('no such backend')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match=r"could not be loaded\.(.|\n)*no such backend"):
-        tensorflow_lab.Lab()
+    command = [sys.executable, "-c", "from dlcourse.tensorflow_lab import Lab; Lab()"]
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert "RuntimeError: TensorFlow could not be loaded.\nImportError: no such" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -249,8 +251,6 @@ def test_slowest_takes_the_slower_worker_of_each_step():
     assert claims.slowest([one, other], warmup=1).seconds == (3.0, 4.0)
 
 
-def test_a_closed_lab_says_so(lab):
-    closed = object.__new__(tensorflow_lab.Lab)
-    closed._close = type("Finalizer", (), {"alive": False, "__call__": lambda self: None})()
+def test_a_closed_lab_says_so():
     with pytest.raises(ValueError, match="Make another"):
-        closed.try_out(print)
+        object.__new__(tensorflow_lab.Lab).try_out(print)

@@ -40,13 +40,7 @@ _AUROC_MARKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"))
 def areas_under_curves(
     areas: Mapping[str, Sequence[Row]], published: Mapping[str, float] | None = None
 ) -> Figure:
-    """Draw the AUROC of each finding with its interval, for one net or for some side by side.
-
-    Args:
-        areas: name of a net -> rows of (finding, value, low, high); at most three nets of the
-            same findings. A row called "mean" is set apart.
-        published: finding -> value of somebody else's net; None for none.
-    """
+    """Draw the AUROC of each finding with its interval, for one net or for some side by side."""
     names = _names(areas)
     first = {name: value for name, value, *_ in next(iter(areas.values()))}
     names.sort(key=lambda name: (name == "mean", -first[name]))
@@ -75,11 +69,7 @@ def areas_under_curves(
 
 
 def area_gains(gains: Mapping[str, Sequence[Row]]) -> Figure:
-    """Draw by how much the AUROC of each finding differs between two nets.
-
-    Args:
-        gains: what is compared -> rows of (finding, difference, low, high); at most three.
-    """
+    """Draw by how much the AUROC of each finding differs between two nets."""
     names = _names(gains)
     first = {row[0]: row for row in next(iter(gains.values()))}
     names.sort(key=lambda name: (name == "mean", -first[name][1]))
@@ -100,11 +90,7 @@ def area_gains(gains: Mapping[str, Sequence[Row]]) -> Figure:
 
 
 def roc_curves(judged: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
-    """Draw ROC curves: what is found against what is wrongly alarmed, over all thresholds.
-
-    Args:
-        judged: name -> zeros and ones, and scores, each of shape (samples,); at most three.
-    """
+    """Draw ROC curves: what is found against what is wrongly alarmed, over all thresholds."""
     require(0 < len(judged) <= len(_AUROC_MARKS), "judged", "hold 1 to 3 curves", len(judged))
     areas = {name: _curve(name, *each) for name, each in judged.items()}
     described = ", ".join(f"{name} with an area of {each[2]:.3f}" for name, each in areas.items())
@@ -174,12 +160,7 @@ _FRAME, _LINE, _GAP = 128, 16, 6
 
 @not_empty
 def predicted_frames(frames: Mapping[str, ArrayLike], clip: int = 0) -> Figure:
-    """Draw one clip: what was seen, what came, and what each predictor described would come.
-
-    Args:
-        frames: for each row its name and clips: uint8, shape (clips, frames, rows, columns, 3).
-        clip: which one to draw (index).
-    """
+    """Draw one clip: what was seen, what came, and what each predictor described would come."""
     rows = {name: np.asarray(clips) for name, clips in frames.items()}
     for name, clips in rows.items():
         must = "have the shape (clips, frames, rows, columns, 3)"
@@ -194,11 +175,7 @@ def predicted_frames(frames: Mapping[str, ArrayLike], clip: int = 0) -> Figure:
 
 
 def frame_scores(scores: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """Draw how near predictors are, frame by frame: it gets harder the further they look.
-
-    Args:
-        scores: for each predictor PSNR (dB) and SSIM of the first, second, ... frame.
-    """
+    """Draw how near predictors are, frame by frame: it gets harder the further they look."""
     count = len(scores)
     require(0 < count <= len(_COLOURS), "scores", f"hold 1 to {len(_COLOURS)} predictors", count)
     summary = "; ".join(
@@ -220,14 +197,7 @@ def frame_scores(scores: Mapping[str, tuple[Sequence[float], Sequence[float]]]) 
 
 
 def growth(errors: Sequence[float], sizes: Sequence[int]) -> Figure:
-    """Draw the error of each epoch with the resolution that was the finest then.
-
-    Errors of different resolutions are not to be compared: a coarse frame has less in it.
-
-    Args:
-        errors: mean error of a pixel in each epoch (0 to 1).
-        sizes: finest resolution of each epoch (pixels).
-    """
+    """Draw the error of each epoch with the resolution that was the finest then."""
     require(len(errors) == len(sizes) > 0, "sizes", f"be {len(errors)}, at least 1", len(sizes))
     summary = ", ".join(f"{100 * each:.1f}" for each in errors)
     alt = f"Mean error of each epoch in % of the range, finer and finer frames: {summary}."
@@ -249,11 +219,7 @@ def growth(errors: Sequence[float], sizes: Sequence[int]) -> Figure:
 
 @not_empty
 def shares(rows: Sequence[tuple[str, float, float, float]]) -> Figure:
-    """Draw what part of a step goes to the exchange, case by case.
-
-    Args:
-        rows: name, size of the gradients (bytes), computing of a step (s), exchange (s).
-    """
+    """Draw what part of a step goes to the exchange, case by case."""
     wholes = [require_positive(compute_s + more_s, "rows") for _, _, compute_s, more_s in rows]
     summary = [f"{row[0]} {row[3] / whole:.0%}" for row, whole in zip(rows, wholes, strict=True)]
     alt = f"Share of the exchange in a step: {', '.join(summary)}."
@@ -279,14 +245,7 @@ def film(
     clip: int = 0,
     seconds: float = 0.25,
 ) -> bytes:
-    """Make a film of predictors side by side, as a GIF that a page shows without any script.
-
-    Args:
-        frames: for each its name and clips: uint8, shape (clips, frames, rows, columns, 3);
-            all have as many frames, those that were seen before the predicted ones or not.
-        clip: which one to show (index).
-        seconds: how long a frame is seen (s); the last one four times as long.
-    """
+    """Make a film of predictors side by side, as a GIF that a page shows without any script."""
     chosen = {name: np.asarray(clips)[clip] for name, clips in frames.items()}
     counts = {len(each) for each in chosen.values()}
     require(len(counts) == 1, "frames", "have as many frames each", sorted(counts))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from dlcourse.pictures.shapes import not_empty
+from dlcourse.pictures.shapes import not_empty, note
 from dlguide.errors import require, require_count, require_known
 from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, SKY, figure
 
@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 @not_empty
 def batch_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the seconds per batch of frameworks on 1, 2 and 4 devices.
-
-    Both axes are logarithmic, so a line as steep as the dashed one scales without loss, and a
-    line below another is faster.
-
-    Args:
-        rows: as in `batch_seconds_gk210`: `network`, `framework`, `gpus_1_s`, `gpus_2_s`,
-            `gpus_4_s`.
-    """
+    """Draw the seconds per batch of frameworks on 1, 2 and 4 devices."""
     networks = list(dict.fromkeys(row["network"] for row in rows))
     frameworks = list(dict.fromkeys(row["framework"] for row in rows))
     counts = (1, 2, 4)
@@ -60,17 +52,7 @@ def batch_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
 def efficiencies(
     panels: Mapping[str, Mapping[str, Mapping[int, float]]], devices: str = "GPUs"
 ) -> Figure:
-    """Draw how much of the ideal speed-up is left as devices are added.
-
-    With a speed-up S(p) on p devices and the series' first point p0, which is its baseline:
-
-        efficiency = (S(p) / S(p0)) / (p / p0)
-
-    Args:
-        panels: for each title its series, each from devices (count) to times as fast as the
-            series' baseline, the baseline first.
-        devices: what is counted.
-    """
+    """Draw how much of the ideal speed-up is left as devices are added."""
     drawn, grid = figure(columns=len(panels), width=4.6 * len(panels), height=3.6)
     for axes, (title, series) in zip(grid, panels.items(), strict=True):
         for place, (label, line) in enumerate(series.items()):
@@ -97,13 +79,7 @@ def speed_pairs(
     names: tuple[str, str],
     unit: str = "images/s",
 ) -> Figure:
-    """Draw two speeds for each of several cases, with their ratio above.
-
-    Args:
-        panels: for each title its cases, each with two speeds.
-        names: what the first and the second speed are.
-        unit: of the speeds.
-    """
+    """Draw two speeds for each of several cases, with their ratio above."""
     summary = [
         f"{title}, {case}: {one:g} and {two:g}, ratio {two / one:.2f}"
         for title, cases in panels.items()
@@ -115,10 +91,8 @@ def speed_pairs(
         for place, (one, two) in enumerate(cases.values()):
             axes.bar(place - 0.2, one, 0.38, color=SKY, label=names[0])
             axes.bar(place + 0.2, two, 0.38, color=BLUE, hatch="//", label=names[1])
-            ratio = f"x {two / one:.2f}"
-            axes.annotate(
-                ratio, (place, max(one, two)), (0, 3), textcoords="offset points", ha="center"
-            )
+            point = place, max(one, two)
+            note(axes, f"x {two / one:.2f}", point, 0, 3, ha="center", fontsize=10)
         axes.set_xticks(range(len(cases)), cases, fontsize=8)
         axes.margins(y=0.15)
         axes.set_title(title, fontsize=10)
@@ -131,13 +105,9 @@ def speed_pairs(
 def last_releases(
     rows: Sequence[Mapping[str, Any]], mark: tuple[str, str] = ("2019-12-03", "the survey")
 ) -> Figure:
-    """Draw when each framework was last released, as far as it is known.
+    """Draw when each framework was last released, as far as it is known."""
+    from matplotlib.ticker import MultipleLocator
 
-    Args:
-        rows: as in `frameworks_2026`: `framework`, `last_release`, `last_release_date` (ISO, or
-            None), `date_is`.
-        mark: a day (ISO) and its name, drawn as a line.
-    """
     dated = [row for row in rows if row["last_release_date"]]
     dated.sort(key=lambda row: row["last_release_date"])
     summary = [f"{row['framework']} {row['last_release_date']}" for row in dated]
@@ -147,28 +117,17 @@ def last_releases(
         found = row["date_is"] == "release"
         day = _day(row["last_release_date"])
         axes.plot(day, place, "o", color=BLUE, fillstyle="full" if found else "none")
-        axes.annotate(
-            str(row["last_release"]), (day, place), (7, 0), textcoords="offset points",
-            fontsize=8, va="center",
-        )  # fmt: skip
-    day, name = _day(mark[0]), mark[1]
+        note(axes, str(row["last_release"]), (day, place), 7, 0, va="center")
+    day = _day(mark[0])
     axes.axvline(day, color=GREY, linestyle="--", linewidth=1)
-    axes.annotate(
-        name, (day, len(dated) - 0.4), (4, 0), textcoords="offset points", color=GREY, fontsize=8
-    )
+    note(axes, mark[1], (day, len(dated) - 0.4), 4, 0, color=GREY)
     axes.set_yticks(range(len(dated)), [row["framework"] for row in dated], fontsize=8)
     axes.set_xlim(right=max(_day(row["last_release_date"]) for row in dated) + 1.1)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_title("Newest release of each framework that was found", fontsize=10, pad=14)
     axes.set_xlabel("year (full: day of the release; open: seen on this day)")
-    axes.xaxis.set_major_locator(_whole_years())
+    axes.xaxis.set_major_locator(MultipleLocator(1))
     return drawn
-
-
-def _whole_years() -> Any:
-    from matplotlib.ticker import MultipleLocator
-
-    return MultipleLocator(1)
 
 
 def _day(text: str) -> float:
@@ -203,10 +162,7 @@ def _shared_legend(drawn: Figure, axes: Axes) -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a published table, shown as HTML by a notebook and as plain text by print.
-
-    `links` makes (text, address) pairs of a column's cells; cells of `code` keep their lines.
-    """
+    """Rows of a published table, shown as HTML by a notebook and as plain text by print."""
 
     rows: tuple[Mapping[str, Any], ...]
     columns: tuple[str, ...]
@@ -286,15 +242,7 @@ def table(
     links: Mapping[str, Callable[[Any], Sequence[tuple[str, str]]]] | None = None,
     code: Sequence[str] = (),
 ) -> Table:
-    """Make a table of rows with the same keys, such as `published.load` gives.
-
-    Args:
-        columns: keys to show, in order; empty for all.
-        title: the caption.
-        links: for a column, a function that makes (text, address) pairs of its cell, such as
-            `notebook_links` and `web_links`.
-        code: columns whose cells are program text.
-    """
+    """Make a table of rows with the same keys, such as `published.load` gives."""
     known = list(rows[0])
     for row in rows:
         require(list(row) == known, "rows", f"all have the keys {', '.join(known)}", list(row))
@@ -304,20 +252,12 @@ def table(
 
 
 def notebook_links(names: str) -> list[tuple[str, str]]:
-    """Make links of the names of notebooks.
-
-    >>> notebook_links("21_collectives")
-    [('21 collectives', '21_collectives.ipynb')]
-    """
+    """Make links of the names of notebooks."""
     return [(name.replace("_", " "), f"{name}.ipynb") for name in names.split()]
 
 
 def web_links(text: str) -> list[tuple[str, str]]:
-    """Make links of the https addresses in a text.
-
-    >>> web_links("see https://example.org/a")
-    [('example.org/a', 'https://example.org/a')]
-    """
+    """Make links of the https addresses in a text."""
     found = re.findall(r"https://[^\s<>\"]+", text)
     names = [url.removeprefix("https://").removeprefix("www.") for url in found]
     short = [name if len(name) <= 30 else name[:29] + "…" for name in names]
@@ -368,14 +308,7 @@ class Difference:
 
 
 def difference(before: str, after: str, around: int = 1) -> Difference:
-    """Compare two texts line by line, with `around` equal lines on each side of a change.
-
-    >>> print(difference("a\\nb\\nc", "a\\nB\\nc"))
-      a
-    - b
-    + B
-      c
-    """
+    """Compare two texts line by line, with `around` equal lines on each side of a change."""
     require_count(around, "around", least=0)
     old, new = before.splitlines(), after.splitlines()
     found: list[tuple[str, str]] = []

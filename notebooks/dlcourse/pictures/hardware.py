@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import not_empty
+from dlcourse.pictures.shapes import BESIDE, HATCHES, PAPER, area, middle, not_empty, note
 from dlguide.errors import require
 from dlguide.plots.figures import (
     BLUE,
@@ -45,11 +45,7 @@ _MOST_LABELS = 64  # cores that still get their numbers
 
 
 def topology(machine: Any) -> Figure:
-    """Draw the cores that this process may use: sockets, NUMA nodes, hardware threads.
-
-    Args:
-        machine: what `machine.describe` found.
-    """
+    """Draw the cores that this process may use: sockets, NUMA nodes, hardware threads."""
     sockets: dict[int, dict[int, dict[int, list[int]]]] = {}
     for each in machine.cores:
         nodes = sockets.setdefault(each.socket, {})
@@ -69,19 +65,18 @@ def topology(machine: Any) -> Figure:
     axes.set_axis_off()
     for row, (socket, nodes) in enumerate(sorted(sockets.items())):
         bottom = -(row + 1) * (high + 1.0)
-        _frame(axes, -0.2, bottom - 0.2, columns * (wide + 0.3) + 0.1, high + 0.8, "white")
+        area(axes, -0.2, bottom - 0.2, columns * (wide + 0.3) + 0.1, high + 0.8, "white")
         axes.text(-0.1, bottom + high + 0.25, f"socket {socket}", fontsize=9, va="center")
         for column, (node, cores) in enumerate(sorted(nodes.items())):
             left = column * (wide + 0.3)
-            _frame(axes, left, bottom, wide, high, "#f2f2f2")
+            area(axes, left, bottom, wide, high, PAPER)
             axes.text(left + 0.15, bottom + high - 0.35, f"NUMA node {node}", fontsize=8)
             for number, cpus in enumerate(cores[core] for core in sorted(cores)):
                 x = left + 0.3 + number % across
                 y = bottom + high - 1.6 - number // across
-                _frame(axes, x, y, 0.85, 0.85, SKY)
+                area(axes, x, y, 0.85, 0.85, SKY)
                 if machine.physical_cores <= _MOST_LABELS:
-                    summary = "\n".join(str(cpu) for cpu in cpus)
-                    axes.text(x + 0.42, y + 0.42, summary, ha="center", va="center", fontsize=7)
+                    middle(axes, "\n".join(map(str, cpus)), x + 0.42, y + 0.42, 7)
     axes.set_xlim(-0.4, columns * (wide + 0.3) + 0.2)
     axes.set_ylim(-len(sockets) * (high + 1.0) - 0.4, 0.2)
     axes.set_title(f"{machine.processor}; numbers: logical CPUs", fontsize=9)
@@ -92,12 +87,7 @@ def topology(machine: Any) -> Figure:
 
 @not_empty
 def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None) -> Figure:
-    """Draw processors over the years: peak in training, memory bandwidth, and their quotient.
-
-    Args:
-        processors: what `machine.processors.select` returned.
-        labels: short names to write beside a point, by the processor's name.
-    """
+    """Draw processors over the years: peak in training, memory bandwidth, and their quotient."""
     alt = (
         f"{len(processors)} processors by year. Peaks in the format for training, bandwidth and "
         "flop per byte; accelerators gained peak faster than bandwidth."
@@ -116,11 +106,9 @@ def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None
         for axes, value in zip(panels, (peak, each.bytes_per_s, balance), strict=True):
             if value is None:
                 continue
-            style = {"color": colour, "marker": marker, "linestyle": "none", "markersize": 5}
-            axes.plot([each.year], [value], **style, label=each.kind)
+            axes.plot(each.year, value, marker, color=colour, markersize=5, label=each.kind)
             if labels and each.name in labels:
-                place = {"textcoords": "offset points", "xytext": (4, 3), "fontsize": 7}
-                axes.annotate(labels[each.name], (each.year, value), **place)
+                note(axes, labels[each.name], (each.year, value), 4, 3, fontsize=7)
     years = [each.year for each in processors]
     for axes in panels:
         axes.set_xlim(min(years) - 0.5, max(years) + 1.6)
@@ -130,12 +118,7 @@ def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None
 
 @not_empty
 def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> Figure:
-    """Draw devices on a circle and the links between them; a ring through them stands out.
-
-    Args:
-        graph: bytes per second by pair of devices.
-        ring: devices in the order of a ring, perhaps from `gpu_topology.best_ring`; () for none.
-    """
+    """Draw devices on a circle and the links between them; a ring through them stands out."""
     everyone = sorted({device for pair in graph for device in pair})
     slowest = min(graph.values())
     summary = "; ".join(f"{a}-{b} {speed / 1e9:g}e9 bytes/s" for (a, b), speed in graph.items())
@@ -150,26 +133,20 @@ def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> F
         (x, y), (u, v) = place[a], place[b]
         width = 3.0 * speed / slowest
         axes.plot([x, u], [y, v], color=_PALE, linewidth=width, zorder=1)
-        middle = (0.62 * x + 0.38 * u, 0.62 * y + 0.38 * v)
-        axes.text(*middle, f"{speed / 1e9:g}", fontsize=7, ha="center", va="center", zorder=3)
+        middle(axes, f"{speed / 1e9:g}", 0.62 * x + 0.38 * u, 0.62 * y + 0.38 * v, 7, zorder=3)
     for a, b in zip(ring, [*ring[1:], *ring[:1]], strict=True):
         (x, y), (u, v) = place[a], place[b]
         axes.plot([x, u], [y, v], color=ORANGE, linewidth=1.8, linestyle="--", zorder=2)
     for each, (x, y) in place.items():
-        axes.plot([x], [y], "o", markersize=24, color="#f2f2f2", markeredgecolor=GREY, zorder=4)
-        axes.text(x, y, str(each), ha="center", va="center", fontsize=10, zorder=5)
+        axes.plot([x], [y], "o", markersize=24, color=PAPER, markeredgecolor=GREY, zorder=4)
+        middle(axes, str(each), x, y, 10, zorder=5)
     axes.set_title("links in 1e9 bytes/s, both directions; dashed: the ring", fontsize=9)
     return drawing
 
 
 @not_empty
 def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
-    """Draw some clocks of a systolic array side by side.
-
-    Args:
-        clocks: some of what `systolic.simulate` returned.
-        weights: the number that each cell keeps.
-    """
+    """Draw some clocks of a systolic array side by side."""
     alt = "A systolic array. " + " ".join(
         f"Clock {each.number}: {each.busy} cells multiply." for each in clocks
     )
@@ -183,26 +160,16 @@ def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
             for n in range(columns):
                 entered, total = each.inputs[k][n], each.sums[k][n]
                 idle = entered is None
-                _frame(axes, n, -k, 0.92, 0.92, "white" if idle else SKY)
+                area(axes, n, -k, 0.92, 0.92, "white" if idle else SKY)
                 text = f"{weights[k][n]}" if idle else f"{entered} x {weights[k][n]}\n↓ {total}"
-                colour = GREY if idle else "black"
-                place = (n + 0.46, -k + 0.46)
-                axes.text(*place, text, ha="center", va="center", fontsize=8, color=colour)
+                middle(axes, text, n + 0.46, -k + 0.46, color=GREY if idle else "black")
         for m, row in enumerate(each.results):
             for n, value in enumerate(row):
                 done = "·" if value is None else str(value)
-                place = (n + 0.46, -depth - 0.05 - 0.42 * m)
-                axes.text(*place, done, ha="center", va="center", fontsize=8, color=BLUE)
+                middle(axes, done, n + 0.46, -depth - 0.05 - 0.42 * m, color=BLUE)
         axes.set_xlim(-0.1, columns + 0.1)
         axes.set_ylim(-depth - 0.42 * len(each.results) - 0.1, 1.05)
     return drawing
-
-
-def _frame(axes: Axes, x: float, y: float, width: float, height: float, colour: str) -> None:
-    from matplotlib.patches import Rectangle
-
-    box = Rectangle((x, y), width, height, facecolor=colour, edgecolor=GREY, linewidth=0.8)
-    axes.add_patch(box)
 
 
 # --- roofline ---
@@ -213,15 +180,7 @@ _LINES = {"float32": "-", "bfloat16": "--", "int8": "-."}
 
 
 def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
-    """Draw a roof, both axes logarithmic, with computations under it.
-
-    A filled marker is what was measured, an empty one what the roof allows where nobody
-    measured.
-
-    Args:
-        roof: a `Roof` of `machine.roofline.measure`.
-        placed: what `machine.roofline.place` gave.
-    """
+    """Draw a roof, both axes logarithmic, with computations under it."""
     require(bool(roof.flops_per_s), "roof", "have at least one peak", roof.flops_per_s)
     drawing, (axes,) = figure(width=7.4, height=4.4, alt=_said(roof, placed))
     ridges = [peak / roof.bytes_per_s for peak in roof.flops_per_s.values()]
@@ -232,15 +191,7 @@ def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
         colour = _COLOURS.get(dtype, PURPLE)
         line = {"color": colour, "linestyle": _LINES.get(dtype, ":")}
         axes.plot(grid, np.minimum(peak, grid * roof.bytes_per_s), **line, label=dtype)
-        axes.annotate(
-            f"{peak:.3g} flop/s",
-            (right, peak),
-            textcoords="offset points",
-            xytext=(-2, 3),
-            ha="right",
-            fontsize=8,
-            color=colour,
-        )
+        note(axes, f"{peak:.3g} flop/s", (right, peak), -2, 3, ha="right", color=colour)
     for number, each in enumerate(sorted(placed, key=lambda one: one.intensity)):
         _point(axes, each, number)
     axes.set_xscale("log")
@@ -253,15 +204,9 @@ def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
     axes.set_xlabel("intensity (flop/byte)")
     axes.set_ylabel("flop/s")
     axes.set_title(f"The roof of {roof.processor}, {roof.threads} threads", fontsize=10)
-    middle = np.sqrt(left * min(ridges))
-    axes.annotate(
-        f"memory: {roof.bytes_per_s:.3g} bytes/s",
-        (middle, middle * roof.bytes_per_s),
-        textcoords="offset points",
-        xytext=(10, -8),
-        fontsize=8,
-        color=GREY,
-    )
+    halfway = np.sqrt(left * min(ridges))
+    words, point = f"memory: {roof.bytes_per_s:.3g} bytes/s", (halfway, halfway * roof.bytes_per_s)
+    note(axes, words, point, 10, -8, color=GREY)
     legend_below(axes)
     return drawing
 
@@ -274,13 +219,7 @@ def _point(axes: Axes, each: Any, number: int) -> None:
     marker = {"marker": _MARKERS.get(each.dtype, "D"), "linestyle": "none", "color": colour}
     axes.plot([each.intensity], [height], **marker, markerfacecolor=face, zorder=3)
     # neighbours get their labels at two heights, so that they do not cover each other
-    axes.annotate(
-        each.name,
-        (each.intensity, height),
-        textcoords="offset points",
-        xytext=(5, -12 - 11 * (number % 2)),
-        fontsize=8,
-    )
+    note(axes, each.name, (each.intensity, height), 5, -12 - 11 * (number % 2))
 
 
 def _said(roof: Any, placed: Sequence[Any]) -> str:
@@ -299,14 +238,7 @@ def _said(roof: Any, placed: Sequence[Any]) -> str:
 
 @not_empty
 def addresses(places: Mapping[str, np.ndarray]) -> Figure:
-    """Draw where the numbers of one image lie in memory, for several layouts.
-
-    One row for each channel, one column for each pixel; the colour and the number are the place.
-
-    Args:
-        places: for each name of a layout the places of one image's numbers, of shape
-            (channels, height, width).
-    """
+    """Draw where the numbers of one image lie in memory, for several layouts."""
     alt = "Places in memory. " + " ".join(
         f"{name}: from channel to channel {_step(each, 0)}, from pixel to pixel {_step(each, 2)}."
         for name, each in places.items()
@@ -320,21 +252,11 @@ def addresses(places: Mapping[str, np.ndarray]) -> Figure:
         axes.grid(False)
         for channel in range(channels):
             for pixel in range(height * width):
-                dark = cells[channel, pixel] < cells.max() / 2
-                axes.text(
-                    pixel,
-                    channel,
-                    str(cells[channel, pixel]),
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color="white" if dark else "black",
-                )
+                ink = "white" if cells[channel, pixel] < cells.max() / 2 else "black"
+                middle(axes, str(cells[channel, pixel]), pixel, channel, 7, color=ink)
         axes.set_title(name)
-        axes.set_xticks(
-            range(height * width),
-            [f"{row},{column}" for row in range(height) for column in range(width)],
-        )
+        names = [f"{row},{column}" for row in range(height) for column in range(width)]
+        axes.set_xticks(range(height * width), names)
         axes.set_xlabel("pixel (row, column)")
     panels[0].set_ylabel("channel")
     return drawn
@@ -342,11 +264,7 @@ def addresses(places: Mapping[str, np.ndarray]) -> Figure:
 
 @not_empty
 def primitives(tables: Mapping[str, Sequence[Any]]) -> Figure:
-    """Draw the time of each kind of primitive, one bar for each table.
-
-    Args:
-        tables: rows of `machine.onednn.table` by name.
-    """
+    """Draw the time of each kind of primitive, one bar for each table."""
     totals: dict[str, dict[str, tuple[float, int]]] = {name: {} for name in tables}
     for name, rows in tables.items():
         for row in rows:
@@ -365,7 +283,7 @@ def primitives(tables: Mapping[str, Sequence[Any]]) -> Figure:
     for number, kind in enumerate(kinds):
         colour = (*COLOURS[:5], *[GREY] * len(kinds))[number]
         widths = [1e3 * totals[name].get(kind, (0.0, 0))[0] for name in tables]
-        look = {"color": colour, "hatch": ("", "//", "..", "xx")[number % 4], "label": kind}
+        look = {"color": colour, "hatch": HATCHES[number % 4], "label": kind}
         axes.barh(list(tables), widths, 0.6, left=list(left.values()), **look)
         for name, width in zip(tables, widths, strict=True):
             left[name] += width
@@ -373,7 +291,7 @@ def primitives(tables: Mapping[str, Sequence[Any]]) -> Figure:
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_xlabel("time in oneDNN (ms)")
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(**BESIDE)
     return drawn
 
 

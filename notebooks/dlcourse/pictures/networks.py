@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import arrow, bare, box, not_empty
+from dlcourse.pictures.shapes import (
+    AMBER,
+    YELLOW,
+    arrow,
+    bare,
+    box,
+    middle,
+    not_empty,
+    note,
+)
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
@@ -33,26 +42,7 @@ def image_grid(
     row_titles: Sequence[object] | None = None,
     alt: str = "",
 ) -> Figure:
-    """Draw images side by side, row after row, each with its title above it.
-
-    What colours mean is said by `scale`, so that two pictures can be compared or not:
-
-    - "unit": 0 is black and 1 is white, in all of them; what lies beyond is cut off. Whole
-      numbers (uint8) are divided by 255.
-    - "own": each from its smallest number (black) to its largest (white). It shows faint maps,
-      and hides which of them is the stronger.
-    - "signed": 0 is white, below it blue, above it orange, with one scale for all: for filters.
-
-    Args:
-        images: (count, height, width), (count, height, width, 1) for grey ones or
-            (count, height, width, 3) for coloured ones; or a list of such single images, whose
-            sizes may differ.
-        titles: one for each image; None for none.
-        columns: images in a row (count).
-        scale: "unit", "own" or "signed"; the last one for grey images only.
-        row_titles: one for each row, written at its left; None for none.
-        alt: what the pictures show, in words; "" reads the titles aloud.
-    """
+    """Draw images side by side, row after row, each with its title above it."""
     from matplotlib.colors import LinearSegmentedColormap
 
     require_known(scale, _SCALES, "scale")
@@ -156,19 +146,7 @@ def densities(
     limit: float = 3.0,
     columns: int = 5,
 ) -> Figure:
-    """Draw how densely points lie, one panel for each set, and outline where they should lie.
-
-    The shade is the share of the set's points in a cell, a little blurred; each panel has its own
-    darkest shade, so compare places within a panel. Points beyond the panel are counted in its
-    title. The outline is where the density is a tenth of its largest value.
-
-    Args:
-        clouds: title -> points, shape (samples, 2).
-        density: called with points of shape (..., 2), gives the density that is aimed at; None
-            for no outline.
-        limit: the panels go from -limit to limit along both axes.
-        columns: panels in a row (count).
-    """
+    """Draw how densely points lie, one panel for each set, and outline where they should lie."""
     from matplotlib.colors import LinearSegmentedColormap
 
     limit = require_positive(limit, "limit")
@@ -230,12 +208,7 @@ _RATIOS = (30, 100, 300)  # flops for each byte of gradients, a line each
 
 @not_empty
 def gradients_by_layer(sizes: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw how large the gradient of each layer is, next to that of the last layer.
-
-    Args:
-        sizes: label of a net -> size of each layer's gradient, from the first layer to the last
-            one; layers whose gradient is 0 have no point.
-    """
+    """Draw how large the gradient of each layer is, next to that of the last layer."""
     shares = {}
     for label, each in sizes.items():
         numbers = np.asarray(each, float)
@@ -262,11 +235,7 @@ def gradients_by_layer(sizes: Mapping[str, Sequence[float]]) -> Figure:
 
 @not_empty
 def footprints(found: Iterable[Any]) -> Figure:
-    """Draw nets by the work of a training step on one image and by the bytes of their gradients.
-
-    Args:
-        found: objects with `name`, `gradient_bytes` and `flops_per_gradient_byte`.
-    """
+    """Draw nets by the work of a training step on one image and by the bytes of their gradients."""
     rows = list(found)
     listed = "; ".join(f"{row.name} {row.flops_per_gradient_byte:.0f}" for row in rows)
     alt = f"Work against bytes of gradients. Flops for each byte: {listed}."
@@ -274,7 +243,7 @@ def footprints(found: Iterable[Any]) -> Figure:
     for row in rows:
         place = (row.gradient_bytes / 1e6, row.flops_per_gradient_byte * row.gradient_bytes / 1e9)
         axes.plot(*place, "o", color=BLUE)
-        words = axes.annotate(row.name, place, (6, -3), textcoords="offset points", fontsize=8)
+        words = note(axes, row.name, place, 6, -3)
         words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85})
     axes.set(xscale="log", yscale="log")
     axes.set(xlabel="bytes of gradients (1e6)", ylabel="flops of a training step, one image (1e9)")
@@ -303,15 +272,7 @@ def forecasts(
     quantity: str,
     unit_of_time: str = "year",
 ) -> Figure:
-    """Draw a series, what was forecast for it, and how far each forecast was off.
-
-    Args:
-        times: one for each value.
-        values: what came.
-        predicted: name -> forecast for each time; NaN where there is none. At most four.
-        quantity: what the values are, with their unit.
-        unit_of_time: of `times`.
-    """
+    """Draw a series, what was forecast for it, and how far each forecast was off."""
     times, values = np.asarray(times, float), np.asarray(values, float)
     then = f"Draw {len(_LINES)} of them, and the others in a table."
     require(0 < len(predicted) <= len(_LINES), "predicted", "hold 1 to 4", len(predicted), then)
@@ -345,12 +306,7 @@ def forecasts(
 
 @not_empty
 def attention_map(panels: Mapping[str, ArrayLike], labels: Sequence[str]) -> Figure:
-    """Draw where each step looks: a row for each step that asks, dark where its weight is.
-
-    Args:
-        panels: title -> weights (steps, steps), each row with the sum 1.
-        labels: one for each step; a blank and a line's end get a sign that can be seen.
-    """
+    """Draw where each step looks: a row for each step that asks, dark where its weight is."""
     arrays = {title: np.asarray(weights, float) for title, weights in panels.items()}
     for title, weights in arrays.items():
         shape = (len(labels), len(labels))
@@ -382,7 +338,7 @@ def attention_map(panels: Mapping[str, ArrayLike], labels: Sequence[str]) -> Fig
 
 # --- sequences ---
 
-_IN, _STATE, _OUT = SKY, "#F0E442", "#E69F00"
+_IN, _STATE, _OUT = SKY, YELLOW, AMBER
 # title, example, columns that have an input, columns that have an output, output fed back
 _SHAPES = (
     ("one to one", "an image,\nits class", (0,), (0,), False),
@@ -394,14 +350,7 @@ _SHAPES = (
 
 
 def sequences() -> Figure:
-    """Draw the shapes that a problem with sequences can have.
-
-    Inputs are below, states in the middle, outputs above; time runs to the right. A dashed arrow
-    is an output that comes back as the next input.
-
-    Source:
-        Guide, section 2.5, which names one-to-one and one-to-many.
-    """
+    """Draw the shapes that a problem with sequences can have."""
     listed = "; ".join(
         f"{title}: {len(ins)} in, {len(outs)} out{', each output fed back' * back}, such as "
         f"{' '.join(example.split())}"
@@ -411,11 +360,11 @@ def sequences() -> Figure:
     drawn, grid = figure(columns=len(_SHAPES), width=11.0, height=2.9, alt=f"Shapes. {listed}.")
     grid[0].get_gridspec().set_width_ratios([width + 1.0 for width in widths])
     for axes, (title, example, ins, outs, back), width in zip(grid, _SHAPES, widths, strict=True):
-        middle = (width - 1) / 2
-        bare(axes, (middle - width / 2 - 0.5, middle + width / 2 + 0.5), (-1.3, 2.9))
+        centre = (width - 1) / 2
+        bare(axes, (centre - width / 2 - 0.5, centre + width / 2 + 0.5), (-1.3, 2.9))
         words = title.replace(", ", ",\n").replace(" the other", "\nthe other")
-        axes.text(middle, 2.45, words, ha="center", va="center", fontsize=9, weight="bold")
-        axes.text(middle, -0.95, example, ha="center", va="center", fontsize=8)
+        middle(axes, words, centre, 2.45, 9, weight="bold")
+        middle(axes, example, centre, -0.95)
         for column in range(width):
             _column(axes, column, column in ins, column in outs)
             if column:
@@ -436,20 +385,12 @@ def _column(axes: Axes, column: int, has_input: bool, has_output: bool) -> None:
 
 
 def _fed_back(axes: Axes, column: int) -> None:
-    style = {"arrowstyle": "->", "color": GREY, "linestyle": "--", "shrinkA": 0, "shrinkB": 0}
-    ends = (column + 0.85, 0.95), (column + 0.3, 1.6)
-    axes.annotate("", *ends, arrowprops={**style, "connectionstyle": "arc3,rad=-0.35"})
+    style = {"color": GREY, "linestyle": "--", "connectionstyle": "arc3,rad=-0.35", "linewidth": 1}
+    arrow(axes, (column + 0.3, 1.6), (column + 0.85, 0.95), **style)
 
 
 def dependencies(steps: int = 5) -> Figure:
-    """Draw which results a step must wait for: in a recurrent net and in causal attention.
-
-    The number in a box is the round in which it can be computed when nothing but waiting counts:
-    step t of a recurrent layer in round t, every step of an attention layer in round 1.
-
-    Args:
-        steps: length of the sequence (count), at least 2.
-    """
+    """Draw which results a step must wait for: in a recurrent net and in causal attention."""
     require_count(steps, "steps", least=2)
     alt = (
         f"Left, a recurrent layer over {steps} steps: each state needs the one before it, so they "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import not_empty
+from dlcourse.pictures.shapes import middle, not_empty
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
@@ -20,12 +20,7 @@ _COLOURS = {"fp32": BLUE, "bf16": GREEN, "fp16": ORANGE, "int8": PURPLE}
 
 @not_empty
 def bit_fields(numbers: Iterable[Any]) -> Figure:
-    """Draw numbers bit by bit: sign, exponent and fraction in their colours.
-
-    Args:
-        numbers: objects with `format`, `sign`, `exponent`, `fraction` (texts of 0 and 1) and
-            `value`, one row each.
-    """
+    """Draw numbers bit by bit: sign, exponent and fraction in their colours."""
     rows = list(numbers)
     listed = "; ".join(
         f"{row.format}: sign {row.sign}, exponent {row.exponent or 'none'}, "
@@ -40,9 +35,7 @@ def bit_fields(numbers: Iterable[Any]) -> Figure:
         for name, colour in _FIELDS:
             for bit in getattr(row, name):
                 axes.barh(line, 1, left=place, color=colour, edgecolor="white", height=0.8)
-                axes.text(
-                    place + 0.5, line, bit, ha="center", va="center", color="white", fontsize=9
-                )
+                middle(axes, bit, place + 0.5, line, 9, color="white")
                 place += 1
         axes.text(place + 0.4, line, f"= {row.value:.9g}", va="center", fontsize=9)
     for place, (name, colour) in enumerate(_FIELDS):
@@ -60,13 +53,7 @@ def bit_fields(numbers: Iterable[Any]) -> Figure:
 def number_ranges(
     formats: Iterable[Any], values: Sequence[float], spacings: Mapping[str, ArrayLike]
 ) -> Figure:
-    """Draw how far formats reach, and how far apart their numbers are.
-
-    Args:
-        formats: objects with `name`, `smallest_subnormal`, `smallest_normal` and `largest`.
-        values: where the spacing is given.
-        spacings: name of a format -> spacing at each value, NaN beyond its range.
-    """
+    """Draw how far formats reach, and how far apart their numbers are."""
     rows = list(formats)
     listed = "; ".join(
         f"{row.name} from {row.smallest_normal:.2g}, subnormal from {row.smallest_subnormal:.2g}, "
@@ -105,13 +92,7 @@ def number_ranges(
 def gradient_sizes(
     gradients: Mapping[str, ArrayLike], formats: Iterable[Any], scale: float = 1.0
 ) -> Figure:
-    """Draw how large gradients are, and where formats end.
-
-    Args:
-        gradients: label -> numbers, of any shape; zeros are left out.
-        formats: objects with `name`, `smallest_subnormal`, `smallest_normal` and `largest`.
-        scale: also drawn: all numbers times this, where it is not 1.
-    """
+    """Draw how large gradients are, and where formats end."""
     rows = list(formats)
     drawn, (axes,) = figure(width=8.4, height=3.8, alt=_sizes_in_words(gradients, rows))
     logs = {}
@@ -160,11 +141,7 @@ def _sizes_in_words(gradients: Mapping[str, ArrayLike], rows: Sequence[Any]) -> 
 
 @not_empty
 def kernel_rates(found: Iterable[Any]) -> Figure:
-    """Draw how quickly matrices were multiplied, by instructions allowed and format.
-
-    Args:
-        found: objects with `level`, `format`, `kernel` and `flops_per_s`.
-    """
+    """Draw how quickly matrices were multiplied, by instructions allowed and format."""
     rows = list(found)
     levels = list(dict.fromkeys(row.level for row in rows))
     order = ("fp32", "bf16", "int8")
@@ -177,15 +154,9 @@ def kernel_rates(found: Iterable[Any]) -> Figure:
     drawn, (axes,) = figure(width=8.4, alt=f"Operations a second. {listed}.")
     for row in rows:
         place = levels.index(row.level) + 0.27 * (formats.index(row.format) - 1)
-        axes.bar(
-            place,
-            row.flops_per_s / 1e9,
-            0.25,
-            color=_COLOURS.get(row.format, GREY),
-            hatch={"bf16": "//", "int8": ".."}.get(row.format),
-            edgecolor="white",
-            label=row.format,
-        )
+        look = {"color": _COLOURS.get(row.format, GREY), "edgecolor": "white", "label": row.format}
+        look["hatch"] = {"bf16": "//", "int8": ".."}.get(row.format)
+        axes.bar(place, row.flops_per_s / 1e9, 0.25, **look)
         if row.format != "fp32" and row.level in wide:
             ratio = f"{row.flops_per_s / wide[row.level]:.1f}x"
             axes.annotate(ratio, (place, row.flops_per_s / 1e9), ha="center", va="bottom")

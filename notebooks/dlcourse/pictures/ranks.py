@@ -10,7 +10,21 @@ import numpy as np
 
 from dlcourse import cpu_map
 from dlcourse.cpu_map import CpuUse
-from dlcourse.pictures.shapes import PAPER, arrow, bare, box, not_empty
+from dlcourse.pictures.shapes import (
+    AMBER,
+    HATCHES,
+    PAPER,
+    YELLOW,
+    area,
+    arrow,
+    bare,
+    box,
+    listed,
+    middle,
+    named_rows,
+    not_empty,
+    patches,
+)
 from dlcourse.recipes_2019 import RecipeExplanation
 from dlguide.errors import require, require_known
 from dlguide.machine.describe import Machine, describe
@@ -28,11 +42,7 @@ _STATES = {"done": SKY, "waits": ORANGE, "never": "white"}
 
 
 def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the notebook's kernel and the ranks as what they are: processes with own memories.
-
-    Args:
-        engines: for each rank its `rank`, `pid` and `cpus`, as `cluster.engines` has them.
-    """
+    """Draw the notebook's kernel and the ranks as what they are: processes with own memories."""
     ranks = len(engines)
     require(ranks > 0, "engines", "hold at least one entry", engines, "Start the cluster.")
     alt = (
@@ -41,19 +51,19 @@ def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
     )
     drawn, (axes,) = figure(width=max(6.0, 2.6 * ranks), height=3.4, alt=alt)
     bare(axes, (-0.6, ranks - 0.4), (-0.75, 2.5))
-    middle = (ranks - 1) / 2
+    centre = (ranks - 1) / 2
     kernel = "this notebook's kernel\na process with the variables of your cells"
-    box(axes, middle, 2.0, kernel, PAPER, width=1.3, height=0.6)
+    box(axes, centre, 2.0, kernel, PAPER, width=1.3, height=0.6)
     for place, engine in enumerate(engines):
         cpus = ", ".join(str(cpu) for cpu in engine["cpus"])
         text = f"rank {engine['rank']}\nprocess {engine['pid']}\nCPU {cpus}\nits own memory"
         box(axes, place, 0.35, text, SKY, width=0.7, height=0.95)
-        arrow(axes, (middle + (place - middle) / ranks, 1.68), (place, 0.85), both=True)
+        arrow(axes, (centre + (place - centre) / ranks, 1.68), (place, 0.85), both=True)
     for place in range(ranks - 1):
         arrow(axes, (place + 0.36, 0.35), (place + 0.64, 0.35), both=True)
         axes.text(place + 0.5, 0.42, "messages", ha="center", va="bottom", fontsize=8)
-    axes.text(middle, 1.28, "functions down, results up", ha="center", fontsize=8, color="black")
-    axes.text(middle, -0.6, f"ranks: {ranks}", ha="center", fontsize=9)
+    axes.text(centre, 1.28, "functions down, results up", ha="center", fontsize=8)
+    axes.text(centre, -0.6, f"ranks: {ranks}", ha="center", fontsize=9)
     return drawn
 
 
@@ -62,13 +72,7 @@ def exchange(
     panels: Mapping[str, tuple[Sequence[Any], Sequence[Any], Sequence[tuple[int, int]]]],
     columns: int = 3,
 ) -> Figure:
-    """Draw who has what before and after a communication.
-
-    Args:
-        panels: for each title what every rank has before, what it has after (texts or values,
-            None for nothing, a list for several), and the arrows as pairs (from rank, to rank).
-        columns: panels side by side (count).
-    """
+    """Draw who has what before and after a communication."""
     alt = "Who has what. " + " ".join(
         f"{title}: before {_said(before)}; after {_said(after)}."
         for title, (before, after, _) in panels.items()
@@ -87,9 +91,7 @@ def exchange(
         for height, name, values in ((1.1, "before", before), (0.0, "after", after)):
             axes.text(-0.55, height, name, ha="right", va="center", fontsize=8)
             for rank, value in enumerate(values):
-                empty = value is None
-                colour = PAPER if empty else SKY
-                box(axes, rank, height, _short(value), colour, 0.86, 0.4)
+                box(axes, rank, height, _short(value), PAPER if value is None else SKY, 0.86, 0.4)
         for rank in range(ranks):
             axes.text(rank, 1.42, f"rank {rank}", ha="center", va="bottom", fontsize=8)
         for start, end in arrows:
@@ -101,13 +103,7 @@ def exchange(
 def timelines(
     panels: Mapping[str, Sequence[Sequence[tuple[str, str]]]], columns: int = 2
 ) -> Figure:
-    """Draw the events of each rank in order, and where it waits indefinitely.
-
-    Args:
-        panels: for each title one row per rank; a row is pairs of a text and its state: "done",
-            "waits" (indefinitely) or "never" (never reached).
-        columns: panels side by side (count).
-    """
+    """Draw the events of each rank in order, and where it waits indefinitely."""
     alt = "What each rank does. " + " ".join(
         f"{title}: " + "; ".join(f"rank {rank} {_told(row)}" for rank, row in enumerate(rows)) + "."
         for title, rows in panels.items()
@@ -150,25 +146,14 @@ def _said(values: Sequence[Any]) -> str:
 # --- affinity ---
 
 # Neighbouring ranks differ in lightness as well; every box has the rank's number.
-_AFFINITY_COLOURS = (SKY, "#E69F00", GREEN, PURPLE, "#F0E442", "#A6A6A6")
+_AFFINITY_COLOURS = (SKY, AMBER, GREEN, PURPLE, YELLOW, "#A6A6A6")
 _ROW = 12  # cores side by side in a box
 
 
 def affinity(
     layout: ThreadPlan | RecipeExplanation, machine: Machine | None = None, title: str = ""
 ) -> Figure:
-    """Draw which rank uses which core of a node.
-
-    A box is a socket's NUMA node, a column in it a core, a cell a hardware thread with the
-    number of its logical CPU below the rank's. Colours are ranks; hatched cells are kept for
-    communication; white ones are free; a thick frame marks a CPU that several ranks share, or on
-    which one computes where another communicates.
-
-    Args:
-        layout: a thread plan or what `recipes_2019.explain` gave.
-        machine: the machine of a plan, None for this one; an explanation brings its own.
-        title: what it is a map of.
-    """
+    """Draw which rank uses which core of a node."""
     known = isinstance(layout, ThreadPlan | RecipeExplanation)
     require(known, "layout", "be a ThreadPlan or a RecipeExplanation", layout)
     if isinstance(layout, RecipeExplanation):
@@ -204,8 +189,6 @@ def _node(
     top: float,
 ) -> float:
     """Draw one NUMA node below `top` and return where it ends."""
-    from matplotlib.patches import Rectangle
-
     axes.text(0.0, top + 0.35, name, fontsize=9, va="center")
     y = top + 0.65
     for begin in range(0, len(cores), widest):
@@ -214,48 +197,36 @@ def _node(
         for column, core in enumerate(part):
             for row, cpu in enumerate(core):
                 _cell(axes, column + 0.06, y + 0.9 * row, cpu, used[cpu])
-            frame = {"fill": False, "edgecolor": GREY, "linewidth": 0.7}
-            axes.add_patch(Rectangle((column + 0.02, y - 0.03), 0.96, tall + 0.01, **frame))
+            area(
+                axes, column + 0.02, y - 0.03, 0.96, tall + 0.01, "none", fill=False, linewidth=0.7
+            )
         y += tall + 0.25
-    style = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
-    axes.add_patch(Rectangle((-0.15, top + 0.08), widest + 0.3, y - top - 0.13, **style))
+    style = {"edgecolor": "black", "linewidth": 1.0, "fill": False}
+    area(axes, -0.15, top + 0.08, widest + 0.3, y - top - 0.13, "none", **style)
     return y + 0.1
 
 
 def _cell(axes: Axes, x: float, y: float, cpu: int, role: CpuUse) -> None:
-    from matplotlib.patches import Rectangle
-
-    ranks = sorted({*role.computes, *role.communicates})
-    crowded = role.shared
     first = [*role.computes, *role.communicates][:1]
     face = _AFFINITY_COLOURS[first[0] % len(_AFFINITY_COLOURS)] if first else "white"
-    axes.add_patch(
-        Rectangle(
-            (x, y), 0.88, 0.84, facecolor=face,
-            hatch="////" if role.communicates else None,
-            edgecolor="black" if crowded else GREY, linewidth=2.2 if crowded else 0.4,
-        )
-    )  # fmt: skip
-    who = "+".join(map(str, ranks)) if len(ranks) < 4 else f"{len(ranks)}x"
+    edge = {"edgecolor": "black", "linewidth": 2.2} if role.shared else {"linewidth": 0.4}
+    area(axes, x, y, 0.88, 0.84, face, hatch="////" if role.communicates else None, **edge)
+    who = "+".join(map(str, role.ranks)) if len(role.ranks) < 4 else f"{len(role.ranks)}x"
     box = {"facecolor": face, "edgecolor": "none", "pad": 0.8} if role.communicates else None
-    style = {"ha": "center", "va": "center", "fontsize": 8}
-    axes.text(x + 0.44, y + 0.3, who, weight="bold", bbox=box, **style)
-    axes.text(x + 0.44, y + 0.66, f"{cpu}", **style | {"fontsize": 6, "bbox": box})
+    middle(axes, who, x + 0.44, y + 0.3, weight="bold", bbox=box)
+    middle(axes, f"{cpu}", x + 0.44, y + 0.66, 6, bbox=box)
 
 
 def _affinity_legend(axes: Axes, used: dict[int, CpuUse]) -> None:
-    from matplotlib.patches import Patch
-
-    edge = {"edgecolor": GREY}
-    handles = [Patch(facecolor="white", label="bold: rank, small: CPU", linewidth=0)]
+    white = {"facecolor": "white", "edgecolor": GREY}
+    looks = {"bold: rank, small: CPU": white | {"linewidth": 0}}
     if any(role.communicates for role in used.values()):
-        handles.append(Patch(facecolor="white", hatch="////", label="communicates", **edge))
-    if any(not role.computes and not role.communicates for role in used.values()):
-        handles.append(Patch(facecolor="white", label="free", **edge))
+        looks["communicates"] = white | {"hatch": "////"}
+    if any(not role.ranks for role in used.values()):
+        looks["free"] = white
     if any(role.shared for role in used.values()):
-        handles.append(Patch(facecolor="white", edgecolor="black", linewidth=2.2, label="shared"))
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
-    axes.legend(handles=handles, frameon=False, ncols=4, fontsize=8, **place)
+        looks["shared"] = white | {"edgecolor": "black", "linewidth": 2.2}
+    patches(axes, looks, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 0.0))
 
 
 def _affinity_words(machine: Machine, used: dict[int, CpuUse]) -> str:
@@ -282,62 +253,36 @@ def _affinity_words(machine: Machine, used: dict[int, CpuUse]) -> str:
 
 # --- pipeline ---
 
-_PIPELINE_COLOURS = {"forward": SKY, "backward": "#E69F00"}
+_PIPELINE_COLOURS = {"forward": SKY, "backward": AMBER}
 
 
 @not_empty
 def pipeline(
     panels: Mapping[str, Sequence[Any]], unit_s: float = 1.0, unit: str = "forward times"
 ) -> Figure:
-    """Draw schedules below each other, on one scale of time.
-
-    Each row is a stage, each box a microbatch with its number, forward (blue) or backward
-    (orange, with a bar on its left side); what is empty is the bubble.
-
-    Args:
-        panels: for each title its cells, with `stage`, `microbatch`, `kind`, `start_s` and
-            `end_s`, as `pipeline_schedule.predict` and `PipelineStep.cells` have them.
-        unit_s: what one unit of the axis lasts (s).
-        unit: name of that unit.
-    """
+    """Draw schedules below each other, on one scale of time."""
     most = max(1 + max(cell.stage for cell in cells) for cells in panels.values())
     drawn, grid = figure(len(panels), 1, 9.0, 0.42 * most + 0.95, _pipeline_words(panels))
     end = max(cell.end_s for cells in panels.values() for cell in cells) / unit_s
     for axes, (title, cells) in zip(grid, panels.items(), strict=True):
         for cell in cells:
-            _box(axes, cell, unit_s, end)
+            start, width = cell.start_s / unit_s, (cell.end_s - cell.start_s) / unit_s
+            look = {"edgecolor": "white", "linewidth": 0.8}
+            area(axes, start, cell.stage - 0.4, width, 0.8, _PIPELINE_COLOURS[cell.kind], **look)
+            if cell.kind == "backward":
+                bar = min(width, 0.004 * end)
+                area(axes, start, cell.stage - 0.4, bar, 0.8, "black", edgecolor="black")
+            if width > 0.018 * end:
+                middle(axes, str(cell.microbatch), start + width / 2, cell.stage)
         rows = 1 + max(cell.stage for cell in cells)
-        axes.set_yticks(range(rows), [f"stage {stage}" for stage in range(rows)])
-        axes.set(xlim=(0, end), ylim=(rows - 0.45, -0.55))
+        named_rows(axes, [f"stage {stage}" for stage in range(rows)], 0.55)
+        axes.set_xlim(0, end)
         axes.set_title(title, fontsize=10)
-        axes.grid(visible=False)
     grid[-1].set_xlabel(f"time ({unit})")
-    _pipeline_legend(grid[0])
+    looks = {kind: {"facecolor": colour} for kind, colour in _PIPELINE_COLOURS.items()}
+    looks["waits"] = {"facecolor": "white", "edgecolor": GREY}
+    patches(grid[0], looks, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98))
     return drawn
-
-
-def _box(axes: Axes, cell: Any, unit_s: float, end: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    start, width = cell.start_s / unit_s, (cell.end_s - cell.start_s) / unit_s
-    corner = (start, cell.stage - 0.4)
-    style = {"edgecolor": "white", "linewidth": 0.8}
-    axes.add_patch(Rectangle(corner, width, 0.8, facecolor=_PIPELINE_COLOURS[cell.kind], **style))
-    if cell.kind == "backward":
-        bar = Rectangle(corner, min(width, 0.004 * end), 0.8, facecolor="black")
-        axes.add_patch(bar)
-    if width > 0.018 * end:
-        place = (start + width / 2, cell.stage)
-        axes.text(*place, str(cell.microbatch), ha="center", va="center", fontsize=8)
-
-
-def _pipeline_legend(axes: Axes) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(facecolor=colour, label=kind) for kind, colour in _PIPELINE_COLOURS.items()]
-    handles.append(Patch(facecolor="white", edgecolor=GREY, label="waits"))
-    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98)}
-    axes.legend(handles=handles, frameon=False, ncols=3, fontsize=8, **place)
 
 
 def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
@@ -359,15 +304,7 @@ def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
 
 @not_empty
 def worker_timeline(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:
-    """Draw when each worker computed and, between two steps, when it waited for the server.
-
-    All panels have one axis of time, so that their lengths can be compared. The time between two
-    steps holds the messages as well.
-
-    Args:
-        panels: for each title one row per worker; a row is the begin and end of each of its
-            steps, in their order (s).
-    """
+    """Draw when each worker computed and, between two steps, when it waited for the server."""
     most = max(len(rows) for rows in panels.values())
     size = {"width": 9.0, "height": 0.45 + 0.32 * most}
     drawn, grid = figure(rows=len(panels), alt=_server_words(panels), **size)
@@ -381,9 +318,7 @@ def worker_timeline(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]
             axes.broken_barh(
                 computing, (worker - 0.35, 0.7), facecolor=BLUE, edgecolor="white", linewidth=0.6
             )
-        axes.set_yticks(range(len(rows)), [f"worker {worker}" for worker in range(len(rows))])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.grid(visible=False)
+        named_rows(axes, [f"worker {worker}" for worker in range(len(rows))])
         axes.set_title(title, fontsize=9, loc="left")
         axes.sharex(grid[0])
     grid[-1].set_xlabel("milliseconds (blue: computes, grey: waits)")
@@ -392,21 +327,15 @@ def worker_timeline(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]
 
 @not_empty
 def staleness(values: Mapping[str, Sequence[int]]) -> Figure:
-    """Draw how many gradients were how stale.
-
-    Args:
-        values: for each name the staleness of every gradient used: the updates that others made
-            since its weights were read (count).
-    """
-    means = "; ".join(f"{name}: mean {np.mean(each):.1f}" for name, each in values.items())
+    """Draw how many gradients were how stale."""
+    means = listed(values, lambda each: f"mean {np.mean(each):.1f}")
     drawn, (axes,) = figure(width=7.0, height=3.0, alt=f"Staleness of gradients. {means}.")
     wide = 0.8 / len(values)
     for number, (name, each) in enumerate(values.items()):
         counts = np.bincount(np.asarray(each, int))
         places = np.arange(len(counts)) + wide * (number - (len(values) - 1) / 2)
-        colour = COLOURS[number % len(COLOURS)]
-        hatch = ("", "//", "..")[number % 3]  # distinct without colours
-        axes.bar(places, 100 * counts / len(each), wide, color=colour, hatch=hatch, label=name)
+        look = {"color": COLOURS[number % len(COLOURS)], "hatch": HATCHES[number % 3]}
+        axes.bar(places, 100 * counts / len(each), wide, label=name, **look)
     axes.set_title("How stale the gradients were", loc="left", fontsize=10)
     axes.set_xlabel("staleness (updates)")
     axes.set_ylabel("percent of the gradients")

@@ -21,16 +21,7 @@ _LOG_FROM = 30  # values that span such a factor get a logarithmic axis
 
 @not_empty
 def search_scores(trials: Sequence[Any], best: Any = None, label: str = "score") -> Figure:
-    """Draw the score of each trial over each of its parameters.
-
-    Numbers that span a factor of 30 or more get a logarithmic axis. Failed trials are
-    crosses at the upper edge.
-
-    Args:
-        trials: with `parameters`, `score`, `epochs` and `failed`, as in `search.SearchResult`.
-        best: the one to mark; None for none.
-        label: what the score is, with its unit.
-    """
+    """Draw the score of each trial over each of its parameters."""
     good = [trial for trial in trials if not trial.failed]
     names = list(good[0].parameters)
     lengths = sorted({trial.epochs for trial in good})
@@ -67,13 +58,7 @@ def best_so_far(
     spent: str = "budget (epochs)",
     label: str = "best score so far",
 ) -> Figure:
-    """Draw the best score over what was spent: thin lines for single searches, thick the median.
-
-    Args:
-        curves: for each method its searches; a search is what was spent and the best by then.
-        spent: what was spent, with its unit.
-        label: what the score is.
-    """
+    """Draw the best score over what was spent: thin lines for single searches, thick the median."""
     ends = {name: np.median([one[1][-1] for one in each]) for name, each in curves.items()}
     listed = ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
     drawn, (axes,) = figure(width=7.0, alt=f"{label} over {spent}; median at the end: {listed}.")
@@ -102,12 +87,7 @@ def best_so_far(
 def rank_bars(
     panels: Mapping[str, Sequence[Any]], predicted: Mapping[str, float] | None = None
 ) -> Figure:
-    """Draw which rank did which task when; all panels have one axis of time.
-
-    Args:
-        panels: for each title its tasks, with `number`, `rank`, `start_s` and `end_s`.
-        predicted: for some titles the predicted makespan, a dashed line (s).
-    """
+    """Draw which rank did which task when; all panels have one axis of time."""
     predicted = predicted or {}
     most = max(1 + max(bar.rank for bar in bars) for bars in panels.values())
     lengths = {title: _makespan(bars) for title, bars in panels.items()}
@@ -147,17 +127,7 @@ def projections(
     important: Callable[[np.ndarray], np.ndarray],
     names: tuple[str, str] = ("important parameter", "other parameter"),
 ) -> Figure:
-    """Draw trials in two parameters, and above them the values tried of the one that matters.
-
-    Args:
-        panels: for each title the points that were tried, in the unit square.
-        important: the score of an array of places of the first parameter.
-        names: of the two parameters.
-
-    Source:
-        After Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 13 (2012),
-        Figure 1.
-    """
+    """Draw trials in two parameters, and above them the values tried of the one that matters."""
     counts = {title: len({round(x, 9) for x, _ in each}) for title, each in panels.items()}
     listed = "; ".join(f"{title}: {count} values of the first" for title, count in counts.items())
     drawn, axes = figure(2, len(panels), height=2.4, alt=f"Points tried. {listed}.")

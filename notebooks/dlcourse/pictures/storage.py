@@ -6,7 +6,19 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlcourse.pictures.shapes import PAPER, arrow, bare, box, not_empty
+from dlcourse.pictures.shapes import (
+    AMBER,
+    BESIDE,
+    PAPER,
+    YELLOW,
+    arrow,
+    bare,
+    box,
+    listed,
+    named_rows,
+    not_empty,
+    note,
+)
 from dlguide.errors import require, require_count
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
@@ -30,22 +42,10 @@ Points = Sequence[tuple[float, Mapping[str, float]]]
 
 @not_empty
 def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float = 0.0) -> Figure:
-    """Draw how long each part of a storage works for an epoch, and mark the one that limits.
-
-    A part that would lie under the axis, or takes no time, is not drawn. The thick line is the
-    slowest part, in its colour and with its name; the grey band reaches up to the sum of all,
-    where each part waits for the one before.
-
-    Args:
-        panels: for each title its points: the place on the x axis, and the seconds by part, as
-            `dict(scaling.storage.epoch(...).parts)`.
-        x: label of the x axis.
-        wanted_s: the time that an epoch may take (s), a line; 0 for none.
-    """
+    """Draw how long each part of a storage works for an epoch, and mark the one that limits."""
     for title, points in panels.items():
         require(len(points) > 1, "panels", f"have at least two points in {title!r}", len(points))
-    summary = "; ".join(f"{title}: {_told(points, x)}" for title, points in panels.items())
-    alt = f"Time of an epoch against {x}. {summary}."
+    alt = f"Time of an epoch against {x}. {listed(panels, lambda points: _told(points, x))}."
     shown = [parts for points in panels.values() for _, parts in points]
     slowest = [max(parts.values()) for parts in shown]
     least = min([*slowest, wanted_s or slowest[0]]) / 8
@@ -71,14 +71,7 @@ def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float 
 def reading_times(
     measured: Mapping[str, Any], predicted_s: Mapping[str, float], own_s: float, x: str = ""
 ) -> Figure:
-    """Draw how long reading took from each storage, beside what was predicted.
-
-    Args:
-        measured: a `measure.Timing` by the name of the storage.
-        predicted_s: the prediction by the same names (s).
-        own_s: time of the same reading without any waiting (s), a line.
-        x: what was done, behind "seconds" under the axis.
-    """
+    """Draw how long reading took from each storage, beside what was predicted."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     names = list(measured)
@@ -99,15 +92,13 @@ def reading_times(
     axes.errorbar(medians, rows, xerr=around, label="measured", **point)
     axes.plot(list(predicted_s.values()), rows, "wD", mec="black", ms=5, label="predicted")
     axes.axvline(own_s, color=GREY, linestyle=":", label="without waiting")
-    axes.set_yticks(rows, names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set(xscale="log", xlabel=f"seconds {x}".strip())
+    named_rows(axes, names, 0.6)
     # a span of a decade or less would have one label, or labels on top of each other
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.grid(visible=False)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(**BESIDE)
     return drawing
 
 
@@ -145,23 +136,16 @@ def _draw(axes: Axes, points: Points, least_s: float) -> None:
         axes.plot(*zip(*run, strict=True), color=colour, linewidth=3.4, solid_capstyle="butt")
         middle = run[len(run) // 2]
         falls = run[0][1] > 1.5 * run[-1][1]
-        place = {"xytext": (5, 3) if falls else (0, 5), "ha": "left" if falls else "center"}
-        axes.annotate(part, middle, textcoords="offset points", fontsize=8, **place)
+        note(axes, part, middle, *((5, 3) if falls else (0, 5)), ha="left" if falls else "center")
 
 
 # --- storage ---
 
-_YELLOW = "#F0E442"
-_FILLS = (SKY, "#E69F00", _YELLOW, PURPLE, PAPER)
+_FILLS = (SKY, AMBER, YELLOW, PURPLE, PAPER)
 
 
 def file_system(nodes: int = 4, targets: int = 6) -> Figure:
-    """Draw how a node opens and reads a file of Lustre.
-
-    Args:
-        nodes: compute nodes (count).
-        targets: object storage targets (count), at least 2.
-    """
+    """Draw how a node opens and reads a file of Lustre."""
     require_count(nodes, "nodes")
     require_count(targets, "targets", least=2)
     alt = (
@@ -177,9 +161,9 @@ def file_system(nodes: int = 4, targets: int = 6) -> Figure:
         box(axes, place, 2.4, f"node {node}", SKY, 0.9, 0.4)
     box(axes, wide / 2 - 0.75, 1.75, "network", PAPER, wide, 0.24)
     knows = "metadata server\nnames, folders,\nwho may read,\nwhere it lies"
-    box(axes, 0.0, 0.1, knows, _YELLOW, 1.5, 1.0)
+    box(axes, 0.0, 0.1, knows, YELLOW, 1.5, 1.0)
     for target in range(targets):
-        box(axes, 2.0 + target, 0.1, f"OST {target}\nbytes", "#E69F00", 0.85, 0.6)
+        box(axes, 2.0 + target, 0.1, f"OST {target}\nbytes", AMBER, 0.85, 0.6)
     first = places[0]
     arrow(axes, (first - 0.3, 2.2), (-0.25, 0.62))
     arrow(axes, (0.25, 0.62), (first, 2.2))
@@ -194,21 +178,12 @@ def file_system(nodes: int = 4, targets: int = 6) -> Figure:
 
 @not_empty
 def striping(panels: Mapping[str, Sequence[tuple[int, int]]], targets: int = 4) -> Figure:
-    """Draw on which targets the stripes of files lie.
-
-    The first stripe of each file lies on the target after that of the file before; the next ones
-    follow in turn over as many targets as the stripe count of the file.
-
-    Args:
-        panels: for each title its files: (stripes that the file has, its stripe count).
-        targets: object storage targets (count).
-    """
+    """Draw on which targets the stripes of files lie."""
     laid = {title: _laid(files, targets) for title, files in panels.items()}
     highest = max(len(column) for columns in laid.values() for column in columns)
-    described = "; ".join(
-        f"{title}: "
-        + ", ".join(f"OST {i} has {' '.join(c) or 'nothing'}" for i, c in enumerate(cs))
-        for title, cs in laid.items()
+    described = listed(
+        laid,
+        lambda cs: ", ".join(f"OST {i} has {' '.join(c) or 'nothing'}" for i, c in enumerate(cs)),
     )
     size = {"width": 3.1 * len(panels), "height": 0.55 + 0.3 * (highest + 1)}
     drawn, grid = figure(columns=len(panels), alt=f"Stripes on targets. {described}.", **size)

@@ -37,15 +37,7 @@ _GRID = 160  # points in each direction from which the contours are drawn
 
 @not_empty
 def descent(panels: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Figure:
-    """Draw the paths of optimizers over the contours of the loss, seen from above.
-
-    Contours are close to each other where it is steep, and darker where the loss is lower. What
-    leaves the view is cut off.
-
-    Args:
-        panels: for each title the landscape, with `loss`, `view` and `minimum`, and for each name
-            a path of shape (points, 2), the first point being the start.
-    """
+    """Draw the paths of optimizers over the contours of the loss, seen from above."""
     for title, (_, paths) in panels.items():
         for name, points in paths.items():
             shape = np.shape(points)
@@ -112,16 +104,7 @@ def loss_curves(
     y: str = "loss",
     log: str = "",
 ) -> Figure:
-    """Draw the same trainings against several measures of what they cost.
-
-    A curve has its colour and dashes in all panels. A loss that is not finite ends its line.
-
-    Args:
-        panels: for each label of the x axis, such as "updates" or "time (s)", the trainings by
-            name: their x and their y.
-        y: label of the y axis, which the panels share.
-        log: the axes drawn by powers of ten: "", "x", "y" or "xy". A 0 has no place there.
-    """
+    """Draw the same trainings against several measures of what they cost."""
     require(log in ("", "x", "y", "xy"), "log", 'be "", "x", "y" or "xy"', log)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     drawn, grid = figure(columns=len(panels), width=max(6.5, 4.7 * len(panels)))
@@ -161,15 +144,7 @@ _REGIONS = {"A": "#dddddd", "B": "#ffffff", "C": "#f3dcc9", "AC": "#dccbc0"}
 
 @not_empty
 def experiments(results: Sequence[Any], accuracy: float | None = None) -> Figure:
-    """Draw the test accuracy of each recipe over epochs and over seconds, and where it ends.
-
-    A line is the mean over the seeds that did not diverge, a band goes from the lowest to the
-    highest of them. Seconds are those of training, median over seeds, without evaluation.
-
-    Args:
-        results: what `training.experiments.run` returned; results of one name make one line.
-        accuracy: a test accuracy to mark (fraction); None for none.
-    """
+    """Draw the test accuracy of each recipe over epochs and over seconds, and where it ends."""
     named = _named(results)
     drawn, (epochs, seconds, final) = figure(
         columns=3, width=12.0, height=3.6, alt=_experiments_words(named)
@@ -207,72 +182,8 @@ def experiments(results: Sequence[Any], accuracy: float | None = None) -> Figure
     return drawn
 
 
-@not_empty
-def error_curves(results: Sequence[Any]) -> Figure:
-    """Draw training and test error of each recipe over its epochs, a panel for each.
-
-    As the thesis draws them: a dashed line for training, a full one for the test set. Lines are
-    means over seeds, thin ones the seeds themselves. Where the right answers of training were
-    not counted, its loss has its own axis.
-
-    Args:
-        results: what `training.experiments.run` returned.
-
-    Source:
-        The thesis, Figures 19 to 30.
-    """
-    named = _named(results)
-    columns = min(3, len(named))
-    rows = -(-len(named) // columns)
-    counted = all(one.train_error for one in results if not one.diverged)
-    of = "training error" if counted else "training loss"
-    summary = [f"{name}: {_last_error(each)}" for name, each in named.items()]
-    alt = f"Test error and {of} over epochs. {'; '.join(summary)}."
-    drawn, panels = figure(rows=rows, columns=columns, height=2.9, alt=alt)
-    others = [axes if counted else axes.twinx() for axes in panels[: len(named)]]
-    for number, (name, each) in enumerate(named.items()):
-        axes, other = panels[number], others[number]
-        there = [one for one in each if not one.diverged]
-        axes.set_title(name)
-        axes.set_xlabel("epoch")
-        if not there:
-            axes.text(0.5, 0.5, "diverged", transform=axes.transAxes, ha="center", color=GREY)
-            axes.set_xticks([])
-            continue
-        _curves(axes, [100 * np.array(one.test_error) for one in there], BLUE, "-", "test error")
-        training = [100 * np.array(one.train_error) if counted else one.loss for one in there]
-        _curves(other, training, ORANGE, "--", of)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    for axes in panels[len(named) :]:
-        axes.set_axis_off()
-    used = panels[: len(named)]
-    _same_scale(used)
-    if not counted:
-        _same_scale(others)
-        for number, other in enumerate(others):
-            other.spines["top"].set_visible(False)
-            if number % columns == columns - 1 or number == len(others) - 1:
-                other.set_ylabel("training loss")
-            else:
-                other.set_yticklabels([])
-    for axes in used[::columns]:
-        axes.set_ylabel("wrong answers (%)" if counted else "wrong answers (% of test set)")
-    lines = {line.get_label(): line for line in [*used[0].lines, *others[0].lines]}
-    shown = [line for label, line in lines.items() if not label.startswith("_")]
-    if shown:
-        used[0].legend(handles=shown, frameon=False, fontsize=8)
-    return drawn
-
-
 def batch_regions(regions: Any) -> Figure:
-    """Draw throughput and accuracy against the batch per worker, with the regions A, B and C.
-
-    Args:
-        regions: what `training.experiments.best_batch` returned.
-
-    Source:
-        The thesis, Figure 10, after Ben-Nun and Hoefler, arXiv:1802.09941.
-    """
+    """Draw throughput and accuracy against the batch per worker, with the regions A, B and C."""
     drawn, (speed, quality) = figure(rows=2, width=6.5, height=2.4, alt=str(regions))
     sizes, rows = np.array(regions.batches, float), regions.rows
     speeds = [row.images_per_s or 0.0 for row in rows]
@@ -323,19 +234,6 @@ def _final(axes: Axes, line: int, values: np.ndarray, style: dict[str, Any]) -> 
     axes.errorbar(values.mean(), line, xerr=error, capsize=4, **style | {"markersize": 6})
 
 
-def _curves(axes: Axes, each: list[Any], colour: str, dashes: str, label: str) -> None:
-    count = np.arange(1, len(each[0]) + 1)
-    for one in each if len(each) > 1 else ():
-        axes.plot(count, one, dashes, color=colour, linewidth=0.6, alpha=0.4)
-    axes.plot(count, np.mean(each, axis=0), dashes, color=colour, marker=".", label=label)
-
-
-def _same_scale(panels: Sequence[Axes]) -> None:
-    top = max(axes.get_ylim()[1] for axes in panels)
-    for axes in panels:
-        axes.set_ylim(0, top)
-
-
 def _experiments_words(named: dict[str, list[Any]]) -> str:
     summary = []
     for name, each in named.items():
@@ -343,11 +241,6 @@ def _experiments_words(named: dict[str, list[Any]]) -> str:
         ends = f"ends at {100 * np.mean(values):.1f} %" if values else "diverges"
         summary.append(f"{name} {ends}")
     return f"Test accuracy over epochs, over seconds and at the end. {'; '.join(summary)}."
-
-
-def _last_error(each: list[Any]) -> str:
-    values = [one.test_error[-1] for one in each if not one.diverged]
-    return f"test error {100 * np.mean(values):.1f} % at the end" if values else "diverged"
 
 
 # --- recipes ---
@@ -363,15 +256,7 @@ def recipe_curves(
     steps_per_epoch: int,
     leaves_at: float,
 ) -> Figure:
-    """Draw two trainings that have their beginning in common, and their ends enlarged.
-
-    Args:
-        rates: learning rate of each step, by the name of the training; one or two of them.
-        decays: weight decay of each step, by the same names.
-        accuracies: for each name the epochs after which it was tested and the fractions right.
-        steps_per_epoch: updates of an epoch (count).
-        leaves_at: where the trainings part (epochs); grey from there on.
-    """
+    """Draw two trainings that have their beginning in common, and their ends enlarged."""
     names = list(rates)
     require(1 <= len(names) <= len(_ROAD_LOOKS), "rates", "hold one or two trainings", names)
     for what, given in (("decays", decays), ("accuracies", accuracies)):
@@ -459,16 +344,7 @@ _NOBODY, _ONE, _SEVERAL = "#222222", SKY, ORANGE
 
 @not_empty
 def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
-    """Draw what each rank showed: its loss, the distance of the weights, who took which sample.
-
-    The loss is that of the same test images on all ranks, so that equal models give one line. Each
-    square on the right is a sample of the data set, in its order: taken in the first epoch by no
-    rank, by one, or by several.
-
-    Args:
-        trials: one for each rank, as `dlguide.training.audit.trial.run` returns them.
-        reference: the trials of another program, whose loss is drawn in grey; none for none.
-    """
+    """Draw what each rank showed: its loss, the distance of the weights, who took which sample."""
     counts = ranks_per_sample(trials)
     alt = _symptoms_words(trials, counts)
     drawn, (loss, distance, samples) = figure(columns=3, width=11, height=2.9, alt=alt)
@@ -498,11 +374,7 @@ def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
 
 @not_empty
 def ranks_per_sample(trials: Sequence[Any]) -> np.ndarray:
-    """Count for each sample the ranks that took it in the first epoch.
-
-    Args:
-        trials: one for each rank.
-    """
+    """Count for each sample the ranks that took it in the first epoch."""
     counts = np.zeros(trials[0].samples, int)
     for trial in trials:
         counts[list(set(trial.taken))] += 1
@@ -557,12 +429,7 @@ _START_UP_LOOKS = ((ORANGE, "-"), (BLUE, "--"), (GREEN, "-."), (PURPLE, ":"))
 
 
 def start_up(starts: Mapping[str, StartUp], marks: Mapping[str, int] | None = None) -> Figure:
-    """Draw the mean throughput against the number of batches it is over.
-
-    Args:
-        starts: for each name its first batch and its others, `dlcourse.phases`.
-        marks: numbers of batches to mark, by what they are; None for none.
-    """
+    """Draw the mean throughput against the number of batches it is over."""
     few = 0 < len(starts) <= len(_START_UP_LOOKS)
     require(few, "starts", f"hold 1 to {len(_START_UP_LOOKS)} names", len(starts))
     most = 5 * max(
