@@ -4,6 +4,7 @@ Tests dlguide.machine.processors.
 """
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_every_row_has_a_known_kind_a_year_and_a_source():
     for each in found:
         assert 2010 <= each.year <= 2026
         assert each.source
-        json.dumps(each.as_dict())
+        json.dumps(asdict(each))
     assert len({each.name for each in found}) == len(found)
 
 

@@ -134,24 +134,17 @@ def assign(everyone: Sequence[VisibleGpus], device: str = "auto") -> tuple[Devic
 
 def _one_each(choices: Sequence[Sequence[str]]) -> list[int] | None:
     """Choose one of each list so that none is chosen twice; None if that is impossible."""
-    taken: dict[str, int] = {}
+    if len({tuple(each) for each in choices}) == 1:
+        return list(range(len(choices))) if len(choices) <= len(choices[0]) else None
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_bipartite_matching
 
-    def find(rank: int, tried: set[str]) -> bool:
-        # a GPU that is free, or whose owner finds another one
-        for gpu in choices[rank]:
-            if gpu not in tried:
-                tried.add(gpu)
-                if gpu not in taken or find(taken[gpu], tried):
-                    taken[gpu] = rank
-                    return True
-        return False
-
-    if not all(find(rank, set()) for rank in range(len(choices))):
+    names = sorted({gpu for each in choices for gpu in each})
+    sees = csr_array([[gpu in each for gpu in names] for each in choices])
+    found = maximum_bipartite_matching(sees, perm_type="column")
+    if min(found) < 0:
         return None
-    of = {rank: gpu for gpu, rank in taken.items()}
-    chosen = [list(each).index(of[rank]) for rank, each in enumerate(choices)]
-    alike = len({tuple(each) for each in choices}) == 1
-    return sorted(chosen) if alike else chosen
+    return [list(each).index(names[at]) for each, at in zip(choices, found, strict=True)]
 
 
 def _own_names(program: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +22,20 @@ if TYPE_CHECKING:
     import keras
     import onnx
 
+__all__ = ["export", "graph"]
+
 _OPSET, _IR = 17, 8  # of 2022: older engines read it too
 _ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 
-_Shape = tuple[int | None, ...]
+_Names = Sequence[str]
+_Shapes = Sequence[tuple[int | None, ...]]
 
 
 def graph(model: keras.Model, fold: bool = True) -> onnx.ModelProto:
     """Return a functional or sequential Keras net as an ONNX graph.
 
     Inputs and outputs keep Keras' order (batch, rows, columns, channels) and any batch size;
-    weights become float32. Leaves out
-    training, several inputs or outputs, and subclassed models.
+    weights become float32. Leaves out training, several inputs or outputs, and subclassed models.
 
     Args:
         fold: whether to fold batch normalisations into convolutions.
@@ -79,7 +82,7 @@ class _Graph:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
-    def node(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
+    def node(self, kind: str, inputs: _Names, output: str = "", **attributes: Any) -> str:
         from onnx import helper
 
         name = f"{kind}_{len(self.nodes)}"
@@ -96,7 +99,7 @@ class _Graph:
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
-    def walk(self, model: keras.Model, names: Sequence[str]) -> str:
+    def walk(self, model: keras.Model, names: _Names) -> str:
         """Write a net whose inputs have these names; return the name of its output."""
         inputs, outputs = _ends(model)
         known = {id(tensor): name for tensor, name in zip(inputs, names, strict=True)}
@@ -119,7 +122,7 @@ class _Graph:
             known[id(made)] = name
         return known[id(outputs[0])]
 
-    def _write(self, layer: Any, names: list[str], shapes: list[_Shape]) -> str:
+    def _write(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
         import keras
 
         if isinstance(layer, keras.Model):
@@ -179,13 +182,7 @@ def _steps(inputs: Sequence[Any], output: Any) -> list[tuple[Any, list[Any], Any
     return steps
 
 
-def _conv(
-    graph: _Graph,
-    layer: keras.layers.Layer,
-    names: Sequence[str],
-    shapes: Sequence[_Shape],
-    norm: keras.layers.BatchNormalization | None = None,
-) -> str:
+def _conv(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes, norm: Any = None) -> str:
     """Write a convolution, ordinary or depthwise, with a normalisation folded into it.
 
     Batch normalisation at inference is y = g (x - m) / sqrt(v + e) + b with constants for each
@@ -202,16 +199,9 @@ def _conv(
     if norm is not None:
         scale, shift = _scale_and_shift(norm)
         kernel, bias = kernel * scale[:, None, None, None], bias * scale + shift
-    size = [kernel.shape[2], kernel.shape[3]]
-    output = graph.node(
-        "Conv",
-        [names[0], graph.constant(kernel), graph.constant(bias)],
-        kernel_shape=size,
-        strides=list(layer.strides),
-        dilations=list(layer.dilation_rate),
-        group=groups,
-        pads=_pads(layer, shapes[0], size, layer.dilation_rate),
-    )
+    inputs = [names[0], graph.constant(kernel), graph.constant(bias)]
+    window = _window(layer, shapes[0], kernel.shape[2:], layer.dilation_rate)
+    output = graph.node("Conv", inputs, dilations=layer.dilation_rate, group=groups, **window)
     return _function(graph, layer, layer.activation, output)
 
 
@@ -223,23 +213,20 @@ def _scale_and_shift(norm: keras.layers.BatchNormalization) -> tuple[np.ndarray,
     return scale, beta - mean * scale
 
 
-def _pads(
-    layer: keras.layers.Layer, shape: _Shape, size: Sequence[int], dilation: Sequence[int] = (1, 1)
-) -> list[int]:
-    """Padding of TensorFlow's "same": one output per stride, the odd row at the end."""
-    if layer.padding == "valid":
-        return [0, 0, 0, 0]
-    before, after = [], []
-    for length, k, stride, gap in zip(shape[1:3], size, layer.strides, dilation, strict=True):
-        whole = max((-(-length // stride) - 1) * stride + (k - 1) * gap + 1 - length, 0)
-        before.append(whole // 2)
-        after.append(whole - whole // 2)
-    return before + after
+def _window(
+    layer: Any, shape: Sequence[int | None], size: Sequence[int], dilation: Sequence[int] = (1, 1)
+) -> dict[str, list[int]]:
+    """Attributes of a window; "same" of TensorFlow: one output per stride, the odd row last."""
+    before, after = [0, 0], [0, 0]
+    if layer.padding == "same":
+        for axis, (length, k) in enumerate(zip(shape[1:3], size, strict=True)):
+            stride, reach = layer.strides[axis], (k - 1) * dilation[axis] + 1
+            whole = max((-(-length // stride) - 1) * stride + reach - length, 0)
+            before[axis], after[axis] = whole // 2, whole - whole // 2
+    return {"kernel_shape": list(size), "strides": list(layer.strides), "pads": before + after}
 
 
-def _function(
-    graph: _Graph, layer: keras.layers.Layer, function: Callable[..., Any], name: str
-) -> str:
+def _function(graph: _Graph, layer: Any, function: Callable[..., Any], name: str) -> str:
     """Write an activation function."""
     kind = getattr(function, "__name__", type(function).__name__)
     if kind == "linear":
@@ -253,7 +240,11 @@ def _function(
     return graph.node(_ACTIVATIONS[kind], [name])
 
 
-def _dense(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
+def _activation(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
+    return _function(graph, layer, layer.activation, names[0])
+
+
+def _dense(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
     require(
         len(shapes[0]) == 2, "model", "flatten before a Dense", f"{layer.name}: {shapes[0]}",
         "Put a Flatten or a global pooling before it.",
@@ -263,7 +254,7 @@ def _dense(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Sh
     return _function(graph, layer, layer.activation, graph.node("Gemm", inputs))
 
 
-def _norm(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
+def _norm(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
     last = layer.axis in (-1, len(shapes[0]) - 1)
     require(last, "model", "normalise over the last axis", f"{layer.name}: axis {layer.axis}")
     scale, shift = _scale_and_shift(layer)
@@ -272,7 +263,7 @@ def _norm(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Sha
     return graph.node("BatchNormalization", [names[0], *constants], epsilon=0.0)
 
 
-def _relu(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
+def _relu(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
     plain = not layer.negative_slope and not layer.threshold
     require(plain, "model", "have ReLU without slope and threshold", layer.name)
     if layer.max_value is None:
@@ -280,69 +271,51 @@ def _relu(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Sha
     return graph.node("Clip", [*names, graph.constant(0.0), graph.constant(layer.max_value)])
 
 
-def _activation(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
-    return _function(graph, layer, layer.activation, names[0])
-
-
-def _softmax(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
+def _softmax(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
     last = layer.axis in (-1, len(shapes[0]) - 1)
     require(last, "model", "have Softmax over the last axis", f"{layer.name}: axis {layer.axis}")
     return graph.node("Softmax", names, axis=1)  # (batch, classes) or (batch, channels, ...)
 
 
-def _pool(kind: str, **attributes: Any) -> Callable[..., str]:
-    def write(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
-        size = list(layer.pool_size)
-        return graph.node(
-            kind,
-            names,
-            kernel_shape=size,
-            strides=list(layer.strides),
-            pads=_pads(layer, shapes[0], size),
-            **attributes,
-        )
-
-    return write
+def _max_pool(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
+    return graph.node("MaxPool", names, **_window(layer, shapes[0], layer.pool_size))
 
 
-def _global(kind: str) -> Callable[..., str]:
-    def write(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
-        pooled = graph.node(kind, names)
-        return pooled if layer.keepdims else graph.node("Flatten", [pooled])
-
-    return write
+def _average_pool(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
+    window = _window(layer, shapes[0], layer.pool_size)
+    return graph.node("AveragePool", names, count_include_pad=0, **window)
 
 
-def _padding(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
+def _global_pool(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
+    kind = "GlobalMaxPool" if "Max" in type(layer).__name__ else "GlobalAveragePool"
+    pooled = graph.node(kind, names)
+    return pooled if layer.keepdims else graph.node("Flatten", [pooled])
+
+
+def _padding(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
     (top, bottom), (left, right) = layer.padding
     pads = np.array([0, 0, top, left, 0, 0, bottom, right], "int64")
     return graph.node("Pad", [names[0], graph.constant(pads)])
 
 
-def _add(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
+def _add(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
     require(len(set(shapes)) == 1, "model", "add equal shapes", f"{layer.name}: {shapes}")
-    total = names[0]
-    for name in names[1:]:
-        total = graph.node("Add", [total, name])
-    return total
+    return reduce(lambda total, name: graph.node("Add", [total, name]), names)
 
 
-def _concat(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
-    rank = len(shapes[0])
-    axis = layer.axis % rank
-    if rank == 4:
-        axis = {0: 0, 1: 2, 2: 3, 3: 1}[axis]
-    return graph.node("Concat", names, axis=axis)
+def _concat(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
+    axis = layer.axis % len(shapes[0])
+    return graph.node("Concat", names, axis=(0, 2, 3, 1)[axis] if len(shapes[0]) == 4 else axis)
 
 
-def _flatten(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
+def _flatten(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
     # Keras flattens (rows, columns, channels); one pixel has no order to restore
     several = len(shapes[0]) == 4 and shapes[0][1:3] != (1, 1)
     name = graph.node("Transpose", names, perm=[0, 2, 3, 1]) if several else names[0]
     return graph.node("Flatten", [name])
 
 
-def _same(graph: _Graph, layer: Any, names: Sequence[str], shapes: Sequence[_Shape]) -> str:
+def _same(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
     return names[0]
 
 
@@ -354,10 +327,10 @@ _WRITE: dict[str, Callable[..., str]] = {
     "ReLU": _relu,
     "Activation": _activation,
     "Softmax": _softmax,
-    "MaxPooling2D": _pool("MaxPool"),
-    "AveragePooling2D": _pool("AveragePool", count_include_pad=0),
-    "GlobalAveragePooling2D": _global("GlobalAveragePool"),
-    "GlobalMaxPooling2D": _global("GlobalMaxPool"),
+    "MaxPooling2D": _max_pool,
+    "AveragePooling2D": _average_pool,
+    "GlobalAveragePooling2D": _global_pool,
+    "GlobalMaxPooling2D": _global_pool,
     "ZeroPadding2D": _padding,
     "Add": _add,
     "Concatenate": _concat,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlguide import published
@@ -60,10 +60,6 @@ class Processor:
     watts: float | None
     note: str
     source: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the processor as plain numbers and texts, ready for JSON."""
-        return asdict(self)
 
     def balance(self, dtype: str = "float32") -> float | None:
         """Return peak / bandwidth (flop/byte); None if one of them is not stated.
@@ -127,25 +123,23 @@ def find(name: str, folder: str | os.PathLike | None = None) -> Processor:
 
 
 def _processor(row: Mapping[str, Any]) -> Processor:
-    rates = {}
-    for dtype, columns in _RATES.items():
-        stated = [row[column] for column in columns if row[column] is not None]
-        if stated:
-            rates[dtype] = 1e12 * max(stated)
-    giga = {
-        column: None if row[column] is None else 1e9 * row[column]
-        for column in row
-        if column.endswith(("gbytes", "gbytes_per_s"))
+    stated = {
+        dtype: [row[column] for column in columns if row[column] is not None]
+        for dtype, columns in _RATES.items()
     }
+
+    def giga(column: str) -> float | None:
+        return None if row[column] is None else 1e9 * row[column]
+
     return Processor(
         name=row["name"],
         kind=row["kind"],
         year=row["year"],
-        flops_per_s=rates,
-        memory_bytes=giga["memory_gbytes"],
-        bytes_per_s=giga["memory_gbytes_per_s"],
-        link_bytes_per_s=giga["interconnect_gbytes_per_s"],
-        host_bytes_per_s=giga["pcie_gbytes_per_s"],
+        flops_per_s={dtype: 1e12 * max(rates) for dtype, rates in stated.items() if rates},
+        memory_bytes=giga("memory_gbytes"),
+        bytes_per_s=giga("memory_gbytes_per_s"),
+        link_bytes_per_s=giga("interconnect_gbytes_per_s"),
+        host_bytes_per_s=giga("pcie_gbytes_per_s"),
         cores=row["cores"],
         watts=None if row["watts"] is None else float(row["watts"]),
         note=row["note"] or "",

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.machine import int8
 from dlguide.machine.describe import Machine, describe
 from dlguide.machine.topology import last_level_cache_bytes
 from dlguide.measure import limits
@@ -318,41 +319,23 @@ def _memory(job: dict[str, Any]) -> _Rates:
 def _integers(job: dict[str, Any]) -> _Rates:
     """Measure products of 8-bit integers, unsigned by signed, summed in 32 bits: onnxruntime."""
     import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
 
     random = np.random.default_rng(0)
     kernels = {}
     for size in limits.product_sizes(len(job["cpus"])):
         left = random.integers(0, 128, (size, size)).astype(np.uint8)
         right = random.integers(-64, 64, (size, size)).astype(np.int8)
-        graph = helper.make_graph(
-            [helper.make_node("MatMulInteger", ["left", "right"], ["product"])],
-            "product",
-            [helper.make_tensor_value_info("left", TensorProto.UINT8, [size, size])],
-            [helper.make_tensor_value_info("product", TensorProto.INT32, [size, size])],
-            [numpy_helper.from_array(right, "right")],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = len(job["cpus"])
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        binding = session.io_binding()
-        binding.bind_ortvalue_input("left", onnxruntime.OrtValue.ortvalue_from_numpy(left))
+        net = int8.matmul_session(right, len(job["cpus"]))
+        binding = net.io_binding()
+        binding.bind_ortvalue_input("a", onnxruntime.OrtValue.ortvalue_from_numpy(left))
         product = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty((size, size), np.int32))
-        binding.bind_ortvalue_output("product", product)
-        session.run_with_iobinding(binding)
-        limits.require_equal(
-            product.numpy()[:8], left[:8].astype(np.int32) @ right.astype(np.int32)
-        )
-        kernels[size] = (partial(session.run_with_iobinding, binding), 2 * size**3)
-    return {
-        "int8": _best(
-            limits.in_turns(kernels, job["seconds"]),
-            "onnxruntime MatMulInteger, uint8 x int8 -> int32",
-        )
-    }
+        binding.bind_ortvalue_output("c", product)
+        net.run_with_iobinding(binding)
+        exact = left[:8].astype(np.int32) @ right.astype(np.int32)
+        limits.require_equal(product.numpy()[:8], exact)
+        kernels[size] = (partial(net.run_with_iobinding, binding), 2 * size**3)
+    rates = limits.in_turns(kernels, job["seconds"])
+    return {"int8": _best(rates, "onnxruntime MatMulInteger, uint8 x int8 -> int32")}
 
 
 def _floats(job: dict[str, Any]) -> _Rates:
