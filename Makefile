@@ -102,5 +102,5 @@ distclean: clean  ## remove .venv too
 	@touch $@
 
 .venv/horovod: .venv/packages dlguide/install_horovod.py
-	$(BIN)/python -m dlguide.install_horovod
+	$(BIN)/python -m dlguide.cli install-horovod
 	@touch $@

@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -44,6 +44,8 @@ def run(
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     folder: str | os.PathLike[str] | None = None,
+    on_wait: Callable[[str], None] | None = None,
+    every_s: float = 15.0,
 ) -> Done:
     """Run a program to its end, or to the limit, and kill all that it started.
 
@@ -54,6 +56,8 @@ def run(
         timeout_s: when it is killed (s).
         env: its whole environment; None hands on ours.
         folder: where it runs; None for where we are.
+        on_wait: called every `every_s` seconds with the output so far, while it runs.
+        every_s: time between two calls (s).
 
     Returns:
         Done: exit status, standard output and errors as one text, time.
@@ -75,14 +79,16 @@ def run(
             start_new_session=True,
         )
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(limit_s)
+            while (left_s := started + limit_s - time.monotonic()) > 0:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(left_s if on_wait is None else min(left_s, every_s))
+                    break
+                if on_wait is not None:
+                    on_wait(_text(out.fileno()))
         finally:
             status = process.poll()
             _end_family(process)
-        out.seek(0)
-        text = out.read().decode(errors="replace")
-    return Done(status, text, time.monotonic() - started)
+        return Done(status, _text(out.fileno()), time.monotonic() - started)
 
 
 def without_mpi(env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -92,6 +98,10 @@ def without_mpi(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """
     env = os.environ if env is None else env
     return {name: value for name, value in env.items() if not name.startswith(STARTED_BY_MPI)}
+
+
+def _text(file: int) -> str:
+    return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
 
 def _end_family(process: subprocess.Popen) -> None:

@@ -10,7 +10,6 @@ default. Everything else is built as published, with MPI and Gloo.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import os
@@ -18,7 +17,6 @@ import platform
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -77,7 +75,8 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
         RuntimeError: when a step fails; the text ends with the last lines of its output.
     """
     mpicc_path = find_mpicc(mpicc)
-    _check_tensorflow()
+    if not any(_installed_version(name) for name in ("tensorflow-cpu", "tensorflow")):
+        raise MissingComponentError("Horovod is built against TensorFlow. Run `make setup`.")
     folder = wheels_folder() / cache_key(mpicc_path)
     for found in [] if force else _finished(mpicc_path):
         print(f"Horovod {HOROVOD_VERSION}: finished wheel, {found}", flush=True)
@@ -92,11 +91,10 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
 def finished_wheel(mpicc: Path) -> Path:
     """Return the wheel that fits this environment, from the cache, or built into it."""
     folder = wheels_folder() / cache_key(mpicc)
-    cached = _cached_wheel(folder)
-    if cached is None:
-        check_tools()
-        cached = build(mpicc, folder)
-    return cached
+    if cached := _cached_wheel(folder):
+        return cached
+    check_tools()
+    return build(mpicc, folder)
 
 
 def _finished(mpicc: Path) -> list[Path]:
@@ -111,9 +109,7 @@ def _finished(mpicc: Path) -> list[Path]:
 
 def _install_wheel(wheel: Path, mpicc: Path) -> Path:
     """Install a finished wheel into this environment and sum a value over two ranks with it."""
-    run_step(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", wheel]
-    )
+    run_step([*PIP, "install", "-q", "--no-deps", "--force-reinstall", wheel])
     self_test(mpicc.parent)
     print(
         f"Horovod {HOROVOD_VERSION}: an allreduce on 2 ranks returned the correct sum.", flush=True
@@ -158,11 +154,6 @@ def check_tools() -> None:
             f"The wheel cannot be kept in {wheels_folder()} ({error.strerror})."
             " Set XDG_CACHE_HOME to a folder that you can write to."
         ) from error
-
-
-def _check_tensorflow() -> None:
-    if not any(_installed_version(name) for name in ("tensorflow-cpu", "tensorflow")):
-        raise MissingComponentError("Horovod is built against TensorFlow. Run `make setup`.")
 
 
 def _installed_version(package: str) -> str | None:
@@ -298,49 +289,26 @@ def run_step(
 ) -> None:
     """Run a step quietly; with `progress` print how far it is from time to time."""
     words = [str(word) for word in command]
-    with tempfile.TemporaryFile("w+b") as log:
-        try:
-            step = subprocess.Popen(
-                words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise RuntimeError(f"`{words[0]}` cannot be run: {error.strerror}.") from error
-        try:
-            status = _wait(step, timeout_s, log.fileno() if progress else None)
-        finally:
-            _end_session(step)
-        if status != 0:
-            how = f"failed ({status})" if status else f"did not end in {timeout_s:.0f} s"
-            last = [line for line in _text(log.fileno()).splitlines() if line.strip()][-25:]
-            shown = "\n".join(last)
-            raise RuntimeError(f"`{' '.join(words[:6])} ...` {how}:\n{shown}")
+    started = time.monotonic()
 
+    def show(output: str) -> None:
+        done = re.findall(r"\[ *(\d+%)\]", output)  # as CMake prints it
+        part = f", {done[-1]} compiled" if done else ""
+        print(f"  building: {time.monotonic() - started:.0f} s{part}", flush=True)
 
-def _wait(step: subprocess.Popen, timeout_s: float, log: int | None) -> int | None:
-    """Wait for a step and return its exit status, None after the limit."""
-    began = time.monotonic()
-    while (left_s := began + timeout_s - time.monotonic()) > 0:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return step.wait(min(left_s, PROGRESS_S))
-        if log is not None:
-            done = re.findall(r"\[ *(\d+%)\]", _text(log))  # as CMake prints it
-            part = f", {done[-1]} compiled" if done else ""
-            print(f"  building: {time.monotonic() - began:.0f} s{part}", flush=True)
-    return None
-
-
-def _text(log: int) -> str:
-    return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
-
-
-def _end_session(step: subprocess.Popen) -> None:
-    """Kill a step that still runs and everything that it started in its session."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.getsid(int(process.name)) == step.pid:
-                os.kill(int(process.name), signal.SIGKILL)
-    step.wait()
+    try:
+        done = commands.run(
+            words, timeout_s, env, on_wait=show if progress else None, every_s=PROGRESS_S
+        )
+    except OSError as error:
+        raise RuntimeError(f"`{words[0]}` cannot be run: {error.strerror}.") from error
+    if not done.ok:
+        how = (
+            f"did not end in {timeout_s:.0f} s"
+            if done.status is None
+            else f"failed ({done.status})"
+        )
+        raise RuntimeError(f"`{' '.join(words[:6])} ...` {how}:\n{done.tail()}")
 
 
 @contextlib.contextmanager
@@ -368,21 +336,3 @@ def _scratch_folder() -> Iterator[Path]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Install Horovod from the command line; a failure prints no traceback."""
-    parser = argparse.ArgumentParser("dlguide.install_horovod")
-    parser.add_argument("--mpicc", help="the site's MPI compiler; default: this environment's")
-    parser.add_argument("--force", action="store_true", help="build again, whatever the cache has")
-    chosen = parser.parse_args(arguments)
-    try:
-        install(chosen.mpicc, chosen.force)
-    except (ValueError, RuntimeError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

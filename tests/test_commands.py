@@ -29,6 +29,14 @@ def test_output_status_and_time_come_back():
     assert commands.run(["true"], 30).ok
 
 
+def test_output_so_far_is_shown_while_it_runs():
+    seen = []
+    command = ["sh", "-c", "echo first; sleep 0.7; echo last"]
+    done = commands.run(command, 30, on_wait=seen.append, every_s=0.2)
+    assert "first\n" in seen
+    assert done.output == "first\nlast\n"
+
+
 def test_tail_is_the_last_lines_without_empty_ones():
     done = commands.Done(0, "a\n\nb\n   \nc\n", 0.0)
     assert done.tail(2) == "b\nc"

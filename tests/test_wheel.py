@@ -125,7 +125,11 @@ with tarfile.open(archive, "w:gz") as packed:
     packed.add("horovod-0.28.1")
 install_horovod.SOURCE_SHA256 = hashlib.sha256(archive.read_bytes()).hexdigest()
 install_horovod.PIP = (str(here / "fake_pip"),)
-sys.exit(install_horovod.main(["--force"]) != 1)
+try:
+    install_horovod.install(force=True)
+except RuntimeError as error:
+    sys.exit("the compiler would run now" not in str(error))
+sys.exit("nothing failed")
 """
 
 

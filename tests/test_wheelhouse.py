@@ -258,7 +258,8 @@ def clone(tmp_path):
         shutil.copy(ROOT / name, folder / name)
     (folder / "dlguide" / "__init__.py").touch()
     noting = "import os, tiny\nprint('tiny', tiny.VERSION, os.environ['DLGUIDE_WHEELHOUSE'])\n"
-    (folder / "dlguide" / "install_horovod.py").write_text(noting)
+    (folder / "dlguide" / "install_horovod.py").touch()
+    (folder / "dlguide" / "cli.py").write_text(noting)
     (folder / "constraints.txt").write_text("tiny==1.0\n")
     backend = 'requires = ["builder"]\nbuild-backend = "builder"'
     (folder / "notebooks").mkdir()
