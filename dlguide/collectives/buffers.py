@@ -28,6 +28,9 @@ def parts(array: np.ndarray, ranks: int) -> list[np.ndarray]:
     Parts are views. With fewer elements than ranks some parts are empty, which every algorithm
     here allows: the usual mistake in a ring is to forget them.
 
+    Returns:
+        list: views of the array, in the order of the ranks.
+
     >>> [part.size for part in parts(np.zeros(5), 3)]
     [1, 2, 2]
     """

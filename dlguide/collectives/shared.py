@@ -61,6 +61,9 @@ def shared_array(comm: Comm, shape: int | tuple[int, ...], dtype: object = "f4")
         comm: ranks of one host.
         shape: the same on all ranks.
 
+    Returns:
+        SharedArray: this rank's part of the shared memory.
+
     Raises:
         ValueError: on all ranks alike, when they are on several hosts or the memory is too small.
     """
@@ -86,6 +89,9 @@ def allreduce_shared(array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarr
     Each block of the array is cut into one part per rank. A rank writes the others' parts into the
     window, sums its own part over all ranks, and reads what they have summed. The next block uses
     the other half of the window, so that two barriers per block are enough.
+
+    Returns:
+        numpy.ndarray: the array, with the result of all ranks.
 
     Raises:
         ValueError: on all ranks alike, when they are on several hosts.

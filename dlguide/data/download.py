@@ -156,7 +156,11 @@ CATALOGUE = {
 
 
 def names() -> tuple[str, ...]:
-    """List the data sets whose origin is known: names that `fetch` takes."""
+    """List the data sets whose origin is known: names that `fetch` takes.
+
+    Returns:
+        tuple: names.
+    """
     return tuple(CATALOGUE)
 
 

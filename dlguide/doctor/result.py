@@ -40,6 +40,9 @@ def report(results: Iterable[CheckResult], as_json: bool = False) -> str:
 
     Args:
         as_json: return a JSON list of objects with name, ok (true, false or null), found, fix.
+
+    Returns:
+        str: lines, or JSON.
     """
     results = list(results)
     if as_json:

@@ -156,6 +156,9 @@ def describe(
         proc_root: mount point of procfs.
         cpus: logical CPUs to describe; None takes the affinity mask of this process.
 
+    Returns:
+        Machine: what this process may use of it.
+
     Raises:
         ValueError: if `cpus` is empty.
     """
@@ -205,6 +208,9 @@ def imagine(
         threads: hardware threads of each core (count).
         numbering: "blocks" or "turns".
         numa_nodes: NUMA nodes of each socket (count); None for one.
+
+    Returns:
+        Machine: with the named counts.
 
     Raises:
         ValueError: if a count is below 1 or `numbering` is unknown.

@@ -85,6 +85,9 @@ def quantise(
         per_channel: one scale for each output channel of a layer; False for one per layer.
         weight_bits: 8 or 7; None for 8 if this machine has VNNI, otherwise 7.
 
+    Returns:
+        QuantisedModel: the two files and their sizes.
+
     Raises:
         ValueError: if the net cannot be written as ONNX, the images do not fit it, or an
             argument is unknown.
@@ -169,6 +172,9 @@ def session(
         threads: threads of one operator; None for the cores this process may use (count).
         profile: prefix of a file for onnxruntime's profile; "" for none.
 
+    Returns:
+        onnxruntime.InferenceSession: its input is named "images" for nets of `onnx_export`.
+
     Raises:
         ValueError: if `threads` is not a whole number of at least 1.
     """
@@ -245,6 +251,9 @@ def compare(
         images: one batch, shape (images, rows, columns, channels).
         turns: runs of each (count).
         threads: as for `session`.
+
+    Returns:
+        Int8Comparison: both times and how far the outputs differ.
 
     Raises:
         ValueError: if a count is below 1 or there are no images.

@@ -68,7 +68,11 @@ def graph(model: keras.Model, fold: bool = True) -> onnx.ModelProto:
 
 
 def export(model: keras.Model, path: str | os.PathLike, fold: bool = True) -> Path:
-    """Write a Keras net to an ONNX file; arguments and errors as for `graph`."""
+    """Write a Keras net to an ONNX file; arguments and errors as for `graph`.
+
+    Returns:
+        Path: the file.
+    """
     path = Path(path)
     path.write_bytes(graph(model, fold).SerializeToString())
     return path

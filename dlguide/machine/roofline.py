@@ -98,6 +98,9 @@ def measure(seconds: float = 8.0, threads: int | None = None) -> Roof:
         seconds: time of all measurements (s).
         threads: threads, at most one per physical core this process may use; None for all.
 
+    Returns:
+        Roof: highest and median rates; `missing` says why a format has none.
+
     Raises:
         ValueError: if `seconds` is not positive, or `threads` is more than there are cores.
         RuntimeError: if memory or float32 could not be measured, with the reason.
@@ -200,6 +203,9 @@ def place(
         dtype: a number format of the roof: "float32", "bfloat16" or "int8".
         seconds: measured time; None if it was not measured (s).
 
+    Returns:
+        RooflinePoint: what it can reach, and what limits it.
+
     Raises:
         ValueError: if the roof has no peak for the format, with the reason, or a number is not
             positive.
@@ -236,6 +242,9 @@ def predict(
             bits in two turns of its 256-bit units.
         fma_units: units of a core that multiply and add, usually 2 (count).
         dtype: "float32", "bfloat16" or "int8".
+
+    Returns:
+        float: peak (flop/s).
 
     Raises:
         ValueError: if a number is not positive or the format is unknown.

@@ -83,6 +83,9 @@ def candidates(
             many ranks as cores, and several ranks with TensorFlow's default, each of which uses
             the whole machine.
 
+    Returns:
+        tuple: without two that would measure the same.
+
     Raises:
         ValueError: if `max_ranks` is not a whole number of at least 1.
 

@@ -167,6 +167,9 @@ def measure_onnxruntime(size: int = 1024, repeats: int = 15) -> dict[str, float]
 
     Returns:
         dict: "fp32" and "int8" -> multiplications and additions per second (1/s).
+
+    Raises:
+        ValueError: if a count is below 1.
     """
     require_count(size, "size")
     require_count(repeats, "repeats")
@@ -242,6 +245,9 @@ def vnni_evidence(
         measured: from `measure_onednn`, with "DEFAULT" among its levels; None measures.
         size: rows and columns of the matrices.
         repeats: products that count (count).
+
+    Returns:
+        VnniEvidence: what the flags, the kernels' names and the rates show.
     """
     measured = measure_onednn(("DEFAULT",), size) if measured is None else measured
     of_onnxruntime = measure_onnxruntime(size, repeats)

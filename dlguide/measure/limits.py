@@ -352,6 +352,9 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
     Args:
         cpus: logical CPUs to compute on, one per core; None for all this process may use.
 
+    Returns:
+        Limits: also of what could not be measured, with the reason.
+
     Raises:
         ValueError: if this process may not use one of `cpus`, or the limits cannot be stored.
     """

@@ -85,6 +85,9 @@ def timing(
         warmup: calls before them, kept in `warmup_s` (count).
         communicator: an mpi4py communicator; None for this process alone.
 
+    Returns:
+        Timing: every call that counts, and the warm-up apart (s).
+
     Raises:
         ValueError: if `repeats` is not a whole number of at least 1, or `warmup` of at least 0.
 
@@ -112,6 +115,9 @@ def ratio(a: Timing, b: Timing) -> Ratio:
     The median is median(a) / median(b); the range is from low(a) / high(b) to high(a) / low(b).
     Treat two measurements as different only if the range excludes 1. Quartiles of a few repeats
     are no confidence interval: this is a rule of caution and no proof.
+
+    Returns:
+        Ratio: median and range.
 
     Raises:
         ValueError: if `b` took no time.

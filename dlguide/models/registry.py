@@ -95,6 +95,9 @@ def names(*tasks: str) -> tuple[str, ...]:
             "resnet110" and "c3d"); "imagenet": classifiers of photographs in 1000 classes;
             "autoencoder", "generator", "discriminator", "forecaster", "language model".
 
+    Returns:
+        tuple: names.
+
     Raises:
         ValueError: when no net has one of these tasks.
     """

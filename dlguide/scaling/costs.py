@@ -97,6 +97,9 @@ def link_names(folder: str | os.PathLike | None = None) -> tuple[str, ...]:
 
     Args:
         folder: the data folder that holds `published/`; None searches for it.
+
+    Returns:
+        tuple: names.
     """
     rows = sorted(published.load("links", folder), key=lambda row: row["year"])
     return tuple(row["name"] for row in rows)
@@ -144,6 +147,9 @@ def fit_link(points: Iterable[tuple[float, float]]) -> Link:
     Args:
         points: pairs of a message's size (bytes) and its time (s), at least two sizes.
 
+    Returns:
+        Link: latency and bandwidth.
+
     Raises:
         ValueError: if there are fewer than two sizes, a time is not positive, or larger
             messages take no longer than small ones.
@@ -170,6 +176,9 @@ def allreduce(algorithm: str, nbytes: float, workers: int, link: Link) -> float:
         workers: number of workers.
         link: between any two of them.
 
+    Returns:
+        float: time (s).
+
     Raises:
         ValueError: if there is no such algorithm or a value is out of range.
 
@@ -191,6 +200,12 @@ def hierarchical(
         workers_per_node: workers of each node.
         inside: the link between workers of a node.
         between: the link between nodes.
+
+    Returns:
+        float: time (s).
+
+    Raises:
+        ValueError: if a number of workers or nodes is not a whole number of at least 1.
     """
     depth = _depth(require_count(workers_per_node, "workers_per_node"))
     n = _size(nbytes)
@@ -210,6 +225,12 @@ def parameter_server(nbytes: float, workers: int, servers: int, link: Link) -> f
         servers: number of servers.
         link: between a worker and a server.
 
+    Returns:
+        float: time (s).
+
+    Raises:
+        ValueError: if a number of workers or nodes is not a whole number of at least 1.
+
     Source:
         The law t ~ p/k: Li et al., Scaling distributed machine learning with the parameter
         server, OSDI (2014); Nyholm's thesis, 3.2.1.
@@ -220,24 +241,49 @@ def parameter_server(nbytes: float, workers: int, servers: int, link: Link) -> f
 
 
 def broadcast(nbytes: float, workers: int, link: Link) -> float:
-    """Predict a broadcast along a binomial tree: ceil(log2 p) (a + n b) (s)."""
+    """Predict a broadcast along a binomial tree: ceil(log2 p) (a + n b) (s).
+
+    Returns:
+        float: time (s).
+
+    Raises:
+        ValueError: if a number of workers or nodes is not a whole number of at least 1.
+    """
     return _depth(require_count(workers, "workers")) * link.seconds(_size(nbytes))
 
 
 def reduce_scatter(nbytes: float, workers: int, link: Link) -> float:
-    """Predict a reduce-scatter of arrays of `nbytes` in a ring: (p - 1) (a + n/p (b + c)) (s)."""
+    """Predict a reduce-scatter of arrays of `nbytes` in a ring: (p - 1) (a + n/p (b + c)) (s).
+
+    Returns:
+        float: time (s).
+
+    Raises:
+        ValueError: if a number of workers or nodes is not a whole number of at least 1.
+    """
     part = _size(nbytes) / require_count(workers, "workers")
     return (workers - 1) * (link.seconds(part) + link.adding(part))
 
 
 def allgather(nbytes: float, workers: int, link: Link) -> float:
-    """Predict an allgather in a ring: (p - 1) (a + n/p b) (s); `nbytes` is the whole result."""
+    """Predict an allgather in a ring: (p - 1) (a + n/p b) (s); `nbytes` is the whole result.
+
+    Returns:
+        float: time (s).
+
+    Raises:
+        ValueError: if a number of workers or nodes is not a whole number of at least 1.
+    """
     part = _size(nbytes) / require_count(workers, "workers")
     return (workers - 1) * link.seconds(part)
 
 
 def alltoall(nbytes: float, workers: int, link: Link) -> float:
-    """Predict an exchange between all pairs, `nbytes` on each worker: (p - 1) (a + n/p b) (s)."""
+    """Predict an exchange between all pairs, `nbytes` on each worker: (p - 1) (a + n/p b) (s).
+
+    Returns:
+        float: time (s).
+    """
     return allgather(nbytes, workers, link)
 
 
@@ -247,6 +293,9 @@ def amdahl(serial_fraction: float, workers: int) -> float:
     Args:
         serial_fraction: s, the share that only one worker can do, measured on one worker.
         workers: p.
+
+    Raises:
+        ValueError: if a number of workers or nodes is not a whole number of at least 1.
 
     Source:
         Amdahl, AFIPS Conference Proceedings 30 (1967), 483-485.
@@ -262,6 +311,9 @@ def gustafson(serial_fraction: float, workers: int) -> float:
         serial_fraction: s, the share of time in which one worker works, measured on p workers.
         workers: p.
 
+    Raises:
+        ValueError: if a number of workers or nodes is not a whole number of at least 1.
+
     Source:
         Gustafson, Communications of the ACM 31 (1988), 532-533.
     """
@@ -275,6 +327,12 @@ def slowest(workers: int) -> float:
 
     For independent, normally distributed step times: 0 for one worker, 0.56 for 2, 1.03 for 4,
     2.5 for 100, 3.2 for 1000; it grows like sqrt(2 ln p).
+
+    Returns:
+        float: standard deviations; 0.0 for one worker.
+
+    Raises:
+        ValueError: if a number of workers or nodes is not a whole number of at least 1.
     """
     p = require_count(workers, "workers")
     if p == 1:

@@ -85,6 +85,9 @@ _DOUBTS = {
 def published_tiers(folder: str | os.PathLike | None = None) -> tuple[PublishedTier, ...]:
     """Read the published table of storages; `doubt` marks rows not to be used as printed.
 
+    Returns:
+        tuple: rows of the table.
+
     Source:
         Awan, Subramoni, Panda, tutorial High Performance Distributed Deep Learning (2017), table
         of storage technologies. The doubts about NVRAM and 3D XPoint are ours.
@@ -125,6 +128,9 @@ def place(
         tiers: the available storages, in any order.
         nodes: nodes of the job.
         parts: whether nodes may keep a part each and fetch from each other (`peer_exchange`).
+
+    Returns:
+        DatasetPlacement: the tier and the reasons.
 
     Raises:
         ValueError: if no tier has room.
@@ -188,6 +194,12 @@ def striping(
         path: the folder, still empty, for the files.
         file_system: "lustre" or "gpfs"; GPFS needs no command.
 
+    Returns:
+        Striping: size and count of the stripes, and the command.
+
+    Raises:
+        ValueError: if the file system is unknown, a size is not positive, or a count is below 1.
+
     Source:
         Lustre Operations Manual, chapter Managing File Layout (Striping) and Free Space; PRACE
         Best Practice Guide Deep Learning (2019), section 4.6.
@@ -224,6 +236,9 @@ def crossing_fraction(sample_nbytes: float, stripe_nbytes: float) -> float:
     """Return the share of samples that cross the border of two stripes: (b - 1) / s.
 
     A sample of b bytes reaches over the end of a stripe of s bytes from b - 1 of the s offsets.
+
+    Raises:
+        ValueError: if a size is not positive.
     """
     sample_nbytes = require_positive(sample_nbytes, "sample_nbytes")
     return min(1.0, (sample_nbytes - 1) / require_positive(stripe_nbytes, "stripe_nbytes"))
@@ -248,6 +263,12 @@ def copy_seconds(
     The second passes the data from node to node in small pieces, all links working at once.
     Leaves out opens and latency: the data must be packed.
 
+    Returns:
+        dict: time by the way the copies are made (s).
+
+    Raises:
+        ValueError: if a size or rate is not positive, or a count is below 1.
+
     >>> {way: round(s) for way, s in copy_seconds(42e9, 448, 50e9, 1.25e9, 1e9).items()}
     {'each node copies all': 376, 'one reads and sends to all': 42, 'each node keeps a part': 1}
     """
@@ -270,6 +291,9 @@ def epochs_to_pay(copy_s: float, shared_epoch_s: float, local_epoch_s: float) ->
         copy_s + k * local_epoch_s < k * shared_epoch_s
 
     Times of reading only; if computing takes longer than reading, a copy gains nothing.
+
+    Raises:
+        ValueError: if a time of an epoch is not positive, or that of the copy is negative.
 
     >>> epochs_to_pay(42.0, 64.0, 1.0), epochs_to_pay(42.0, 1.0, 1.0)
     (1, inf)
@@ -319,6 +343,13 @@ def peer_exchange(
         latency_s: time of an empty message (s); one for each fetched sample.
         copies: nodes that keep the same sample.
 
+    Returns:
+        PeerExchange: bytes, messages and time.
+
+    Raises:
+        ValueError: if a size or rate is not positive, a count is below 1, or there are more
+            copies than nodes.
+
     Source:
         Zhang et al., FanStore, arXiv:1809.10799 (2018), for the idea; the formula is ours.
     """
@@ -338,6 +369,9 @@ def shared_bytes(nbytes: float, nodes: int, epochs: int) -> dict[str, float]:
 
     A copy to each node reads more than reading in each epoch if there are more nodes than epochs,
     though in order and with few opens; one node that reads and sends to the others reads once.
+
+    Raises:
+        ValueError: if a size or rate is not positive, or a count is below 1.
     """
     nbytes = require_positive(nbytes, "nbytes")
     return {

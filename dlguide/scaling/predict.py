@@ -250,6 +250,9 @@ def fit(
         sets: number of coefficient sets to draw; more take longer and give smoother numbers.
         seed: of the draws.
 
+    Returns:
+        ThroughputFit: predicts further numbers of workers.
+
     Raises:
         ValueError: if there are fewer than two different numbers of workers, a throughput is not
             positive, or repeated measurements contradict each other.
@@ -350,6 +353,9 @@ def published_series(
     Returns:
         By a name such as "thesis: PyTorch, batch 128" the throughput (images/s) by number of
         workers.
+
+    Raises:
+        ValueError: if `least` is not a whole number of at least 1.
     """
     require_count(least, "least")
     found: dict[str, dict[int, float]] = {}

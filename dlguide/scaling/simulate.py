@@ -125,6 +125,9 @@ def synchronous(
         checkpoint_s: time that all wait while one is written (s).
         seed: of the drawn times.
 
+    Returns:
+        SimulatedTraining: time, updates and the share of waiting.
+
     Raises:
         ValueError: if a value is out of range, or failures are so frequent that the training
             is not expected to end within a million times its work.
@@ -176,6 +179,9 @@ def local(
         period: steps of each worker between two of them.
         exchange_s: time of an average (s).
         seed: of the drawn times.
+
+    Returns:
+        SimulatedTraining: time, updates and the share of waiting.
 
     Raises:
         ValueError: as `synchronous` does.
@@ -268,6 +274,9 @@ def asynchronous(
         travel_s: time of a gradient's way to the server and the weights' way back (s).
         bound: steps a worker may be ahead of the slowest; None for any.
         seed: of the drawn times.
+
+    Returns:
+        SimulatedTraining: time, updates and the share of waiting.
 
     Raises:
         ValueError: if a value is out of range.

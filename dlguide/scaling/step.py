@@ -106,6 +106,9 @@ def predict(
         input_s: time to read one step's samples (s), such as `storage.epoch(...)` over its steps.
         prefetched: whether the next samples are read while a step computes.
 
+    Returns:
+        StepTime: the time of each part (s).
+
     Raises:
         ValueError: if a value is out of range.
     """
@@ -138,6 +141,9 @@ def exposed(backward_s: Sequence[float], exchange_s: Sequence[float]) -> float:
     Args:
         backward_s: time of each layer, in the order of the backward pass (s).
         exchange_s: of each layer's gradient, same order (s).
+
+    Returns:
+        float: time (s).
 
     Raises:
         ValueError: if there is no layer, the lists differ in length, or a time is negative.
@@ -236,6 +242,9 @@ def training(
         evaluate_image_s: e, one worker's time for one of them (s).
         sharded: whether the validation set is divided among workers.
         fixed_s: what happens once (s).
+
+    Returns:
+        TrainingTime: steps, samples and time.
 
     Raises:
         ValueError: if a value is out of range.

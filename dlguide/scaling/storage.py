@@ -102,6 +102,9 @@ def demand(reads: TrainingReads) -> StorageDemand:
     The sum is about 1 GB/s, which a parallel file system delivers; the 32 000 files opened per
     second in random order, if every image is a file, it may not.
 
+    Returns:
+        StorageDemand: rates of samples, bytes and opens.
+
     Source:
         PRACE Best Practice Guide Deep Learning (2019), section 6.2.4.
 
@@ -148,7 +151,11 @@ class ReadPattern:
 def one_file_each(
     samples: int, sample_nbytes: float, request_nbytes: float = 1 << 20
 ) -> ReadPattern:
-    """Return the reads of an epoch in which every sample is a file."""
+    """Return the reads of an epoch in which every sample is a file.
+
+    Raises:
+        ValueError: if a size or rate is not positive, or a count is below 1.
+    """
     require_count(samples, "samples")
     require_positive(sample_nbytes, "sample_nbytes")
     each = math.ceil(sample_nbytes / require_positive(request_nbytes, "request_nbytes"))
@@ -168,6 +175,10 @@ def packed(
     With "sequential" access each client reads its own files, or its own part of a file, from
     start to end in requests of full size (TFRecord). With "random" access each client opens every
     file once and reads its samples one by one (LMDB, HDF5).
+
+    Raises:
+        ValueError: if the access is unknown, a size is not positive, a count is below 1, or there
+            are more files than samples.
     """
     for name, value in (("samples", samples), ("files", files), ("clients", clients)):
         require_count(value, name)
@@ -316,7 +327,11 @@ class EpochTime:
 
 
 def epoch(storage: Disk | Lustre | Gpfs, reads: ReadPattern, clients: Clients) -> EpochTime:
-    """Predict the time in which all clients together read an epoch."""
+    """Predict the time in which all clients together read an epoch.
+
+    Returns:
+        EpochTime: the time of each part.
+    """
     parts = storage.parts(reads, clients)
     return EpochTime(tuple(sorted(parts.items(), key=lambda part: -part[1])))
 

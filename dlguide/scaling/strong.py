@@ -88,6 +88,9 @@ def fit(points: Iterable[tuple[int, int, float]], shape: str | None = None) -> S
             from the cost of an image, a larger number of workers determines the exchange.
         shape: one of `SHAPES`; None for the one that fits best.
 
+    Returns:
+        StrongFit: the three costs and the errors of the fit.
+
     Raises:
         ValueError: if there are fewer than three different pairs of batch and workers, or only
             one number of workers, or a value is out of range.

@@ -95,7 +95,11 @@ class Checkpoint:
 
 
 def finished(folder: Path) -> list[Path]:
-    """List all checkpoints of a folder by their steps; empty if it does not exist."""
+    """List all checkpoints of a folder by their steps; empty if it does not exist.
+
+    Returns:
+        list: paths, the earliest step first.
+    """
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))

@@ -286,6 +286,9 @@ class Profile:
 def read_profile(path: str | os.PathLike[str]) -> Profile:
     """Read a site profile from a TOML file whose keys are the fields of `Profile`.
 
+    Returns:
+        Profile: its other fields have their defaults.
+
     Raises:
         ValueError: if there is no such file, it is not TOML, a key is unknown (the text names the
             nearest known one) or a value has the wrong type.

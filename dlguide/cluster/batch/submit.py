@@ -36,6 +36,9 @@ def commands(job: Job, profile: Profile, path: str) -> list[str]:
 def submit(job: Job, profile: Profile, path: str) -> list[str]:
     """Submit the job whose script is at `path`, all links of a chain, and return the job ids.
 
+    Returns:
+        list: job ids, in the order of the chain.
+
     Raises:
         MissingComponentError: if there is no such batch system here.
         RuntimeError: if it refuses a job; those submitted before are named.

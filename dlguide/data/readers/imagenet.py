@@ -63,7 +63,11 @@ class ClassFolders(Sequence):
 
 
 def synset(label: int) -> str:
-    """Name a made-up class; WordNet's own numbers all begin with 0 or 1."""
+    """Name a made-up class; WordNet's own numbers all begin with 0 or 1.
+
+    Returns:
+        str: such as n90000001.
+    """
     return f"n{90_000_000 + label:08d}"
 
 
@@ -98,12 +102,20 @@ MARKS = SPLITS
 
 
 def parts(folder: Path) -> list[dict[str, str]]:
-    """Name the arguments of `read` for each split that is there."""
+    """Name the arguments of `read` for each split that is there.
+
+    Returns:
+        list: arguments by name, for each split.
+    """
     return [{"split": split} for split in SPLITS if (folder / split).exists()]
 
 
 def unchecked(folder: Path) -> tuple[str, ...]:
-    """Say what these files give no means to check."""
+    """Say what these files give no means to check.
+
+    Returns:
+        tuple: one sentence for each.
+    """
     return ("changed bytes of an image that can still be decoded: it has no checksum",)
 
 

@@ -137,13 +137,21 @@ MARKS = tuple(f"{split}-?????-of-?????" for split in SPLITS)
 
 
 def parts(folder: Path) -> list[dict[str, str]]:
-    """Name the arguments of `read` for each split that is there."""
+    """Name the arguments of `read` for each split that is there.
+
+    Returns:
+        list: arguments by name, for each split.
+    """
     marks = zip(SPLITS, MARKS, strict=True)
     return [{"split": split} for split, mark in marks if next(folder.glob(mark), None)]
 
 
 def unchecked(folder: Path) -> tuple[str, ...]:
-    """Say what these files give no means to check."""
+    """Say what these files give no means to check.
+
+    Returns:
+        tuple: one sentence for each.
+    """
     return (
         "whether a record decodes to a picture: it is checked against its checksum only",
         "whether a shard lost one record, or the last shard some, at its end",

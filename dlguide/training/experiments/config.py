@@ -300,6 +300,9 @@ def each_seed(
 def select(results: Sequence[ExperimentResult], name: str) -> list[ExperimentResult]:
     """Select the results of one name, all its seeds.
 
+    Returns:
+        list: one result for each seed.
+
     Raises:
         ValueError: if no result has that name.
     """

@@ -134,7 +134,7 @@ def t_factor(count: int) -> float:
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % confidence interval of the mean of some values, by Student's t.
+    """Return the 95 % confidence interval of the mean of some values, by Student's t.
 
     Args:
         values: one for each seed, for example paired differences.
@@ -150,7 +150,7 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def is_clear(values: Sequence[float]) -> bool:
-    """Whether 0 lies outside the 95 % confidence interval of the mean of some differences.
+    """Return whether 0 lies outside the 95 % confidence interval of the mean of some differences.
 
     Never for one value, nor for two equal ones, which a finite test set may give by chance.
 
