@@ -23,7 +23,6 @@ from dlguide.errors import require
 from dlguide.machine.threads import ThreadPlan
 
 ANSWER_S = 20.0
-STARTED_S = 60.0
 NEXT = "Start one with `dlguide cluster start` or `ipcluster start --engines=dlguide -n 2`."
 
 # Text, because an engine with another Python could not read a function.
@@ -129,7 +128,7 @@ class AttachedCluster(Cluster):
                 raise RuntimeError(
                     f"The ranks cannot be started from here: {error}. {then}"
                 ) from error
-            wait_for(lambda: len(self.client.ids) == self.ranks, STARTED_S, "new ranks")
+            self._wait_for(lambda: len(self.client.ids) == self.ranks, "the new ranks")
 
     def _new_ranks(self) -> bool:
         pids = self.client[:].apply_async(os.getpid)
@@ -148,7 +147,7 @@ class AttachedCluster(Cluster):
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        wait_for(lambda: not processes.living_ranks(self.engines), ANSWER_S, "the end of the ranks")
+        self._wait_for(lambda: not processes.living_ranks(self.engines), "the end of the ranks")
 
     def stop(self) -> None:
         """Disconnect; the ranks stay, for others and for a later `attach`."""
@@ -189,15 +188,6 @@ def connection_file(cluster: Any) -> Path:
     must = f"be one of this profile's {len(files)} clusters ({names})"
     require(len(files) == 1, "cluster", must, str(cluster), "Name its connection file.")
     return files[0]
-
-
-def wait_for(ready: Any, seconds: float, what: str) -> None:
-    """Wait until `ready()`, or raise."""
-    deadline = time.monotonic() + seconds
-    while not ready():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"`attach`: {what} did not come within {seconds:.0f} s.")
-        time.sleep(0.05)
 
 
 def probe(client: Any, seconds: float) -> list[dict[str, Any]]:

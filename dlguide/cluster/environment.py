@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,7 +85,7 @@ def checked_environment(environment: Any, plan: threads.ThreadPlan) -> dict[str,
     return dict(given)
 
 
-def find_mpiexec() -> Path:
+def find_mpiexec(names: Sequence[str] = ("mpiexec.gforker", "mpiexec")) -> Path:
     """Find the launcher for one machine that belongs to this Python's MPI.
 
     PATH is not searched: a notebook's kernel may lack the environment's folder in it.
@@ -98,7 +98,7 @@ def find_mpiexec() -> Path:
     """
     folder = Path(sysconfig.get_path("scripts"))
     named = os.environ.get("DLGUIDE_MPIEXEC")
-    known = [Path(named)] if named else [folder / "mpiexec.gforker", folder / "mpiexec"]
+    known = [Path(named)] if named else [folder / name for name in names]
     for path in known:
         if os.access(path, os.X_OK):
             return path
@@ -134,11 +134,7 @@ class Allocation:
         if self.nodes == 1:
             return [str(find_mpiexec())]
         # only Hydra reaches other nodes, by srun; gforker forks on this one
-        hydra = Path(sysconfig.get_path("scripts")) / "mpiexec"
-        found = Path(os.environ.get("DLGUIDE_MPIEXEC", hydra))
-        if not os.access(found, os.X_OK):
-            raise MissingComponentError(f"There is no mpiexec at {found}. Run `pip install mpich`.")
-        return [str(found), "-ppn", str(per_node)]
+        return [str(find_mpiexec(("mpiexec",))), "-ppn", str(per_node)]
 
     def listening(self) -> list[str]:
         """Return the controller's options: where it listens and how ranks reach it."""

@@ -51,10 +51,7 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
     first = [rank for rank in ranks if "Interrupt" not in endings.get(rank, "")] or list(ranks)
     words = [f"rank {rank}: {endings[rank]}" for rank in first if rank in endings]
     for rank in first:
-        try:
-            tail = log_path(folder, rank).read_text(errors="replace").strip().splitlines()[-15:]
-        except FileNotFoundError:
-            tail = []
+        tail = _read(log_path(folder, rank)).strip().splitlines()[-15:]
         if tail:
             words.append(f"--- last lines of rank {rank} ---\n" + "\n".join(tail))
     message = (
@@ -70,11 +67,7 @@ def aborted(ranks: int, folder: Path) -> RankError | None:
     The launcher ends all ranks with SIGINT then, so they would seem to be interrupted.
     """
     for rank in range(ranks):
-        try:
-            text = log_path(folder, rank).read_text(errors="replace")
-        except FileNotFoundError:
-            continue
-        found = ABORT.search(text)
+        found = ABORT.search(_read(log_path(folder, rank)))
         if found:
             detail = f"--- from the output of rank {rank} ---\n{found[0]}"
             return RankError("died", [rank], f"rank {rank} ended all ranks by MPI_Abort.", detail)
@@ -83,11 +76,16 @@ def aborted(ranks: int, folder: Path) -> RankError | None:
 
 def read_endings(folder: Path) -> dict[int, str]:
     """Read from the launcher's log how ranks ended that did not exit with status 0."""
+    found = ENDING.findall(_read(folder / LAUNCHER_LOG))
+    return {int(rank): f"return code {how}" for rank, how in found}
+
+
+def _read(log: Path) -> str:
+    """Return the text of a log, "" if there is none."""
     try:
-        text = (folder / LAUNCHER_LOG).read_text(errors="replace")
+        return log.read_text(errors="replace")
     except FileNotFoundError:
-        return {}
-    return {int(rank): f"return code {how}" for rank, how in ENDING.findall(text)}
+        return ""
 
 
 def frozen(ranks: Sequence[int]) -> RankError:
