@@ -28,6 +28,7 @@ TABLE = {
     "99-3": Letters({"first": ("A", "One hint."), "second": ("C", {"B": "Another."})}),
     "99-4": Exercise(lambda values: values, cases=[(np.array([1.0, 2.0, 3.0]),)], hint="Copy it."),
     "99-5": Exercise(lambda: None, limit_s=0.5),
+    "99-6": Exercise(lambda: 1, view=bool, score=lambda answer, cluster: answer() / 4),
 }
 
 
@@ -225,6 +226,15 @@ def test_comparison(came, right, equal):
     assert compare.same(came, right, 1e-6) is equal
 
 
+def test_open_task_keeps_the_best_score_of_correct_answers(capsys):
+    for answer, score, best in ((2, 0.5, 0.5), (1, 0.25, 0.5), (3, 0.75, 0.75)):
+        assert exercises.check("99-6", lambda value=answer: value)
+        assert f"Score: {score:.2f}" in (out := capsys.readouterr().out)
+        assert f"your best: {best:.2f}" in out
+    assert not exercises.check("99-6", lambda: 0)
+    assert record.load().exercises["99-6"].score == 0.75
+
+
 # --- the record -----------------------------------------------------------------------------------
 
 
@@ -290,7 +300,7 @@ def test_progress_by_lesson_and_of_a_course(tmp_path):
     record.passed("99-2")
     (row,) = progress.by_lesson(record.load().exercises)
     assert (row.lesson, row.passed, row.shown, row.tried) == ("99", ("2",), ("2",), ("1",))
-    assert row.open == ("3", "4", "5")
+    assert row.open == ("3", "4", "5", "6")
     folder = tmp_path / "course"
     for name in ("ada", "bob"):
         (folder / name).mkdir(parents=True)
@@ -298,7 +308,7 @@ def test_progress_by_lesson_and_of_a_course(tmp_path):
     (folder / "eve" / "x").mkdir(parents=True)
     (folder / "eve" / "progress.json").write_text("{}")
     course = progress.course(folder)
-    assert course.exercises == {"99": 5}
+    assert course.exercises == {"99": 6}
     assert course.passed == {"Ada": {"99": 1}, "Ada (bob.json)": {"99": 1}}
     assert len(course.damaged) == 1
     with pytest.raises(ValueError, match="must hold records of learners"):

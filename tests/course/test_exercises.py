@@ -99,3 +99,12 @@ def test_endless_answer_on_ranks_is_stopped_and_the_ranks_work_again(clusters):
         endless.judge(forever, clusters)
     assert time.monotonic() - begun_s < 10
     assert endless.judge(endless.model, clusters) is None
+
+
+OPEN = [pytest.param(part, id=name) for name, part in ALL.items() if getattr(part, "score", None)]
+
+
+@pytest.mark.parametrize("part", OPEN)
+def test_open_task_scores_its_model_as_a_share(part, clusters):
+    (cluster,) = clusters(part.ranks[:1])
+    assert 0 < part.score(part.right_answer(), cluster) < 1.5

@@ -77,12 +77,16 @@ def check(number: str, *answers: Any) -> bool:
         return _refuse(number, "✘", "did not end: the answer was stopped.", strict)
     except RuntimeError as error:  # a rank failed or waits for the others
         return _refuse(number, "✘", f"is not correct. {error}", strict)
+    score = parts[-1].score(given[-1], cluster) if getattr(parts[-1], "score", None) else None
+    best = score
     if not strict and launched()[0] == 0:
-        record.passed(number)
+        best = record.passed(number, score).score
     remark = parts[-1].remark
     remark = remark() if callable(remark) else remark
     rank, ranks = launched()
     print(f"✔ Exercise {number} is correct{f' on rank {rank}' * (ranks > 1)}. {remark}".rstrip())
+    if score is not None:
+        print(f"  Score: {score:.2f} of the limit of this machine; your best: {best or score:.2f}.")
     return True
 
 

@@ -85,6 +85,8 @@ class Exercise:
         serial: with `ranks`: (list of all ranks' arguments) -> the list of correct results, in one
             process.
         limit_s: time limit of one case (s).
+        score: for an open task: (correct answer, cluster or None) -> its result as a share of a
+            limit that is measured now, the same for everybody's machine; the best one is kept.
     """
 
     model: Any
@@ -99,6 +101,7 @@ class Exercise:
     ranks: Sequence[int] = ()
     serial: Callable[[list[tuple]], list] | None = None
     limit_s: float = LIMIT_S
+    score: Callable[..., float] | None = None
 
     def judge(self, answer: Any, clusters: Callable[..., Any] | None = None) -> None:
         """Return when the answer is correct.

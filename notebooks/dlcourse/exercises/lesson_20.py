@@ -1,4 +1,4 @@
-"""Exercises of lesson 20: rates and steps, small batches, throughput, faults of a training."""
+"""Exercises of lesson 20: rates, small batches, throughput, faults and speed of a training."""
 
 from functools import partial
 from itertools import chain
@@ -10,9 +10,10 @@ from dlcourse.exercises.engine import Exercise, Letters
 LINKS = [(128, 1 / 207.79, 1e8, 1e9), (32, 1 / 207.79, 1e8, 1e9), (50, 1e-3, 738_344, 2e9)]
 
 
-def adapt(ranks, samples, batch, rate):
-    steps = -(-samples // (ranks * batch))
-    return rate * ranks, steps, samples - (steps - 1) * ranks * batch
+def adapt(ranks, samples, batch_per_rank, rate):
+    global_batch = ranks * batch_per_rank
+    steps = -(-samples // global_batch)
+    return rate * ranks, steps, samples - (steps - 1) * global_batch
 
 
 def in_pieces(gradient, samples, piece):
@@ -60,6 +61,72 @@ def serial(inputs, shards=True, factor=1, apart=0):
     return [weights + apart * rank for rank in range(len(inputs))]
 
 
+def train(comm, inputs, labels, batch_per_rank, rate):
+    weights, whole = np.zeros((inputs.shape[1], 10)), batch_per_rank * comm.size
+    for begin in range(0, len(inputs), whole):
+        part = slice(begin + comm.rank * batch_per_rank, begin + (comm.rank + 1) * batch_per_rank)
+        gradient = comm.allreduce(softmax_gradient(weights, inputs[part], labels[part]))
+        weights -= rate / len(inputs[begin : begin + whole]) * gradient
+    return weights
+
+
+def softmax_gradient(weights, inputs, labels):
+    shares = np.exp(inputs @ weights)
+    shares /= shares.sum(axis=1, keepdims=True)
+    shares[np.arange(len(labels)), labels] -= 1
+    return inputs.T @ shares
+
+
+def few_images(ranks, samples=101, width=8):
+    random = np.random.default_rng(205)
+    inputs, labels = random.normal(size=(samples, width)), random.integers(0, 10, samples)
+    return [[(inputs, labels, 10, 0.1)] * ranks]
+
+
+def trained(cases, factor=1, own=False, short=False):
+    """The weights of all ranks, trained in one process; `own`: without an allreduce."""
+    (inputs, labels, batch, rate), ranks, found = cases[0], len(cases), []
+    for rank in range(ranks):
+        weights, whole = np.zeros((inputs.shape[1], 10)), batch * ranks
+        for begin in range(0, len(inputs) - short * (whole - 1), whole):
+            mine = slice(begin, begin + whole)
+            count = len(labels[mine]) / factor
+            mine = slice(begin + rank * batch, begin + (rank + 1) * batch) if own else mine
+            weights -= rate / count * softmax_gradient(weights, inputs[mine], labels[mine])
+        found.append(weights)
+    return found
+
+
+def share_of_limit(answer, cluster):
+    return min(cluster.run(_share_on_rank, answer))
+
+
+def _share_on_rank(answer):
+    """How long the two products of each step take on this rank, as a share of the answer's time."""
+    from mpi4py import MPI
+
+    comm, seconds = MPI.COMM_WORLD, {"limit": [], "answer": []}
+    random = np.random.default_rng(0)
+    inputs = np.ones((50 * comm.size * 20, 785))
+    inputs[:, :784] = random.random((len(inputs), 784))
+    labels, weights = random.integers(0, 10, len(inputs)), np.zeros((785, 10))
+
+    def products():
+        for begin in range(0, len(inputs), 50 * comm.size):
+            mine = inputs[begin : begin + 50]
+            mine.T @ (mine @ weights)
+
+    ways = {"limit": products, "answer": lambda: answer(comm, inputs, labels, 50, 0.1)}
+    for _ in range(12):
+        for name, work in ways.items():
+            comm.Barrier()
+            begin_s = MPI.Wtime()
+            work()
+            seconds[name].append(MPI.Wtime() - begin_s)
+    limit_s, answer_s = (comm.allreduce(np.median(each[2:]), MPI.MAX) for each in seconds.values())
+    return float(limit_s / answer_s)
+
+
 EXERCISES = {
     "20-1": Exercise(
         adapt,
@@ -100,9 +167,9 @@ EXERCISES = {
         "batches of 32.".format(*(speed(32, *link) / 32 * link[1] for link in LINKS[:2]))),
     "20-4": [
         Letters({
-            "weights": ("A", {"": "Section 4 has three curves. Which shows a missing broadcast?"}),
-            "mine": ("B", {"": "Every rank goes through all of `order`: in how many steps?"}),
-            "step": ("C", {"": "A sum of two gradients, not a mean: which direction, how far?"}),
+            "start": ("A", {"": "Section 4 has three curves. Which shows a missing broadcast?"}),
+            "share": ("B", {"": "Every rank goes through all of `order`: in how many steps?"}),
+            "scale": ("C", {"": "A sum of two gradients, not a mean: which direction, how far?"}),
         }),
         Exercise(
             corrected, ranks=(2, 3), cases=regression, serial=serial,
@@ -119,4 +186,15 @@ EXERCISES = {
             },
             remark="On one rank none of the three faults would have shown: test on two or more."),
     ],
+    "20-5": Exercise(
+        train, ranks=(2, 3), cases=few_images, serial=trained, relative=1e-9,
+        call=lambda answer, comm, *case: answer(comm, *case), score=share_of_limit,
+        hint="Start from zeros and take the batches in the order of `inputs`.",
+        mistakes={
+            "Each rank has its own weights: is anything exchanged?": partial(trained, own=True),
+            "The sum of all ranks' gradients is divided by the samples of all ranks.":
+                lambda cases: trained(cases, factor=len(cases)),
+            "The last batch is short, and counts too.": partial(trained, short=True),
+        },
+        remark="The limit is the time of the two matrix products of a step; the rest is yours."),
 }  # fmt: skip

@@ -156,6 +156,11 @@ def _page(learner: str, held: Record) -> str:
     for row in by_lesson(held.exercises):
         cells = (row.lesson, " ".join(row.passed), " ".join(row.tried), " ".join(row.open))
         rows.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells))
+    scores = [
+        f"<td>{html.escape(number)}</td><td>{each.score:.2f}</td>"
+        for number, each in sorted(held.exercises.items())
+        if each.score is not None
+    ]
     compared = []
     for name, each in sorted(held.guesses.items()):
         points = [("guess", each.guess), ("model", each.model), ("measured", each.measured)]
@@ -167,6 +172,8 @@ def _page(learner: str, held: Record) -> str:
         f"<h1>{html.escape(learner)}</h1>",
         "<h2>Exercises</h2>",
         _rows(("lesson", "passed", "tried, not passed", "open"), rows),
+        "<h2>Open tasks, as shares of the limit</h2>",
+        _rows(("exercise", "score"), scores),
         "<h2>Guesses</h2>",
         f"<pre>{html.escape(calibration(held.guesses) or 'No guess has been measured yet.')}</pre>",
         _rows(("guess", ""), compared),

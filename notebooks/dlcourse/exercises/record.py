@@ -128,15 +128,15 @@ def wrong(number: str) -> int:
     return _tried(number, lambda tried: replace(tried, wrong=tried.wrong + 1)).wrong
 
 
-def passed(number: str, score: float | None = None) -> None:
-    """Note a correct answer: the first one counts, and the best score."""
+def passed(number: str, score: float | None = None) -> Tried:
+    """Note a correct answer: the first one counts, and the best score; return what is kept."""
 
     def change(tried: Tried) -> Tried:
         scores = [one for one in (tried.score, score) if one is not None]
         when_s = tried.passed_unix_s or time.time()
         return replace(tried, passed_unix_s=when_s, score=max(scores, default=None))
 
-    _tried(number, change)
+    return _tried(number, change)
 
 
 def shown(number: str) -> None:
