@@ -1,4 +1,4 @@
-"""Exercises of lesson 12: codes, the best judge, other losses, labels, games on ranks."""
+"""Exercises of lesson 12: codes, the best discriminator, other losses, labels, games on ranks."""
 
 import math
 from functools import partial
@@ -9,23 +9,23 @@ from dlcourse.exercises.engine import Exercise, letter
 
 RANDOM = np.random.default_rng(12)
 BINS = np.array([[0.2, 0.8, 0, 0], [0, 0.5, 0.5, 0], [0.5, 0.5, 0, 0], [0, 0, 0, 1.0]])
-CODES = ((2, 4), (32, 4), (32, 1), (128, 2), (0, 4), (195, 4), (196, 4))  # numbers, bytes of each
+CODES = ((2, 4), (32, 4), (32, 1), (128, 2), (0, 4), (195, 4), (196, 4))  # values, bytes of each
 SHAPES = (((5, 4), 3), ((12, 100), 10), ((6, 28, 28, 1), 10), ((4, 3, 2, 3), 2))
 
 
-def images(image_nbytes, code, number_nbytes, weights, never=None):
-    saved = image_nbytes - code * number_nbytes
+def smallest_count(image_nbytes, code, value_nbytes, weights, never=None):
+    saved = image_nbytes - code * value_nbytes
     return 4 * weights // saved + 1 if saved > 0 else never
 
 
-def judge_best(p, q):
+def best_discriminator(p, q):
     best = np.array([a / (a + b) if a + b else 0.5 for a, b in zip(p, q, strict=True)])
     value = sum(a * math.log(d) for a, d in zip(p, best, strict=True) if a)
     return best, value + sum(b * math.log(1 - d) for b, d in zip(q, best, strict=True) if b)
 
 
 def plain(p, q):
-    """`judge_best` without care for bins that one of the two does not visit."""
+    """`best_discriminator` without care for bins that one of the two does not visit."""
     best = p / (p + q)
     return best, (p * np.log(best)).sum() + (q * np.log(1 - best)).sum()
 
@@ -63,15 +63,17 @@ def cornered(samples, labels, classes):
     return came
 
 
-def play(comm, judge, generator, rate, steps, batch, of_judge, of_generator):
+def play(comm, discriminator, generator, rate, steps, batch, of_discriminator, of_generator):
     for rows, codes in steps:
-        judge = judge - rate / batch * comm.allreduce(of_judge(judge, generator, rows, codes))
-        slope = comm.allreduce(of_generator(judge, generator, codes))
+        discriminator = discriminator - rate / batch * comm.allreduce(
+            of_discriminator(discriminator, generator, rows, codes)
+        )
+        slope = comm.allreduce(of_generator(discriminator, generator, codes))
         generator = generator - rate / batch * slope
-    return judge, generator
+    return discriminator, generator
 
 
-def of_judge(d, g, rows, z):
+def of_discriminator(d, g, rows, z):
     made = g[0] + g[1] * z
     real, fake = -1 / (1 + np.exp(d[0] + d[1] * rows)), 1 / (1 + np.exp(-d[0] - d[1] * made))
     return np.array([real.sum() + fake.sum(), real @ rows + fake @ made])
@@ -85,23 +87,29 @@ def of_generator(d, g, z):
 def games(ranks):
     first = np.array([0.3, -0.2]), np.array([0.5, 1.0]), 0.1
     steps = RANDOM.normal([[2.0], [0.0]], 1.0, (ranks, 6, 2, 4))
-    yield [(*first, list(each), 4 * ranks, of_judge, of_generator) for each in steps]
+    yield [(*first, list(each), 4 * ranks, of_discriminator, of_generator) for each in steps]
 
 
 def game(inputs, count=None, late=True, apart=(0, 0)):
     """Both nets, trained in one process on the rows of all ranks; `apart` makes ranks differ."""
-    judge, generator, rate, _, batch, *_ = inputs[0]
+    discriminator, generator, rate, _, batch, *_ = inputs[0]
     for steps in zip(*(each[3] for each in inputs), strict=True):
         rows, codes = np.concatenate(steps, axis=1)
-        before, step = judge, rate / (count or batch)
-        judge = judge - step * of_judge(judge, generator, rows, codes)
-        generator = generator - step * of_generator(judge if late else before, generator, codes)
-    return [(judge + apart[0] * r, generator + apart[1] * r) for r in range(len(inputs))]
+        before, step = discriminator, rate / (count or batch)
+        discriminator = discriminator - step * of_discriminator(
+            discriminator, generator, rows, codes
+        )
+        generator = generator - step * of_generator(
+            discriminator if late else before, generator, codes
+        )
+    return [(discriminator + apart[0] * r, generator + apart[1] * r) for r in range(len(inputs))]
 
 
 def agreed(results):
     """The nets of rank 0 when all ranks have the same; otherwise which of them differ."""
-    for name, nets in zip(("judges", "generators"), zip(*results, strict=True), strict=True):
+    for name, nets in zip(
+        ("discriminators", "generators"), zip(*results, strict=True), strict=True
+    ):
         if any(not np.array_equal(net, nets[0]) for net in nets):
             return f"other {name} on other ranks"
     return results[0]
@@ -109,7 +117,7 @@ def agreed(results):
 
 EXERCISES = {
     "12-1": Exercise(
-        images,
+        smallest_count,
         cases=[(784, n, size, (n + 1) * 256 + 257 * 784) for n, size in CODES],
         hint="Compare the bytes saved by each image with the bytes spent once.",
         mistakes={
@@ -119,28 +127,33 @@ EXERCISES = {
             "One image too few: round up.": lambda i, c, n, w: 4 * w // (i - c * n),
             "Fewer bytes, not equally many.": lambda i, c, n, w: -(-4 * w // (i - c * n)),
             "Images are whole.": lambda i, c, n, w: 4 * w / (i - c * n),
-            "A code as large as the image never pays: None.": partial(images, never=math.inf),
+            "A code as large as the image never pays: None.": partial(
+                smallest_count, never=math.inf
+            ),
         },
-        remark="With 32 numbers it pays from 1281 images on: a decoder is a book of codes.",
+        remark="With 32 values it pays from 1281 images on: the decoder is sent once.",
     ),
     "12-2": [
         Exercise(
-            judge_best,
+            best_discriminator,
             cases=[RANDOM.dirichlet(np.ones(4), 2), (BINS[0], BINS[0]), BINS[:2], BINS[2:]],
-            hint="Mean of log D over the true ones, plus mean of log(1 - D) over the made ones.",
+            hint="Means of log D over true samples and of log(1 - D) over generated ones, added.",
             mistakes={
                 "D asks: of all that land in this bin, what share is true?": (
-                    lambda p, q: (judge_best(q, p)[0], judge_best(p, q)[1])
+                    lambda p, q: (best_discriminator(q, p)[0], best_discriminator(p, q)[1])
                 ),
                 "0 / 0: no sample is ever there. Return 0.5.": plain,
                 "0 log 0 counts 0: sum only over the bins that the distribution visits.": (
-                    lambda p, q: (judge_best(p, q)[0], plain(p, q)[1])
+                    lambda p, q: (best_discriminator(p, q)[0], plain(p, q)[1])
                 ),
-                "The judge wants the value to be large: it is never above 0.": (
-                    lambda p, q: (judge_best(p, q)[0], -judge_best(p, q)[1])
+                "The discriminator wants the value to be large: it is never above 0.": (
+                    lambda p, q: (best_discriminator(p, q)[0], -best_discriminator(p, q)[1])
                 ),
-                "Mean of log D over the true ones, plus that of log(1 - D) over the made ones.": (
-                    lambda p, q: (judge_best(p, q)[0], np.nansum(p * np.log(judge_best(p, q)[0])))
+                "Mean of log D over true samples, plus that of log(1 - D) over generated ones.": (
+                    lambda p, q: (
+                        best_discriminator(p, q)[0],
+                        np.nansum(p * np.log(best_discriminator(p, q)[0])),
+                    )
                 ),
             },
         ),
@@ -148,7 +161,7 @@ EXERCISES = {
             "B",
             {
                 "A": "What does your function return for it? It is a finite number.",
-                "C": "That is the case p = q. Here the judge is right about every sample.",
+                "C": "That is the case p = q. Here the discriminator is right about every sample.",
                 "D": "It never does, in no game, and yet it learns where the two overlap.",
             },
             remark="From -1.386 (-log 4, when they are equal) to 0 (wholly apart). There it is 0 "
@@ -183,7 +196,7 @@ EXERCISES = {
             ),
             "1 at the sample's own label and 0 elsewhere, at every pixel.": cornered,
         },
-        remark="Both nets need the label: a judge without it cannot ask for a kind.",
+        remark="Both nets need the label: a discriminator without it cannot ask for a kind.",
     ),
     "12-5": Exercise(
         play,
@@ -191,14 +204,16 @@ EXERCISES = {
         cases=games,
         view=agreed,
         serial=game,
-        hint="In each step the judge first, then the generator; each with the sum over all ranks.",
+        hint="First the discriminator, then the generator; each with the sum over all ranks.",
         mistakes={
-            "Is the judge's gradient summed over ranks?": partial(game, apart=(1, 0)),
+            "Is the discriminator's gradient summed over ranks?": partial(game, apart=(1, 0)),
             "Is the generator's gradient summed over ranks?": partial(game, apart=(0, 1)),
             "The steps are too long: divide by the global batch.": partial(game, count=4),
             "The steps are too long: divide the sums.": partial(game, count=1),
-            "The generator asks the judge after its step, not before.": partial(game, late=False),
+            "The generator asks the discriminator after its step, not before.": partial(
+                game, late=False
+            ),
         },
-        remark="Two nets, two sums in a step: the generator needs the judge of all ranks.",
+        remark="Two nets, two sums in a step: the generator needs the discriminator of all ranks.",
     ),
 }
