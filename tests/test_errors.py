@@ -13,6 +13,23 @@ import pytest
 from dlguide.cluster import errors, rank, supervision
 
 
+def test_tensorflow_stack_before_the_reason_is_left_out():
+    stack = (
+        '  File "<frozen runpy>", line 198, in _run\n\n  File "/a b/optimizer.py", line 5, in f\n\n'
+    )
+    reason = "assertion failed: [the weights of all ranks must be equal]\n\t [[{{node Assert}}]]"
+    head = "InvalidArgumentError: Graph execution error:\n\n"
+    text = (
+        f"{head}Detected at node cond/Assert defined at (most recent call last):\n{stack}{reason}"
+    )
+    raised = {"phase": "raised", "error": text, "traceback": f"line 3 of train\n{text}"}
+    error = errors.failed({0: raised, 1: raised})
+    assert str(error).startswith(f"ranks 0, 1 raised {head}{reason}")
+    assert error.detail.count(reason) == 2
+    assert "optimizer.py" not in str(error)
+    assert "line 3 of train" in error.detail
+
+
 def test_the_first_fault_leads_and_its_consequences_follow():
     outcomes = {
         0: {"phase": "raised", "error": "Internal: Horovod has been shut down", "traceback": "T0"},

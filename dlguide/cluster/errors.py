@@ -15,6 +15,9 @@ LAUNCHER_LOG = "cluster.log"
 SHUT_DOWN = "Horovod has been shut down"  # the error on a rank when another one has gone
 ENDING = re.compile(r"^\[\d+\](\d+):Return code = (\d+(?:, signaled with \w+)?)", re.MULTILINE)
 
+# TensorFlow repeats the whole stack, 50 lines, before it says what happened.
+GRAPH_STACK = re.compile(r"Detected at node [^\n]*\n(?:[ \t]*\n|[ \t]+File [^\n]*\n)+")
+
 # Written by MPICH; every aborting rank writes into its own log.
 ABORT = re.compile(r"^Abort\(-?\d+\) on node \d+ .*", re.MULTILINE)
 
@@ -104,7 +107,7 @@ def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
     first = bad[order[0]]
     verb = "left early with" if first["phase"] == "exited" else "raised"
     same = [rank for rank in order if bad[rank]["error"] == first["error"]]
-    message = f"{ranks_in_words(same)} {verb} {first['error']}"
+    message = f"{ranks_in_words(same)} {verb} {GRAPH_STACK.sub('', first['error'])}"
     returned = sorted(set(outcomes) - set(bad))
     if returned and SHUT_DOWN in first["error"]:
         message += (
@@ -112,5 +115,6 @@ def failed(outcomes: Mapping[int, Mapping[str, Any]]) -> RankError:
             "exchanged. "
             "Every rank must take as many steps: compare the ranks' numbers of batches."
         )
-    detail = "\n".join(f"--- rank {rank} ---\n{bad[rank]['traceback']}" for rank in order)
+    stacks = {rank: GRAPH_STACK.sub("", bad[rank]["traceback"]) for rank in order}
+    detail = "\n".join(f"--- rank {rank} ---\n{stack}" for rank, stack in stacks.items())
     return RankError(first["phase"], order, message, detail)
