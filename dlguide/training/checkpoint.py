@@ -283,7 +283,7 @@ def restore(
         CheckpointError: if the file is damaged, or belongs to another net, optimizer or training.
     """
     found, arrays = read(path)
-    otherwise = _anew(Path(path).parent)
+    otherwise = anew(Path(path).parent)
     for name, value in json.loads(json.dumps(dict(settings or {}))).items():
         if found.settings.get(name) != value:
             raise CheckpointError(
@@ -450,7 +450,7 @@ def _instead(path: Path) -> str:
     return "Delete it to train anew; there is no other checkpoint beside it."
 
 
-def _anew(folder: Path) -> str:
+def anew(folder: Path) -> str:
     """How to train from the start although a folder holds checkpoints."""
     files = finished(folder)
     them = "it" if len(files) == 1 else f"all {len(files)} checkpoints in {folder}"
@@ -506,11 +506,11 @@ class Saver:
             # Its weights are those of no whole epoch, and there is nothing left to train.
             raise CheckpointError(
                 f"{path} is further than the training asked for: {where}. Ask for at least "
-                f"{found.epoch + 1} epochs. {_anew(path.parent)}"
+                f"{found.epoch + 1} epochs. {anew(path.parent)}"
             )
         print(
             f"{path} is a finished training: {where}. Nothing will be trained. Ask for more "
-            f"epochs to continue. {_anew(path.parent)}",
+            f"epochs to continue. {anew(path.parent)}",
             flush=True,
         )
 
@@ -585,7 +585,7 @@ class Saver:
         if len(states) != size * workers.count * self._comm.size:
             raise CheckpointError(
                 f"The checkpoint in {self._folder} holds {len(states)} bytes of the workers' own, "
-                f"here they have {size} each. {_anew(self._folder)}"
+                f"here they have {size} each. {anew(self._folder)}"
             )
         first = self._comm.rank * workers.count
         places = [at * size for at in range(first, first + workers.count)]

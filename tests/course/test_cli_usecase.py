@@ -186,7 +186,7 @@ def test_settings_are_of_the_kind_that_the_case_takes():
 def test_the_timed_step_has_a_rank_s_share_of_the_training_s_global_batch(ranks, each):
     step = cases.timed_step(video, {"global_batch": 16}, None, 0, ranks)
     assert step.batch_per_rank == each  # clips of one rank
-    assert cases.timed_step(video, {}, None, 0, 2).batch == 8  # of the 16 that train takes
+    assert cases.timed_step(video, {}, None, 0, 2).batch_per_rank == 8  # of the 16 that train takes
 
 
 def test_a_case_without_epochs_or_step_says_so_and_lists_its_settings():

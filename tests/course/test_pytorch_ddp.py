@@ -274,7 +274,7 @@ def test_arguments_that_cannot_be_are_refused_on_all_ranks_alike(tmp_path):
         "`comm` must be the ranks for ddp, got None": {"way": "ddp", "ranks": False},
         "`comm` must be None for a process alone": {"way": "alone"},
         "`batch` must be equal on all ranks": {"differ": True},
-        "`batch` must be at most the 4 samples": {"batch": 5},
+        "`batch_per_rank` must be at most the 4 samples": {"batch": 5},
         "`layout` must be one of channels_first, channels_last": {"layout": "NCHW"},
         "`momentum` must be at least 0 and below 1, got 1": {"momentum": 1},
         "`learning_rate` must be a positive number": {"learning_rate": 0},

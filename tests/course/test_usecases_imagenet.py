@@ -279,7 +279,7 @@ def test_findings_compute_their_numbers():
 
 def test_steps_can_be_sent_to_ranks_and_have_the_guides_size():
     small, real = (pickle.loads(pickle.dumps(imagenet.step(real=each))) for each in (None, "/data"))
-    assert (small.batch, real.batch, imagenet.step(5).batch) == (16, 16, 5)
+    assert tuple(s.batch_per_rank for s in (small, real, imagenet.step(5))) == (16, 16, 5)
     images, labels = real.samples(3, 1)
     assert (images.shape, labels.dtype, labels.max() < 1000) == ((3, 224, 224, 3), np.int32, True)
     assert "resnet50" in real.name
