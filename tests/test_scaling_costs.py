@@ -13,6 +13,7 @@ import queue
 import re
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -136,9 +137,8 @@ def test_allreduce_takes_the_time_of_the_algorithm(name, ranks, virtual):
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 4), (2, 2), (3, 4), (4, 3), (4, 1)])
 def test_hierarchical_takes_the_time_of_the_algorithm(nodes, per_node, virtual):
     nbytes, ranks = 8 * 1680 * 8, nodes * per_node
-    seconds, arrays = virtual(
-        algorithms.allreduce_hierarchical, nbytes, ranks, FAST, SLOW, per_node
-    )
+    by_trees = partial(algorithms.allreduce_hierarchical, ranks_per_node=per_node)
+    seconds, arrays = virtual(by_trees, nbytes, ranks, FAST, SLOW, per_node)
     assert all((array == ranks * (ranks + 1) / 2).all() for array in arrays)
     predicted = costs.hierarchical(nbytes, nodes, per_node, FAST, SLOW)
     assert predicted == pytest.approx(seconds, rel=1e-12)

@@ -192,7 +192,7 @@ def allreduce(algorithm: str, nbytes: float, workers: int, link: Link) -> float:
 def hierarchical(
     nbytes: float, nodes: int, workers_per_node: int, inside: Link, between: Link
 ) -> float:
-    """Predict a reduction inside each node, a ring among the nodes, a broadcast inside (s).
+    """Predict a tree inside each node, a ring among the nodes, a broadcast tree inside (s).
 
     Args:
         nbytes: size of the array on every worker (bytes).

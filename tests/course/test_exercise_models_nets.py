@@ -64,9 +64,9 @@ def test_backward_pass_of_a_convolution_is_that_of_keras():
         assert np.allclose(one, other)
 
 
-def test_no_other_judge_is_better():
+def test_no_other_discriminator_is_better():
     p, q = RANDOM.dirichlet(np.ones(5), 2)
-    best, value = lesson_12.judge_best(p, q)
+    best, value = lesson_12.best_discriminator(p, q)
     others = np.clip(best + RANDOM.normal(0, 0.1, (50, 5)), 0.01, 0.99)
     assert (np.log(others) @ p + np.log(1 - others) @ q < value).all()
 
