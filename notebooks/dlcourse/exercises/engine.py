@@ -86,7 +86,7 @@ class Exercise:
             process.
         limit_s: time limit of one case (s).
         score: for an open task: (correct answer, cluster or None) -> its result as a share of a
-            limit that is measured now, the same for everybody's machine; the best one is kept.
+            limit measured on the same machine at the same time; the best one is kept.
     """
 
     model: Any
