@@ -223,10 +223,10 @@ def dots(points: Sequence[tuple[str, float]], spread: tuple[float, float]) -> st
     lines.append(f"<text x='100' y='{y}'>{left}</text>")
     scale = f"{right}{' (log)' if logarithmic else ''}"
     lines.append(f"<text x='480' y='{y}' text-anchor='end'>{scale}</text>")
-    told = "; ".join(f"{name}: {_number(value)}" for name, value in points)
+    label = "; ".join(f"{name}: {_number(value)}" for name, value in points)
     return (
         f"<svg viewBox='0 0 500 {y + 6}' width='500' font-size='12' fill='currentColor' "
-        f"stroke='currentColor' stroke-width='0' role='img' aria-label='{html.escape(told)}'>"
+        f"stroke='currentColor' stroke-width='0' role='img' aria-label='{html.escape(label)}'>"
         f"{''.join(lines)}</svg>"
     )
 
