@@ -87,7 +87,9 @@ def test_ipcluster_gives_a_plan_loopback_and_encryption_without_a_path(running):
     with ipyparallel.Client(str(file)) as client:
         client.wait_for_engines(ranks, timeout=60)
         code = "import os; cpus = tuple(sorted(os.sched_getaffinity(0))); pid = os.getpid()"
-        client[:].execute(f"{code}; threads = os.environ['TF_NUM_INTRAOP_THREADS']", block=True)
+        client[:].execute(
+            f"{code}; threads = os.environ['TF_NUM_INTRAOP_THREADS']", block=False
+        ).get()
         cpus, pids, names = (client[:][name] for name in ("cpus", "pid", "threads"))
     plan = threads.plan(describe(), ranks=ranks)
     assert sorted(cpus) == sorted(plan.cpus)
@@ -203,10 +205,10 @@ def test_another_python_or_another_dlguide_is_refused(running, change, restore, 
     file, ranks = running
     with ipyparallel.Client(str(file)) as client:
         client.wait_for_engines(ranks, timeout=60)
-        client[:].execute(change, block=True)
+        client[:].execute(change, block=False).get()  # `block` would wait for output
         with pytest.raises(ValueError, match=f"`cluster` must have engines with {text}.*Start its"):
             Cluster.attach(file)
-        client[:].execute(restore, block=True)
+        client[:].execute(restore, block=False).get()
 
 
 def test_engines_without_mpi_are_refused(tmp_path):
