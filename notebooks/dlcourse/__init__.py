@@ -41,7 +41,7 @@ readers.READERS.update(
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("pictures", "usecases"):
+    if name in ("measured", "pictures", "usecases"):
         return import_module(f"dlcourse.{name}")
     if name in ("check", "solution"):
         from dlcourse import exercises
