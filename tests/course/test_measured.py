@@ -1,6 +1,7 @@
 """Longer measurements kept in data/measured."""
 
 import pytest
+
 from dlcourse import measured
 
 
@@ -14,7 +15,7 @@ def test_what_was_written_is_read_with_its_origin(tmp_path, monkeypatch):
     assert found.about["seeds"] == "0 1"
     assert str(found).endswith("; seeds 0 1; python benchmarks/trial.py --seeds 2")
     assert found.column("loss", way="a, b", seed=1) == [1e-9]
-    with pytest.raises(ValueError, match="`name` must be one of 'trial'"):
+    with pytest.raises(ValueError, match="`name` must be one of trial, got 'none'"):
         measured.load("none")
 
 
