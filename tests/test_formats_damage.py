@@ -593,7 +593,7 @@ def test_a_missing_shard_is_named(tmp_path):
     [
         (
             "a-00000-of-00002 a-00001-of-00002 a-00000-of-00001",
-            "holds 2 data sets: a-*-of-00001, a-*-of-00002. Put each into a folder of its own.",
+            "holds 2 data sets: a-*-of-00001, a-*-of-00002. Put each into its own folder.",
         ),
         (
             "train-00000-of-00001 validation-00000-of-00001",

@@ -347,7 +347,7 @@ def test_the_verdict_says_by_how_much_and_when_it_means_nothing():
     assert "1.30 times 1 rank, TensorFlow's default" in text
     assert "told apart" not in text
     text = verdict(result(*pair, baseline=BASE, gains=(1.03, 0.9, 1.2)))
-    assert "cannot be told apart" in text
+    assert "do not differ measurably" in text
     text = verdict(result(row(BASE, 100.0), row(BOUND, 90.0), baseline=BASE, gains=(1.0, 1.0, 1.0)))
     assert "Nothing that was measured is faster." in text
     assert verdict(result(*pair)) == f"Best: {BOUND}."

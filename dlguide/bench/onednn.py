@@ -181,7 +181,7 @@ def compare(
 ) -> OnednnComparison:
     """Measure a net with oneDNN switched on and off, after proving that both do the same work.
 
-    Each side is a process of its own with the thread plan of one rank. Both hold the same
+    Each side is a separate process with the thread plan of one rank. Both hold the same
     weights and the same images; loss, size of the gradient and logits of the first step must
     agree. Then they take turns, so that a slow minute of the machine meets both. The first step
     of each turn is kept apart: its caches are the other side's.

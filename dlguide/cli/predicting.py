@@ -39,18 +39,18 @@ def predict(
     require_writable(output, "output")
     fitted = scaling.predict.fit(measured)
     changed = (batch_factor, bytes_factor) != (1.0, 1.0)
-    told = fitted.changed(batch_factor, bytes_factor) if changed else fitted
-    said = told.predict(asked)
+    curve_of = fitted.changed(batch_factor, bytes_factor) if changed else fitted
+    said = curve_of.predict(asked)
     _print_table(said)
     for efficiency in EFFICIENCIES:
-        count = told.falls_below(efficiency)
+        count = curve_of.falls_below(efficiency)
         where = "at no number of workers" if count is None else f"from {count} workers on"
         print(f"Efficiency below {100 * efficiency:.0f} %: {where}.")
     if images is not None:
         _print_times(said, images, workers_per_node, watts_per_node)
     for each in fitted.assumptions:
         print(f"Assumed: {each}")
-    curve = told.predict(_between(measured, asked))
+    curve = curve_of.predict(_between(measured, asked))
     picture = output / "prediction.png"
     plots.prediction([] if changed else measured, curve).savefig(picture)
     print(f"Plot: {picture}")

@@ -163,7 +163,7 @@ class AttachedCluster(Cluster):
 
 
 def connection_file(cluster: Any) -> Path:
-    """Return the connection file that a path or the name of a profile stands for."""
+    """Return the connection file of a path or of the name of a profile."""
     from IPython.core.profiledir import ProfileDir, ProfileDirError
     from IPython.paths import get_ipython_dir
 

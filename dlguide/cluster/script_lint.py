@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlguide.errors import require
 
-OWN_RANKS = "starts or expects ranks of its own: use `dlguide run` without `--transparent`"
+OWN_RANKS = "starts or expects its own ranks: use `dlguide run` without `--transparent`"
 FORBIDDEN = {
     "mpi4py": f"imports mpi4py and so {OWN_RANKS}",
     "horovod": f"imports Horovod and so {OWN_RANKS}",

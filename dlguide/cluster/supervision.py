@@ -295,7 +295,7 @@ def _verdict(
     if calls and calls <= mpi_call.SENDS | mpi_call.RECEIVES:
         advice = "Each message needs one rank that sends and one that receives at the same time."
     waited = ranks_in_words(culprits)
-    message = f"deadlock: the ranks wait for {waited} and would wait for ever. {advice}"
+    message = f"deadlock: the ranks wait for {waited} and would wait indefinitely. {advice}"
     return RankError("deadlock", culprits, message, "\n".join(lines))
 
 

@@ -141,7 +141,7 @@ CATALOGUE = {
             "NIH ChestX-ray14, 112 120 radiographs",
             "https://nihcc.app.box.com/v/ChestXray-NIHCC",
             by_hand="its publishers offer it on a page for browsers, under terms to be read there",
-            then="Unpack each archive into a folder of its own name: `images_001`, `images_002`.",
+            then="Unpack each archive into a folder with its name: `images_001`, `images_002`.",
         ),
         DataSource(
             "kitti_tracking",

@@ -1,4 +1,4 @@
-"""What is done of what there is in all, told to a function or drawn as a bar."""
+"""Progress of a longer task, reported to a function or drawn as a bar."""
 
 from __future__ import annotations
 

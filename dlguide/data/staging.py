@@ -115,8 +115,8 @@ def stage(
         problem = staged = None
         if node.rank == 0:
             try:
-                told = progress if comm.rank == 0 else None
-                staged = _stage(source, target, quick, replace, told)
+                reported = progress if comm.rank == 0 else None
+                staged = _stage(source, target, quick, replace, reported)
             except Exception as error:  # all ranks raise it
                 problem = (isinstance(error, ValueError), str(error) or type(error).__name__)
         _raise(_meet(comm, problem))
@@ -149,10 +149,10 @@ def _meet(comm: Comm, problem: tuple[bool, str] | None) -> list[tuple[bool, str]
     return comm.allgather(problem)
 
 
-def _raise(told: list[tuple[bool, str] | None]) -> None:
-    """Raise what some ranks told, the same text on all."""
+def _raise(problems: list[tuple[bool, str] | None]) -> None:
+    """Raise what some ranks report, the same text on all."""
     ranks: dict[str, list[int]] = {}
-    for rank, problem in enumerate(told):
+    for rank, problem in enumerate(problems):
         if problem is not None:
             ranks.setdefault(problem[1], []).append(rank)
     if not ranks:
@@ -160,7 +160,7 @@ def _raise(told: list[tuple[bool, str] | None]) -> None:
     text = " ".join(
         f"Rank{'s' * (len(at) > 1)} {', '.join(map(str, at))}: {what}" for what, at in ranks.items()
     )
-    values = all(problem[0] for problem in told if problem is not None)
+    values = all(problem[0] for problem in problems if problem is not None)
     raise ValueError(text) if values else TransferError(text)
 
 

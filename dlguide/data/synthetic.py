@@ -22,7 +22,7 @@ from dlguide.errors import require, require_count, require_known
 __all__ = ["Picture", "Samples", "images"]
 
 KINDS = ("jpeg", "png")
-# What one seed is used for; each has random numbers of its own.
+# What one seed is used for; each has its own random numbers.
 _STREAMS = ("picture", "findings", "patients", "patient", "radiograph", "scene", "vehicle")
 
 

@@ -151,7 +151,7 @@ def parse_matrix(text: str, link_bytes_per_s: float) -> dict[tuple[int, int], fl
 
     Args:
         text: what `nvidia-smi topo -m` printed.
-        link_bytes_per_s: bandwidth of one NVLink; NV2 stands for two of them (bytes/s).
+        link_bytes_per_s: bandwidth of one NVLink; NV2 means two of them (bytes/s).
 
     Raises:
         ValueError: if there are no rows of GPUs, or the matrix is not symmetric.

@@ -52,7 +52,7 @@ class TrainingResult:
     started_unix_s (clock at the start), phases (name, start_s, end_s after the start: setup,
     train, evaluate, checkpoint), versions (name -> version), compression (of gradients),
     sent_nbytes (gradients' bytes that this rank handed to the exchange in this run),
-    step_start_s (begin of every step, after the start, s; empty where nobody noted it).
+    step_start_s (begin of every step, after the start, s; empty where it was not recorded).
     """
 
     rank: int

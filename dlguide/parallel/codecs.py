@@ -106,7 +106,7 @@ class Threshold(Codec):
     A value of at least the threshold becomes the threshold, however large it is; the remainder
     stays in the error. Strom's original sent 4 bytes for each value beyond the threshold and none
     for the others: fewer bytes than this while less than 1 in 16 is beyond it. The fourth code
-    stands for values that are not finite.
+    marks values that are not finite.
 
     Source:
         Strom, Interspeech (2015); the 2-bit compression of MXNet's kvstore.

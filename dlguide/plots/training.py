@@ -119,7 +119,7 @@ def training(runs: TrainingResult | Sequence[TrainingResult]) -> Figure:
                 left += took_s
     loss.set(xlabel="epoch", ylabel="loss (mean over training images)", title="Loss")
     loss.set_ylim(bottom=0)
-    accuracy.set(xlabel="epoch", ylabel="right answers (% of test set)", title="Test accuracy")
+    accuracy.set(xlabel="epoch", ylabel="test accuracy (%)", title="Test accuracy")
     for axes in (loss, accuracy):
         axes.xaxis.get_major_locator().set_params(integer=True)
     if len(runs) > 1:

@@ -55,7 +55,7 @@ class SlowdownTerm:
 
     Args:
         name: label in tables.
-        meaning: what it stands for.
+        meaning: its meaning.
         shape: growth as a function of the workers p, 0 for one worker.
         usual: usual size of its coefficient (fraction of the step of one worker): the mean of its
             prior.

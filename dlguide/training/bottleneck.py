@@ -140,7 +140,7 @@ def remedies(
 def _in_parallel(
     stages: Sequence[Stage], place: int, cores: float
 ) -> tuple[tuple[Stage, ...], int]:
-    # a parallel map has threads of its own, and so have the stages before and after it
+    # a parallel map has its own threads, and so have the stages before and after it
     one = stages[place]
     calls = _CALLS_IN_FLIGHT if one.waits else max(2, round(cores))
     faster = max(1.0, calls / one.calls)

@@ -223,7 +223,7 @@ def equal_work(
         must = "lead to the weights of one process with the same samples"
         then = f"The update differs by {100 * worst:.3g} %."
         require(worst <= ROUNDING, "step", must, f"others for {step.name}", then)
-    _alike(shared, comm, "after a step with samples of its own on each rank")
+    _alike(shared, comm, "after a step with different samples on each rank")
     return difference, equal
 
 

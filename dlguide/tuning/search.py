@@ -274,5 +274,5 @@ def verdict(result: HalvingResult) -> str:
     text = f"Best: {result.best}, {result.gain:.2f} times {result.baseline} "
     text += f"({result.gain_low:.2f} to {result.gain_high:.2f} in the last rounds)."
     if result.gain_low <= 1 <= result.gain_high:
-        text += " The two cannot be told apart on this machine."
+        text += " The two do not differ measurably on this machine."
     return text

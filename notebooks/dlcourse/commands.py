@@ -190,7 +190,7 @@ def _course(course: Any, as_json: bool) -> None:
             for who, passed in learners
         ]
         print(_table(["learner", *begun, "all"], body))
-        print(f"{len(body)} learners; lessons in which nobody has passed an exercise are left out.")
+        print(f"{len(body)} learners; lessons in which no exercise has been passed are left out.")
         for text in course.damaged:
             print(f"left out: {text}")
     if course.damaged:

@@ -113,7 +113,7 @@ def _of_keras(optimizer: Any, start: np.ndarray) -> Callable[[np.ndarray, np.nda
 def children(
     mean: np.ndarray, step: float, count: int, seed: int, generation: int
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """Draw the children of one generation, each with a step size of its own."""
+    """Draw the children of one generation, each with its own step size."""
     random = np.random.default_rng([seed, generation])
     learning = 1 / np.sqrt(2 * mean.size)
     for _ in range(count):

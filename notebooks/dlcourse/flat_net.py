@@ -51,7 +51,7 @@ class FlatNet:
         return self._flat([np.asarray(each) for each in found])
 
     def accuracy(self, weights: np.ndarray, batch: int = 500) -> float:
-        """Count right answers on the test images."""
+        """Count correct predictions on the test images."""
         self._set(weights)
         images = self.data.test_images.astype(self.dtype, copy=False)
         right = 0

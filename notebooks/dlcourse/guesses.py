@@ -5,7 +5,7 @@ One cell asks, before the measurement, and a later one compares:
     dlcourse.guess("20-speed", images_per_s=...)
     dlcourse.outcome("20-speed", images_per_s=run.images_per_s, model=predicted)
 
-The quantity's name ends in its unit. `...` stands for no guess. The first measurement locks the
+The quantity's name ends in its unit. `...` means no guess. The first measurement locks the
 guess; `dlguide progress` shows how far a learner's guesses were off, lesson by lesson.
 """
 

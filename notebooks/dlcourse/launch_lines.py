@@ -118,7 +118,7 @@ SRUN: Mapping[str, Option] = {
     **dict.fromkeys(
         ("r", "relative"),
         Option("begins at this node of the job, counted from 0", "", note="so several `srun ... "
-               "&` share one job, each on nodes of its own"),
+               "&` share one job, each on its own nodes"),
     ),
     **dict.fromkeys(("l", "label"), _LABEL),
     **dict.fromkeys(("w", "nodelist"), _HOSTS),
@@ -281,7 +281,7 @@ class _Reader:
             self.told.append(ExplainedWord(word, "gives what follows to all later commands"))
             self.findings = [
                 "As printed this runs nothing: all that follows the first `export` on the line "
-                "are its arguments, the launcher too. Each `export` needs a line of its own."
+                "are its arguments, the launcher too. Each `export` needs its own line."
             ]
         else:
             must = "have variables or the launcher here"

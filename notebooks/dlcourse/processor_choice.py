@@ -28,7 +28,7 @@ OUTDATED = {
         "by the guide's own Table 1 it is 57 % of a P100 and 38 % of a V100; 19-28 % is one socket",
     ),
     "4.4": (
-        "EPYC feeds accelerators, nobody trains on it; no AVX-512, no library of its own",
+        "EPYC feeds accelerators, not used for training; no AVX-512, no library by the vendor",
         "AVX-512, VNNI and bf16 since 2022; oneDNN runs on it (and ZenDNN is AMD's own)",
     ),
     "5.5.3": (

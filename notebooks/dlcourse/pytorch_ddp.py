@@ -402,7 +402,7 @@ def _printed(weights: Sequence[np.ndarray]) -> str:
 
 
 def _accuracy(net: Any, data: Dataset, comm: Any) -> float:
-    """Count right answers in blocks, shared by the ranks, and add up the counts."""
+    """Count correct predictions in blocks, shared by the ranks, and add up the counts."""
     import torch
 
     rank, ranks = (comm.rank, comm.size) if comm else (0, 1)
@@ -476,7 +476,7 @@ def measure_parts(
         for _ in range(warmup + repeats):
             for name in order:
                 seconds[name] += timing(calls[name], 1, 0, comm).seconds
-            order.append(order.pop(0))  # nobody is always the first after the barrier's pause
+            order.append(order.pop(0))  # no way is always the first after a pause
     times = {
         name: Timing(tuple(each[warmup:]), tuple(each[:warmup])) for name, each in seconds.items()
     }

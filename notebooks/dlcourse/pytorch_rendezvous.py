@@ -75,7 +75,7 @@ def joined_by_mpi(comm: Comm, timeout_s: float = 60.0) -> Iterator[None]:
     store = store or connected(port, timeout_s, comm.size)
     with joined(comm.rank, comm.size, store=store, timeout_s=timeout_s):
         yield
-    comm.Barrier()  # rank 0's store ends with it, and nobody may still be asking
+    comm.Barrier()  # rank 0's store ends with it, and no rank may still be asking
 
 
 def listening(timeout_s: float, ranks: int = 1, door: socket.socket | None = None) -> Any:
@@ -175,7 +175,7 @@ def _free_port() -> int:
 def take_part(
     rank: int, ranks: int, places: list[list[str]], timeout_s: float, door: int
 ) -> list[Met]:
-    """Meet the others at each place in turn and sum everybody's rank + 1."""
+    """Meet the others at each place in turn and sum rank + 1 of all ranks."""
     import torch
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
@@ -201,8 +201,8 @@ def take_part(
 
 def main(order: str) -> None:
     """Do what ORDER says and print the result as one line of JSON."""
-    told = json.dumps([asdict(met) for met in take_part(**json.loads(order))])
-    os.write(1, f"{told}\n".encode())
+    answer = json.dumps([asdict(met) for met in take_part(**json.loads(order))])
+    os.write(1, f"{answer}\n".encode())
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def pairs() -> tuple[Pair, ...]:
     trap = {
         "placeholder": "pass tensors: each new Python number would be traced anew",
         "variable": "no initialiser to forget; a variable made inside a step is made only once",
-        "batches": "next_batch shuffled and repeated for ever; batch() ends and keeps a short rest",
+        "batches": "next_batch shuffled and repeated; batch() ends and keeps a short rest",
         "minimize": "nothing is recorded outside the tape",
         "hooks": "last_step counted from the checkpoint on; epochs count from 0 in every fit",
         "checkpoint": "saving is now yours: at the end, or in a callback",

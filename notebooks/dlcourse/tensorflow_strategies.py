@@ -78,7 +78,7 @@ def train(
     divide: str = "global",
     **how: Any,
 ) -> StrategyRun:
-    """Train with a loop of its own; all ways take the same global batches of MNIST in order."""
+    """Train with a custom loop; all ways take the same global batches of MNIST in order."""
     import keras
     import numpy as np
     import tensorflow as tf

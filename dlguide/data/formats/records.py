@@ -45,7 +45,7 @@ class Framing(ABC):
     beginning: bytes = b""
     before_nbytes: int
     after_nbytes: int
-    # Whether a file that was cut between two records can be told from a shorter one.
+    # Whether a file that was cut between two records can be distinguished from a shorter one.
     has_end: bool = False
 
     @abstractmethod
@@ -349,7 +349,7 @@ class FramedDataset(StoredDataset):
         self.check_bounds()
         if sum(file.count for file in self.data) != self.count:
             raise self.damaged(None, "the counts of its files do not add up to that of all")
-        # A file that is cut, swapped or gone is told at once, not in the middle of an epoch.
+        # A file that is cut, swapped or gone is reported at once, not in the middle of an epoch.
         for file in self.data:
             descriptor, _ = open_file(folder / file.name, file.nbytes)
             os.close(descriptor)
@@ -555,7 +555,7 @@ def require_one_set(folder: Path, names: list[str], alone: str) -> None:
     if len(sets) > 1:
         called = [f"{a}-*-of-{shards}{z}" if shards else a for a, shards, z in sets]
         what = f"holds {len(sets)} data sets: {', '.join(called[:5])}"
-        raise DamageError(Damage(str(folder), what), "Put each into a folder of its own.")
+        raise DamageError(Damage(str(folder), what), "Put each into its own folder.")
     for (stem, shards, suffix), there in sets.items():
         if not shards:
             continue

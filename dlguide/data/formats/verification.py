@@ -107,7 +107,7 @@ def _nbytes_to_read(folder: Path, manifest: Manifest) -> int:
     """Count the bytes of all files, of the small ones as far as the index can be read."""
     nbytes = manifest.nbytes
     if manifest.kind == "folder":
-        with contextlib.suppress(DamageError):  # told when it is the index's turn
+        with contextlib.suppress(DamageError):  # reported when it is the index's turn
             nbytes += int(read_table(folder, manifest.of_role("index")[0], ROW)["nbytes"].sum())
     return nbytes
 
@@ -121,7 +121,7 @@ def _first_lost(folder: Path, manifest: Manifest, file: ManifestFile, damage: Da
         size = os.stat(folder / file.name).st_size
         index = read_table(folder, manifest.of_role("index")[0], ROW)
     except (OSError, DamageError):
-        return damage  # the file is gone, or the index is damaged, which is told on its own
+        return damage  # the file is gone, or the index is damaged, which is reported by itself
     ends = index["offset"] + index["nbytes"]
     lost = (index["file"] == data.index(file)) & (ends > size)
     if not lost.any():
@@ -131,9 +131,9 @@ def _first_lost(folder: Path, manifest: Manifest, file: ManifestFile, damage: Da
 
 
 def _places(
-    folder: Path, manifest: Manifest, changed: list[ManifestFile], told: set[str]
+    folder: Path, manifest: Manifest, changed: list[ManifestFile], reported: set[str]
 ) -> list[Damage]:
-    """Find the damaged records of changed files; a file in which none is found is told whole."""
+    """Find the damaged records of changed files; a file without any is reported whole."""
     damages = []
     data = [file for file in changed if file.role == "data"]
     try:
@@ -141,16 +141,16 @@ def _places(
         with open_dataset(folder) as dataset:
             damages += _damaged_records(dataset) if data else []
     except DamageError as error:
-        damages += [] if error.damage.file in told else [error.damage]
+        damages += [] if error.damage.file in reported else [error.damage]
     for file in data:
         if manifest.kind in FRAMINGS and len(damages) < MOST:
             path = str(folder / file.name)
             known = {each.offset for each in damages if each.file == path}
             damages += _damaged_frame(folder, manifest, file, known)
-    told |= {damage.file for damage in damages}
+    reported |= {damage.file for damage in damages}
     for file in changed:
         path = str(folder / file.name)
-        if path not in told:
+        if path not in reported:
             outside = "its SHA-256 differs, outside of any record"
             text = outside if file in data else "does not fit the SHA-256 of its manifest"
             damages.append(Damage(path, text))

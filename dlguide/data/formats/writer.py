@@ -86,7 +86,7 @@ class DatasetWriter(ABC):
             raise
 
     def _claim(self) -> None:
-        """Make the folder that this writer alone fills, in place of one that a kill left."""
+        """Make the folder that this writer alone fills, instead of one that a kill left."""
         then = f"Let its other writer end; if there is none, remove {self.folder}."
         try:
             self._held.enter_context(file_lock(self.folder.with_suffix(".lock"), wait=False))
@@ -200,7 +200,7 @@ def write_structure(folder: Path, data: Path, ranges: list[tuple[int, int]]) -> 
     """Write down the checksums of those parts of a file that a library follows blindly.
 
     LMDB and HDF5 trust the pointers in their files: a wrong one ends the process or reads
-    somewhere else. Whoever checks these parts before opening the file can open it safely.
+    somewhere else. A program that checks these parts before opening the file can open it safely.
     """
     rows = np.zeros(len(ranges), RANGE)
     with open(data, "rb") as file:

@@ -247,7 +247,7 @@ class Epoch:
 
 
 def with_threads(dataset: Any, pipeline: Any) -> Any:
-    """Give a dataset the pipeline's thread settings: a pool of its own, nothing tuned by itself."""
+    """Give a dataset the pipeline's thread settings: its own pool, nothing tuned automatically."""
     import tensorflow as tf
 
     options = tf.data.Options()

@@ -35,7 +35,7 @@ class Pipeline:
         rank: this rank.
         ranks: number of ranks (count).
         seed: of the order and of the augmentation, the same on every rank.
-        shuffle: whether each epoch takes the samples in an order of its own.
+        shuffle: whether each epoch takes the samples in a new order.
         channels: 1 or 3, of the decoded images.
         raw: (rows, columns, channels) where samples are uint8 pixels and not image files.
         augment: operations, in their order.

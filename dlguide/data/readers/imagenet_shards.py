@@ -1,7 +1,7 @@
 """ImageNet as TFRecord shards: `train-00000-of-01024`, `validation-00000-of-00128`.
 
 This is what the usual conversion writes: each record a `tf.train.Example` with the JPEG as it
-was (`image/encoded`), the class from 1 to 1000 (`image/class/label`; 0 stands for "background",
+was (`image/encoded`), the class from 1 to 1000 (`image/class/label`; 0 is "background",
 which no picture has), WordNet's name of it, height, width, file name and bounding boxes in shares
 of the picture. Labels are given from 0 here, as `imagenet.read` gives them.
 

@@ -104,13 +104,13 @@ EXERCISES = {
     "31-1": Exercise(crowding,
         [(1, 2, None), (2, 2, 1), (2, 2, None), (4, 2, 2), (4, 4, 2), (2, 48, 22), (2, 48, None)], {
         "Threads of one rank, times the ranks.": lambda p, c, t: (t or c, (t or c) / c),
-        "A rank that is told nothing knows of no other: it takes every core that it sees.":
+        "A rank without a setting takes every core it sees; it does not know of the others.":
             lambda p, c, t: crowding(p, c, t) if t else (c, 1.0),
         "All threads, divided by the cores they share.":
             lambda p, c, t: (crowding(p, c, t)[0], crowding(p, c, t)[0] / p),
     }, hint="Two numbers: the threads of all ranks, and these divided by the cores.",
         remark="The 2019 workshop's 4 ranks x 2 threads on 2 cores were 4 threads per core. And "
-        "2 ranks that are told nothing already make 2 per core, on every machine."),
+        "2 ranks without a setting already make 2 per core, on every machine."),
     "31-2": Exercise(communication_cpus,
         [({cpu: socket(cpu) for cpu in range(n)}, each) for n, each, socket in NUMBERINGS], {
         "Numbers with commas between them, nothing else.": lambda *case: "cpu 0",

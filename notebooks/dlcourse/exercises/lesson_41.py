@@ -76,7 +76,7 @@ def epoch(answer, case):
 
 
 class Batches(list):
-    """In place of a dataset, for mistakes."""
+    """Instead of a dataset, for mistakes."""
 
     as_numpy_iterator = list.__iter__
 

@@ -15,7 +15,7 @@ SERIES = (  # published ones, of which up to 8 workers are given
 )
 EXCHANGE_S = 0.02
 HIGH, LOW, SHAPE = (
-    "The steps grow: a straight line keeps the last efficiency for ever.",
+    "The steps grow: a straight line keeps the last efficiency indefinitely.",
     "The steps grow too fast: they gain the same with each doubling of 1, 2, 4, 8.",
     "Which parts of a step grow with the workers? One coefficient may do.",
 )

@@ -170,10 +170,10 @@ def experiments(results: Sequence[Any], accuracy: float | None = None) -> Figure
         for axes in (epochs, seconds):
             axes.axhline(100 * accuracy, color=GREY, linestyle=":", linewidth=1)
         final.axvline(100 * accuracy, color=GREY, linestyle=":", linewidth=1)
-    epochs.set(xlabel="epoch", ylabel="right answers (% of test set)", title="Over epochs")
+    epochs.set(xlabel="epoch", ylabel="test accuracy (%)", title="Over epochs")
     seconds.set(xlabel="seconds of training", title="Over seconds")
     seconds.set_xlim(left=0)
-    final.set(xlabel="right answers (% of test set)", title="At the end, ± standard error")
+    final.set(xlabel="test accuracy (%)", title="At the end, ± standard error")
     final.set_yticks(range(len(named)), list(named))
     final.set_ylim(len(named) - 0.5, -0.5)
     final.grid(axis="x", color="#dddddd", linewidth=0.6)
@@ -207,7 +207,7 @@ def batch_regions(regions: Any) -> Figure:
         )  # fmt: skip
     speed.set_ylim(0, 1.25 * max(speeds))
     speed.set(ylabel="images/s", title="A: too slow, C: too inaccurate, B: neither")
-    quality.set(xlabel="images per worker and step", ylabel="right answers\n(% of test set)")
+    quality.set(xlabel="images per worker and step", ylabel="test accuracy (%)")
     speed.label_outer()
     return drawn
 
