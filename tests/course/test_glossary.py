@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+
 from dlcourse import NOTEBOOKS, ROOT
 
 LINES = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
