@@ -354,10 +354,14 @@ class BucketedOverlap:
         if layer in self._pending:
             if self._thread is not None:
                 self._thread.wait_for(layer)
-            *_, samples = row = self._rows[layer]
-            mean = lambda: np.divide(row[:-1], samples, out=row[:-1])  # noqa: E731
-            self._timed(_UPDATE, layer, lambda: self.net.update(layer, mean()))
+            self._timed(_UPDATE, layer, self._change, layer)
             self._pending.discard(layer)
+
+    def _change(self, layer: int) -> None:
+        row = self._rows[layer]
+        gradient, samples = row[:-1], row[-1]
+        gradient /= samples
+        self.net.update(layer, gradient)
 
     def _timed(self, kind: str, layer: int | None, call: Any, *arguments: Any) -> None:
         start_s = self._now()
