@@ -106,5 +106,5 @@ OPEN = [pytest.param(part, id=name) for name, part in ALL.items() if getattr(par
 
 @pytest.mark.parametrize("part", OPEN)
 def test_open_task_scores_its_model_as_a_share(part, clusters):
-    (cluster,) = clusters(part.ranks[:1])
+    cluster = next(iter(clusters(part.ranks[:1])), None)  # None: a task without ranks
     assert 0 < part.score(part.right_answer(), cluster) < 1.5

@@ -9,14 +9,16 @@ from dlcourse.exercises.engine import Exercise, letter
 RANDOM = np.random.default_rng(22)
 ORDERS = [[0, 0, 0], [0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 0, 1, 1], RANDOM.geometric(0.4, 300).tolist()]
 TIMES = [
-    1 + RANDOM.exponential(tail, (60, workers)) * (RANDOM.random((60, workers)) < 0.2)
+    RANDOM.uniform(1, 1.001, (60, workers))
+    + RANDOM.exponential(tail, (60, workers)) * (RANDOM.random((60, workers)) < 0.2)
     for workers, tail in ((4, 0.0), (8, 0.02), (8, 0.5), (20, 3.0), (20, 0.3))
 ]
 TIMES[2][:, 3] += 2.0  # one worker is always slow
 
 
-def traffic(workers, servers, nbytes):
-    return nbytes, workers * nbytes / servers, 2 * (workers - 1) / workers * nbytes
+def traffic(machines, nbytes):
+    servers = -(-machines // 2)
+    return servers, nbytes, 2 * (machines - 1) / machines * nbytes
 
 
 def staleness(order, own=1, first=0):
@@ -27,20 +29,86 @@ def staleness(order, own=1, first=0):
     return found
 
 
-def best(times):
-    per_s = np.arange(1, times.shape[1] + 1) / np.sort(times, axis=1).mean(axis=0)
-    return times.shape[1] - 1 - int(per_s.argmax())
+def best(times, cut=None):
+    workers = times.shape[1]
+    per_s = np.arange(1, workers + 1) / np.sort(times, axis=1).mean(axis=0)
+    found = workers - 1 - int(np.flatnonzero(per_s == per_s.max())[-1]) if cut is None else cut
+    late = np.argsort(times, axis=1, kind="stable")[:, workers - found :]
+    return found, np.bincount(late.ravel(), minlength=workers) / len(times)
 
 
 def serve(comm, weights, gradient, rate, steps):
     weights, server = weights.copy(), comm.size - 1
     for _ in range(steps):
-        pairs = comm.gather(None if comm.rank == server else gradient(weights), server)
-        if comm.rank == server:
-            total = sum(count for _, count in pairs[:-1])
-            weights -= rate * sum(mean * (count / total) for mean, count in pairs[:-1])
-        weights = comm.bcast(weights, server)
+        if comm.rank < server:
+            comm.send(gradient(weights), server)
+            weights = comm.recv(source=server)
+            continue
+        pairs = [comm.recv(source=worker) for worker in range(server)]
+        total = sum(count for _, count in pairs)
+        weights -= rate * sum(mean * (count / total) for mean, count in pairs)
+        for worker in range(server):
+            comm.send(weights, worker)
     return weights
+
+
+class Watched:
+    """A communicator that records which of its methods are called."""
+
+    def __init__(self, comm):
+        self.comm, self.called = comm, set()
+
+    def __getattr__(self, name):
+        value = getattr(self.comm, name)
+        if callable(value) and not name.startswith("Get_"):
+            self.called.add(name.lower())
+        return value
+
+    def messages_only(self):
+        sent = {each for each in self.called if each.endswith("send")}
+        received = {each for each in self.called if each.endswith("recv")}
+        probed = {each for each in self.called if each.endswith("probe")}
+        return bool(sent and received) and self.called == sent | received | probed
+
+
+def watched(answer, comm, weights, *rest):
+    watch = Watched(comm)
+    return answer(watch, weights, *rest), weights, watch.messages_only()
+
+
+def share_of_limit(answer, cluster):
+    return min(cluster.run(_share_on_rank, answer))
+
+
+def _share_on_rank(answer, steps=4, size=250_000, repeats=7):
+    """The time of the bare messages of a step as a share of the answer's time."""
+    from mpi4py import MPI
+
+    comm, seconds = MPI.COMM_WORLD, {"limit": [], "answer": []}
+    weights, mean, server = np.zeros(size), np.ones(size), comm.size - 1
+    arrived = np.empty(size)
+
+    def messages():
+        for _ in range(steps):
+            if comm.rank < server:
+                comm.Send(mean, server)
+                comm.Recv(arrived, server)
+                continue
+            for worker in range(server):
+                comm.Recv(arrived, worker)
+            for worker in range(server):
+                comm.Send(weights, worker)
+
+    ways = {"limit": messages}
+    ways["answer"] = lambda: answer(comm, weights, lambda _: (mean, 1 + comm.rank), 0.1, steps)
+    for _ in range(repeats + 2):
+        for name, work in ways.items():
+            comm.Barrier()
+            begin_s = MPI.Wtime()
+            work()
+            seconds[name].append(MPI.Wtime() - begin_s)
+    limit_s, answer_s = (comm.allreduce(np.median(each[2:]), MPI.MAX) for each in seconds.values())
+    return float(limit_s / answer_s)
 
 
 def no_samples(weights):
@@ -54,31 +122,33 @@ def tasks(ranks):
     return [[(np.ones(5), each, 0.25, 3) for each in (*work, no_samples)]] if ranks > 1 else []
 
 
-def descent(inputs, weigh=True, rate=1, late=False, untouched=True, back=True):
-    """Serial descent over the samples of all workers: the weights, and the array that was given."""
+def descent(inputs, weigh=True, rate=1, late=False, untouched=True, back=True, messages=True):
+    """Serial descent over all samples: the weights, the given array, and whether by messages."""
     given, _, step, steps = inputs[0]
     weights = given
     for _ in range(steps):
         means, counts = zip(*(gradient(weights) for _, gradient, *_ in inputs[:-1]), strict=True)
         mean = np.average(means, axis=0, weights=counts if weigh else None)
         before, weights = weights, weights - rate * step * mean
-    workers = [(before if late else weights, given)] * (len(inputs) - 1)
-    return [*workers, (weights if back else None, given if untouched else weights)]
+    workers = [(before if late else weights, given, messages)] * (len(inputs) - 1)
+    return [*workers, (weights if back else None, given if untouched else weights, messages)]
 
 
 EXERCISES = {
     "22-1": Exercise(
-        traffic, cases=[(p, k, 1e8) for p, k in ((1, 1), (2, 1), (8, 4), (3, 3), (4, 8), (64, 16))],
-        hint="A worker sends all parts of its gradient; a server answers every worker.",
+        traffic, cases=[(machines, 1e8) for machines in (2, 3, 4, 9, 64)],
+        hint="With k of m machines serving, a worker sends n, a server (m - k) n / k.",
         mistakes={
-            "Every server gets a part of the gradient: how much is it in all?":
-                lambda p, k, n: (n / k, *traffic(p, k, n)[1:]),
-            "It answers every worker, with the part of the weights that it holds.":
-                lambda p, k, n: (n, p * n, traffic(p, k, n)[2]),
-            "2 (p - 1) messages of n / p bytes; one rank alone sends nothing.":
-                lambda p, k, n: (*traffic(p, k, n)[:2], 2 * n),
+            "A worker sends all parts of its gradient, n bytes, however many servers there are.":
+                lambda m, n: (m - 1, n / (m - 1), traffic(m, n)[2]),
+            "With fewer servers than workers, a server sends more than n.":
+                lambda m, n: (m // 2, n * (m - m // 2) / (m // 2), traffic(m, n)[2]),
+            "Equally good is enough: the fewest servers leave the most workers.":
+                lambda m, n: (m - 1, n, traffic(m, n)[2]),
+            "2 (p - 1) messages of n / p bytes: one rank alone would send nothing.":
+                lambda m, n: (*traffic(m, n)[:2], 2 * n),
         },
-        remark="As many servers as workers, on the same machines: nearly the 2 n of a ring."),
+        remark="Half the bytes of a ring, but half of the machines compute nothing."),
     "22-2": [
         Exercise(
             staleness, cases=[(order,) for order in ORDERS],
@@ -93,22 +163,27 @@ EXERCISES = {
             {"A": "An asynchronous worker does not wait for any other.",
              "C": "Try it on an order in which one worker sends nearly everything.",
              "D": "Cut off the first ten gradients of a long order: does the mean change?"},
-            "Whatever the speeds, the mean is p - 1; a slow worker only makes the tail long."),
+            "Whatever the speeds, the mean approaches p - 1; they change the distribution."),
     ],
     "22-3": Exercise(
         best, cases=[(times,) for times in TIMES],
         hint="Sort each step's times. With k left out a step lasts as the (p - k)-th of them.",
         mistakes={
             "The shortest step is not the aim: how many gradients does it use?":
-                lambda times: times.shape[1] - 1,
-            "Waiting for all is not always best: count the gradients per second.": lambda times: 0,
+                lambda times: best(times, times.shape[1] - 1),
+            "Waiting for all is not always best: count the gradients per second.":
+                lambda times: best(times, 0),
             "That is the number to wait for. How many are left out?":
-                lambda times: times.shape[1] - best(times),
+                lambda times: (times.shape[1] - best(times)[0], best(times)[1]),
+            "The shares are of steps: divide by their number, not by the gradients left out.":
+                lambda times: (best(times)[0], best(times)[1] / max(1, best(times)[0])),
+            "These are the shares of the steps in which a gradient is used.":
+                lambda times: (best(times)[0], 1 - best(times)[1]),
         },
-        remark=f"{best(TIMES[-1])} of 20 in the last case. See Teng and Wood (2018)."),
+        remark=f"{best(TIMES[-1])[0]} of 20 in the last case. In the third, one worker is always "
+        f"slow: {best(TIMES[2])[1].max():.0%} of its gradients are left out."),
     "22-4": Exercise(
-        serve, ranks=(2, 3), cases=tasks, serial=descent,
-        call=lambda answer, comm, weights, *rest: (answer(comm, weights, *rest), weights),
+        serve, ranks=(2, 3), cases=tasks, serial=descent, call=watched, score=share_of_limit,
         hint="Is each step made at the weights of the step before?",
         mistakes={
             "Workers have different numbers of samples: weight each gradient by its own.":
@@ -117,6 +192,8 @@ EXERCISES = {
             "Only the server is correct: does the last answer arrive?": partial(descent, late=True),
             "Return the weights on every rank, also on the server.": partial(descent, back=False),
             "Do not change the given array: work on a copy.": partial(descent, untouched=False),
+            "Only `send` and `recv` (or `Send` and `Recv`), on every rank; no collective call.":
+                partial(descent, messages=False),
         },
         remark="A parameter server in a dozen lines, equal to one process with all the samples."),
 }  # fmt: skip

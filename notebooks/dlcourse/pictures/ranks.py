@@ -321,6 +321,8 @@ def worker_timeline(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]
         named_rows(axes, [f"worker {worker}" for worker in range(len(rows))])
         axes.set_title(title, fontsize=9, loc="left")
         axes.sharex(grid[0])
+    spans = [max(r[-1][1] for r in rows) - min(r[0][0] for r in rows) for rows in panels.values()]
+    grid[0].set_xlim(0, 1020 * max(spans))
     grid[-1].set_xlabel("milliseconds (blue: computes, grey: waits)")
     return drawn
 
