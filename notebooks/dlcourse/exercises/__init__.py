@@ -86,7 +86,7 @@ def check(number: str, *answers: Any) -> bool:
     rank, ranks = launched()
     print(f"✔ Exercise {number} is correct{f' on rank {rank}' * (ranks > 1)}. {remark}".rstrip())
     if score is not None:
-        print(f"  Score: {score:.2f} of the limit of this machine; your best: {best or score:.2f}.")
+        print(f"  Score: {score:.2f} of the limit; your best: {best or score:.2f}.")
     return True
 
 

@@ -1,17 +1,110 @@
-"""Exercises of lesson 10: rates, Adam, curves explained, noise, evolution."""
+"""Exercises of lesson 10: a race downhill, Adam, curves explained, noise, evolution."""
 
 import math
+from functools import cache
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters
+from dlcourse.exercises.engine import Exercise, Letters, NotAnswered, WrongAnswer
+from dlguide.data import datasets
 
-TURN = np.array([[0.6, -0.8], [0.8, 0.6]])
 RANDOM = np.random.default_rng(10)
+PASSES, DECAY = 40, 1e-3  # of exercise 10-1
+SLOWEST = 5.0  # the rate of the plain descent that 10-1 asks to beat
 
 
-def largest_rate(hessian, momentum):
-    return 2 * (1 + momentum) / np.linalg.eigvalsh(hessian)[-1]
+def small_digits(first, last, test=False):
+    """These images as 7 x 7 means and a constant 1, and their labels."""
+    data = datasets.load()
+    images, labels = (
+        (data.test_images, data.test_labels) if test else (data.train_images, data.train_labels)
+    )
+    small = images[first:last].reshape(-1, 7, 4, 7, 4).mean(axis=(2, 4)).reshape(-1, 49)
+    return np.hstack([small.astype("float64"), np.ones((len(small), 1))]), labels[first:last]
+
+
+def regression(weights, x, y):
+    """Loss and gradient of softmax regression."""
+    scores = x @ weights
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    probabilities, correct = powers / powers.sum(axis=1, keepdims=True), (np.arange(len(y)), y)
+    loss = -np.log(np.maximum(probabilities[correct], 1e-300)).mean()
+    probabilities[correct] -= 1
+    return loss, x.T @ probabilities / len(y)
+
+
+class Hill:
+    """The loss of exercise 10-1, which counts its calls and refuses more than `passes`."""
+
+    def __init__(self, passes=PASSES):
+        self.x, self.y = _hill_images()
+        self.passes, self.calls = passes, 0
+
+    def __call__(self, weights):
+        self.calls += 1
+        if self.calls > self.passes:
+            raise WrongAnswer(f"More than {self.passes} calls: one loss and gradient for each.")
+        loss, gradient = regression(weights, self.x, self.y)
+        return loss + DECAY / 2 * np.sum(weights**2), gradient + DECAY * weights
+
+    def above(self, weights):
+        """How far the loss at these weights is above the lowest one."""
+        self.passes, self.calls = math.inf, 0
+        return self(weights)[0] - _hill_results()[0]
+
+
+@cache
+def _hill_images():
+    return small_digits(4000, 6000)
+
+
+@cache
+def _hill_results():
+    """The lowest loss, and how far above it L-BFGS is after `PASSES` calls."""
+    from scipy.optimize import minimize
+
+    losses = []
+
+    def loss(flat):
+        value, gradient = hill(flat.reshape(50, 10))
+        losses.append(value)
+        return value, gradient.ravel()
+
+    hill = Hill(math.inf)
+    options = {"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-10}
+    minimize(loss, np.zeros(500), jac=True, method="L-BFGS-B", options=options)
+    return min(losses), min(losses[:PASSES]) - min(losses)
+
+
+def descend(loss_and_gradient, weights, passes, rate=10.0, momentum=0.9):
+    velocity = np.zeros_like(weights)
+    for _ in range(passes):
+        velocity = momentum * velocity - rate * loss_and_gradient(weights)[1]
+        weights = weights + velocity
+    return weights
+
+
+def reach(answer, hill):
+    weights = answer(hill, np.zeros((50, 10)), PASSES)
+    if weights is ...:
+        raise NotAnswered
+    if np.shape(weights) != (50, 10):
+        raise WrongAnswer("Return weights of the shape of `weights`, 50 x 10.")
+    return hill.above(np.array(weights, float))
+
+
+def check_descend(answer):
+    plain = reach(lambda *given: descend(*given, rate=SLOWEST, momentum=0), Hill())
+    if not reach(answer, Hill()) < plain:
+        raise WrongAnswer(f"Plain descent with the rate {SLOWEST:g} ends lower than this.")
+
+
+def share_of_lbfgs(answer, cluster):
+    """Decades of the loss above its lowest value that were won, as a share of those of L-BFGS."""
+    hill = Hill()
+    begin = hill.above(np.zeros((50, 10)))
+    end = max(reach(answer, Hill()), 1e-15)
+    return math.log(begin / end) / math.log(begin / _hill_results()[1])
 
 
 def adam(weights, gradient, mean, square, step, rate, inside=0.0):
@@ -32,58 +125,83 @@ def generation(comm, draw, loss, parents):
     return np.mean([children[i] for _, i in ranked[:parents]], axis=0), 8 * len(children)
 
 
+class Counted:
+    """A communicator that counts the values which a rank hands to it."""
+
+    def __init__(self, comm):
+        self.comm, self.rank, self.size, self.values = comm, comm.rank, comm.size, 0
+
+    def __getattr__(self, name):
+        method = getattr(self.comm, name)
+
+        def counted(*given, **named):
+            self.values += count(given[0]) if given else 0
+            return method(*given, **named)
+
+        return counted if callable(method) else method
+
+
+def count(value):
+    if isinstance(value, dict):
+        value = list(value.items())
+    return sum(map(count, value)) if isinstance(value, list | tuple) else np.size(value)
+
+
 def call_generation(answer, comm, children, parents):
-    """What `generation` returns, and how often this rank has judged each of the children."""
+    """What `generation` returns, how often this rank judged each child, the values it sent."""
     known, judged = [child.tobytes() for child in children], np.zeros(len(children))
+    comm = Counted(comm)
 
     def loss(child):
         judged[known.index(np.asarray(child).tobytes())] += 1
         return float(np.sum(child**2))
 
-    return answer(comm, lambda: [child.copy() for child in children], loss, parents), judged
+    came = answer(comm, lambda: [child.copy() for child in children], loss, parents)
+    return came, judged, comm.values
 
 
 def shared(results):
     """The results of all ranks when each child was judged once and the ranks did equal work."""
-    judged = np.array([each for _, each in results])
+    judged = np.array([each for _, each, _ in results])
     fair = np.ptp(judged.sum(axis=1)) <= 1 and (judged.sum(axis=0) == 1).all()
     if not fair:
         return "children judged twice or never, or unequal work"
-    if any(nbytes != 8 * judged.shape[1] for (_, nbytes), _ in results):
+    if any(values > 2 * judged.shape[1] for _, _, values in results):
+        return "children sent, or more values than the losses"
+    if any(nbytes != 8 * judged.shape[1] for (_, nbytes), _, _ in results):
         return "a number of bytes that is not that of all losses"
-    return [came for came, _ in results]
+    return [came for came, _, _ in results]
 
 
-def judged(sign=1, order=lambda n, p: np.arange(n), nbytes=8, shares=True):
+def judged(sign=1, order=lambda n, p: np.arange(n), nbytes=8, shares=True, values=1):
     """Serially the best children; loss i is that of child `order`[i]."""
 
     def serial(inputs):
         (children, parents), n, p = inputs[0], len(inputs[0][0]), len(inputs)
         losses = sign * np.sum(children**2, axis=(1, 2))[order(n, p)]
         mean = children[np.argsort(losses)[:parents]].mean(axis=0)
-        return [((mean, nbytes * n), shares * (np.arange(n) % p == rank)) for rank in range(p)]
+        own = [shares * (np.arange(n) % p == rank) for rank in range(p)]
+        return [((mean, nbytes * n), each, values * n) for each in own]
 
     return serial
 
 
 EXERCISES = {
     "10-1": Exercise(
-        largest_rate,
-        cases=[
-            *((np.diag([1.0, 5.0]), 0.0), (np.diag([5.0, 1.0, 2.0]), 0.0)),
-            *((TURN @ np.diag([1.0, 25.0]) @ TURN.T, 0.0), (np.diag([1.0, 5.0]), 0.9)),
-        ],
-        hint="The limit is 2 (1 + m) / L, with the largest curvature L of all directions.",
+        descend,
+        check=check_descend,
+        score=share_of_lbfgs,
+        hint="Momentum is a start: v = 0.9 v - rate g, w = w + v.",
         mistakes={
-            "The steepest direction decides: the largest curvature, not the sum.": (
-                lambda h, m: 2 * (1 + m) / np.trace(h)
+            "Plain descent with the rate 5 ends lower than this.": lambda f, w, n: w,
+            "More than 40 calls: one loss and gradient for each.": (
+                lambda f, w, n: descend(f, w, n + 1)
             ),
-            "This valley is not along the axes. What of a matrix does not change when it turns?": (
-                lambda h, m: 2 * (1 + m) / np.diag(h).max()
+            "Return weights of the shape of `weights`, 50 x 10.": (
+                lambda f, w, n: descend(f, w, n).ravel()
             ),
-            "Momentum allows more: 2 (1 + m) / L.": lambda h, m: largest_rate(h, 0),
         },
-        remark="So momentum 0.9 allows nearly twice the rate, and each step counts ten times.",
+        remark="The limit is L-BFGS by SciPy with as many calls; more than 1.00 is possible.",
     ),
     "10-2": Exercise(
         adam,
@@ -114,6 +232,7 @@ EXERCISES = {
             "C": ("over-fitting", "Training falls on, the test loss rises. Section 5 has both."),
             "D": ("too few updates", "Training is high too. With a small batch the rate was fine."),
             "E": ("noise", "It goes up and down near the bottom; a smaller rate ends that."),
+            "F": ("over-fitting", "Training falls on, and weight decay lowers the test loss."),
         },
         remark="Two losses, training and test, over the epochs: most of what one needs to see.",
     ),
@@ -160,6 +279,7 @@ EXERCISES = {
                 judged(order=lambda n, p: np.concatenate([np.arange(r, n, p) for r in range(p)]))
             ),
             "8 bytes for each loss of all ranks, and no child is sent.": judged(nbytes=1),
+            "Send losses only: every rank can draw the best children itself.": judged(values=6),
         },
         remark="8 bytes per child, however many weights there are: the gradient of ResNet-50 has "
         "102 million bytes.",
