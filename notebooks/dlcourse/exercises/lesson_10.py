@@ -47,10 +47,10 @@ class Hill:
         loss, gradient = regression(weights, self.x, self.y)
         return loss + DECAY / 2 * np.sum(weights**2), gradient + DECAY * weights
 
-    def above(self, weights):
-        """How far the loss at these weights is above the lowest one."""
-        self.passes, self.calls = math.inf, 0
-        return self(weights)[0] - _hill_results()[0]
+    def loss(self, weights):
+        """The loss at the weights that were returned; this call is not counted."""
+        self.passes = math.inf
+        return self(weights)[0]
 
 
 @cache
@@ -71,7 +71,7 @@ def _hill_results():
         return value, gradient.ravel()
 
     hill = Hill(math.inf)
-    options = {"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-10}
+    options = {"maxiter": 120, "ftol": 1e-15, "gtol": 1e-9}
     minimize(loss, np.zeros(500), jac=True, method="L-BFGS-B", options=options)
     return min(losses), min(losses[:PASSES]) - min(losses)
 
@@ -90,7 +90,7 @@ def reach(answer, hill):
         raise NotAnswered
     if np.shape(weights) != (50, 10):
         raise WrongAnswer("Return weights of the shape of `weights`, 50 x 10.")
-    return hill.above(np.array(weights, float))
+    return hill.loss(np.array(weights, float))
 
 
 def check_descend(answer):
@@ -101,10 +101,10 @@ def check_descend(answer):
 
 def share_of_lbfgs(answer, cluster):
     """Decades of the loss above its lowest value that were won, as a share of those of L-BFGS."""
-    hill = Hill()
-    begin = hill.above(np.zeros((50, 10)))
-    end = max(reach(answer, Hill()), 1e-15)
-    return math.log(begin / end) / math.log(begin / _hill_results()[1])
+    lowest, limit = _hill_results()
+    begin = Hill().loss(np.zeros((50, 10))) - lowest
+    end = max(reach(answer, Hill()) - lowest, 1e-15)
+    return math.log(begin / end) / math.log(begin / limit)
 
 
 def adam(weights, gradient, mean, square, step, rate, inside=0.0):
