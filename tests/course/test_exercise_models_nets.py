@@ -15,11 +15,32 @@ RANDOM = np.random.default_rng(1)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_walks_begin_to_rise_at_the_largest_rate(momentum):
     hessian = np.array([[3.0, 1.0], [1.0, 2.0]])
+    limit = 2 * (1 + momentum) / np.linalg.eigvalsh(hessian)[-1]
     for share, falls in ((0.98, True), (1.02, False)):
-        rate = float(share * lesson_10.largest_rate(hessian, momentum))
-        optimizer = keras.optimizers.SGD(rate, momentum)
+        optimizer = keras.optimizers.SGD(float(share * limit), momentum)
         end = descent.walk(lambda point: hessian @ point, [1.0, 0.3], optimizer, 600)[-1]
         assert bool(np.linalg.norm(end) < 1) == falls
+
+
+def test_score_of_the_race_downhill_is_1_for_lbfgs_itself():
+    from scipy.optimize import minimize
+
+    def lbfgs(loss_and_gradient, weights, passes):
+        seen = []
+
+        def loss(flat):
+            if len(seen) == passes:
+                raise StopIteration
+            value, gradient = loss_and_gradient(flat.reshape(50, 10))
+            seen.append((value, flat.reshape(50, 10).copy()))
+            return value, gradient.ravel()
+
+        with pytest.raises(StopIteration):
+            minimize(loss, weights.ravel(), jac=True, method="L-BFGS-B")
+        return min(seen, key=lambda each: each[0])[1]
+
+    assert np.isclose(lesson_10.share_of_lbfgs(lbfgs, None), 1.0, atol=0.02)
+    assert lesson_10.share_of_lbfgs(lesson_10.descend, None) < 0.9
 
 
 def test_adam_is_that_of_keras():

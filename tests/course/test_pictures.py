@@ -1070,6 +1070,7 @@ NEED_ENTRIES = [
     pictures.projections,
     pictures.rank_bars,
     pictures.ranks_per_sample,
+    pictures.rate_scan,
     pictures.reading_times,
     pictures.search_scores,
     pictures.seconds_on_links,
@@ -1096,6 +1097,14 @@ def test_empty_data_are_refused_by_the_name_of_their_argument(draw, empty):
     assert str(error.value) == f"`{needed[0]}` must hold at least one entry, got {empty}.{hint}"
 
 
+def test_scan_of_rates_marks_the_lowest_mean_and_batches_the_least_median():
+    (axes,) = pictures.rate_scan({"loss": {"a": {0.1: [2.0, 4.0], 1.0: [2.5]}}}).axes
+    (star,) = [line for line in axes.lines if line.get_marker() == "*"]
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == (1.0, 2.5)
+    updates, _ = pictures.batch_costs({1: [9.0, 2.0, 8.0], 8: [3.0]}, {1: [1.0], 8: [2.0]}).axes
+    assert [text.get_text() for text in updates.texts] == ["least: batch 8"]
+
+
 def test_data_may_come_one_after_the_other():
     images = list(np.zeros((2, 3, 3)))
     drawn = pictures.image_grid(image for image in images)
@@ -1107,6 +1116,9 @@ def test_data_may_come_one_after_the_other():
 DRAWN = [
     (pictures.descent, ({"saddle": (SADDLE, PATHS)},)),
     (pictures.loss_curves, ({"updates": CURVES},)),
+    (pictures.edge, (CURVES, CURVES)),
+    (pictures.batch_costs, ({1: [9.0, 11.0], 32: [3.0]}, {1: [1.0], 32: [2.0, 3.0]})),
+    (pictures.rate_scan, ({"loss": {"plain": {0.1: [2.0, 3.0], 1.0: [1.0]}}},)),
     (pictures.symptoms, (three_ranks(),)),
     (pictures.overlap, (SCHEDULES,)),
     (pictures.staleness, ({"a": [0, 1]},)),

@@ -67,11 +67,14 @@ from dlcourse.pictures.ranks import (
 from dlcourse.pictures.search import best_so_far, projections, rank_bars, search_scores
 from dlcourse.pictures.storage import epoch_times, file_system, reading_times, striping
 from dlcourse.pictures.training import (
+    batch_costs,
     batch_regions,
     descent,
+    edge,
     experiments,
     loss_curves,
     ranks_per_sample,
+    rate_scan,
     recipe_curves,
     start_up,
     symptoms,

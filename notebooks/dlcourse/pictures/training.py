@@ -136,6 +136,88 @@ def loss_curves(
     return drawn
 
 
+@not_empty
+def edge(losses: Mapping[str, Any], units: Mapping[str, Any], alt: str = "") -> Figure:
+    """Draw the losses of several rates, and rate x curvature / 2, whose limit in a bowl is 1.
+
+    Args:
+        losses: rate in words -> (steps, losses).
+        units: the same -> (steps, rate times curvature / 2).
+    """
+    drawn, (left, right) = figure(columns=2, width=9.5, alt=alt)
+    for axes, curves in ((left, losses), (right, units)):
+        for number, (name, (steps, values)) in enumerate(curves.items()):
+            style = {"color": COLOURS[number], "linestyle": DASHES[number], "label": name}
+            axes.plot(steps, values, marker="o" if axes is right else "", markersize=3, **style)
+        axes.set_xlabel("step")
+    right.axhline(1, color="black", linewidth=1)
+    left.set(ylabel="training loss", title="Loss")
+    right.set(
+        ylabel="rate x L / 2",
+        ylim=(0, None),
+        title="Rate in units of 2 / L (line: the limit of a bowl)",
+    )
+    left.legend(frameon=False)
+    return drawn
+
+
+@not_empty
+def batch_costs(
+    updates: Mapping[int, Sequence[float]], reach_ms: Mapping[int, Sequence[float]]
+) -> Figure:
+    """Draw what a goal costs with each batch, in updates and in time; the points are seeds."""
+    drawn, panels = figure(columns=2, width=9.5)
+    names = ("updates to the goal", "time to the goal (ms)")
+    for axes, costs, name in zip(panels, (updates, reach_ms), names, strict=True):
+        middle = {batch: float(np.median(values)) for batch, values in costs.items()}
+        axes.plot(list(middle), list(middle.values()), color=BLUE)
+        for batch, values in costs.items():
+            axes.plot([batch] * len(values), values, "o", color=BLUE, markersize=4)
+        least = min(middle, key=lambda batch: middle[batch])
+        axes.annotate(
+            f"least: batch {least}", (least, middle[least]), (0, -12), ha="center", va="top",
+            textcoords="offset points", fontsize=9,
+        )  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlabel="batch", ylabel=name, title=name.capitalize())
+        axes.set_xticks(list(costs), [str(batch) for batch in costs])
+        axes.minorticks_off()
+        axes.margins(0.12, 0.25)
+    return drawn
+
+
+@not_empty
+def rate_scan(
+    panels: Mapping[str, Mapping[str, Mapping[float, Sequence[float]]]],
+    top: float | None = None,
+    x: str = "learning rate",
+) -> Figure:
+    """Draw what a grid of rates (or of decays) led to; a star marks the best of each way.
+
+    Args:
+        panels: what is drawn -> way -> rate -> the values of all seeds.
+        top: where the axis ends.
+    """
+    drawn, grid = figure(columns=len(panels), width=max(6.5, 4.7 * len(panels)))
+    for axes, (name, ways) in zip(grid, panels.items(), strict=True):
+        for number, (way, tried) in enumerate(ways.items()):
+            colour = COLOURS[number % len(COLOURS)]
+            means = {rate: float(np.mean(values)) for rate, values in tried.items()}
+            axes.plot(list(means), list(means.values()), color=colour, label=way,
+                      linestyle=DASHES[number % len(DASHES)])  # fmt: skip
+            for rate, values in tried.items():
+                axes.plot([rate] * len(values), values, "o", color=colour, markersize=3)
+            best = min(means, key=lambda rate: means[rate])
+            axes.plot(best, means[best], "*", color=colour, markersize=13, markeredgecolor="white")
+        axes.set(xscale="log", xlabel=x, ylabel="loss", title=name[0].upper() + name[1:])
+        axes.title.set_fontsize(10)
+        axes.sharey(grid[0])
+    if top is not None:
+        lowest = min(axes.dataLim.y0 for axes in grid)
+        grid[0].set_ylim(max(0.0, lowest - 0.1 * (top - lowest)), top)
+    grid[0].legend(frameon=False, fontsize=8)
+    return drawn
+
+
 # --- experiments ---
 
 _EXPERIMENTS_COLOURS = (*COLOURS, "black")
