@@ -29,8 +29,15 @@ def longest_chain(net: keras.Model, inputs: Any) -> int:
     return max(depths.values())
 
 
-def memory_rate(bias: float, inputs: ArrayLike, units: int = 32, seed: int = 0) -> float:
-    """Measure by which factor a step of an LSTM multiplies the gradient of its memory."""
+def memory_rate(
+    bias: float, inputs: ArrayLike, kernel_factor: float = 1.0, units: int = 32, seed: int = 0
+) -> float:
+    """Measure by which factor a step of an LSTM multiplies the gradient of its memory.
+
+    Args:
+        bias: of the forget gate.
+        kernel_factor: multiplies Keras' initial recurrent kernel; with 0 the state has no effect.
+    """
     import numpy as np
     import tensorflow as tf
     from keras import initializers, layers
@@ -44,7 +51,7 @@ def memory_rate(bias: float, inputs: ArrayLike, units: int = 32, seed: int = 0) 
     cell.build((1, inputs.shape[1]))
     kernel, recurrent, biases = cell.get_weights()
     biases[units : 2 * units] = bias  # Keras' order: let in, forget, new, let out
-    cell.set_weights([kernel, 0.1 * recurrent, biases])
+    cell.set_weights([kernel, kernel_factor * recurrent, biases])
     first = memory = state = tf.zeros((1, units))
     with tf.GradientTape() as tape:
         tape.watch(first)

@@ -738,18 +738,34 @@ def test_colours_of_five_frameworks_differ():
     assert len({line.get_color() for line in axes.lines}) == len(np.unique(list(named_lines(axes))))
 
 
-def test_forecasts_and_their_errors_are_drawn_and_named():
-    years, came = np.arange(1990, 1994), np.array([10.0, 20.0, 30.0, 40.0])
-    predicted = {"three more": came + 3, "first unknown": np.array([np.nan, 24, 26, 44])}
-    figure = pictures.forecasts(years, came, predicted, "spots")
-    above, below = figure.axes
-    assert np.allclose(above.lines[0].get_ydata(), came)
-    assert np.allclose(above.lines[1].get_ydata(), came + 3)
-    assert np.allclose(below.lines[0].get_ydata(), 3)
-    assert np.allclose(below.lines[1].get_ydata()[1:], [4, -4, 4])
-    labels = [text.get_text() for text in below.get_legend().get_texts()]
-    assert labels == ["three more: 3", "first unknown: 4"]
-    assert "between 10 and 40" in words(figure)
+def test_errors_of_seeds_are_drawn_beside_a_baseline():
+    groups = {"here": {"a": [3.0, 1.0], "b": [2.0]}, "longer": {"a": [1.0], "b": [4.0]}}
+    axes = pictures.seed_errors(groups, "line", 2.5, "error").axes[0]
+    points = [list(line.get_xdata()) for line in axes.lines]
+    assert points == [[3, 1], [2, 2], [2], [2, 2], [1], [1, 1], [4], [4, 4], [2.5, 2.5]]
+    assert {text.get_text() for text in axes.texts} == {"here", "longer", "line"}
+
+
+def test_throughput_is_drawn_beside_what_is_proportional():
+    nets = {"one": [(1, 2, 3), (4, 5, 6)], "two": [(7, 8, 9), (7, 8, 9)]}
+    figure = pictures.throughput({"batch": ((1, 16), nets)}, ["sequences per second"])
+    axes = figure.axes[0]
+    assert {text.get_text() for text in axes.get_legend().texts} == {"one", "two", "proportional"}
+    assert list(axes.containers[0].lines[0].get_ydata()) == [2, 5]
+    assert any(list(line.get_ydata()) == [2, 32] for line in axes.lines)
+    assert "one, batch: 1: 2, 16: 5" in words(figure)
+
+
+def test_losses_of_a_text_are_drawn_beside_the_tables():
+    looks, tables = {0: 4.0, 10: 2.5}, {"all alike": 3.5, "pairs": 2.4}
+    figure = pictures.text_losses(looks, tables, {"here": [2.3], "five": [2.2, 2.6]})
+    left, right = figure.axes
+    assert list(left.lines[0].get_xydata().ravel()) == [0, 4.0, 10, 2.5]
+    assert [line.get_ydata()[0] for line in (left.lines[1], right.lines[0])] == [3.5, 2.4]
+    assert [list(line.get_ydata()) for line in right.lines[1:]] == [[2.3], [2.2, 2.6]]
+    assert "Test: all alike 3.50, pairs 2.40, here 2.30 to 2.30, five 2.20 to 2.60." in words(
+        figure
+    )
 
 
 def test_attention_is_drawn_row_by_row_and_told_where_it_looks():
@@ -1011,9 +1027,6 @@ REFUSED = [
     (pictures.seconds_on_links, ({**SECONDS, "x": {}},), {}, "have the links"),
     (pictures.epoch_times, ({"one": POINTS[:1]},), {}, "`panels` must h"),
     (pictures.reading_times, ({"disk": Timing((0.1,))}, {}, 0.05), {}, r"must have \['disk'\]"),
-    (pictures.forecasts, ([1], [1], {}, "x"), {}, "`predicted` must hold 1 to 4, got 0"),
-    (pictures.forecasts, ([1], [1], {key: [1] for key in "abcde"}, "x"), {}, "1 to 4, got 5"),
-    (pictures.forecasts, ([1, 2], [1, 2], {"a": [1]}, "x"), {}, "`a` must have a value for"),
     (pictures.attention_map, ({"m": np.eye(3)}, "ab"), {}, "`m` must have the shape"),
     (pictures.attention_map, ({"m": np.ones((2, 2))}, "ab"), {}, "`m` must have rows with the"),
     (pictures.densities, ({"a": np.zeros((3, 3))},), {}, "`clouds` must hold points of shape"),

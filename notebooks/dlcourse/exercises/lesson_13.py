@@ -1,6 +1,7 @@
-"""Exercises of lesson 13: parameters, clipping, causes, attention, a policy."""
+"""Exercises of lesson 13: parameters, clipping, causes, attention, a linear recurrence."""
 
 from functools import partial
+from time import perf_counter
 
 import numpy as np
 
@@ -38,37 +39,64 @@ def attention(queries, keys, values, width=0, before=-np.inf, after=1, softmax=s
     return weights @ values, weights
 
 
-def gradient(table, lights, buttons, rewards, critic=1):
-    advantages = rewards - table[lights, 2] * critic
-    logits = advantages[:, None] * (softmax(table[:, :2])[lights] - np.eye(2)[buttons])
-    total = np.zeros_like(table)
-    np.add.at(total, lights, np.c_[logits, table[lights, 2] - rewards])
-    return total / len(lights)
+def clipped(answer, gradients, limit):
+    """What `clip` returns, and whether the old arrays are unchanged and not among the new ones."""
+    old = [each.copy() for each in gradients]
+    new = answer(gradients, limit)
+    if new is ...:
+        return new
+    same = all(np.array_equal(*pair) for pair in zip(old, gradients, strict=True))
+    return new, same and not any(np.shares_memory(a, b) for a in new for b in gradients)
 
 
-def learn(comm, seed):
-    world, table = np.random.default_rng([seed, comm.rank]), np.zeros((2, 3))
-    for _ in range(150):
-        lights = world.integers(0, 2, 16)
-        buttons = (world.random(16) > softmax(table[:, :2])[lights, 0]).astype(int)
-        paid = np.where(lights == 1, buttons == 0, (buttons == 1) & (world.random(16) < 0.5))
-        table -= 0.5 * comm.allreduce(gradient(table, lights, buttons, paid)) / comm.size
-    return table
+def in_place(gradients, limit):
+    for each, short in zip(gradients, clip(gradients, limit), strict=True):
+        each[...] = short
+    return gradients
 
 
-def policy(tables):
-    """What is good about the tables of all ranks: shapes, equality, both buttons."""
-    if any(np.shape(each) != (2, 3) for each in tables):
-        return f"shapes {[np.shape(each) for each in tables]}"
-    shares = softmax(np.asarray(tables[0])[:, :2])
-    equal = all(np.array_equal(each, tables[0]) for each in tables)
-    return equal, shares[1, 0] > 0.8, shares[0, 1] > 0.7
+def recurrence(a, b, size=64, start=0.0, late=0):
+    """Blocks of `size` steps side by side, then each block with the last state before it."""
+    steps, width = b.shape
+    blocks = -(-steps // size)
+    states, factors = np.zeros((blocks * size, width)), np.ones((blocks * size, width))
+    states[:steps], factors[:steps] = b, a
+    if late:
+        factors[late:steps], factors[:late] = a[:-late], 0
+    states, factors = (each.reshape(blocks, size, width) for each in (states, factors))
+    for step in range(1, size):
+        states[:, step] += factors[:, step] * states[:, step - 1]
+        factors[:, step] *= factors[:, step - 1]
+    last = np.full(width, start)
+    for state, factor in zip(states, factors, strict=True):
+        state += factor * last
+        last = state[-1]
+    return states.reshape(-1, width)[:steps]
 
 
-def tables(lit=2.0, dark=2.0, apart=0.0):
-    """A table for each rank: logits for the left button when lit, for the right one when dark."""
-    table = np.array([[0.0, dark, 0.5], [lit, 0.0, 1.0]])
-    return lambda inputs: [table + apart * rank for rank in range(len(inputs))]
+def quotients(a, b):
+    products = np.cumprod(a, axis=0)
+    with np.errstate(all="ignore"):
+        return products * np.cumsum(b / products, axis=0)
+
+
+def unchanged(answer, a, b):
+    old = a.copy(), b.copy()
+    new = answer(a, b)
+    return new, np.array_equal(a, old[0]) and np.array_equal(b, old[1]) and new is not b
+
+
+def share_of_limit(answer, cluster):
+    """Time to read two arrays and write one, as a share of the answer's time."""
+    a, b = RANDOM.random((8192, 16)), RANDOM.normal(size=(8192, 16))
+    out, seconds = np.empty_like(b), {"limit": [], "answer": []}
+    ways = {"limit": lambda: np.multiply(a, b, out), "answer": lambda: answer(a, b)}
+    for _ in range(10):
+        for name, work in ways.items():
+            begin_s = perf_counter()
+            work()
+            seconds[name].append(perf_counter() - begin_s)
+    return float(np.median(seconds["limit"]) / np.median(seconds["answer"]))
 
 
 EXERCISES = {
@@ -90,7 +118,7 @@ EXERCISES = {
     ),
     "13-2": Exercise(
         clip,
-        call=lambda answer, *given: (old := repr(given), answer(*given), old == repr(given))[1:],
+        call=clipped,
         cases=[
             *(([np.array([3.0, 4.0])], 1.0), ([np.array([0.3, -0.4])], 1.0), (LONG, 5.0)),
             *(([np.array([0.0, 3.0]), np.array([[4.0]])], 4.5), ([np.zeros(3)], 1.0)),
@@ -104,7 +132,13 @@ EXERCISES = {
             "One norm for all arrays together, not one for each.": (
                 lambda gradients, limit: [clip([each], limit)[0] for each in gradients]
             ),
-            "Return new arrays.": lambda a, limit: [clip(a, limit), a[0].fill(7)][0],
+            "Return new arrays, and leave the old ones as they are.": in_place,
+            "Return copies where nothing is cut.": (
+                lambda gradients, limit: [
+                    old if np.array_equal(old, new) else new
+                    for old, new in zip(gradients, clip(gradients, limit), strict=True)
+                ]
+            ),
         },
         remark="The direction stays, only the length is cut. In data parallel training clip after "
         "the allreduce: then all ranks cut the same gradient.",
@@ -113,10 +147,10 @@ EXERCISES = {
         {
             "too good": ("C", "What may a position see that should be predicted?"),
             "shuffled": ("E", "Which part of a transformer represents which step came first?"),
-            "not a number": ("A", "Factors above 1, multiplied over many steps."),
+            "not a number": ("A", "Factors above 1, multiplied over many steps; is there a tanh?"),
             "forgets": ("B", "Factors below 1, multiplied over many steps."),
             "good past": ("D", "What has a forecaster that was chosen by its test years seen?"),
-            "cores rest": ("F", "Which results must wait for which?"),
+            "cores idle": ("F", "Which results must wait for which?"),
         },
         remark="Two of the six make results look better than they are: beware of those.",
     ),
@@ -140,41 +174,29 @@ EXERCISES = {
                 lambda q, k, v: (np.cumsum(v, axis=0), attention(q, k, v)[1])
             ),
         },
-        remark="No step waited for another one: all rows come out of the same three products.",
+        remark="No step waits for another one: all rows come out of the same products.",
     ),
-    "13-5": [
-        Exercise(
-            gradient,
-            cases=[
-                (RANDOM.normal(size=(2, 3)), *RANDOM.integers(0, 2, (2, n)), RANDOM.normal(size=n))
-                for n in (1, 7, 50)
-            ],
-            hint="For each play add to the row of its light, then divide by the number of plays.",
-            mistakes={
-                "The server subtracts the gradient: it must be that of a loss, not of a gain.": (
-                    lambda *a: -gradient(*a)
-                ),
-                "The critic's loss is (reward - value)^2 / 2. Its derivative is value - reward.": (
-                    lambda *a: gradient(*a) * [1, 1, -1]
-                ),
-                "The logits get (reward - value) * (share of the button - 1 if it was pressed).": (
-                    lambda *a: gradient(*a, critic=0)
-                ),
-                "The mean over the plays, not the sum.": lambda *a: len(a[1]) * gradient(*a),
-            },
-        ),
-        Exercise(
-            learn,
-            ranks=(3,),
-            cases=lambda ranks: [[(13,)] * ranks],
-            view=policy,
-            serial=tables(),
-            hint="Left when the light is on, right when it is off, on every rank.",
-            mistakes={
-                "Are these the weights that the worker got? Does the rate fit?": tables(0, 0),
-                "The table must be the same on all ranks.": tables(apart=1.0),
-            },
-            remark="Two workers and a server: the policy is learned although no worker waits.",
-        ),
-    ],
+    "13-5": Exercise(
+        recurrence,
+        cases=[
+            (RANDOM.choice((0, 0.5, 1), size), RANDOM.normal(size=size))
+            for size in ((1, 1), (2, 3), (37, 2), (64, 4), (1000, 3))
+        ],
+        call=unchanged,
+        relative=1e-9,
+        score=share_of_limit,
+        hint="Compare with the loop: h = a[t] * h + b[t], from h = 0.",
+        mistakes={
+            "A factor may be 0, and a product of many is nearly 0: do not divide by it.": quotients,
+            "The state of a block enters the next one, multiplied by its factors.": (
+                lambda a, b: np.concatenate(
+                    [recurrence(a[k : k + 32], b[k : k + 32]) for k in range(0, len(a), 32)]
+                )
+            ),
+            "The state before the first step is 0.": partial(recurrence, start=1.0),
+            "Step t multiplies the state by a[t], not by a[t - 1].": partial(recurrence, late=1),
+            "Do not change `a` and `b`.": lambda a, b: [recurrence(a, b), b.fill(7)][0],
+        },
+        remark="The limit is one pass over the memory. Blocks need few large operations.",
+    ),
 }

@@ -49,10 +49,12 @@ from dlcourse.pictures.networks import (
     densities,
     dependencies,
     footprints,
-    forecasts,
     gradients_by_layer,
     image_grid,
+    seed_errors,
     sequences,
+    text_losses,
+    throughput,
 )
 from dlcourse.pictures.precision import bit_fields, gradient_sizes, kernel_rates, number_ranges
 from dlcourse.pictures.ranks import (

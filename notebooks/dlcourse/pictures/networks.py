@@ -1,4 +1,4 @@
-"""Networks: images and densities, gradients and costs, forecasts, and shapes of sequences."""
+"""Networks: images and densities, gradients and costs, attention, and shapes of sequences."""
 
 from __future__ import annotations
 
@@ -260,48 +260,7 @@ def footprints(found: Iterable[Any]) -> Figure:
     return drawn
 
 
-# --- curves ---
-
-_LINES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PURPLE, ":"))
-
-
-def forecasts(
-    times: ArrayLike,
-    values: ArrayLike,
-    predicted: Mapping[str, ArrayLike],
-    quantity: str,
-    unit_of_time: str = "year",
-) -> Figure:
-    """Draw a series, what was forecast for it, and how far each forecast was off."""
-    times, values = np.asarray(times, float), np.asarray(values, float)
-    then = f"Draw {len(_LINES)} of them, and the others in a table."
-    require(0 < len(predicted) <= len(_LINES), "predicted", "hold 1 to 4", len(predicted), then)
-    errors = {}
-    for name, each in {"values": values, **predicted}.items():
-        require(np.shape(each) == times.shape, name, "have a value for each time", np.shape(each))
-        errors[name] = np.asarray(each, float) - values
-    del errors["values"]
-    sizes = {name: float(np.sqrt(np.nanmean(error**2))) for name, error in errors.items()}
-    listed = ", ".join(f"{name} {size:.3g}" for name, size in sizes.items())
-    alt = (
-        f"{quantity} from {unit_of_time} {times[0]:g} to {times[-1]:g}, between "
-        f"{np.nanmin(values):.3g} and {np.nanmax(values):.3g}, with forecasts. Root mean square "
-        f"errors: {listed}."
-    )
-    drawn, (above, below) = figure(2, 1, 9.0, 2.5, alt)
-    above.plot(times, values, color=GREY, linewidth=5, alpha=0.45, label="what came")
-    for (colour, line), (name, error) in zip(_LINES, errors.items(), strict=False):
-        above.plot(times, error + values, line, color=colour, linewidth=1.6, label=name)
-        label = f"{name}: {sizes[name]:.3g}"
-        below.plot(times, error, line, color=colour, linewidth=1.6, label=label)
-    above.set(ylabel=quantity)
-    above.set_title("Forecasts", loc="left", fontsize=10)
-    below.axhline(0, color="black", linewidth=0.8)
-    below.set(xlabel=unit_of_time, ylabel="forecast - value")
-    below.set_title("Errors, and the root of their mean square", loc="left", fontsize=10)
-    for axes in (above, below):
-        axes.legend(frameon=False, ncols=5, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.98))
-    return drawn
+# --- attention ---
 
 
 @not_empty
@@ -337,6 +296,115 @@ def attention_map(panels: Mapping[str, ArrayLike], labels: Sequence[str]) -> Fig
 
 
 # --- sequences ---
+
+
+@not_empty
+def seed_errors(
+    groups: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, mark: float, quantity: str
+) -> Figure:
+    """Draw the error of each seed, a line for each net and group, and a baseline.
+
+    Args:
+        groups: group -> {net: errors of its seeds}.
+    """
+    nets = list(next(iter(groups.values())))
+    listed = "; ".join(
+        f"{group}, {net}: {min(errors):.1f} to {max(errors):.1f}"
+        for group, nets_errors in groups.items()
+        for net, errors in nets_errors.items()
+    )
+    alt = f"{quantity} of each seed; {baseline} {mark:.1f}. {listed}."
+    drawn, (axes,) = figure(width=9.0, height=0.7 + 0.62 * len(nets), alt=alt)
+    for number, ((group, nets_errors), colour) in enumerate(
+        zip(groups.items(), (ORANGE, SKY, BLUE), strict=False)
+    ):
+        for row, net in enumerate(nets):
+            place = row + 0.26 * (number - 1)
+            errors = nets_errors[net]
+            axes.plot(errors, [place] * len(errors), "o", color=colour, markersize=4.5)
+            axes.plot([np.median(errors)] * 2, [place - 0.11, place + 0.11], color=colour)
+        words = {"transform": axes.transAxes, "ha": "right", "fontsize": 9, "color": colour}
+        axes.text(0.99, 0.92 - 0.1 * number, group, **words)
+    axes.axvline(mark, color="black", linewidth=1)
+    axes.annotate(baseline, (mark, 1.01), xycoords=("data", "axes fraction"), fontsize=9)
+    axes.set(xlabel=quantity, ylim=(len(nets) - 0.5, -0.5))
+    axes.set_yticks(range(len(nets)), nets)
+    return drawn
+
+
+@not_empty
+def throughput(
+    panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Sequence[float]]]]],
+    quantities: Sequence[str],
+) -> Figure:
+    """Draw nets against a size on log axes, with quartiles.
+
+    Where "per second" is drawn, a dotted line is proportional to the size, from the first net on.
+
+    Args:
+        panels: name of the size -> (sizes, {net: (low, median, high) for each size}).
+        quantities: what each panel draws.
+    """
+    listed = "; ".join(
+        f"{net}, {label}: " + ", ".join(f"{size}: {each[1]:.3g}" for size, each in pairs)
+        for label, (sizes, nets) in panels.items()
+        for net, values in nets.items()
+        for pairs in [list(zip(sizes, values, strict=True))]
+    )
+    drawn, grid = figure(columns=len(panels), width=10.5, height=3.2, alt=f"{listed}.")
+    for axes, (label, (sizes, nets)), quantity in zip(
+        grid, panels.items(), quantities, strict=True
+    ):
+        for (net, values), colour in zip(nets.items(), (BLUE, GREEN, ORANGE), strict=False):
+            low, middle_, high = np.transpose(values)
+            spread = [middle_ - low, high - middle_]
+            axes.errorbar(sizes, middle_, spread, fmt="o-", color=colour, capsize=3, label=net)
+        axes.set(xscale="log", yscale="log", xlabel=label, ylabel=quantity)
+        if "per second" in quantity:
+            first = next(iter(nets.values()))[0][1] / sizes[0]
+            line = {"color": GREY, "linestyle": ":", "label": "proportional"}
+            axes.plot(sizes, first * np.array(sizes), **line)
+        axes.set_xticks(sizes, sizes)
+        axes.set_title(f"{quantity.partition(' (')[0].capitalize()} against {label}", loc="left",
+                       fontsize=10)  # fmt: skip
+        axes.minorticks_off()
+    grid[-1].legend(frameon=False, fontsize=9)
+    return drawn
+
+
+@not_empty
+def text_losses(
+    looks: Mapping[int, float],
+    tables: Mapping[str, float],
+    trained: Mapping[str, Sequence[float]],
+) -> Figure:
+    """Draw a network's loss by step, and losses on the test text beside those of tables.
+
+    Args:
+        looks: step -> loss on the text for choosing.
+        tables: name -> loss of a table of counts.
+        trained: name -> losses of trained networks, one for each seed.
+    """
+    last, top = max(looks), max(*looks.values(), *tables.values())
+    listed = [f"{name} {loss:.2f}" for name, loss in tables.items()]
+    listed += [f"{name} {min(each):.2f} to {max(each):.2f}" for name, each in trained.items()]
+    alt = f"Loss by step, from {looks[0]:.2f} to {looks[last]:.2f}. Test: {', '.join(listed)}."
+    drawn, (left, right) = figure(columns=2, width=10.5, height=3.4, alt=alt)
+    left.plot(list(looks), list(looks.values()), color=BLUE, linewidth=1.8)
+    left.text(0.05 * last, looks[0], "  transformer, sonnet to choose by", color=BLUE, fontsize=9)
+    for axes, names in ((left, list(tables)[:1]), (right, list(tables)[1:])):
+        for name in names:
+            axes.axhline(tables[name], color=GREY, linewidth=0.8)
+            at = (1.0, tables[name])
+            axes.annotate(name, at, xycoords=("axes fraction", "data"), fontsize=8, va="bottom",
+                          ha="right", color="0.3")  # fmt: skip
+    for place, (_, losses) in enumerate(trained.items()):
+        right.plot([place] * len(losses), losses, "o", color=BLUE if place == 0 else AMBER)
+    right.set_xticks(range(len(trained)), trained)
+    right.set(xlim=(-0.6, len(trained) + 0.2), ylabel="loss on the test sonnet")
+    left.set(xlabel="training step", ylabel="loss (nats per character)", ylim=(None, 1.04 * top))
+    return drawn
+
 
 _IN, _STATE, _OUT = SKY, YELLOW, AMBER
 # title, example, columns that have an input, columns that have an output, output fed back
