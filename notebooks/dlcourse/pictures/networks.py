@@ -345,6 +345,8 @@ def throughput(
         panels: name of the size -> (sizes, {net: (low, median, high) for each size}).
         quantities: what each panel draws.
     """
+    from matplotlib.ticker import LogLocator
+
     listed = "; ".join(
         f"{net}, {label}: " + ", ".join(f"{size}: {each[1]:.3g}" for size, each in pairs)
         for label, (sizes, nets) in panels.items()
@@ -368,6 +370,8 @@ def throughput(
         axes.set_title(f"{quantity.partition(' (')[0].capitalize()} against {label}", loc="left",
                        fontsize=10)  # fmt: skip
         axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:,g}")
     grid[-1].legend(frameon=False, fontsize=9)
     return drawn
 
