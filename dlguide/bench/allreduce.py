@@ -177,11 +177,15 @@ def library_algorithms(
     sizes: Sequence[int] = SIZES,
     repeats: int = 7,
     oversubscribe: bool = False,
+    names: Sequence[str] | None = None,
 ) -> AllreduceComparison:
     """Measure the MPI library's own algorithms one by one, each on fresh ranks.
 
     A library reads the variable when it starts. The automatic choice is measured first and last,
     which shows how comparable the runs are.
+
+    Args:
+        names: of the library's algorithms; None for all.
 
     Source:
         MPICH's README.envvar (MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM); Intel MPI reference,
@@ -200,9 +204,10 @@ def library_algorithms(
             f"{first.library!r} is not one of {', '.join(_SWITCHES)}, whose switch for the "
             "algorithm of an allreduce is known."
         )
-    switch, names, besides = _SWITCHES[kind]
+    switch, known, besides = _SWITCHES[kind]
     points = first.points
-    for name in names:
+    for name in known if names is None else names:
+        require_known(name, known, "names")
         points += measured(f"{kind} {name}", {**besides, switch: name}).points
     points += measured("automatic again", {}).points
     return AllreduceComparison(ranks, first.library, points)

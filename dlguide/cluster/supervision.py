@@ -284,7 +284,7 @@ def _verdict(
             mute = now_s - state["beat"] >= MUTE_S
             doing = f"waits in {call}" if call else "does not answer" if mute else "computes"
             doing += f", {state['place']}" if state["place"] else ""
-            doing += f", since {now_s - state['since']:.1f} s"
+            doing += f", for {now_s - state['since']:.1f} s"
         lines.append(f"  rank {rank} {doing}")
     for rank, names in sorted(missing.items()):
         lines.append(f"  rank {rank} has not joined {', '.join(f'`{name}`' for name in names)}")
@@ -293,7 +293,7 @@ def _verdict(
     calls = {state["call"] for state in states.values() if state["phase"] == "running"}
     advice = "Every rank must make the same collective calls in the same order."
     if calls and calls <= mpi_call.SENDS | mpi_call.RECEIVES:
-        advice = "Each message needs one rank that sends and one that receives at the same time."
+        advice = "Each message needs one rank that sends and another one that receives."
     waited = ranks_in_words(culprits)
     message = f"deadlock: the ranks wait for {waited} and would wait indefinitely. {advice}"
     return RankError("deadlock", culprits, message, "\n".join(lines))

@@ -224,7 +224,7 @@ def allreduce_tree(array: np.ndarray, comm: Comm, op: str = "sum") -> np.ndarray
         numpy.ndarray: the array, with the result of all ranks.
 
     Source:
-        Jia et al., Caffe, ACM Multimedia (2014): its reduction among GPUs.
+        Caffe's reduction among GPUs (2015).
     """
     reduce_tree(array, comm, 0, op)
     return broadcast_tree(array, comm, 0)
@@ -350,7 +350,7 @@ def allreduce_hierarchical(
         ValueError: when `ranks_per_node` is below 1.
 
     Source:
-        Awan et al., S-Caffe, PPoPP (2017); Cho et al., PowerAI DDL, arXiv:1708.02188.
+        Awan et al., S-Caffe, PPoPP (2017).
     """
     node, leaders = node_levels(comm, ranks_per_node)
     if ranks_per_node is None:

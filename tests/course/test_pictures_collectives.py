@@ -123,3 +123,38 @@ def test_adding_twice_and_impossible_schedules_are_refused():
         steps("hierarchical", 3)
     with pytest.raises(ValueError, match="`name` must be one of"):
         steps("star")
+
+
+def test_a_followed_part_is_drawn_in_its_own_colour():
+    from dlguide.plots.figures import PURPLE
+
+    figure = pictures.collective({"ring": steps("ring")}, follow=3)
+    arrows = [text.arrow_patch for text in figure.axes[0].texts if hasattr(text, "arrow_patch")]
+    from matplotlib.colors import to_rgba
+
+    assert sum(a is not None and a.get_edgecolor() == to_rgba(PURPLE) for a in arrows) == 6
+
+
+def test_times_on_networks_are_relative_to_the_reference_on_the_first():
+    times = {"own": {"ring": 2.0, "tree": 4.0}, "shared": {"ring": 2.0, "tree": 8.0}}
+    figure = pictures.crowded_links(times, "ring")
+    assert [bar.get_width() for bar in figure.axes[1].patches] == [1, 4]
+    assert "shared: ring 1.00, tree 4.00" in words(figure)
+
+
+def test_relative_times_divide_the_fastest_samples():
+    from dlguide.bench.allreduce import AllreducePoint
+
+    points = [
+        AllreducePoint("library", 8, (2e-6, 3e-6)),
+        AllreducePoint("ring", 8, (4e-6, 9e-6)),
+    ]
+    figure = pictures.relative_times(points, {"a model": {"ring": {8: 3e-6}}})
+    assert "ring: 8 B 2.00" in words(figure)
+    model = figure.axes[0].lines[-2]
+    assert list(model.get_ydata()) == [1.5]
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(8, "8 B"), (1448, "1.41 KiB"), (1 << 24, "16 MiB")])
+def test_sizes_are_written_in_powers_of_1024(nbytes, text):
+    assert pictures.short_bytes(nbytes) == text

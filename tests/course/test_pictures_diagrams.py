@@ -48,6 +48,15 @@ def test_several_values_fit_into_a_box():
     assert "c0 c1 c2\nc3" in texts(figure.axes[0])
 
 
+def test_exchange_by_source_keeps_the_colour_of_each_rank():
+    arrows = [(0, 0), (1, 0)]
+    panels = {"gather": ([1, 2], [[1, 2], None], arrows), "sum": ([1, 2], [3, None], arrows)}
+    gather, total = pictures.exchange(panels, by_source=True).axes
+    own, pieces = gather.patches[:2], gather.patches[2:4]
+    assert [p.get_facecolor() for p in own] == [p.get_facecolor() for p in pieces]
+    assert "3" in [text.get_text() for text in total.texts]
+
+
 def test_exchange_fills_rows_and_leaves_the_rest_empty():
     panels = {str(number): ([1], [1], []) for number in range(4)}
     assert len(pictures.exchange(panels).axes) == 6

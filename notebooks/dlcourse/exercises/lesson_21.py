@@ -1,4 +1,4 @@
-"""Exercises of lesson 21: times of four allreduces, claims about them, a crossover, a ring."""
+"""Exercises of lesson 21: times of allreduces, claims, a crossover, halving and doubling, speed."""
 
 import itertools
 import math
@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from dlcourse.exercises.engine import Exercise, Letters
+from dlguide import collectives
 
 COLLECTIVES = ("reduce", "gather", "bcast", "alltoall", "scatter", "scan")
 
@@ -27,22 +28,28 @@ def crossing(ranks, latency_s, byte_s, ring=2, two=math.inf):
     return (ring * (ranks - 1) - messages) * latency_s / (share * byte_s) if ranks > 2 else two
 
 
-def ring(comm, array):
-    parts = np.array_split(array, comm.size)
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    for step in range(2 * (comm.size - 1)):
-        come = parts[(comm.rank - step - 1) % comm.size]
-        space, adds = np.empty_like(come), step < comm.size - 1
-        comm.Sendrecv(parts[(comm.rank - step) % comm.size], right, 0, space, left, 0)
-        come[:] = come + space if adds else space
+def halving_doubling(comm, array):
+    low, high, distance, swaps = 0, array.size, comm.size // 2, []
+    while distance:
+        partner, middle = comm.rank ^ distance, (low + high) // 2
+        mine, theirs = slice(low, middle), slice(middle, high)
+        if comm.rank & distance:
+            mine, theirs = theirs, mine
+        space = np.empty_like(array[mine])
+        comm.Sendrecv(array[theirs], partner, 0, space, partner, 0)
+        array[mine] += space
+        swaps.append((partner, mine, theirs))
+        low, high, distance = mine.start, mine.stop, distance // 2
+    for partner, mine, theirs in reversed(swaps):
+        comm.Sendrecv(array[mine], partner, 0, array[theirs], partner, 0)
     return array
 
 
 class Watched:
-    """A communicator that counts the bytes that are sent, and notes collectives."""
+    """A communicator that counts bytes and messages that are sent, and notes collectives."""
 
     def __init__(self, comm):
-        self.comm, self.sent, self.collective = comm, 0, False
+        self.comm, self.sent, self.messages, self.collective = comm, 0, 0, False
 
     def __getattr__(self, name):
         self.collective |= any(word in name.lower() for word in COLLECTIVES)
@@ -51,19 +58,79 @@ class Watched:
     def send(self, name, *args, **named):
         data = (*args, *named.values())[0]
         self.sent += np.asarray(data[0] if isinstance(data, list | tuple) else data).nbytes
+        self.messages += 1
         return getattr(self.comm, name)(*args, **named)
 
 
-def call_ring(answer, comm, array):
-    """The sum, whether it took a collective, and whether it sent more than a ring does."""
+def call_watched(answer, comm, array):
+    """The sum; whether it took a collective, too many bytes, too many messages."""
     watched, part = Watched(comm), 8 * -(-array.size // comm.size)
-    return answer(watched, array), watched.collective, watched.sent > 2 * (comm.size - 1) * part
+    total = answer(watched, array)
+    too_long = watched.sent > 2 * (comm.size - 1) * part
+    return total, watched.collective, too_long, watched.messages > 2 * math.log2(comm.size)
 
 
-def summed(inputs, of=lambda total, own, rank: total, collective=False, more=False):
+def summed(inputs, of=lambda total, own, rank: total, notes=(False, False, False)):
     arrays = [array for (array,) in inputs]
     totals = [of(sum(arrays), own, rank) for rank, own in enumerate(arrays)]
-    return [(total, collective, more) for total in totals]
+    return [(total, *notes) for total in totals]
+
+
+def call_fast(answer, comm, array):
+    return answer(comm, array)
+
+
+def plain_sum(inputs, of=lambda total, own: total):
+    arrays = [array for (array,) in inputs]
+    return [of(sum(arrays), own) for own in arrays]
+
+
+def arrays_of(sizes, dtype):
+    """Cases: an array of integers on each rank, which add up without rounding."""
+
+    def cases(ranks):
+        return [
+            [
+                (np.random.default_rng([size, rank]).integers(-99, 99, size).astype(dtype),)
+                for rank in range(ranks)
+            ]
+            for size in sizes
+        ]
+
+    return cases
+
+
+def share_of_limit(answer, cluster):
+    return min(cluster.run(_share_on_rank, answer))
+
+
+def _share_on_rank(answer, length=1 << 20, block=1 << 16):
+    """How long reading and writing all arrays once takes, as a share of the answer's time."""
+    from mpi4py import MPI
+
+    comm, seconds = MPI.COMM_WORLD, {"limit": [], "answer": []}
+    array = np.ones(length, np.float32)
+    parts = [np.ones(length // comm.size, np.float32) for _ in range(comm.size)]
+
+    def traffic():
+        for begin in range(0, parts[0].size, block):
+            first, *others = (part[begin : begin + block] for part in parts)
+            for other in others:
+                np.add(first, other, out=first)
+            for other in others:
+                other[:] = first
+
+    ways = {"limit": traffic, "answer": lambda: answer(comm, array)}
+    for _ in range(25):
+        for name, work in ways.items():
+            array.fill(1)
+            parts[0].fill(1)
+            comm.Barrier()
+            begin_s = MPI.Wtime()
+            work()
+            seconds[name].append(MPI.Wtime() - begin_s)
+    limit_s, answer_s = (comm.allreduce(np.median(each[3:]), MPI.MAX) for each in seconds.values())
+    return float(limit_s / answer_s)
 
 
 EXERCISES = {
@@ -99,20 +166,37 @@ EXERCISES = {
         remark="On 1024 ranks with 20 µs and 1.25e9 bytes/s only from "
         f"{crossing(1024, 2e-5, 8e-10) / 1e6:.1f} million bytes on."),
     "21-4": Exercise(
-        ring, ranks=(2, 3), call=call_ring, serial=summed,
-        cases=lambda ranks: [[(np.random.default_rng([size, rank]).integers(-99, 99, size) * 1.0,)
-                              for rank in range(ranks)] for size in (1, 2, 5, 1001, 40_000)],
-        hint="Fewer elements than ranks give empty parts; p - 1 steps add, p - 1 steps hand on. "
-        "Which part does a rank send in step s?",
+        halving_doubling, ranks=(2, 4), call=call_watched, serial=summed,
+        cases=arrays_of((1, 2, 5, 1001, 40_000), float),
+        hint="Halve the range in each step; note partner, your half and the other for the way "
+        "back. Which half does a rank keep whose bit of `distance` is set?",
         mistakes={
-            "Send between neighbours, with `comm.Sendrecv`.": partial(summed, collective=True),
-            "A ring sends one part per step, not the whole array.": partial(summed, more=True),
+            "Send between partners, with `comm.Sendrecv`.":
+                partial(summed, notes=(True, False, False)),
+            "A step sends half of what is left, not the whole array.":
+                partial(summed, notes=(False, True, False)),
+            "Too many messages: log2(p) steps add, log2(p) steps hand on.":
+                partial(summed, notes=(False, False, True)),
             "Nothing came back: return the array of sums.": partial(summed, of=lambda *_: None),
             "Every rank still has its own values. Return the array with the sum.":
                 partial(summed, of=lambda total, own, rank: own),
-            "Only one part has its sum: p - 1 further steps must hand the sums on.": partial(
+            "Only one part has its sum: log2(p) further steps must hand the sums on.": partial(
                 summed, of=lambda total, own, rank:
                     np.where((np.arange(own.size) < (own.size + 1) // 2) == rank, total, own)),
         },
-        remark="Each rank sent 2 (p - 1) / p of the array; sending whole arrays takes p - 1."),
+        remark="The bytes of a ring in 2 log2(p) messages: 4 instead of 6 on 4 ranks."),
+    "21-5": Exercise(
+        lambda comm, array: collectives.allreduce_shared(array, comm), ranks=(2, 3),
+        call=call_fast, serial=plain_sum, cases=arrays_of((1, 1001, 100_000), np.float32),
+        score=share_of_limit,
+        hint="Return the array with the sum of all ranks' arrays.",
+        mistakes={
+            "Nothing came back: return the array of sums.":
+                partial(plain_sum, of=lambda total, own: None),
+            "Every rank still has its own values. Return the array with the sum.":
+                partial(plain_sum, of=lambda total, own: own),
+            "A sum was asked for, not a mean.":
+                lambda inputs: plain_sum(inputs, of=lambda total, own: total / len(inputs)),
+        },
+        remark="The limit reads and writes every element once, with no message between ranks."),
 }  # fmt: skip

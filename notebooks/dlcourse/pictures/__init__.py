@@ -18,11 +18,14 @@ from dlcourse.pictures.communication import (
     budget,
     collective,
     contributions,
+    crowded_links,
     error_feedback,
     host_copies,
     overlap,
+    relative_times,
     seconds_on_links,
     server_and_allreduce,
+    short_bytes,
     steps,
 )
 from dlcourse.pictures.frameworks import (

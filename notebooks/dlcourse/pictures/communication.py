@@ -28,7 +28,17 @@ from dlcourse.pictures.shapes import (
     patches,
 )
 from dlguide.errors import require, require_count, require_known
-from dlguide.plots.figures import BLUE, COLOURS, GREEN, GREY, ORANGE, SKY, figure, legend_above
+from dlguide.plots.figures import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    figure,
+    legend_above,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,8 +103,14 @@ def contributions(
 
 
 @not_empty
-def collective(panels: Mapping[str, Sequence[Step]], ranks: int = 4) -> Figure:
-    """Draw the steps of collectives side by side, time running down."""
+def collective(
+    panels: Mapping[str, Sequence[Step]], ranks: int = 4, follow: int | None = None
+) -> Figure:
+    """Draw the steps of collectives side by side, time running down.
+
+    Args:
+        follow: the messages that carry only this part are drawn thick and in purple.
+    """
     require_count(ranks, "ranks")
     most = max(len(schedule) for schedule in panels.values())
     size = (max(4.6, 1.25 * ranks) * len(panels), 0.8 * (most + 1) + 0.6)
@@ -104,7 +120,14 @@ def collective(panels: Mapping[str, Sequence[Step]], ranks: int = 4) -> Figure:
     for axes, (title, schedule) in zip(grid, panels.items(), strict=True):
         bare(axes, (-0.95, ranks - 0.45), (-most - 0.35, 0.75))
         axes.set_title(title, fontsize=10)
-        _steps_panel(axes, schedule, ranks)
+        _steps_panel(axes, schedule, ranks, follow)
+    lines = {"added by the receiver": (BLUE, "-"), "kept by the receiver": (ORANGE, "--")}
+    if follow is not None:
+        lines[f"part {follow}"] = (PURPLE, "-")
+    for name, (colour, line) in lines.items():
+        grid[0].plot([], [], line, color=colour, label=name)
+    place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0.02), "ncols": len(lines)}
+    grid[0].legend(frameon=False, fontsize=8, **place)
     return drawn
 
 
@@ -167,7 +190,7 @@ def _hierarchical(ranks: int, ranks_per_node: int) -> list[Step]:
     return [*inside[:half], *_ring([node[0] for node in nodes], ranks), *inside[half:]]
 
 
-def _steps_panel(axes: Axes, schedule: Sequence[Step], ranks: int) -> None:
+def _steps_panel(axes: Axes, schedule: Sequence[Step], ranks: int, follow: int | None) -> None:
     width = 0.74 / ranks
     for rank in range(ranks):
         axes.text(rank, 0.32, f"rank {rank}", ha="center", va="bottom", fontsize=8)
@@ -185,7 +208,11 @@ def _steps_panel(axes: Axes, schedule: Sequence[Step], ranks: int) -> None:
         for m in step:
             look = {"color": BLUE if m.adds else ORANGE, "linestyle": "-" if m.adds else "--"}
             thick = 0.7 + 2.3 * len(m.parts) / ranks
-            ends = (m.source, -level - 0.19), (m.target, -level - 0.81)
+            if m.parts == (follow,):
+                look["color"], thick = PURPLE, 2.6
+            # from the middle of the parts that move to where they arrive
+            shift = width * (np.mean(m.parts) + 0.5) - 0.37
+            ends = (m.source + shift, -level - 0.19), (m.target + shift, -level - 0.81)
             arrow(axes, *ends, linewidth=thick, **look)
 
 
@@ -196,6 +223,102 @@ def _steps_words(schedule: Sequence[Step]) -> str:
         kind = "to be added" if step and step[0].adds else "to be kept"
         summary.append(f"step {number}, {kind}: rank {', '.join(each)}")
     return f"{'; '.join(summary) or 'no message'}."
+
+
+@not_empty
+def crowded_links(times: Mapping[str, Mapping[str, float]], reference: str) -> Figure:
+    """Draw the time of each algorithm on each network, in units of one algorithm's on the first.
+
+    Args:
+        times: network -> algorithm -> time (s).
+        reference: the algorithm whose time on the first network is 1.
+    """
+    unit_s = next(iter(times.values()))[reference]
+    units = {n: {k: s / unit_s for k, s in one.items()} for n, one in times.items()}
+    words = listed(units, lambda one: ", ".join(f"{k} {v:.2f}" for k, v in one.items()))
+    alt = f"Time of an allreduce on networks, in units of the first {reference}. {words}."
+    rows = max(len(one) for one in times.values())
+    drawn, panels = figure(1, len(times), 3.4 * len(times), 0.9 + 0.3 * rows, alt)
+    longest = max(max(one.values()) for one in units.values())
+    for axes, (title, one) in zip(panels, units.items(), strict=True):
+        colours = [ORANGE if value > 1.2 * min(one.values()) else BLUE for value in one.values()]
+        axes.barh(range(len(one)), one.values(), 0.65, color=colours)
+        for place, value in enumerate(one.values()):
+            axes.text(value, place, f" {value:.2f}", va="center", fontsize=8)
+        named_rows(axes, one if axes is panels[0] else [""] * len(one), 0.6)
+        axes.set_title(title, fontsize=10)
+        axes.set(xlim=(0, 1.2 * longest), xlabel=f"time ({reference} on the first = 1)")
+    return drawn
+
+
+_MODELS = ((ORANGE, "--"), (GREEN, ":"))
+
+
+@not_empty
+def relative_times(
+    points: Sequence[Any],
+    models: Mapping[str, Mapping[str, Mapping[int, float]]],
+    reference: str = "library",
+) -> Figure:
+    """Draw how many times as long as the reference each algorithm takes, a panel for each.
+
+    A point is the fastest sample, its bar runs to the median.
+
+    Args:
+        points: measured, with `name`, `nbytes` and `seconds` (repeats).
+        models: label -> algorithm -> size (bytes) -> predicted time (s), drawn as lines.
+    """
+    found: dict[str, dict[int, Any]] = {}
+    for point in points:
+        found.setdefault(point.name, {})[point.nbytes] = point
+    own = found.pop(reference)
+    sizes = sorted(own)
+    base = np.array([min(own[size].seconds) for size in sizes])
+    spread = np.array([np.quantile(own[n].seconds, [0, 0.5]) for n in sizes]) / base[:, None]
+    words = listed(
+        found,
+        lambda one: ", ".join(
+            f"{short_bytes(n)} {min(one[n].seconds) / min(own[n].seconds):.2f}" for n in sizes
+        ),
+    )
+    columns = 3
+    rows = -(-len(found) // columns)
+    alt = f"Time divided by that of the {reference}, by size. {words}."
+    drawn, panels = figure(rows, columns, 3.2 * columns, 2.3, alt)
+    for axes in panels[len(found) :]:
+        axes.set_axis_off()
+    for axes, (name, one) in zip(panels, found.items(), strict=False):
+        low, high = np.array([np.quantile(one[n].seconds, [0, 0.5]) for n in sizes]).T / base
+        axes.fill_between(sizes, *spread.T, color="#dddddd", linewidth=0)
+        bars = (np.zeros_like(low), high - low)
+        axes.errorbar(sizes, low, bars, fmt="o-", color=BLUE, markersize=4, elinewidth=0.6)
+        for (_, model), (colour, line) in zip(models.items(), _MODELS, strict=False):
+            if name in model:
+                predicted = [model[name][n] for n in sizes] / base
+                axes.plot(sizes, predicted, line, color=colour, linewidth=1.6)
+        axes.axhline(1, color=GREY, linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set(ylim=(1 / 16, 32), title=name.replace("_", " "))
+        axes.set_yticks([0.25, 1, 4, 16], ["1/4", "1", "4", "16"])
+        ticks = [n for n in sizes if n in (8, 4096, 1 << 18, sizes[-1])]
+        axes.set_xticks(ticks, [short_bytes(n) for n in ticks], fontsize=8)
+        axes.minorticks_off()
+    panels[0].set_ylabel(f"time / {reference}")
+    axes = panels[0]
+    texts = [("measured", BLUE), *zip(models, (c for c, _ in _MODELS), strict=False)]
+    texts.append((f"{reference}: fastest to median", GREY))
+    for place, (text, colour) in enumerate(texts[::-1]):
+        note(axes, text, (sizes[0], 1 / 16), 2, 3 + 9 * place, color=colour, fontsize=7)
+    return drawn
+
+
+def short_bytes(nbytes: int) -> str:
+    """Write a size in B, KiB or MiB."""
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes} B"
 
 
 # --- compression ---

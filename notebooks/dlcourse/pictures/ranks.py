@@ -71,8 +71,14 @@ def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
 def exchange(
     panels: Mapping[str, tuple[Sequence[Any], Sequence[Any], Sequence[tuple[int, int]]]],
     columns: int = 3,
+    by_source: bool = False,
 ) -> Figure:
-    """Draw who has what before and after a communication."""
+    """Draw who has what before and after a communication.
+
+    Args:
+        by_source: colour what comes from a rank in the colour of this rank: a list in pieces, a
+            result of several ranks as a white box with their colours below.
+    """
     alt = "Who has what. " + " ".join(
         f"{title}: before {_said(before)}; after {_said(after)}."
         for title, (before, after, _) in panels.items()
@@ -91,12 +97,37 @@ def exchange(
         for height, name, values in ((1.1, "before", before), (0.0, "after", after)):
             axes.text(-0.55, height, name, ha="right", va="center", fontsize=8)
             for rank, value in enumerate(values):
+                if by_source and value is not None:
+                    sources = [a for a, b in arrows if b == rank] if name == "after" else [rank]
+                    _from_ranks(axes, rank, height, value, sources)
+                    continue
                 box(axes, rank, height, _short(value), PAPER if value is None else SKY, 0.86, 0.4)
         for rank in range(ranks):
             axes.text(rank, 1.42, f"rank {rank}", ha="center", va="bottom", fontsize=8)
         for start, end in arrows:
-            arrow(axes, (start, 0.88), (end, 0.22))
+            look = {"color": _BY_RANK[start % len(_BY_RANK)]} if by_source else {}
+            arrow(axes, (start, 0.88), (end, 0.22), **look)
     return drawn
+
+
+_BY_RANK = (BLUE, ORANGE, GREEN, PURPLE, GREY, AMBER)
+
+
+def _from_ranks(axes: Axes, x: float, y: float, value: Any, sources: Sequence[int]) -> None:
+    """Draw a box in the colours of the ranks whose data are in it."""
+    several = isinstance(value, list) and len(value) == len(sources) > 1
+    if len(sources) == 1 or several:
+        width = 0.86 / len(sources)
+        for place, source in enumerate(sources):
+            left, colour = x - 0.43 + place * width, _BY_RANK[source % len(_BY_RANK)]
+            area(axes, left, y - 0.2, width, 0.4, colour, alpha=0.45)
+            text = str(value[place]) if several else _short(value)
+            middle(axes, text, left + width / 2, y)
+        return
+    box(axes, x, y, _short(value), "white", 0.86, 0.4)
+    for place, source in enumerate(sources):
+        width, colour = 0.86 / len(sources), _BY_RANK[source % len(_BY_RANK)]
+        area(axes, x - 0.43 + place * width, y - 0.2, width, 0.08, colour, linewidth=0)
 
 
 @not_empty
