@@ -1,4 +1,4 @@
-"""Exercises of lesson 23: bubbles, orders, named dimensions, pruning, a mixture of experts."""
+"""Exercises of lesson 23: bubbles, orders, named dimensions, a plan, a mixture of experts."""
 
 from functools import partial
 from math import ceil, floor
@@ -53,10 +53,90 @@ def local(x, w, mesh, layout):
     return shape, {layout[name] for name in summed & layout.keys()}
 
 
-def prune(weights, share, size=np.abs, stored=8):
-    pruned, gone = weights.copy(), round(share * weights.size)
-    pruned.flat[np.argsort(size(weights), axis=None)[:gone]] = 0
-    return pruned, stored * (weights.size - gone)
+def input_only(x, w, mesh, layout):
+    return local(
+        {**x, "input": 1}, {"input": 1, **{n: w[n] for n in w.keys() - x.keys()}}, mesh, layout
+    )
+
+
+def one_only(x, w, mesh, layout):
+    gone = min(x.keys() & w.keys())
+    return local(x, {n: w[n] for n in w if n == gone or n not in x}, mesh, layout)
+
+
+def plan(stages, microbatches, urgent="BFW", most=None):
+    """Every stage takes what is urgent first among the work that it can do."""
+    rows, ends, most, now = [[] for _ in range(stages)], {}, most or stages, 0
+    while any(len(row) < 3 * microbatches for row in rows):
+        done = [{kind: sum(one == kind for one, _ in row) for kind in "FBW"} for row in rows]
+        for stage, (row, count) in enumerate(zip(rows, done, strict=True)):
+            forward, backward = count["F"], count["B"]
+            ready = {
+                "F": forward < min(microbatches, most + count["W"])
+                and (stage == 0 or ends.get((stage - 1, "F", forward), now + 1) <= now),
+                "B": backward < forward
+                and (stage == stages - 1 or ends.get((stage + 1, "B", backward), now + 1) <= now),
+                "W": count["W"] < backward,
+            }
+            for kind in [kind for kind in urgent if ready[kind]][:1]:
+                row.append((kind, count[kind]))
+                ends[stage, kind, count[kind]] = now + 1
+        now += 1
+    return rows
+
+
+def at_once(stages, microbatches):
+    """1F1B with W right after B."""
+    rows = [order(stage, stages, microbatches) for stage in range(stages)]
+    return [
+        [each for kind, m in row for each in ([(kind, m)] if kind == "F" else [("B", m), ("W", m)])]
+        for row in rows
+    ]
+
+
+def plan_seconds(rows, stages, microbatches):
+    """What is wrong with a plan ("" when nothing is), and the time it takes."""
+    rows = [[(kind, int(m)) for kind, m in row] for row in rows]
+    every = sorted((kind, m) for kind in "FBW" for m in range(microbatches))
+    if len(rows) != stages or any(sorted(row) != every for row in rows):
+        return "an incomplete plan", 0
+    for row in rows:
+        place = {each: number for number, each in enumerate(row)}
+        if any(not place["F", m] < place["B", m] < place["W", m] for m in range(microbatches)):
+            return "an impossible plan", 0
+    steps = {"F": 1, "B": 0, "W": -1}
+    held = max(np.cumsum([steps[kind] for kind, _ in row]).max() for row in rows)
+    if held > stages:
+        return f"{held} microbatches held by a stage", 0
+    ends, free = {}, [0] * stages
+    while any(rows):
+        before = len(ends)
+        for stage, row in enumerate(rows):
+            kind, m = row[0] if row else ("", 0)
+            near = (stage + {"F": -1, "B": 1, "W": stages}.get(kind, 0), kind, m)
+            if row and (near in ends or not 0 <= near[0] < stages):
+                free[stage] = max(free[stage], ends.get(near, 0)) + 1
+                ends[stage, *row.pop(0)] = free[stage]
+        if len(ends) == before:
+            return "a deadlock", 0
+    return "", max(free)
+
+
+def judged_plan(answer, stages, microbatches):
+    rows = answer(stages, microbatches)
+    if rows is ...:
+        return ...
+    wrong, time = plan_seconds(rows, stages, microbatches)
+    slow = time >= plan_seconds(at_once(stages, microbatches), stages, microbatches)[1]
+    return wrong or ("no less time than 1F1B" if slow else "")
+
+
+def share_of_bound(answer, cluster):
+    shares = [(3 * m + p - 1) / plan_seconds(answer(p, m), p, m)[1] for p, m in ((2, 4), *PLANS)]
+    return float(np.mean(shares))
+
+
+PLANS = [(3, 6), (4, 5), (4, 8), (8, 16)]
 
 
 def mixture(comm, tokens, choice, expert):
@@ -87,6 +167,13 @@ def experts(inputs, of=lambda chosen, rank, ranks: chosen, sort=False):
 
 LAYOUTS = [{}, {"hidden": "columns"}, {"batch": "rows"}, {"batch": "rows", "input": "columns"}]
 X, W, MESH = {"batch": 64, "input": 800}, {"input": 800, "hidden": 128}, {"rows": 4, "columns": 2}
+PRODUCTS = [(X, W, MESH, layout) for layout in LAYOUTS]
+PRODUCTS += [(X, {"batch": 64, "hidden": 128}, MESH, layout) for layout in LAYOUTS[:3]]
+IMAGES, KERNEL = {"batch": 8, "row": 28, "channel": 6}, {"channel": 6, "row": 28, "hidden": 10}
+PRODUCTS += [
+    (IMAGES, KERNEL, MESH, layout)
+    for layout in ({"row": "rows", "channel": "columns"}, {"batch": "rows", "channel": "columns"})
+]
 
 EXERCISES = {
     "23-1": Exercise(
@@ -117,7 +204,7 @@ EXERCISES = {
         remark="The bubble of GPipe, but p - s microbatches held instead of m."),
     "23-3": [
         Exercise(
-            local, cases=[(X, W, MESH, layout) for layout in LAYOUTS],
+            local, cases=PRODUCTS,
             hint="What both tensors share is summed away; the others are divided by their side.",
             mistakes={
                 "What both tensors share is summed away; the others are divided by their side.":
@@ -126,6 +213,8 @@ EXERCISES = {
                     lambda *a: (local(*a)[0], set()),
                 "Only where the sum runs over a name that is cut must the ranks add up.":
                     lambda *a: (local(*a)[0], set(a[3].values())),
+                "Which names do both tensors have? It need not be `input`.": input_only,
+                "Both tensors may share several names: sum over all of them.": one_only,
             }),
         letter(
             "C",
@@ -135,18 +224,18 @@ EXERCISES = {
             "Data, column and row parallelism are one rule: it only matters which name is cut."),
     ],
     "23-4": Exercise(
-        prune, call=lambda answer, w, s: (w.copy(), answer(w, s), w), view=lambda came:
-            (came[1], bool((came[0] != came[2]).any())),
-        cases=[(np.random.default_rng(23).normal(size=shape).astype("float32"), share)
-               for shape, share in (((40, 25), 0.9), ((40, 25), 0.2), ((7, 8), 0.5), ((10,), 0.0))],
-        hint="How many is that share? The others stay as they are.",
+        plan, call=judged_plan, cases=PLANS, score=share_of_bound,
+        hint="B first, because another stage waits for it; W fills what would be a gap.",
         mistakes={
-            "Work on a copy.": lambda w, s: (np.copyto(w, prune(w, s)[0]) or w, prune(w, s)[1]),
-            "How many is that share? The others stay as they are.": lambda w, s: prune(w, 1 - s),
-            "The smallest by absolute value go: -3 is large.": partial(prune, size=np.array),
-            "4 bytes per float32 and 4 for its place, for each one left.": partial(prune, stored=4),
+            "Each of F, B and W comes once for each microbatch, in each stage's list.":
+                lambda p, m: [row[:-1] for row in plan(p, m)],
+            "F comes before B, and B before W, of the same microbatch.":
+                lambda p, m: [row[::-1] for row in plan(p, m)],
+            "W right after B is 1F1B: which of F, B and W can wait?": at_once,
+            "From F to W a microbatch is held: W must not wait until the end.":
+                lambda p, m: plan(p, m, urgent="FBW", most=m),
         },
-        remark="Below half removed it takes more memory than before, and it costs further epochs."),
+        remark="Zero bubble (Qi et al. 2023) and DualPipe (DeepSeek, 2024) are such plans."),
     "23-5": Exercise(
         mixture, ranks=(2, 3), cases=tokens, serial=experts,
         hint="Are the rows in the order of the tokens? What comes back is sorted by experts.",
