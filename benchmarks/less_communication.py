@@ -1,30 +1,41 @@
 """Train the small net of lesson 24 by every scheme of communication, each at its own best setting.
 
+    python benchmarks/less_communication.py --choose
     python benchmarks/less_communication.py
 
-Momentum and learning rate are chosen for each scheme by two seeds and then used with four others,
-so that no scheme is compared at the setting of another. Controls: one rank alone, which never
-exchanges anything, and gradient accumulation, one exchange for every 16 batches. Then the mean of
-the weights after 1 to 160 steps, where all ranks draw from all samples and where each has its own
+Momentum and learning rate are chosen for each scheme out of `SETTINGS` by two seeds (`--choose`
+prints all accuracies) and noted in `BEST`. They are then used with four other seeds, so that no
+scheme is compared at the setting of another. Controls: one rank alone, which never exchanges
+anything, and gradient accumulation, one exchange for every 16 batches. Then the mean of the
+weights after 4 to 160 steps, where all ranks draw from all samples and where each has its own
 classes. Writes `data/measured/less_communication.csv`.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from itertools import product
-
-import numpy as np
 
 from dlcourse import measured
 from dlguide.cluster import Cluster
 
 STEPS, TARGET, CHOOSING, SEEDS = 320, 0.92, (10, 11), (0, 1, 2, 3)
 SETTINGS = [(0, 0.25), (0, 0.5), (0, 1), (0, 2), (0.9, 0.05), (0.9, 0.1), (0.9, 0.2), (0.9, 0.4)]
-SCHEMES = [
-    "none", "bf16", "top-k 1 %", "threshold", "one bit", "PowerSGD 4", "top-k, forgets",
-    "one bit, forgets", "mean", "block momentum", "accumulation", "one rank alone",
-]  # fmt: skip
+BEST = {
+    "none": (0.9, 0.2),
+    "bf16": (0.9, 0.2),
+    "top-k 1 %": (0, 1),
+    "threshold": (0, 2),
+    "one bit": (0, 1),
+    "PowerSGD 4": (0.9, 0.2),
+    "top-k, forgets": (0.9, 0.2),
+    "one bit, forgets": (0, 0.5),
+    "mean": (0.9, 0.2),
+    "block momentum": (0, 0.5),
+    "accumulation": (0.9, 0.4),
+    "one rank alone": (0.9, 0.1),
+}
 
 
 def train(
@@ -49,7 +60,7 @@ def train(
         "block momentum": lambda: local_sgd.BlockMomentum(0.5),
     }.get(scheme, compression.none)
     comm = MPI.COMM_SELF if scheme == "one rank alone" else MPI.COMM_WORLD
-    look_every = STEPS if seed in CHOOSING else 10
+    look_every = STEPS if seed in CHOOSING else 20
     more = every if scheme == "accumulation" else 1  # batches in one update
     run = small_mlp.train_on_ranks(
         make(), comm, datasets.load().first(8000), STEPS // more, 32 * more, rate, momentum, seed,
@@ -69,35 +80,35 @@ def train(
     }
 
 
-def rows(cluster: Cluster) -> Iterator[dict]:
-    """Choose a setting for each scheme, then train with it."""
+def rows(cluster: Cluster, choose: bool) -> Iterator[dict]:
+    """Train with the best setting of each scheme, or with all settings."""
 
-    def found(seeds: tuple[int, ...], *arguments: object) -> list[dict]:
+    def found(seeds: tuple[int, ...], part: str, *arguments: object) -> list[dict]:
         one = [cluster.run(train, *arguments[:3], seed, *arguments[3:])[0] for seed in seeds]
         print(*arguments, [each["accuracy_percent"] for each in one], flush=True)
-        return one
+        return [{"part": part, **row} for row in one]
 
-    best = {}
-    for scheme in SCHEMES:
-        tried = {each: found(CHOOSING, scheme, *each) for each in SETTINGS}
-        yield from ({"part": "choice", **row} for each in tried.values() for row in each)
-        best[scheme] = max(
-            tried, key=lambda each: np.mean([row["accuracy_percent"] for row in tried[each]])
-        )
-        yield from ({"part": "result", **row} for row in found(SEEDS, scheme, *best[scheme]))
-    for every, alike in product((1, 4, 16, 64, 160), (True, False)):
-        again = found(SEEDS, "mean", *best["mean"], every, alike)
-        yield from ({"part": "rarer", **row} for row in again)
+    if choose:
+        for scheme, setting in product(BEST, SETTINGS):
+            yield from found(CHOOSING, "choice", scheme, *setting)
+        return
+    for scheme, setting in BEST.items():
+        yield from found(SEEDS, "result", scheme, *setting)
+    for every, alike in product((4, 16, 64, 160), (True, False)):
+        yield from found(SEEDS, "rarer", "mean", *BEST["mean"], every, alike)
     for scheme in ("none", "block momentum"):
-        again = found(SEEDS, scheme, *best[scheme], 16, False)
-        yield from ({"part": "rarer", **row} for row in again)
+        yield from found(SEEDS, "rarer", scheme, *BEST[scheme], 16, False)
 
 
 def main() -> None:
     """Train, and write the table."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--choose", action="store_true", help="train with all settings, no table")
+    choose = options.parse_args().choose
     with Cluster(ranks=2, magics=False) as cluster:
-        found = list(rows(cluster))
-    print(measured.write("less_communication", found, (*CHOOSING, *SEEDS)))
+        table = list(rows(cluster, choose))
+    if not choose:
+        print(measured.write("less_communication", table, SEEDS))
 
 
 if __name__ == "__main__":
