@@ -56,7 +56,7 @@ def replicate(
     config.check()
     nets_of = build(config)
     variables = [weight for net in nets_of for weight in net.trainable_variables]
-    weights = [np.array(weight) for weight in variables]
+    weights = [np.array(weight.numpy()) for weight in variables]
     moments = [np.zeros_like(each) for each in (*weights, *weights)]
     random = np.random.default_rng(seed)
     shape = (global_batch, data.BEFORE, config.size, config.size, 3)
