@@ -426,13 +426,18 @@ _NOBODY, _ONE, _SEVERAL = "#222222", SKY, ORANGE
 
 @not_empty
 def symptoms(trials: Sequence[Any], reference: Sequence[Any] = ()) -> Figure:
-    """Draw what each rank showed: its loss, the distance of the weights, who took which sample."""
+    """Draw what each rank showed: its loss, the distance of the weights, who took which sample.
+
+    Args:
+        reference: sound runs, whose losses are drawn in grey.
+    """
     counts = ranks_per_sample(trials)
     alt = _symptoms_words(trials, counts)
     drawn, (loss, distance, samples) = figure(columns=3, width=11, height=2.9, alt=alt)
-    if reference:
-        steps = range(1, len(reference[0].loss) + 1)
-        loss.plot(steps, reference[0].loss, color=GREY, linewidth=5, alpha=0.4, label="reference")
+    for number, one in enumerate(reference):
+        steps = range(1, len(one.loss) + 1)
+        label = "reference" if number == 0 else None
+        loss.plot(steps, one.loss, color=GREY, linewidth=3, alpha=0.4, label=label)
     for trial in trials:
         colour, line = _LINES[trial.rank % len(_LINES)]
         steps = range(1, len(trial.loss) + 1)
@@ -477,7 +482,7 @@ def _grid(axes: Axes, counts: np.ndarray) -> None:
     patches = [Patch(color=colour, label=f"{name}: {count}") for colour, (name, count) in named]
     axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.02), frameon=False,
                 fontsize=9, ncols=3, columnspacing=1.0, handlelength=1.0)  # fmt: skip
-    axes.set(title=f"Who took each of the {len(counts)} samples", xticks=[], yticks=[])
+    axes.set(title=f"{len(counts)} samples, first epoch", xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
 
