@@ -17,7 +17,6 @@ from dlcourse.mixtures import Ring
 from dlcourse.phases import StartUp
 from dlcourse.pictures import cases, frameworks
 from dlcourse.pictures.storage import limits
-from dlcourse.small_mlp import SchemeRun
 from dlguide import plots, search
 from dlguide.machine import number_formats, onednn, vnni
 from dlguide.measure import Timing
@@ -416,14 +415,13 @@ GIVEN = {"large": [1.0, -2.0, 0.5], "small": [0.1, 0.1, 0.1]}
 SENT = {"large": [1.0, -2.0, 0.5], "small": [0.0, 0.0, 0.3]}
 
 
-SECONDS = {"none": {"slow": 9.0, "fast": 1.0}, "lost": {"slow": None, "fast": None}}
+SECONDS = {
+    "slow": {"all": {"computing": 1.0, "bytes": 8.0}, "few": {"computing": 1.5, "bytes": 1.0}},
+    "fast": {"all": {"computing": 1.0, "bytes": 0.2}, "few": {"computing": 1.5, "bytes": 0.1}},
+}
 
 
-def a_trial(accuracy, nbytes):
-    return SchemeRun("none", 2, 0, (10,), (accuracy,), (10 * nbytes,), (1.0,))
-
-
-TRIALS = {"all": [a_trial(0.9, 1000), a_trial(0.91, 1000)], "few": [a_trial(0.8, 10)]}
+TRIALS = {"all": (1000, [90, 91]), "few": (10, [80]), "alone": (0, [70, 72])}
 
 
 def test_parts_of_a_step_lie_one_after_the_other():
@@ -450,23 +448,25 @@ def test_given_and_sent_are_sums_over_steps():
 
 
 def test_every_training_is_a_mark():
-    axes = pictures.accuracy_and_bytes(TRIALS).axes[0]
-    first, second = axes.lines
+    drawn = pictures.accuracy_and_bytes(TRIALS, {"few": 81})
+    first, mean, few, _, live, alone, *_ = drawn.axes[0].lines
     assert np.allclose(first.get_xydata(), [[1000, 90], [1000, 91]])
-    assert np.allclose(second.get_xydata(), [[10, 80]])
-    assert axes.get_xscale() == "log"
-    assert (
-        "all: 1000 bytes, 90.0, 91.0 percent" in pictures.accuracy_and_bytes(TRIALS)._repr_html_()
-    )
+    assert np.allclose(mean.get_xydata(), [[1000, 90.5]])
+    assert np.allclose(few.get_xydata(), [[10, 80]])
+    assert np.allclose(live.get_xydata(), [[10, 81]])
+    assert np.allclose(alone.get_ydata(), 71)  # a line: there are no bytes
+    assert drawn.axes[0].get_xscale() == "log"
+    assert "all: 1000 bytes, 90.5 percent" in drawn._repr_html_()
 
 
-def test_ways_that_do_not_get_there_are_told():
-    axes = pictures.seconds_on_links(SECONDS).axes[0]
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[9, 0]], [[1, 0]]]
-    assert [(text.get_position()[1], text.get_text()) for text in axes.texts] == [
-        (1, "not reached")
+def test_the_fastest_scheme_of_each_link_is_bold():
+    drawn = pictures.seconds_on_links(SECONDS)
+    bold = [
+        [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
+        for axes in drawn.axes
     ]
-    assert "lost: slow never, fast never" in pictures.seconds_on_links(SECONDS)._repr_html_()
+    assert bold == [[" 2.5"], [" 1.2"]]
+    assert "slow: all 9 s, few 2.5 s" in drawn._repr_html_()
 
 
 SPACE = {
@@ -1024,7 +1024,7 @@ REFUSED = [
     (pictures.budget, ({**BUDGET, "c": {"computing": 1.0}},), {}, "have the parts"),
     (pictures.error_feedback, (GIVEN, {"large": [1.0]}), {}, "have the titles"),
     (pictures.error_feedback, (GIVEN, {**SENT, "small": [0.0]}), {}, "3 steps of 'small'"),
-    (pictures.seconds_on_links, ({**SECONDS, "x": {}},), {}, "have the links"),
+    (pictures.seconds_on_links, ({**SECONDS, "x": {}},), {}, "have the schemes"),
     (pictures.epoch_times, ({"one": POINTS[:1]},), {}, "`panels` must h"),
     (pictures.reading_times, ({"disk": Timing((0.1,))}, {}, 0.05), {}, r"must have \['disk'\]"),
     (pictures.attention_map, ({"m": np.eye(3)}, "ab"), {}, "`m` must have the shape"),
@@ -1140,7 +1140,7 @@ DRAWN = [
     (pictures.worker_timeline, (TIMES,)),
     (pictures.budget, (BUDGET,)),
     (pictures.error_feedback, (GIVEN, SENT)),
-    (pictures.accuracy_and_bytes, (TRIALS,)),
+    (pictures.accuracy_and_bytes, (TRIALS, {"few": 81})),
     (pictures.seconds_on_links, (SECONDS,)),
     (pictures.search_scores, (FOUND.trials,)),
     (pictures.rank_bars, ({"all": FOUND.trials},)),

@@ -1,11 +1,14 @@
-"""Exercises of lesson 24: bytes of top-k, error feedback, break-even, fusion, local SGD."""
+"""Exercises of lesson 24: bytes of top-k, error feedback, break-even, a codec, local SGD."""
 
 import math
 from functools import partial
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, letter
+from dlcourse import small_mlp
+from dlcourse.exercises.compare import brief
+from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer, letter
+from dlguide.data import datasets
 
 CNN = [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (1024, 128), (128,), (128, 10), (10,)]
 RANDOM, MB = np.random.default_rng(24), 4 * 25_557_032 / 1e6  # of the gradient of ResNet-50
@@ -31,14 +34,80 @@ def break_even(n, m, ranks, coding_s, twice=2, gathered=None, least=0):
     return max(least, ring - (ranks - 1 if gathered is None else gathered) * m) / coding_s
 
 
-def fuse(sizes, threshold, late=0):
-    messages = []
-    for size in sizes:
-        if messages and messages[-1] + size * (not late) <= threshold:
-            messages[-1] += size
-        else:
-            messages.append(size)
-    return messages
+def real_gradients():
+    """Gradients of the first layer of the small net, after 0, 10 and 40 steps."""
+    data = datasets.load().first(41 * 32)
+    images, weights = data.train_images.reshape(-1, 784), small_mlp.initial_weights(0)
+    found = []
+    for step in range(41):
+        part = slice(32 * step, 32 * step + 32)
+        gradients = small_mlp.gradients(weights, images[part], data.train_labels[part])
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight -= 0.5 / 32 * gradient
+        if step in (0, 10, 40):
+            found.append(gradients[0] / 32)
+    return found
+
+
+def pack(gradient, nbytes):
+    """Top-k, with a scale and 16 bits for each value and for each place."""
+    flat = gradient.ravel()
+    scale = np.abs(flat).max(keepdims=True)
+    places = np.argsort(-np.abs(flat))[: (nbytes - 4) // 4]
+    values = (flat[places] / scale).astype("f2")
+    return np.concatenate([scale.view("u1"), values.view("u1"), places.astype("u2").view("u1")])
+
+
+def unpack(message, shape, first=4):
+    gradient = np.zeros(math.prod(shape), "f4")
+    values, places = np.split(message[first:], 2)
+    gradient[places.view("u2")] = values.view("f2") * message[:4].view("f4")
+    return gradient.reshape(shape)
+
+
+def plain_top_k(gradient, nbytes, each=8, count=None):
+    flat = gradient.ravel()
+    places = np.argsort(-np.abs(flat))[: nbytes // each if count is None else count]
+    return np.concatenate([flat[places].view("u1"), places.astype("u4").view("u1")])
+
+
+def plain_unpack(message, shape):
+    gradient = np.zeros(math.prod(shape), "f4")
+    values, places = np.split(message, 2)
+    gradient[places.view("u4")] = values.view("f4")
+    return gradient.reshape(shape)
+
+
+def kept(answer):
+    """The share of the sum of squares that arrives, mean of three gradients, at 1 % of the bytes.
+
+    All gradients are packed before the first one is unpacked: only the messages arrive.
+    """
+    pair = isinstance(answer, tuple | list) and len(answer) == 2 and all(map(callable, answer))
+    if not pair:
+        raise WrongAnswer(f"Expected: a pair of functions, (pack, unpack), got {brief(answer)}.")
+    shares, gradients = [], real_gradients()
+    most = gradients[0].nbytes // 100
+    messages = [answer[0](gradient.copy(), most) for gradient in gradients]
+    for gradient, message in reversed([*zip(gradients, messages, strict=True)]):
+        if message is ...:
+            raise NotAnswered
+        if getattr(message, "dtype", None) != np.uint8 or message.ndim != 1:
+            raise WrongAnswer("`pack` returns a flat array of uint8: `values.view('u1')`.")
+        if message.nbytes > most:
+            raise WrongAnswer("The message has more than `nbytes` bytes.")
+        came = answer[1](message.copy(), gradient.shape)
+        if came is ...:
+            raise NotAnswered
+        if getattr(came, "shape", None) != gradient.shape or not np.isfinite(came).all():
+            raise WrongAnswer("`unpack` returns finite values in an array of the given shape.")
+        shares.append(1 - ((gradient - came) ** 2).sum() / (gradient**2).sum())
+    return float(np.mean(shares))
+
+
+def at_least_top_k(answer):
+    if kept(answer) < 0.999 * kept((plain_top_k, plain_unpack)):
+        raise WrongAnswer("Plain top-k keeps more: the largest values, their places as uint32.")
 
 
 def train(comm, weights, gradient, rate, steps, every):
@@ -123,19 +192,19 @@ EXERCISES = {
             "From 100 ranks on, 1 % top-k pays on no link; what is summed (fp16) still may."),
     ],
     "24-4": Exercise(
-        fuse,
-        cases=[([10, 10, 10], 25), ([10, 10, 10, 10], 20), ([30, 1, 1], 20), ([1, 30, 1], 20),
-               ([5, 15], 20), ([3, 4, 5], 0), ([], 20), (RANDOM.integers(1, 99, 40).tolist(), 128)],
-        hint="Fill a message in order; begin the next when one more array would be too much.",
+        (pack, unpack), check=at_least_top_k, limit_s=30.0,
+        score=lambda answer, cluster: kept(answer),
         mistakes={
-            "Some bytes are lost, or sent twice: the last ones?": lambda s, t: fuse(s, t)[:-1],
-            "A threshold of 0 switches fusion off.": lambda s, t: fuse(s, t or math.inf),
-            "A message of several arrays is larger than the threshold.": partial(fuse, late=1),
-            "Equal to the threshold still fits.": lambda s, t: fuse(s, t - 1),
-            "An array above the threshold goes alone and in its place.": lambda sizes, most:
-                fuse(sorted(sizes, key=lambda size: size <= most), most),
+            "The message has more than `nbytes` bytes.":
+                (partial(plain_top_k, each=4), plain_unpack),
+            "`pack` returns a flat array of uint8: `values.view('u1')`.":
+                (lambda g, n: plain_top_k(g, n).view("f4"), plain_unpack),
+            "`unpack` returns finite values in an array of the given shape.":
+                (plain_top_k, lambda message, shape: plain_unpack(message, shape).ravel()),
+            "Plain top-k keeps more: the largest values, their places as uint32.":
+                (partial(plain_top_k, count=20), plain_unpack),
         },
-        remark="Fewer messages than arrays: the bytes are the same, the latencies are not."),
+        remark="1.00 would be the whole gradient; plain top-k keeps about 0.3 of it."),
     "24-5": Exercise(
         train, ranks=(2, 3), cases=walks, serial=local_sgd,
         call=lambda answer, comm, w, *rest:

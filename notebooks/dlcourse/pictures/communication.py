@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,6 @@ import numpy as np
 
 from dlcourse.pictures.shapes import (
     AMBER,
-    BESIDE,
     HATCHES,
     PAPER,
     YELLOW,
@@ -323,8 +323,6 @@ def short_bytes(nbytes: int) -> str:
 
 # --- compression ---
 
-_MARKS = "os^vD*PX<>hp"
-
 
 @not_empty
 def budget(parts: Mapping[str, Mapping[str, float]]) -> Figure:
@@ -380,50 +378,72 @@ def error_feedback(
 
 
 @not_empty
-def accuracy_and_bytes(trials: Mapping[str, Sequence[Any]]) -> Figure:
-    """Draw the accuracy that each way reached against the bytes of a step."""
-    points = {
-        way: [(each.nbytes_per_step, 100 * each.accuracy[-1]) for each in found]
-        for way, found in trials.items()
-    }
-    words = listed(
-        points,
-        lambda p: f"{p[0][0]:.0f} bytes, {', '.join(f'{y:.1f}' for _, y in p)} percent",
-    )
-    drawn, (axes,) = figure(width=8.5, height=3.6, alt=f"Accuracy and bytes of a step. {words}")
-    for number, (way, found) in enumerate(points.items()):
-        look = {"color": COLOURS[number % 6], "marker": _MARKS[number % len(_MARKS)]}
-        axes.plot(*zip(*found, strict=True), linewidth=1, markersize=6, label=way, **look)
-    axes.set_xscale("log")
-    axes.set_xlabel("bytes that one rank hands over in a step (logarithmic)")
-    axes.set_ylabel("test accuracy (%)")
-    axes.legend(**BESIDE)
+def accuracy_and_bytes(
+    found: Mapping[str, tuple[float, Sequence[float]]], live: Mapping[str, float]
+) -> Figure:
+    """Draw the accuracy of each scheme against its bytes per step, with labels at the points.
+
+    Args:
+        found: scheme -> (bytes per step, accuracy of each seed in percent); a scheme without bytes
+            is a dashed line.
+        live: scheme -> accuracy of one training that was repeated now (%), drawn as a cross.
+    """
+    words = listed(found, lambda one: f"{one[0]:.0f} bytes, {np.mean(one[1]):.1f} percent")
+    alt = f"Test accuracy of each scheme and its bytes per step. {words}"
+    drawn, (axes,) = figure(width=9.0, height=4.2, alt=alt)
+    labels: list[tuple[float, float]] = []
+    for scheme, (nbytes, accuracies) in found.items():
+        mean = float(np.mean(accuracies))
+        if nbytes == 0:
+            axes.axhline(mean, color=GREY, linestyle="--")
+            axes.text(0.99, mean, scheme, transform=axes.get_yaxis_transform(), fontsize=8,
+                      ha="right", va="bottom", color=GREY)  # fmt: skip
+            continue
+        axes.plot([nbytes] * len(accuracies), accuracies, "o", color=BLUE, markersize=4, alpha=0.5)
+        axes.plot(nbytes, mean, "_", color=BLUE, markersize=16, markeredgewidth=2)
+        near = [one for one in labels if abs(math.log(nbytes / one[0])) + abs(mean - one[1]) < 0.3]
+        side = {"ha": "right"} if near else {}
+        note(axes, scheme, (nbytes, mean), -11 if near else 11, 0, va="center", fontsize=8, **side)
+        labels.append((nbytes, mean))
+        if scheme in live:
+            axes.plot(nbytes, live[scheme], "x", color=ORANGE, markersize=7, markeredgewidth=2)
+    axes.plot([], [], "o", color=BLUE, alpha=0.5, label="one seed (longer measurement)")
+    axes.plot([], [], "_", color=BLUE, markersize=12, markeredgewidth=2, label="mean")
+    axes.plot([], [], "x", color=ORANGE, markeredgewidth=2, label="repeated now")
+    axes.set(xscale="log", ylabel="test accuracy (%)")
+    axes.set_xlabel("bytes that one rank sends per step (logarithmic)")
+    axes.margins(x=0.12)
+    legend_above(axes)
     return drawn
 
 
 @not_empty
-def seconds_on_links(seconds: Mapping[str, Mapping[str, float | None]]) -> Figure:
-    """Draw how long each way takes on each link."""
-    links = list(next(iter(seconds.values())))
-    for way, one in seconds.items():
-        require(list(one) == links, "seconds", f"have the links {links} for {way!r}", list(one))
+def seconds_on_links(seconds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
+    """Draw link -> scheme -> part -> seconds as bars, a panel per link, the fastest one in bold."""
+    schemes = list(next(iter(seconds.values())))
+    for link, one in seconds.items():
+        require(list(one) == schemes, "seconds", f"have the schemes {schemes} on {link!r}", [*one])
 
-    def words(one: Mapping[str, float | None]) -> str:
-        return ", ".join(f"{k} {'never' if s is None else f'{s:.3g} s'}" for k, s in one.items())
+    def words(one: Mapping[str, Mapping[str, float]]) -> str:
+        return ", ".join(f"{scheme} {sum(parts.values()):.3g} s" for scheme, parts in one.items())
 
-    alt = f"Seconds of each way. {listed(seconds, words)}"
-    drawn, (axes,) = figure(width=8.5, height=0.8 + 0.28 * len(seconds), alt=alt)
-    for number, link in enumerate(links):
-        found = [(one[link], place) for place, one in enumerate(seconds.values())]
-        x, y = np.array([each for each in found if each[0] is not None]).reshape(-1, 2).T
-        axes.plot(x, y, _MARKS[number], color=COLOURS[number % 6], markersize=7, label=link)
-    for place, one in enumerate(seconds.values()):
-        if all(each is None for each in one.values()):
-            axes.text(0.02, place, "not reached", transform=axes.get_yaxis_transform(), va="center")
-    axes.set(xscale="log", xlabel="seconds (logarithmic)")
-    named_rows(axes, seconds)
-    axes.grid(axis="both", color="#dddddd", linewidth=0.6)
-    legend_above(axes)
+    alt = f"Seconds of each scheme. {listed(seconds, words)}"
+    drawn, panels = figure(1, len(seconds), 10.0, 0.9 + 0.27 * len(schemes), alt)
+    for axes, (link, one) in zip(panels, seconds.items(), strict=True):
+        left = np.zeros(len(schemes))
+        for number, part in enumerate(next(iter(one.values()))):
+            widths = np.array([parts[part] for parts in one.values()])
+            look = {"color": COLOURS[number % 6], "hatch": HATCHES[number % 6], "label": part}
+            axes.barh(range(len(schemes)), widths, 0.7, left=left, edgecolor="white", **look)
+            left = left + widths
+        for place, whole in enumerate(left):
+            weight = "bold" if whole == min(left) else "normal"
+            axes.text(whole, place, f" {whole:.2g}", va="center", fontsize=8, fontweight=weight)
+        named_rows(axes, schemes if axes is panels[0] else [""] * len(schemes), 0.6)
+        axes.set(xlim=(0, 1.25 * max(left)), xlabel="seconds")
+        axes.set_title(link, fontsize=9)
+    handles, labels = panels[0].get_legend_handles_labels()
+    panels[-1].legend(handles, labels, frameon=False, fontsize=8, loc="lower right")
     return drawn
 
 
