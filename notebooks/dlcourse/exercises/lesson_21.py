@@ -121,15 +121,16 @@ def _share_on_rank(answer, length=1 << 20, block=1 << 16):
                 other[:] = first
 
     ways = {"limit": traffic, "answer": lambda: answer(comm, array)}
-    for _ in range(25):
+    for _ in range(80):
         for name, work in ways.items():
             array.fill(1)
             parts[0].fill(1)
             comm.Barrier()
             begin_s = MPI.Wtime()
             work()
-            seconds[name].append(MPI.Wtime() - begin_s)
-    limit_s, answer_s = (comm.allreduce(np.median(each[3:]), MPI.MAX) for each in seconds.values())
+            # the fastest one counts: other work on the cores only makes them longer
+            seconds[name].append(comm.allreduce(MPI.Wtime() - begin_s, MPI.MAX))
+    limit_s, answer_s = (min(each) for each in seconds.values())
     return float(limit_s / answer_s)
 
 
