@@ -449,7 +449,8 @@ def test_given_and_sent_are_sums_over_steps():
 
 def test_every_training_is_a_mark():
     drawn = pictures.accuracy_and_bytes(TRIALS, {"few": 81})
-    first, mean, few, _, live, alone, *_ = drawn.axes[0].lines
+    first, mean, *_ = drawn.axes[0].lines
+    few, _, live, alone = drawn.axes[1].lines
     assert np.allclose(first.get_xydata(), [[1000, 90], [1000, 91]])
     assert np.allclose(mean.get_xydata(), [[1000, 90.5]])
     assert np.allclose(few.get_xydata(), [[10, 80]])

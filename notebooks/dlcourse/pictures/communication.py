@@ -390,10 +390,15 @@ def accuracy_and_bytes(
     """
     words = listed(found, lambda one: f"{one[0]:.0f} bytes, {np.mean(one[1]):.1f} percent")
     alt = f"Test accuracy of each scheme and its bytes per step. {words}"
-    drawn, (axes,) = figure(width=9.0, height=4.2, alt=alt)
+    means = {scheme: float(np.mean(accuracies)) for scheme, (_, accuracies) in found.items()}
+    high = sorted(means.values(), reverse=True)
+    gaps = [above - below for above, below in pairwise(high)]
+    lowest = high[gaps.index(max(gaps))] if gaps else high[0]  # the largest gap parts two panels
+    drawn, (upper, lower) = figure(2, 1, 9.0, 2.3, alt)
     labels: list[tuple[float, float]] = []
     for scheme, (nbytes, accuracies) in found.items():
-        mean = float(np.mean(accuracies))
+        mean = means[scheme]
+        axes = upper if mean >= lowest else lower
         if nbytes == 0:
             axes.axhline(mean, color=GREY, linestyle="--")
             axes.text(0.99, mean, scheme, transform=axes.get_yaxis_transform(), fontsize=8,
@@ -401,19 +406,20 @@ def accuracy_and_bytes(
             continue
         axes.plot([nbytes] * len(accuracies), accuracies, "o", color=BLUE, markersize=4, alpha=0.5)
         axes.plot(nbytes, mean, "_", color=BLUE, markersize=16, markeredgewidth=2)
-        near = [one for one in labels if abs(math.log(nbytes / one[0])) + abs(mean - one[1]) < 0.3]
+        near = [one for one in labels if abs(math.log(nbytes / one[0])) + abs(mean - one[1]) < 0.1]
         side = {"ha": "right"} if near else {}
         note(axes, scheme, (nbytes, mean), -11 if near else 11, 0, va="center", fontsize=8, **side)
         labels.append((nbytes, mean))
         if scheme in live:
             axes.plot(nbytes, live[scheme], "x", color=ORANGE, markersize=7, markeredgewidth=2)
-    axes.plot([], [], "o", color=BLUE, alpha=0.5, label="one seed (longer measurement)")
-    axes.plot([], [], "_", color=BLUE, markersize=12, markeredgewidth=2, label="mean")
-    axes.plot([], [], "x", color=ORANGE, markeredgewidth=2, label="repeated now")
-    axes.set(xscale="log", ylabel="test accuracy (%)")
-    axes.set_xlabel("bytes that one rank sends per step (logarithmic)")
-    axes.margins(x=0.12)
-    legend_above(axes)
+    upper.plot([], [], "o", color=BLUE, alpha=0.5, label="one seed (longer measurement)")
+    upper.plot([], [], "_", color=BLUE, markersize=12, markeredgewidth=2, label="mean")
+    upper.plot([], [], "x", color=ORANGE, markeredgewidth=2, label="repeated now")
+    sizes = [nbytes for nbytes, _ in found.values() if nbytes]
+    for axes in (upper, lower):
+        axes.set(xscale="log", ylabel="test accuracy (%)", xlim=(min(sizes) / 2, 3 * max(sizes)))
+    lower.set_xlabel("bytes that one rank sends per step (logarithmic)")
+    legend_above(upper)
     return drawn
 
 
