@@ -37,7 +37,7 @@ class Measured:
         origin = f"measured on {about['date']} on {about['machine']}"
         return f"{origin}; seeds {about['seeds']}; {about['command']}"
 
-    def column(self, name: str, **wanted: Any) -> list[Any]:
+    def column(self, name: str, /, **wanted: Any) -> list[Any]:
         """The values of one column in the rows that have these values in other columns."""
         rows = [row for row in self.rows if all(row[key] == wanted[key] for key in wanted)]
         return [row[name] for row in rows]

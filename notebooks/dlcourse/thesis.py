@@ -1,8 +1,7 @@
-"""Our experiments beside Nyholm's thesis: recipes, training curves and its research questions."""
+"""Our experiments beside Nyholm's thesis: its published rows and its research questions."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +12,10 @@ from dlguide import published
 from dlguide.errors import require, require_count, require_known
 from dlguide.training.experiments import (
     ExperimentResult,
-    ExperimentRow,
-    PairedDifference,
     compare,
     table,
 )
-from dlguide.training.experiments.differences import group, require_one_recipe, t_factor
+from dlguide.training.experiments.differences import require_one_recipe
 
 HOROVOD = {"study": "thesis", "framework": "Horovod 0.15.2 + PyTorch"}
 HOROVOD_TENSORFLOW = {"study": "thesis", "framework": "Horovod 0.15.2 + TensorFlow"}
@@ -49,173 +46,10 @@ def published_row(columns: Mapping[str, Any], name: str = "accuracy") -> dict[st
     return found[0]
 
 
-def on_par() -> float:
-    """The difference in top-1 accuracy that the thesis (section 5.8) calls "on par" (fraction)."""
-    sixth = published_row({**HOROVOD, "experiment": 6, "workers": 32})
-    eighth = published_row({"experiment": 8, "workers": 32})
-    return abs(sixth["top1_percent"] - eighth["top1_percent"]) / 100
-
-
 def last_batch(samples: int, batch: int, workers: int) -> int:
     """Count the images of one worker in the last step of an epoch."""
     own = -(-require_count(samples, "samples") // require_count(workers, "workers"))
     return (own - 1) % require_count(batch, "batch") + 1
-
-
-# --- recipes ---
-
-
-@dataclass(frozen=True)
-class RecipePair:
-    """One recipe: our row, the published one, and how each differs from its baseline."""
-
-    name: str
-    ours: ExperimentRow
-    theirs: Mapping[str, Any]
-    our_difference: PairedDifference | None
-    their_difference: float | None
-    verdict: str
-
-    def __str__(self) -> str:
-        source = f"{self.theirs['study']}, experiment {self.theirs['experiment']}"
-        if self.our_difference is None:
-            mean = self.ours.accuracy
-            ours = "diverged" if mean is None else f"{100 * mean:.2f} %"
-            return f"{self.name}: ours {ours}, {source} {self.theirs['top1_percent']:g} %."
-        words = {
-            "agree": "They agree.",
-            "differ": "They contradict each other.",
-            "only ours": "The published difference is too small to be seen in one run.",
-            "only theirs": "Their difference is not visible here.",
-            "undecided": "One seed does not show whether they agree.",
-        }[self.verdict]
-        side = "above" if self.their_difference > 0 else "below"
-        theirs = f"{100 * abs(self.their_difference):.2f} points {side} its baseline"
-        return f"{self.our_difference} {source}: {theirs}. {words}"
-
-
-@dataclass(frozen=True)
-class RecipeComparison:
-    """Our recipes beside published ones, printed as sentences."""
-
-    pairs: tuple[RecipePair, ...]
-
-    def __str__(self) -> str:
-        verdicts = [pair.verdict for pair in self.pairs]
-        undecided = verdicts.count("undecided")
-        decided = len(verdicts) - undecided - verdicts.count("baseline")
-        summary = f"{verdicts.count('agree')} of {decided} recipes agree with the published ones."
-        if undecided:
-            summary += f" {undecided} cannot be decided."
-        summary += " Published accuracies are those of one run each, at the best epoch of the test"
-        summary += " set; ours are means over seeds after the last epoch."
-        return "\n".join([*map(str, self.pairs), summary])
-
-
-def compare_with_published(
-    results: Sequence[ExperimentResult],
-    pairs: Mapping[str, Mapping[str, Any]],
-    baseline: str = "baseline",
-    published_baseline: Mapping[str, Mapping[str, Any]] | None = None,
-) -> RecipeComparison:
-    """Check whether our recipes and the published ones lie on the same side of their baselines."""
-    grouped, rows, noise = group(results), table(results), on_par()
-    require_known(baseline, pairs, "baseline")
-    for name in pairs:
-        require_known(name, grouped, "pairs")
-    theirs = {name: published_row(columns) for name, columns in pairs.items()}
-    bases = dict.fromkeys(pairs, theirs[baseline])
-    bases |= {name: published_row(columns) for name, columns in (published_baseline or {}).items()}
-    found = []
-    for name, row in theirs.items():
-        if name == baseline:
-            found.append(RecipePair(name, rows[name], row, None, None, "baseline"))
-            continue
-        ours = compare(grouped[name], grouped[baseline])
-        difference = (row["top1_percent"] - bases[name]["top1_percent"]) / 100
-        verdict = _verdict(ours, difference, noise)
-        found.append(RecipePair(name, rows[name], row, ours, difference, verdict))
-    return RecipeComparison(tuple(found))
-
-
-def _verdict(ours: PairedDifference, theirs: float, noise: float) -> str:
-    visible = abs(theirs) > noise + 1e-9  # the two that are on par are not
-    diverged = ours.diverged[0] > ours.diverged[1]
-    if ours.standard_error is None and not diverged:
-        return "undecided"
-    clear = ours.clear or diverged
-    if not (clear and visible):
-        return "only ours" if clear else "only theirs" if visible else "agree"
-    below = diverged or ours.mean < 0
-    return "agree" if below == (theirs < 0) else "differ"
-
-
-# --- training curves ---
-
-
-@dataclass(frozen=True)
-class CurveGap:
-    """Gap of the training curves of two recipes after the warmup."""
-
-    curve: str
-    epochs: tuple[int, int]
-    gap: float
-    error: float | None
-    final: PairedDifference
-
-    @property
-    def aligned(self) -> bool | None:
-        """Whether seeds alone explain the gap; None if there is only one."""
-        return None if self.error is None else self.gap <= t_factor(self.final.pairs) * self.error
-
-    def __str__(self) -> str:
-        begin, end = self.epochs
-        gap = (
-            f"The {self.curve} of {self.final.first} and {self.final.second} lies {self.gap:.3g} "
-            f"apart in epochs {begin} to {end}"
-        )
-        if self.aligned is None:
-            return f"{gap}; one seed does not show whether that is chance. {self.final}"
-        factor = t_factor(self.final.pairs)
-        limit = f"{factor:.1f} standard errors over seeds are {factor * self.error:.3g}"
-        state = "aligned" if self.aligned else "not aligned"
-        verdict = "The curves predicted it."
-        if self.aligned == self.final.clear:
-            verdict = "The curves did not predict it." if self.aligned else "A false alarm."
-        return f"{gap}, and {limit}: {state}. {self.final} {verdict}"
-
-
-def curve_gap(
-    results: Sequence[ExperimentResult], baseline: Sequence[ExperimentResult]
-) -> CurveGap:
-    """Measure the gap of training curves after the warmup, and whether it predicts the end."""
-    ones = {one.config.seed: one for one in require_one_recipe(results) if not one.diverged}
-    others = {one.config.seed: one for one in require_one_recipe(baseline) if not one.diverged}
-    seeds = [seed for seed in ones if seed in others]
-    must = "share a seed with which neither diverged"
-    require(bool(seeds), "baseline", must, (sorted(ones), sorted(others)))
-    first, second = results[0].config, baseline[0].config
-    require(
-        first.epochs == second.epochs, "baseline", f"train {first.epochs} epochs too", second.epochs
-    )
-    start = max(math.ceil(one.warmup_epochs) if one.warmup else 0 for one in (first, second))
-    then = "Train longer than the warmup."
-    require(start < first.epochs, "results", "have an epoch after the warmup", start, then)
-    counted = all(one[seed].train_error for one in (ones, others) for seed in seeds)
-    name = "train_error" if counted else "loss"
-    gaps = np.array(
-        [np.subtract(getattr(ones[s], name), getattr(others[s], name))[start:] for s in seeds]
-    )
-    error = None
-    if len(seeds) > 1:
-        error = float(np.mean(np.std(gaps, axis=0, ddof=1))) / math.sqrt(len(seeds))
-    return CurveGap(
-        curve="training error" if counted else "training loss",
-        epochs=(start + 1, first.epochs),
-        gap=float(np.mean(np.abs(gaps.mean(axis=0)))),
-        error=error,
-        final=compare(results, baseline),
-    )
 
 
 # --- research questions ---

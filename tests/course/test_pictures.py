@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 from test_experiments import a_result, seeds_of
 
 from dlcourse import pictures, search_theory, tensor_layouts
+from dlcourse.measured import Measured
 from dlcourse.mixtures import Ring
 from dlcourse.phases import StartUp
 from dlcourse.pictures import cases, frameworks
@@ -41,54 +42,46 @@ def shown(figure):
     return set(data), data["text/html"]
 
 
-ACCURACIES = ((0.5, 0.9), (0.7, 0.8))
-
-
-def results():
-    lost = a_result(seed=2, name="naive", lost=True, virtual_workers=4)
-    return [
-        *seeds_of("baseline", ACCURACIES),
-        *seeds_of("naive", ACCURACIES[::-1], virtual_workers=4),
-        lost,
+def test_recipes_show_every_seed_and_the_interval_of_their_difference():
+    rows = [
+        {"group": "recipes", "name": name, "seed": seed, "accuracy": accuracy}
+        for name, each in {"baseline": (0.95, 0.96, 0.94), "naive": (0.91, 0.93, 0.90)}.items()
+        for seed, accuracy in enumerate(each)
     ]
-
-
-def test_lines_are_means_over_seeds_over_epochs_and_seconds():
-    drawn = pictures.experiments(results(), accuracy=0.75)
-    epochs, seconds, final = drawn.axes
-    assert [line.get_label() for line in epochs.lines][:2] == ["baseline", "naive (1 diverged)"]
-    assert list(epochs.lines[0].get_ydata()) == pytest.approx([60.0, 85.0])
-    assert list(epochs.lines[0].get_xdata()) == [1, 2]
-    assert list(seconds.lines[0].get_xdata()) == [1.0, 2.0]
-    assert epochs.lines[-1].get_ydata()[0] == 75.0
-    assert [text.get_text() for text in final.get_yticklabels()] == ["baseline", "naive"]
-    assert list(final.lines[0].get_xdata()) == pytest.approx([90.0, 80.0])
-
-
-def test_the_standard_error_stands_at_the_end():
-    final = pictures.experiments(results()).axes[2]
-    (bar,) = [each for each in final.collections if each.get_segments()][:1]
+    drawn = pictures.recipes(Measured(rows, {}), {"baseline": 0.95, "naive": 0.92}, "baseline")
+    seeds, differences = drawn.axes
+    assert sorted(seeds.lines[0].get_xdata()) == pytest.approx([94, 95, 96])
+    assert list(seeds.lines[5].get_xdata()) == [92]  # trained here
+    (bar,) = [each for each in differences.collections if each.get_segments()]
     (left, _), (right, _) = bar.get_segments()[0]
-    assert right - left == pytest.approx(2 * np.std([90, 80], ddof=1) / np.sqrt(2))
+    low, high = ex.confidence_interval([-4, -3, -4])
+    assert (left, right) == pytest.approx((low, high))
+    assert "naive 91.3 %" in words(drawn)
 
 
-def test_seven_recipes_have_seven_colours_and_42_have_different_looks():
-    made = [a_result((0.5, 0.9), name=f"recipe {k}", batch_per_worker=1 + k) for k in range(42)]
-    lines = pictures.experiments(made).axes[0].lines[:42]
-    assert len({line.get_color() for line in lines[:7]}) == 7
-    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 42
-    courses = {one.config.name: one.config.schedule().to_steps(5) for one in made[:28]}
+def test_sharpness_is_drawn_where_it_was_looked_at():
+    places = [(0.0, 0, 2.8, 76.0), (0.5, 3, None, 4.75), (1.0, 40, 6.0, 4.75)]
+    above, below = pictures.dead_and_sharp({"constant": [places, places[:2]]}).axes
+    assert list(above.lines[0].get_ydata()) == [0, 3, 40]
+    assert list(below.lines[0].get_xdata()) == [0.0, 1.0]
+    assert list(below.lines[1].get_ydata()) == [76.0, 4.75, 4.75]
+
+
+def test_speed_and_quality_name_the_region_of_each_size():
+    regions = ["A", "B", "C", "A and C"]
+    scores = [[95.0], [95.2, 94.8], [90.0], [30.0]]
+    drawn = pictures.speed_and_quality([1, 2, 4, 8], [1, 9, 10, 2], scores, regions, 0.9, 0.5)
+    speed, quality = drawn.axes
+    assert [text.get_text() for text in speed.texts] == regions
+    assert [text.get_text() for text in quality.texts] == ["30 %"]  # below the picture
+
+
+def test_seven_schedules_have_seven_colours_and_28_have_different_looks():
+    made = [a_result((0.5, 0.9), name=f"recipe {k}", batch_per_worker=1 + k) for k in range(28)]
+    courses = {one.config.name: one.config.schedule().to_steps(5) for one in made}
     lines = plots.schedules(courses).axes[0].lines
     assert len({line.get_color() for line in lines[:7]}) == 7
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 28
-
-
-def test_a_recipe_that_always_diverges_is_named_and_not_drawn():
-    drawn = pictures.experiments([*results(), a_result(name="wild", lost=True)])
-    labels = [text.get_text() for text in drawn.axes[0].get_legend().get_texts()]
-    assert labels[-1] == "wild (all diverged)"
-    assert [text.get_text() for text in drawn.axes[2].texts] == ["diverged"]
-    assert "wild diverges" in drawn._repr_html_()
 
 
 def test_regions_stand_over_their_batches():
@@ -198,19 +191,27 @@ def test_title_of_curves_leaves_out_the_units():
     assert axes.get_title(loc="left") == "Loss against time"
 
 
-def test_every_layer_is_drawn_next_to_the_last_one():
+def test_the_gradient_of_every_layer_is_drawn():
     figure = pictures.gradients_by_layer({"plain": [1e-6, 1e-4, 1e-2], "other": [8.0, 4.0]})
     plain, other = figure.axes[0].lines
     assert plain.get_xdata().tolist() == [1, 2, 3]
-    assert np.allclose(plain.get_ydata(), [1e-4, 1e-2, 1])
-    assert np.allclose(other.get_ydata(), [2, 1])
+    assert np.allclose(plain.get_ydata(), [1e-6, 1e-4, 1e-2])
+    assert np.allclose(other.get_ydata(), [8, 4])
     assert figure.axes[0].get_yscale() == "log"
-    assert "plain: 1.0e-04 in the first layer; other: 2.0e+00" in words(figure)
+    assert "other: 4.0e+00 in the last, 8.0e+00 in the first layer" in words(figure)
 
 
-def test_a_layer_without_gradient_has_no_point():
-    (line,) = pictures.gradients_by_layer({"plain": [0.0, 0.5, 1.0]}).axes[0].lines
+def test_a_layer_with_hardly_any_gradient_has_no_point():
+    (line,) = pictures.gradients_by_layer({"plain": [1e-20, 0.5, 1.0]}).axes[0].lines
     assert line.get_xdata().tolist() == [2, 3]
+
+
+def test_shares_of_layers_add_up_and_a_layer_without_has_none():
+    seconds = {"conv": 1, "dense": 2, "pool": 1}
+    shares = {"weights": {"conv": 3, "dense": 9}, "measured time": seconds}
+    weights, seconds = pictures.layer_shares(shares).axes
+    assert [bar.get_width() for bar in weights.patches] == [25, 75, 0]
+    assert [bar.get_width() for bar in seconds.patches] == [25, 50, 25]
 
 
 def test_nets_stand_where_their_work_and_bytes_are():
@@ -1066,12 +1067,13 @@ NEED_ENTRIES = [
     pictures.epoch_times,
     pictures.error_feedback,
     pictures.exchange,
-    pictures.experiments,
+    pictures.dead_and_sharp,
     pictures.footprints,
     pictures.gradient_sizes,
     pictures.gradients_by_layer,
     pictures.host_copies,
     pictures.image_grid,
+    pictures.layer_shares,
     pictures.kernel_rates,
     pictures.last_releases,
     pictures.links,

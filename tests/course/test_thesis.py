@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from test_experiments import a_result, a_run, seeds_of
 
 from dlcourse import thesis
 from dlguide import published
-from dlguide.training import experiments as ex
 
 GOOD, BAD = (0.90, 0.92, 0.91), (0.80, 0.83, 0.81)
 LARGE = {"virtual_workers": 32}
-BASE = {"baseline": {"experiment": 5, "workers": 1}}
-NAIVE = {"experiment": 4, "workers": 32}
 RECIPE = {"experiment": 6, "workers": 32, "framework": "Horovod"}
 
 
@@ -45,73 +41,6 @@ def test_one_published_row_is_found_or_refused():
         thesis.published_row({"experimnt": 4})
 
 
-def test_what_the_thesis_calls_on_par_is_no_difference():
-    assert thesis.on_par() == pytest.approx((74.662 - 74.298) / 100)
-
-
-@pytest.mark.parametrize(
-    ("ours", "columns", "verdict"),
-    [
-        ((0.80, 0.81, 0.79), NAIVE, "agree"),  # both clearly below
-        ((0.90, 0.93, 0.87), NAIVE, "only theirs"),
-        ((0.95, 0.96, 0.94), NAIVE, "differ"),
-        # 0.26 points below: less than what is on par
-        ((0.90, 0.93, 0.87), {"experiment": 6, "workers": 16}, "agree"),
-        ((0.80, 0.81, 0.79), {"experiment": 6, "workers": 16}, "only ours"),
-    ],
-)
-def test_the_verdict_follows_from_both_differences(ours, columns, verdict):
-    results = [*seeds_of("baseline", (0.90, 0.91, 0.89)), *seeds_of("it", ours, **LARGE)]
-    found = thesis.compare_with_published(results, BASE | {"it": columns})
-    assert [pair.verdict for pair in found.pairs] == ["baseline", verdict]
-    apart = (found.pairs[1].theirs["top1_percent"] - 75.028) / 100
-    assert found.pairs[1].their_difference == pytest.approx(apart)
-    agree = int(verdict == "agree")
-    assert f"{agree} of 1 recipes agree" in str(found)
-    assert "one run each" in str(found)
-
-
-def test_a_published_row_may_have_a_baseline_of_its_own():
-    results = [*seeds_of("baseline", GOOD), *seeds_of("naive", BAD, **LARGE)]
-    own = {"naive": {"experiment": 4, "workers": 1}}
-    found = thesis.compare_with_published(results, BASE | {"naive": NAIVE}, published_baseline=own)
-    expected = (top1(experiment=4, workers=32) - top1(experiment=4, workers=1)) / 100
-    assert found.pairs[1].their_difference == pytest.approx(expected)
-    assert "4.28 points below its baseline. They agree." in str(found)
-
-
-def test_a_recipe_that_diverges_is_below():
-    results = [
-        *seeds_of("baseline", (0.9, 0.91)),
-        *(a_result(seed=seed, name="naive", lost=True, **LARGE) for seed in (0, 1)),
-    ]
-    found = thesis.compare_with_published(results, BASE | {"naive": NAIVE})
-    assert found.pairs[1].verdict == "agree"
-
-
-def test_one_seed_tells_no_agreement():
-    results = [*seeds_of("baseline", (0.9,)), *seeds_of("naive", (0.1,), **LARGE)]
-    found = thesis.compare_with_published(results, BASE | {"naive": NAIVE})
-    assert found.pairs[1].verdict == "undecided"
-    assert "One seed does not show whether they agree." in str(found)
-    assert "0 of 0 recipes agree with the published ones. 1 cannot be decided." in str(found)
-    # a divergence speaks for itself
-    lost = [*seeds_of("baseline", (0.9,)), a_result(name="naive", lost=True, **LARGE)]
-    found = thesis.compare_with_published(lost, BASE | {"naive": NAIVE})
-    assert found.pairs[1].verdict == "agree"
-
-
-def test_names_that_are_not_there_are_refused():
-    results = seeds_of("baseline", (0.9, 0.91))
-    with pytest.raises(ValueError, match="`pairs` must be one of baseline"):
-        thesis.compare_with_published(results, BASE | {"naive": NAIVE})
-    with pytest.raises(ValueError, match="`baseline` must be one of"):
-        thesis.compare_with_published(results, BASE, baseline="base")
-
-
-# --- the last batch ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("samples", "batch", "workers"), [(53, 6, 3), (12, 4, 3), (13, 4, 3), (1, 5, 1), (100, 7, 4)]
 )
@@ -125,63 +54,6 @@ def test_the_last_batches_of_the_thesis():
     found = [thesis.last_batch(1_281_167, 128, workers) for workers in (8, 16, 24, 32)]
     assert found == [18, 73, 6, 101]
     assert thesis.last_batch(1_281_167, 32, 32) == 5  # experiment 7
-
-
-# --- curves ------------------------------------------------------------------------------------
-
-
-def with_loss(name, losses, accuracies, **changes):
-    pairs = zip(losses, accuracies, strict=True)
-    runs = [a_run((0.5, 0.5, one), loss=tuple(loss)) for loss, one in pairs]
-    return [
-        ex.ExperimentResult(ex.ExperimentConfig(name=name, seed=seed, epochs=3, **changes), (run,))
-        for seed, run in enumerate(runs)
-    ]
-
-
-FLAT = with_loss("flat", [(2.0, 1.0, 0.5), (2.0, 1.2, 0.7), (2.0, 0.8, 0.6)], (0.90, 0.92, 0.91))
-
-
-def test_the_gap_is_that_of_the_mean_curves_after_the_warmup():
-    moved = with_loss(
-        "moved", [(9.0, 2.0, 1.5), (9.0, 2.2, 1.9), (9.0, 1.6, 1.6)], (0.90, 0.93, 0.90),
-        warmup="gradual", warmup_epochs=1,
-    )  # fmt: skip
-    found = thesis.curve_gap(moved, FLAT)
-    apart = np.array([[1.0, 1.0], [1.0, 1.2], [0.8, 1.0]])
-    assert found.epochs == (2, 3)
-    assert found.gap == pytest.approx(np.abs(apart.mean(axis=0)).mean())
-    assert found.error == pytest.approx(apart.std(axis=0, ddof=1).mean() / np.sqrt(3))
-    assert found.aligned is False
-    assert found.curve == "training loss"
-    assert "not aligned" in str(found)
-    assert "A false alarm." in str(found)  # the accuracies cannot be told apart
-
-
-@pytest.mark.parametrize(
-    ("shift", "accuracies", "said"),
-    [
-        (0.0, (0.90, 0.93, 0.90), "The curves predicted it."),
-        (0.0, (0.80, 0.82, 0.81), "The curves did not predict it."),
-        (0.5, (0.80, 0.82, 0.81), "The curves predicted it."),
-    ],
-)
-def test_what_the_curves_foretell_is_held_against_the_end(shift, accuracies, said):
-    losses = [np.add(one.loss, shift + 0.01 * seed) for seed, one in enumerate(FLAT)]
-    other = with_loss("other", losses, accuracies, virtual_workers=2)
-    found = thesis.curve_gap(other, FLAT)
-    assert found.aligned is (shift == 0.0)
-    assert said in str(found)
-
-
-def test_one_seed_cannot_tell_and_what_does_not_go_together_is_refused():
-    found = thesis.curve_gap(FLAT[:1], FLAT[:1])
-    assert found.aligned is None
-    assert "one seed does not show" in str(found)
-    with pytest.raises(ValueError, match="`baseline` must train 3 epochs too"):
-        thesis.curve_gap(FLAT, seeds_of("short", (0.9, 0.9), epochs=2))
-    with pytest.raises(ValueError, match="share a seed with which neither diverged"):
-        thesis.curve_gap(FLAT, [a_result(name="lost", lost=True, epochs=3)])
 
 
 # --- the research questions --------------------------------------------------------------------

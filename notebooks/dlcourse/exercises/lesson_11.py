@@ -1,4 +1,6 @@
-"""Exercises of lesson 11: costs of a layer, receptive fields, efficiency, backward pass, ranks."""
+"""Exercises of lesson 11: costs of a layer, receptive fields, backward pass, ranks, speed."""
+
+from time import perf_counter
 
 import numpy as np
 
@@ -7,7 +9,6 @@ from dlcourse.exercises.engine import Exercise, letter
 RANDOM = np.random.default_rng(4)
 KERNELS = [RANDOM.normal(size=(k, k)) for k in (3, 5)]
 VGG16 = [(k, 2 if k == 2 else 1) for k in (3, 3, 2, 3, 3, 2, *(3, 3, 3, 2) * 3)]
-NETS = ((93e9, 553e6), (45e9, 178e6))  # VGG-16, ResNet-101: flops per image, bytes of the gradient
 
 
 def layer(side, channels, filters, kernel, stride, padding):
@@ -24,11 +25,6 @@ def field(layers, early=1):
     )
 
 
-def efficiency_of(flops, nbytes, batch, ranks, flops_per_s, bytes_per_s):
-    work_s = batch * flops / flops_per_s
-    return work_s / (work_s + 2 * (ranks - 1) / ranks * nbytes / bytes_per_s)
-
-
 def backward(images, kernels, above):
     of_kernels, of_images, k = np.zeros_like(kernels), np.zeros_like(images), len(kernels)
     for y, x in np.ndindex(above.shape[1:3]):
@@ -36,6 +32,34 @@ def backward(images, kernels, above):
         of_kernels += np.tensordot(images[window], above[:, y, x], axes=(0, 0))
         of_images[window] += np.einsum("bf,ijcf->bijc", above[:, y, x], kernels)
     return of_kernels, of_images
+
+
+def fast(images, kernels):
+    """One matrix product per place of the kernel: no window is copied twice."""
+    k, channels, filters = len(kernels), kernels.shape[2], kernels.shape[3]
+    height, width = images.shape[1] - k + 1, images.shape[2] - k + 1
+    out = np.zeros((len(images) * height * width, filters), images.dtype)
+    for i, j in np.ndindex(k, k):
+        part = images[:, i : i + height, j : j + width]
+        out += part.reshape(-1, channels) @ kernels[i, j]
+    return out.reshape(len(images), height, width, filters)
+
+
+def share_of_product(answer, cluster):
+    """Time of the matrix product with as many multiply-adds, as a share of the answer's time."""
+    images = RANDOM.random((16, 28, 28, 32)).astype("float32")
+    kernels = RANDOM.random((5, 5, 32, 64)).astype("float32")
+    left = np.ones((16 * 24 * 24, 25 * 32), "float32")
+    right = np.ones((25 * 32, 64), "float32")
+    seconds = {"limit": [], "answer": []}
+    ways = {"limit": lambda: left @ right, "answer": lambda: answer(images, kernels)}
+    for _ in range(7):
+        for name, work in ways.items():
+            begin_s = perf_counter()
+            work()
+            seconds[name].append(perf_counter() - begin_s)
+    limit_s, answer_s = (min(each) for each in seconds.values())
+    return limit_s / answer_s
 
 
 def strip(comm, rows, kernel):
@@ -120,26 +144,6 @@ EXERCISES = {
         ),
     ],
     "11-3": Exercise(
-        efficiency_of,
-        cases=[
-            (*net, *at, 6e12, 25e9 / 8) for net in NETS for at in ((64, 1), (64, 2), (256, 128))
-        ],
-        hint="Seconds of work over seconds of a step.",
-        mistakes={
-            "One rank exchanges nothing: its efficiency is 1.": (
-                lambda f, n, b, p, s, w: b * f / s / (b * f / s + 2 * n / w)
-            ),
-            "The work is that of the whole batch, not of one image.": (
-                lambda f, n, b, p, s, w: efficiency_of(f, n, 1, p, s, w)
-            ),
-            "The gradient goes over a link nearly twice: 2 (p - 1) / p times.": (
-                lambda f, n, b, p, s, w: efficiency_of(f, n / 2, b, p, s, w)
-            ),
-        },
-        remark="VGG-16 needs 1.5 times the batch of ResNet-101. But activations need memory, and "
-        "a larger global batch is another training (lesson 25).",
-    ),
-    "11-4": Exercise(
         backward,
         cases=[
             tuple(map(RANDOM.random, [(1, 4, 5, 1), (1, 1, 1, 1), (1, 4, 5, 1)])),
@@ -162,7 +166,7 @@ EXERCISES = {
         },
         remark="Both are convolutions: so training costs about three times as much as inference.",
     ),
-    "11-5": Exercise(
+    "11-4": Exercise(
         strip,
         ranks=(2, 3),
         cases=lambda p: [
@@ -183,5 +187,31 @@ EXERCISES = {
         },
         remark="A halo for each layer, or one of ten times the rows once, with work done twice: "
         "fewer messages against more arithmetic. Lesson 23 splits nets in other ways.",
+    ),
+    "11-5": Exercise(
+        fast,
+        cases=[
+            tuple(RANDOM.random(shape).astype("float32") for shape in shapes)
+            for shapes in (((2, 7, 6, 3), (3, 3, 3, 4)), ((1, 5, 5, 1), (5, 5, 1, 2)))
+        ],
+        relative=1e-4,
+        score=share_of_product,
+        hint="Shape (batch, height - k + 1, width - k + 1, filters); compare with `convolve`.",
+        mistakes={
+            "Do not flip the kernel.": lambda images, k: fast(images, k[::-1, ::-1]),
+            "The window does not reach over the edge: no padding.": (
+                lambda images, k: fast(
+                    np.pad(images, ((0, 0), (len(k) // 2,) * 2, (len(k) // 2,) * 2, (0, 0))), k
+                )
+            ),
+            "Sum over the channels too.": (
+                lambda images, k: (
+                    fast(images[..., :1], k[:, :, :1])
+                    if images.shape[3] > 1
+                    else 0 * fast(images, k)
+                )
+            ),
+        },
+        remark="The limit is the matrix product alone; what is above it is the copying of windows.",
     ),
 }

@@ -1,11 +1,16 @@
-"""Exercises of lesson 25: the linear rule, warmups, momentum, the last batch, a whole recipe."""
+"""Exercises of lesson 25: the linear rule, warmups, the last batch, a recipe, the best rates."""
 
 import math
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from dlcourse.exercises.engine import Exercise, letter
+from dlcourse.large_batches import train as train_recipe
+from dlguide.data import datasets
+from dlguide.training.experiments import ExperimentConfig
+from dlguide.training.schedules import EpochSchedule
 
 WARMUPS = {  # of first and last rate, epochs, each step's epoch, and share of the steps done
     "constant": lambda a, r, n, e, t: a + 0 * t,
@@ -23,12 +28,6 @@ def warmup(kind, start, rate, epochs, steps, **wrong):
     return {**WARMUPS, **wrong}[kind](start, rate, epochs, step // steps, step / len(step))
 
 
-def step(weights, velocity, gradient, rate, last, momentum, power=1, both=1, sign=1):
-    times = (rate / last) ** power
-    new = momentum * times * velocity - rate * gradient * (times if both > 1 else 1)
-    return weights + sign * new, new
-
-
 def times_too_large(samples, batch, workers, share=math.ceil):
     return batch / (share(samples / workers) % batch or batch)
 
@@ -41,6 +40,51 @@ def train(comm, weights, gradient, samples, batch, rate, warmup, momentum):
         times = 1 + (comm.size - 1) * min(1, number / warmup)
         weights = weights - rate * times * velocity
     return weights
+
+
+def falling_rates():
+    """A warmup over three epochs and a line to 0."""
+    return np.concatenate([np.linspace(0.05, 0.4, 57), np.linspace(0.4, 0, 95)])
+
+
+def of_use(answer):
+    rates = answer()
+    if rates is ...:  # not answered
+        return rates
+    rates = np.asarray(rates, float)
+    return rates.shape, bool(np.isfinite(rates).all() and (rates >= 0).all())
+
+
+def recovered(answer, cluster):
+    """The share of the naive recipe's loss that these rates recover, on digits not used before."""
+    whole = datasets.load()
+    unseen = {
+        "test_images": whole.train_images[-10_000:],
+        "test_labels": whole.train_labels[-10_000:],
+    }
+    data = replace(whole.first(9_728), **unseen)
+    small = ExperimentConfig(
+        samples=9_728, epochs=8, base_rate=0.05, decay="step", boundaries=(5, 6, 7)
+    )
+    large = replace(small, virtual_workers=16)
+    own = Listed(tuple(np.asarray(answer(), float)), 8.0)
+    ends = {"baseline": (small, None), "naive": (large, None), "own": (large, own)}
+    found = {}
+    for name, (config, schedule) in ends.items():
+        runs = [train_recipe(config, seed, data, schedule, every_epochs=8) for seed in (20, 21)]
+        found[name] = sum(run.accuracy for run in runs)
+    return (found["own"] - found["naive"]) / (found["baseline"] - found["naive"])
+
+
+@dataclass(frozen=True)
+class Listed(EpochSchedule):
+    """Rates from a list, one for each step."""
+
+    rates: tuple[float, ...]
+    epochs: float
+
+    def value(self, step, steps_per_epoch):
+        return np.array([*self.rates, self.rates[-1]])[step]
 
 
 def parts(ranks):
@@ -104,19 +148,7 @@ EXERCISES = {
                 partial(warmup, gradual=lambda a, r, n, e, t: r * t),
         },
         remark="The guide calls this stepping constant; the thesis' gradual rises per epoch."),
-    "25-3": Exercise(
-        step,
-        cases=[(*np.random.default_rng(25).normal(size=(3, 3, 4)), rate, last, 0.9)
-               for rate, last in ((0.1, 0.1), (0.2, 0.1), (0.8, 0.2), (0.08, 0.8))],
-        hint="v <- m (new rate / old rate) v - new rate x gradient; w <- w + v.",
-        mistakes={
-            "The velocity's steps had the old rate: correct them.": partial(step, power=0),
-            "Upside down: after a rise the old steps are too short.": partial(step, power=-1),
-            "Correct only the velocity: the gradient has the new rate.": partial(step, both=2),
-            "w <- w + v.": partial(step, sign=-1),
-        },
-        remark="The weights of u <- m u + g, w <- w - rate u, which needs no correction."),
-    "25-4": [
+    "25-3": [
         Exercise(
             times_too_large,
             cases=[*((1_281_167, 128, workers) for workers in (1, 8, 16, 24, 32)),
@@ -138,7 +170,7 @@ EXERCISES = {
              "C": "Keras and PyTorch leave it out only if you set them so."},
             "24 workers: 21 times too large, the most in the thesis, directly before validation."),
     ],
-    "25-5": Exercise(
+    "25-4": Exercise(
         train, ranks=(2, 3), cases=parts, serial=recipe,
         hint="Mean gradient of all ranks' samples, velocity, rate of this step.",
         mistakes={
@@ -152,4 +184,12 @@ EXERCISES = {
             "With the rate inside, correct a change of the rate.": partial(recipe, inside=True),
         },
         remark="One process with the global batch, rate and warmup has the same weights."),
+    "25-5": Exercise(
+        falling_rates, call=of_use, score=recovered, limit_s=60,
+        hint="Return a NumPy array of 152 learning rates, finite and not negative.",
+        mistakes={
+            "There are 152 steps, and each has a rate.": lambda: falling_rates()[1:],
+            "A rate is a number that is not negative.": lambda: falling_rates() - 1,
+        },
+        remark="The limit is the baseline; above 1 you beat it with the large batch."),
 }  # fmt: skip

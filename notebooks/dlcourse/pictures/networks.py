@@ -207,29 +207,53 @@ _RATIOS = (30, 100, 300)  # flops for each byte of gradients, a line each
 
 
 @not_empty
-def gradients_by_layer(sizes: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw how large the gradient of each layer is, next to that of the last layer."""
-    shares = {}
+def gradients_by_layer(sizes: Mapping[str, Sequence[float]], lowest: float = 1e-8) -> Figure:
+    """Draw how large the gradient of each layer is; what is below `lowest` leaves the picture."""
+    listed = []
     for label, each in sizes.items():
         numbers = np.asarray(each, float)
         there = numbers.size > 0 and np.isfinite(numbers).all() and numbers[-1] > 0
         must = "have finite gradients and one in the last layer"
         require(bool(there), f"sizes[{label!r}]", must, list(numbers[-3:]))
-        shares[label] = numbers / numbers[-1]
-    listed = "; ".join(
-        f"{label}: {each[0]:.1e} in the first layer" for label, each in shares.items()
-    )
-    alt = f"Size of the gradient, layer by layer, with 1 in the last layer. {listed}."
-    drawn, (axes,) = figure(width=8.4, height=3.8, alt=alt)
-    for number, (label, each) in enumerate(shares.items()):
-        colour, style = _LOOKS[number % len(_LOOKS)]
-        layers = np.arange(1, len(each) + 1)
-        seen = each > 0
-        axes.plot(layers[seen], each[seen], style, color=colour, label=label, markersize=3)
-    axes.set_yscale("log")
-    axes.set(xlabel="layer (1 sees the image)", ylabel="gradient / that of the last layer")
-    axes.set_title("Size of the gradient", loc="left")
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        listed.append(
+            f"{label}: {numbers[-1]:.1e} in the last, {numbers[0]:.1e} in the first layer"
+        )
+    alt = f"Size of the gradient, layer by layer. {'; '.join(listed)}."
+    drawn, (axes,) = figure(width=9.0, height=4.0, alt=alt)
+    for number, (label, each) in enumerate(sizes.items()):
+        colour, _ = _LOOKS[number % len(_LOOKS)]
+        layers, numbers = np.arange(1, len(each) + 1), np.asarray(each, float)
+        seen = numbers >= lowest
+        axes.plot(layers[seen], numbers[seen], ".-", color=colour, label=label, markersize=4)
+    height = 0.0
+    for number, (label, each) in sorted(enumerate(sizes.items()), key=lambda one: one[1][1][-1]):
+        height = max(each[-1], 5 * height)  # one label above the other
+        colour, _ = _LOOKS[number % len(_LOOKS)]
+        axes.text(len(each) + 1, height, label, color=colour, va="center", fontsize=9)
+    axes.set(yscale="log", ylim=(lowest, None), xlim=(0, 1.38 * max(map(len, sizes.values()))))
+    axes.set(xlabel="layer (1 is next to the image)", ylabel="root mean square of the gradient")
+    return drawn
+
+
+@not_empty
+def layer_shares(shares: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Draw what share of each quantity every layer has, a panel per quantity."""
+    layers = list(shares["measured time"])
+    listed = []
+    for title, each in shares.items():
+        largest = max(each, key=each.get)
+        listed.append(f"{title}: most, {each[largest] / sum(each.values()):.0%}, in {largest}")
+    alt = f"Shares of the layers. {'; '.join(listed)}."
+    drawn, panels = figure(columns=len(shares), width=9.5, height=3.0, alt=alt)
+    for axes, (title, each), (colour, _) in zip(panels, shares.items(), _LOOKS, strict=False):
+        values = 100 * np.array([each.get(name, 0.0) for name in layers]) / sum(each.values())
+        axes.barh(range(len(layers)), values, 0.7, color=colour)
+        for line, value in enumerate(values):
+            axes.text(value + 1, line, f"{value:.0f} %" if value >= 0.5 else "", va="center")
+        axes.set(title=title, xlim=(0, 112), xticks=[], ylim=(len(layers) - 0.4, -0.6))
+        axes.set_yticks(range(len(layers)), layers if axes is panels[0] else [""] * len(layers))
+        axes.grid(visible=False)
+        axes.spines["bottom"].set_visible(False)
     return drawn
 
 
@@ -238,7 +262,7 @@ def footprints(found: Iterable[Any]) -> Figure:
     """Draw nets by the work of a training step on one image and by the bytes of their gradients."""
     rows = list(found)
     listed = "; ".join(f"{row.name} {row.flops_per_gradient_byte:.0f}" for row in rows)
-    alt = f"Work against bytes of gradients. Flops for each byte: {listed}."
+    alt = f"Work against bytes of gradients. FLOPs per byte: {listed}."
     drawn, (axes,) = figure(width=7.4, height=4.4, alt=alt)
     for row in rows:
         place = (row.gradient_bytes / 1e6, row.flops_per_gradient_byte * row.gradient_bytes / 1e9)
@@ -246,7 +270,7 @@ def footprints(found: Iterable[Any]) -> Figure:
         words = note(axes, row.name, place, 6, -3)
         words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85})
     axes.set(xscale="log", yscale="log")
-    axes.set(xlabel="bytes of gradients (1e6)", ylabel="flops of a training step, one image (1e9)")
+    axes.set(xlabel="gradients (MB)", ylabel="training step on one image (GFLOP)")
     left, right = axes.get_xlim()
     low, high = axes.get_ylim()
     axes.set(xlim=(left, 2.5 * right), ylim=(low, high))  # room for the names
@@ -254,7 +278,7 @@ def footprints(found: Iterable[Any]) -> Figure:
         ends = np.array([left, 2.5 * right])
         axes.plot(ends, ratio * ends / 1e3, "--", color=GREY, linewidth=0.8)
         x = min(0.8 * right, 0.8 * high * 1e3 / ratio)
-        words = f"{ratio} flops/byte"
+        words = f"{ratio} FLOPs/byte"
         axes.text(x, ratio * x / 1e3, words, color=GREY, fontsize=8, ha="right", va="bottom")
     axes.set_title("Higher and further left scales better", loc="left")
     return drawn

@@ -24,6 +24,7 @@ from dlguide.plots.figures import (
     figure,
     legend,
 )
+from dlguide.training.experiments import confidence_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -220,47 +221,105 @@ def rate_scan(
 
 # --- experiments ---
 
-_EXPERIMENTS_COLOURS = (*COLOURS, "black")
 _REGIONS = {"A": "#dddddd", "B": "#ffffff", "C": "#f3dcc9", "AC": "#dccbc0"}
 
 
+def recipes(longer: Any, here: Mapping[str, float], baseline: str) -> Figure:
+    """Draw every seed of each recipe, and its difference from the baseline with the 95 % interval.
+
+    Args:
+        longer: a `measured` table with columns group, name, seed and accuracy (share).
+        here: recipe -> accuracy of the training just made (share), drawn as a cross.
+    """
+    values = {
+        name: 100 * np.array(longer.column("accuracy", group="recipes", name=name)) for name in here
+    }
+    listed = "; ".join(f"{name} {each.mean():.1f} %" for name, each in values.items())
+    alt = f"Test accuracy of each seed, and differences from {baseline}. Means: {listed}."
+    drawn, (left, right) = figure(columns=2, width=10.5, height=0.42 * len(here) + 1.1, alt=alt)
+    for line, (name, each) in enumerate(values.items()):
+        left.plot(each, np.full(len(each), line), "o", color=BLUE, alpha=0.35, markersize=5)
+        left.plot(each.mean(), line, "|", color=BLUE, markersize=16, markeredgewidth=2)
+        left.plot(100 * here[name], line, "x", color="black", markersize=7)
+        if name != baseline:
+            low, high = confidence_interval(each - values[baseline])
+            mean = (low + high) / 2
+            right.errorbar(mean, line, xerr=(high - low) / 2, fmt="o", color=ORANGE, capsize=3)
+            right.text(high, line - 0.18, f" {mean:+.1f}", color=ORANGE, fontsize=9, va="bottom")
+    right.axvline(0, color="black", linewidth=0.8)
+    left.set_yticks(range(len(here)), list(here))
+    right.set_yticks(range(len(here)), [""] * len(here))
+    left.set(xlabel="test accuracy (%)", title="Dots: seeds of the longer runs; x: here")
+    right.set(xlabel="points", title=f"Difference from {baseline}, 95 % interval")
+    for axes in (left, right):
+        axes.set_ylim(len(here) - 0.5, -0.5)
+        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    return drawn
+
+
 @not_empty
-def experiments(results: Sequence[Any], accuracy: float | None = None) -> Figure:
-    """Draw the test accuracy of each recipe over epochs and over seconds, and where it ends."""
-    named = _named(results)
-    drawn, (epochs, seconds, final) = figure(
-        columns=3, width=12.0, height=3.6, alt=_experiments_words(named)
+def dead_and_sharp(watched: Mapping[str, Sequence[Sequence[tuple]]]) -> Figure:
+    """Draw dead units and sharpness over epochs, a column per recipe.
+
+    Args:
+        watched: recipe -> for each seed the places (epoch, dead units, sharpness or None, limit of
+            the sharpness).
+    """
+    listed = "; ".join(
+        f"{name} {', '.join(str(each[-1][1]) for each in seeds)}" for name, seeds in watched.items()
     )
-    for number, (name, each) in enumerate(named.items()):
-        style = _style(number)
-        there = [one for one in each if not one.diverged]
-        label = name + f" ({len(each) - len(there)} diverged)" * (len(there) < len(each))
-        if not there:
-            epochs.plot([], [], **style, label=f"{name} (all diverged)")
-            at = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
-            final.annotate("diverged", (0.5, number), color=style["color"], **at)
-            continue
-        curves = 100 * np.array([one.runs[0].test_accuracy for one in there])
-        count = np.arange(1, curves.shape[1] + 1)
-        times = np.median([one.train_s for one in there], axis=0)
-        for axes, along in ((epochs, count), (seconds, times)):
-            axes.plot(along, curves.mean(axis=0), **style, label=label)
-        low, high = curves.min(axis=0), curves.max(axis=0)
-        epochs.fill_between(count, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        _final(final, number, 100 * np.array([one.accuracy for one in there]), style)
-    if accuracy is not None:
-        for axes in (epochs, seconds):
-            axes.axhline(100 * accuracy, color=GREY, linestyle=":", linewidth=1)
-        final.axvline(100 * accuracy, color=GREY, linestyle=":", linewidth=1)
-    epochs.set(xlabel="epoch", ylabel="test accuracy (%)", title="Over epochs")
-    seconds.set(xlabel="seconds of training", title="Over seconds")
-    seconds.set_xlim(left=0)
-    final.set(xlabel="test accuracy (%)", title="At the end, ± standard error")
-    final.set_yticks(range(len(named)), list(named))
-    final.set_ylim(len(named) - 0.5, -0.5)
-    final.grid(axis="x", color="#dddddd", linewidth=0.6)
-    epochs.xaxis.get_major_locator().set_params(integer=True)
-    epochs.legend(frameon=False, fontsize=8)
+    alt = f"Dead units of 64 after four epochs, for each seed: {listed}. Below the sharpness."
+    drawn, panels = figure(2, len(watched), 11.5, 2.0, alt)
+    for column, (name, seeds) in enumerate(watched.items()):
+        above, below = panels[column], panels[column + len(watched)]
+        for each in seeds:
+            above.plot([one[0] for one in each], [one[1] for one in each], color=ORANGE)
+        looked = [one for one in seeds[0] if one[2] is not None]
+        below.plot([one[0] for one in looked], [one[2] for one in looked], ".-", color=BLUE)
+        below.plot([one[0] for one in seeds[0]], [one[3] for one in seeds[0]], "--", color="black")
+        above.set(title=name, ylim=(-1, 64))
+        below.set(xlabel="epoch", ylim=(0, 24))
+        if column:
+            above.set_yticklabels([])
+            below.set_yticklabels([])
+    panels[0].set_ylabel("dead units of 64")
+    panels[len(watched)].set_ylabel("sharpness\n(dashed: limit)")
+    return drawn
+
+
+def speed_and_quality(
+    sizes: Sequence[int],
+    images_per_s: Sequence[float],
+    accuracies: Sequence[Sequence[float]],
+    regions: Sequence[str],
+    enough: float,
+    tolerance: float,
+) -> Figure:
+    """Draw speed and accuracy (percent, each seed) by batch, shaded by the region of each."""
+    words = ", ".join(f"{size} {region}" for size, region in zip(sizes, regions, strict=True))
+    drawn, (speed, quality) = figure(2, 1, 7.0, 2.1, f"Speed and accuracy by batch: {words}.")
+    places, means = np.arange(len(sizes)), [np.mean(each) for each in accuracies]
+    speed.plot(places, images_per_s, "o-", color=BLUE)
+    speed.axhline(enough * max(images_per_s), color="black", linestyle=":", linewidth=1)
+    for place, each in zip(places, accuracies, strict=True):
+        quality.plot([place] * len(each), each, "o", color=ORANGE, alpha=0.4, markersize=5)
+    quality.plot(places, means, "-", color=ORANGE)
+    quality.axhline(max(means) - tolerance, color="black", linestyle=":", linewidth=1)
+    quality.set_ylim(max(means) - 12 * tolerance, max(means) + 2 * tolerance)
+    for place, mean in zip(places, means, strict=True):
+        if mean < max(means) - 12 * tolerance:
+            low = (place, max(means) - 11.5 * tolerance)
+            quality.text(*low, f"{mean:.0f} %", color=ORANGE, ha="center")
+    for axes in (speed, quality):
+        axes.set_xticks(places, [str(size) for size in sizes])
+        for place, region in zip(places, regions, strict=True):
+            axes.axvspan(place - 0.5, place + 0.5, color=_REGIONS[region.replace(" and ", "")],
+                         zorder=0, linewidth=0)  # fmt: skip
+        axes.set_xlim(-0.5, len(sizes) - 0.5)
+    for place, region in zip(places, regions, strict=True):
+        speed.text(place, 1.2 * max(images_per_s), region, ha="center", va="top", weight="bold")
+    speed.set(ylim=(0, 1.22 * max(images_per_s)), ylabel="images/s", title="A: slow; C: inaccurate")
+    quality.set(xlabel="images per worker and step", ylabel="test accuracy (%)")
     return drawn
 
 
@@ -292,37 +351,6 @@ def batch_regions(regions: Any) -> Figure:
     quality.set(xlabel="images per worker and step", ylabel="test accuracy (%)")
     speed.label_outer()
     return drawn
-
-
-def _named(results: Sequence[Any]) -> dict[str, list[Any]]:
-    named: dict[str, list[Any]] = {}
-    for one in results:
-        named.setdefault(one.config.name or one.config.model, []).append(one)
-    return named
-
-
-def _style(number: int) -> dict[str, Any]:
-    marker = MARKERS[number % len(MARKERS)]
-    return {
-        "color": _EXPERIMENTS_COLOURS[number % len(_EXPERIMENTS_COLOURS)],
-        "marker": marker,
-        "markersize": 4,
-    }
-
-
-def _final(axes: Axes, line: int, values: np.ndarray, style: dict[str, Any]) -> None:
-    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-    axes.plot(values, [line] * len(values), ".", color=style["color"], alpha=0.4)
-    axes.errorbar(values.mean(), line, xerr=error, capsize=4, **style | {"markersize": 6})
-
-
-def _experiments_words(named: dict[str, list[Any]]) -> str:
-    summary = []
-    for name, each in named.items():
-        values = [one.accuracy for one in each if not one.diverged]
-        ends = f"ends at {100 * np.mean(values):.1f} %" if values else "diverges"
-        summary.append(f"{name} {ends}")
-    return f"Test accuracy over epochs, over seconds and at the end. {'; '.join(summary)}."
 
 
 # --- recipes ---

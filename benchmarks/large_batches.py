@@ -1,0 +1,106 @@
+"""Measure the recipes of lesson 25 over many seeds, and write `data/measured/large_batches.csv`.
+
+    python benchmarks/large_batches.py
+
+The small net, 9728 digits, in NumPy: some 5 minutes on 2 quiet cores. The recipes are those of the
+lesson, read from its notebook. Columns: group, name, global batch, highest learning rate, steps,
+seed, test accuracy and training error at the end, mean test error of epochs 1 to 5 (shares).
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one training per core
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import json
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlcourse import large_batches, measured
+from dlguide.data import datasets
+from dlguide.training import experiments, schedules
+
+NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "25_large_batches.ipynb"
+SEEDS, FEW = range(8), range(4)
+SIZES = (64, 128, 256, 512, 1216, 2432)
+LEFT = {"as 24 workers": 24, "as 32 workers": 400, "as experiment 7": 80}
+
+
+def recipes() -> dict[str, experiments.ExperimentConfig]:
+    """The recipes as the lesson defines them."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (cell,) = [source for source in sources if "\nrecipes = {" in source]
+    names: dict[str, Any] = {"experiments": experiments, "replace": replace}
+    exec(cell.partition("\nsteps_of")[0], names)
+    return names["recipes"]
+
+
+def trainings() -> list[tuple[str, str, Any, int, dict[str, Any]]]:
+    """Group, name, recipe, seed and options of each training, the longest first."""
+    known = recipes()
+    baseline, naive, gradual = (known[name] for name in ("baseline", "naive", "gradual"))
+    ends = {"boundaries": (5 / 8, 6 / 8, 7 / 8)}
+    made: list[tuple[str, str, Any, range, dict[str, Any]]] = [
+        ("steps", "512, 2432 steps", replace(naive, epochs=128, boundaries=(80, 96, 112)), FEW,
+         {"every_epochs": 128}),
+        ("steps", "32, 152 steps", replace(baseline, samples=4864, epochs=1, **ends), FEW, {}),
+    ]  # fmt: skip
+    made += [("recipes", name, one, SEEDS, {}) for name, one in known.items()]
+    made.append(("recipes", "half the rate", replace(gradual, base_rate=0.025), SEEDS, {}))
+    alone = replace(gradual, virtual_workers=1)
+    made += [("sizes", str(b), replace(alone, batch_per_worker=b), FEW, {}) for b in SIZES]
+    cycles = schedules.CyclicLR(0.05, 0.8, epochs=8, cycle=4, shrink=0.5)
+    made.append(("cyclic", "cyclic", gradual, SEEDS, {"schedule": cycles}))
+    line = replace(gradual, decay="linear", boundaries=())
+    made.append(("cyclic", "gradual, then a line to 0", line, SEEDS, {}))
+    huge = replace(line, batch_per_worker=32, virtual_workers=76)
+    for rate in (3.8, 1.74, 0.87, 0.436, 0.218, 0.109, 0.055):
+        plain = replace(huge, rate_scaling="none", base_rate=rate)
+        warm = schedules.warmup("gradual", rate, 3, min(0.05, rate))
+        plan = {"schedule": warm.then(schedules.linear(rate, 5))}
+        made.append(("beyond", f"momentum {rate:g}", plain, FEW, plan))
+        if 0.2 < rate < 1:
+            for trust in (0.05, 0.1, 0.2, 0.3):
+                made.append(("beyond", f"LARS {rate:g}, trust {trust:g}", plain, FEW,
+                             plan | {"trust": trust}))  # fmt: skip
+    for name, count in LEFT.items():
+        made.append(("last batch", name, replace(gradual, samples=9728 + count), SEEDS, {}))
+    return [(*one[:3], seed, one[4]) for one in made for seed in one[3]]
+
+
+def row(job: tuple[str, str, Any, int, dict[str, Any]]) -> dict[str, Any]:
+    """Train once and return a row."""
+    group, name, config, seed, options = job
+    data = datasets.load()
+    end = large_batches.train(config, seed, data, **options)
+    whole = options.get("schedule") or config.schedule()
+    return {
+        "group": group, "name": name, "global_batch": config.global_batch,
+        "rate": round(float(whole.to_steps(end.steps // config.epochs).rates().max()), 4),
+        "steps": end.steps, "seed": seed, "accuracy": round(end.accuracy, 4),
+        "train_error": round(end.train_error, 5),
+        "early_error": round(float(np.mean(end.test_errors[:5])), 5),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Make all trainings and write the table."""
+    with ProcessPoolExecutor(2) as pool:
+        rows = list(pool.map(row, trainings()))
+    found = {(one["group"], one["name"]): [] for one in rows}
+    for one in rows:
+        found[one["group"], one["name"]].append(100 * one["accuracy"])
+    for (group, name), values in found.items():
+        print(f"{group:10} {name:26} {np.mean(values):6.2f} {min(values):6.2f} {max(values):6.2f}")
+    print(measured.write("large_batches", rows, SEEDS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Large batches in NumPy: one training by a recipe, the gradient noise scale, the sharpness.
+
+    config = experiments.ExperimentConfig(samples=9_728, epochs=8, base_rate=0.05)
+    end = large_batches.train(config, seed=0, data=data)
+    large_batches.noise_scale(end.weights, data, batch=32, batches=76, seed=0)
+
+The net is that of `small_mlp`, the same as the model "mlp" of the library. All workers of a recipe
+are computed as one process with the global batch, which is the same training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlcourse import small_mlp
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+from dlguide.training.experiments import ExperimentConfig
+from dlguide.training.schedules import EpochSchedule
+
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The end of a training, and the test error (share) after each epoch."""
+
+    weights: list[np.ndarray]
+    steps: int
+    train_error: float
+    test_errors: tuple[float, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """On the test images, after the last epoch (share)."""
+        return 1 - self.test_errors[-1]
+
+
+def train(
+    config: ExperimentConfig,
+    seed: int,
+    data: Dataset,
+    schedule: EpochSchedule | None = None,
+    trust: float | None = None,
+    every_epochs: int = 1,
+) -> Trained:
+    """Train once by SGD with momentum, or by LARS with a trust coefficient.
+
+    Args:
+        config: recipe: samples, global batch, epochs and learning rate.
+        schedule: of the learning rate, instead of that of the recipe.
+        every_epochs: how often the test images are looked at.
+    """
+    samples, batch = config.samples, config.global_batch
+    each = datasets.epoch_batches(samples, batch)
+    rates = (schedule or config.schedule()).to_steps(len(each)).rates()
+    images, labels = data.train_images[:samples].reshape(samples, -1), data.train_labels[:samples]
+    test = data.test_images.reshape(len(data.test_labels), -1), data.test_labels
+    weights = small_mlp.initial_weights(seed)
+    velocities, errors, step = [np.zeros_like(w) for w in weights], [], 0
+    for epoch in range(config.epochs):
+        for part in datasets.epoch_batches(samples, batch, epoch=epoch, seed=seed):
+            sums = small_mlp.gradients(weights, images[part.indices], labels[part.indices])
+            for weight, velocity, total in zip(weights, velocities, sums, strict=True):
+                gradient = total / np.float32(part.global_size)
+                if trust is not None and weight.ndim > 1:
+                    gradient *= trust * np.linalg.norm(weight) / np.linalg.norm(gradient)
+                velocity *= np.float32(MOMENTUM)
+                velocity += gradient
+                weight -= np.float32(rates[step]) * velocity
+            step += 1
+        if (epoch + 1) % every_epochs == 0 or epoch + 1 == config.epochs:
+            errors.append(small_mlp.error(weights, *test))
+    return Trained(weights, step, small_mlp.error(weights, images, labels), tuple(errors))
+
+
+def loss(weights: Sequence[np.ndarray], images: np.ndarray, labels: np.ndarray) -> float:
+    """Mean softmax cross-entropy."""
+    with np.errstate(all="ignore"):
+        scores = small_mlp.logits(weights, images)
+        scores = scores - scores.max(axis=1, keepdims=True)
+        right = scores[np.arange(len(labels)), labels]
+        return float((np.log(np.exp(scores).sum(axis=1)) - right).mean())
+
+
+def noise_scale(
+    weights: list[np.ndarray], data: Dataset, batch: int, batches: int, seed: int
+) -> float:
+    """Estimate the gradient noise scale tr(covariance) / |gradient|^2 (images).
+
+    From squared lengths of gradients: of each batch, and of the mean over all batches.
+
+    Source:
+        McCandlish et al., arXiv:1812.06162, appendix A.1.
+    """
+    images, labels = data.train_images.reshape(len(data.train_labels), -1), data.train_labels
+    order, lengths, total = np.random.default_rng(seed).permutation(len(labels)), [], 0.0
+    for part in np.split(order[: batch * batches], batches):
+        sums = small_mlp.gradients(weights, images[part], labels[part])
+        gradient = np.concatenate([each.ravel() for each in sums]) / batch
+        lengths.append(gradient @ gradient)
+        total = total + gradient / batches
+    small, large = np.mean(lengths), total @ total
+    squared = (batches * large - small) / (batches - 1)
+    variance = (small - large) * batch / (1 - 1 / batches)
+    return float(variance / squared)
+
+
+def steps_to(
+    target: float, batch: int, rate: float, seed: int, data: Dataset, most_steps: int
+) -> int | None:
+    """Count the steps of plain SGD until the loss of 2000 training images is below a target."""
+    images, labels = data.train_images.reshape(len(data.train_labels), -1), data.train_labels
+    weights, random = small_mlp.initial_weights(seed), np.random.default_rng(1000 + seed)
+    look_every = max(1, 128 // batch)
+    for step in range(1, most_steps + 1):
+        part = random.integers(0, len(labels), batch)
+        with np.errstate(all="ignore"):
+            sums = small_mlp.gradients(weights, images[part], labels[part])
+        for weight, total in zip(weights, sums, strict=True):
+            weight -= np.float32(rate / batch) * total
+        if step % look_every == 0:
+            now = loss(weights, images[:2000], labels[:2000])
+            if now < target or not np.isfinite(now):
+                return step if now < target else None
+    return None
+
+
+def sharpness(
+    weights: Sequence[np.ndarray], images: np.ndarray, labels: np.ndarray, rounds: int = 6
+) -> float:
+    """Largest eigenvalue of the loss's Hessian: power iteration with differences of gradients."""
+
+    def gradient(at: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [each / len(labels) for each in small_mlp.gradients(list(at), images, labels)]
+
+    random, here, length, value = np.random.default_rng(0), gradient(weights), 1e-2, 0.0
+    direction = [random.normal(size=w.shape).astype(np.float32) for w in weights]
+    for _ in range(rounds):
+        norm = np.sqrt(sum(float((d**2).sum()) for d in direction))
+        direction = [d / np.float32(norm) for d in direction]
+        moved = [w + np.float32(length) * d for w, d in zip(weights, direction, strict=True)]
+        turned = [(g - h) / length for g, h in zip(gradient(moved), here, strict=True)]
+        value = float(sum((d * t).sum() for d, t in zip(direction, turned, strict=True)))
+        direction = [t.astype(np.float32) for t in turned]
+    return value

@@ -1,0 +1,91 @@
+"""Trainings with large batches in NumPy equal those of the library; noise and sharpness are known.
+
+Tests dlcourse.large_batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from dlcourse import large_batches, small_mlp
+from dlguide import models, training
+from dlguide.data import datasets
+from dlguide.data.datasets import Dataset
+from dlguide.training import experiments, optimizers
+
+CONFIG = experiments.ExperimentConfig(
+    samples=1024, epochs=2, virtual_workers=4, base_rate=0.05, rate_scaling="linear",
+    warmup="gradual", warmup_epochs=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("trust", [None, 0.1])
+def test_training_equals_that_of_the_library(trust):
+    net = models.build("mlp")
+    net.set_weights(small_mlp.initial_weights(3))
+
+    def mlp():
+        return net
+
+    options = {"momentum": 0.9, "weight_decay": 0.0}
+    lars = {"trust": trust, "correct_momentum": True}
+    made = optimizers.MomentumSGD if trust is None else partial(optimizers.LARS, **lars)
+    training.fit(
+        mlp, epochs=2, batch_per_rank=128, learning_rate=CONFIG.schedule(),
+        optimizer=partial(made, **options),
+        config=training.FitConfig(samples=1024, virtual_workers=4, seed=3, evaluate=False),
+    )  # fmt: skip
+    ours = large_batches.train(CONFIG, 3, datasets.load(), trust=trust)
+    assert ours.steps == 16
+    for one, other in zip(ours.weights, net.get_weights(), strict=True):
+        assert np.allclose(one, other, atol=1e-3)
+
+
+def test_last_batch_may_be_short():
+    odd = replace(CONFIG, samples=1030, epochs=2)
+    assert large_batches.train(odd, 0, datasets.load()).steps == 18
+
+
+def test_noise_scale_is_the_variance_over_the_squared_mean():
+    data = datasets.load().first(4096)
+    weights = small_mlp.initial_weights(0)
+    images = data.train_images.reshape(4096, -1)
+    each = np.array([
+        np.concatenate([g.ravel() for g in small_mlp.gradients(weights, images[k:k + 1], labels)])
+        for k in range(0, 4096, 8)
+        for labels in [data.train_labels[k : k + 1]]
+    ])  # fmt: skip
+    exact = each.var(axis=0, ddof=1).sum() / (each.mean(axis=0) ** 2).sum()
+    found = large_batches.noise_scale(weights, data, batch=32, batches=128, seed=0)
+    assert found == pytest.approx(exact, rel=0.25)
+
+
+def test_sharpness_is_the_largest_eigenvalue_of_the_hessian():
+    random = np.random.default_rng(0)
+    images = random.random((40, 3)).astype("float32")
+    labels = random.integers(0, 2, 40)
+    sizes = (3, 2), (2,), (2, 2), (2,)
+    weights = [random.normal(size=size).astype("float32") for size in sizes]
+
+    def gradient(flat):
+        parts = np.split(flat.astype("float32"), np.cumsum([6, 2, 4]))
+        at = [part.reshape(size) for part, size in zip(parts, sizes, strict=True)]
+        return np.concatenate([g.ravel() for g in small_mlp.gradients(at, images, labels)]) / 40
+
+    flat = np.concatenate([w.ravel() for w in weights]).astype("float64")
+    steps = 1e-2 * np.eye(len(flat))
+    hessian = np.array([(gradient(flat + s) - gradient(flat - s)) / 2e-2 for s in steps])
+    largest = np.abs(np.linalg.eigvalsh((hessian + hessian.T) / 2)).max()
+    found = large_batches.sharpness(weights, images, labels, rounds=60)
+    assert found == pytest.approx(largest, rel=0.1)
+
+
+def test_steps_to_a_loss_fall_with_the_batch_and_none_means_never():
+    data: Dataset = datasets.load().first(9728)
+    small, large = (large_batches.steps_to(1.0, b, 0.2, 0, data, 300) for b in (16, 256))
+    assert 0 < large <= small
+    assert large_batches.steps_to(0.01, 16, 0.2, 0, data, 20) is None
