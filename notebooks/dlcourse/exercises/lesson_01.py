@@ -23,7 +23,8 @@ def train_until(comm, losses, enough):
 
 
 def dot(comm, x, y):
-    x, y = (comm.bcast(each)[comm.rank :: comm.size] for each in (x, y))
+    cut = [each if comm.rank else np.array_split(each, comm.size) for each in (x, y)]
+    x, y = (comm.scatter(each) for each in cut)
     return comm.allreduce(x @ y)
 
 
