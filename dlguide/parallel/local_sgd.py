@@ -239,7 +239,7 @@ class ModelSynchroniser:
 
     @staticmethod
     def _on_arrays(variables: Sequence[Any], change: Callable[[list[np.ndarray]], None]) -> None:
-        arrays = [np.array(variable) for variable in variables]
+        arrays = [np.array(variable.numpy()) for variable in variables]
         change(arrays)
         for variable, array in zip(variables, arrays, strict=True):
             variable.assign(array)
