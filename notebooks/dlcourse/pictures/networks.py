@@ -280,7 +280,7 @@ def footprints(found: Iterable[Any]) -> Figure:
         x = min(0.8 * right, 0.8 * high * 1e3 / ratio)
         words = f"{ratio} FLOPs/byte"
         axes.text(x, ratio * x / 1e3, words, color=GREY, fontsize=8, ha="right", va="bottom")
-    axes.set_title("Higher and further left scales better", loc="left")
+    axes.set_title("Further above the dashed lines scales better", loc="left")
     return drawn
 
 
