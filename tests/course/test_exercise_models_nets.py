@@ -106,19 +106,10 @@ def test_attention_is_that_of_keras():
     assert np.allclose(lesson_13.attention(queries[0], keys[0], values[0])[0], theirs[0], atol=1e-5)
 
 
-def test_gradient_of_actor_and_critic_is_that_of_finite_differences():
-    table, rewards = RANDOM.normal(size=(2, 3)), RANDOM.normal(size=20)
-    lights, buttons = RANDOM.integers(0, 2, size=(2, 20))
-    advantages = rewards - table[lights, 2]
-
-    def loss(table):
-        shares = lesson_13.softmax(table[:, :2])[lights, buttons]
-        return np.mean(-advantages * np.log(shares) + (rewards - table[lights, 2]) ** 2 / 2)
-
-    steps = 1e-5 * np.eye(6).reshape(6, 2, 3)
-    numeric = [(loss(table + step) - loss(table - step)) / 2e-5 for step in steps]
-    came = lesson_13.gradient(table, lights, buttons, rewards)
-    assert np.allclose(came.ravel(), numeric, atol=1e-8)
+def test_linear_recurrence_is_a_sum_of_powers():
+    a, b = np.full((7, 2), 0.9), RANDOM.normal(size=(7, 2))
+    powers = 0.9 ** np.subtract.outer(np.arange(7), np.arange(7)).clip(0)
+    assert np.allclose(lesson_13.recurrence(a, b), np.tril(powers) @ b)
 
 
 def test_decibels_are_those_of_the_library():
