@@ -1,0 +1,113 @@
+"""Choose the prior of `scaling.predict` on published series, and check it on series left out.
+
+    python benchmarks/prediction_intervals.py
+
+Each published series is fitted up to 4, 8, 16 and 32 workers, and its larger counts are predicted
+with several priors of a capacity and of the noise. A prior is chosen by its mean interval score
+(the width of the 90 % interval of the logarithm, plus 20 times the distance of a measurement that
+lies outside; Gneiting and Raftery 2007), the mean over series, among those whose intervals hold 85
+to 95 % of all points. Then whole series, and whole sources, are left out of the choice and
+predicted with the prior that the others choose. Some 4 minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest
+
+from dlguide.scaling import predict
+
+UPTO = (4, 8, 16, 32)
+LIMITED = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
+NOISES = ((0.005, 0.01, 0.02), (0.01, 0.02), (0.01, 0.03), (0.01, 0.02, 0.03), (0.01, 0.02, 0.04))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A prediction of one count: its series, the counts of the fit, interval and error."""
+
+    series: str
+    upto: int
+    inside: bool
+    width: float
+    score: float
+    error: float
+
+
+def points(series, sets, least):
+    """Predict every series beyond 4, 8, 16 and 32 workers from `least` or more counts."""
+    found = []
+    for (name, rates), upto in itertools.product(series.items(), UPTO):
+        few = [workers for workers in rates if workers <= upto]
+        if len(few) < least or max(rates) <= upto:
+            continue
+        for each in predict.held_out(rates, upto, sets=sets):
+            low, high, true = np.log([each.low, each.high, each.measured])
+            outside = max(low - true, 0) + max(true - high, 0)
+            score = high - low + 20 * outside
+            found.append(Point(name, upto, each.inside, high - low, score, abs(each.error)))
+    return found
+
+
+def mean_score(found, names):
+    """Mean over series of the mean score of their points."""
+    return np.mean([np.mean([p.score for p in found if p.series == name]) for name in names])
+
+
+def choose(by_prior, names):
+    """The prior with the lowest score on these series whose coverage is between 85 and 95 %."""
+    held = {
+        prior: np.mean([p.inside for p in found if p.series in names])
+        for prior, found in by_prior.items()
+    }
+    calibrated = [prior for prior, share in held.items() if 0.85 <= share <= 0.95]
+    return min(calibrated, key=lambda prior: mean_score(by_prior[prior], names))
+
+
+def show(title, found):
+    """Print coverage, width and error by the largest count of the fit."""
+    print(f"{title}: {np.mean([p.inside for p in found]):.3f} of {len(found)} inside")
+    for upto in UPTO:
+        group = [p for p in found if p.upto == upto]
+        inside = sum(p.inside for p in group)
+        chance = binomtest(inside, len(group), 0.9).pvalue
+        width = np.median([p.width for p in group])
+        error = np.median([p.error for p in group])
+        print(
+            f"  up to {upto:2}: {inside}/{len(group)} inside (binomial test {chance:.2f}), "
+            f"median width {width:.2f}, median error {error:.1%}"
+        )
+
+
+def main():
+    """Choose, leave out, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", type=int, default=8000, help="of coefficients")
+    parser.add_argument("--least", type=int, default=2, help="counts that a fit must see")
+    options = parser.parse_args()
+    series = predict.published_series()
+    present, by_prior = (predict.LIMITED, predict.NOISES), {}
+    for prior in itertools.product(LIMITED, NOISES):
+        predict.LIMITED, predict.NOISES = prior
+        by_prior[prior] = points(series, options.sets, options.least)
+    names = {p.series for p in by_prior[present]}
+    show(f"in the library {present}", by_prior[present])
+    chosen = choose(by_prior, names)
+    show(f"chosen {chosen}", by_prior[chosen])
+    for what, group_of in (("series", str), ("source", lambda name: name.split(":")[0])):
+        held, picked = [], Counter()
+        for group in sorted({group_of(name) for name in names}):
+            others = {name for name in names if group_of(name) != group}
+            prior = choose(by_prior, others)
+            picked[prior] += 1
+            held += [p for p in by_prior[prior] if group_of(p.series) == group]
+        show(f"one {what} left out, priors {dict(picked)}", held)
+
+
+if __name__ == "__main__":
+    main()
