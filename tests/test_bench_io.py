@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 
+import numpy as np
 import pytest
 from made_up_limits import LIMITS
 from typer.testing import CliRunner
@@ -246,7 +247,7 @@ def flipped(tmp_path_factory):
 )
 def test_formats_with_checksums_let_no_flip_pass(flipped, name):
     before = {path: path.read_bytes() for path in page_cache.files_of(flipped[name])}
-    found = bit_flips.trials(name, flipped[name], 20)
+    found = bit_flips.trials(name, flipped[name], 20, anywhere=True)
     assert sum(found.values()) == 20
     assert found["silent"] == found["died"] == 0
     assert found["noticed"] > 0
@@ -255,11 +256,23 @@ def test_formats_with_checksums_let_no_flip_pass(flipped, name):
 
 def test_plain_arrays_do_not_notice(flipped):
     # 30 000 bytes of images behind a header of 128: all of 20 places lie in the images
-    assert bit_flips.trials("npy", flipped["npy"], 20)["silent"] == 20
+    assert bit_flips.trials("npy", flipped["npy"], 20, anywhere=True)["silent"] == 20
+
+
+@pytest.mark.parametrize("name", bit_flips._WRITERS)
+def test_every_reader_gets_the_same_bits_of_the_same_samples(flipped, name):
+    places = bit_flips.places(name, flipped[name])
+    contents = b"".join(path.read_bytes() for path in page_cache.files_of(flipped[name]))
+    array = np.load(flipped["npy"] / "data.npy")
+    assert [contents[at : at + 3000] for at in places] == [row.tobytes() for row in array]
+    found = bit_flips.trials(name, flipped[name], 10)
+    silent = {"npy": 10, "hdf5": 10, "lmdb": 10}.get(name, 0)
+    assert found == {"noticed": 10 - silent, "silent": silent, "harmless": 0, "died": 0}
 
 
 def test_verifying_notices_bits_that_no_reader_uses_too(flipped):
-    assert bit_flips.trials("verify lmdb", flipped["checked lmdb"], 20)["noticed"] == 20
+    verify = {"flips": 20, "anywhere": True}
+    assert bit_flips.trials("verify lmdb", flipped["checked lmdb"], **verify)["noticed"] == 20
 
 
 @pytest.mark.parametrize("flipped_back", [False, True])
@@ -326,7 +339,7 @@ def test_unknown_or_unreadable_readers_are_refused(flipped, tmp_path):
     with pytest.raises(ValueError, match="`name` must be one of checked folder"):
         bit_flips.trials("zip", tmp_path)
     with pytest.raises(RuntimeError, match="does not read the undamaged files"):
-        bit_flips.trials("hdf5", flipped["npy"], 5)
+        bit_flips.trials("hdf5", flipped["npy"], 5, anywhere=True)
 
 
 # --- figure and command ------------------------------------------------------------------------
@@ -337,11 +350,12 @@ def test_figure_has_a_panel_for_each_pattern_and_state(found):
     titles = [axes.get_title() for axes in drawn.axes]
     assert titles == ["sequential, cold", "random, cold", "sequential, warm", "random, warm"]
     for axes in drawn.axes:
-        assert len(axes.patches) == 2 * len(formats.KINDS) + 1
-        assert "MB/s" in axes.get_ylabel()
+        assert len(axes.containers) == 2 * len(formats.KINDS) + 1
+        assert "MB/s" in axes.get_xlabel()
+        assert axes.get_xlim() == drawn.axes[0].get_xlim()  # cold and warm can be compared
     one = found.speed("lmdb", "random", True)
-    heights = [bar.get_height() for bar in drawn.axes[1].patches]
-    assert one.bytes_per_s / 1e6 in heights
+    speeds = [points.lines[0].get_xdata()[0] for points in drawn.axes[1].containers]
+    assert one.bytes_per_s / 1e6 in speeds
     assert f"lmdb random cold, checked: {one.bytes_per_s / 1e6:.3g}" in drawn._repr_html_()
     with pytest.raises(ValueError, match="`speeds` must hold at least one"):
         plots.reading_speeds([])
@@ -350,7 +364,8 @@ def test_figure_has_a_panel_for_each_pattern_and_state(found):
 def test_figure_of_one_repeat_draws_no_spread_whatever_the_rounding():
     nbytes = next(n for n in range(5_000, 9_000) if n / 0.7 / 1e6 < n / 1e6 / 0.7)
     drawn = plots.reading_speeds([speed(seconds=(0.7,), nbytes=nbytes)])
-    assert drawn.axes[0].patches[0].get_height() == pytest.approx(nbytes / 0.7 / 1e6)
+    (points,) = drawn.axes[0].containers
+    assert points.lines[0].get_xdata() == pytest.approx([nbytes / 0.7 / 1e6])
 
 
 def test_command_prints_the_table_and_leaves_only_its_record(tmp_path, monkeypatch):

@@ -2,8 +2,9 @@
 
 The outcomes are: noticed, silent, harmless, or a dead process.
 
-Each trial changes one bit somewhere in the files, reads everything, and changes it back. The
-plain readers are those of the libraries: NumPy for npy, h5py, lmdb, and TFRecord's own checksums.
+Each trial changes one bit of a sample's data, or somewhere in the files, reads everything, and
+changes it back. Bits of the data are the same bits of the same samples for every reader. The plain
+readers are those of the libraries: NumPy for npy, h5py, lmdb, and TFRecord's own checksums.
 The checked ones read the same samples through `dlguide.data.formats`, with its manifest. They
 read in another process, because some damage ends the process that reads.
 """
@@ -31,7 +32,7 @@ LIMIT_S = 60  # of one trial: much more than any reader needs, also on a slow ma
 _MOST_MEMORY_NBYTES = 4 << 30
 
 
-def write(folder: str | os.PathLike, samples: int = 20, nbytes: int = 2000) -> dict[str, Path]:
+def write(folder: str | os.PathLike, samples: int = 20, nbytes: int = 3000) -> dict[str, Path]:
     """Write the same samples of equal size for each reader.
 
     Args:
@@ -59,13 +60,59 @@ def write(folder: str | os.PathLike, samples: int = 20, nbytes: int = 2000) -> d
     return paths
 
 
-def trials(name: str, folder: str | os.PathLike, flips: int = 100, seed: int = 0) -> Counter:
-    """Flip single bits of a reader's files, one after the other, and count what happens."""
+def places(name: str, folder: str | os.PathLike) -> list[int]:
+    """Find where the data of each sample begin in a reader's files, taken as one row of bytes.
+
+    Raises:
+        RuntimeError: if the data of a sample are not in one piece, or there twice.
+    """
+    require_known(name, _READERS, "name")
+    contents = b"".join(path.read_bytes() for path in page_cache.files_of(folder))
+    found = []
+    for number, sample in enumerate(_READERS[name](Path(folder))):
+        data = sample if isinstance(sample, bytes) else sample[0]
+        if contents.count(data) != 1:
+            raise RuntimeError(f"{name} holds the data of sample {number} not exactly once.")
+        found.append(contents.index(data))
+    return found
+
+
+def trials(
+    name: str, folder: str | os.PathLike, flips: int = 100, seed: int = 0, anywhere: bool = False
+) -> Counter:
+    """Flip single bits of a reader's files, one after the other, and count what happens.
+
+    Args:
+        name: of the reader.
+        folder: as `write` returns it for this reader.
+        flips: how many bits (count).
+        seed: of the random choice.
+        anywhere: in all bytes of the files; otherwise in the samples' data, where the same seed
+            means the same bits of the same samples for each reader.
+
+    Returns:
+        Counter: how often each of `OUTCOMES` came.
+    """
     require_known(name, _READERS, "name")
     require_count(flips, "flips")
-    bits = sum(path.stat().st_size for path in page_cache.files_of(folder)) * 8
-    places = np.random.default_rng(seed).integers(0, bits, flips).tolist()
-    before = {place // 8: _byte(Path(folder), place // 8) for place in places}
+    nbytes = sum(path.stat().st_size for path in page_cache.files_of(folder))
+    random = np.random.default_rng(seed)
+    if anywhere:
+        bits = random.integers(0, 8 * nbytes, flips).tolist()
+    else:
+        begins = places(name, folder)
+        chosen = random.random((flips, 2)) * [len(begins), 8 * _data_nbytes(name, folder)]
+        bits = [8 * begins[int(sample)] + int(bit) for sample, bit in chosen]
+    return _flipped(name, Path(folder), bits)
+
+
+def _data_nbytes(name: str, folder: str | os.PathLike) -> int:
+    first = _READERS[name](Path(folder))[0]
+    return len(first if isinstance(first, bytes) else first[0])
+
+
+def _flipped(name: str, folder: Path, places: list[int]) -> Counter:
+    before = {place // 8: _byte(folder, place // 8) for place in places}
     found: Counter = Counter({outcome: 0 for outcome in OUTCOMES})
     while places:
         command = [sys.executable, "-P", "-m", __name__, name, folder, json.dumps(places)]
@@ -73,7 +120,7 @@ def trials(name: str, folder: str | os.PathLike, flips: int = 100, seed: int = 0
             done = commands.run(command, LIMIT_S * (1 + len(places)))
         finally:  # wherever it was ended, before or after it changed a bit back
             for byte, value in before.items():
-                _write_byte(Path(folder), byte, value)
+                _write_byte(folder, byte, value)
         lines = [line for line in done.output.splitlines() if line in OUTCOMES]
         if "undamaged: right" not in done.output:
             raise RuntimeError(f"{name} does not read the undamaged files.\n{done.tail()}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlguide.collectives import ring_share
 from dlguide.errors import require
-from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, SKY, figure, legend_below
+from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, SKY, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,8 +93,9 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
             `nbytes`, `bytes_per_s` and `timing`.
 
     Returns:
-        Figure: a panel for each access pattern and state of the page cache; blue bars for
-        samples that were checked and decoded, grey ones for the raw bytes, with quartiles.
+        Figure: a panel for each access pattern and state of the page cache, all with one
+        logarithmic axis; blue dots for samples that were checked and decoded, grey diamonds for
+        the raw bytes, with quartiles.
 
     Raises:
         ValueError: when there is no speed.
@@ -110,22 +111,30 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
     alt = "MB/s, higher is better. " + "; ".join(summary) + "."
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    drawn, axes_of = figure(rows, columns, width=4.6 * columns, height=3.0, alt=alt)
+    drawn, axes_of = figure(rows, columns, 4.6 * columns, 0.9 + 0.27 * len(kinds), alt)
+    ends = [each.nbytes / 1e6 / s for each in speeds for s in (each.timing.high, each.timing.low)]
+    slowest, fastest = min(ends), max(ends)
     for axes, panel in zip(axes_of, panels, strict=False):
         for each in speeds:
             if (each.access, each.cold) != panel:
                 continue
-            x = kinds.index(each.kind) + (-0.19 if each.checked else 0.19)
-            look = {"color": GREY, "hatch": "//", "label": "bytes alone"}
+            y, speed = kinds.index(each.kind), each.bytes_per_s / 1e6
+            low, high = (each.nbytes / 1e6 / s for s in (each.timing.high, each.timing.low))
+            # rounding can put a quartile that equals the median on the wrong side of it
+            around = [[max(0.0, speed - low)], [max(0.0, high - speed)]]
+            look = {"color": GREY, "fmt": "D", "label": "bytes alone"}
             if each.checked:
-                look = {"color": BLUE, "label": "checked and taken apart"}
-            _bar(axes, x, each.bytes_per_s / 1e6, each.nbytes / 1e6, each.timing, 0.36, **look)
-        axes.set_xticks(range(len(kinds)), kinds, rotation=20, fontsize=8)
-        axes.set_ylabel("MB/s of samples")
+                look = {"color": BLUE, "fmt": "o", "label": "checked and taken apart"}
+            axes.errorbar([speed], [y + (-0.15 if each.checked else 0.15)], xerr=around, **look)
+        axes.set_yticks(range(len(kinds)), kinds, fontsize=8)
+        axes.set(xscale="log", xlim=(slowest / 1.5, fastest * 1.5), ylim=(len(kinds) - 0.5, -0.5))
         axes.set_title(f"{panel[0]}, {'cold' if panel[1] else 'warm'}", fontsize=10)
+        axes.set_xlabel("MB/s of samples")
     for axes in axes_of[len(panels) :]:
         axes.set_visible(False)
-    legend_below(axes_of[len(panels) - 1])
+    labelled = dict(zip(*reversed(axes_of[0].get_legend_handles_labels()), strict=True))
+    place = {"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 8}
+    drawn.legend(labelled.values(), labelled.keys(), **place)
     return drawn
 
 

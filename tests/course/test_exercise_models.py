@@ -71,11 +71,14 @@ def test_sizes_are_those_of_files_that_were_written(kind, tmp_path):
         assert data.nbytes == lesson_40.file_nbytes(kind, dataset.index["nbytes"].tolist())
 
 
-def test_demand_of_the_guide_s_run_is_that_of_the_library():
-    needed = storage.demand(storage.GUIDE)
-    opens, nbytes_per_s, part = lesson_40.limit(*lesson_40.TRAININGS[0])
-    assert (opens, nbytes_per_s) == pytest.approx((needed.opens_per_s, needed.bytes_per_s))
-    assert part == "opens"
+@pytest.mark.parametrize(("per_file", "in_flight"), [(1, 1), (1, 6), (10, 3)])
+def test_cold_epoch_is_that_of_requests_one_after_the_other(per_file, in_flight):
+    free_s, files = [0.0] * in_flight, 60 // per_file
+    for _ in range(files):
+        for _ in range(0, per_file * 3000, 10_000):  # a request of at most 10 kB
+            free_s[free_s.index(min(free_s))] += 2e-3
+    case = (60, 3000, per_file, 1e-5, 2e-3, 10_000, in_flight, 1e12)
+    assert lesson_40.epoch_s(*case) == pytest.approx(files * 1e-5 + max(free_s))
 
 
 @pytest.mark.parametrize(("prefetch", "cores"), [(True, 9), (True, 2), (False, 9)])

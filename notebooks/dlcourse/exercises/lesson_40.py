@@ -2,9 +2,12 @@
 
 import os
 import re
+from functools import partial
 from itertools import accumulate, pairwise
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from time import perf_counter
 from unittest import mock
 
 import google_crc32c
@@ -22,16 +25,16 @@ NOTICED = {
     "tfrecord, an older file of the same name": ("S", "It is whole. Only its SHA-256 differs."),
 }
 AGAINST = {
-    "A": "1 GB/s is little for a parallel file system; your function shows what is too much.",
-    "C": "Each image is one small file on one target: no target gets more requests than another.",
-    "D": "A cache on a node helps where the data fit. Which of the two values is too large?",
+    "A": "With the contents asked for first, every file was opened twice, and it took less time.",
+    "B": "The same bytes came from the same disk both times.",
+    "D": "The second way runs more lines of Python than the first.",
 }
-GUIDE = (1_280_000, 32_812.5, 90, 3600.0)  # samples, bytes of one, epochs, seconds
-TRAININGS = [(*GUIDE, 1, 10_000, 5e9), (*GUIDE, 1250, 10_000, 5e9), (*GUIDE, 1, 30_000, 1e8)]
-TRAININGS += [(1_280_000, 107_812.5, 90, 3600.0, 1250, 10_000, 1e9)]
-TRAININGS += [(60_000, 784, 5, 60.0, 100, 40.0, 1e6)]
+# samples, bytes, samples per file, s of calls, s per request, bytes of one, in flight, bytes/s
+COLD = [(1_000_000, 4000, 1, 5e-6, 150e-6, 1 << 20, flying, 5e8) for flying in (1, 32)]
+COLD += [(1_000_000, 4000, 1000, 5e-6, 150e-6, 1 << 20, flying, 5e8) for flying in (1, 4)]
+COLD += [(2000, 110_000, 1, 1e-3, 1e-3, 65_536, 8, 1e9)]
+COLD += [(2000, 110_000, 500, 1e-3, 0.02, 10_000_000, 16, 1e8)]
 RECORDS = [bytes(range(40)), b"", bytes(300), b"seventh"]
-WATCHED = ("fsync", "rename", "replace")
 PARTS = [b"first", b"second" * 1000, b"third"]
 
 
@@ -40,12 +43,13 @@ def file_nbytes(kind, lengths, end=48):
     return records if kind == "tfrecord" else 16 + records + 8 * len(lengths) + end
 
 
-def limit(samples, nbytes, epochs, seconds, per_file, opens, given, packed=1, enough=1):
-    rate = samples * epochs / seconds
-    needed = rate / per_file, rate * nbytes / packed
-    over = {"opens": needed[0] / opens, "bytes": needed[1] / given}
-    worst = max(over, key=over.get)
-    return *needed, worst if over[worst] > enough else "nothing"
+def epoch_s(
+    samples, nbytes, per_file, calls_s, request_s, request_nbytes, in_flight, bytes_per_s, one=max
+):
+    files = samples // per_file
+    requests = files * ceil(per_file * nbytes / request_nbytes)
+    waiting_s, moving_s = requests * request_s / in_flight, samples * nbytes / bytes_per_s
+    return files * calls_s + one(waiting_s, moving_s)
 
 
 def frame(record):
@@ -92,17 +96,33 @@ def refused(answer, contents):
     try:
         came = answer(contents)
     except ValueError as error:
-        return f"a ValueError {'with' if number and number in str(error) else 'without'} the number"
+        named = number and re.match(rf"record {number}\b", str(error))
+        return f"a ValueError {'with' if named else 'without'} the number"
     return came if number is None or came is ... else "no error"
 
 
-def save(path, parts, sync=True, tidy=True, swallow=False, beside=True, folder=None):
+def share_of_limit(answer, _):
+    """The time of one checksum over a whole file, as a share of the answer's time."""
+    record = bytes(range(256)) * 16
+    contents = (frame(record)[0] + record + frame(record)[1]) * 2000
+    seconds = {"limit": [], "answer": []}
+    for _ in range(9):
+        for name, work in (("limit", google_crc32c.value), ("answer", answer)):
+            begin = perf_counter()
+            work(contents)
+            seconds[name].append(perf_counter() - begin)
+    return min(seconds["limit"]) / min(seconds["answer"])
+
+
+def save(path, parts, sync=True, tidy=True, swallow=False, beside=True, folder=None, name=True):
     unfinished = (folder or path.parent) / f"{path.parent.name}.unfinished" if beside else path
     try:
         with open(unfinished, "wb") as file:
+            if sync == "too early":
+                os.fsync(file.fileno())
             file.writelines(parts)
             file.flush()
-            if sync:
+            if sync is True:
                 os.fsync(file.fileno())
         os.replace(unfinished, path)
     except BaseException:
@@ -110,12 +130,25 @@ def save(path, parts, sync=True, tidy=True, swallow=False, beside=True, folder=N
             unfinished.unlink()
         if not swallow:
             raise
+    if name:
+        around = os.open(path.parent, os.O_RDONLY)
+        os.fsync(around)
+        os.close(around)
 
 
 def saved(answer, case):
     """What is wrong with a file that was saved from parts, of which one may fail."""
     before, fails_at, seen = *case.values(), []
-    calls = mock.Mock(**{name: mock.Mock(wraps=getattr(os, name)) for name in WATCHED})
+    calls, real = [], {name: getattr(os, name) for name in ("fsync", "rename", "replace")}
+
+    def fsync(file):
+        found = os.fstat(file if isinstance(file, int) else file.fileno())
+        calls.append(("fsync", found.st_ino, found.st_size))
+        real["fsync"](file)
+
+    def move(name, begin, end, **more):
+        calls.append(("move", Path(begin), Path(end)))
+        real[name](begin, end, **more)
 
     def parts():
         for number, part in enumerate([*PARTS, b""]):
@@ -127,27 +160,34 @@ def saved(answer, case):
     def contents():
         return path.read_bytes() if path.exists() else None
 
+    watched = {name: partial(move, name) for name in ("rename", "replace")} | {"fsync": fsync}
     with TemporaryDirectory() as folder:
         path, failed = Path(folder) / "data.bin", False
         if before is not None:
             path.write_bytes(before)
         try:
-            with mock.patch.multiple(os, **{name: getattr(calls, name) for name in WATCHED}):
+            with mock.patch.multiple(os, **watched):
                 if answer(path, parts()) is ...:
                     return ...
         except InterruptedError:
             failed = True
-        own = [each for each in calls.mock_calls if each[0] == "fsync" or folder in str(each)]
-        moves = [list(map(Path, at)) for name, at, _ in own if name != "fsync"]
+        moves = [(begin, end) for name, begin, end in calls if name == "move"]
+        at = next((at for at, each in enumerate(calls) if each[-1] == path), len(calls))
+        wrote = path.stat() if path.exists() else None
+        early = wrote and any(each[:2] == ("fsync", wrote.st_ino) for each in calls[:at])
+        on_disk = wrote and ("fsync", wrote.st_ino, wrote.st_size) in calls[:at]
+        named = any(each[:2] == ("fsync", os.stat(folder).st_ino) for each in calls[at:])
         faults = {
             "no error": failed == (fails_at is None),
             "another file at the path": failed and contents() != before,
             "a file that is left": len(os.listdir(folder)) != (contents() is not None),
             "a part at the path meanwhile": any(each != before for each in seen),
             "other contents": not failed and contents() != b"".join(PARTS),
-            "no rename": not failed and [to for _, to in moves] != [path],
-            "a rename between folders": any(name.parent != to.parent for name, to in moves),
-            "no fsync first": not failed and [name for name, *_ in own][:1] != ["fsync"],
+            "no rename": not failed and [end for _, end in moves] != [path],
+            "a rename between folders": any(begin.parent != end.parent for begin, end in moves),
+            "an fsync before all bytes are written": not failed and early and not on_disk,
+            "no fsync of the whole file before the rename": not failed and not on_disk,
+            "no fsync of the folder after the rename": not failed and not named,
         }
     return next((fault for fault, found in faults.items() if found), "the whole file, or none")
 
@@ -170,19 +210,26 @@ EXERCISES = {
     "40-2": Letters(NOTICED,
         "A checksum shows what changed inside. Only a manifest shows what is missing."),
     "40-3": [
-        Exercise(limit, TRAININGS, {
-            "That is one epoch. The run reads all samples in each of its epochs.":
-                lambda n, size, epochs, *rest: limit(n, size, 1, *rest),
+        Exercise(epoch_s, COLD, {
             "A packed file is opened once for all the samples in it.":
-                lambda *case: limit(*case[:4], 1, *case[5:]),
-            "Packing saves opens, not bytes: all samples must still be read.":
-                lambda *case: limit(*case, packed=case[4]),
-            "Divide what is needed by what is given, for both.":
-                lambda *case: (*limit(*case)[:2], "bytes"),
-            "A ratio over 1 is too much.": lambda *case: limit(*case, enough=0),
-        }, hint="Samples of all epochs, divided by the time, divided by the samples in a file; "
-            "samples/s times the bytes of a sample; what exceeds its limit by the larger factor."),
-        letter("B", AGAINST, "For the guide's run on single files the opens are too many.")],
+                lambda n, size, per_file, calls_s, *rest:
+                    epoch_s(n, size, per_file, calls_s * per_file, *rest),
+            "A packed file needs fewer requests: its bytes, divided by those of one, rounded up.":
+                lambda n, size, per_file, calls_s, *rest:
+                    epoch_s(n, size, 1, calls_s / per_file, *rest),
+            "A small file needs a whole request: round up.":
+                lambda n, size, per_file, calls_s, request_s, most, *rest: epoch_s(
+                    n, size, per_file, calls_s, request_s * per_file * size
+                    / (most * ceil(per_file * size / most)), most, *rest),
+            "Several requests are under way at the same time.":
+                lambda *case: epoch_s(*case[:6], 1, case[7]),
+            "While requests are waited for, bytes move: the longer of the two counts.":
+                lambda *case: epoch_s(*case, one=lambda *both: sum(both)),
+            "The disk moves all the bytes, however many requests are under way.":
+                lambda *case: epoch_s(*case, one=min),
+        }, hint="Files times their calls, plus the longer of: requests times their time, divided "
+            "by those under way; all bytes, divided by the bytes per second."),
+        letter("C", AGAINST, "More files under way, or more samples per request: both hide it.")],
     "40-4": Exercise(read_records, files, {
         "A bit was flipped in the length: compare it with its checksum.":
             lambda contents: read_records(contents, ()),
@@ -196,10 +243,12 @@ EXERCISES = {
             lambda contents: read_records(contents, cut=False),
         "The length fits its checksum but not the file. Compare it with what is left.":
             lambda contents: read_records(contents, huge=MemoryError),
-        "Count the records from 0.": lambda contents: read_records(contents, first=1),
+        "Count the records from 0, and begin the text with `record NUMBER`.":
+            lambda contents: read_records(contents, first=1),
         "Raise a ValueError.": lambda contents: read_records(contents, error=KeyError),
-    }, hint="Return the list of all records, or raise a ValueError with the record's number.",
-        remark="That is how `formats.open_plain` reads, a megabyte at a time.", call=refused),
+    }, hint="Return the list of all records, or raise a ValueError: `record NUMBER ...`.",
+        remark="The limit is one checksum over the whole file; the rest is the interpreter's.",
+        call=refused, score=share_of_limit),
     "40-5": Exercise(save,
         [({"before": old, "fails at": at},) for old in (None, b"older") for at in (0, 1, 3, None)],
         {
@@ -217,6 +266,10 @@ EXERCISES = {
             lambda path, parts: save(path, parts, folder=Path(gettempdir())),
         "Bring the bytes to the disk first, or the rename may survive a power cut without them.":
             lambda path, parts: save(path, parts, sync=False),
+        "`fsync` must come when all bytes are written, and flushed: before the rename.":
+            lambda path, parts: save(path, parts, sync="too early"),
+        "The new name must reach the disk, too: `fsync` of the folder after the rename.":
+            lambda path, parts: save(path, parts, name=False),
     }, hint="All parts at the end, in one file with the final name, and no other file.",
-        remark="The same three steps save checkpoints: other name, fsync, rename.", call=saved),
+        remark="The same steps save checkpoints: other name, fsync, rename, fsync.", call=saved),
 }  # fmt: skip

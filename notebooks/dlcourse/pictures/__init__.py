@@ -71,7 +71,15 @@ from dlcourse.pictures.ranks import (
     worker_timeline,
 )
 from dlcourse.pictures.search import best_so_far, projections, rank_bars, search_scores
-from dlcourse.pictures.storage import epoch_times, file_system, reading_times, striping
+from dlcourse.pictures.storage import (
+    durations,
+    epoch_times,
+    file_map,
+    file_system,
+    gains_by_size,
+    reading_times,
+    striping,
+)
 from dlcourse.pictures.training import (
     batch_costs,
     batch_regions,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dlcourse.pictures.shapes import (
     AMBER,
@@ -18,6 +21,7 @@ from dlcourse.pictures.shapes import (
     named_rows,
     not_empty,
     note,
+    patches,
 )
 from dlguide.errors import require, require_count
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
@@ -209,3 +213,98 @@ def _laid(files: Sequence[tuple[int, int]], targets: int) -> list[list[str]]:
             name = f"{chr(ord('a') + number)}{stripe}"
             columns[(number + stripe % count) % targets].append(name)
     return columns
+
+
+# --- files ---
+
+
+@not_empty
+def file_map(paths: Mapping[str, Path], data: Sequence[bytes], most_nbytes: int) -> Figure:
+    """Draw which bytes of the files of data sets are data of samples, true to scale."""
+    found, words = {}, {}
+    for kind, folder in paths.items():
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        files.sort(key=lambda path: -path.stat().st_size)
+        contents = [path.read_bytes() for path in files]
+        pieces = [[(each.find(one), len(one)) for one in data if one in each] for each in contents]
+        found[kind] = list(zip(map(len, contents), pieces, strict=True))
+        whole, inside = sum(map(len, contents)), sum(n for each in pieces for _, n in each)
+        words[kind] = f"{len(files)} files, {whole:,} bytes, {inside / whole:.0%} of them data"
+    alt = f"The bytes of the files. {listed(words, str)}."
+    drawn, (axes,) = figure(width=8.8, height=0.8 + 0.5 * len(paths), alt=alt)
+    for row, (kind, files) in enumerate(found.items()):
+        left = 0
+        for nbytes, pieces in files:
+            axes.barh(row, nbytes, 0.5, left, color=AMBER, edgecolor="black", linewidth=0.5)
+            for at, size in pieces:
+                axes.barh(row, size, 0.5, left + at, color=BLUE)
+            left += nbytes + most_nbytes // 250
+        beyond = "; the first file ends beyond the right edge" if left > most_nbytes else ""
+        axes.text(0, row - 0.27, words[kind] + beyond, fontsize=8, va="bottom")
+    axes.set(xlim=(0, most_nbytes), xlabel="bytes of all files, one after the other")
+    axes.set_xticks(
+        range(0, most_nbytes, 20_000), [f"{at:,}" for at in range(0, most_nbytes, 20_000)]
+    )
+    named_rows(axes, list(paths), 0.8)
+    looks = {"data of samples": {"color": BLUE}, "everything else": {"color": AMBER}}
+    patches(axes, looks, **BESIDE)
+    return drawn
+
+
+@not_empty
+def durations(
+    values: Mapping[str, Sequence[float]],
+    label: str,
+    models: Mapping[str, float] | None = None,
+    marked: Sequence[str] = (),
+) -> Figure:
+    """Draw repeated measurements as rows: median, quartiles, and a model's value if any."""
+    models = models or {}
+    rows = {name: np.quantile(each, [0.25, 0.5, 0.75]) for name, each in values.items()}
+    words = {
+        name: f"{middle:.3g}" + (f", model {models[name]:.3g}" if name in models else "")
+        for name, (_, middle, _) in rows.items()
+    }
+    drawn, (axes,) = figure(
+        width=8.0, height=0.8 + 0.36 * len(rows), alt=f"{label}. {listed(words, str)}."
+    )
+    end = max([*models.values(), *(high for _, _, high in rows.values())])
+    for row, (name, (low, middle, high)) in enumerate(rows.items()):
+        colour = ORANGE if name in marked else SKY
+        axes.barh(row, middle, 0.62, color=colour)
+        axes.plot([low, high], [row, row], color="black", linewidth=1.4)
+        axes.text(max(high, models.get(name, 0)) + end / 60, row, f"{middle:.3g}", va="center")
+    for row, name in enumerate(rows):
+        if name in models:
+            label_once = "model" if name == next(iter(models)) else None
+            axes.plot(models[name], row, "wD", mec="black", ms=6, label=label_once)
+    axes.set(xlim=(0, 1.12 * end), xlabel=label)
+    named_rows(axes, list(rows), 0.6)
+    if models:
+        axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+    return drawn
+
+
+def gains_by_size(
+    sizes: Sequence[float], gains: Sequence[Sequence[float]], model: Sequence[float]
+) -> Figure:
+    """Draw how many times faster one packed file is read than single ones, by their size."""
+    require(len(sizes) == len(gains) == len(model), "gains", f"be {len(sizes)}", len(gains))
+    quartiles = np.quantile(np.array(gains), [0.25, 0.5, 0.75], axis=1)
+    words = "; ".join(
+        f"{size / 1e3:g} kB {measured:.3g} times, model {predicted:.3g}"
+        for size, measured, predicted in zip(sizes, quartiles[1], model, strict=True)
+    )
+    drawn, (axes,) = figure(width=6.4, height=3.0, alt=f"Cold, packed against single: {words}.")
+    places = np.array(sizes) / 1e3
+    axes.plot(places, model, color=ORANGE, marker="D", mfc="white", label="model")
+    ends = [quartiles[1] - quartiles[0], quartiles[2] - quartiles[1]]
+    axes.errorbar(places, quartiles[1], yerr=ends, fmt="o", color=BLUE, capsize=4, label="measured")
+    axes.axhline(1, color=GREY, linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="kB in a sample", ylabel="time of single / packed")
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.minorticks_off()
+    axes.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    axes.set_ylim(0.7, 2 * max(*model, *quartiles[2]))
+    axes.legend(frameon=False)
+    return drawn
