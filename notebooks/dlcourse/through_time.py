@@ -34,6 +34,8 @@ def memory_rate(
 ) -> float:
     """Measure by which factor a step of an LSTM multiplies the gradient of its memory.
 
+    It is a mean per step, from the largest singular value of the product over all steps.
+
     Args:
         bias: of the forget gate.
         kernel_factor: multiplies Keras' initial recurrent kernel; with 0 the state has no effect.
@@ -52,12 +54,11 @@ def memory_rate(
     kernel, recurrent, biases = cell.get_weights()
     biases[units : 2 * units] = bias  # Keras' order: let in, forget, new, let out
     cell.set_weights([kernel, kernel_factor * recurrent, biases])
-    first = memory = state = tf.zeros((1, units))
+    first = memory = state = tf.zeros((units, units))  # one copy of the cell for each unit
     with tf.GradientTape() as tape:
         tape.watch(first)
         for step in inputs:
-            _, (state, memory) = cell(step[None], [state, memory])
-        total = tf.reduce_sum(memory)
-    # with respect to the last memory the gradient is 1 for each unit
-    left = float(tf.norm(tape.gradient(total, first))) / units**0.5
+            _, (state, memory) = cell(np.tile(step, (units, 1)), [state, memory])
+        total = tf.linalg.trace(memory)  # unit n of copy n: its gradient is row n of the product
+    left = float(np.linalg.norm(tape.gradient(total, first), 2))
     return left ** (1 / len(inputs))

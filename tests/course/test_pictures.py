@@ -742,7 +742,7 @@ def test_colours_of_five_frameworks_differ():
 
 def test_errors_of_seeds_are_drawn_beside_a_baseline():
     groups = {"here": {"a": [3.0, 1.0], "b": [2.0]}, "longer": {"a": [1.0], "b": [4.0]}}
-    axes = pictures.seed_errors(groups, "line", 2.5, "error").axes[0]
+    axes = pictures.seed_errors(groups, {"line": 2.5}, "error").axes[0]
     points = [list(line.get_xdata()) for line in axes.lines]
     assert points == [[3, 1], [2, 2], [2], [2, 2], [1], [1, 1], [4], [4, 4], [2.5, 2.5]]
     assert {text.get_text() for text in axes.texts} == {"here", "longer", "line"}
@@ -1131,6 +1131,7 @@ def test_data_may_come_one_after_the_other():
         pictures.image_grid(image for image in [])
 
 
+CURVE = {0: [0.1, 0.5], 8: [0.1, 0.2]}
 DRAWN = [
     (pictures.descent, ({"saddle": (SADDLE, PATHS)},)),
     (pictures.loss_curves, ({"updates": CURVES},)),
@@ -1140,6 +1141,7 @@ DRAWN = [
     (pictures.symptoms, (three_ranks(),)),
     (pictures.overlap, (SCHEDULES,)),
     (pictures.staleness, ({"a": [0, 1]},)),
+    (pictures.delays, ({"one": CURVE, "half": CURVE, "fresh": CURVE}, {0: 0.1, 8: 2.0})),
     (pictures.worker_timeline, (TIMES,)),
     (pictures.budget, (BUDGET,)),
     (pictures.error_feedback, (GIVEN, SENT)),

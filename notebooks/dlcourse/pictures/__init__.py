@@ -63,6 +63,7 @@ from dlcourse.pictures.networks import (
 from dlcourse.pictures.precision import bit_fields, gradient_sizes, kernel_rates, number_ranges
 from dlcourse.pictures.ranks import (
     affinity,
+    delays,
     exchange,
     pipeline,
     processes,

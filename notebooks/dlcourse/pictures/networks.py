@@ -324,12 +324,13 @@ def attention_map(panels: Mapping[str, ArrayLike], labels: Sequence[str]) -> Fig
 
 @not_empty
 def seed_errors(
-    groups: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, mark: float, quantity: str
+    groups: Mapping[str, Mapping[str, Sequence[float]]], marks: Mapping[str, float], quantity: str
 ) -> Figure:
-    """Draw the error of each seed, a line for each net and group, and a baseline.
+    """Draw the error of each seed, a line for each net and group, and baselines.
 
     Args:
         groups: group -> {net: errors of its seeds}.
+        marks: baseline -> its error.
     """
     nets = list(next(iter(groups.values())))
     listed = "; ".join(
@@ -337,7 +338,8 @@ def seed_errors(
         for group, nets_errors in groups.items()
         for net, errors in nets_errors.items()
     )
-    alt = f"{quantity} of each seed; {baseline} {mark:.1f}. {listed}."
+    baselines = ", ".join(f"{name} {mark:.1f}" for name, mark in marks.items())
+    alt = f"{quantity} of each seed; {baselines}. {listed}."
     drawn, (axes,) = figure(width=9.0, height=0.7 + 0.62 * len(nets), alt=alt)
     for number, ((group, nets_errors), colour) in enumerate(
         zip(groups.items(), (ORANGE, SKY, BLUE), strict=False)
@@ -349,8 +351,11 @@ def seed_errors(
             axes.plot([np.median(errors)] * 2, [place - 0.11, place + 0.11], color=colour)
         words = {"transform": axes.transAxes, "ha": "right", "fontsize": 9, "color": colour}
         axes.text(0.99, 0.92 - 0.1 * number, group, **words)
-    axes.axvline(mark, color="black", linewidth=1)
-    axes.annotate(baseline, (mark, 1.01), xycoords=("data", "axes fraction"), fontsize=9)
+    for baseline, mark in marks.items():
+        side = "right" if mark < max(marks.values()) else "left"
+        axes.axvline(mark, color="black", linewidth=1)
+        place = {"xycoords": ("data", "axes fraction"), "fontsize": 9, "ha": side}
+        axes.annotate(baseline, (mark, 1.01), **place)
     axes.set(xlabel=quantity, ylim=(len(nets) - 0.5, -0.5))
     axes.set_yticks(range(len(nets)), nets)
     return drawn

@@ -377,6 +377,39 @@ def staleness(values: Mapping[str, Sequence[int]]) -> Figure:
     return drawn
 
 
+@not_empty
+def delays(
+    curves: Mapping[str, Mapping[int, Sequence[float]]], times: Mapping[int, float]
+) -> Figure:
+    """Draw accuracy against updates for each delay: one rate, then smaller rates and a control.
+
+    Args:
+        curves: title -> delay -> accuracy after every fourth update; the third is drawn dashed.
+        times: delay -> the first rate as a multiple of the delay's limit.
+    """
+    ends = listed(curves, lambda each: listed(each, lambda curve: f"{np.mean(curve[-8:]):.2f}"))
+    drawn, panels = figure(columns=2, width=9, height=3.2, alt=f"Accuracy at the end. {ends}.")
+    places = [(panels[0], "-"), (panels[1], "-"), (panels[1], "--")]
+    for (axes, line), (title, each) in zip(places, curves.items(), strict=False):
+        for (delay, curve), colour in zip(each.items(), COLOURS, strict=False):
+            looks = {"color": colour, "linewidth": 1 if line == "-" else 2}
+            name = f"delay {delay}" + f": {times[delay]:.1f} x its limit" * (axes is panels[0])
+            axes.plot(
+                4 * np.arange(1, len(curve) + 1),
+                curve,
+                line,
+                label=name if line == "-" else "_",
+                **looks,
+            )
+        if line == "-":
+            axes.set_title(title, fontsize=10)
+        else:
+            axes.set_title(f"{axes.get_title()}; dashed: {title}", fontsize=10)
+        axes.set(xlabel="updates", ylabel="test accuracy", ylim=(0, 1))
+        axes.legend(frameon=False, fontsize=7, loc="lower right")
+    return drawn
+
+
 def _server_words(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> str:
     described = []
     for title, rows in panels.items():
