@@ -1,7 +1,7 @@
 """Choosing a processor as the 2019 guide argues: model, data, what there is, how far one is.
 
 The guide gives no formula ("there is no generic answer"). Its argument is done here with numbers
-that can be checked; `OUTDATED` lists what no longer holds.
+that can be checked; `OUTDATED` has what no longer holds.
 """
 
 from __future__ import annotations
@@ -22,22 +22,6 @@ OUTDATED = {
     "4.3": (
         "no benefit from reduced precision on Xeon",
         "8-bit integers since 2019 (VNNI), bfloat16 since 2020, matrix units since 2023 (AMX)",
-    ),
-    "4.3, dual socket": (
-        "two sockets with 6 TFLOPS are 20-30 % of a GPU",
-        "by the guide's own Table 1 it is 57 % of a P100 and 38 % of a V100; 19-28 % is one socket",
-    ),
-    "4.4": (
-        "EPYC feeds accelerators, not used for training; no AVX-512, no library by the vendor",
-        "AVX-512, VNNI and bf16 since 2022; oneDNN runs on it (and ZenDNN is AMD's own)",
-    ),
-    "5.5.3": (
-        "channels_first is optimal with MKL",
-        "oneDNN chooses its own blocked layout; TensorFlow on CPUs takes channels_last only",
-    ),
-    "3.1.1": (
-        "no communication in the forward pass",
-        "with synchronised batch normalisation there is",
     ),
 }
 
@@ -63,6 +47,7 @@ def choose(
     parameters: int,
     samples: int,
     available: Mapping[str, int],
+    kept_bytes: int = 0,
     stage: str = "produce",
 ) -> tuple[ProcessorChoice, ...]:
     """Rank the processors that are available for a training with Adam on ImageNet's images.
@@ -72,10 +57,14 @@ def choose(
     must come through the host's link or from disk all the time. Availability: the peak of all
     copies together. Stage: while developing, one processor is used, the one with the highest peak
     that holds the model. The rank is by peak, an upper limit.
+
+    Args:
+        kept_bytes: activations and working memory of a worker's batch (`models.memory`).
     """
     require_known(stage, STAGES, "stage")
     require(bool(available), "available", "name at least one processor", dict(available))
     need = ADAM_BYTES * require_count(parameters, "parameters")
+    need += require_count(kept_bytes, "kept_bytes", least=0)
     data_bytes = IMAGE_BYTES * require_count(samples, "samples")
     choices = [
         _choice(find(name), require_count(count, f"available[{name!r}]"), stage, need, data_bytes)

@@ -1053,6 +1053,7 @@ def test_what_cannot_be_drawn_is_refused(draw, arguments, options, text):
 NEED_ENTRIES = [
     pictures.accuracy_and_bytes,
     pictures.addresses,
+    pictures.against_roof,
     pictures.attention_map,
     pictures.batch_seconds,
     pictures.best_so_far,

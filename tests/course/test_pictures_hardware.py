@@ -83,7 +83,10 @@ def test_the_plot_draws_slope_peaks_and_points():
     points = [line.get_xydata()[0].tolist() for line in axes.lines[2:]]
     assert points == [[1.0, 1e10], [100.0, 2e11]]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("intensity (flop/byte)", "flop/s")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (
+        "intensity (flop/byte)",
+        "operations per second",
+    )
     words = pictures.roofline(ROOF, placed)._repr_html_()
     assert "dense at 1 flop/byte, limited by memory" in words
     assert "convolution at 100 flop/byte, limited by arithmetic" in words

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from dlcourse import processor_choice
-from dlguide import published
 
 # --- choosing ----------------------------------------------------------------------------------
 
@@ -84,15 +83,10 @@ def test_the_guide_s_outdated_sentence_is_named_where_it_matters():
     assert str(choices[0]).count("\n") == len(choices[0].reasons)
 
 
-def test_the_share_of_a_gpu_in_the_outdated_sentence_is_table_1_s():
-    rows = published.load("hardware")
-    fp32 = {row["name"]: row["fp32_tflops"] for row in rows if "Table 1" in row["source"]}
-    xeon = fp32["Intel Xeon Scalable 8180 (socket)"]
-    p100, v100 = fp32["NVIDIA P100 SXM2"], fp32["NVIDIA V100 SXM2"]
-    text = processor_choice.OUTDATED["4.3, dual socket"][1]
-    assert f"{100 * 2 * xeon / p100:.0f} % of a P100" in text
-    assert f"{100 * 2 * xeon / v100:.0f} % of a V100" in text
-    assert f"{100 * xeon / v100:.0f}-{100 * xeon / p100:.0f} % is one socket" in text
+def test_activations_count_when_a_model_must_fit():
+    (alone,) = processor_choice.choose(10**9, 1000, {"V100": 4})
+    (kept,) = processor_choice.choose(10**9, 1000, {"V100": 4}, kept_bytes=20 * 10**9)
+    assert (alone.parts, kept.parts) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,18 @@
-"""Exercises of lesson 30: a peak, a batch, a ring, and what hides an exchange."""
+"""Exercises of lesson 30: a peak, a batch, a kernel near the memory's limit, hidden exchange."""
 
-from itertools import pairwise, permutations
-from math import ceil, floor, inf
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil, floor
+from time import perf_counter
+
+import numpy as np
 
 from dlcourse.exercises.engine import Exercise, Letters
-from dlguide.machine.gpu_topology import DGX_1
+from dlguide import machine
 
 # Of the PRACE guide 2019: cores, clock, bits of a unit, units
 TABLE_1 = [(28, 1.7e9, 512, 2), (28, 2.3e9, 512, 2), (32, 2.2e9, 128, 2), (8, 1.7e9, 512, 1)]
-ALEXNET, GOOGLENET = (3 * 1.4e9, 64_000_000), (3 * 3.0e9, 13_000_000)  # flop, parameters
+ALEXNET, GOOGLENET = (3 * 1.4e9, 61_000_000), (3 * 3.0e9, 7_000_000)  # flop, parameters
 SPEEDS = [(1e12, 1e9, 1), (1e12, 1e9, 2), (5e12, 5e9, 32)]
-LINKS = {(0, 1): 4.0, (2, 1): 3.0, (2, 3): 2.0, (0, 3): 1.0, (1, 3): 9.0}
-ORDERS = (0, 1, 2, 3), (0, 1, 3, 2), (3, 2, 1, 0)
-RINGS = tuple(range(8)), (0, 1, 2, 3, 7, 6, 5, 4), (0, 2, 6, 4, 7, 5, 1, 3)
 CAUSES = {
     "half the work": ("D", "Count cores, not CPUs: `pictures.topology` shows which are pairs."),
     "above 1": ("A", "Two units cannot start more than two instructions. What else is in it?"),
@@ -32,15 +32,43 @@ def first_batch(inputs, outputs, ridge, rounded=ceil):
     return rounded(4 * ridge * inputs * outputs / left) if left > 0 else None
 
 
-def slowest(order, links, closed=True, missing=0, both=True):
-    ring = (*order, order[0]) if closed else order
-    return min(links.get(p, links.get(p[::-1] if both else p, missing)) for p in pairwise(ring))
+def scale_and_add(factor, x, y, out):
+    np.multiply(x, factor, out=out)
+    np.add(out, y, out=out)
 
 
-def rings():
-    speeds = [slowest((0, *order), DGX_1) for order in permutations(range(1, 8))]
-    good, none = speeds.count(100e9), speeds.count(0)
-    return f"Of {len(speeds)} orders of 8 GPUs, {none} lack a link, {good} use double links only."
+def whole(x, block=64):
+    return len(x) // block * block
+
+
+def filled(answer, factor, count):
+    """What `out` holds after the answer, and whether each input is as it was."""
+    x, y = np.random.default_rng(count).normal(size=(2, count))
+    before, out = (x.copy(), y.copy()), np.full(count, np.nan)
+    if answer(factor, x, y, out) is ...:
+        return ...
+    return out, *map(np.array_equal, (x, y), before)
+
+
+def share_of_memory(answer, cluster):
+    """The time of `np.add` in threads over that of the answer, fastest of repeats in turns."""
+    threads, count = machine.describe().usable_cores, 8_000_000
+    x, y, out = (np.full(count, value) for value in (1.0, 2.0, 0.0))
+    parts = [slice(count * k // threads, count * (k + 1) // threads) for k in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+
+        def add(part):
+            np.add(x[part], y[part], out=out[part])
+
+        ways = {"limit": lambda: list(pool.map(add, parts))}
+        ways["answer"] = lambda: answer(3.0, x, y, out)
+        seconds = {name: [] for name in ways}
+        for _ in range(12):
+            for name, way in ways.items():
+                begin = perf_counter()
+                way()
+                seconds[name].append(perf_counter() - begin)
+    return min(seconds["limit"]) / min(seconds["answer"])
 
 
 def hiding_batch(flops, parameters, flops_per_s, bytes_per_s, ranks, rounded=ceil, least=1):
@@ -66,15 +94,22 @@ EXERCISES = {
     }, hint="Weights, inputs and outputs, 4 bytes each, each once; 2 flop for each product. None "
         "where even an endless batch is too small.",
         remark="The first layer, with its 10 outputs, stays limited by memory whatever the batch."),
-    "30-3": Exercise(slowest,
-        [(order, LINKS) for order in ORDERS] + [(order, DGX_1) for order in RINGS], {
-        "The last device is linked to the first.": lambda *case: slowest(*case, closed=False),
-        "0 where a link of the ring is missing.": lambda *case: slowest(*case, missing=inf),
-        "A pair appears once: look for (a, b) and for (b, a).":
-            lambda *case: slowest(*case, both=False),
-        "Only links of the ring count: in one case all are double, in one all are single.":
-            lambda order, links: min(links.values()),
-    }, hint="Which of the links between neighbours on the ring is the slowest?", remark=rings),
+    "30-3": Exercise(scale_and_add,
+        [(factor, count) for factor in (3.0, -0.5) for count in (0, 1, 1000, 100_003)], {
+        "The factor belongs to `x` alone.": lambda f, x, y, out: np.copyto(out, f * (x + y)),
+        "The factor belongs to `x`.": lambda f, x, y, out: np.copyto(out, x + f * y),
+        "`y` must stay as it was: add into `out`.":
+            lambda f, x, y, out: np.copyto(out, np.add(y, f * x, out=y)),
+        "`x` must stay as it was: multiply into `out`.":
+            lambda f, x, y, out: np.copyto(out, np.multiply(x, f, out=x) + y),
+        "The last elements are missing: a length need not be a multiple of your block.":
+            lambda f, x, y, out: np.copyto(out[: whole(x)], (f * x + y)[: whole(x)]),
+        "`out = ...` only names a new array: write into the one that was given, `out[:] = ...`.":
+            lambda f, x, y, out: None,
+    }, hint="Fill every element of `out` with factor * x + y, and change nothing else.",
+        remark="`factor * x + y` writes arrays that nobody asked for. In blocks that fit a cache "
+        "the second pass reads from there; threads use all cores' paths to memory.",
+        call=filled, score=share_of_memory),
     "30-4": Exercise(hiding_batch,
         [(*net, *speeds) for net in (ALEXNET, GOOGLENET) for speeds in SPEEDS], {
         "One rank exchanges nothing, but a batch has at least one image.":

@@ -40,6 +40,7 @@ from dlcourse.pictures.frameworks import (
 )
 from dlcourse.pictures.hardware import (
     addresses,
+    against_roof,
     catalogue,
     links,
     primitives,

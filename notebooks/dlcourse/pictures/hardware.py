@@ -98,6 +98,7 @@ def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None
         axes.set_title(title, fontsize=10)
         axes.set_yscale("log")
         axes.set_xlabel("year")
+    named: dict[Axes, list[tuple[int, float, str]]] = {}
     for each in processors:
         dtype = each.training_format()
         peak = each.flops_per_s[dtype] if dtype else None
@@ -108,10 +109,18 @@ def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None
                 continue
             axes.plot(each.year, value, marker, color=colour, markersize=5, label=each.kind)
             if labels and each.name in labels:
-                note(axes, labels[each.name], (each.year, value), 4, 3, fontsize=7)
+                named.setdefault(axes, []).append((each.year, value, labels[each.name]))
     years = [each.year for each in processors]
     for axes in panels:
-        axes.set_xlim(min(years) - 0.5, max(years) + 1.6)
+        axes.set_xlim(min(years) - 0.5, max(years) + 2.6)
+        low, high = map(math.log, axes.get_ylim())
+        free: dict[int, float] = {}  # per year, above the last label
+        for year, value, name in sorted(named.get(axes, [])):
+            place = max(math.log(value), free.get(year, low))
+            free[year] = place + 0.045 * (high - low)
+            axes.annotate(
+                name, (year + 0.25, math.exp(place)), va="center", fontsize=7, color="black"
+            )
     legend_below(panels[1])
     return drawing
 
@@ -140,7 +149,8 @@ def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> F
     for each, (x, y) in place.items():
         axes.plot([x], [y], "o", markersize=24, color=PAPER, markeredgecolor=GREY, zorder=4)
         middle(axes, str(each), x, y, 10, zorder=5)
-    axes.set_title("links in 1e9 bytes/s, both directions; dashed: the ring", fontsize=9)
+    title = "links in GB/s, both directions" + ("; dashed: the ring" if ring else "")
+    axes.set_title(title, fontsize=9)
     return drawing
 
 
@@ -191,7 +201,8 @@ def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
         colour = _COLOURS.get(dtype, PURPLE)
         line = {"color": colour, "linestyle": _LINES.get(dtype, ":")}
         axes.plot(grid, np.minimum(peak, grid * roof.bytes_per_s), **line, label=dtype)
-        note(axes, f"{peak:.3g} flop/s", (right, peak), -2, 3, ha="right", color=colour)
+        unit = "op/s" if dtype == "int8" else "flop/s"
+        note(axes, f"{peak:.3g} {unit}", (right, peak), -2, 3, ha="right", color=colour)
     for number, each in enumerate(sorted(placed, key=lambda one: one.intensity)):
         _point(axes, each, number)
     axes.set_xscale("log")
@@ -202,12 +213,38 @@ def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
     axes.set_ylim(0.4 * min([left * roof.bytes_per_s, *reached]), top)
     axes.grid(which="major", axis="both", color="#dddddd", linewidth=0.6)
     axes.set_xlabel("intensity (flop/byte)")
-    axes.set_ylabel("flop/s")
+    axes.set_ylabel("operations per second")
     axes.set_title(f"The roof of {roof.processor}, {roof.threads} threads", fontsize=10)
     halfway = np.sqrt(left * min(ridges))
     words, point = f"memory: {roof.bytes_per_s:.3g} bytes/s", (halfway, halfway * roof.bytes_per_s)
     note(axes, words, point, 10, -8, color=GREY)
     legend_below(axes)
+    return drawing
+
+
+@not_empty
+def against_roof(limits_s: Mapping[str, float], took_s: Mapping[str, float]) -> Figure:
+    """Draw for each layer the shortest time that the roof allows, and the measured one."""
+    alt = "Layers: " + "; ".join(
+        f"{name} at least {1e3 * limits_s[name]:.3g} ms, measured {1e3 * took_s[name]:.3g} ms"
+        for name in limits_s
+    )
+    drawing, (axes,) = figure(width=7.5, height=0.9 + 0.36 * len(limits_s), alt=alt)
+    rows = np.arange(len(limits_s))
+    for shift, times, colour, label in (
+        (-0.2, limits_s, GREY, "roof"),
+        (0.2, took_s, BLUE, "measured, fastest repeat"),
+    ):
+        axes.barh(rows + shift, [1e3 * times[n] for n in limits_s], 0.38, color=colour, label=label)
+    for row, name in enumerate(limits_s):
+        share, end = limits_s[name] / took_s[name], 1e3 * max(limits_s[name], took_s[name])
+        axes.text(end, row, f"  {share:.2f} of the roof", va="center", fontsize=8)
+    axes.set_yticks(rows, limits_s)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("time (ms)")
+    axes.set_xlim(0, 1.3e3 * max(*took_s.values(), *limits_s.values()))
+    axes.legend(frameon=False, loc="lower right")
     return drawing
 
 
