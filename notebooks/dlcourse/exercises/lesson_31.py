@@ -1,14 +1,15 @@
-"""Exercises of lesson 31: threads per core, communication cores, KMP_AFFINITY, binding ranks."""
+"""Exercises of lesson 31: threads per core, communication cores, busy cores, binding ranks."""
 
 import os
 import threading
 from contextlib import suppress
-from itertools import product
+from time import perf_counter
+
+import numpy as np
 
 from dlcourse.exercises.engine import Exercise, Letters
+from dlguide import machine
 
-NODES = [(2, 4, 2, 6), (2, 4, 2, 16), (1, 4, 2, 5), (2, 24, 2, 22), (4, 3, 4, 48)]
-ORDERS = {"compact,1": (2, 0, 1), "compact": (0, 1, 2), "scatter": (2, 1, 0)}  # slowest level first
 NUMBERINGS = (
     (48, 2, lambda cpu: cpu // 24),
     (48, 2, lambda cpu: cpu % 2),
@@ -18,7 +19,7 @@ CAUSES = {
     "four are slower": ("E", "How many threads has each core, if no rank knows of the others?"),
     "half is idle": ("C", "At which number does each of them begin?"),
     "no effect": ("F", "Which libraries read that variable, and which do not?"),
-    "both sockets": ("A", "The 1 in `compact,1,0` moves the innermost level outwards: which one?"),
+    "it stutters": ("A", "What does a quota count, CPUs or time? Who uses it up?"),
     "one image": ("B", "The same threads are paid for by 256 images. What do they share for one?"),
     "a core given away": ("D", "k / (c - k): what is it for 1 of 2, and for 2 of 24?"),
 }
@@ -50,14 +51,35 @@ def sockets_of(answer, socket_of, each):
     return next((fault for fault, found in faults.items() if found), "CPUs of the own socket")
 
 
-def landing(kind, sockets, cores, siblings, threads):
-    places = product(range(sockets), range(cores), range(siblings))
-    places = sorted(places, key=lambda place: [place[level] for level in ORDERS[kind]])
-    return [(t * sockets + s) * cores + c for s, c, t in places[:threads]]
+def run_all(tasks):
+    return [task() for task in tasks]
 
 
-def confused(kind, other):
-    return lambda given, *node: landing(other if given == kind else given, *node)
+def results_of(answer, numbers):
+    """What the answer returns for tasks that return these numbers, and how often each one ran."""
+    ran = []
+    came = answer([lambda n=n: (ran.append(n), n * n)[1] for n in numbers])
+    return came if came is ... else (list(came), sorted(ran))
+
+
+def share_of_cores(answer, cluster):
+    """The time of products that all cores share without loss over that of the answer."""
+    from threadpoolctl import threadpool_limits
+
+    random, cores = np.random.default_rng(31), machine.describe().usable_cores
+    sizes = random.permutation([64, 128, 256, 384, 512, 768] * 4)
+    squares = {size: random.normal(size=(size, size)).astype("float32") for size in {*sizes}}
+    tasks = [lambda a=squares[size]: a @ a for size in sizes]
+    seconds = {"alone": [], "answer": []}
+    for _ in range(6):
+        begin = perf_counter()
+        with threadpool_limits(1):
+            run_all(tasks)
+        middle = perf_counter()
+        answer(tasks)
+        seconds["alone"].append(middle - begin)
+        seconds["answer"].append(perf_counter() - middle)
+    return min(seconds["alone"]) / cores / min(seconds["answer"])
 
 
 def share(rank, ranks, cpus):
@@ -122,16 +144,15 @@ EXERCISES = {
     }, hint='Return a text such as "39,38,43,42".',
         remark="The list of 2019 fails for both numberings. Run `lscpu -e` before you copy one.",
         call=sockets_of),
-    "31-3": Exercise(landing, [(kind, *node) for kind in ORDERS for node in NODES], {
-        "Core after core of socket 0, then 1; then the second hardware threads.":
-            confused("compact,1", "compact"),
-        "Fill a core with all its hardware threads before you take the next one.":
-            confused("compact", "compact,1"),
-        "As far apart as possible: sockets in turn; second hardware threads come last.":
-            confused("scatter", "compact,1"),
-    }, hint="`compact,1` goes core after core, second hardware threads last; `compact` fills a "
-        "core first; `scatter` takes the sockets in turn, second hardware threads last.",
-        remark="So `compact,1,0` with 22 threads fills the cores of one socket, a thread on each."),
+    "31-3": Exercise(run_all, [([],), ([3],), ([5, 1, 4, 1, 5],), (range(40, 0, -1),)], {
+        "The results belong in the order of `tasks`, not in the order in which they came.":
+            lambda tasks: sorted(task() for task in tasks),
+        "Some tasks never ran.": lambda tasks: [task() for task in tasks[1:]],
+        "Each task once.": lambda tasks: [(task(), task())[0] for task in tasks],
+    }, hint="A list with the result of every task, in the order of `tasks`, each run once.",
+        remark="Small products leave threads waiting, so one task per core with one thread each is "
+        "hard to beat. Pool threads times NumPy's threads is this lesson's crowd once more.",
+        call=results_of, score=share_of_cores),
     "31-4": Exercise(pin, lambda ranks: [[(sorted(os.sched_getaffinity(0)),)] * ranks], {
         "`os.sched_setaffinity(0, ...)` binds the calling thread only. Go through all the numbers "
         "in `/proc/self/task`.": lambda i: serial(i, others=False),
