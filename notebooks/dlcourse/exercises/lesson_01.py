@@ -10,7 +10,8 @@ RANDOM = np.random.default_rng(1)
 LARGE = 2**17  # elements: more than MPI sends before the receiver is there
 COUNTS = ((4, 4, 4, 4), (7, 2, 3, 5), (5, 9, 0, 2))  # elements of each rank
 LOSSES = 1 / (1 + np.arange(12.0)) + RANDOM.uniform(0, 0.3, (16, 12))
-VECTORS = [tuple(RANDOM.normal(size=(2, length))) for length in (16, 17, 1)]
+MANY = [(1 + 7 * k % 300,) for k in range(100)]  # shapes of many small arrays
+SHAPES = [[(3,)], [(2, 3), (0,), (5,), (1, 1)], MANY]
 TASKS = 6  # per rank
 
 
@@ -22,10 +23,12 @@ def train_until(comm, losses, enough):
     return len(losses), loss
 
 
-def dot(comm, x, y):
-    cut = [each if comm.rank else np.array_split(each, comm.size) for each in (x, y)]
-    x, y = (comm.scatter(each) for each in cut)
-    return comm.allreduce(x @ y)
+def share(comm, arrays):
+    joined = np.concatenate([each.ravel() for each in arrays])
+    comm.Bcast(joined)
+    cuts = np.cumsum([each.size for each in arrays])[:-1]
+    parts = np.split(joined, cuts)
+    return [part.reshape(each.shape) for part, each in zip(parts, arrays, strict=True)]
 
 
 def take(comm, tasks, work):
@@ -76,9 +79,51 @@ def stopped(by):
     return equal(steps)
 
 
-def own_parts(inputs):
-    pieces = [np.array_split(each, len(inputs)) for each in inputs[0]]
-    return [x @ y for x, y in zip(*pieces, strict=True)]
+def arrays_of(shapes, rank):
+    """Rank 0 has values, the others have zeros of the same shapes."""
+    return [np.random.default_rng(k).normal(size=n) * (rank == 0) for k, n in enumerate(shapes)]
+
+
+def call_share(answer, comm, arrays):
+    """The values that `share` returns, one after the other."""
+    shapes, came = [each.shape for each in arrays], answer(comm, arrays)
+    if came is None or came is ...:
+        return came
+    assert [np.shape(each) for each in came] == shapes, "return a list with arrays of these shapes"
+    return np.concatenate([np.ravel(each) for each in came])
+
+
+def spread(of):
+    """On each rank the values of rank `of`(rank)."""
+    return lambda inputs: [
+        np.concatenate([each.ravel() for each in inputs[of(rank)][0]])
+        for rank in range(len(inputs))
+    ]
+
+
+def share_of_one_message(answer, cluster):
+    return cluster.run(_share_on_rank, answer)[0]
+
+
+def _share_on_rank(answer, repeats=60):
+    """The time of one broadcast of the same bytes as a share of the answer's, on two ranks."""
+    from mpi4py import MPI
+
+    comm, seconds = MPI.COMM_WORLD, {"one": [], "answer": []}
+    pair = comm.Split(comm.rank < 2, comm.rank)
+    if comm.rank < 2:  # the others would only take their cores
+        arrays = arrays_of(MANY, comm.rank)
+        joined = np.concatenate([each.ravel() for each in arrays])
+        ways = {"one": lambda: pair.Bcast(joined), "answer": lambda: answer(pair, arrays)}
+        for _ in range(repeats):
+            for name, work in ways.items():
+                pair.Barrier()
+                begin_s = MPI.Wtime()
+                work()
+                # the fastest one counts: other work on the cores only makes them longer
+                seconds[name].append(pair.allreduce(MPI.Wtime() - begin_s, MPI.MAX))
+    pair.Free()
+    return float(min(seconds["one"]) / min(seconds["answer"])) if comm.rank < 2 else 0.0
 
 
 def drawn(tasks, slow=0):
@@ -148,24 +193,20 @@ EXERCISES = {
         ),
     ],
     "01-4": Exercise(
-        dot,
+        share,
         ranks=(4,),
-        cases=lambda p: [[pair, *[(None, None)] * (p - 1)] for pair in VECTORS],
-        serial=equal(lambda x, y: x[0] @ y[0]),
-        hint="Scatter parts of both vectors, multiply, and add up on all ranks.",
+        cases=lambda p: [[(arrays_of(shapes, r),) for r in range(p)] for shapes in SHAPES],
+        call=call_share,
+        serial=spread(lambda rank: 0),
+        score=share_of_one_message,
+        hint="Every rank must return arrays of the same shapes, with the values of rank 0.",
         mistakes={
-            "`np.array_split` cuts into parts that need not be equal.": (
-                equal(lambda x, y: x[0][: len(x[0]) // 4 * 4] @ y[0][: len(x[0]) // 4 * 4])
+            "Each rank has kept its arrays.": spread(lambda rank: rank),
+            "Only rank 0 has returned arrays.": (
+                lambda inputs: [spread(lambda rank: 0)(inputs)[0], *[None] * (len(inputs) - 1)]
             ),
-            "Only the root has the sum. Which collective gives it to all ranks?": (
-                lambda inputs: [np.dot(*inputs[0]), *[None] * (len(inputs) - 1)]
-            ),
-            "As many times too much as there are ranks: each part on one rank only.": (
-                equal(lambda x, y: len(x) * x[0] @ y[0])
-            ),
-            "Each rank has its part of the sum: the parts must still be added up.": own_parts,
         },
-        remark="Scatter, compute, reduce: the pattern of most parallel programs.",
+        remark="The limit is one broadcast of all these bytes from one array to another.",
     ),
     "01-5": Exercise(
         take,
