@@ -249,7 +249,7 @@ def crowded_links(times: Mapping[str, Mapping[str, float]], reference: str) -> F
         axes.set_title(title, fontsize=10)
         axes.set(xlim=(0, 1.2 * longest), xlabel=f"time ({reference} on the first = 1)")
     look = {"color": ORANGE, "fontsize": 7, "ha": "right", "va": "center"}
-    panels[0].text(1.2 * longest, 0, "orange: more than 1.2 x the shortest", **look)
+    panels[0].text(1.2 * longest, 0, "orange: > 1.2 x shortest", **look)
     return drawn
 
 
