@@ -22,7 +22,7 @@ from dlguide.data import datasets
 
 TARGET, SEEDS = 0.25, range(5)
 GRID = {  # batch -> learning rates, and the most steps
-    8: ((0.025, 0.05, 0.1, 0.2), 2500),
+    8: ((0.05, 0.1, 0.2, 0.3), 2500),
     32: ((0.1, 0.2, 0.4, 0.6), 1200),
     128: ((0.2, 0.4, 0.8, 1.2), 600),
     512: ((0.4, 0.8, 1.2, 1.6), 300),
