@@ -4,11 +4,11 @@
     python benchmarks/less_communication.py
 
 Momentum and learning rate are chosen for each scheme out of `SETTINGS` by two seeds (`--choose`
-prints all accuracies) and noted in `BEST`. They are then used with four other seeds, so that no
-scheme is compared at the setting of another. Controls: one rank alone, which never exchanges
-anything, and gradient accumulation, one exchange for every 16 batches. Then the mean of the
-weights after 4 to 160 steps, where all ranks draw from all samples and where each has its own
-classes. Writes `data/measured/less_communication.csv`.
+prints all accuracies, those of the test images) and noted in `BEST`. They are then used with four
+other seeds, so that no scheme is compared at the setting of another. Controls: one rank alone,
+which never exchanges anything, and gradient accumulation, one exchange for every 16 batches. Then
+the mean of the weights after 4 to 160 steps, where all ranks draw from all samples and where each
+has its own classes, with a rate for each. Writes `data/measured/less_communication.csv`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from dlguide.cluster import Cluster
 
 STEPS, TARGET, CHOOSING, SEEDS = 320, 0.92, (10, 11), (0, 1, 2, 3)
 SETTINGS = [(0, 0.25), (0, 0.5), (0, 1), (0, 2), (0.9, 0.05), (0.9, 0.1), (0.9, 0.2), (0.9, 0.4)]
+MORE = {  # for those whose best setting is at an edge of the eight
+    "threshold": [(0, 4), (0, 8), (0.7, 0.4), (0.7, 0.8)],
+    "accumulation": [(0.5, 1), (0.7, 0.4), (0.7, 0.8), (0.9, 0.8)],
+}
+RATES = (0.1, 0.2, 0.4)  # of the mean of the weights with momentum 0.9, for each H
 BEST = {
     "none": (0.9, 0.2),
     "bf16": (0.9, 0.2),
@@ -36,6 +41,10 @@ BEST = {
     "accumulation": (0.9, 0.4),
     "one rank alone": (0.9, 0.1),
 }
+RARER = {  # steps between two averages, whether all ranks draw from all samples -> rate
+    (4, True): 0.2, (4, False): 0.2, (16, True): 0.2, (16, False): 0.2,
+    (64, True): 0.2, (64, False): 0.2, (160, True): 0.2, (160, False): 0.2,
+}  # fmt: skip
 
 
 def train(
@@ -60,7 +69,7 @@ def train(
         "block momentum": lambda: local_sgd.BlockMomentum(0.5),
     }.get(scheme, compression.none)
     comm = MPI.COMM_SELF if scheme == "one rank alone" else MPI.COMM_WORLD
-    look_every = STEPS if seed in CHOOSING else 20
+    look_every = STEPS if seed in CHOOSING else 16  # a step after which weights are averaged
     more = every if scheme == "accumulation" else 1  # batches in one update
     run = small_mlp.train_on_ranks(
         make(), comm, datasets.load().first(8000), STEPS // more, 32 * more, rate, momentum, seed,
@@ -89,13 +98,16 @@ def rows(cluster: Cluster, choose: bool) -> Iterator[dict]:
         return [{"part": part, **row} for row in one]
 
     if choose:
-        for scheme, setting in product(BEST, SETTINGS):
-            yield from found(CHOOSING, "choice", scheme, *setting)
+        for scheme in BEST:
+            for setting in SETTINGS + MORE.get(scheme, []):
+                yield from found(CHOOSING, "choice", scheme, *setting)
+        for (every, alike), rate in product(RARER, RATES):
+            yield from found(CHOOSING, "choice", "mean", 0.9, rate, every, alike)
         return
     for scheme, setting in BEST.items():
         yield from found(SEEDS, "result", scheme, *setting)
-    for every, alike in product((4, 16, 64, 160), (True, False)):
-        yield from found(SEEDS, "rarer", "mean", *BEST["mean"], every, alike)
+    for (every, alike), rate in RARER.items():
+        yield from found(SEEDS, "rarer", "mean", 0.9, rate, every, alike)
     for scheme in ("none", "block momentum"):
         yield from found(SEEDS, "rarer", scheme, *BEST[scheme], 16, False)
 

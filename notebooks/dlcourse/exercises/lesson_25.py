@@ -191,5 +191,5 @@ EXERCISES = {
             "There are 152 steps, and each has a rate.": lambda: falling_rates()[1:],
             "A rate is a number that is not negative.": lambda: falling_rates() - 1,
         },
-        remark="The limit is the baseline; above 1 you beat it with the large batch."),
+        remark="The baseline has 1.00; a score above it beats the small batch with the large one."),
 }  # fmt: skip

@@ -132,7 +132,7 @@ EXERCISES = {
         "D": ("collectives", {"": "A mean over all ranks is a call: which ranks make it?"}),
         "E": ("checkpoints", {"": "How many ranks write that file, and when?"}),
         "F": ("learning rate", {"": "The steps are fewer: what must each of them make up for?"}),
-    }, remark="Next to a sound run, B and F show in the loss of one rank; the others do not."),
+    }, remark="Next to sound runs, B and F end with a higher loss; A may end with a lower one."),
     "26-4": Exercise(
         detect,
         cases=[([ORDERS[0][rank::3] for rank in range(3)], 64), ([ORDERS[0][::2]] * 2, 64),

@@ -245,7 +245,8 @@ def recipes(longer: Any, here: Mapping[str, float], baseline: str) -> Figure:
             low, high = confidence_interval(each - values[baseline])
             mean = (low + high) / 2
             right.errorbar(mean, line, xerr=(high - low) / 2, fmt="o", color=ORANGE, capsize=3)
-            right.text(high, line - 0.18, f" {mean:+.1f}", color=ORANGE, fontsize=9, va="bottom")
+            where = {"color": ORANGE, "fontsize": 9, "ha": "center", "va": "bottom"}
+            right.text(mean, line - 0.14, f"{mean:+.1f}", **where)
     right.axvline(0, color="black", linewidth=0.8)
     left.set_yticks(range(len(here)), list(here))
     right.set_yticks(range(len(here)), [""] * len(here))
