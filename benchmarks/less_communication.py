@@ -26,7 +26,7 @@ MORE = {  # for those whose best setting is at an edge of the eight
     "threshold": [(0, 4), (0, 8), (0.7, 0.4), (0.7, 0.8)],
     "accumulation": [(0.5, 1), (0.7, 0.4), (0.7, 0.8), (0.9, 0.8)],
 }
-RATES = (0.1, 0.2, 0.4)  # of the mean of the weights with momentum 0.9, for each H
+RATES = (0.05, 0.1, 0.2, 0.4)  # of the mean of the weights with momentum 0.9, for each H
 BEST = {
     "none": (0.9, 0.2),
     "bf16": (0.9, 0.2),
@@ -38,7 +38,7 @@ BEST = {
     "one bit, forgets": (0, 0.5),
     "mean": (0.9, 0.2),
     "block momentum": (0, 0.5),
-    "accumulation": (0.9, 0.4),
+    "accumulation": (0.7, 0.4),
     "one rank alone": (0.9, 0.1),
 }
 RARER = {  # steps between two averages, whether all ranks draw from all samples -> rate
