@@ -462,8 +462,7 @@ def test_every_training_is_a_mark():
 
 
 def test_the_fastest_scheme_of_each_link_is_bold():
-    drawn = pictures.seconds_on_links(SECONDS, {"all": (0.5, 2), "few": (1, 1)})
-    assert np.allclose(drawn.axes[0].collections[0].get_segments()[0][:, 0], [4.5, 18])
+    drawn = pictures.seconds_on_links(SECONDS)
     bold = [
         [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
         for axes in drawn.axes
@@ -1027,7 +1026,7 @@ REFUSED = [
     (pictures.budget, ({**BUDGET, "c": {"computing": 1.0}},), {}, "have the parts"),
     (pictures.error_feedback, (GIVEN, {"large": [1.0]}), {}, "have the titles"),
     (pictures.error_feedback, (GIVEN, {**SENT, "small": [0.0]}), {}, "3 steps of 'small'"),
-    (pictures.seconds_on_links, ({**SECONDS, "x": {}}, {}), {}, "have the schemes"),
+    (pictures.seconds_on_links, ({**SECONDS, "x": {}},), {}, "have the schemes"),
     (pictures.epoch_times, ({"one": POINTS[:1]},), {}, "`panels` must h"),
     (pictures.reading_times, ({"disk": Timing((0.1,))}, {}, 0.05), {}, r"must have \['disk'\]"),
     (pictures.attention_map, ({"m": np.eye(3)}, "ab"), {}, "`m` must have the shape"),
@@ -1148,7 +1147,7 @@ DRAWN = [
     (pictures.budget, (BUDGET,)),
     (pictures.error_feedback, (GIVEN, SENT)),
     (pictures.accuracy_and_bytes, (TRIALS, {"few": 81})),
-    (pictures.seconds_on_links, (SECONDS, {"all": (1, 1), "few": (1, 1)})),
+    (pictures.seconds_on_links, (SECONDS,)),
     (pictures.search_scores, (FOUND.trials,)),
     (pictures.rank_bars, ({"all": FOUND.trials},)),
     (pictures.best_so_far, ({"halving": [FOUND.best_so_far()]},)),
