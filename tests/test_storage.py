@@ -366,6 +366,21 @@ def test_bytes_through_each_place_by_hand():
             )
 
 
+def test_opens_of_many_small_files_by_hand():
+    found = placement.copy_seconds(1.0, 4, 1e9, 1e9, 1e9, 300, 50.0, client_opens_per_s=20.0)
+    # four nodes get 50 opens/s together, one node alone 20
+    assert list(found.values()) == pytest.approx([4 * 300 / 50, 300 / 20, 300 / 50])
+    packed = placement.copy_seconds(100.0, 4, 1.0, 1.0, 1.0, 1, 50.0, client_opens_per_s=20.0)
+    assert packed == placement.copy_seconds(100.0, 4, 1.0, 1.0, 1.0)
+
+
+def test_few_clients_open_at_their_own_rate_and_many_at_the_servers():
+    lustre = replace(LUSTRE, metadata_servers=2, opens_per_s=100, client_opens_per_s=30)
+    assert [lustre.opens_of(clients) for clients in (1, 6, 7, 100)] == [30, 180, 200, 200]
+    parts = lustre.parts(storage.one_file_each(600, 1.0), storage.Clients(2, 1e9))
+    assert parts["metadata"] == 600 / 60
+
+
 def test_one_node_copies_in_the_same_time_whatever_the_way():
     assert len(set(placement.copy_seconds(42e9, 1, 50e9, 1.25e9, 1e9).values())) == 1
 

@@ -250,18 +250,23 @@ def copy_seconds(
     shared_bytes_per_s: float,
     link_bytes_per_s: float,
     write_bytes_per_s: float,
+    files: int = 1,
+    opens_per_s: float = math.inf,
+    client_opens_per_s: float = math.inf,
 ) -> dict[str, float]:
-    """Predict the time to bring a packed data set from the shared file system to all nodes.
+    """Predict the time to bring a data set from the shared file system to all nodes.
 
     A node writes to its disk what arrives on its link at the same time. So each way takes as long
-    as the slowest of three: the shared file system, a node's link, a node's disk.
+    as the slowest of four: the shared file system, a node's link, a node's disk, and the opens.
 
         each node copies all         max(n b / shared, b / link, b / write)
         one reads and sends to all   max(b / shared, b / link, b / write)
         each node keeps a part       max(b / shared, b / n / link, b / n / write)
 
     The second passes the data from node to node in small pieces, all links working at once.
-    Leaves out opens and latency: the data must be packed.
+    Each way opens every file once, the first on every node; the nodes that open files get
+    `min(opens_per_s, nodes that open * client_opens_per_s)`. Leaves out latency, and the time to
+    create the files on a node's disk.
 
     Returns:
         dict: time by the way the copies are made (s).
@@ -276,10 +281,16 @@ def copy_seconds(
     shared = require_positive(shared_bytes_per_s, "shared_bytes_per_s")
     link = require_positive(link_bytes_per_s, "link_bytes_per_s")
     slower = min(link, require_positive(write_bytes_per_s, "write_bytes_per_s"))
+    require_count(files, "files")
+    all_open, one_opens = min(opens_per_s, nodes * client_opens_per_s), client_opens_per_s
+    require(min(all_open, one_opens) > 0, "opens_per_s", "be above 0", min(all_open, one_opens))
+    opened_s = files / all_open
     return {
-        "each node copies all": max(nodes * nbytes / shared, nbytes / slower),
-        "one reads and sends to all": max(nbytes / shared, nbytes / slower),
-        "each node keeps a part": max(nbytes / shared, nbytes / nodes / slower),
+        "each node copies all": max(nodes * nbytes / shared, nbytes / slower, nodes * opened_s),
+        "one reads and sends to all": max(
+            nbytes / shared, nbytes / slower, files / min(opens_per_s, one_opens)
+        ),
+        "each node keeps a part": max(nbytes / shared, nbytes / nodes / slower, opened_s),
     }
 
 

@@ -232,6 +232,7 @@ class Disk:
 class Lustre:
     """Lustre: metadata servers open files, object storage targets (OST) hold their stripes.
 
+    `opens_per_s` is the rate of one metadata server, `client_opens_per_s` the most of one client.
     Leaves out that requests may meet at one OST while another is idle, and samples that cross
     the border of two stripes (see `placement.crossing_fraction`).
     """
@@ -245,10 +246,13 @@ class Lustre:
     stripe_count: int = 1
     stripe_nbytes: int = 1 << 20
     total_bytes_per_s: float = math.inf
+    client_opens_per_s: float = math.inf
 
     def __post_init__(self) -> None:
         counts = "metadata_servers targets stripe_count stripe_nbytes"
         _check(self, counts, "opens_per_s bytes_per_s requests_per_s latency_s")
+        rate = self.client_opens_per_s
+        require(rate > 0, "client_opens_per_s", "be above 0", rate, "Leave it out for no limit.")
         few, must = self.stripe_count <= self.targets, f"be at most the {self.targets} targets"
         require(few, "stripe_count", must, self.stripe_count)
         _check_total(self.total_bytes_per_s)
@@ -261,8 +265,12 @@ class Lustre:
 
     def parts(self, reads: ReadPattern, clients: Clients) -> dict[str, float]:
         """Return the time of each part (s); leaves out the servers' caches and other users."""
-        opened_s = reads.opens / (self.metadata_servers * self.opens_per_s)
-        return {"metadata": opened_s, **_shared(self, reads, clients)}
+        opens_per_s = self.opens_of(clients.count)
+        return {"metadata": reads.opens / opens_per_s, **_shared(self, reads, clients)}
+
+    def opens_of(self, clients: int) -> float:
+        """Opens per second that so many clients get together."""
+        return min(self.metadata_servers * self.opens_per_s, clients * self.client_opens_per_s)
 
 
 @dataclass(frozen=True)

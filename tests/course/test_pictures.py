@@ -20,7 +20,6 @@ from dlcourse.pictures import cases, frameworks
 from dlcourse.pictures.storage import limits
 from dlguide import plots, search
 from dlguide.machine import number_formats, onednn, vnni
-from dlguide.measure import Timing
 from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlguide.published import load
 from dlguide.training import experiments as ex
@@ -580,19 +579,6 @@ def test_the_words_name_times_and_limits():
     assert "bandwidth from 1 to 2 clients, metadata from 4 to 8 clients" in said
 
 
-def test_felt_times_stand_beside_their_predictions():
-    measured = {"disk": Timing((0.1, 0.2, 0.4)), "far": Timing((1.0, 1.0, 1.0))}
-    figure = pictures.reading_times(measured, {"disk": 0.25, "far": 1.5}, 0.05, x="to read all")
-    (axes,) = figure.axes
-    points = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
-    assert points["predicted"] == [0.25, 1.5]
-    (measured_points,) = (bars[0] for bars in axes.containers)
-    assert list(measured_points.get_xdata()) == [0.2, 1.0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["disk", "far"]
-    assert axes.get_xlabel() == "seconds to read all"
-    assert "disk 0.2 s, predicted 0.25 s; far 1 s, predicted 1.5 s" in words(figure)
-
-
 def test_every_bit_is_drawn():
     numbers = [number_formats.bits(-0.1, name) for name in ("fp32", "bf16", "int8")]
     drawn = pictures.bit_fields(numbers)
@@ -1028,7 +1014,6 @@ REFUSED = [
     (pictures.error_feedback, (GIVEN, {**SENT, "small": [0.0]}), {}, "3 steps of 'small'"),
     (pictures.seconds_on_links, ({**SECONDS, "x": {}},), {}, "have the schemes"),
     (pictures.epoch_times, ({"one": POINTS[:1]},), {}, "`panels` must h"),
-    (pictures.reading_times, ({"disk": Timing((0.1,))}, {}, 0.05), {}, r"must have \['disk'\]"),
     (pictures.attention_map, ({"m": np.eye(3)}, "ab"), {}, "`m` must have the shape"),
     (pictures.attention_map, ({"m": np.ones((2, 2))}, "ab"), {}, "`m` must have rows with the"),
     (pictures.densities, ({"a": np.zeros((3, 3))},), {}, "`clouds` must hold points of shape"),
@@ -1089,7 +1074,6 @@ NEED_ENTRIES = [
     pictures.rank_bars,
     pictures.ranks_per_sample,
     pictures.rate_scan,
-    pictures.reading_times,
     pictures.relative_times,
     pictures.search_scores,
     pictures.seconds_on_links,

@@ -10,6 +10,8 @@ from dlcourse.exercises.engine import Exercise, Letters
 
 FLOATS = 500  # in a row of 42-4, so that rows are large compared with their numbers
 TO_ALL = ("Allgather", "Allgatherv", "Bcast", "allgather", "bcast")
+TO_SOME = ("Alltoall", "Alltoallv", "Scatter", "Scatterv", "Send", "Isend", "Sendrecv")
+TO_SOME += tuple(name.lower() for name in TO_SOME)
 FILES = [(1_280_000, 40.0, 20_000.0, 0.05), (1_281_167, 40.0, 20_000.0, 0.5)]
 FILES += [(112_120, 60.0, 15_000.0, 0.125), (60_000, 30.0, 20_000.0, 1.0)]
 CAUSES = {
@@ -47,27 +49,65 @@ def fetch(comm, kept, wanted):
 
 
 class Watched:
-    """A communicator that notes when more than `most` bytes are sent to all ranks."""
+    """A communicator that counts the bytes that this rank sends."""
 
-    def __init__(self, comm, most):
-        self.comm, self.most, self.noted = comm, most, False
+    def __init__(self, comm):
+        self.comm, self.nbytes = comm, 0
 
     def __getattr__(self, name):
         method = getattr(self.comm, name)
-        return partial(self.to_all, method) if name in TO_ALL else method
+        copies = self.comm.size if name in TO_ALL else 1
+        return partial(self.counted, method, copies) if name in TO_ALL + TO_SOME else method
 
-    def to_all(self, method, value, *rest, **named):
-        array = value[0] if isinstance(value, list) and value else value  # or [array, count, type]
-        nbytes = array.nbytes if hasattr(array, "nbytes") else len(pickle.dumps(value))
-        self.noted |= nbytes > self.most
+    def counted(self, method, copies, value, *rest, **named):
+        self.nbytes += copies * nbytes_of(value)
         return method(value, *rest, **named)
 
 
+def nbytes_of(value):
+    if hasattr(value, "nbytes"):
+        return value.nbytes
+    parts = isinstance(value, list | tuple) and any(hasattr(each, "nbytes") for each in value)
+    return sum(map(nbytes_of, value)) if parts else len(pickle.dumps(value))
+
+
 def watched(answer, comm, kept, wanted):
-    """The rows, and whether a rank has sent its whole part to all."""
-    comm = Watched(comm, kept.nbytes / 2)
+    """The rows, and whether this rank has sent clearly more than the ranks wanted of it."""
+    of_me = sum(np.sum(each % comm.size == comm.rank) for each in comm.allgather(wanted))
+    comm = Watched(comm)
     rows = answer(comm, kept, wanted)
-    return rows if len(wanted) or np.size(rows) else kept[:0], comm.noted
+    limit = (of_me + len(kept) / 2) * 8 * FLOATS
+    return rows if len(wanted) or np.size(rows) else kept[:0], bool(comm.nbytes > limit)
+
+
+def share_of_alltoallv(answer, cluster):
+    return min(cluster.run(_share_on_rank, answer))
+
+
+def _share_on_rank(answer, samples=2_000, turns=7):
+    """The time of one `Alltoallv` of the same bytes, as a share of the answer's time."""
+    from time import perf_counter
+
+    from mpi4py import MPI
+
+    comm, seconds = MPI.COMM_WORLD, {"limit": [], "answer": []}
+    rank, ranks = comm.rank, comm.size
+    order = np.random.default_rng(45).permutation(samples * ranks)
+    kept, wanted = np.ones((samples, FLOATS)), order[rank::ranks]
+    counts = comm.alltoall([int(np.sum(wanted % ranks == each)) * FLOATS for each in range(ranks)])
+    received = np.empty((len(wanted), FLOATS))
+    here = [int(np.sum(wanted % ranks == each)) * FLOATS for each in range(ranks)]
+    ways = {
+        "limit": lambda: comm.Alltoallv([kept, counts], [received, here]),
+        "answer": lambda: answer(comm, kept, wanted),
+    }
+    for _ in range(turns + 1):
+        for name, call in ways.items():
+            comm.Barrier()
+            begin = perf_counter()
+            call()
+            seconds[name].append(max(comm.allgather(perf_counter() - begin)))
+    return float(np.median(seconds["limit"][1:]) / np.median(seconds["answer"][1:]))
 
 
 def epochs(ranks):
@@ -119,9 +159,9 @@ EXERCISES = {
             lambda i: rows(i, owner=lambda s, p: (s + 1) % p),
         "The owner is right. Sample s is the row s // ranks of those it keeps.":
             lambda i: rows(i, row=lambda s, p: s),
-        "Then each node needs room for all. Send each owner the list of what you want from it.":
+        "More was sent than was wanted. Send each owner the list of what you want from it.":
             lambda i: rows(i, noted=1),
     }, hint="A row for each wanted sample: sample s is the row s // ranks of rank s % ranks.",
-        remark="Every sample came once, from its owner, and none from the file system.",
-        call=watched, ranks=(2, 3), serial=rows),
+        remark="Every sample came once, from its owner. The limit of the score is one `Alltoallv`.",
+        call=watched, ranks=(2, 3), serial=rows, score=share_of_alltoallv),
 }  # fmt: skip

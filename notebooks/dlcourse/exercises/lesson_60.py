@@ -107,6 +107,32 @@ def of_all(inputs, total=moved):
         return [total(sums.sum(axis=0), counts.sum(axis=0))] * len(inputs)
 
 
+def share_of_daal(answer, cluster):
+    return min(cluster.run(_share_on_rank, answer))
+
+
+def _share_on_rank(answer, turns=5, steps=10):
+    """The time of a step of daal4py on these ranks, as a share of the answer's time."""
+    from time import perf_counter
+
+    from mpi4py import MPI
+
+    from dlcourse.usecases import kmeans
+
+    comm, daal_s, answer_s = MPI.COMM_WORLD, [], []
+    random = np.random.default_rng(62)
+    points, centres = random.uniform(0, 255, (100_000, 3)), random.uniform(0, 255, (16, 3))
+    mine = kmeans.share(points)
+    for _ in range(turns + 1):
+        few, many = (kmeans.fit(mine, 16, count, centres, threads=1) for count in (1, 1 + steps))
+        daal_s.append((many.seconds - few.seconds) / steps)
+        comm.Barrier()
+        begin = perf_counter()
+        answer(comm, mine, centres)
+        answer_s.append(max(comm.allgather(perf_counter() - begin)))
+    return float(np.median(daal_s[1:]) / np.median(answer_s[1:]))
+
+
 def alone(inputs):
     return [moved(*sums_of(*each)) for each in inputs]
 
@@ -154,24 +180,25 @@ EXERCISES = {
         "these. Four ranks on the workshop's two pairs of CPUs would be 2 threads per CPU."),
     "60-3": [
         Exercise(
-            speedup, cases=[(0.0, 4), (0.25, 1), (0.1, 2), (0.1, 16), (1.0, 8)],
+            speedup, cases=[(0.0, 4), (0.25, 1), (0.1, 2), (0.1, 16), (1.0, 8), (0.2, 1.8)],
             hint="The time of one core is 1. What is left of each of its two parts on p cores?",
             mistakes={
                 "Only the part that can be shared gets faster.": lambda serial, cores: float(cores),
                 "That is the time; asked is how many times as fast.": lambda *a: 1 / speedup(*a),
             }),
         Exercise(
-            serial_of, cases=[(0.2, 0.11, 2), (1.0, 0.4, 4), (0.3, 0.15, 2), (0.3, 0.3, 8)],
+            serial_of,
+            cases=[(0.2, 0.11, 2), (1.0, 0.4, 4), (0.3, 0.15, 2), (0.3, 0.3, 8), (0.2, 0.13, 1.7)],
             hint="What does the law give for 1 / S(p)?",
             mistakes={
                 "Put many_s / one_s instead of 1 / S(p) into the law, and solve for s.":
                     lambda one_s, many_s, cores: many_s / one_s,
             },
-            remark="With your own times it shows what keeps threads, and what keeps processes, "
-            "from the speed of all cores. A negative part means that one core was disturbed."),
+            remark="With `cores=2` the part holds all losses, with `cores=np.median(reach)` only "
+            "those of the program. A negative part means that the time of one core was disturbed."),
     ],
     "60-4": Exercise(
-        step, ranks=(2, 3), cases=parts, serial=of_all,
+        step, ranks=(2, 3), cases=parts, serial=of_all, score=share_of_daal,
         hint="Sum of all points of the cluster on all ranks, divided by their number on all ranks.",
         mistakes={
             "0 / 0: a rank may have no points of a cluster, and a cluster none at all.":
@@ -182,8 +209,8 @@ EXERCISES = {
             "A mean of means: a rank with few points counts as much as one with many.":
                 lambda inputs: [np.mean(alone(inputs), axis=0)] * len(inputs),
         },
-        remark="Each rank sent sums and counts, 12 numbers here, however many points it has: that "
-        "is why k-means parallelises so well."),
+        remark="Each rank sent sums and counts, 12 values here, however many points it has: that "
+        "is why k-means parallelises so well. The score is daal4py's time for a step / yours."),
     "60-5": Letters({
         "`allreduce` fails after `daalfini()`": ("D", "What ended MPI? Which import started it?"),
         "8 threads are no faster than 2": ("A", "How many CPUs may this rank use? A thread each."),

@@ -79,7 +79,6 @@ from dlcourse.pictures.storage import (
     file_map,
     file_system,
     gains_by_size,
-    reading_times,
     striping,
 )
 from dlcourse.pictures.training import (

@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dlcourse.pictures.shapes import (
     AMBER,
-    BESIDE,
     PAPER,
     YELLOW,
     arrow,
     bare,
     box,
     listed,
-    named_rows,
     not_empty,
     note,
     patches,
@@ -68,41 +66,6 @@ def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float 
     lines = {name: line for pair in labelled for line, name in zip(*pair, strict=True)}
     place = {"loc": "outside lower center", "ncols": 6, "frameon": False, "fontsize": 8}
     drawing.legend(lines.values(), lines.keys(), **place)
-    return drawing
-
-
-@not_empty
-def reading_times(
-    measured: Mapping[str, Any], predicted_s: Mapping[str, float], own_s: float, x: str = ""
-) -> Figure:
-    """Draw how long reading took from each storage, beside what was predicted."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    names = list(measured)
-    require(names == list(predicted_s), "predicted_s", f"have {names}", list(predicted_s))
-    described = "; ".join(
-        f"{name} {each.median:.3g} s, predicted {predicted_s[name]:.3g} s"
-        for name, each in measured.items()
-    )
-    alt = f"Seconds {x}: {described}; without waiting {own_s:.3g} s."
-    drawing, (axes,) = figure(width=7.4, height=0.8 + 0.42 * len(names), alt=alt)
-    medians = [each.median for each in measured.values()]
-    around = [
-        [each.median - each.low for each in measured.values()],
-        [each.high - each.median for each in measured.values()],
-    ]
-    rows = range(len(names))
-    point = {"fmt": "o", "color": BLUE, "markersize": 9, "capsize": 4}
-    axes.errorbar(medians, rows, xerr=around, label="measured", **point)
-    axes.plot(list(predicted_s.values()), rows, "wD", mec="black", ms=5, label="predicted")
-    axes.axvline(own_s, color=GREY, linestyle=":", label="without waiting")
-    axes.set(xscale="log", xlabel=f"seconds {x}".strip())
-    named_rows(axes, names, 0.6)
-    # a span of a decade or less would have one label, or labels on top of each other
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.legend(**BESIDE)
     return drawing
 
 
