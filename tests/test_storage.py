@@ -131,7 +131,7 @@ def test_every_part_of_lustre_by_hand():
     assert (times.limit, times.least_s) == ("network", 8.0)
     assert times.most_s == pytest.approx(2 + 3 + 6 + 3 + 8 + 0.5)
     assert times.times_the_next == pytest.approx(8 / 6)
-    assert "8.00 to 22.50 s an epoch; network limits, 1.3 times the next" in str(times)
+    assert "8.00 to 22.50 s per epoch; network limits, 1.3 times the next" in str(times)
 
 
 def test_gpfs_opens_grow_with_the_clients_up_to_its_disks():

@@ -330,7 +330,7 @@ class EpochTime:
 
     def __str__(self) -> str:
         lines = [f"{name:<12} {seconds:12.2f} s" for name, seconds in self.parts]
-        head = f"{self.least_s:.2f} to {self.most_s:.2f} s an epoch; {self.limit} limits"
+        head = f"{self.least_s:.2f} to {self.most_s:.2f} s per epoch; {self.limit} limits"
         return "\n".join([f"{head}, {self.times_the_next:.1f} times the next", *lines])
 
 

@@ -60,7 +60,7 @@ def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float 
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(x)
         axes.sharey(grid[0])
-    grid[0].set_ylabel("seconds an epoch")
+    grid[0].set_ylabel("seconds per epoch")
     grid[0].set_ylim(least, 2.5 * max(sum(each.values()) for each in shown))
     labelled = (axes.get_legend_handles_labels() for axes in grid)
     lines = {name: line for pair in labelled for line, name in zip(*pair, strict=True)}
