@@ -11,12 +11,14 @@ import numpy as np
 
 from dlcourse.pictures.shapes import (
     AMBER,
+    BESIDE,
     PAPER,
     YELLOW,
     arrow,
     bare,
     box,
     listed,
+    named_rows,
     not_empty,
     note,
     patches,
