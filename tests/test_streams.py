@@ -3,6 +3,7 @@
 Tests dlguide.bench.streams, its command and its plot.
 """
 
+import dataclasses
 import json
 
 import fake_machine
@@ -29,6 +30,11 @@ def test_busy_streams_keep_one_batch_each_under_way():
         assert split(count).under_way == pytest.approx(count)
 
 
+def test_waiting_streams_have_fewer_batches_under_way():
+    waiting = dataclasses.replace(split(2), images_per_s=(8.0, 12.0))
+    assert waiting.under_way == pytest.approx(10 / 16 * 2)
+
+
 def test_late_answers_are_the_slowest_of_twenty():
     latency = Timing((*(1.0,) * 90, *(9.0,) * 10))
     late = streams.StreamSplit(1, 1, 1, latency, (1.0,), (0.0, 1.0))
@@ -52,6 +58,7 @@ def test_every_number_of_streams_of_this_machine_is_measured():
         assert each.streams * each.threads <= cores
         assert len(each.images_per_s) == 2
         assert len(each.latency.warmup_s) == 2 * each.streams
+        assert 0 < each.under_way <= 1.001 * each.streams
         assert each.latency.seconds
         assert each.answer == pytest.approx(splits[0].answer, rel=1e-3)
 
@@ -77,9 +84,9 @@ def test_wrong_arguments_are_refused_before_anything_starts(arguments, match, mo
 def test_default_splits_are_powers_of_two_and_one_a_core(monkeypatch):
     seen = []
 
-    def measure(plan, *more):
-        seen.append((plan.ranks, plan.threads))
-        return split(plan.ranks, plan.threads), "digest"
+    def measure(plans, *more):
+        seen.extend((plan.ranks, plan.threads) for plan in plans)
+        return [(split(*each), "digest") for each in seen]
 
     monkeypatch.setattr(streams, "_measure", measure)
     streams.compare(machine=fake_machine.machine(12))
@@ -87,8 +94,8 @@ def test_default_splits_are_powers_of_two_and_one_a_core(monkeypatch):
 
 
 def test_streams_that_answer_otherwise_are_refused(monkeypatch):
-    digests = iter(["a", "b"])
-    monkeypatch.setattr(streams, "_measure", lambda plan, *more: (split(), next(digests)))
+    measured = [(split(), "a"), (split(), "b")]
+    monkeypatch.setattr(streams, "_measure", lambda *more: measured)
     with pytest.raises(RuntimeError, match="different weights: a, b"):
         streams.compare(machine=fake_machine.machine(2))
 

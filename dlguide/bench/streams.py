@@ -1,7 +1,8 @@
 """Inference with many streams of few threads or few streams of many: throughput and latency.
 
 A stream is a process that answers one batch after another. s streams of t threads share the same
-s x t cores. Little's law holds for all: batches in flight = batches/s x latency.
+s x t cores. Little's law holds for all: batches in flight = batches/s x latency. The rate comes
+from the time of whole turns, not from the latencies, so that the law can be checked.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,13 @@ LATE = 0.95  # the quantile that is quoted for the slow answers
 
 @dataclasses.dataclass(frozen=True)
 class StreamSplit:
-    """One way to divide the cores."""
+    """One way to divide the cores.
+
+    Args:
+        latency: of every batch; the first one of each turn apart (s).
+        images_per_s: of all streams together, each turn by its time from the first request to the
+            last answer.
+    """
 
     streams: int
     threads: int
@@ -46,10 +54,12 @@ class StreamSplit:
 
     @property
     def under_way(self) -> float:
-        """Batches in flight by Little's law: images/s x latency / batch."""
-        return (
-            self.median_images_per_s * float(np.mean(self.latency.seconds)) / (self.batch_per_rank)
-        )
+        """Batches in flight by Little's law: images/s x latency / batch, means of all turns.
+
+        It is less than the number of streams by what they waited for, such as their next request.
+        """
+        every = self.latency.seconds + self.latency.warmup_s
+        return float(np.mean(self.images_per_s) * np.mean(every)) / self.batch_per_rank
 
 
 def compare(
@@ -66,7 +76,7 @@ def compare(
 
     Each stream is a process, bound to its cores by `threads.plan` and with as many threads as
     cores. All streams have the same net and the same images; their first answers must agree. The
-    splits are measured one after another.
+    splits take turns, so the processes of all of them are in memory together.
 
     Args:
         net: a net that `models.build` knows.
@@ -96,7 +106,7 @@ def compare(
     plans = [threads.plan(machine, require_count(each, "splits")) for each in splits]
     share_s = seconds / (len(plans) * turns)
     work = {"net": net, "batch_per_rank": batch_per_rank, "image": image, "seed": seed}
-    measured = [_measure(plan, work, turns, share_s) for plan in plans]
+    measured = _measure(plans, work, turns, share_s)
     require_equal_work(
         [digest for _, digest in measured],
         {"infer": [split.answer for split, _ in measured]},
@@ -116,28 +126,39 @@ def table(splits: Sequence[StreamSplit]) -> str:
 
 
 def _measure(
-    plan: threads.ThreadPlan, work: dict[str, Any], turns: int, share_s: float
-) -> tuple[StreamSplit, str]:
-    """Start the streams of one split, check that they agree, let them answer together."""
-    latencies: list[float] = []
-    first: list[float] = []
-    rates = []
+    plans: Sequence[threads.ThreadPlan], work: dict[str, Any], turns: int, share_s: float
+) -> list[tuple[StreamSplit, str]]:
+    """Start the streams of all splits, check that they agree, let the splits take turns."""
     batch = work["batch_per_rank"]
+    found = []
     with ExitStack() as stack:
-        streams = [stack.enter_context(WorkerProcess()) for _ in range(plan.ranks)]
-        for rank, stream in enumerate(streams):
-            stream.ask("build", plan=dataclasses.asdict(plan), rank=rank, **work)
-        built = [stream.answer(START_S) for stream in streams]
-        answers = ask_all(streams, START_S, "check", mode="infer")
-        require_equal_work([each["digest"] for each in built], {"infer": answers})
+        running = []
+        for plan in plans:
+            streams = [stack.enter_context(WorkerProcess()) for _ in range(plan.ranks)]
+            for rank, stream in enumerate(streams):
+                stream.ask("build", plan=dataclasses.asdict(plan), rank=rank, **work)
+            running.append(streams)
+        built = [[stream.answer(START_S) for stream in streams] for streams in running]
+        answers = [ask_all(streams, START_S, "check", mode="infer") for streams in running]
+        for each, came in zip(built, answers, strict=True):
+            require_equal_work([one["digest"] for one in each], {"infer": came})
+        latencies: list[list[float]] = [[] for _ in plans]
+        first: list[list[float]] = [[] for _ in plans]
+        rates: list[list[float]] = [[] for _ in plans]
         # one more turn goes first, to warm up threads and caches
         for turn in range(turns + 1):
-            took = ask_all(streams, share_s + STEP_S, "run", mode="infer", seconds=share_s)
-            if turn:
-                rates.append(sum(batch * len(each) / sum(each) for each in took))
-                first += [each[0] for each in took]
-                latencies += [second for each in took for second in each[1:]]
-    timing = Timing(tuple(latencies), tuple(first))
-    answer = (answers[0][0], answers[0][1])
-    split = StreamSplit(plan.ranks, plan.threads, batch, timing, tuple(rates), answer)
-    return split, built[0]["digest"]
+            for k, streams in enumerate(running):
+                begin = perf_counter()
+                took = ask_all(streams, share_s + STEP_S, "run", mode="infer", seconds=share_s)
+                wall_s = perf_counter() - begin
+                if turn:
+                    rates[k].append(batch * sum(map(len, took)) / wall_s)
+                    first[k] += [each[0] for each in took]
+                    latencies[k] += [second for each in took for second in each[1:]]
+    for k, plan in enumerate(plans):
+        timing, answer = Timing(tuple(latencies[k]), tuple(first[k])), answers[k][0]
+        split = StreamSplit(
+            plan.ranks, plan.threads, batch, timing, tuple(rates[k]), (answer[0], answer[1])
+        )
+        found.append((split, built[k][0]["digest"]))
+    return found

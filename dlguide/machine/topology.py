@@ -135,6 +135,21 @@ def caches(sysfs: Path, cpu: int) -> dict[str, int]:
     return {kind: size for kind, size, _ in _caches(sysfs, cpu)}
 
 
+def cache_sets(sysfs: Path, cpu: int) -> dict[str, tuple[int, int, int]]:
+    """Return sets, places in a set, and bytes of a line of each cache of one logical CPU.
+
+    A line may only be kept in the set that its address chooses. Caches whose sets the kernel does
+    not report are left out.
+    """
+    found = {}
+    for level, folder in _cache_folders(sysfs, cpu):
+        files = ("number_of_sets", "ways_of_associativity", "coherency_line_size")
+        sets, places, line_bytes = (read_integer(folder / name) or 0 for name in files)
+        if min(sets, places, line_bytes) > 0:
+            found[level] = sets, places, line_bytes
+    return found
+
+
 def last_level_cache_bytes(sysfs: Path, cpus: Iterable[int]) -> int:
     """Return the total size of the last-level caches of logical CPUs; shared ones count once.
 
@@ -164,11 +179,18 @@ def clock_hz(sysfs: Path, proc: Path, cpu: int) -> float | None:
 
 def _caches(sysfs: Path, cpu: int) -> list[tuple[str, int, str]]:
     found = []
-    for folder in sorted((sysfs / f"devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
-        kind = {"Data": "d", "Instruction": "i"}.get(read_text(folder / "type"), "")
+    for level, folder in _cache_folders(sysfs, cpu):
         size = re.fullmatch(r"(\d+)([KMG]?)", read_text(folder / "size"))
         if size:
-            level = f"L{read_text(folder / 'level')}{kind}"
             nbytes = int(size[1]) * _UNITS[size[2]]
             found.append((level, nbytes, read_text(folder / "shared_cpu_list")))
+    return found
+
+
+def _cache_folders(sysfs: Path, cpu: int) -> list[tuple[str, Path]]:
+    """Name and folder of each cache, such as "L1d"."""
+    found = []
+    for folder in sorted((sysfs / f"devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
+        kind = {"Data": "d", "Instruction": "i"}.get(read_text(folder / "type"), "")
+        found.append((f"L{read_text(folder / 'level')}{kind}", folder))
     return found

@@ -36,15 +36,7 @@ def test_addresses_are_those_of_the_library(layout, tag):
 
 
 def test_honest_ratios_are_those_of_the_published_tables():
-    ms = {row["engine"]: row["ms_forward_backward"] for row in load("caffe_time_engines")}
-    caffe2 = {r["omp_threads"]: r for r in load("caffe2_threads") if r["batch"] == 256}
-    engines = {n: r["mkl_images_per_s"] / r["eigen_images_per_s"] for n, r in caffe2.items()}
     plain, fast = (r["images_per_s"] for r in load("throughput") if r["table"] == "tf_bench")
-    gpus = {
-        row["workers"]: row["images_per_s"]
-        for row in load("throughput")
-        if row["framework"] == "Horovod 0.15.2 + PyTorch 1.0.0" and row["batch_per_worker"] == 128
-    }
     hours = {
         row["workers"]: row["wall_clock_hours"]
         for row in load("accuracy")
@@ -53,12 +45,9 @@ def test_honest_ratios_are_those_of_the_published_tables():
         and row["wall_clock_hours"]
     }
     fair = {claim: ratio for claim, (_, ratio) in lesson_33.FAIR.items()}
-    assert fair["72x"] == pytest.approx(ms["CAFFE"] / ms["MKL2017"])
-    assert (fair["26x"], fair["5x"]) == pytest.approx((engines[1], fast / plain))
+    assert fair["5x"] == pytest.approx(fast / plain)
     assert fair["29.4x"] == pytest.approx(hours[1] / hours[32])
-    usual = [ratio for _, ratio in lesson_33.RATIOS.values()]
-    for ratio in (ms["CAFFE"] / ms["MKLDNN"], engines[44], gpus[32] / gpus[1]):
-        assert pytest.approx(ratio) in usual
+    assert [claim for claim, ratio in fair.items() if ratio is None] == ["72x", "26x", "1688x"]
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "recordio"])

@@ -19,7 +19,7 @@ from dlcourse.phases import StartUp
 from dlcourse.pictures import cases, frameworks
 from dlcourse.pictures.storage import limits
 from dlguide import plots, search
-from dlguide.machine import number_formats, onednn, vnni
+from dlguide.machine import number_formats, vnni
 from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlguide.published import load
 from dlguide.training import experiments as ex
@@ -617,12 +617,15 @@ def test_gradients_are_counted_once_each():
 
 def test_rates_are_the_bars_and_their_ratios_the_words():
     found = [
-        vnni.MatmulRate("AVX2", "fp32", "gemm", 2e11),
-        vnni.MatmulRate("AVX2", "int8", "gemm_s8", 5e11),
+        vnni.MatmulRate("AVX2", "fp32", "gemm", (1e11, 2e11)),
+        vnni.MatmulRate("DEFAULT", "fp32", "gemm", (2.5e11,)),
+        vnni.MatmulRate("AVX2", "int8", "gemm_s8", (5e11, 4e11)),
     ]
-    axes = pictures.kernel_rates(found).axes[0]
-    assert [bar.get_height() for bar in axes.patches] == [200, 500]
-    assert [text.get_text() for text in axes.texts] == ["2.5x"]
+    axes = pictures.kernel_rates(found, {"int8 with VNNI": 1e12}).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [200, 500, 250]
+    assert [text.get_text() for text in axes.texts[:3]] == ["0.8 times", "2.0 times", "1.0 times"]
+    assert axes.texts[3].get_text() == "int8 with VNNI"
+    assert "AVX2 int8 500e9, 2.0 times the best fp32" in words(axes.figure)
 
 
 def test_addresses_are_written_into_their_cells():
@@ -639,19 +642,6 @@ def test_addresses_are_written_into_their_cells():
     said = words(figure)
     assert "NCHW: from channel to channel 4, from pixel to pixel 1" in said
     assert "NHWC: from channel to channel 1, from pixel to pixel 4" in said
-
-
-def test_bars_of_primitives_add_up_to_the_time():
-    rows = {
-        "fused": [onednn.PrimitiveGroup("convolution", "", "", "", 2, 0.004, 0.8),
-                  onednn.PrimitiveGroup("convolution", "x", "", "", 1, 0.001, 0.2)],
-        "plain": [onednn.PrimitiveGroup("convolution", "", "", "", 3, 0.006, 0.6),
-                  onednn.PrimitiveGroup("reorder", "", "", "", 4, 0.004, 0.4)],
-    }  # fmt: skip
-    figure = pictures.primitives(rows)
-    widths = [bar.get_width() for bars in figure.axes[0].containers for bar in bars]
-    assert sum(widths) == pytest.approx(15.0)
-    assert "fused: convolution 5 ms (3). plain: convolution 6 ms (3)" in figure._repr_html_()
 
 
 GK210 = load("batch_seconds_gk210")
@@ -1068,7 +1058,6 @@ NEED_ENTRIES = [
     pictures.overlap,
     pictures.pipeline,
     pictures.predicted_frames,
-    pictures.primitives,
     pictures.processes,
     pictures.projections,
     pictures.rank_bars,

@@ -43,7 +43,6 @@ from dlcourse.pictures.hardware import (
     against_roof,
     catalogue,
     links,
-    primitives,
     roofline,
     systolic,
     topology,

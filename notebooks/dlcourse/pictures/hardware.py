@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import BESIDE, HATCHES, PAPER, area, middle, not_empty, note
+from dlcourse.pictures.shapes import PAPER, area, middle, not_empty, note
 from dlguide.errors import require
 from dlguide.plots.figures import (
     BLUE,
-    COLOURS,
     GREEN,
     GREY,
     ORANGE,
@@ -296,39 +295,6 @@ def addresses(places: Mapping[str, np.ndarray]) -> Figure:
         axes.set_xticks(range(height * width), names)
         axes.set_xlabel("pixel (row, column)")
     panels[0].set_ylabel("channel")
-    return drawn
-
-
-@not_empty
-def primitives(tables: Mapping[str, Sequence[Any]]) -> Figure:
-    """Draw the time of each kind of primitive, one bar for each table."""
-    totals: dict[str, dict[str, tuple[float, int]]] = {name: {} for name in tables}
-    for name, rows in tables.items():
-        for row in rows:
-            seconds, count = totals[name].get(row.kind, (0.0, 0))
-            totals[name][row.kind] = seconds + row.seconds, count + row.count
-    kinds = dict.fromkeys(row.kind for rows in tables.values() for row in rows)
-    kinds = sorted(kinds, key=lambda kind: -max(t.get(kind, (0.0, 0))[0] for t in totals.values()))
-    alt = "Time by primitive. " + " ".join(
-        f"{name}: "
-        + ", ".join(f"{kind} {1e3 * t[kind][0]:.3g} ms ({t[kind][1]})" for kind in t)
-        + "."
-        for name, t in totals.items()
-    )
-    drawn, (axes,) = figure(width=8, height=1.2 + 0.5 * len(tables), alt=alt)
-    left = dict.fromkeys(tables, 0.0)
-    for number, kind in enumerate(kinds):
-        colour = (*COLOURS[:5], *[GREY] * len(kinds))[number]
-        widths = [1e3 * totals[name].get(kind, (0.0, 0))[0] for name in tables]
-        look = {"color": colour, "hatch": HATCHES[number % 4], "label": kind}
-        axes.barh(list(tables), widths, 0.6, left=list(left.values()), **look)
-        for name, width in zip(tables, widths, strict=True):
-            left[name] += width
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_xlabel("time in oneDNN (ms)")
-    axes.legend(**BESIDE)
     return drawn
 
 

@@ -140,28 +140,35 @@ def _sizes_in_words(gradients: Mapping[str, ArrayLike], rows: Sequence[Any]) -> 
 
 
 @not_empty
-def kernel_rates(found: Iterable[Any]) -> Figure:
-    """Draw how quickly matrices were multiplied, by instructions allowed and format."""
+def kernel_rates(found: Iterable[Any], bounds: Mapping[str, float] | None = None) -> Figure:
+    """Draw the best rate of matrix products by level and format, every turn, and the bounds.
+
+    The words are ratios to the best fp32 rate of any level.
+    """
     rows = list(found)
     levels = list(dict.fromkeys(row.level for row in rows))
-    order = ("fp32", "bf16", "int8")
-    formats = sorted(dict.fromkeys(row.format for row in rows), key=order.index)
-    rows = sorted(rows, key=lambda row: formats.index(row.format))  # as the legend names them
-    wide = {row.level: row.flops_per_s for row in rows if row.format == "fp32"}
+    rows = [row for level in levels for row in rows if row.level == level]
+    wide = max((row.flops_per_s for row in rows if row.format == "fp32"), default=None)
+    ratios = [f"{row.flops_per_s / wide:.1f} times" if wide else "" for row in rows]
     listed = "; ".join(
-        f"{row.level} {row.format} {row.flops_per_s / 1e9:.0f}e9 with {row.kernel}" for row in rows
+        f"{row.level} {row.format} {row.flops_per_s / 1e9:.0f}e9, {ratio} the best fp32"
+        for row, ratio in zip(rows, ratios, strict=True)
     )
-    drawn, (axes,) = figure(width=8.4, alt=f"Operations a second. {listed}.")
-    for row in rows:
-        place = levels.index(row.level) + 0.27 * (formats.index(row.format) - 1)
-        look = {"color": _COLOURS.get(row.format, GREY), "edgecolor": "white", "label": row.format}
-        look["hatch"] = {"bf16": "//", "int8": ".."}.get(row.format)
-        axes.bar(place, row.flops_per_s / 1e9, 0.25, **look)
-        if row.format != "fp32" and row.level in wide:
-            ratio = f"{row.flops_per_s / wide[row.level]:.1f}x"
-            axes.annotate(ratio, (place, row.flops_per_s / 1e9), ha="center", va="bottom")
-    axes.set_xticks(range(len(levels)), levels, fontsize=8)
-    axes.set(xlabel="newest instructions that were allowed", ylabel="operations/s (1e9)")
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(handles.values(), handles.keys(), frameon=False, loc="upper left")
+    alt = f"Operations per second. {listed}."
+    drawn, (axes,) = figure(width=8.4, height=1.3 + 0.32 * len(rows), alt=alt)
+    for line, (row, ratio) in enumerate(zip(rows, ratios, strict=True)):
+        best = row.flops_per_s / 1e9
+        axes.barh(line, best, 0.7, color=_COLOURS.get(row.format, GREY), alpha=0.6)
+        axes.plot([each / 1e9 for each in row.turns], [line] * len(row.turns), "k|", markersize=7)
+        axes.annotate(ratio, (best, line), (5, 0), textcoords="offset points", va="center")
+    top = max(row.flops_per_s for row in rows)
+    for number, (name, rate) in enumerate((bounds or {}).items()):
+        axes.axvline(rate / 1e9, color=GREY, linestyle="--", linewidth=1)
+        place = (rate / 1e9, -0.9 - 0.7 * (number % 3))
+        axes.annotate(name, place, ha="center", fontsize=8, color="#444444")
+        top = max(top, rate)
+    axes.set_yticks(range(len(rows)), [f"{row.level}  {row.format}" for row in rows], fontsize=8)
+    axes.set(xlim=(0, 1.15e-9 * top), ylim=(len(rows) - 0.4, -3.0 if bounds else -0.7))
+    axes.set_xlabel("operations/s (1e9), best of all turns; small lines: each turn")
+    axes.grid(axis="y", visible=False)
     return drawn
