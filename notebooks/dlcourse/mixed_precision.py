@@ -11,6 +11,7 @@ bf16 has the exponent range of fp32 and does not need it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -81,38 +82,71 @@ def train(
     small, as a mean over a large batch or a physical unit would; the learning rate is divided by
     it, so that exact arithmetic would take the same steps.
     """
-    weight = require_positive(loss_weight, "loss_weight")
-    model = models.build(net, seed=0, dropout=0.0, dtype=dtype)
-
-    import keras
-    import tensorflow as tf
-
-    optimizer: Any = keras.optimizers.SGD(0.05 / weight, momentum=0.9)
-    if scaled:
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    optimizer.build(model.trainable_variables)
-
-    @tf.function(autograph=False)
-    def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            logits = tf.cast(model(images, training=True), "float32")
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_mean(losses)
-            large = optimizer.scale_loss(weight * loss)
-        values = [v.value for v in model.trainable_variables]
-        optimizer.apply(tape.gradient(large, values), model.trainable_variables)
-        return loss
-
-    images, labels, test_images, test_labels = data
-    random = np.random.default_rng(0)
-    losses, seconds = [], []
+    training = _Training(net, data, dtype, scaled, loss_weight)
     for _ in range(steps):
-        chosen = random.integers(len(images), size=100)
+        training.step()
+    return training.result()
+
+
+def train_in_turns(
+    net: str,
+    data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    dtypes: Sequence[str],
+    steps: int = 60,
+) -> dict[str, PrecisionTraining]:
+    """Train a net in several precisions, one step of each in turn; fp16 with loss scaling."""
+    trainings = [_Training(net, data, dtype, dtype == "mixed_float16") for dtype in dtypes]
+    for _ in range(steps):
+        for training in trainings:
+            training.step()
+    return {dtype: one.result() for dtype, one in zip(dtypes, trainings, strict=True)}
+
+
+class _Training:
+    """A training that goes on by one step at a time."""
+
+    def __init__(
+        self, net: str, data: Sequence[np.ndarray], dtype: str, scaled: bool, loss_weight: float = 1
+    ) -> None:
+        weight = require_positive(loss_weight, "loss_weight")
+        self.model = model = models.build(net, seed=0, dropout=0.0, dtype=dtype)
+        self.data, self.dtype, self.scaled = data, dtype, scaled
+        self.random, self.losses, self.seconds = np.random.default_rng(0), [], []
+
+        import keras
+        import tensorflow as tf
+
+        optimizer: Any = keras.optimizers.SGD(0.05 / weight, momentum=0.9)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        optimizer.build(model.trainable_variables)
+        self.optimizer = optimizer
+
+        @tf.function(autograph=False)
+        def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                logits = tf.cast(model(images, training=True), "float32")
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+                loss = tf.reduce_mean(losses)
+                large = optimizer.scale_loss(weight * loss)
+            values = [v.value for v in model.trainable_variables]
+            optimizer.apply(tape.gradient(large, values), model.trainable_variables)
+            return loss
+
+        self.compiled = step
+
+    def step(self) -> None:
+        images, labels, *_ = self.data
+        chosen = self.random.integers(len(images), size=100)
         part = images[chosen], labels[chosen]
         start = perf_counter()
-        losses.append(float(step(*part)))
-        seconds.append(perf_counter() - start)
-    answers = np.argmax(model.predict(test_images, batch_size=500, verbose=0), axis=1)
-    scale = float(optimizer.dynamic_scale) if scaled else 1.0
-    accuracy = float(np.mean(answers == test_labels))
-    return PrecisionTraining(dtype, scaled, tuple(losses), tuple(seconds), accuracy, scale)
+        self.losses.append(float(self.compiled(*part)))
+        self.seconds.append(perf_counter() - start)
+
+    def result(self) -> PrecisionTraining:
+        *_, images, labels = self.data
+        answers = np.argmax(self.model.predict(images, batch_size=500, verbose=0), axis=1)
+        scale = float(self.optimizer.dynamic_scale) if self.scaled else 1.0
+        accuracy = float(np.mean(answers == labels))
+        losses, seconds = tuple(self.losses), tuple(self.seconds)
+        return PrecisionTraining(self.dtype, self.scaled, losses, seconds, accuracy, scale)

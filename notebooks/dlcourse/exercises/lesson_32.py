@@ -1,4 +1,4 @@
-"""Exercises of lesson 32: exact integers, a loss scale, 8 bits, what they bring."""
+"""Exercises of lesson 32: exact integers, a loss scale, 8 bits, and 4 bits in blocks."""
 
 import numpy as np
 
@@ -59,8 +59,43 @@ def quality(answer, values):
     return next((fault for fault, found in faults.items() if found), "values within half a step")
 
 
-def speed_up(share, ratio, extra):
-    return 1 / (1 - share + share / ratio + extra)
+def bell_shaped():
+    """Rows of 32 weights each: normal, and some with single large values, as in real layers."""
+    random = np.random.default_rng(324)
+    rows = random.normal(0, 0.05, (2000, 32))
+    return np.concatenate([rows, rows * random.choice([1.0, 4.0], rows.shape, p=[0.97, 0.03])])
+
+
+def to_four_bits(rows, steps=7, one=False, size=lambda rows: np.abs(rows).max(axis=1), cut=np.rint):
+    scales = np.maximum(size(rows), 1e-30) / steps
+    scales = np.full_like(scales, scales.max()) if one else scales
+    return np.clip(cut(rows / scales[:, None]), -7, 7).astype("int8"), scales
+
+
+def in_four_bits(answer, rows):
+    """What is wrong with the answer; many are correct."""
+    came = answer(rows)
+    if came is ... or not (isinstance(came, tuple) and len(came) == 2):
+        return came
+    q, scales = came
+    if getattr(q, "shape", None) != rows.shape or getattr(scales, "shape", None) != rows.shape[:1]:
+        return "other shapes"
+    if q.dtype != np.int8 or np.abs(q).max() > 7:
+        return "values that are not whole numbers from -7 to 7 (int8)"
+    error = (np.square(scales[:, None] * q - rows).sum(axis=1) / np.square(rows).sum(axis=1)).max()
+    return "within a tenth of each row" if error < 0.1 else "more than a tenth of a row lost"
+
+
+def share_of_best(answer, cluster=None):
+    """The squared error of the best scale of each row, found by trying 400, over the answer's."""
+    rows = bell_shaped()
+    best = np.full(len(rows), np.inf)
+    for part in np.linspace(0.2, 1.1, 400):
+        scales = part * np.abs(rows).max(axis=1) / 7
+        q = np.clip(np.rint(rows / scales[:, None]), -7, 7)
+        best = np.minimum(best, np.square(scales[:, None] * q - rows).sum(axis=1))
+    q, scales = answer(rows.copy())
+    return float(best.sum() / np.square(scales[:, None] * q - rows).sum())
 
 
 EXERCISES = {
@@ -69,13 +104,15 @@ EXERCISES = {
         "There the distance is 1, so the next integers are still exact.": lambda f: 2**f,
     }, hint="Between 1 and 2 the distance is 2^-bits. Where has it grown to 1, where to 2?",
         remark="bf16 counts to 256 only: never keep counters or sums in it.", relative=0),
-    "32-2": Exercise(loss_scale, [(gradients, LARGEST) for gradients in GRADIENTS], {
+    "32-2": Exercise(loss_scale, [*((g, LARGEST) for g in GRADIENTS), (GRADIENTS[0], 448.0)], {
         "One gradient overflows, and the step is lost. Negative ones are large, too.":
             lambda *case: loss_scale(*case, np.max),
         "One gradient overflows: the largest decides, not the mean.":
             lambda *case: loss_scale(*case, lambda g: np.abs(g).mean()),
         "A power of two changes the exponent only, so it rounds nothing.":
             lambda g, largest: largest / np.abs(g).max(),
+        "The format's largest value is an argument: 448 is that of fp8 e4m3.":
+            lambda gradients, largest: loss_scale(gradients, LARGEST),
         "Twice as much would still fit. What limits it is the largest gradient.":
             lambda *case: loss_scale(*case) / 2,
     }, hint="The largest power of two with which no gradient exceeds the largest value.",
@@ -92,12 +129,17 @@ EXERCISES = {
             lambda values: to_bytes(values, np.trunc),
     }, hint="Return three values: an array of uint8, the scale and the zero point.",
         remark="This is what QuantizeLinear does in the file that onnxruntime made.", call=quality),
-    "32-4": Exercise(speed_up, [(1.0, 4, 0.0), (0.9, 4, 0.0), (0.9, 4, 0.05), (0.3, 4, 0.4)], {
-        "If all of it is products and nothing is converted, it is `ratio` times as fast.":
-            lambda *case: 1 / speed_up(*case),
-        "The rest takes as long as before.": lambda share, ratio, extra: ratio,
-        "The conversions take time.": lambda share, ratio, extra: speed_up(share, ratio, 0),
-    }, hint="New time: the rest as before, the products divided by the ratio, the conversions.",
-        remark="The last case is slower: 30 % products, 40 % conversions, as in small networks."),
+    "32-4": Exercise(to_four_bits, [(bell_shaped()[::8],), (10 * bell_shaped()[1::8],)], {
+        "One scale for all rows: a row of small weights loses its digits. Each row has its own.":
+            lambda rows: to_four_bits(rows, one=True),
+        "`astype` cuts off the fraction. Round to the nearest before.":
+            lambda rows: to_four_bits(rows, cut=np.trunc),
+        "The steps are from -7 to 7, in an array of int8.":
+            lambda rows: (to_four_bits(rows)[0].astype(float), to_four_bits(rows)[1]),
+        "One scale for each row: shapes (rows, 32) and (rows,).":
+            lambda rows: (to_four_bits(rows)[0], to_four_bits(rows)[1][:, None]),
+    }, hint="Return two arrays: q of int8 from -7 to 7, and a scale for each row.",
+        call=in_four_bits, score=share_of_best,
+        remark="The largest weight need not fit: clipping it can make all others more exact."),
     "32-5": Letters(CAUSES, "None of the six stops a program: narrow formats fail silently."),
 }  # fmt: skip
