@@ -82,6 +82,9 @@ def in_four_bits(answer, rows):
         return "other shapes"
     if q.dtype != np.int8 or np.abs(q).max() > 7:
         return "values that are not whole numbers from -7 to 7 (int8)"
+    apart = np.abs(q - rows / scales[:, None])[np.abs(q) < 7]
+    if np.mean(apart > 0.51) > 0.01:
+        return "values more than half a step off"
     error = (np.square(scales[:, None] * q - rows).sum(axis=1) / np.square(rows).sum(axis=1)).max()
     return "within a tenth of each row" if error < 0.1 else "more than a tenth of a row lost"
 
