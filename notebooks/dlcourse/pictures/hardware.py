@@ -111,15 +111,15 @@ def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None
                 named.setdefault(axes, []).append((each.year, value, labels[each.name]))
     years = [each.year for each in processors]
     for axes in panels:
-        axes.set_xlim(min(years) - 0.5, max(years) + 2.6)
+        axes.set_xlim(min(years) - 1.6, max(years) + 2.6)
         low, high = map(math.log, axes.get_ylim())
         free: dict[int, float] = {}  # per year, above the last label
         for year, value, name in sorted(named.get(axes, [])):
             place = max(math.log(value), free.get(year, low))
             free[year] = place + 0.045 * (high - low)
-            axes.annotate(
-                name, (year + 0.25, math.exp(place)), va="center", fontsize=7, color="black"
-            )
+            side = {"ha": "left"} if year == max(years) else {"ha": "right"}
+            x = year + (0.25 if year == max(years) else -0.25)
+            axes.annotate(name, (x, math.exp(place)), va="center", fontsize=7, **side)
     legend_below(panels[1])
     return drawing
 
@@ -222,8 +222,14 @@ def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
 
 
 @not_empty
-def against_roof(limits_s: Mapping[str, float], took_s: Mapping[str, float]) -> Figure:
-    """Draw for each layer the shortest time that the roof allows, and the measured one."""
+def against_roof(
+    limits_s: Mapping[str, float], took_s: Mapping[str, float], start_s: float = 0.0
+) -> Figure:
+    """Draw for each layer the shortest time that the roof allows, and the measured one.
+
+    Args:
+        start_s: time of a call that does nothing, as a line.
+    """
     alt = "Layers: " + "; ".join(
         f"{name} at least {1e3 * limits_s[name]:.3g} ms, measured {1e3 * took_s[name]:.3g} ms"
         for name in limits_s
@@ -235,9 +241,11 @@ def against_roof(limits_s: Mapping[str, float], took_s: Mapping[str, float]) -> 
         (0.2, took_s, BLUE, "measured, fastest repeat"),
     ):
         axes.barh(rows + shift, [1e3 * times[n] for n in limits_s], 0.38, color=colour, label=label)
+    if start_s:
+        axes.axvline(1e3 * start_s, color=ORANGE, linestyle=":", label="a call that does nothing")
     for row, name in enumerate(limits_s):
         share, end = limits_s[name] / took_s[name], 1e3 * max(limits_s[name], took_s[name])
-        axes.text(end, row, f"  {share:.2f} of the roof", va="center", fontsize=8)
+        axes.text(end, row, f"  {share:.2g} of the roof", va="center", fontsize=8)
     axes.set_yticks(rows, limits_s)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
