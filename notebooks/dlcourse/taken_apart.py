@@ -1,7 +1,7 @@
-"""A Keras network with parts taken out, and how large the gradient of each convolution is.
+"""A Keras network with parts taken out, and how large values and gradients are at each layer.
 
 plain = taken_apart.without(resnet, "Add")  # no shortcuts, the same initial weights
-taken_apart.gradient_sizes(plain, images, labels)
+taken_apart.sizes_by_layer(plain, images, labels)["weights"]
 """
 
 from __future__ import annotations
@@ -41,18 +41,33 @@ def without(net: keras.Model, *kinds: str, activation: str = "relu") -> keras.Mo
     return copy
 
 
-def gradient_sizes(net: keras.Model, images: np.ndarray, labels: np.ndarray) -> list[float]:
-    """Root mean square of the gradient of each convolution's weights, from the image on."""
+def sizes_by_layer(
+    net: keras.Model, images: np.ndarray, labels: np.ndarray
+) -> dict[str, list[float]]:
+    """Root mean squares at each convolution, from the image on.
+
+    Returns:
+        "values": what it gets; "gradient": of the loss with respect to what it gives; "weights":
+        the gradient of its weights.
+    """
     import keras
     import tensorflow as tf
 
-    kernels = [layer.kernel.value for layer in net.layers if "Conv2D" in type(layer).__name__]
+    convolutions = [layer for layer in net.layers if "Conv2D" in type(layer).__name__]
+    parts = [[getattr(each, end) for each in convolutions] for end in ("input", "output")]
+    kernels = [each.kernel.value for each in convolutions]
     with tf.GradientTape() as tape:
-        logits = net(images, training=True)
+        values, given, logits = keras.Model(net.inputs[0], [*parts, net.outputs[0]])(
+            images, training=True
+        )
         losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
         loss = keras.ops.mean(losses)
-    gradients = tape.gradient(loss, kernels)
-    return [float(np.sqrt(np.mean(np.asarray(each, "float64") ** 2))) for each in gradients]
+    backward, weights = tape.gradient(loss, [given, kernels])
+
+    def sizes(arrays: list[Any]) -> list[float]:
+        return [float(np.sqrt(np.mean(np.asarray(each, "float64") ** 2))) for each in arrays]
+
+    return {"values": sizes(values), "gradient": sizes(backward), "weights": sizes(weights)}
 
 
 def half_size(images: np.ndarray) -> np.ndarray:

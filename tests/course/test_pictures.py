@@ -190,18 +190,21 @@ def test_title_of_curves_leaves_out_the_units():
     assert axes.get_title(loc="left") == "Loss against time"
 
 
-def test_the_gradient_of_every_layer_is_drawn():
-    figure = pictures.gradients_by_layer({"plain": [1e-6, 1e-4, 1e-2], "other": [8.0, 4.0]})
+def test_the_sizes_of_every_layer_are_drawn():
+    values, gradients = {"plain": [1e-6, 1e-4, 1e-2], "other": [8.0, 4.0]}, {"plain": [2.0, 3.0]}
+    figure = pictures.sizes_by_layer({"values": values, "gradient": gradients})
     plain, other = figure.axes[0].lines
     assert plain.get_xdata().tolist() == [1, 2, 3]
     assert np.allclose(plain.get_ydata(), [1e-6, 1e-4, 1e-2])
     assert np.allclose(other.get_ydata(), [8, 4])
-    assert figure.axes[0].get_yscale() == "log"
-    assert "other: 4.0e+00 in the last, 8.0e+00 in the first layer" in words(figure)
+    assert {axes.get_yscale() for axes in figure.axes} == {"log"}
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    assert "values, first to last layer: plain 1.0e-06 to 1.0e-02; other 8" in words(figure)
+    assert [text.get_text() for text in figure.axes[1].texts] == ["plain"]
 
 
 def test_a_layer_with_hardly_any_gradient_has_no_point():
-    (line,) = pictures.gradients_by_layer({"plain": [1e-20, 0.5, 1.0]}).axes[0].lines
+    (line,) = pictures.sizes_by_layer({"gradient": {"plain": [1e-20, 0.5, 1.0]}}).axes[0].lines
     assert line.get_xdata().tolist() == [2, 3]
 
 
@@ -988,9 +991,9 @@ REFUSED = [
     (pictures.descent, ({"a": (SADDLE, {"b": [1.0, 2.0]})},), {}, "`panels` must h"),
     (pictures.loss_curves, ({"x": {"one": ([1, 2], [1.0])}},), {}, "one y for each x in 'one'"),
     (pictures.loss_curves, ({"updates": CURVES}, "loss", "z"), {}, "`log` must be"),
-    (pictures.gradients_by_layer, ({"a": [1.0, 0.0]},), {}, "one in the last layer"),
-    (pictures.gradients_by_layer, ({"a": [np.nan, 1.0]},), {}, "finite gradients"),
-    (pictures.gradients_by_layer, ({"a": []},), {}, "one in the last layer"),
+    (pictures.sizes_by_layer, ({"g": {"a": [1.0, 0.0]}},), {}, "one in the last layer"),
+    (pictures.sizes_by_layer, ({"g": {"a": [np.nan, 1.0]}},), {}, "finite sizes"),
+    (pictures.sizes_by_layer, ({"g": {"a": []}},), {}, "one in the last layer"),
     (pictures.start_up, ({},), {}, "1 to 4 names"),
     (
         pictures.server_and_allreduce,
@@ -1046,7 +1049,6 @@ NEED_ENTRIES = [
     pictures.dead_and_sharp,
     pictures.footprints,
     pictures.gradient_sizes,
-    pictures.gradients_by_layer,
     pictures.host_copies,
     pictures.image_grid,
     pictures.layer_shares,
@@ -1067,6 +1069,7 @@ NEED_ENTRIES = [
     pictures.search_scores,
     pictures.seconds_on_links,
     pictures.shares,
+    pictures.sizes_by_layer,
     pictures.speed_pairs,
     pictures.staleness,
     pictures.striping,

@@ -5,6 +5,7 @@ from time import perf_counter
 import numpy as np
 
 from dlcourse.exercises.engine import Exercise, letter
+from dlcourse.exercises.lesson_10 import Counted
 
 RANDOM = np.random.default_rng(4)
 KERNELS = [RANDOM.normal(size=(k, k)) for k in (3, 5)]
@@ -63,10 +64,33 @@ def share_of_product(answer, cluster):
 
 
 def strip(comm, rows, kernel):
-    half, strips = len(kernel) // 2, comm.allgather(rows)
-    above = np.concatenate([np.zeros_like(rows), *strips[: comm.rank]])[-half:]
-    below = np.concatenate([*strips[comm.rank + 1 :], np.zeros_like(rows)])[:half]
-    return convolved(np.concatenate([above, rows, below]), kernel)[half:-half]
+    from mpi4py import MPI
+
+    half, before, after = len(kernel) // 2, comm.rank - 1, comm.rank + 1
+    before = MPI.PROC_NULL if before < 0 else before
+    after = MPI.PROC_NULL if after == comm.size else after
+    below = comm.sendrecv(rows[:half], dest=before, source=after)
+    above = comm.sendrecv(rows[-half:], dest=after, source=before)
+    zeros = np.zeros_like(rows[:half])
+    parts = [zeros if above is None else above, rows, zeros if below is None else below]
+    return convolved(np.concatenate(parts), kernel)[half:-half]
+
+
+def call_strip(answer, comm, rows, kernel):
+    """The answer's strip, and whether the rank has sent no more than two halos."""
+    half, comm = len(kernel) // 2, Counted(comm)
+    came = answer(comm, rows, kernel)
+    return came, comm.values <= 2 * half * (rows.shape[1] + 2 * half)
+
+
+def frugal(results):
+    """The strips of all ranks when no rank sent more than its halos."""
+    few = all(sent for _, sent in results)
+    return [came for came, _ in results] if few else "more values sent than two halos"
+
+
+def as_sent(serial, few=True):
+    return lambda inputs: [(strip, few) for strip in serial(inputs)]
 
 
 def convolved(image, kernel, outside="constant"):
@@ -173,17 +197,22 @@ EXERCISES = {
             [(RANDOM.normal(size=(len(k) // 2 + 1 + 2 * r % 3, 6)), k) for r in range(p)]
             for k in KERNELS
         ],
-        serial=whole,
+        call=call_strip,
+        view=frugal,
+        serial=as_sent(whole),
         hint="Exchange the halo with the neighbours, and put zeros around the whole image.",
         mistakes={
+            "Send the rows at the seams only, each to one neighbour.": as_sent(whole, few=False),
             "Every rank works as if there were zeros behind the seam: exchange the halo.": (
-                lambda inputs: [convolved(*each) for each in inputs]
+                as_sent(lambda inputs: [convolved(*each) for each in inputs])
             ),
-            "Do not flip the kernel.": lambda inputs: whole(inputs, turn=-1),
+            "Do not flip the kernel.": as_sent(lambda inputs: whole(inputs, turn=-1)),
             "The first and the last rank have zeros outside, not each other's rows.": (
-                lambda inputs: whole(inputs, "wrap")
+                as_sent(lambda inputs: whole(inputs, "wrap"))
             ),
-            "Which rows go up, which go down? Your last rows are the next rank's halo.": swapped,
+            "Which rows go up, which go down? Your last rows are the next rank's halo.": (
+                as_sent(swapped)
+            ),
         },
         remark="A halo for each layer, or one of ten times the rows once, with work done twice: "
         "fewer messages against more arithmetic. Lesson 23 splits nets in other ways.",

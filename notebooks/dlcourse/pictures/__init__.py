@@ -52,11 +52,11 @@ from dlcourse.pictures.networks import (
     densities,
     dependencies,
     footprints,
-    gradients_by_layer,
     image_grid,
     layer_shares,
     seed_errors,
     sequences,
+    sizes_by_layer,
     text_losses,
     throughput,
 )

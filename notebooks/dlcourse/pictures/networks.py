@@ -207,31 +207,43 @@ _RATIOS = (30, 100, 300)  # flops for each byte of gradients, a line each
 
 
 @not_empty
-def gradients_by_layer(sizes: Mapping[str, Sequence[float]], lowest: float = 1e-8) -> Figure:
-    """Draw how large the gradient of each layer is; what is below `lowest` leaves the picture."""
+def sizes_by_layer(
+    panels: Mapping[str, Mapping[str, Sequence[float]]], lowest: float = 1e-8
+) -> Figure:
+    """Draw sizes layer by layer, a panel per quantity; what is below `lowest` leaves the picture.
+
+    Args:
+        panels: title -> network -> size at each layer. The last panel names the networks.
+    """
     listed = []
-    for label, each in sizes.items():
-        numbers = np.asarray(each, float)
-        there = numbers.size > 0 and np.isfinite(numbers).all() and numbers[-1] > 0
-        must = "have finite gradients and one in the last layer"
-        require(bool(there), f"sizes[{label!r}]", must, list(numbers[-3:]))
-        listed.append(
-            f"{label}: {numbers[-1]:.1e} in the last, {numbers[0]:.1e} in the first layer"
-        )
-    alt = f"Size of the gradient, layer by layer. {'; '.join(listed)}."
-    drawn, (axes,) = figure(width=9.0, height=4.0, alt=alt)
-    for number, (label, each) in enumerate(sizes.items()):
-        colour, _ = _LOOKS[number % len(_LOOKS)]
-        layers, numbers = np.arange(1, len(each) + 1), np.asarray(each, float)
-        seen = numbers >= lowest
-        axes.plot(layers[seen], numbers[seen], ".-", color=colour, label=label, markersize=4)
-    height = 0.0
-    for number, (label, each) in sorted(enumerate(sizes.items()), key=lambda one: one[1][1][-1]):
-        height = max(each[-1], 5 * height)  # one label above the other
-        colour, _ = _LOOKS[number % len(_LOOKS)]
-        axes.text(len(each) + 1, height, label, color=colour, va="center", fontsize=9)
-    axes.set(yscale="log", ylim=(lowest, None), xlim=(0, 1.38 * max(map(len, sizes.values()))))
-    axes.set(xlabel="layer (1 is next to the image)", ylabel="root mean square of the gradient")
+    for title, networks in panels.items():
+        for label, each in networks.items():
+            numbers = np.asarray(each, float)
+            there = numbers.size > 0 and np.isfinite(numbers).all() and numbers[-1] > 0
+            must = "have finite sizes and one in the last layer"
+            require(bool(there), f"sizes[{label!r}]", must, list(numbers[-3:]))
+        ends = (f"{label} {each[0]:.1e} to {each[-1]:.1e}" for label, each in networks.items())
+        listed.append(f"{title}, first to last layer: {'; '.join(ends)}.")
+    alt = f"Sizes by layer. {' '.join(listed)}"
+    drawn, shown = figure(columns=len(panels), width=11.0, height=4.0, alt=alt)
+    shown[0].get_gridspec().set_width_ratios([1.0] * (len(panels) - 1) + [1.6])
+    highest = max(max(each) for networks in panels.values() for each in networks.values())
+    for axes, (title, networks) in zip(shown, panels.items(), strict=True):
+        last = max(map(len, networks.values()))
+        for number, (label, each) in enumerate(networks.items()):
+            colour, _ = _LOOKS[number % len(_LOOKS)]
+            layers, numbers = np.arange(1, len(each) + 1), np.asarray(each, float)
+            seen = numbers >= lowest
+            axes.plot(layers[seen], numbers[seen], ".-", color=colour, markersize=4)
+            if axes is shown[-1]:
+                first = int(np.argmax(seen))
+                place = (layers[first] - 1.5, numbers[first])
+                axes.text(*place, label, color=colour, ha="right", va="center", fontsize=9)
+        left = -0.62 * last if axes is shown[-1] else 0
+        axes.set(yscale="log", ylim=(lowest, 3 * highest), xlim=(left, last + 1))
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= last])
+    shown[0].set(xlabel="layer (1 is next to the image)", ylabel="root mean square")
     return drawn
 
 
