@@ -11,7 +11,7 @@ from dlcourse import measured
 from dlcourse.exercises.lesson_10 import adam, regression, small_digits
 
 SETS, STEPS = range(5), 300
-RATES = 0.03, 0.1, 0.3, 1.0
+RATES = 0.03, 0.1, 0.3, 1.0, 3.0, 10.0
 DECAYS = 10.0 ** np.arange(-5, 1.1, 0.5)
 
 
