@@ -1112,7 +1112,7 @@ CURVE = {0: [0.1, 0.5], 8: [0.1, 0.2]}
 DRAWN = [
     (pictures.descent, ({"saddle": (SADDLE, PATHS)},)),
     (pictures.loss_curves, ({"updates": CURVES},)),
-    (pictures.edge, (CURVES, CURVES)),
+    (pictures.edge, (CURVES, CURVES, CURVES)),
     (pictures.batch_costs, ({1: [9.0, 11.0], 32: [3.0]}, {1: [1.0], 32: [2.0, 3.0]})),
     (pictures.rate_scan, ({"loss": {"plain": {0.1: [2.0, 3.0], 1.0: [1.0]}}},)),
     (pictures.symptoms, (three_ranks(),)),

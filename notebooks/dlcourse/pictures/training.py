@@ -138,27 +138,33 @@ def loss_curves(
 
 
 @not_empty
-def edge(losses: Mapping[str, Any], units: Mapping[str, Any], alt: str = "") -> Figure:
+def edge(losses: Mapping[str, Any], units: Mapping[str, Any], along: Mapping[str, Any]) -> Figure:
     """Draw the losses of several rates, and rate x curvature / 2, whose limit in a bowl is 1.
 
     Args:
         losses: rate in words -> (steps, losses).
-        units: the same -> (steps, rate times curvature / 2).
+        units: the same -> (steps, rate times the largest curvature / 2).
+        along: the same -> (steps, rate times the curvature along the gradient / 2).
     """
-    drawn, (left, right) = figure(columns=2, width=9.5, alt=alt)
-    for axes, curves in ((left, losses), (right, units)):
+    names = ("Loss", "Rate x L / 2", "Rate x curvature along the gradient / 2")
+    ends = "; ".join(
+        f"{name} from {units[name][1][0]:.1f} to {units[name][1][-1]:.1f}, along the gradient at "
+        f"most {np.max(along[name][1]):.1f}" for name in units
+    )  # fmt: skip
+    drawn, panels = figure(
+        columns=3, width=11.5, alt=f"{', '.join(names)} against the step: {ends}."
+    )
+    for axes, curves, title in zip(panels, (losses, units, along), names, strict=True):
         for number, (name, (steps, values)) in enumerate(curves.items()):
             style = {"color": COLOURS[number], "linestyle": DASHES[number], "label": name}
-            axes.plot(steps, values, marker="o" if axes is right else "", markersize=3, **style)
-        axes.set_xlabel("step")
-    right.axhline(1, color="black", linewidth=1)
-    left.set(ylabel="training loss", title="Loss")
-    right.set(
-        ylabel="rate x L / 2",
-        ylim=(0, None),
-        title="Rate in units of 2 / L (line: the limit of a bowl)",
-    )
-    left.legend(frameon=False)
+            axes.plot(steps, values, linewidth=1.2, **style)
+        axes.set(xlabel="step", title=title)
+        axes.title.set_fontsize(10)
+    for axes in panels[1:]:
+        axes.axhline(1, color="black", linewidth=1)
+        axes.set(ylim=(0, max(np.max(values) for _, values in units.values()) * 1.05))
+        axes.annotate("limit of a bowl", (160, 1), (160, 1.05), ha="right", va="bottom", fontsize=8)
+    panels[0].legend(frameon=False)
     return drawn
 
 
