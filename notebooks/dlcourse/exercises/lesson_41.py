@@ -1,31 +1,26 @@
-"""Exercises of lesson 41: speed of a pipeline, buffers, causes, a `tf.data` pipeline, steps."""
+"""Exercises of lesson 41: speed of a pipeline, buffers, mixing, a `tf.data` pipeline, steps."""
 
 from itertools import chain, islice
 from math import ceil, inf
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters, NotAnswered
+from dlcourse.exercises.engine import Exercise, NotAnswered
 
 BATCH = 4  # of 41-5
 STAGES = [(4e-3, 2e-3, 1e-3, 1, False, 4), (4e-3, 2e-3, 1e-3, 1, True, 4)]
 STAGES += [(1e-3, 6e-3, 2e-3, 3, True, 16), (1e-3, 6e-3, 2e-3, 3, False, 16)]
 STAGES += [(1e-3, 4e-3, 4e-3, 2, True, 2), (1e-3, 4e-3, 4e-3, 2, True, 1)]
+STAGES += [(1e-3, 8e-3, 1e-3, 4, False, 2)]  # more threads than cores
 BUFFERS = [(0, 10, 1, 4), (7, 10, 5, 4), (40, 10, 16, 8), (2, 3, 100, 8), (500, 1000, 1000, 100)]
 BUFFERS += [(999, 100, 50, 52)]
 SIZES = (101, 2, 10), (64, 4, 8), (30, 3, 7), (12, 1, 5), (200, 1, 10)  # samples, ranks, batch
-CAUSES = {
-    "same crops": ("B", "What did the cache keep: the picture, or one random crop of it?"),
-    "never seen": ("A", "Two ranks share one list only if both have the same list."),
-    "last step": ("E", "51 and 50 samples in batches of 10: how many steps has each rank?"),
-    "prefetch": ("F", "Prefetch gives work to another thread. Which core does it run on?"),
-    "memory": ("C", "Count bytes: a decoded picture against its JPEG."),
-    "two epochs": ("D", "What is in the buffer when the first epoch has been read to its end?"),
-}
+CLASSES, PER_CLASS, RUN = 50, 64, 16  # of 41-3
+MEMORIES = (160, 320)
 
 
 def speed(read_s, decode_s, train_s, threads, prefetch, cores):
-    stages = read_s, decode_s / threads, train_s
+    stages = read_s, decode_s / min(threads, cores), train_s
     return 1 / (max(*stages, (decode_s + train_s) / cores) if prefetch else sum(stages))
 
 
@@ -38,6 +33,67 @@ def pipeline(rank, ranks, samples, batch, seed, epoch):
 
     numbers = tf.data.Dataset.range(samples).shuffle(samples, seed=1000 * seed + epoch)
     return numbers.batch(batch * ranks).map(lambda part: part[rank::ranks])
+
+
+def mixed_order(read, samples, memory, random):
+    begins = random.permutation(np.arange(0, samples, RUN)).tolist()
+    buffer = []
+    while buffer or begins:
+        while begins and len(buffer) + RUN <= memory:
+            begin = begins.pop()
+            buffer += read(begin, min(begin + RUN, samples))
+        place = random.integers(len(buffer))
+        buffer[place], buffer[-1] = buffer[-1], buffer[place]
+        yield buffer.pop()
+
+
+def mixing(answer, memory, random, samples=CLASSES * PER_CLASS):
+    """What is wrong with an order, or None; and the order."""
+    held, reads, order = [0], [0], []
+
+    def read(begin, end):
+        if not 0 <= begin < end <= samples or end - begin > RUN:
+            raise ValueError(f"`read` gives 1 to {RUN} samples of {samples}, not {begin} to {end}")
+        reads[0] += 1
+        held[0] += end - begin
+        most[0] = max(most[0], held[0])
+        return list(range(begin, end))
+
+    most = [0]
+    came = answer(read, samples, memory, random)
+    if came is ...:
+        raise NotAnswered
+    for number in islice(came, samples + 1):
+        held[0] -= 1
+        order.append(int(number))
+    faults = {
+        "samples twice": len({*order}) < len(order),
+        "samples never": len({*order}) < samples,
+        "more in memory than allowed": most[0] > memory,
+        "too many reads": reads[0] > samples / 8,
+    }
+    return next((fault for fault, found in faults.items() if found), None), np.array(order)
+
+
+def fair(answer, memory):
+    return mixing(answer, memory, np.random.default_rng(memory))[0] or "every sample once"
+
+
+def share_of_full_shuffle(answer, _):
+    """Classes in a batch of 64, on average, as a share of those of a full shuffle."""
+    random, counts = np.random.default_rng(1), {"answer": [], "full": []}
+    for memory in MEMORIES:
+        orders = {"answer": mixing(answer, memory, random)[1]}
+        orders["full"] = random.permutation(CLASSES * PER_CLASS)
+        for name, order in orders.items():
+            batches = np.split(order // PER_CLASS, range(64, len(order), 64))
+            counts[name] += [len(np.unique(batch)) for batch in batches]
+    return float(np.mean(counts["answer"]) / np.mean(counts["full"]))
+
+
+def in_order(read, samples, memory, random, size=RUN, begins=None, whole=False):
+    runs = (read(at, at + size) for at in begins or range(0, samples, size))
+    yield from chain.from_iterable(list(runs) if whole else runs)
 
 
 def sizes():
@@ -71,6 +127,7 @@ def epoch(answer, case):
             "an order that is hardly mixed": max(chain(*every[0][:2])) <= 100,
             "the same order in another epoch": batches(epoch=1) == every[0],
             "the same order for another seed": batches(seed=4) == every[0],
+            "the same order for equal sums": batches(epoch=1) == batches(seed=4),
         }
     return next((fault for fault, found in faults.items() if found), "every sample once")
 
@@ -106,8 +163,9 @@ def equal_steps(comm, mine, batch):
 
 
 def unequal(ranks):
-    """Samples of each rank; in the second case rank 0 has none."""
+    """Samples of each rank; in the second case rank 0 has none, in the last ones most."""
     counts = [7 + 6 * rank for rank in range(ranks)], [9 * rank for rank in range(ranks)]
+    counts += [13 * (ranks - rank) for rank in range(ranks)], [5, 21, *[0] * ranks][:ranks]
     return [
         [([*range(100 * r, 100 * r + n)], BATCH) for r, n in enumerate(each)] for each in counts
     ]
@@ -133,6 +191,9 @@ EXERCISES = {
             lambda *case: speed(*case[:4], False, case[5]),
         "Decode and train must share the cores: they cannot compute more than that.":
             lambda *case: speed(*case[:5], inf),
+        "More threads than cores compute no faster than the cores.":
+            lambda r, d, t, threads, *rest:
+                speed(r, d, t, threads, *rest) if rest[0] else 1 / (r + d / threads + t),
     }, hint="Find the seconds per sample of the whole pipeline; then 1 / seconds.",
         remark="Prefetch brings at most a factor of 2 for two stages, and nothing on full cores."),
     "41-2": Exercise(mixed, BUFFERS, {
@@ -146,7 +207,18 @@ EXERCISES = {
     }, hint="Two numbers, the place and the classes: which samples has the buffer taken in?",
         remark="ImageNet has about 1300 images per class: with a buffer of 1000 the first batch "
         "of 256 has a single class. Shuffle once when you write, or shuffle the indices."),
-    "41-3": Letters(CAUSES, "Four of the six raise no error: count samples, bytes and steps."),
+    "41-3": Exercise(mixed_order, [(memory,) for memory in MEMORIES], {
+        "Every sample once: is one yielded a second time?":
+            lambda *case: in_order(*case, begins=[*range(0, CLASSES * PER_CLASS, RUN), 0]),
+        "At the end the buffer is not empty yet: yield what is left.":
+            lambda *case: in_order(*case, begins=range(0, CLASSES * PER_CLASS - RUN, RUN)),
+        "Read only when there is room: what was read and not yielded counts.":
+            lambda *case: in_order(*case, whole=True),
+        "A read may give 16 neighbours: read runs, not single samples.":
+            lambda *case: in_order(*case, size=1),
+    }, hint="Read runs in a random order, keep a buffer, and yield random samples of it.",
+        remark="Shuffled shards and a shuffle buffer: what most input pipelines do.",
+        call=fair, score=share_of_full_shuffle),
     "41-4": Exercise(pipeline, sizes, {
         "Return a `tf.data.Dataset` of batches.": lambda *case: [[1, 2]],
         "An epoch ends: no `repeat`.": mistaken(lambda *case: common(*case) * 1001),
@@ -162,6 +234,8 @@ EXERCISES = {
         "Shuffle with a buffer that contains all samples.": mistaken(mixed=False),
         "The seed must depend on the epoch.": mistaken(seeds=lambda *case: case[2]),
         "The seed must depend on the run's seed.": mistaken(seeds=lambda *case: case[3]),
+        "Seed 3 in epoch 1 and seed 4 in epoch 0 are two orders: a sum makes them equal.":
+            mistaken(seeds=lambda *case: case[2] + case[3]),
     }, hint="All ranks cut one order, shuffled with one seed, into global batches.",
         remark="A rank with nothing in the last step still takes it: the others wait for it.",
         call=epoch),
@@ -170,6 +244,8 @@ EXERCISES = {
             lambda inputs: serial(inputs, lambda own, counts: own),
         "Do not cut to the shortest rank: pad the others with empty batches.":
             lambda inputs: serial(inputs, lambda own, counts: min(counts)),
+        "Which rank has most? Take the largest count, not that of a certain rank.":
+            lambda inputs: serial(inputs, lambda own, counts: counts[-1]),
         "No more steps than the longest rank needs: the largest count, not the sum.":
             lambda inputs: serial(inputs, lambda own, counts: sum(counts)),
         "A batch has at most `batch` samples: the last one is shorter.":

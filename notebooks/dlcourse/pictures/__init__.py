@@ -78,6 +78,7 @@ from dlcourse.pictures.storage import (
     file_map,
     file_system,
     gains_by_size,
+    pace,
     striping,
 )
 from dlcourse.pictures.training import (

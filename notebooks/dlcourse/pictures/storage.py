@@ -238,12 +238,12 @@ def durations(
         colour = ORANGE if name in marked else SKY
         axes.barh(row, middle, 0.62, color=colour)
         axes.plot([low, high], [row, row], color="black", linewidth=1.4)
-        axes.text(max(high, models.get(name, 0)) + end / 60, row, f"{middle:.3g}", va="center")
+        axes.text(1.04 * end, row, f"{middle:.3g}", va="center")
     for row, name in enumerate(rows):
         if name in models:
             label_once = "model" if name == next(iter(models)) else None
             axes.plot(models[name], row, "wD", mec="black", ms=6, label=label_once)
-    axes.set(xlim=(0, 1.12 * end), xlabel=label)
+    axes.set(xlim=(0, 1.14 * end), xlabel=label)
     named_rows(axes, list(rows), 0.6)
     if models:
         axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0))
@@ -272,4 +272,46 @@ def gains_by_size(
     axes.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     axes.set_ylim(0.7, 2 * max(*model, *quartiles[2]))
     axes.legend(frameon=False)
+    return drawn
+
+
+Bounds = tuple[Mapping[str, float], tuple[str, float], Sequence[float]]
+
+
+@not_empty
+def pace(panels: Mapping[str, Mapping[str, Bounds]]) -> Figure:
+    """Draw what bounds the time of a sample in pipelines, and what was measured.
+
+    Args:
+        panels: title -> name of a pipeline -> CPU time of each stage divided by the cores, the
+            longest stage and its time, and the repeated measurements (all in ms).
+    """
+    pipelines = {name: one for panel in panels.values() for name, one in panel.items()}
+    names = list(dict.fromkeys(stage for shared, _, _ in pipelines.values() for stage in shared))
+    colours = dict(zip(names, (ORANGE, SKY, GREEN, PURPLE, YELLOW, BLUE), strict=False))
+
+    def said(one: Bounds) -> str:
+        shared, (longest, alone), walls = one
+        cores = f"{sum(shared.values()):.3g} ms of the cores"
+        return f"{cores}, {longest} alone {alone:.3g} ms, measured {np.median(walls):.3g} ms"
+
+    alt, height = f"ms per sample. {listed(pipelines, said)}.", 1.3 + 0.5 * len(pipelines) / 1.5
+    drawn, grid = figure(1, len(panels), 9.5, height, alt)
+    for axes, (title, panel) in zip(grid, panels.items(), strict=True):
+        for row, (shared, (longest, alone), walls) in enumerate(panel.values()):
+            left = 0.0
+            for stage, width in shared.items():
+                axes.barh(row - 0.17, width, 0.3, left, color=colours[stage])
+                left += width
+            look = {"color": "white", "edgecolor": colours[longest], "hatch": "////"}
+            axes.barh(row + 0.17, alone, 0.3, **look)
+            axes.text(alone, row + 0.18, f" {longest}", fontsize=8, va="center")
+            axes.plot([min(walls), max(walls)], [row, row], color="black", linewidth=1.6)
+            axes.plot(np.median(walls), row, "o", color="black", ms=7)
+        axes.set(xlabel="ms per sample", title=title, xlim=(0, 1.12 * axes.get_xlim()[1]))
+        named_rows(axes, list(panel), 0.6)
+    looks: dict[str, Any] = {name: {"color": colours[name]} for name in names}
+    looks["longest stage"] = {"facecolor": "white", "edgecolor": "black", "hatch": "////"}
+    looks["measured"] = {"color": "black"}
+    patches(grid[-1], looks, **BESIDE, title="CPU / cores")
     return drawn
