@@ -310,7 +310,7 @@ def pace(panels: Mapping[str, Mapping[str, Bounds]]) -> Figure:
             axes.plot(np.median(walls), row, "o", color="black", ms=7)
         axes.set(xlabel="ms per sample", title=title, xlim=(0, 1.12 * axes.get_xlim()[1]))
         named_rows(axes, list(panel), 0.6)
-    looks: dict[str, Any] = {name: {"color": colours[name]} for name in names}
+    looks = {name: {"color": colours[name]} for name in names}
     looks["longest stage"] = {"facecolor": "white", "edgecolor": "black", "hatch": "////"}
     looks["measured"] = {"color": "black"}
     patches(grid[-1], looks, **BESIDE, title="CPU / cores")
