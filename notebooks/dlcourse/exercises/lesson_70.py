@@ -1,4 +1,4 @@
-"""Exercises of lesson 70: laws, turning points, waiting, observations, a forecast."""
+"""Exercises of lesson 70: laws, checkpoints, waiting, observations, a forecast."""
 
 from functools import partial
 from math import log2, sqrt
@@ -29,12 +29,6 @@ def speed_ups(speed_up, workers, share):
 def instead(place, function):
     """One of the three speed-ups is that of a function of the same arguments."""
     return lambda *a: tuple(function(*a) if i == place else s for i, s in enumerate(speed_ups(*a)))
-
-
-def crossover(workers, latency_s, bytes_per_s, down=2, whole=False):
-    tree, ring = down * log2(workers), 2 * (workers - 1)
-    sent = ring if whole else ring / workers
-    return latency_s * bytes_per_s * (ring - tree) / (tree - sent)
 
 
 def interval_s(between_s, workers, checkpoint_s):
@@ -70,9 +64,22 @@ def forecast(points, workers, shape=np.log2):
     return float(workers / (a + max(b, 0.0) * shape(float(workers))))
 
 
+def asked():
+    """(points up to 8 workers, a larger number of workers, its throughput) of published series."""
+    from dlguide.scaling import predict
+
+    series = predict.published_series()
+    for points in (series[name] for name in SERIES):
+        few = {count: speed for count, speed in points.items() if count <= 8}
+        yield from ((few, count, points[count]) for count in points if count > 8)
+
+
+def errors(answer):
+    return np.abs([answer(dict(few), count) / speed - 1 for few, count, speed in asked()])
+
+
 def check_forecast(answer):
     """Two laws, then published series of which the answer sees the numbers of workers up to 8."""
-    from dlguide.scaling import predict
 
     def predicted(points, workers):
         came = answer({count: speed for count, speed in points.items() if count <= 8}, workers)
@@ -90,14 +97,17 @@ def check_forecast(answer):
     if abs(came / few[64] - 1) > 0.12:
         text = f"If each doubling adds a tenth to a step: {few[64]:.0f} images/s on 64, not"
         raise WrongAnswer(f"{text} {came:.5g}. {HIGH if came > few[64] else LOW}")
-    series = predict.published_series()
-    asked = [(series[name], count) for name in SERIES for count in series[name] if count > 8]
-    away = np.abs([predicted(points, count) / points[count] - 1 for points, count in asked])
+    away = errors(predicted)
     median, within = np.median(away), np.mean(away <= 0.1)
     text = f"Published series: median error {median:.1%}, {within:.0%} within 10 %."
     if median > 0.04 or within < 0.8:
         raise WrongAnswer(f"{text} {SHAPE}")
     print(text)
+
+
+def skill(answer, cluster=None):
+    """Share of the mean error of constant efficiency that the answer removes; 1 has no error."""
+    return 1 - errors(answer).mean() / errors(lambda few, p: few[8] / 8 * p).mean()
 
 
 EXERCISES = {
@@ -114,34 +124,21 @@ EXERCISES = {
             "One worker trains and evaluates.": instead(2, lambda s, p, share: 1 / share),
         },
         remark="An evaluation of one hundredth allows 101 times, however many workers you rent."),
-    "70-2": [
-        Exercise(
-            crossover, relative=1e-3,
-            cases=[(4, 1e-6, 1e10), (2, 2e-6, 5e9), (64, 1.5e-6, 12.5e9), (1024, 50e-6, 1.25e9)],
-            hint="Set the two formulas equal and solve for the bytes.",
-            mistakes={
-                "A tree goes down, too: 2 log2 p messages in turn.": partial(crossover, down=1),
-                "A ring's messages are a p-th of the array.": partial(crossover, whole=True),
-                "Bytes, not bits.": lambda *a: 8 * crossover(*a),
-                "Put your bytes into both formulas: ring and tree must take equally long.":
-                    lambda p, latency_s, bytes_per_s: latency_s * bytes_per_s * (p - 1),
-            }),
-        Exercise(
-            interval_s, relative=0.05,
-            cases=[(1e8, 1000, 30.0), (1e8, 10_000, 5.0), (3e7, 100, 60.0), (2e6, 1, 10.0)],
-            hint="Write down the share that is lost, and set its derivative to zero.",
-            mistakes={
-                "Any of them stops all: how often does some worker fail?":
-                    lambda between_s, p, c: interval_s(between_s, 1, c),
-                "More workers fail more often, so the interval becomes shorter.":
-                    lambda between_s, p, c: p * interval_s(between_s, p, c),
-                "A failure comes half-way between two checkpoints, on average.":
-                    lambda *a: interval_s(*a) / sqrt(2),
-                "That is the square: seconds times seconds.": lambda *a: interval_s(*a) ** 2,
-            },
-            remark="For two workers a ring never loses. A hundred times the workers: a tenth "
-            "of the interval, ten times the share that is lost."),
-    ],
+    "70-2": Exercise(
+        interval_s, relative=0.05,
+        cases=[(1e8, 1000, 30.0), (1e8, 10_000, 5.0), (3e7, 100, 60.0), (2e6, 1, 10.0)],
+        hint="Write down the share that is lost, and set its derivative to zero.",
+        mistakes={
+            "Any of them stops all: how often does some worker fail?":
+                lambda between_s, p, c: interval_s(between_s, 1, c),
+            "More workers fail more often, so the interval becomes shorter.":
+                lambda between_s, p, c: p * interval_s(between_s, p, c),
+            "A failure comes half-way between two checkpoints, on average.":
+                lambda *a: interval_s(*a) / sqrt(2),
+            "That is the square: seconds times seconds.": lambda *a: interval_s(*a) ** 2,
+        },
+        remark="A hundred times the workers: a tenth of the interval, ten times the share "
+        "that is lost."),
     "70-3": Exercise(
         waiting, ranks=(2, 3), cases=steps, serial=waited,
         hint="In each step all wait for its slowest rank; then comes one exchange.",
@@ -171,7 +168,7 @@ EXERCISES = {
         "none is slow": ("C", "No worker is slow on average. And the last one of each step?"),
     }, "Four of the six are no property of the training: server, neighbours, baseline, others."),
     "70-5": Exercise(
-        forecast, check=check_forecast,
+        forecast, check=check_forecast, score=skill,
         mistakes={
             "Is that the throughput of all workers together?": lambda *a: forecast(*a) / a[1],
             HIGH: lambda points, workers: points[1] * workers,

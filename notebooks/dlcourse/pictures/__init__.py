@@ -71,6 +71,14 @@ from dlcourse.pictures.ranks import (
     timelines,
     worker_timeline,
 )
+from dlcourse.pictures.scaling import (
+    checkpoint_interval,
+    exchange_efficiency,
+    predictions_of_one_count,
+    step_parts,
+    three_ways_to_wait,
+    undivided_hours,
+)
 from dlcourse.pictures.search import best_so_far, projections, rank_bars, search_scores
 from dlcourse.pictures.storage import (
     durations,

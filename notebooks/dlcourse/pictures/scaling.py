@@ -1,0 +1,148 @@
+"""Scaling: parts of a step, predictions beside published numbers, waiting and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+from dlguide.scaling import step
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STYLES = tuple(
+    zip((BLUE, GREEN, ORANGE, PURPLE, "black"), "o^sDv", ("-", "--", ":", "-.", "-"), strict=True)
+)
+
+
+def _counts(axes: Axes, counts: Sequence[int], label: str) -> None:
+    """A logarithmic axis of counts with their values as ticks."""
+    axes.set(xscale="log", xlabel=label)
+    axes.set_xticks(counts, [f"{count}" for count in counts], fontsize=8)
+    axes.minorticks_off()
+
+
+def undivided_hours(hours: Mapping[int, float], rates: Mapping[int, float], u: float) -> Figure:
+    """Draw published hours, the hours of throughput alone, and those with a part of `u` hours."""
+    counts = sorted(hours)
+    speedup = np.array([rates[p] / rates[1] for p in counts])
+    published = np.array([hours[p] for p in counts])
+    drawn, (left, right) = figure(columns=2, alt="Speed-up and hours, thesis, 1 to 32 GPUs.")
+    ideal, law = hours[1] / speedup, u + (hours[1] - u) / speedup
+    left.plot(counts, hours[1] / ideal, "--", color=GREY, label="throughput")
+    left.plot(counts, hours[1] / law, color=BLUE, label=f"{u:.1f} h not divided")
+    left.plot(counts, hours[1] / published, "o", color="black", label="published")
+    left.set(xlabel="GPUs", ylabel="times as fast as one", title="Whole training")
+    left.legend(frameon=False)
+    places = np.arange(1, len(counts))
+    right.bar(places, ideal[1:], color=SKY, label="throughput")
+    right.bar(places, published[1:] - ideal[1:], bottom=ideal[1:], color=ORANGE, label="the rest")
+    right.set_xticks(places, counts[1:])
+    right.set(xlabel="GPUs", ylabel="hours", title="Published hours")
+    right.legend(frameon=False)
+    return drawn
+
+
+def step_parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Figure:
+    """Draw a step of two ranks from its parts beside its measurement; one mark per round."""
+    alone = 1e3 * np.median(first["alone"], axis=1)
+    pairs = np.array([first["together"], second["together"]])
+    slower = 1e3 * np.median(pairs.max(axis=0), axis=1)
+    exchange = 1e3 * np.median(np.maximum(first["exchange"], second["exchange"]), axis=1)
+    measured = 1e3 * np.median(np.maximum(first["step"], second["step"]), axis=1)
+    base, extra = np.median(alone), np.median(slower) - np.median(alone)
+    heights = (base, max(extra, 0.0), np.median(exchange))
+    names = ("one rank alone", "both at once, slower rank", "exchange")
+    drawn, (axes,) = figure(width=7, height=2.6, alt="Predicted parts and measured step.")
+    left = 0.0
+    for height, name, colour in zip(heights, names, (SKY, ORANGE, PURPLE), strict=True):
+        axes.barh(1, height, left=left, color=colour, label=name)
+        left += height
+    axes.barh(0, np.median(measured), color=GREY)
+    for place, rounds in ((1, slower + exchange), (0, measured)):
+        axes.plot(rounds, np.full(len(rounds), place), "|", color="black", markersize=14)
+    axes.axvline(base, color=BLUE, linestyle=":", linewidth=1)
+    axes.set_yticks((0, 1), ("measured", "predicted"))
+    axes.set_xlabel("ms per step (bars: median; black marks: each round)")
+    axes.grid(visible=False)
+    drawn.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return drawn
+
+
+def exchange_efficiency(
+    exchanges: Mapping[str, Callable[[int], float]], compute_s: float, counts: Sequence[int]
+) -> Figure:
+    """Draw the efficiency against workers: nothing hidden, and hidden behind the backward pass."""
+    drawn, panels = figure(columns=2, height=3.8, alt="Efficiency of exchanges by GPUs.")
+    for axes, overlap in zip(panels, (0.0, 1.0), strict=True):
+        for (name, seconds), (colour, marker, line) in zip(
+            exchanges.items(), _STYLES, strict=False
+        ):
+            steps = [step.predict(compute_s, seconds(p), p, overlap) for p in counts]
+            shares = [each.efficiency for each in steps]
+            axes.plot(counts, shares, marker + line, color=colour, label=name, markersize=4)
+        _counts(axes, counts, "GPUs")
+        axes.set(ylim=(0, 1.05), title=("all of it may hide" if overlap else "nothing hidden"))
+    panels[0].set_ylabel("efficiency (model)")
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return drawn
+
+
+def predictions_of_one_count(
+    points: Mapping[int, float], held: Mapping[int, Any], workers: int
+) -> Figure:
+    """Draw a series, and the predictions of its last point by fits that saw more and more."""
+    drawn, (left, right) = figure(columns=2, alt=f"Predictions for {workers} workers.")
+    counts = sorted(points)
+    efficiency = [points[p] / p / points[counts[0]] * counts[0] for p in counts]
+    left.plot(counts, efficiency, "o-", color="black")
+    _counts(left, counts, "GPUs")
+    left.set(ylim=(0, 1.05), ylabel="published efficiency", title="The series")
+    for place, each in enumerate(held.values()):
+        right.plot((place, place), (each.low, each.high), color=SKY, linewidth=7)
+        right.plot(place, each.predicted, "o", color=BLUE)
+    right.axhline(points[workers], color="black", linestyle="--", linewidth=1)
+    right.text(2.5, points[workers], "published", va="top", ha="center", fontsize=9)
+    right.set_xticks(range(len(held)), [f"up to {k}" for k in held])
+    right.set(xlabel="GPUs that the fit has seen", ylabel="images/s", ylim=(0, None))
+    right.set_title(f"Predicted for {workers}, 90 % interval")
+    return drawn
+
+
+def three_ways_to_wait(counts: Sequence[int], rates: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw gradients per second and worker against workers, by what a step waits for."""
+    drawn, (axes,) = figure(width=6.5, alt="Gradients per second and worker, three ways to wait.")
+    for (name, values), (colour, marker, line) in zip(rates.items(), _STYLES, strict=False):
+        axes.plot(counts, values, marker + line, color=colour)
+        axes.annotate(f"   {name}", (counts[-1], values[-1]), color=colour, va="center", fontsize=9)
+    _counts(axes, counts, "workers")
+    axes.set(ylabel="gradients per second and worker", ylim=(0, 1.05), xlim=(None, counts[-1] * 4))
+    axes.set_title("Steps of 1 s, spread 10 %, one worker three times slower")
+    return drawn
+
+
+def checkpoint_interval(
+    lost: Mapping[float, Sequence[float]], save_s: float, between_s: float, restart_s: float
+) -> Figure:
+    """Draw the time lost against the work between checkpoints: Young, exact, simulated."""
+    tau = np.geomspace(min(lost) / 2, max(lost) * 2, 100)
+    growth = np.expm1((tau + save_s) / between_s) * between_s * np.exp(restart_s / between_s)
+    young = np.sqrt(2 * save_s * between_s)
+    drawn, (axes,) = figure(width=6.5, alt="Time lost against the interval of checkpoints.")
+    axes.plot(tau / 60, 100 * (growth / tau - 1), color=BLUE, label="expected, exact")
+    axes.plot(
+        tau / 60, 100 * (save_s / tau + tau / 2 / between_s), "--", color=GREY, label="C/τ + τ/2M"
+    )
+    minutes, values = np.array(list(lost)) / 60, 100 * np.array(list(lost.values()))
+    low, middle, high = np.percentile(values, (25, 50, 75), axis=1)
+    away = (middle - low, high - middle)
+    axes.errorbar(minutes, middle, away, fmt="o", color="black", label="simulated, quartiles")
+    axes.axvline(young / 60, color=ORANGE, linestyle=":", label=f"√(2CM) = {young / 60:.0f} min")
+    _counts(axes, [2, 5, 10, 20, 50, 100], "minutes of work between two checkpoints")
+    axes.set(ylabel="time lost in %", ylim=(0, 45))
+    axes.legend(frameon=False)
+    return drawn
