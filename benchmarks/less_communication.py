@@ -1,14 +1,15 @@
 """Train the small net of lesson 24 by every scheme of communication, each at its own best setting.
 
     python benchmarks/less_communication.py --choose
-    python benchmarks/less_communication.py
+    python benchmarks/less_communication.py [--keep]
 
 Momentum and learning rate are chosen for each scheme out of `SETTINGS` by two seeds (`--choose`
-prints all accuracies) and noted in `BEST`. They are then used with four other seeds, so that no
-scheme is compared at the setting of another. Controls: one rank alone, which never exchanges
-anything, and gradient accumulation, one exchange for every 16 batches. Then the mean of the
-weights after 4 to 160 steps, where all ranks draw from all samples and where each has its own
-classes. Writes `data/measured/less_communication.csv`.
+prints all accuracies, those of the test images) and noted in `BEST`. They are then used with four
+other seeds, so that no scheme is compared at the setting of another. Controls: one rank alone,
+which never exchanges anything, and gradient accumulation, one exchange for every 16 batches. Then
+the mean of the weights after 4 to 160 steps, where all ranks draw from all samples and where each
+has its own classes, with a rate for each. Writes `data/measured/less_communication.csv`; with
+`--keep` the rows that are in it with the same setting and seed are not trained again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from dlguide.cluster import Cluster
 
 STEPS, TARGET, CHOOSING, SEEDS = 320, 0.92, (10, 11), (0, 1, 2, 3)
 SETTINGS = [(0, 0.25), (0, 0.5), (0, 1), (0, 2), (0.9, 0.05), (0.9, 0.1), (0.9, 0.2), (0.9, 0.4)]
+MORE = {  # for those whose best setting is at an edge of the eight
+    "threshold": [(0, 4), (0, 8), (0.7, 0.4), (0.7, 0.8)],
+    "accumulation": [(0.5, 1), (0.7, 0.4), (0.7, 0.8), (0.9, 0.8)],
+}
+RATES = (0.05, 0.1, 0.2, 0.4)  # of the mean of the weights with momentum 0.9, for each H
 BEST = {
     "none": (0.9, 0.2),
     "bf16": (0.9, 0.2),
@@ -33,9 +39,13 @@ BEST = {
     "one bit, forgets": (0, 0.5),
     "mean": (0.9, 0.2),
     "block momentum": (0, 0.5),
-    "accumulation": (0.9, 0.4),
+    "accumulation": (0.7, 0.4),
     "one rank alone": (0.9, 0.1),
 }
+RARER = {  # steps between two averages, whether all ranks draw from all samples -> rate
+    (4, True): 0.2, (4, False): 0.2, (16, True): 0.2, (16, False): 0.1,
+    (64, True): 0.1, (64, False): 0.1, (160, True): 0.1, (160, False): 0.1,
+}  # fmt: skip
 
 
 def train(
@@ -80,22 +90,37 @@ def train(
     }
 
 
-def rows(cluster: Cluster, choose: bool) -> Iterator[dict]:
+def rows(cluster: Cluster, choose: bool, kept: list[dict]) -> Iterator[dict]:
     """Train with the best setting of each scheme, or with all settings."""
 
+    def row(
+        part: str, scheme: str, momentum: float, rate: float, seed: int, every=16, alike=True
+    ) -> dict:
+        own = scheme in ("mean", "block momentum", "accumulation")
+        setting = {
+            "part": part, "scheme": scheme, "every_steps": every if own else 1, "rate": rate,
+            "samples": "all" if alike else "own classes", "momentum": momentum, "seed": seed,
+        }  # fmt: skip
+        same = [one for one in kept if setting.items() <= one.items()]
+        job = scheme, momentum, rate, seed, every, alike
+        return same[0] if same else {"part": part, **cluster.run(train, *job)[0]}
+
     def found(seeds: tuple[int, ...], part: str, *arguments: object) -> list[dict]:
-        one = [cluster.run(train, *arguments[:3], seed, *arguments[3:])[0] for seed in seeds]
+        one = [row(part, *arguments[:3], seed, *arguments[3:]) for seed in seeds]
         print(*arguments, [each["accuracy_percent"] for each in one], flush=True)
-        return [{"part": part, **row} for row in one]
+        return one
 
     if choose:
-        for scheme, setting in product(BEST, SETTINGS):
-            yield from found(CHOOSING, "choice", scheme, *setting)
+        for scheme in BEST:
+            for setting in SETTINGS + MORE.get(scheme, []):
+                yield from found(CHOOSING, "choice", scheme, *setting)
+        for (every, alike), rate in product(RARER, RATES):
+            yield from found(CHOOSING, "choice", "mean", 0.9, rate, every, alike)
         return
     for scheme, setting in BEST.items():
         yield from found(SEEDS, "result", scheme, *setting)
-    for every, alike in product((4, 16, 64, 160), (True, False)):
-        yield from found(SEEDS, "rarer", "mean", *BEST["mean"], every, alike)
+    for (every, alike), rate in RARER.items():
+        yield from found(SEEDS, "rarer", "mean", 0.9, rate, every, alike)
     for scheme in ("none", "block momentum"):
         yield from found(SEEDS, "rarer", scheme, *BEST[scheme], 16, False)
 
@@ -104,10 +129,12 @@ def main() -> None:
     """Train, and write the table."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--choose", action="store_true", help="train with all settings, no table")
-    choose = options.parse_args().choose
+    options.add_argument("--keep", action="store_true", help="keep the table's equal rows")
+    chosen = options.parse_args()
+    kept = measured.load("less_communication").rows if chosen.keep else []
     with Cluster(ranks=2, magics=False) as cluster:
-        table = list(rows(cluster, choose))
-    if not choose:
+        table = list(rows(cluster, chosen.choose, kept))
+    if not chosen.choose:
         print(measured.write("less_communication", table, SEEDS))
 
 

@@ -76,13 +76,15 @@ def predict(
     latency_s: float,
     bytes_per_s: float,
     copy_bytes_per_s: float = float("inf"),
+    copy_latency_s: float = 0.0,
 ) -> float:
     """Predict the time to exchange all tensors, message after message (s).
 
     A message of n bytes takes latency_s + n / bytes_per_s, with the bytes of the tensor, not of
     the wire. What was fused is copied into the buffer and out of it:
 
-        t = sum over messages of (latency_s + n / bytes_per_s + [fused] 2 n / copy_bytes_per_s)
+        t = sum over messages of (latency_s + n / bytes_per_s
+            + [fused] 2 (arrays copy_latency_s + n / copy_bytes_per_s))
 
     Leaves out negotiation, and that a speed depends on the size.
     """
@@ -91,8 +93,9 @@ def predict(
     seconds = 0.0
     for message in fused(nbytes, threshold_nbytes):
         size = sum(nbytes[place] for place in message)
-        copies = 2 * size / copy_bytes_per_s if len(message) > 1 else 0.0
-        seconds += latency_s + size / bytes_per_s + copies
+        seconds += latency_s + size / bytes_per_s
+        if len(message) > 1:
+            seconds += 2 * (len(message) * copy_latency_s + size / copy_bytes_per_s)
     return seconds
 
 

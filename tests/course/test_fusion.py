@@ -69,6 +69,8 @@ def test_predicted_time_is_the_closed_form():
     assert one_each == pytest.approx(50 * (1e-5 + 1e-6))
     whole = fusion.predict([1000] * 50, 50_000, 1e-5, 1e9)
     assert whole == pytest.approx(1e-5 + 50e-6)
+    calls = fusion.predict([1000] * 50, 50_000, 1e-5, 1e9, copy_latency_s=1e-7)
+    assert calls == pytest.approx(whole + 2 * 50 * 1e-7)
     copied = fusion.predict([1000] * 50, 50_000, 1e-5, 1e9, copy_bytes_per_s=1e10)
     assert copied - whole == pytest.approx(2 * 50_000 / 1e10)
     # a tensor that travels alone is not copied

@@ -464,7 +464,8 @@ def test_every_training_is_a_mark():
 
 
 def test_the_fastest_scheme_of_each_link_is_bold():
-    drawn = pictures.seconds_on_links(SECONDS)
+    drawn = pictures.seconds_on_links(SECONDS, {"all": (0.5, 2), "few": (1, 1)})
+    assert np.allclose(drawn.axes[0].collections[0].get_segments()[0][:, 0], [4.5, 18])
     bold = [
         [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
         for axes in drawn.axes
@@ -1005,7 +1006,7 @@ REFUSED = [
     (pictures.budget, ({**BUDGET, "c": {"computing": 1.0}},), {}, "have the parts"),
     (pictures.error_feedback, (GIVEN, {"large": [1.0]}), {}, "have the titles"),
     (pictures.error_feedback, (GIVEN, {**SENT, "small": [0.0]}), {}, "3 steps of 'small'"),
-    (pictures.seconds_on_links, ({**SECONDS, "x": {}},), {}, "have the schemes"),
+    (pictures.seconds_on_links, ({**SECONDS, "x": {}}, {}), {}, "have the schemes"),
     (pictures.epoch_times, ({"one": POINTS[:1]},), {}, "`panels` must h"),
     (pictures.attention_map, ({"m": np.eye(3)}, "ab"), {}, "`m` must have the shape"),
     (pictures.attention_map, ({"m": np.ones((2, 2))}, "ab"), {}, "`m` must have rows with the"),
@@ -1123,7 +1124,7 @@ DRAWN = [
     (pictures.budget, (BUDGET,)),
     (pictures.error_feedback, (GIVEN, SENT)),
     (pictures.accuracy_and_bytes, (TRIALS, {"few": 81})),
-    (pictures.seconds_on_links, (SECONDS,)),
+    (pictures.seconds_on_links, (SECONDS, {"all": (1, 1), "few": (1, 1)})),
     (pictures.search_scores, (FOUND.trials,)),
     (pictures.rank_bars, ({"all": FOUND.trials},)),
     (pictures.best_so_far, ({"halving": [FOUND.best_so_far()]},)),

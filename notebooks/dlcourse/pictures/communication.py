@@ -426,8 +426,15 @@ def accuracy_and_bytes(
 
 
 @not_empty
-def seconds_on_links(seconds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
-    """Draw link -> scheme -> part -> seconds as bars, a panel per link, the fastest one in bold."""
+def seconds_on_links(
+    seconds: Mapping[str, Mapping[str, Mapping[str, float]]],
+    spread: Mapping[str, Sequence[float]],
+) -> Figure:
+    """Draw link -> scheme -> part -> seconds as bars, a panel per link, the fastest one in bold.
+
+    Args:
+        spread: scheme -> fastest and slowest seed, as a share of these seconds; drawn as a line.
+    """
     schemes = list(next(iter(seconds.values())))
     for link, one in seconds.items():
         require(list(one) == schemes, "seconds", f"have the schemes {schemes} on {link!r}", [*one])
@@ -444,11 +451,20 @@ def seconds_on_links(seconds: Mapping[str, Mapping[str, Mapping[str, float]]]) -
             look = {"color": COLOURS[number % 6], "hatch": HATCHES[number % 6], "label": part}
             axes.barh(range(len(schemes)), widths, 0.7, left=left, edgecolor="white", **look)
             left = left + widths
+        ends = left[:, None] * [spread[scheme] for scheme in schemes]
+        axes.hlines(range(len(schemes)), *ends.T, color="black", linewidth=1.5)
         for place, whole in enumerate(left):
             weight = "bold" if whole == min(left) else "normal"
-            axes.text(whole, place, f" {whole:.2g}", va="center", fontsize=8, fontweight=weight)
+            axes.text(
+                max(whole, ends[place, 1]),
+                place,
+                f" {whole:.2g}",
+                va="center",
+                fontsize=8,
+                fontweight=weight,
+            )
         named_rows(axes, schemes if axes is panels[0] else [""] * len(schemes), 0.6)
-        axes.set(xlim=(0, 1.25 * max(left)), xlabel="seconds")
+        axes.set(xlim=(0, 1.25 * max(*left, *ends[:, 1])), xlabel="seconds")
         axes.set_title(link, fontsize=9)
     handles, labels = panels[0].get_legend_handles_labels()
     panels[-1].legend(handles, labels, frameon=False, fontsize=8, loc="lower right")
