@@ -89,8 +89,9 @@ def plan_layout(
     changes. Memory is `bytes_per_weight` for each weight (4 weights, 4 gradients, 8 Adam), and
     the activations that are held.
 
-    Leaves out: overlap of exchange and computing, slower kernels for smaller pieces, buffers. So
-    trust the order where layouts are far apart, and measure where they are close.
+    Leaves out: overlap of exchange and computing, slower kernels for smaller pieces, buffers. The
+    messages of all cuts of a pipeline are added, although their links work at the same time: an
+    upper bound. So measure where layouts are close.
 
     Args:
         net: result of `models.count`, or a Keras model.

@@ -65,6 +65,7 @@ from dlcourse.pictures.ranks import (
     affinity,
     delays,
     exchange,
+    layout_steps,
     pipeline,
     processes,
     staleness,

@@ -316,6 +316,33 @@ def pipeline(
     return drawn
 
 
+@not_empty
+def layout_steps(predicted: Mapping[str, Sequence[float]], measured: Mapping[str, Any]) -> Figure:
+    """Draw the predicted parts of a step for each layout, and the measured time with its range.
+
+    Args:
+        predicted: layout -> seconds of computing, exchange and bubble.
+        measured: layout -> its timing.
+    """
+    words = listed(predicted, lambda parts: f"{1e3 * sum(parts):.0f} ms predicted")
+    found = ", ".join(f"{name} {1e3 * measured[name].median:.0f} ms" for name in predicted)
+    drawn, (axes,) = figure(width=7, height=2.8, alt=f"Step times. {words}. Measured: {found}.")
+    looks = (("computing", BLUE), ("exchange", SKY), ("bubble", "#dddddd"))
+    for row, (name, parts) in enumerate(predicted.items()):
+        left = 0.0
+        for seconds, (label, colour) in zip(parts, looks, strict=True):
+            look = {"color": colour, "label": label if row == 0 else "_"}
+            axes.barh(row, 1e3 * seconds, 0.6, left=left, **look)
+            left += 1e3 * seconds
+        here = measured[name]
+        axes.plot([1e3 * here.low, 1e3 * here.high], [row, row], color=ORANGE, linewidth=3)
+        axes.plot(1e3 * here.median, row, "D", color=ORANGE, label="_" if row else "measured")
+    named_rows(axes, predicted)
+    axes.set(xlabel="ms per step", xlim=(0, None))
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.2))
+    return drawn
+
+
 def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
     described = []
     for title, cells in panels.items():
