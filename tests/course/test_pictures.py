@@ -1119,7 +1119,10 @@ DRAWN = [
     (pictures.symptoms, (three_ranks(),)),
     (pictures.overlap, (SCHEDULES,)),
     (pictures.staleness, ({"a": [0, 1]},)),
-    (pictures.layout_steps, ({"one": (1.0, 0.0, 0.5)}, {"one": Timing((1.0, 2.0))})),
+    (
+        pictures.layout_steps,
+        ({"one": (1.0, 0.0, 0.5)}, {"one": SimpleNamespace(median=1.5, low=1.0, high=2.0)}),
+    ),
     (pictures.delays, ({"one": CURVE, "half": CURVE, "fresh": CURVE}, {0: 0.1, 8: 2.0})),
     (pictures.worker_timeline, (TIMES,)),
     (pictures.budget, (BUDGET,)),
