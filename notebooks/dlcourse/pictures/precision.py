@@ -165,7 +165,8 @@ def kernel_rates(found: Iterable[Any], bounds: Mapping[str, float] | None = None
     for number, (name, rate) in enumerate((bounds or {}).items()):
         axes.axvline(rate / 1e9, color=GREY, linestyle="--", linewidth=1)
         place = (rate / 1e9, -0.9 - 0.7 * (number % 3))
-        axes.annotate(name, place, ha="center", fontsize=8, color="#444444")
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.annotate(f"bound: {name}", place, ha="center", fontsize=8, bbox=white)
         top = max(top, rate)
     axes.set_yticks(range(len(rows)), [f"{row.level}  {row.format}" for row in rows], fontsize=8)
     axes.set(xlim=(0, 1.15e-9 * top), ylim=(len(rows) - 0.4, -3.0 if bounds else -0.7))
