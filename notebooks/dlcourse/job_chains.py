@@ -1,4 +1,4 @@
-"""How a training that does not fit into one job's time passes: what waits, works and is lost."""
+"""How a training that does not fit into one job's time proceeds: queue, start, work, lost time."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlguide import plots
-from dlguide.errors import require, require_count, require_positive
+from dlguide.errors import require, require_positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = {
     "queue": ("white", ""),
-    "staging": (plots.ORANGE, "//"),
-    "start": (plots.PURPLE, ""),
+    "staging and start": (plots.ORANGE, "//"),
     "training": (plots.BLUE, ""),
+    "saving": (plots.GREEN, "xx"),
     "lost": ("black", ""),
 }
 
 
 @dataclass(frozen=True)
 class Span:
-    """What a training does for a while."""
+    """What a training does for a while; training and saving of one job are drawn as two sums."""
 
     kind: str
     job: int
@@ -33,28 +33,44 @@ class Span:
 
 
 def spans(
-    epochs: int,
-    epoch_s: float,
+    work_s: float,
     limit_s: float,
     before: Mapping[str, float],
-    per_job: int | None = None,
+    save_s: float,
+    every_s: float | None = None,
+    per_job_s: float | None = None,
+    warn_s: float | None = None,
 ) -> list[Span]:
-    """Tell how a training of several jobs passes that saves after each epoch."""
-    require_count(epochs, "epochs")
-    require_positive(epoch_s, "epoch_s")
-    room_s = require_positive(limit_s, "limit_s") - before["staging"] - before["start"]
-    most = math.floor(room_s / epoch_s)
-    wanted = 1 if per_job is None else require_count(per_job, "per_job")
-    must = f"leave time for {wanted} epochs of {epoch_s:g} s"
-    require(most >= wanted, "limit_s", must, limit_s, "Save more often, or ask for more time.")
+    """List the spans of a training whose jobs end in one of three ways.
+
+    Args:
+        before: seconds in the queue, and of staging and start, by kind.
+        save_s: time of a checkpoint, in which the training waits.
+        every_s: training between two checkpoints of a job that trains until it is ended, and loses
+            what it has not saved; None for a job that saves once, at its end.
+        per_job_s: training of each link of a chain; None for as much as fits.
+        warn_s: how long before its limit a job is warned, saves and ends.
+    """
+    room_s = require_positive(limit_s, "limit_s") - before["staging and start"]
     found: list[Span] = []
-    now_s, done, job = 0.0, 0, 0
-    while done < epochs:
+    now_s, left_s, job = 0.0, require_positive(work_s, "work_s"), 0
+    most_s = room_s - max(require_positive(save_s, "save_s"), warn_s or 0.0)
+    if every_s is not None:
+        orderly = per_job_s is not None or warn_s is not None
+        require(not orderly, "every_s", "be left out where a job saves once, at its end", every_s)
+        whole_s = require_positive(every_s, "every_s") + save_s
+        most_s = every_s * math.floor(room_s / whole_s)
+    least_s = per_job_s or every_s or 1.0
+    must = f"leave time for {least_s:g} s of training and a checkpoint"
+    require(most_s >= least_s, "limit_s", must, limit_s, "Save more often, or ask for more time.")
+    while left_s > 0:
         job += 1
-        trained = min(epochs - done, most if per_job is None else per_job)
-        done += trained
-        lost_s = room_s - trained * epoch_s if per_job is None and done < epochs else 0.0
-        lasts = {**before, "training": trained * epoch_s, "lost": lost_s}
+        trained_s = min(left_s, per_job_s or most_s)
+        left_s -= trained_s
+        saving_s = save_s * math.ceil(trained_s / (every_s or trained_s))
+        killed = every_s is not None and left_s > 0
+        lost_s = room_s - trained_s - saving_s if killed else 0.0
+        lasts = {**before, "training": trained_s, "saving": saving_s, "lost": lost_s}
         for kind in KINDS:
             if lasts[kind] > 0:
                 found.append(Span(kind, job, now_s, now_s + lasts[kind]))
@@ -70,26 +86,36 @@ def totals(found: Sequence[Span]) -> dict[str, float]:
     }
 
 
+def waste(found: Sequence[Span]) -> float:
+    """The share of the time paid (all but the queue) in which nothing is trained."""
+    seconds = totals(found)
+    return 1 - seconds["training"] / (sum(seconds.values()) - seconds["queue"])
+
+
 def draw(ways: Mapping[str, Sequence[Span]], unit_s: float = 3600.0, unit: str = "h") -> Figure:
-    """Draw trainings as bars below each other, on one scale of time."""
+    """Draw trainings as bars below each other, on one scale of time, with the share wasted."""
     from matplotlib.patches import Patch
 
     require(bool(ways), "ways", "hold at least one", {})
     ends = {name: found[-1].end_s / unit_s for name, found in ways.items()}
     said = "; ".join(
-        f"{name}: {ends[name]:.3g} {unit}, {found[-1].job} jobs" for name, found in ways.items()
+        f"{name}: {ends[name]:.3g} {unit}, {found[-1].job} jobs, {waste(found):.0%} wasted"
+        for name, found in ways.items()
     )
-    alt = f"How trainings pass. {said}."
-    figure, (axes,) = plots.figure(width=8, height=0.5 * len(ways) + 1.3, alt=alt)
-    for row, found in enumerate(ways.values()):
+    alt = f"Time until a training is done, and the share of the paid time not trained. {said}."
+    figure, (axes,) = plots.figure(width=9, height=0.5 * len(ways) + 1.4, alt=alt)
+    for row, (name, found) in enumerate(ways.items()):
         for each in found:
             colour, hatch = KINDS[each.kind]
             axes.barh(
                 row, (each.end_s - each.start_s) / unit_s, left=each.start_s / unit_s, height=0.6,
                 color=colour, hatch=hatch, edgecolor="black", linewidth=0.5,
             )  # fmt: skip
+        jobs = f"{found[-1].job} job{'s' * (found[-1].job > 1)}"
+        axes.text(ends[name], row, f"  {waste(found):.1%} wasted, {jobs}", va="center", fontsize=9)
     axes.set_yticks(range(len(ways)), list(ways))
-    axes.set(xlabel=f"time ({unit})", xlim=(0, None), ylim=(len(ways) - 0.5, -0.5))
+    longest = max(ends.values())
+    axes.set(xlabel=f"time ({unit})", xlim=(0, 1.3 * longest), ylim=(len(ways) - 0.5, -0.5))
     axes.grid(visible=False)
     there = {each.kind for found in ways.values() for each in found}
     handles = [
@@ -97,8 +123,30 @@ def draw(ways: Mapping[str, Sequence[Span]], unit_s: float = 3600.0, unit: str =
         for kind, (colour, hatch) in KINDS.items()
         if kind in there
     ]
-    axes.set_title("How the trainings pass", fontsize=10, loc="left")
     figure.legend(
-        handles=handles, loc="outside upper right", ncols=len(handles), frameon=False, fontsize=8,
+        handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8,
+        title="wasted: share of the paid time without training", title_fontsize=8,
     )  # fmt: skip
+    return figure
+
+
+def draw_links(
+    chains: Mapping[str, Sequence[float]], alone: Sequence[float], links: Sequence[int]
+) -> Figure:
+    """Draw the excess loss after each epoch of chains, beside that of one long job."""
+    alt = "Excess loss by epoch; vertical lines where a chain starts a new job. " + "; ".join(
+        f"{name}: {100 * values[-1]:.2g} %" for name, values in chains.items()
+    )
+    figure, axes = plots.figure(columns=len(chains), width=9, height=2.8, alt=alt)
+    for axis, (name, values) in zip(axes, chains.items(), strict=True):
+        epochs = range(1, len(values) + 1)
+        axis.sharey(axes[0])
+        axis.semilogy(epochs, [100 * each for each in alone], color=plots.GREY, linewidth=4)
+        axis.semilogy(epochs, [100 * each for each in values], color=plots.BLUE)
+        for link in links:
+            axis.axvline(link, color="black", linestyle=":", linewidth=1)
+        axis.set_title(f"{name}: {100 * values[-1]:.2g} % at the end", fontsize=9)
+        axis.set_xlabel("epochs; dotted: a new job")
+    axes[0].set_ylabel("loss above the lowest (%)")
+    axes[0].annotate("grey: one long job", (0.95, 0.9), xycoords="axes fraction", ha="right")
     return figure

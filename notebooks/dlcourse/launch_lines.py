@@ -13,7 +13,7 @@ from dlguide.cluster import launch_command
 from dlguide.cluster.launch_command import LaunchLine
 from dlguide.errors import require
 
-WORKS, DEAD, HARMFUL = "works", "dead", "harmful"
+WORKS, DATED, DEAD, HARMFUL = "works", "dated", "dead", "harmful"
 
 
 @dataclass(frozen=True)
@@ -169,17 +169,18 @@ SHARED_NAMES = ("mpirun", "mpiexec", "orterun")  # which MPI it is, only the opt
 # What values mean, by option and value: (what it does, state, what to know).
 MEANINGS: Mapping[tuple[str, str], tuple[str, str, str]] = {
     ("bind-to", "none"): (
-        "binds nothing: the kernel moves ranks and threads about", HARMFUL,
-        "it gives up pinning. Leave it out, or bind each rank to its cores",
+        "binds nothing: the kernel moves ranks and threads about", DATED,
+        "it gives up pinning, which was better than Open MPI's default of one core for each of "
+        "two ranks. Today bind each rank to its share, as in `--map-by ppr:4:node:pe=7`",
     ),
     ("mca", "pml ob1"): (
-        "sends messages by Open MPI's older layer ob1, not by UCX", HARMFUL,
-        "on InfiniBand UCX is the fast way now. Leave it out",
+        "sends messages by Open MPI's older layer ob1, not by UCX", DATED,
+        "with the option below it forced TCP. On InfiniBand UCX is the fast way now",
     ),
     ("mca", "btl ^openib"): (
-        "`^` means all but these: no InfiniBand by verbs", HARMFUL,
-        "MPI then goes over TCP, while NCCL finds its own way. Copied from Horovod's "
-        "instructions; Open MPI 5 has no openib. Leave it out",
+        "`^` means all but these: no InfiniBand by verbs", DATED,
+        "Horovod advised it: MPI goes over TCP, which avoided crashes, and NCCL carries the "
+        "gradients. Without NCCL it makes them slow; Open MPI 5 has no openib",
     ),
     ("map-by", "slot"): ("fills one node's slots, then the next node's", WORKS, "the default"),
     ("map-by", "socket"): ("deals ranks to the sockets in turn", WORKS, ""),
