@@ -161,10 +161,10 @@ EXERCISES = {
         remark="The slowest rank alone would need less: in other steps another one was late."),
     "70-4": Letters({
         "MXNet at 64": ("B", "All workers send through the same few places. What is full there?"),
-        "AlexNet on 4": ("D", "The global batch remains 128. What has each GPU left to compute?"),
+        "AlexNet on 4": ("D", "The global batch remains 128: each GPU has half as many images."),
         "two of four": ("F", "A whole node does better than half of one. Who has the other half?"),
         "29.4 or 22.5": ("A", "The training itself is 29.4 times as fast. What else takes time?"),
-        "1.00 at 8 GPUs": ("E", "Read the column's name: times as fast as what?"),
+        "1.00 at 4 GPUs": ("E", "Read the column's name: times as fast as what?"),
         "none is slow": ("C", "No worker is slow on average. And the last one of each step?"),
     }, "Four of the six are no property of the training: server, neighbours, baseline, others."),
     "70-5": Exercise(

@@ -49,23 +49,27 @@ def undivided_hours(hours: Mapping[int, float], rates: Mapping[int, float], u: f
 
 def step_parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Figure:
     """Draw a step of two ranks from its parts beside its measurement; one mark per round."""
-    alone = 1e3 * np.median(first["alone"], axis=1)
     pairs = np.array([first["together"], second["together"]])
-    slower = 1e3 * np.median(pairs.max(axis=0), axis=1)
-    exchange = 1e3 * np.median(np.maximum(first["exchange"], second["exchange"]), axis=1)
-    measured = 1e3 * np.median(np.maximum(first["step"], second["step"]), axis=1)
-    base, extra = np.median(alone), np.median(slower) - np.median(alone)
-    heights = (base, max(extra, 0.0), np.median(exchange))
+    seconds = {
+        "alone": np.array(first["alone"]),
+        "slower": pairs.max(axis=0),
+        "exchange": np.maximum(first["exchange"], second["exchange"]),
+        "step": np.maximum(first["step"], second["step"]),
+    }
+    whole = {name: 1e3 * np.median(each) for name, each in seconds.items()}
+    rounds = {name: 1e3 * np.median(each, axis=1) for name, each in seconds.items()}
+    base = min(whole["alone"], whole["slower"])
+    heights = (base, whole["slower"] - base, whole["exchange"])
     names = ("one rank alone", "both at once, slower rank", "exchange")
     drawn, (axes,) = figure(width=7, height=2.6, alt="Predicted parts and measured step.")
     left = 0.0
     for height, name, colour in zip(heights, names, (SKY, ORANGE, PURPLE), strict=True):
         axes.barh(1, height, left=left, color=colour, label=name)
         left += height
-    axes.barh(0, np.median(measured), color=GREY)
-    for place, rounds in ((1, slower + exchange), (0, measured)):
-        axes.plot(rounds, np.full(len(rounds), place), "|", color="black", markersize=14)
-    axes.axvline(base, color=BLUE, linestyle=":", linewidth=1)
+    axes.barh(0, whole["step"], color=GREY)
+    for place, marks in ((1, rounds["slower"] + rounds["exchange"]), (0, rounds["step"])):
+        axes.plot(marks, np.full(len(marks), place), "|", color="black", markersize=14)
+    axes.axvline(whole["alone"], color=BLUE, linestyle=":", linewidth=1)
     axes.set_yticks((0, 1), ("measured", "predicted"))
     axes.set_xlabel("ms per step (bars: median; black marks: each round)")
     axes.grid(visible=False)
