@@ -5,27 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlcourse import omp_affinity, tensor_layouts
-from dlcourse.exercises import lesson_31, lesson_33, lesson_40, lesson_41, lesson_42
+from dlcourse import tensor_layouts
+from dlcourse.exercises import lesson_33, lesson_40, lesson_41, lesson_42
 from dlguide.data import formats
-from dlguide.machine import imagine
 from dlguide.published import load
 from dlguide.scaling import storage
 from dlguide.scaling.storage import Clients, Lustre, epoch
 from dlguide.training.bottleneck import Stage, seconds_per_sample
 
 LAYOUTS = {"NCHW": "abcd", "NHWC": "acdb", "nChw16c": "aBcd16b"}
-
-
-@pytest.mark.parametrize("node", [(2, 4, 2), (1, 4, 2), (4, 3, 4)])
-@pytest.mark.parametrize("kind", ["compact,1", "compact", "scatter"])
-def test_landing_of_threads_is_that_of_the_library(kind, node):
-    machine = imagine(*node)
-    parsed = omp_affinity.parse_kmp(f"granularity=fine,{kind}")
-    placed = [
-        cpu for (cpu,) in omp_affinity.place_kmp(parsed, machine.cores, machine.logical_cores)
-    ]
-    assert lesson_31.landing(kind, *node, len(placed)) == placed
 
 
 @pytest.mark.parametrize(("layout", "tag"), LAYOUTS.items())

@@ -132,7 +132,7 @@ EXERCISES = {
             lambda p, c, t: (crowding(p, c, t)[0], crowding(p, c, t)[0] / p),
     }, hint="Two numbers: the threads of all ranks, and these divided by the cores.",
         remark="The 2019 workshop's 4 ranks x 2 threads on 2 cores were 4 threads per core. And "
-        "2 ranks without a setting already make 2 per core, on every machine."),
+        "2 ranks without a setting already make at least 2 per core, on every machine."),
     "31-2": Exercise(communication_cpus,
         [({cpu: socket(cpu) for cpu in range(n)}, each) for n, each, socket in NUMBERINGS], {
         "Numbers with commas between them, nothing else.": lambda *case: "cpu 0",
