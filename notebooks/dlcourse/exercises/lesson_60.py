@@ -195,7 +195,7 @@ EXERCISES = {
                     lambda one_s, many_s, cores: many_s / one_s,
             },
             remark="With `cores=2` the part holds all losses, with `cores=np.median(reach)` only "
-            "those of the program. A negative part means that the time of one core was disturbed."),
+            "those of the program. A negative part is noise, or a share that fits into a cache."),
     ],
     "60-4": Exercise(
         step, ranks=(2, 3), cases=parts, serial=of_all, score=share_of_daal,
@@ -218,6 +218,6 @@ EXERCISES = {
         "16 colours have become thousands": ("B", "Which kind of file keeps every pixel?"),
         "`objectiveFunction` is not the inertia": ("E", "Before or after the last step?"),
         "one rank raises an error, the others wait": ("C", "Where do ranks meet? All of them?"),
-    }, "Half of these six raise no error at all: count threads, recompute the number, look at the "
+    }, "Four of these six raise no error at all: count threads, recompute the number, look at the "
        "file."),
 }  # fmt: skip

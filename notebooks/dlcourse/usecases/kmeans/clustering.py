@@ -202,7 +202,8 @@ def fit(
         iterations: maximum number of steps.
         initial: initial centres, shape (clusters, columns); None for k-means++.
         seed: of k-means++.
-        tolerance: stop when a step lowers the inertia by less than this; 0 makes all steps.
+        tolerance: stop when a step lowers the inertia by no more than this; 0 stops when
+            nothing changes.
         threads: threads of daal4py on this rank; None for one per CPU that the process could use
             when daal4py was loaded.
 
