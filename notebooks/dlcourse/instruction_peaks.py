@@ -1,7 +1,7 @@
 """How many products per second the vector units of one core can do, by instruction.
 
-A loop of C multiplies numbers that stay in registers: no memory, no conversion. So no program does
-more with these instructions on this core at the same clock. Integer products without VNNI take
+A loop of C multiplies numbers that stay in registers: no memory, no conversion. It is no strict
+bound: other kernels reach a few percent more. Integer products without VNNI take
 three instructions, with it one (`dlguide.machine.number_formats.INSTRUCTIONS`).
 """
 

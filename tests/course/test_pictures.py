@@ -628,7 +628,7 @@ def test_rates_are_the_bars_and_their_ratios_the_words():
     axes = pictures.kernel_rates(found, {"int8 with VNNI": 1e12}).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [200, 500, 250]
     assert [text.get_text() for text in axes.texts[:3]] == ["0.8 times", "2.0 times", "1.0 times"]
-    assert axes.texts[3].get_text() == "bound: int8 with VNNI"
+    assert axes.texts[3].get_text() == "loop: int8 with VNNI"
     assert "AVX2 int8 500e9, 2.0 times the best fp32" in words(axes.figure)
 
 

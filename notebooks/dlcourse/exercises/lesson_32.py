@@ -14,7 +14,10 @@ CAUSES = {
     "stands still": ("D", "How far is it from 256 to the next value of bf16?"),
     "negative": ("F", "Two terms of 255 * 127: up to where do 16 bits count?"),
     "falls slowly": ("A", "What do small gradients become in fp16, and what would prevent it?"),
-    "slow steps": ("C", "Which units does the first cell list? What is done without them?"),
+    "slow steps": (
+        "C",
+        "Section 4: what changed when the layer was not fused, and which kernel ran before?",
+    ),
     "dark edges": ("E", "What do convolutions put around an image?"),
     "hardly faster": ("B", "Amdahl: what is left when the products take no time at all?"),
 }

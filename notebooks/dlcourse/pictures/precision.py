@@ -140,8 +140,8 @@ def _sizes_in_words(gradients: Mapping[str, ArrayLike], rows: Sequence[Any]) -> 
 
 
 @not_empty
-def kernel_rates(found: Iterable[Any], bounds: Mapping[str, float] | None = None) -> Figure:
-    """Draw the best rate of matrix products by level and format, every turn, and the bounds.
+def kernel_rates(found: Iterable[Any], loops: Mapping[str, float] | None = None) -> Figure:
+    """Draw the best rate of matrix products by level and format, every turn, and loops' rates.
 
     The words are ratios to the best fp32 rate of any level.
     """
@@ -162,14 +162,14 @@ def kernel_rates(found: Iterable[Any], bounds: Mapping[str, float] | None = None
         axes.plot([each / 1e9 for each in row.turns], [line] * len(row.turns), "k|", markersize=7)
         axes.annotate(ratio, (best, line), (5, 0), textcoords="offset points", va="center")
     top = max(row.flops_per_s for row in rows)
-    for number, (name, rate) in enumerate((bounds or {}).items()):
+    for number, (name, rate) in enumerate((loops or {}).items()):
         axes.axvline(rate / 1e9, color=GREY, linestyle="--", linewidth=1)
         place = (rate / 1e9, -0.9 - 0.7 * (number % 3))
         white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        axes.annotate(f"bound: {name}", place, ha="center", fontsize=8, bbox=white)
+        axes.annotate(f"loop: {name}", place, ha="center", fontsize=8, bbox=white)
         top = max(top, rate)
     axes.set_yticks(range(len(rows)), [f"{row.level}  {row.format}" for row in rows], fontsize=8)
-    axes.set(xlim=(0, 1.15e-9 * top), ylim=(len(rows) - 0.4, -3.0 if bounds else -0.7))
+    axes.set(xlim=(0, 1.15e-9 * top), ylim=(len(rows) - 0.4, -3.0 if loops else -0.7))
     axes.set_xlabel("operations/s (1e9), best of all turns; small lines: each turn")
     axes.grid(axis="y", visible=False)
     return drawn
