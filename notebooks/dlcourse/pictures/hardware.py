@@ -54,10 +54,11 @@ def topology(machine: Any) -> Figure:
     down = -(-most // across)
     wide, high = across + 0.6, down + 0.9
     columns = max(len(nodes) for nodes in sockets.values())
-    caches = ", ".join(f"{kind} {size // 2**10} KiB" for kind, size in machine.caches.items())
+    sizes = ((kind, size // 2**10) for kind, size in machine.caches.items())
+    caches = ", ".join(f"{k} {n // 2**10} MiB" if n >= 2**10 else f"{k} {n} KiB" for k, n in sizes)
     alt = (
         f"{machine.sockets} sockets, {machine.numa_nodes} NUMA nodes, {machine.physical_cores} "
-        f"cores, {machine.logical_cores} hardware threads; caches of a core: {caches or 'unknown'}"
+        f"cores, {machine.logical_cores} hardware threads; caches: {caches or 'unknown'}"
     )
     size = min(11.0, max(4.0, 0.62 * columns * wide)), min(9.0, 0.5 * high * len(sockets) + 1.2)
     drawing, (axes,) = figure(width=size[0], height=size[1], alt=alt)
@@ -79,7 +80,7 @@ def topology(machine: Any) -> Figure:
     axes.set_xlim(-0.4, columns * (wide + 0.3) + 0.2)
     axes.set_ylim(-len(sockets) * (high + 1.0) - 0.4, 0.2)
     axes.set_title(f"{machine.processor}; numbers: logical CPUs", fontsize=9)
-    summary = textwrap.fill(f"caches of a core: {caches or 'unknown'}", 44)
+    summary = textwrap.fill(f"caches seen by a core: {caches or 'unknown'}", 44)
     axes.text(0.5, -0.02, summary, transform=axes.transAxes, fontsize=8, ha="center", va="top")
     return drawing
 
