@@ -206,7 +206,7 @@ def file_map(paths: Mapping[str, Path], data: Sequence[bytes], most_nbytes: int)
             left += nbytes + most_nbytes // 250
         beyond = "; the first file ends beyond the right edge" if left > most_nbytes else ""
         axes.text(0, row - 0.27, words[kind] + beyond, fontsize=8, va="bottom")
-    axes.set(xlim=(0, most_nbytes), xlabel="bytes of all files, one after the other")
+    axes.set(xlim=(0, most_nbytes), xlabel="bytes (the gaps between files are not bytes)")
     axes.set_xticks(
         range(0, most_nbytes, 20_000), [f"{at:,}" for at in range(0, most_nbytes, 20_000)]
     )
