@@ -31,7 +31,8 @@ def mixed(sample, per_class, buffer, batch):
 def pipeline(rank, ranks, samples, batch, seed, epoch):
     import tensorflow as tf
 
-    numbers = tf.data.Dataset.range(samples).shuffle(samples, seed=1000 * seed + epoch)
+    own = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1
+    numbers = tf.data.Dataset.range(samples).shuffle(samples, seed=int(own))
     return numbers.batch(batch * ranks).map(lambda part: part[rank::ranks])
 
 
@@ -128,6 +129,9 @@ def epoch(answer, case):
             "the same order in another epoch": batches(epoch=1) == every[0],
             "the same order for another seed": batches(seed=4) == every[0],
             "the same order for equal sums": batches(epoch=1) == batches(seed=4),
+            "the same order for two pairs of seed and epoch": any(
+                batches(epoch=10**power) == batches(seed=4) for power in range(1, 5)
+            ),
         }
     return next((fault for fault, found in faults.items() if found), "every sample once")
 
@@ -236,6 +240,8 @@ EXERCISES = {
         "The seed must depend on the run's seed.": mistaken(seeds=lambda *case: case[3]),
         "Seed 3 in epoch 1 and seed 4 in epoch 0 are two orders: a sum makes them equal.":
             mistaken(seeds=lambda *case: case[2] + case[3]),
+        "Seed 3 in epoch 1000 and seed 4 in epoch 0: make the seed from both, `SeedSequence`.":
+            mistaken(seeds=lambda *case: 1000 * case[2] + case[3]),
     }, hint="All ranks cut one order, shuffled with one seed, into global batches.",
         remark="A rank with nothing in the last step still takes it: the others wait for it.",
         call=epoch),
