@@ -1,4 +1,4 @@
-"""Rounding to 8 and 4 bits of floating point, and scales that are powers of two.
+"""Rounding to 4 bits of floating point, and scales that are powers of two.
 
 Source:
     OCP Microscaling Formats (MX) Specification, version 1.0 (2023), sections 5.3 and 6.3.
@@ -7,13 +7,6 @@ Source:
 from __future__ import annotations
 
 import numpy as np
-
-from dlguide.machine import number_formats
-
-
-def e4m3(values: np.ndarray) -> np.ndarray:
-    """Round to fp8 e4m3, whose largest value is 448."""
-    return number_formats.round_to(values, "fp8_e4m3")
 
 
 def e2m1(values: np.ndarray) -> np.ndarray:
