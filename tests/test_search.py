@@ -111,16 +111,6 @@ def test_best_is_the_least_score_and_the_table_begins_with_it():
     json.dumps(found.as_dict())
 
 
-def test_best_so_far_falls_and_ends_at_the_best():
-    found = search.run(valley, SPACE, search.Random(12, epochs=3), show=False)
-    for by in ("epochs", "seconds"):
-        spent, scores = found.best_so_far(by)
-        assert scores == sorted(scores, reverse=True)
-        assert scores[-1] == found.best().score
-        assert spent == sorted(spent)
-    assert found.best_so_far()[0] == [3 * (trial + 1) for trial in range(12)]
-
-
 def bad(parameters, epochs, seed):
     gives = {3: math.nan, 4: None, 5: "0.5"}
     if parameters["width"] == 6:

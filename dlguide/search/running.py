@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from numbers import Real
-from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,21 +80,6 @@ class SearchResult:
     def same(self) -> list[tuple]:
         """Return everything that must not depend on the number of ranks."""
         return [trial.same() for trial in self.trials]
-
-    def best_so_far(self, by: str = "epochs") -> tuple[list[float], list[float]]:
-        """Return the budget spent and the best score so far, after each trial with a score before.
-
-        By "epochs" the trials count in the order of their numbers, by "seconds" as they ended.
-        """
-        spent, least, spots, scores = 0, math.inf, [], []
-        by_time = by == "seconds"
-        for trial in sorted(self.trials, key=attrgetter("end_s" if by_time else "number")):
-            spent += trial.epochs
-            least = min(least, trial.score)
-            if math.isfinite(least):
-                spots.append(trial.end_s if by_time else spent)
-                scores.append(least)
-        return spots, scores
 
     def table(self, rows: int = 10) -> str:
         """Return the best trials as a table, longest trainings first, failed ones last."""

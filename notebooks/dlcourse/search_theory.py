@@ -1,4 +1,4 @@
-"""Lesson 61: the makespan of tasks shared by ranks, and the optimism of choosing the best.
+"""Lesson 61: the makespan of tasks shared by ranks, searches in a measured table of trainings.
 
 The makespan is the time until the last rank has finished its last task. Tasks send nothing to each
 other, so their times and the number of ranks determine it.
@@ -7,12 +7,15 @@ other, so their times and the number of ranks determine it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import scipy.stats
 
+from dlcourse import measured
 from dlguide.cluster.tasks import blocks
 from dlguide.errors import require, require_count
 
@@ -25,6 +28,7 @@ class TaskBar:
     rank: int
     start_s: float
     end_s: float
+    rung: int = 0
 
     @property
     def seconds(self) -> float:
@@ -76,6 +80,89 @@ def expected_least_error(error: float, images: int, trials: int) -> float:
     require(0 <= error <= 1, "error", "be a share from 0 to 1", error)
     above = scipy.stats.binom.sf(np.arange(images), images, error)
     return float((above**trials).sum() / images)
+
+
+class Table:
+    """The trainings of `benchmarks/search_table.py`: arrays of shape (points, rungs).
+
+    Rung 0, 1, 2 are 1, 3 and 9 epochs. All errors are shares; `cpu_s` is the CPU time (s).
+    """
+
+    def __init__(self) -> None:
+        self.measured = measured.load("search_table")
+        rows = self.measured.rows
+        self.validation, self.test, self.cpu_s = (
+            np.array([[row[f"{name}_{epochs}"] for epochs in (1, 3, 9)] for row in rows]) * unit
+            for name, unit in (("validation", 1), ("test", 1), ("cpu_ms", 1e-3))
+        )
+        self.parameters = [{name: row[name] for name in ("rate", "batch", "width")} for row in rows]
+        self._places = np.array([self._place(each) for each in self.parameters])
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    def nearest(self, parameters: Mapping[str, Any]) -> int:
+        """Return the point with the same batch whose rate and width are nearest."""
+        return int(np.abs(self._places - self._place(parameters)).sum(axis=1).argmin())
+
+    def trainer(self, seed: int, stragglers: float) -> Callable[[int, int], tuple]:
+        """Return `train` for `play`; this share of the trainings takes ten times as long."""
+        random = np.random.default_rng(seed)
+
+        def train(point: int, rung: int) -> tuple[float, float, float]:
+            work_s = self.cpu_s[point, rung]
+            slow = 10 if random.random() < stragglers else 1
+            return self.validation[point, rung], work_s, slow * work_s
+
+        return train
+
+    @staticmethod
+    def _place(parameters: Mapping[str, Any]) -> np.ndarray:
+        """Half a decade of the rate counts as much as 20 units of the width."""
+        rate, batch, width = (parameters[name] for name in ("rate", "batch", "width"))
+        return np.array([2 * math.log10(rate), 1e3 * math.log2(batch), width / 20])
+
+
+class Scheduler(Protocol):
+    """Says which training starts next; `None` means wait until another one has ended."""
+
+    def next(self) -> tuple[int, int] | None:
+        """Return a point and its rung."""
+
+    def ended(self, point: int, rung: int, score: float) -> None:
+        """Take in the score of a training."""
+
+
+def play(
+    scheduler: Scheduler,
+    train: Callable[[int, int], tuple[float, float, float]],
+    ranks: int,
+    work_s: float = math.inf,
+    until_s: float = math.inf,
+) -> list[TaskBar]:
+    """Simulate ranks that train what a scheduler proposes.
+
+    Args:
+        train: (point, rung) -> score, work and duration (s); a straggler's duration is longer.
+        work_s: no training starts once the work of those begun has reached it.
+        until_s: no training starts later.
+    """
+    require_count(ranks, "ranks")
+    bars, running, idle, now_s, spent_s = [], [], list(range(ranks)), 0.0, 0.0
+    while True:
+        while idle and spent_s < work_s and now_s < until_s:
+            job = scheduler.next()
+            if job is None:
+                break
+            score, cost_s, lasts_s = train(*job)
+            rank, spent_s = idle.pop(0), spent_s + cost_s
+            bars.append(TaskBar(job[0], rank, now_s, now_s + lasts_s, job[1]))
+            heapq.heappush(running, (now_s + lasts_s, rank, *job, score))
+        if not running:
+            return bars
+        now_s, rank, *ended = heapq.heappop(running)
+        scheduler.ended(*ended)
+        idle = sorted([*idle, rank])
 
 
 def _require(seconds: Sequence[float], ranks: int) -> None:

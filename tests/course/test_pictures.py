@@ -508,16 +508,6 @@ def test_every_trial_stands_at_its_parameter_and_score():
     assert "error (percent) of" in drawn._repr_html_()
 
 
-def test_best_so_far_holds_until_a_better_one_and_the_median_is_thick():
-    curves = {"a": [([1, 2, 4], [9, 5, 1]), ([1, 3, 4], [7, 6, 3]), ([2, 3], [8, 2])]}
-    axes = pictures.best_so_far(curves).axes[0]
-    thick = max(axes.lines, key=lambda line: line.get_linewidth())
-    assert list(thick.get_xdata()) == [2, 3, 4]
-    assert list(thick.get_ydata()) == [7, 5, 2]
-    assert len(axes.lines) == 4
-    assert "median at the end: a 2" in pictures.best_so_far(curves)._repr_html_()
-
-
 def test_bars_are_the_tasks_of_each_rank_and_the_prediction_a_line():
     seconds = [3.0, 1.0, 1.0, 1.0]
     panels = {
@@ -1035,7 +1025,6 @@ NEED_ENTRIES = [
     pictures.against_roof,
     pictures.attention_map,
     pictures.batch_seconds,
-    pictures.best_so_far,
     pictures.bit_fields,
     pictures.budget,
     pictures.catalogue,
@@ -1131,7 +1120,6 @@ DRAWN = [
     (pictures.seconds_on_links, (SECONDS, {"all": (1, 1), "few": (1, 1)})),
     (pictures.search_scores, (FOUND.trials,)),
     (pictures.rank_bars, ({"all": FOUND.trials},)),
-    (pictures.best_so_far, ({"halving": [FOUND.best_so_far()]},)),
     (pictures.projections, ({"p": [(0.1, 0.2)]}, np.abs)),
     (pictures.epoch_times, ({"one": POINTS},)),
     (pictures.addresses, ({"NCHW": tensor_layouts.addresses((1, 4, 2, 2), "abcd")[0]},)),

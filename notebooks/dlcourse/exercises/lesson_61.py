@@ -1,37 +1,96 @@
-"""Exercises of lesson 61: chances, a budget, makespans, causes, tasks that ranks claim."""
+"""Exercises of lesson 61: chances, a search, makespans, causes, tasks that ranks claim."""
 
 import time
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from math import ceil, log
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters, TimeUp, limit
+from dlcourse import search_theory
+from dlcourse.exercises.engine import Exercise, Letters, NotAnswered, WrongAnswer
 
 LONG_S = 0.6  # of the long task in 61-5; all others take next to nothing
+BUDGET_S = 0.56  # CPU seconds in 61-2, some 20 trainings of 9 epochs
 
 
 def trials_needed(share, chance):
     return ceil(round(log(1 - chance) / log(1 - share), 9))
 
 
-def halving(trials, epochs, factor, budget, least=1, most=99, longer=True):
-    rungs, spent = [], 0
-    while trials >= least and spent + trials * epochs <= budget and len(rungs) < most:
-        rungs.append((trials, epochs))
-        spent += trials * epochs
-        trials, epochs = trials // factor, epochs * (factor if longer else 1)
-    return rungs, spent
+def choose(points, train, budget_s):
+    """Among wide nets whose rate per batch is neither tiny nor huge: three epochs, then nine."""
+    likely = [n for n, each in enumerate(points) if 1e-3 < each["rate"] / each["batch"] < 1e-2]
+    alive = [number for number in likely if points[number]["width"] > 30]
+    alive = alive or likely or list(range(len(points)))
+    for epochs, keep in ((3, 10), (9, 1)):
+        scores = {}
+        for number in alive:
+            got = train(number, epochs)
+            if got is None:
+                break
+            scores[number] = got[0]
+        alive = sorted(scores, key=scores.get)[:keep] or alive
+    return alive[0]
 
 
-def call_halving(answer, *case):
-    try:
-        with limit(1), np.errstate(all="ignore"):
-            return answer(*map(np.int64, case))  # numbers that do not grow in an endless loop
-    except TimeUp:
-        return "rungs without end"
+class Budget:
+    """A set of points of the measured table, and what is left to train them."""
+
+    def __init__(self, seed, budget_s=BUDGET_S):
+        table = measured_table()
+        self.rows = np.random.default_rng([61, seed]).choice(len(table), 200, replace=False)
+        self.points = [dict(table.parameters[row]) for row in self.rows]
+        self.left_s, self.trained = budget_s, set()
+
+    def train(self, number, epochs):
+        if epochs not in (1, 3, 9) or not 0 <= int(number) < len(self.points):
+            text = f"Got train({number!r}, {epochs!r})."
+            raise WrongAnswer(f"{text} It takes a number from 0 to 199 and 1, 3 or 9 epochs.")
+        table, place = measured_table(), (self.rows[int(number)], (1, 3, 9).index(epochs))
+        if table.cpu_s[place] > self.left_s:
+            return None
+        self.left_s -= table.cpu_s[place]
+        self.trained.add(int(number))
+        return float(table.validation[place]), float(table.cpu_s[place])
+
+    def errors(self, number):
+        """The test errors of a choice, of random search and of the oracle."""
+        table = measured_table()
+        paid = self.rows[np.cumsum(table.cpu_s[self.rows, 2]) <= BUDGET_S]
+        plain = paid[table.validation[paid, 2].argmin()]
+        test = table.test[:, 2]
+        return test[self.rows[number]], test[plain], test[self.rows].min()
+
+
+def chosen(answer, seed, budget_s=BUDGET_S):
+    budget = Budget(seed, budget_s)
+    came = answer(budget.points, budget.train, budget_s)
+    if came is ...:
+        raise NotAnswered
+    if isinstance(came, bool) or not isinstance(came, int | np.integer):
+        raise WrongAnswer(f"Got {came!r}. Return the number of a point, an integer.")
+    if int(came) not in budget.trained:
+        raise WrongAnswer("Return the number of a point that you have trained.")
+    return budget.errors(int(came))
+
+
+def check_choose(answer):
+    for seed in range(3):
+        chosen(answer, seed)
+    chosen(answer, 3, BUDGET_S / 4)  # less than the learner has counted on
+
+
+def share_of_oracle(answer, cluster=None):
+    """How far from random search (0) to the oracle (1), over 200 sets of points."""
+    own, plain, oracle = np.mean([chosen(answer, 1000 + seed) for seed in range(200)], axis=0)
+    return float((plain - own) / (plain - oracle))
+
+
+@cache
+def measured_table():
+    return search_theory.Table()
 
 
 def makespans(seconds, ranks):
@@ -105,25 +164,17 @@ EXERCISES = {
             "A whole number: round up.": lambda q, p: log(1 - p) / log(1 - q),
             "Round up: the chance must be reached.": lambda q, p: int(log(1 - p) / log(1 - q)),
         },
-        remark="59 trials reach the best twentieth with 95 %, for 2 parameters or for 20."),
+        remark="59 trials reach the best twentieth of the space with 95 %, not of each parameter."),
     "61-2": Exercise(
-        halving, call=call_halving,
-        cases=[(81, 1, 3, 300), (20, 2, 3, 10_000), (16, 1, 4, 32), (16, 1, 2, 50), (9, 5, 3, 44)],
-        hint="A list of pairs (trials, epochs), and the epochs that they cost together.",
+        choose, check=check_choose, score=share_of_oracle, limit_s=60,
+        hint="Return the number of a point that you have trained.",
         mistakes={
-            "Each rung has `trials // factor` of the last one's, with `factor` times the epochs.":
-                partial(halving, longer=False),
-            "The next rung only begins if the budget pays for all of it.":
-                lambda n, e, factor, budget: halving(n, e, factor, 10**9),
-            "A rung without a trial is none: stop before it.":
-                lambda *a: ([*halving(*a)[0], (0, 1)], halving(*a)[1]),
-            "There is budget left, and there are trials: one more rung.": partial(halving, most=2),
-            "Every trial of a rung costs its epochs: trials x epochs, added up.":
-                lambda *a: (halving(*a)[0], sum(trials for trials, _ in halving(*a)[0])),
-            "A rung without a trial costs nothing, so any budget pays for it: stop before it.":
-                partial(halving, least=0, most=10**9),
+            "Return the number of a point that you have trained.": lambda points, train, s: 0,
+            "Return the number of a point, an integer.": lambda points, train, s: points[0],
+            "It takes a number from 0 to 199 and 1, 3 or 9 epochs.":
+                lambda points, train, s: train(0, 2),
         },
-        remark="Where the factor divides evenly every rung costs the same: half of all is search."),
+        remark="The score is measured on sets of points that `choose` has not seen before."),
     "61-3": Exercise(
         makespans,
         cases=[([3, 1, 1, 1], 2), ([1, 1, 1, 4], 2), ([1, 1, 1, 1, 1, 1, 3], 3),

@@ -80,7 +80,7 @@ from dlcourse.pictures.scaling import (
     three_ways_to_wait,
     undivided_hours,
 )
-from dlcourse.pictures.search import best_so_far, projections, rank_bars, search_scores
+from dlcourse.pictures.search import projections, rank_bars, search_scores
 from dlcourse.pictures.storage import (
     durations,
     epoch_times,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,41 +54,15 @@ def search_scores(trials: Sequence[Any], best: Any = None, label: str = "score")
 
 
 @not_empty
-def best_so_far(
-    curves: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]],
-    spent: str = "budget (epochs)",
-    label: str = "best score so far",
-) -> Figure:
-    """Draw the best score over what was spent: thin lines for single searches, thick the median."""
-    ends = {name: np.median([one[1][-1] for one in each]) for name, each in curves.items()}
-    listed = ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
-    drawn, (axes,) = figure(width=7.0, alt=f"{label} over {spent}; median at the end: {listed}.")
-    for number, (name, searches) in enumerate(curves.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        grid = np.unique(np.concatenate([np.asarray(one[0], float) for one in searches]))
-        grid = grid[grid >= max(one[0][0] for one in searches)]
-        for x, y in searches:
-            axes.step(x, y, where="post", color=colour, linewidth=0.6, alpha=0.4)
-        middle = np.median([_held(x, y, grid) for x, y in searches], axis=0)
-        style = ("-", "--", "-.", ":")[number % 4]
-        wide = max(1.4, 3.8 - 0.9 * number)  # where two are equal, both can be seen
-        axes.step(grid, middle, style, where="post", color=colour, linewidth=wide, label=name)
-    axes.set_xlabel(spent)
-    axes.set_ylabel(label)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:.2g}")
-    axes.tick_params(axis="y", which="minor", labelsize=7)
-    axes.set_title("single searches (thin) and their median (thick)", fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
-    return drawn
-
-
-@not_empty
 def rank_bars(
-    panels: Mapping[str, Sequence[Any]], predicted: Mapping[str, float] | None = None
+    panels: Mapping[str, Sequence[Any]],
+    predicted: Mapping[str, float] | None = None,
+    label: str = "seconds (the numbers are those of the trials)",
 ) -> Figure:
-    """Draw which rank did which task when; all panels have one axis of time."""
+    """Draw which rank did which task when; all panels have one axis of time.
+
+    Tasks of several rungs have one colour per rung.
+    """
     predicted = predicted or {}
     most = max(1 + max(bar.rank for bar in bars) for bars in panels.values())
     lengths = {title: _makespan(bars) for title, bars in panels.items()}
@@ -100,12 +75,16 @@ def rank_bars(
         for row, rank in enumerate(ranks):
             mine = sorted((bar for bar in bars if bar.rank == rank), key=lambda bar: bar.start_s)
             spans = [(bar.start_s - begin, bar.end_s - bar.start_s) for bar in mine]
-            colours = [(BLUE, SKY)[place % 2] for place in range(len(mine))]
+            rungs = any(getattr(bar, "rung", 0) for bar in bars)
+            colours = [
+                (SKY, BLUE, ORANGE, GREEN)[bar.rung] if rungs else (BLUE, SKY)[place % 2]
+                for place, bar in enumerate(mine)
+            ]
             axes.broken_barh(
                 spans, (row - 0.38, 0.76), facecolor=colours, edgecolor="white", linewidth=0.5
             )
             for bar, (start, length) in zip(mine, spans, strict=True):
-                if length > 0.025 * max(lengths.values()):
+                if not rungs and length > 0.025 * max(lengths.values()):
                     middle = start + length / 2, row
                     text = {"ha": "center", "va": "center", "fontsize": 7}
                     axes.text(*middle, str(bar.number), color="black", **text)
@@ -117,7 +96,7 @@ def rank_bars(
         axes.set_xlim(0, 1.03 * max(*lengths.values(), *predicted.values(), 0.0))
         axes.grid(visible=False)
         axes.set_title(f"{title}: {lengths[title]:.2f} s", fontsize=9, loc="left")
-    grid[-1].set_xlabel("seconds (the numbers are those of the trials)")
+    grid[-1].set_xlabel(label)
     return drawn
 
 
@@ -149,11 +128,6 @@ def projections(
     return drawn
 
 
-def _held(x: Sequence[float], y: Sequence[float], grid: np.ndarray) -> np.ndarray:
-    """Return the score that holds at each place of a grid."""
-    return np.asarray(y, float)[np.searchsorted(np.asarray(x, float), grid, side="right") - 1]
-
-
 def _makespan(bars: Sequence[Any]) -> float:
     return max(bar.end_s for bar in bars) - min(bar.start_s for bar in bars)
 
@@ -175,5 +149,9 @@ def _scale(axes: Axes, values: Sequence[Any]) -> None:
     numbers = all(isinstance(value, int | float) for value in values)
     if numbers and min(values) > 0 and max(values) >= _LOG_FROM * min(values):
         axes.set_xscale("log")
+    elif numbers and len(set(values)) < 8 and all(math.log2(value) % 1 == 0 for value in values):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sorted(set(values)), [str(value) for value in sorted(set(values))])
+        axes.minorticks_off()
     elif all(isinstance(value, int) for value in values):
         axes.xaxis.get_major_locator().set_params(integer=True)
