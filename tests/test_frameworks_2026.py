@@ -12,10 +12,11 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 ROWS = load("frameworks_2026")
 NAMED = {
     "Chainer, ChainerMN", "Theano", "Neon", "LBANN", "DSSTNE", "Spark", "BigDL",
-    "Deeplearning4j on Spark", "OpenVINO", "nGraph",
+    "OpenVINO", "nGraph", "Horovod", "JAX",
 }  # fmt: skip
 STATES = {
-    "active", "stopped", "merged", "retired", "archived", "rebuilt", "no release since 2022"
+    "active", "stopped", "merged", "retired", "archived", "rebuilt", "no release since 2022",
+    "no release since 2023",
 }  # fmt: skip
 
 

@@ -122,17 +122,6 @@ def score_listed(nodes: Any, net: Mapping[str, Any]) -> Any:
     return tf.reduce_sum(done.read(count - 1))
 
 
-def scores_by_session(trees: Sequence[Tree], net: Mapping[str, np.ndarray]) -> list[float]:
-    """Score sentences as a program of TensorFlow 1 did: define the graph, then run it."""
-    import tensorflow as tf
-
-    with tf.Graph().as_default():
-        nodes = tf.compat.v1.placeholder(tf.int32, (None, 3))
-        total = score_listed(nodes, {name: tf.constant(array) for name, array in net.items()})
-        with tf.compat.v1.Session() as session:
-            return [float(session.run(total, feed_dict={nodes: listed(t)})) for t in trees]
-
-
 def gradient(trees: Sequence[Tree], net: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Differentiate the sum of the scores by hand."""
     net = {name: np.asarray(array, "float64") for name, array in net.items()}

@@ -278,29 +278,35 @@ def pool():
     names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
     return sum(name.startswith("tf_Compute") for name in names)
 
+def by_session(threads):
+    before = pool()
+    with tf.Graph().as_default():
+        config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
+        x = tf.compat.v1.placeholder(tf.float32, (64, 64))
+        with tf.compat.v1.Session(config=config) as session:
+            session.run(tf.matmul(x, x), feed_dict={x: np.ones((64, 64))})
+            return pool() - before
+
 tf.config.threading.set_inter_op_parallelism_threads(NOW)
 tf.matmul(tf.ones((64, 64)), tf.ones((64, 64)))
-now = pool()
-with tf.Graph().as_default():
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=THEN)
-    x = tf.compat.v1.placeholder(tf.float32, (64, 64))
-    with tf.compat.v1.Session(config=config) as session:
-        session.run(tf.matmul(x, x), feed_dict={x: np.ones((64, 64))})
-        then = pool() - now
-try:
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    refused = ""
-except RuntimeError as error:
-    refused = str(error)
-print(json.dumps({"then": then, "now": now, "refused": refused}))
+counted = {"now": pool(), "then": by_session(THEN)}
+print(json.dumps({**counted, "second": by_session(SECOND)}))
 """
 
 
-def count_threads(then: int = 4, now: int = 2, timeout_s: float = 120.0) -> dict[str, Any]:
-    """Set the inter-op threads by `ConfigProto` and by `tf.config.threading`, and count them."""
-    require_count(then, "then")
-    require_count(now, "now")
-    program = _COUNT_THREADS.replace("NOW", str(now)).replace("THEN", str(then))
+def count_threads(
+    then: int = 4, second: int = 7, now: int = 2, timeout_s: float = 120.0
+) -> dict[str, int]:
+    """Count the inter-op threads that a fresh process starts.
+
+    Args:
+        then, second: what its first and its second session ask for by `ConfigProto`.
+        now: what it asks for by `tf.config.threading`.
+    """
+    program = _COUNT_THREADS
+    for name, count in {"then": then, "second": second, "now": now}.items():
+        require_count(count, name)
+        program = program.replace(name.upper(), str(count))
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=timeout_s
     )

@@ -1,10 +1,12 @@
-"""Exercises of lesson 50: traces, a table against its text, honest ratios, a choice, other nets."""
+"""Exercises of lesson 50: traces, a table against its text, ratios, a choice, trees at once."""
 
 import re
+import time
 from functools import partial
 
 import numpy as np
 
+from dlcourse import recursive
 from dlcourse.exercises.engine import Exercise, Letters
 
 KEYS = {  # of a traced call, from the sentence
@@ -37,24 +39,62 @@ def ratio(row, unit):
     return (8 if unit == "steps/s" else 1) * row["gpus_8"] / row["gpus_1"]
 
 
-def gradient(comm, trees, net, summed):
-    count = comm.allreduce(len(trees))
-    return {name: comm.allreduce(own) / count for name, own in summed(trees, net).items()}
+def at_once(trees, net, halves=("left", "right"), bias=1, total=np.sum):
+    """Pairs of one height together: those of height 1 have two words, and so on."""
+    words, levels = [], {}
+
+    def place(tree):
+        pair = isinstance(tree, tuple)
+        (left, low), (right, high) = map(place, tree) if pair else ((0, -1), (0, -1))
+        words.append(0 if pair else tree)
+        if pair:
+            levels.setdefault(1 + max(low, high), []).append((len(words) - 1, left, right))
+        return len(words) - 1, 1 + max(low, high)
+
+    tops = [place(tree)[0] for tree in trees]
+    vectors = net["words"][words]
+    for height in sorted(levels):
+        own, left, right = np.array(levels[height]).T
+        inner = vectors[left] @ net[halves[0]] + vectors[right] @ net[halves[1]]
+        vectors[own] = np.tanh(inner + bias * net["bias"])
+    return total(vectors[tops], axis=1)
 
 
-def summed(trees, net):
-    return {name: sum(trees) * array for name, array in net.items()}
+def forests():
+    net = recursive.weights(words=30, width=6, seed=4)
+    left = ((((1, 2), 3), 4), 5)
+    return [([(3, 7)], net), ([7], net), ([(1, 2), 4, (4, (3, (2, 1))), left, (left, left)], net),
+            (recursive.sentences(40, longest=9, words=30, seed=5), net)]  # fmt: skip
 
 
-def on_each_rank(ranks):
-    net = {"words": np.arange(1.0, 7.0).reshape(2, 3), "bias": np.array([3.0, -1.0])}
-    return [[(list(range(rank, 2 * rank + 1)), net, summed) for rank in range(ranks)]]
+def scores(answer, trees, net):
+    """The answer's scores, and whether it left its inputs as they were."""
+    kept, arrays = list(trees), {name: array.copy() for name, array in net.items()}
+    found = answer(trees, net)
+    changed = trees != kept or any((net[name] != arrays[name]).any() for name in arrays)
+    if changed:
+        return "changed inputs: compute on copies of the arrays"
+    return found if found is ... else np.asarray(found, "float32")
 
 
-def scaled(inputs, factor):
-    """All ranks' gradients, by factors made of the ranks' sums and numbers of sentences."""
-    sums, counts = np.array([(sum(trees), len(trees)) for trees, *_ in inputs]).T
-    return [summed([each], inputs[0][1]) for each in factor(sums, counts) + 0 * sums]
+def share_of_products(answer, cluster):
+    """Products and tanh of all pairs in one call, as a share of the answer's time."""
+    net = recursive.weights(width=64, seed=2)
+    trees = recursive.sentences(600, longest=12, seed=3)
+    pairs = sum(recursive.length(tree) - 1 for tree in trees)
+    rows = np.random.default_rng(0).normal(size=(2, pairs, 64)).astype("float32")
+
+    def limit():
+        np.tanh(rows[0] @ net["left"] + rows[1] @ net["right"] + net["bias"])
+
+    seconds = {limit: [], partial(answer, trees, net): []}
+    for _ in range(9):
+        for work, each in seconds.items():
+            begin = time.perf_counter()
+            work()
+            each.append(time.perf_counter() - begin)
+    limit_s, answer_s = (np.median(each[2:]) for each in seconds.values())
+    return float(limit_s / answer_s)
 
 
 EXERCISES = {
@@ -87,12 +127,16 @@ EXERCISES = {
                 "In the order of the statements.": lambda *a: contradicted(*a)[::-1],
             }),
         Letters({
-            "TensorFlow": ("512", {"": "8 GPUs cannot be spread over 64 nodes: each node has 8."}),
+            "TensorFlow": ("unknown", {
+                "8": "8 GPUs cannot be spread over 64 nodes.",
+                "512": "8 per node on 64 nodes is one reading. Is there a footnote that says so?",
+                "64": "Swapped numbers are one reading. Is there a footnote that says so?",
+                "": "Which readings does 8/64 leave, and does a footnote decide?"}),
             "Caffe": ("256", EACH_4), "Torch": ("256", EACH_4),
             "MXNet": ("256", {"": "The footnote says P2.16xlarge: 16 GPUs in each of 16 nodes."}),
             "Microsoft Cognitive Toolkit": ("8", {"": "Section 2.2: 8 nodes with one GPU each."}),
             "PyTorch": ("unknown", {"": "8/8 allows 8 and 64, and there is no footnote."}),
-        }, "One column, two units, and a number that cannot be read any more."),
+        }, "One column, two units, and two entries that only their authors could explain."),
     ],
     "50-3": Exercise(
         ratio,
@@ -115,18 +159,14 @@ EXERCISES = {
         "only inference": ("D", "No training at all: which is made for that?"),
     }, "The question was not which is the fastest: a need decides, and then a measurement."),
     "50-5": Exercise(
-        gradient, ranks=(2, 3), cases=on_each_rank,
-        serial=partial(scaled, factor=lambda sums, counts: sums.sum() / counts.sum()),
-        hint="Add the sums of all ranks, then divide by the number of sentences of all ranks.",
+        at_once, cases=forests, call=scores, relative=1e-5, score=share_of_products,
+        hint="Number all nodes, children first; then compute the pairs of each height together.",
         mistakes={
-            "That is the sum: divide it by the number of all sentences.":
-                partial(scaled, factor=lambda sums, counts: sums.sum()),
-            "The mean of the ranks' means: but the ranks have unequal numbers of sentences.":
-                partial(scaled, factor=lambda sums, counts: (sums / counts).mean()),
-            "That is this rank's own mean: nothing was exchanged.":
-                partial(scaled, factor=lambda sums, counts: sums / counts),
-            "Divided by the number of ranks: divide by the number of sentences.":
-                partial(scaled, factor=lambda sums, counts: sums.mean()),
+            "The left half goes with `left`, the right one with `right`.":
+                partial(at_once, halves=("right", "left")),
+            "The bias belongs into every pair.": partial(at_once, bias=0),
+            "The score is the sum of the top vector, not its mean.":
+                    partial(at_once, total=np.mean),
         },
-        remark="An allreduce needs equal shapes of the weights, not of the data."),
+        remark="The scores are those of the recursion. Data-dependent graphs can be batched, too."),
 }  # fmt: skip

@@ -34,6 +34,7 @@ from dlcourse.pictures.frameworks import (
     efficiencies,
     last_releases,
     notebook_links,
+    passes,
     speed_pairs,
     table,
     web_links,

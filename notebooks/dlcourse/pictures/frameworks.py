@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcourse.pictures.shapes import not_empty, note
 from dlguide.errors import require, require_count, require_known
-from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, SKY, figure
+from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, SKY, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,18 +105,19 @@ def speed_pairs(
 def last_releases(
     rows: Sequence[Mapping[str, Any]], mark: tuple[str, str] = ("2019-12-03", "the survey")
 ) -> Figure:
-    """Draw when each framework was last released, as far as it is known."""
+    """Draw when each framework was last released: the survey's ten, and the others."""
     from matplotlib.ticker import MultipleLocator
 
     dated = [row for row in rows if row["last_release_date"]]
     dated.sort(key=lambda row: row["last_release_date"])
     summary = [f"{row['framework']} {row['last_release_date']}" for row in dated]
-    alt = f"Newest release that was found, by day. {'; '.join(summary)}."
+    alt = f"Last release that was found, by day. {'; '.join(summary)}."
     drawn, (axes,) = figure(width=8.4, height=0.27 * len(dated) + 1.0, alt=alt)
     for place, row in enumerate(dated):
-        found = row["date_is"] == "release"
+        of_ten = row["named_in"] == "survey Table 1"
+        look = {"color": BLUE, "marker": "o"} if of_ten else {"color": ORANGE, "marker": "s"}
         day = _day(row["last_release_date"])
-        axes.plot(day, place, "o", color=BLUE, fillstyle="full" if found else "none")
+        axes.plot(day, place, linestyle="none", **look)
         note(axes, str(row["last_release"]), (day, place), 7, 0, va="center")
     day = _day(mark[0])
     axes.axvline(day, color=GREY, linestyle="--", linewidth=1)
@@ -124,9 +125,44 @@ def last_releases(
     axes.set_yticks(range(len(dated)), [row["framework"] for row in dated], fontsize=8)
     axes.set_xlim(right=max(_day(row["last_release_date"]) for row in dated) + 1.1)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_title("Newest release of each framework that was found", fontsize=10, pad=14)
-    axes.set_xlabel("year (full: day of the release; open: seen on this day)")
+    title = "Last release: the survey's ten frameworks (circles), others (squares)"
+    axes.set_title(title, fontsize=10, pad=14)
+    axes.set_xlabel("year")
     axes.xaxis.set_major_locator(MultipleLocator(1))
+    return drawn
+
+
+@not_empty
+def passes(first_s: Mapping[str, float], later_s: Mapping[str, float], most: int = 1000) -> Figure:
+    """Draw the first and a later pass of each way, and the sum over many passes.
+
+    Args:
+        first_s: way -> its first pass, for "session" the making of its graph.
+        later_s: way -> one later pass.
+    """
+    said = [f"{name} {1e3 * first_s.get(name, 0):.3g} and {1e3 * later_s[name]:.3g} ms"
+            for name in later_s]  # fmt: skip
+    alt = f"Preparation or first pass, and a later pass: {'; '.join(said)}."
+    drawn, (bars, lines) = figure(columns=2, width=10.4, height=3.6, alt=alt)
+    counts = [2**power for power in range(most.bit_length())]
+    for place, (name, later) in enumerate(later_s.items()):
+        first = first_s.get(name)
+        bars.bar(place + 0.2, 1e3 * later, 0.38, color=BLUE, label="a later pass")
+        if first is not None:
+            look = {"color": ORANGE, "hatch": "//", "label": "first pass, or making the graph"}
+            bars.bar(place - 0.2, 1e3 * first, 0.38, **look)
+        if name != "NumPy":
+            repeats = [count - (first is not None and name != "session") for count in counts]
+            _line(lines, counts, [(first or 0) + later * each for each in repeats], name, place - 1)
+    bars.set_xticks(range(len(later_s)), later_s, fontsize=8)
+    bars.set(yscale="log", ylabel="milliseconds per pass")
+    bars.margins(y=0.3)
+    handles = dict(zip(*bars.get_legend_handles_labels()[::-1], strict=True))
+    bars.legend(handles.values(), handles.keys(), frameon=False, fontsize=8)
+    bars.set_title("one pass", fontsize=10)
+    lines.set_title("many passes, computed from one (without NumPy)", fontsize=10)
+    lines.set(xscale="log", yscale="log", xlabel="passes", ylabel="seconds in all")
+    lines.legend(frameon=False, fontsize=8, ncols=2)
     return drawn
 
 
