@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.measure import Timing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +33,6 @@ class StrategyRun:
     way: str
     replicas: int
     losses: tuple[float, ...]
-    step_s: tuple[float, ...]
     weights: tuple[np.ndarray, ...]
 
 
@@ -79,11 +77,9 @@ def train(
     **how: Any,
 ) -> StrategyRun:
     """Train with a custom loop; all ways take the same global batches of MNIST in order."""
-    import keras
     import numpy as np
     import tensorflow as tf
 
-    from dlguide import models
     from dlguide.data import datasets
 
     require_known(divide, DIVIDE, "divide")
@@ -93,13 +89,7 @@ def train(
     replicas = ranks * scheme.num_replicas_in_sync
     require(batch % replicas == 0, "batch", f"be a multiple of {replicas} replicas", batch)
     with scheme.scope():
-        model = models.build(net, seed=0, dropout=0.0)
-        optimizer = keras.optimizers.SGD(rate)
-        if way == "horovod":
-            import dlguide.horovod as hvd
-
-            optimizer = hvd.DistributedOptimizer(optimizer)
-        optimizer.build(model.trainable_variables)
+        model, optimizer = _net_and_optimizer(way, net, rate)
     own = divide == "replica" or way == "horovod"
     counted = batch // replicas if own else batch
 
@@ -121,12 +111,8 @@ def train(
     samples = data.train_images[mine], data.train_labels[mine]
     batches = tf.data.Dataset.from_tensor_slices(samples).batch(batch // ranks)
     batches = scheme.experimental_distribute_dataset(sharded(batches, "DATA"))
-    losses, times = [], [perf_counter()]
-    for each in batches:
-        losses.append(float(step(*each)))
-        times.append(perf_counter())
-    step_s = tuple(after - before for before, after in pairwise(times))
-    return StrategyRun(way, replicas, tuple(losses), step_s, tuple(model.get_weights()))
+    losses = tuple(float(step(*each)) for each in batches)
+    return StrategyRun(way, replicas, losses, tuple(model.get_weights()))
 
 
 def _horovod() -> tuple[int, int]:
@@ -136,10 +122,118 @@ def _horovod() -> tuple[int, int]:
     return hvd.size(), hvd.rank()
 
 
-def slowest(trained: Sequence[StrategyRun], warmup: int = 3) -> Timing:
-    """Take from each step the time of its slowest worker."""
-    seconds = tuple(max(each) for each in zip(*(one.step_s for one in trained), strict=True))
-    return Timing(seconds[warmup:], seconds[:warmup])
+def step_parts(way: str, batch: int = 100, turns: int = 12) -> dict[str, list[float]]:
+    """Time the parts of a training step of "mnist_cnn" in turns, in the processes of `way` (s).
+
+    Every replica has its part of `batch`. All parts run in the same processes with the same
+    threads, so that their sum can be compared with the whole step.
+
+    Returns:
+        dict: part -> seconds of each turn. "computing": every replica trains a net of its own;
+        "exchange": the sum of the gradients alone; "one value": a sum of 4 bytes; "finite",
+        "endless": fetching a batch of a data set that ends, or is repeated without end; "step,
+        finite", "step, endless": the whole step; only in one process: "whole batch", one net
+        with both parts.
+    """
+    import tensorflow as tf
+
+    from dlguide.data import datasets
+
+    scheme = strategy(way)
+    ranks, rank = _horovod() if way == "horovod" else (1, 0)
+    replicas = ranks * scheme.num_replicas_in_sync
+    own, data = batch // replicas, datasets.load("mnist").first(batch)
+    begin = rank * own if ranks > 1 else 0
+    images, labels = data.train_images[begin:], data.train_labels[begin:]
+    devices = [f"CPU:{each}" for each in range(replicas)] if way == "mirrored" else [None]
+    apart = []
+    for device in devices:
+        with tf.device(device):
+            apart.append(_net_and_optimizer())
+    with scheme.scope():
+        together = _net_and_optimizer(way)
+
+    def learn(images: tf.Tensor, labels: tf.Tensor, net: Any = together) -> tf.Tensor:
+        model, optimizer = net
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_sum(losses) / batch
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    def computing() -> None:
+        for place, (device, net) in enumerate(zip(devices, apart, strict=True)):
+            with tf.device(device):
+                part = slice(place * own, (place + 1) * own)
+                learn(images[part], labels[part], net)
+
+    def add(shapes: list[Any]) -> list[tf.Tensor]:
+        values = [tf.ones(shape) for shape in shapes]
+        if way != "horovod":
+            return tf.distribute.get_replica_context().all_reduce("SUM", values)
+        import dlguide.horovod as hvd
+
+        return hvd.grouped_allreduce(values, name=f"sum{len(shapes)}")
+
+    def feed(endless: bool) -> Any:
+        rows = tf.data.Dataset.from_tensor_slices((images, labels)).repeat()
+        batches = rows.batch(batch // ranks, drop_remainder=True)
+        batches = batches if endless else batches.take(turns + 2)
+        return iter(scheme.experimental_distribute_dataset(sharded(batches, "DATA")))
+
+    graph = partial(tf.function, autograph=False)
+    shapes = [each.shape for each in together[0].trainable_variables]
+    start = graph(lambda: scheme.run(add, args=([()],)))
+    step = graph(lambda *samples: scheme.run(learn, args=samples))
+    calls = {"computing": graph(computing), "one value": start}
+    calls["exchange"] = graph(lambda: scheme.run(add, args=(shapes,)))
+    for name in ("finite", "endless"):
+        alone, trained = feed(name == "endless"), feed(name == "endless")
+        calls[name] = partial(next, alone)
+        calls[f"step, {name}"] = lambda batches=trained: step(*next(batches))
+    if way == "mirrored":
+        calls["whole batch"] = graph(lambda: learn(images, labels, apart[0]))
+    return _in_turns(calls, start, turns)
+
+
+def _in_turns(
+    calls: dict[str, Callable[[], Any]], start: Callable[[], Any], turns: int
+) -> dict[str, list[float]]:
+    """Time all calls in turns, each after `start`, which lets all workers begin together (s)."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    for turn in range(turns + 2):
+        for name in order:
+            start()
+            begin = perf_counter()
+            calls[name]()
+            if turn > 1:  # before: tracing
+                seconds[name].append(perf_counter() - begin)
+        order.append(order.pop(0))
+    return seconds
+
+
+def _net_and_optimizer(way: str = "alone", net: str = "mnist_cnn", rate: float = 0.01) -> Any:
+    import keras
+
+    from dlguide import models
+
+    model = models.build(net, seed=0, dropout=0.0)
+    optimizer = keras.optimizers.SGD(rate)
+    if way == "horovod":
+        import dlguide.horovod as hvd
+
+        optimizer = hvd.DistributedOptimizer(optimizer)
+    optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def slowest(workers: Sequence[dict[str, list[float]]]) -> dict[str, np.ndarray]:
+    """Take from each turn and part the time of the slowest worker (s)."""
+    import numpy as np
+
+    return {part: np.max([each[part] for each in workers], axis=0) for part in workers[0]}
 
 
 def distance(first: StrategyRun, second: StrategyRun) -> float:

@@ -92,7 +92,6 @@ def test_every_way_gives_the_weights_of_numpy_on_every_worker(lab, serial, way, 
         how.get("devices", 2 if way == "mirrored" else workers)
     }
     assert max(far(one, right) for one in trained) < 1e-6
-    assert len(claims.slowest(trained, warmup=2).seconds) == 3
 
 
 def _train(way, batch, how):
@@ -243,12 +242,18 @@ def test_unknown_names_are_refused(lab, claim, words):
     assert words in outcome.words
 
 
-def test_slowest_takes_the_slower_worker_of_each_step():
-    one, other = (
-        claims.StrategyRun("alone", 1, (), seconds, ())
-        for seconds in ((9.0, 1.0, 4.0), (9.0, 3.0, 2.0))
-    )
-    assert claims.slowest([one, other], warmup=1).seconds == (3.0, 4.0)
+def test_slowest_takes_the_slower_worker_of_each_turn():
+    one, other = ({"step": [1.0, 4.0]}, {"step": [3.0, 2.0]})
+    assert list(claims.slowest([one, other])["step"]) == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(("way", "workers", "more"), [("mirrored", 1, 1), ("multi_worker", 2, 0)])
+def test_parts_of_a_step_are_timed_in_each_turn(lab, way, workers, more):
+    timed = lab.try_out(claims.step_parts, way, 20, 2, workers=workers, limit_s=90).results()
+    assert len(timed) == workers
+    for parts in timed:
+        assert len(parts) == 7 + more
+        assert all(len(each) == 2 and min(each) > 0 for each in parts.values())
 
 
 def test_a_closed_lab_says_so():

@@ -1,4 +1,4 @@
-"""Exercises of lesson 52: shards, losses of replicas, TF_CONFIG, symptoms, a mean on ranks."""
+"""Exercises of lesson 52: files, losses of replicas, TF_CONFIG, symptoms, a mean on ranks."""
 
 import json
 from functools import partial
@@ -12,9 +12,35 @@ LOSSES = [
     for own, batch, ranks in ((5, 10, 2), (5, 9, 2), (3, 3, 1), (0, 6, 3), (8, 13, 4))
 ]
 
+FILES = [  # samples of each file, workers
+    ([4, 4, 4], 2),
+    ([9, 1, 8, 2, 7, 3], 2),
+    *((np.random.default_rng(52 + n).integers(10, 200, 7 * n).tolist(), n) for n in (2, 3, 5, 8)),
+]
 
-def samples_of(worker, workers, samples, batch):
-    return np.arange(samples).reshape(samples // batch, workers, -1)[:, worker].tolist()
+
+def divide(sizes, workers):
+    parts = [[] for _ in range(workers)]
+    for file in sorted(range(len(sizes)), key=lambda file: -sizes[file]):
+        min(parts, key=lambda part: sum(sizes[each] for each in part)).append(file)
+    return parts
+
+
+def dealt_once(answer, sizes, workers):
+    """The number of workers that got a list, and whether each file occurs once."""
+    parts = answer(list(sizes), workers)
+    if parts is ...:
+        return ...
+    return len(parts), sorted(file for part in parts for file in part) == list(range(len(sizes)))
+
+
+def share_of_bound(answer, cluster):
+    """The mean over the lists of the bound divided by the samples of the fullest worker."""
+    shares = []
+    for sizes, workers in FILES:
+        most = max(sum(sizes[file] for file in part) for part in answer(list(sizes), workers))
+        shares.append(max(max(sizes), -(-sum(sizes) // workers)) / most)
+    return sum(shares) / len(shares)
 
 
 def mean(losses, *rest):
@@ -50,21 +76,15 @@ def of_all(inputs, total):
 
 EXERCISES = {
     "52-1": Exercise(
-        samples_of,
-        cases=[(worker, *rest) for rest in ((2, 12, 4), (1, 6, 3), (3, 36, 9), (4, 64, 16))
-               for worker in range(rest[0])],
-        hint="Which global batch belongs to step 0? The worker keeps its part of it.",
+        divide, cases=FILES, call=dealt_once, score=share_of_bound,
+        hint="The largest file first, each to the worker that has the least so far.",
         mistakes={
-            "Consecutive samples stay together: the batch is cut into pieces.":
-                lambda w, p, n, b: np.arange(n)[w::p].reshape(-1, b // p).tolist(),
-            "First into batches, then each batch to the workers; not the other way.":
-                lambda w, p, n, b: np.arange(n).reshape(p, -1, b // p)[w].tolist(),
-            "Each worker keeps only one part of every batch.":
-                lambda w, p, n, b: np.arange(n).reshape(-1, b).tolist(),
-            "An epoch has samples / batch steps, for every worker.":
-                lambda w, p, n, b: np.arange(n).reshape(-1, b // p).tolist(),
+            "Some file is missing or twice: each index must occur once.":
+                lambda sizes, workers: [[0]] * workers,
+            "Return one list for each worker; a list may be empty.":
+                lambda sizes, workers: [list(range(len(sizes)))],
         },
-        remark="Every step of all workers together is one global batch: as in the serial run."),
+        remark="A file cannot be cut: many small ones reach the bound, few large ones cannot."),
     "52-2": [
         Exercise(
             lambda losses, batch: losses.sum() / batch, cases=[case[:2] for case in LOSSES],
