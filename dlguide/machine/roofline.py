@@ -284,7 +284,7 @@ def _array_bytes(machine: Machine, cpus: list[int]) -> int:
 
 def _integers_by(machine: Machine) -> str:
     if machine.has("vnni"):
-        return "; this processor has VNNI"
+        return "; this processor has VNNI" + " and AMX" * machine.has("amx")
     if machine.has("dot"):
         return "; this processor has Arm's dot product"
     return "; without VNNI, by several instructions for each product with its sum"
