@@ -20,6 +20,7 @@ KINDS = {
     "saving": (plots.GREEN, "xx"),
     "lost": ("black", ""),
 }
+LABELS = {"saving": "saving (sum of a job)"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,13 @@ def draw(ways: Mapping[str, Sequence[Span]], unit_s: float = 3600.0, unit: str =
     axes.grid(visible=False)
     there = {each.kind for found in ways.values() for each in found}
     handles = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="black", linewidth=0.5, label=kind)
+        Patch(
+            facecolor=colour,
+            hatch=hatch,
+            edgecolor="black",
+            linewidth=0.5,
+            label=LABELS.get(kind, kind),
+        )
         for kind, (colour, hatch) in KINDS.items()
         if kind in there
     ]

@@ -170,8 +170,8 @@ SHARED_NAMES = ("mpirun", "mpiexec", "orterun")  # which MPI it is, only the opt
 MEANINGS: Mapping[tuple[str, str], tuple[str, str, str]] = {
     ("bind-to", "none"): (
         "binds nothing: the kernel moves ranks and threads about", DATED,
-        "it gives up pinning, which was better than Open MPI's default of one core for each of "
-        "two ranks. Today bind each rank to its share, as in `--map-by ppr:4:node:pe=7`",
+        "it gives up pinning; with two ranks that was better than Open MPI's default of one core "
+        "for each. Today bind each rank to its share, as in `--map-by ppr:4:node:pe=7`",
     ),
     ("mca", "pml ob1"): (
         "sends messages by Open MPI's older layer ob1, not by UCX", DATED,

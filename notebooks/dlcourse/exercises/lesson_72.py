@@ -171,5 +171,5 @@ EXERCISES = {
             "`limit_s` must be above 0 and at most `longest_s`.":
                 lambda *case: (2 * case[4], plan(*case)[1]),
         },
-        remark="Young's interval depends on failures only, the limit on start and queue only."),
+        remark="The interval depends on `save_s` and `between_s` only; the limit not on failures."),
 }  # fmt: skip
