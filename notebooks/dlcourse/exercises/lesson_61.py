@@ -200,7 +200,7 @@ EXERCISES = {
         "no speed-up": ("E", "What do two trainings on one machine share, without any message?"),
     }, "Two of the six are about time; the other four change which net you end up with."),
     "61-5": Exercise(
-        share, ranks=(2, 3), call=call_share, view=verdict, serial=did,
+        share, ranks=(2, 3), call=call_share, view=verdict, serial=did, limit_s=30,
         cases=lambda ranks: [[(3 + 4 * ranks, slow)] * ranks for slow in (0, 1 + ranks)],
         hint="Each task once, and on every rank the results of all.",
         mistakes={
