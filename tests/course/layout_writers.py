@@ -3,34 +3,19 @@
 from pathlib import Path
 
 from dlcourse.usecases.chest_xray.chestxray14 import (
-    _IN_LIST,
-    BOX_FINDINGS,
-    BOX_HEADER,
-    BOXES,
     HEADER,
     LISTS,
     TABLE,
 )
 from dlcourse.usecases.video.kitti_tracking import IMAGES, LABELS
-from dlguide.errors import require_count, require_known
+from dlguide.errors import require_count
 from dlguide.files import new_folder
 
 _SPACING_MM = 0.143
 _TEST_ONE_IN = 5
 
 
-def write_boxes(path, boxes):
-    """Write a list of boxes."""
-    with path.open("x") as file:
-        file.write(BOX_HEADER + "\n")
-        for box in boxes:
-            finding = require_known(box.finding, BOX_FINDINGS, "finding")
-            cells = (box.name, _IN_LIST.get(finding, finding), box.left, box.top)
-            cells += (box.width, box.height, "", "", "")
-            file.write(",".join(map(str, cells)) + "\n")
-
-
-def write_chestxray14(folder, radiographs, images_per_folder=None, boxes=None):
+def write_chestxray14(folder, radiographs, images_per_folder=None):
     """Write radiographs as ChestX-ray14 has them; every fifth patient goes to the test list."""
     if images_per_folder is not None:
         require_count(images_per_folder, "images_per_folder")
@@ -55,8 +40,6 @@ def write_chestxray14(folder, radiographs, images_per_folder=None, boxes=None):
         finally:
             for file in lists.values():
                 file.close()
-        if boxes is not None:
-            write_boxes(partial / BOXES, boxes)
     return Path(folder)
 
 

@@ -1,4 +1,4 @@
-"""ChestX-ray14 as it is delivered, in folders with a table, lists and boxes; and its faults."""
+"""ChestX-ray14 as it is delivered, in folders with a table and lists; and its faults."""
 
 import re
 import shutil
@@ -12,22 +12,15 @@ from hypothesis import strategies as st
 from dlcourse.usecases.chest_xray import chestxray14, phantoms
 from dlguide.errors import DataError, MissingComponentError
 
-TABLE, TRAIN, BOXES = "Data_Entry_2017.csv", "train_val_list.txt", "BBox_List_2017.csv"
+TABLE, TRAIN = "Data_Entry_2017.csv", "train_val_list.txt"
 RADIOGRAPHS = phantoms.chest(22, 32, seed=3)
-# as the published list has them: many digits, and two boxes of one finding on a radiograph
-DRAWN = (
-    chestxray14.Box(RADIOGRAPHS[0].name, "Infiltration", 4.084745762712, 5.5, 10.25, 20.0),
-    chestxray14.Box(RADIOGRAPHS[0].name, "Nodule", 0.0, 0.0, 32.0, 32.0),
-    chestxray14.Box(RADIOGRAPHS[0].name, "Nodule", 1.0, 0.0, 3.0, 2.0),
-    chestxray14.Box(RADIOGRAPHS[9].name, "Cardiomegaly", 7.0, 8.0, 9.0, 10.0),
-)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """22 radiographs, 5 in a folder, 4 boxes."""
+    """22 radiographs, 5 in a folder."""
     folder = tmp_path_factory.mktemp("delivered") / "chest"
-    return layout_writers.write_chestxray14(folder, RADIOGRAPHS, images_per_folder=5, boxes=DRAWN)
+    return layout_writers.write_chestxray14(folder, RADIOGRAPHS, images_per_folder=5)
 
 
 @pytest.fixture
@@ -62,7 +55,6 @@ def test_images_lie_in_numbered_folders_and_are_found_there(made):
 def test_one_folder_of_all_images_gives_the_same(made, tmp_path):
     one = layout_writers.write_chestxray14(tmp_path / "one", RADIOGRAPHS)
     assert chestxray14.read(one).rows == chestxray14.read(made).rows
-    assert not (one / BOXES).exists()
 
 
 def test_files_and_labels_are_listed_for_a_pipeline(made):
@@ -71,22 +63,6 @@ def test_files_and_labels_are_listed_for_a_pipeline(made):
         assert path.name == one.name
         assert path.is_file()
         assert labels == tuple(one.labels.astype(int).tolist())
-
-
-def test_boxes_are_written_as_published_and_read_back(made):
-    lines = (made / BOXES).read_text().splitlines()
-    assert lines[0] == "Image Index,Finding Label,Bbox [x,y,w,h],,,"
-    assert lines[1] == f"{RADIOGRAPHS[0].name},Infiltrate,4.084745762712,5.5,10.25,20.0,,,"
-    assert chestxray14.boxes(made) == {
-        RADIOGRAPHS[0].name: DRAWN[:3],
-        RADIOGRAPHS[9].name: DRAWN[3:],
-    }
-
-
-def test_a_list_of_boxes_without_its_empty_columns_is_read(copy):
-    path = copy / BOXES
-    path.write_text(path.read_text().replace(",,,", ""))
-    assert sum(map(len, chestxray14.boxes(copy).values())) == 4
 
 
 # --- what is wrong is named --------------------------------------------------------------------
@@ -160,53 +136,14 @@ def test_a_huge_cell_is_an_error_that_names_its_line(copy):
 
 
 def test_files_that_were_exchanged_are_refused(copy):
-    table, boxes = (copy / TABLE).read_bytes(), (copy / BOXES).read_bytes()
-    (copy / TABLE).write_bytes(boxes)
-    (copy / BOXES).write_bytes(table)
+    table, names = (copy / TABLE).read_bytes(), (copy / TRAIN).read_bytes()
+    (copy / TABLE).write_bytes(names)
     with pytest.raises(DataError, match=rf"{TABLE}, line 1: must be 'Image Index,Finding Labels"):
         chestxray14.read(copy)
     (copy / TABLE).write_bytes(table)
-    with pytest.raises(DataError, match=rf"{BOXES}, line 1: must be 'Image Index,Finding Label,B"):
-        chestxray14.boxes(copy)
     (copy / TRAIN).write_bytes(table)
     with pytest.raises(DataError, match=rf"{TRAIN}, line 1: 'Image Index,.* does not stand in"):
         chestxray14.read(copy)
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("{name},Infiltrate,1,2,3,,,,", "could not convert string to float"),
-        ("{name},Infiltrate,1,2,3", "5 columns, must be 6 and 3 empty ones"),
-        ("{name},Infiltrate,1,2,3,4,5,,", "9 columns, must be 6 and 3 empty ones"),
-        ("{name},Infiltrate,1,2,3,4,,,,", "10 columns, must be 6 and 3 empty ones"),
-        ("{name},Hernia,1,2,3,4,,,", "'Hernia' is none of the 8 findings that have boxes"),
-        ("00009999_000.png,Mass,1,2,3,4,,,", "'00009999_000.png' does not stand in the table"),
-        ("{name},Mass,-1,2,3,4,,,", "the box must be x, y, width, height"),
-        ("{name},Mass,1,2,0,4,,,", "the box must be x, y, width, height"),
-        ("{name},Mass,1,2,nan,4,,,", "the box must be x, y, width, height"),
-        ("{name},Mass,1,2,3,1e400,,,", "the box must be x, y, width, height"),
-        ("{name},Mass,20,2,14,4,,,", r"the box ends at \(34, 6\), outside of .* with 32 x 32"),
-        ("{name},Mass,2,20,4,14,,,", r"the box ends at \(6, 34\), outside of .* with 32 x 32"),
-        ("{name},Nodule,0.0,0.0,32.0,32.0,,,", "this box stands in the list twice"),
-    ],
-)
-def test_a_wrong_line_of_the_boxes_is_named(copy, line, text):
-    replace_line(copy / BOXES, 4, line.format(name=RADIOGRAPHS[0].name))
-    with pytest.raises(DataError, match=rf"{BOXES}, line 4: .*{text}"):
-        chestxray14.boxes(copy)
-
-
-def test_a_missing_list_of_boxes_and_an_unknown_finding_are_refused(copy, tmp_path):
-    (copy / BOXES).unlink()
-    with pytest.raises(MissingComponentError, match="There is no list of ChestX-ray14's boxes at"):
-        chestxray14.boxes(copy)
-    strange = chestxray14.Box(RADIOGRAPHS[0].name, "Hernia", 1, 1, 1, 1)
-    with pytest.raises(ValueError, match=r"`finding` must be one of Atelectasis, .*, got 'Hernia'"):
-        layout_writers.write_boxes(tmp_path / "boxes.csv", [strange])
-    with pytest.raises(ValueError, match="`images_per_folder` must be a whole number of at least"):
-        layout_writers.write_chestxray14(tmp_path / "new", RADIOGRAPHS, images_per_folder=0)
-    assert not (tmp_path / "new").exists()
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

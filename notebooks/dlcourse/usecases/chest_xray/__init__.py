@@ -1,32 +1,30 @@
-"""Findings on chest X-rays: transfer learning with 14 labels, judged by areas under ROC curves.
+"""Findings on chest X-rays: transfer learning with 14 labels, judged by patient.
 
     outcomes = cluster.run(chest_xray.train, seed=0)       # one Outcome per rank
     chest_xray.write(outcomes, "build/chest_xray")
 
 Phantoms by default; `real="/data/ChestX-ray14"` takes the published radiographs, which
 `chest_xray.pack` shrinks and packs once. No result on either is of any use for a patient.
+
+The shape of a case, four modules that import downwards only:
+
+    train     OPTIONS (what `--set` accepts), check, train, step; `training.fit` with a loss
+    report    the metrics, Outcome, write, findings (the guide's statements beside ours)
+    data      collections and pipelines: made, packed, read, divided
+    model     the nets, their preprocessing, and initial weights from files
+
+What draws one kind of data or reads one published layout is a module of its own that `data` uses
+(`phantoms`, `chestxray14`). The names below are public; lessons import no others but `phantoms`.
 """
 
-from dlcourse.usecases.chest_xray.auroc import (
-    Area,
-    Estimate,
-    area,
-    areas,
-    differences,
-    expected_error,
-    interval,
-    resampled,
-)
 from dlcourse.usecases.chest_xray.data import (
-    COARSE_GROUPS,
-    COARSE_LABELS,
+    ARCHIVE_LABELS,
     Collection,
     make_archive,
     make_phantoms,
     pack,
     read,
 )
-from dlcourse.usecases.chest_xray.keras_fit import KerasTimings, time_keras_fit
 from dlcourse.usecases.chest_xray.model import (
     NETS,
     WeightsOrigin,
@@ -35,37 +33,41 @@ from dlcourse.usecases.chest_xray.model import (
     transfer,
 )
 from dlcourse.usecases.chest_xray.report import (
+    Estimate,
     Outcome,
-    StageResult,
+    areas,
     by_chance,
+    differences,
+    expected_error,
     fair_speedup,
     findings,
+    interval,
+    precision_and_calibration,
+    probabilities,
     trained_again,
     write,
 )
-from dlcourse.usecases.chest_xray.training import (
+from dlcourse.usecases.chest_xray.train import (
     OPTIONS,
     check,
     class_weights,
+    end_rates,
+    label_step,
     pretraining_schedule,
     step,
     train,
     tuning_schedule,
+    weighted_loss,
 )
 
 __all__ = [
-    "COARSE_GROUPS",
-    "COARSE_LABELS",
+    "ARCHIVE_LABELS",
     "NETS",
     "OPTIONS",
-    "Area",
     "Collection",
     "Estimate",
-    "KerasTimings",
     "Outcome",
-    "StageResult",
     "WeightsOrigin",
-    "area",
     "areas",
     "build",
     "by_chance",
@@ -73,21 +75,24 @@ __all__ = [
     "choose_checkpoint",
     "class_weights",
     "differences",
+    "end_rates",
     "expected_error",
     "fair_speedup",
     "findings",
     "interval",
+    "label_step",
     "make_archive",
     "make_phantoms",
     "pack",
+    "precision_and_calibration",
     "pretraining_schedule",
+    "probabilities",
     "read",
-    "resampled",
     "step",
-    "time_keras_fit",
     "train",
     "trained_again",
     "transfer",
     "tuning_schedule",
+    "weighted_loss",
     "write",
 ]

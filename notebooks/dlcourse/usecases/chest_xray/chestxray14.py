@@ -5,29 +5,20 @@ unpacked each on its own `images_001/images` to `images_012/images`; both are re
 the radiographs by patient, so that none is trained and tested on the same one. Some of the
 published files have four channels; all are read as grey.
 
-The list of bounding boxes, `BBox_List_2017.csv`, has about a thousand boxes for 8 of the 14
-findings: file name, finding, x, y, width and height in pixels of the published images of 1024 x
-1024; three empty columns end each line. It says "Infiltrate" for what the table calls Infiltration.
-
-Source: Wang et al., ChestX-ray8, CVPR 2017 (boxes for 8 findings), and the published files.
+Source: Wang et al., ChestX-ray8, CVPR 2017, and the published files.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PIL import Image
-
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS, Radiograph
 from dlguide.data.formats.sample import Sample
 from dlguide.data.readers.image_files import (
-    DAMAGE,
-    FORMATS,
     file_sample,
     read_image,
     read_lines,
@@ -37,7 +28,6 @@ from dlguide.data.synthetic import Samples
 from dlguide.errors import DataError, MissingComponentError, require_known
 
 TABLE = "Data_Entry_2017.csv"
-BOXES = "BBox_List_2017.csv"
 LISTS = {"train": "train_val_list.txt", "test": "test_list.txt"}
 # As published: the brackets hold a comma, so each counts as two columns, and the line ends in one.
 HEADER = (
@@ -51,43 +41,11 @@ _NUMBER = re.compile(r"\d{1,8}")
 _AGE = re.compile(r"0*(\d{1,3})([YMD]?)")
 _SIZE = re.compile(r"0*[1-9]\d*(\.\d+)?|0*\.\d*[1-9]\d*")
 ORIGIN = "nihcc.app.box.com/v/ChestXray-NIHCC gives it out."
-BOX_HEADER = "Image Index,Finding Label,Bbox [x,y,w,h],,,"
-BOX_FINDINGS = (
-    *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia"),
-    "Pneumothorax",
-)
-_BOX_COLUMNS, _BOX_EMPTY = 6, 3
-_IN_LIST = {"Infiltration": "Infiltrate"}
-_IN_TABLE = {listed: name for name, listed in _IN_LIST.items()}
-# Boxes reach to the last pixel's middle or its end.
-_BORDER = 1.0
-
-
-@dataclass(frozen=True)
-class Box:
-    """A bounding box."""
-
-    name: str
-    finding: str
-    left: float
-    top: float
-    width: float
-    height: float
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table.
-
-    Args:
-        name: file name of the radiograph.
-        findings: names from `FINDINGS`, in their order.
-        follow_up: number of the patient's radiograph.
-        patient: number of the patient.
-        age: of the patient (years).
-        gender: "F" or "M".
-        view: "PA" or "AP".
-    """
+    """A line of the table; the findings are in the order of `FINDINGS`."""
 
     name: str
     findings: tuple[str, ...]
@@ -189,13 +147,6 @@ def read(folder: str | os.PathLike, split: str = "train") -> Radiographs:
     return Radiographs(folder, tuple(table[name] for name in names[split]), paths)
 
 
-def boxes(folder: str | os.PathLike) -> dict[str, tuple[Box, ...]]:
-    """Read the bounding boxes that were drawn on some of the radiographs."""
-    base = Path(folder)
-    names = {row.name for row in _table(base / TABLE)}
-    return _read_boxes(base / BOXES, names, _images(base))
-
-
 def _images(base: Path) -> dict[str, Path]:
     """Find the image files by their names, in one folder or in the twelve."""
     folders = [base / "images", *sorted(base.glob("images_[0-9][0-9][0-9]/images"))]
@@ -261,53 +212,3 @@ def _list(path: Path, table: dict[str, Row]) -> list[str]:
         seen.add(name)
         names.append(name)
     return names
-
-
-def _read_boxes(path: Path, names: set[str], images: dict[str, Path]) -> dict[str, tuple[Box, ...]]:
-    """Read a list of boxes and check each against its image, where that is there."""
-    found: dict[str, tuple[Box, ...]] = {}
-    for where, cells in read_table(path, "list of ChestX-ray14's boxes", BOX_HEADER, ORIGIN):
-        box = _box(cells, where)
-        if box.name not in names:
-            raise DataError(f"{where}: {box.name!r} does not stand in the table.")
-        if box in found.get(box.name, ()):
-            raise DataError(f"{where}: this box stands in the list twice.")
-        if box.name in images:
-            columns, rows = _size(images[box.name])
-            right, bottom = box.left + box.width, box.top + box.height
-            if right > columns + _BORDER or bottom > rows + _BORDER:
-                raise DataError(
-                    f"{where}: the box ends at ({right:g}, {bottom:g}), outside of {box.name} with "
-                    f"{columns} x {rows} pixels."
-                )
-        found[box.name] = (*found.get(box.name, ()), box)
-    return found
-
-
-def _box(cells: list[str], where: str) -> Box:
-    empty = cells[_BOX_COLUMNS:]
-    if len(cells) < _BOX_COLUMNS or len(empty) not in (0, _BOX_EMPTY) or any(empty):
-        raise DataError(
-            f"{where}: {len(cells)} columns, must be {_BOX_COLUMNS} and {_BOX_EMPTY} empty ones."
-        )
-    name, label = cells[:2]
-    finding = _IN_TABLE.get(label, label)
-    if finding not in BOX_FINDINGS:
-        raise DataError(f"{where}: {label!r} is none of the 8 findings that have boxes.")
-    try:
-        left, top, width, height = map(float, cells[2:_BOX_COLUMNS])
-    except ValueError as error:
-        raise DataError(f"{where}: {error}.") from None
-    finite = all(map(math.isfinite, (left, top, width, height)))
-    if not (finite and left >= 0 and top >= 0 and width > 0 and height > 0):
-        got = cells[2:_BOX_COLUMNS]
-        raise DataError(f"{where}: the box must be x, y, width, height, got {got}.")
-    return Box(name, finding, left, top, width, height)
-
-
-def _size(path: Path) -> tuple[int, int]:
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            return image.size
-    except DAMAGE as error:
-        raise DataError(f"{path}: no image that can be read: {error}") from error

@@ -7,8 +7,8 @@ A packed collection is a folder:
     phantoms.json       how phantoms were made; published radiographs have none
 
 Published radiographs can also be read as they were unpacked; then every epoch opens each file.
-An archive for the pre-training is a folder with train/ alone, whose radiographs have the five
-labels `COARSE_LABELS`.
+An archive for the pre-training is a folder with train/ alone, whose radiographs have the three
+labels `ARCHIVE_LABELS`: view, sex and age, which any archive has, and no finding.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,13 @@ import numpy as np
 from PIL import Image
 
 from dlcourse.usecases.chest_xray import chestxray14, phantoms
-from dlcourse.usecases.chest_xray.model import NETS, SMALL, normalisation
+from dlcourse.usecases.chest_xray.model import normalisation
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS, SMALLEST
 from dlguide.data import formats, input_pipeline
 from dlguide.data.formats import Sample
-from dlguide.data.input_pipeline import Pipeline, Source
+from dlguide.data.input_pipeline import CentreCrop, Flip, Pipeline, ResizedCrop, Source
 from dlguide.data.input_pipeline.sources import as_source
+from dlguide.data.synthetic import sample_rng
 from dlguide.errors import DataError, MissingComponentError, require, require_count
 from dlguide.files import new_folder
 
@@ -45,18 +47,9 @@ MANIFEST = "manifest.json"
 _TEST_ONE_IN = 3
 _SHARD_SAMPLES = 2000
 
-# An archive of many radiographs says only which part of the chest has changed: a task related to
-# the 14 findings, from which a small net learns more than from pictures of other things.
-COARSE_GROUPS = {
-    "tissue of the lung": (
-        *("Infiltration", "Pneumonia", "Consolidation", "Edema", "Fibrosis", "Atelectasis"),
-    ),
-    "something round": ("Mass", "Nodule"),
-    "around the lung": ("Effusion", "Pleural_Thickening", "Pneumothorax"),
-    "heart and diaphragm": ("Cardiomegaly", "Hernia", "Emphysema"),
-}
-# The fifth says whether the patient was lying (view AP).
-COARSE_LABELS = (*COARSE_GROUPS, "lying")
+# What is known of each radiograph of an archive. None says anything of a finding: in phantoms the
+# findings are drawn independently of all three.
+ARCHIVE_LABELS = ("lying", "female", "over 50")
 # The patients of an archive are other ones than those of the case, with any seed.
 OTHER_PATIENTS = 1_000_003
 
@@ -75,32 +68,72 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def of_patients(self, patients: np.ndarray) -> Split:
+        """The radiographs of some patients."""
+        return self.rows(np.flatnonzero(np.isin(self.patients, patients)))
+
+    def rows(self, rows: np.ndarray) -> Split:
+        """Some of the radiographs."""
+        return Split(Subset(self.source, rows), self.labels[rows], self.patients[rows])
+
+
+class Subset(Source):
+    """Some samples of another source, counted from 0."""
+
+    def __init__(self, source: Source, rows: np.ndarray) -> None:
+        self.source, self.rows = source, np.asarray(rows)
+        self.name, self.count = source.name, len(self.rows)
+        self.label_shape, self.encoded = source.label_shape, source.encoded
+
+    def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
+        return self.source.read(self.rows[numbers], throttle)
+
+    def damaged(self, number: int, what: str) -> Exception:
+        return self.source.damaged(int(self.rows[number]), what)
+
+    def checksum(self) -> int:
+        return zlib.crc32(self.rows.astype(np.int64).tobytes(), self.source.checksum())
+
+    def close(self) -> None:
+        self.source.close()
+
 
 @dataclass(frozen=True)
 class Collection:
-    """Radiographs to train and to test with; no patient is in both.
+    """Radiographs to train, to choose settings (validation) and to test with.
 
-    Args:
-        name: of the data set.
-        train: to train with.
-        test: to test with.
-        synthetic: whether they are phantoms.
+    No patient is in two of them. `validation` is None until `with_validation` makes one.
     """
 
     name: str
     train: Split
     test: Split
     synthetic: bool = False
+    validation: Split | None = None
+
+    def with_validation(self, share: float, seed: int) -> Collection:
+        """Take a share of the training patients, drawn at random, for the validation."""
+        patients = np.random.default_rng(seed).permutation(np.unique(self.train.patients))
+        count = round(share * len(patients))
+        if not count:
+            return self
+        return replace(self, train=self.train.of_patients(patients[count:]),
+                       validation=self.train.of_patients(patients[:count]))  # fmt: skip
+
+    def labelled(self, count: int, seed: int) -> Collection:
+        """Keep the labels of `count` training radiographs only, of patients drawn at random."""
+        must = f"be at most the {len(self.train)} radiographs to train with"
+        require(count <= len(self.train), "labelled", must, count)
+        patients = np.random.default_rng(seed).permutation(np.unique(self.train.patients))
+        place = {patient: at for at, patient in enumerate(patients.tolist())}
+        order = np.argsort([place[one] for one in self.train.patients.tolist()], kind="stable")
+        return replace(self, train=self.train.rows(np.sort(order[:count])))
 
 
 def read(path: str | os.PathLike) -> Collection:
     """Open a packed collection, or ChestX-ray14 as it was unpacked.
 
     All labels are read and checked, no image yet.
-
-    Args:
-        path: folder of a packed collection, or the one that holds ChestX-ray14's table, lists
-            and images.
 
     Raises:
         MissingComponentError: if neither is there, or a part of it is missing; the text lists
@@ -127,14 +160,8 @@ def read(path: str | os.PathLike) -> Collection:
 def pack(real: str | os.PathLike, folder: str | os.PathLike, size: int | None = 256) -> Path:
     """Pack ChestX-ray14 into TFRecords once, so that no epoch opens 112 000 files again.
 
-    Args:
-        real: folder of the published table, lists and images.
-        folder: the new folder.
-        size: length of the sides that radiographs are shrunk to (pixels); the guide took 250,
-            the published ones have 1024. None keeps the files as they are.
-
-    Returns:
-        pathlib.Path: the folder, complete or not there at all.
+    The guide shrank to 250 pixels, the published sides have 1024; `size=None` keeps the files.
+    Returns the folder, complete or not there at all.
 
     Raises:
         MissingComponentError: if something is missing.
@@ -152,7 +179,13 @@ def pack(real: str | os.PathLike, folder: str | os.PathLike, size: int | None = 
 
 
 def make_phantoms(
-    folder: str | os.PathLike, count: int, size: int, seed: int, rates: str = "even"
+    folder: str | os.PathLike,
+    count: int,
+    size: int,
+    seed: int,
+    rates: str = "even",
+    shortcut: str | None = None,
+    marked: float = 0.9,
 ) -> Path:
     """Make synthetic radiographs and pack them; every third patient is for the test.
 
@@ -162,16 +195,17 @@ def make_phantoms(
         size: length of the sides (pixels).
         seed: 0 or more; another one makes other patients.
         rates: "even", or "published" for each finding as often as in ChestX-ray14.
-
-    Returns:
-        pathlib.Path: the folder.
-
-    Raises:
-        ValueError: if a number is out of range or the folder exists.
+        shortcut: a finding that goes together with a hospital: its radiographs come from the
+            hospital that lays a lead letter beside the patient with the probability `marked`,
+            those without it with 1 - `marked`. 0.5 is no shortcut.
+        marked: see `shortcut`.
     """
-    made = list(phantoms.chest(count, size, seed, rates))
     splits: dict[str, list[Sample]] = {split: [] for split in SPLITS}
-    for one in made:
+    for one in phantoms.chest(count, size, seed, rates):
+        if shortcut is not None:
+            chance = marked if shortcut in one.findings else 1 - marked
+            if sample_rng(seed, "hospital", one.index).random() < chance:
+                one = replace(one, pixels=phantoms.marked(one.pixels))
         split = "train" if one.patient % _TEST_ONE_IN else "test"
         splits[split].append(_sample(one, one.labels))
     must = "be enough for patients to train and to test with"
@@ -180,31 +214,18 @@ def make_phantoms(
 
 
 def make_archive(folder: str | os.PathLike, count: int, size: int, seed: int) -> Path:
-    """Make an archive of synthetic radiographs with coarse labels, packed in TFRecords.
-
-    Args:
-        folder: the new folder.
-        count: of radiographs.
-        size: length of the sides (pixels).
-        seed: 0 or more; with any seed the patients are other ones than those of `make_phantoms`.
-
-    Returns:
-        pathlib.Path: the folder.
-
-    Raises:
-        ValueError: if a number is out of range or the folder exists.
-    """
+    """Make an archive of synthetic radiographs of other patients, labelled `ARCHIVE_LABELS`."""
     made = phantoms.chest(count, size, seed + OTHER_PATIENTS)
     with new_folder(folder) as partial, formats.create(partial / "train", "tfrecord") as writer:
         for one in made:
-            writer.append(_sample(one, _coarse(one)))
+            writer.append(_sample(one, (one.view == "AP", one.gender == "F", one.age > 50)))
         settings = phantom_settings(count, size, seed)
         (partial / PHANTOMS).write_text(json.dumps(settings) + "\n")
     return Path(folder)
 
 
 def archive_labels(folder: str | os.PathLike) -> np.ndarray:
-    """Read the coarse labels of an archive, int32 of shape (radiographs, 5); raise without one."""
+    """Read the labels of an archive, int32 of shape (radiographs, 3); raise without one."""
     wanted = Path(folder) / "train" / MANIFEST
     if not wanted.is_file():
         raise MissingComponentError(
@@ -213,10 +234,10 @@ def archive_labels(folder: str | os.PathLike) -> np.ndarray:
         )
     with formats.open(wanted.parent) as records:
         labels = [one.labels for one in records]
-    if {len(one) for one in labels} != {len(COARSE_LABELS)}:
+    if {len(one) for one in labels} != {len(ARCHIVE_LABELS)}:
         raise DataError(
-            f"{wanted.parent}: must have {len(COARSE_LABELS)} labels per radiograph "
-            f"({', '.join(COARSE_LABELS)}), has {len(labels[0])}. This is no archive to pre-train "
+            f"{wanted.parent}: must have {len(ARCHIVE_LABELS)} labels per radiograph "
+            f"({', '.join(ARCHIVE_LABELS)}), has {len(labels[0])}. This is no archive to pre-train "
             "with."
         )
     return np.array(labels, np.int32)
@@ -242,21 +263,25 @@ def require_same_phantoms(folder: str | os.PathLike, settings: dict[str, Any]) -
         require(there.get(name) == value, name, must, value, then)
 
 
-def pipeline_for(source: object, model: keras.Model, batch: int) -> Pipeline:
+def pipeline_for(source: object, model: keras.Model, batch: int, augment: bool = False) -> Pipeline:
     """Build the pipeline that brings radiographs to the input of a net.
 
     Those that have the net's size already are only normalised; others are resized first. If all
-    decoded pixels fit into memory, each radiograph is read and decoded once.
+    decoded pixels fit into memory, each radiograph is read and decoded once. `augment` crops 80 %
+    of the area or more at random and mirrors half of the images, as CheXNet did the latter.
     """
     rows, columns, channels = model.inputs[0].shape[1:]
-    net = model.name if model.name in NETS else SMALL
     found = as_source(source)
     height, width = _size(found)
     fits = (height, width) == (rows, columns)
-    resize = () if fits else (input_pipeline.CentreCrop(rows, columns, max(rows, columns)),)
-    small = fits and found.count * height * width * channels <= _CACHE_NBYTES
-    return input_pipeline.Pipeline(
-        found, batch, channels=channels, augment=(*resize, normalisation(net)),
+    resize: tuple = () if fits else (CentreCrop(rows, columns, max(rows, columns)),)
+    if augment:
+        resize = ResizedCrop(rows, columns, area=(0.8, 1.0)), Flip()
+    small = (height, width) == (rows, columns) and (
+        found.count * height * width * channels <= _CACHE_NBYTES
+    )
+    return Pipeline(
+        found, batch, channels=channels, augment=(*resize, normalisation(model.name)),
         cache="decoded" if small else "none",
     )  # fmt: skip
 
@@ -273,11 +298,6 @@ def _size(source: Source) -> tuple[int, int]:
 
 def _sample(radiograph: phantoms.Radiograph, labels: Iterable[float]) -> Sample:
     return Sample(radiograph.encoded(), tuple(int(one) for one in labels), radiograph.name)
-
-
-def _coarse(radiograph: phantoms.Radiograph) -> tuple[int, ...]:
-    groups = [bool(set(group) & set(radiograph.findings)) for group in COARSE_GROUPS.values()]
-    return *(int(one) for one in groups), int(radiograph.view == "AP")
 
 
 def _write(

@@ -8,12 +8,9 @@ shape before any is changed.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide import models
@@ -28,7 +25,8 @@ if TYPE_CHECKING:
     import keras
 
 SMALL = "chest_cnn"
-LARGE = ("vgg16", "resnet50", "densenet121")
+REAL = "densenet121"  # the net for real radiographs unless another is asked for
+LARGE = ("vgg16", "resnet50", REAL)
 NETS = (SMALL, *LARGE)
 # Height and width of a net's images unless others are given (pixels).
 SIZES = {SMALL: 32, **dict.fromkeys(LARGE, 224)}
@@ -36,8 +34,8 @@ DTYPES = ("float32", "float64")
 HEAD = "logits"
 _FILTERS = (16, 32, 48)
 _HIDDEN = 96
-# A checkpoint at which the rate was still this share of the largest has learned much and can
-# still change; after it the rate only falls.
+# A checkpoint at which the rate was still this share of the largest can still change; after it
+# the rate only falls.
 _SHARE_OF_PEAK = 0.5
 
 
@@ -48,26 +46,12 @@ def build(
     seed: int = 0,
     dtype: str = "float32",
 ) -> keras.Model:
-    """Build a net with one logit for each finding.
+    """Build a net whose last layer, "logits", has one output per finding.
 
     "chest_cnn" has three convolutions of 3 x 3 with 16, 32 and 48 filters, each followed by
     pooling, and a dense layer of 96 units: without batch normalisation, so that ranks train
-    exactly as one process does. The others are those of `dlguide.models`; their last layer has
-    `outputs` logits.
-
-    Args:
-        net: one of `NETS`.
-        image: height and width of the radiographs (pixels); None for the net's own.
-        outputs: number of logits (count).
-        seed: of the initial weights, the same on every rank.
-        dtype: "float32" or "float64".
-
-    Returns:
-        keras.Model: not compiled; takes (batch, image, image, `channels(net)`). Its last layer
-            is called "logits".
-
-    Raises:
-        ValueError: if a name is unknown or a number out of range.
+    exactly as one process does. The others are those of `dlguide.models`. `image` is the height
+    and width (pixels), None for the net's own; the initial weights are equal on every rank.
     """
     require_known(net, NETS, "net")
     require_known(dtype, DTYPES, "dtype")
@@ -87,28 +71,22 @@ def build(
     return keras.Model(images, make.logits(x, outputs, name=HEAD), name=net)
 
 
-def channels(net: str) -> int:
-    """Channels of a net's images (count)."""
-    return 1 if require_known(net, NETS, "net") == SMALL else 3
-
-
 def normalisation(net: str) -> Normalise:
     """The step of a pipeline that brings grey values to the range of a net."""
-    if channels(net) == 1:
-        return Normalise((0.5,), (0.25,))
-    return Normalise(IMAGENET_MEAN, IMAGENET_DEVIATION)
+    if net in LARGE:
+        return Normalise(IMAGENET_MEAN, IMAGENET_DEVIATION)
+    return Normalise((0.5,), (0.25,))
+
+
+def preprocessing(net: str) -> dict[str, list[float]]:
+    """What a checkpoint stores beside the weights: the numbers of `normalisation`."""
+    ready = normalisation(net)
+    return {"mean": list(ready.mean), "deviation": list(ready.deviation)}
 
 
 @dataclass(frozen=True)
 class WeightsOrigin:
-    """The file that initial weights were read from.
-
-    Args:
-        path: the file.
-        epoch: epochs of training before it was written (count); 0 if the file does not say.
-        rate: learning rate of the last step before; None if the file does not say.
-        global_batch: images per step of that training (count); None if it does not say.
-    """
+    """The file of the initial weights: its epochs, last rate and global batch, where it says so."""
 
     path: str
     epoch: int = 0
@@ -121,11 +99,7 @@ def choose_checkpoint(folder: str | os.PathLike, which: str = "chosen") -> Path:
 
     "chosen" is the latest one at which the learning rate was still at least half of the
     largest: the guide says not to take the last one and to continue with the checkpoint's rate,
-    which at the end of a schedule has fallen.
-
-    Args:
-        folder: of the pre-training's checkpoints.
-        which: "chosen", "last" or "early" (the first there is).
+    which at the end of a schedule has fallen. "last" is the last one.
 
     Raises:
         CheckpointError: if there is none, or none that says at which rate it was training.
@@ -133,7 +107,7 @@ def choose_checkpoint(folder: str | os.PathLike, which: str = "chosen") -> Path:
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.4.3.
     """
-    require(which in ("chosen", "last", "early"), "which", "be chosen, last or early", which)
+    require(which in ("chosen", "last"), "which", "be chosen or last", which)
     files = [one for one in checkpoint.finished(Path(folder))
              if not checkpoint.is_within(one)]  # fmt: skip
     if not files:
@@ -141,19 +115,18 @@ def choose_checkpoint(folder: str | os.PathLike, which: str = "chosen") -> Path:
             f"There is no checkpoint of a pre-training in {folder}: looked for files like "
             "checkpoint-000000100.dlguide there. Pre-train first, or name a file."
         )
-    if which != "chosen":
-        return files[-1 if which == "last" else 0]
+    if which == "last":
+        return files[-1]
     found = [checkpoint.read(one)[0] for one in files]
-    rates = [rate_of(one) for one in found]
-    known = [rate for rate in rates if rate is not None]
-    highest = max([*known, *filter(None, map(_peak_rate, found))], default=0.0)
+    rates = [rate_of(one) or 0.0 for one in found]
+    highest = max([*rates, *filter(None, map(_peak_rate, found))])
     good = [file for file, rate in zip(files, rates, strict=True)
-            if rate is not None and rate >= _SHARE_OF_PEAK * highest > 0]  # fmt: skip
+            if rate >= _SHARE_OF_PEAK * highest > 0]  # fmt: skip
     if not good:
         raise CheckpointError(
             f"None of the {len(files)} checkpoints in {folder} was training at a rate of at least "
             f"{_SHARE_OF_PEAK:g} of the largest, {highest:g}: looked at {files[0].name} to "
-            f"{files[-1].name}, whose rates are {known}. Keep earlier ones, or name a file as "
+            f"{files[-1].name}, whose rates are {rates}. Keep earlier ones, or name a file as "
             "`weights` to start from it all the same."
         )
     return good[-1]
@@ -164,23 +137,20 @@ def rate_of(found: Checkpoint) -> float | None:
     stored, schedule = found.settings.get("rate"), _schedule(found)
     if stored is not None:
         return float(stored)
-    if schedule is None or not found.epoch:
-        return None
-    return float(schedule.to_steps(found.step // found.epoch).rate(found.step - 1))
+    return None if schedule is None else float(schedule.rate(found.step - 1))
 
 
 def _peak_rate(found: Checkpoint) -> float | None:
     schedule = _schedule(found)
-    if schedule is None or not found.epoch:
-        return None
-    return float(schedule.to_steps(found.step // found.epoch).rates().max())
+    return None if schedule is None else float(schedule.rates().max())
 
 
 def _schedule(found: Checkpoint) -> Any:
+    """The schedule in steps that a checkpoint stores; None if it stores none."""
     config = found.settings.get("schedule")
-    if isinstance(config, dict):
-        return from_config(config.get("rates", config))
-    return None
+    if not isinstance(config, dict) or not found.epoch:
+        return None
+    return from_config(config.get("rates", config)).to_steps(found.step // found.epoch)
 
 
 def transfer(model: keras.Model, path: str | os.PathLike) -> WeightsOrigin:
@@ -189,16 +159,13 @@ def transfer(model: keras.Model, path: str | os.PathLike) -> WeightsOrigin:
     Args:
         model: the net, whose last layer is called "logits" and keeps its weights.
         path: a checkpoint of dlguide (of this case, or of `usecases.imagenet`), a folder of
-            such, from which `choose_checkpoint` takes one, or a Keras file that ends in
-            .weights.h5, of the same net with any number of classes.
-
-    Returns:
-        WeightsOrigin: what the file says about its training.
+            such, from which `choose_checkpoint` takes one, or a Keras file (.h5) of the same net
+            with any number of classes, or of its layers but the last ("notop").
 
     Raises:
         MissingComponentError: if there is no such file.
-        CheckpointError: if it is damaged, or holds the weights of another net; the model is
-            unchanged then.
+        CheckpointError: if it is damaged, holds the weights of another net, or belongs to images
+            that were prepared in another way; the model is unchanged then.
     """
     path = require_weights(path, model.name)
     if path.is_dir():
@@ -207,14 +174,18 @@ def transfer(model: keras.Model, path: str | os.PathLike) -> WeightsOrigin:
         return _from_keras(model, path)
     found, arrays = checkpoint.read(path)
     there = {name: array for (name, _, _), array in zip(found.arrays, arrays, strict=True)}
-    mine = _body(model)
+    mine, ready = _body(model), found.settings.get("preprocessing")
     for variable in mine:
         array = there.get(variable.path)
-        fits = array is not None and array.shape == tuple(variable.shape)
-        if not fits:
+        if array is None or array.shape != tuple(variable.shape):
             holds = "nothing of that name" if array is None else f"one of shape {array.shape}"
             wanted = f"{variable.path} of shape {tuple(variable.shape)}"
             raise _of_another_net(model, path, wanted, holds)
+    if ready not in (None, preprocessing(model.name)):
+        raise CheckpointError(
+            f"{path} was trained on images prepared with {ready}; {model.name} here gets "
+            f"{preprocessing(model.name)}. Its first layer would see other numbers."
+        )
     for variable in mine:
         variable.assign(there[variable.path].astype(variable.dtype))
     batch = found.settings.get("global_batch")
@@ -222,43 +193,40 @@ def transfer(model: keras.Model, path: str | os.PathLike) -> WeightsOrigin:
 
 
 def require_weights(path: str | os.PathLike, net: str) -> Path:
-    """Return the path of weights; raise if nothing is there."""
+    """Return the path of weights; raise if nothing is there, or they need other images."""
     path = Path(path)
     if not path.exists():
         raise MissingComponentError(
-            f"There are no weights at {path}. Looked for a file .dlguide or .weights.h5 of "
-            f"{net}, or a folder of such checkpoints. Name one that is there, or leave "
-            "`weights` out to pre-train on synthetic radiographs."
+            f"There are no weights at {path}. Looked for a file .dlguide or .h5 of {net}, or a "
+            "folder of such checkpoints. Name one that is there, or leave `weights` out to "
+            "pre-train on synthetic radiographs."
         )
+    must = f"be a checkpoint of dlguide for {net}"
+    then = (
+        "Keras' own files of this net expect other images (blue first, 0 to 255, minus a mean). "
+        f"Take {REAL}, whose images are prepared as here."
+    )
+    require(path.suffix != ".h5" or net in (SMALL, REAL), "weights", must, str(path), then)
     return path
 
 
 def _from_keras(model: keras.Model, path: Path) -> WeightsOrigin:
+    """Read a Keras file into a copy of the net with the file's last layer, then take the rest."""
     import keras
 
-    shapes = _shapes(path)
-    wanted = Counter(tuple(variable.shape) for variable in _body(model))
-    missing = sorted((wanted - shapes).items(), key=str)
-    if missing:
-        shape, count = missing[0]
-        raise _of_another_net(model, path, f"{count} more arrays of shape {shape}", _short(shapes))
-    left = shapes - wanted
-    (kernel, _) = (tuple(variable.shape) for variable in model.get_layer(HEAD).weights)
-    heads = [shape for shape in left if len(shape) == 2 and shape[0] == kernel[0]]
-    if len(heads) != 1 or left[(heads[0][1],)] < 1:
-        what = f"a last layer of shape ({kernel[0]}, classes)"
-        raise _of_another_net(model, path, what, _short(left))
-    # Keras reads the file into the same net with as many classes as the file has
+    head = model.get_layer(HEAD)
+    classes = {shape[1] for shape in _shapes(path)
+               if len(shape) == 2 and shape[0] == head.kernel.shape[0]}  # fmt: skip
     config = model.get_config()
     for layer in config["layers"]:
         if layer["config"]["name"] == HEAD:
-            layer["config"]["units"] = heads[0][1]
+            layer["config"]["units"] = next(iter(classes), 1)
     whole = keras.Model.from_config(config)
+    reader = whole if classes else keras.Model(whole.inputs, whole.get_layer(HEAD).input)
     try:
-        whole.load_weights(path)
+        reader.load_weights(path)
     except (ValueError, KeyError, OSError) as error:
-        what = f"the layers of {model.name}"
-        raise _of_another_net(model, path, what, f"others ({error})") from error
+        raise _of_another_net(model, path, f"its {len(_body(model))} arrays", str(error)) from error
     for variable, value in zip(_body(model), _body(whole), strict=True):
         variable.assign(value)
     return WeightsOrigin(str(path))
@@ -270,15 +238,15 @@ def _body(model: keras.Model) -> list[Any]:
     return [variable for variable in model.weights if id(variable) not in head]
 
 
-def _shapes(path: Path) -> Counter:
-    """Count the arrays of a Keras file by their shapes, except those of an optimizer."""
+def _shapes(path: Path) -> list[tuple[int, ...]]:
+    """The shapes of the arrays in a Keras file."""
     import h5py
 
-    found: Counter = Counter()
+    found: list[tuple[int, ...]] = []
 
     def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and not name.startswith("optimizer"):
-            found[tuple(item.shape)] += 1
+        if isinstance(item, h5py.Dataset):
+            found.append(tuple(item.shape))
 
     try:
         with h5py.File(path) as file:
@@ -288,11 +256,6 @@ def _shapes(path: Path) -> Counter:
             f"{path} cannot be read as HDF5: {error}. It may be cut short: fetch it again."
         ) from error
     return found
-
-
-def _short(shapes: Counter) -> str:
-    largest = sorted(shapes, key=lambda shape: -int(np.prod(shape)))[:3]
-    return f"{sum(shapes.values())} arrays, the largest of shapes {largest}"
 
 
 def _of_another_net(model: keras.Model, path: Path, wanted: str, holds: str) -> CheckpointError:

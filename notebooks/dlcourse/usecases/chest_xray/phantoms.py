@@ -4,6 +4,11 @@ Places go from -1 to 1; left in the picture is the patient's right. A radiograph
 darkness of the lungs, and what adds brightness on top: heart, spine, ribs, vessels. The findings
 are the textbook signs in a simple form: made to be distinguished by a net and seen by a reader,
 not training material for anybody who reads radiographs.
+
+What a net could learn: the signs; the view (lying: raised diaphragm, wider heart); the sex (a
+shadow over the lower lungs, smaller lungs); the age (bones lose brightness). Findings are drawn
+independently of view, sex and age, and of each other apart from the rates in `RATES`; so none of
+the three is a shortcut to a finding. `marked` adds one on purpose: the lead letter of a hospital.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import NormalDist
 
 import numpy as np
 
@@ -19,6 +25,7 @@ from dlguide.data.synthetic import Samples, clouds, encoded, grid, sample_rng, s
 from dlguide.errors import require_count, require_known
 
 SIDES = (-1, 1)
+GRAIN = 0.012  # standard deviation, as a share of the range of brightness
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,12 @@ class Anatomy:
     ribs: int
     tilt: float
     bones: float
+    breasts: float = 0.0
 
 
-def anatomy(rng: np.random.Generator, lying: bool = False) -> Anatomy:
+def anatomy(
+    rng: np.random.Generator, lying: bool = False, female: bool = False, age: int = 47
+) -> Anatomy:
     """Draw a patient's measures."""
     dome = rng.uniform(0.5, 0.6)
     values = Anatomy(
@@ -48,8 +58,10 @@ def anatomy(rng: np.random.Generator, lying: bool = False) -> Anatomy:
         air=rng.uniform(0.9, 1.05),
         ribs=int(rng.integers(8, 10)),
         tilt=rng.uniform(-0.04, 0.04),
-        bones=rng.uniform(0.8, 1.15),
+        bones=rng.uniform(0.9, 1.1) * (1.25 - 0.006 * age),
     )
+    if female:
+        values = replace(values, lung_width=values.lung_width - 0.015, breasts=0.07)
     if not lying:
         return values
     return replace(
@@ -111,6 +123,9 @@ def render(chest: Chest, rng: np.random.Generator) -> np.ndarray:
     picture = picture + 0.12 * trunk * np.clip(below, 0, 1) * smooth_step(np.abs(x) - 0.8, 0.2)
     picture = picture + _vessels(chest, rng)
     picture = picture + body.bones * (_ribs(chest) + _clavicles(x, y))
+    picture = picture + body.breasts * smooth_step(
+        np.hypot((np.abs(x) - 0.45) / 0.32, (y - 0.38) / 0.3) - 1, 0.3
+    )
     # the windpipe, and a stomach's bubble of air under the patient's left dome
     picture = picture - 0.10 * smooth_step(np.abs(x) - 0.05, 0.05) * smooth_step(y + 0.32, 0.15)
     bubble = np.hypot((x - 0.33) / 1.5, y - body.domes[1] - 0.17) - 0.075
@@ -118,17 +133,9 @@ def render(chest: Chest, rng: np.random.Generator) -> np.ndarray:
 
 
 def exposed(picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Turn brightness into the grey values of a film: contrast, grain, unequal exposure.
-
-    Args:
-        picture: brightness, about 0 to 1, shape (size, size).
-        rng: random numbers.
-
-    Returns:
-        numpy.ndarray: uint8, shape (size, size).
-    """
+    """Turn brightness (0 to 1) into grey values of a film, uint8: contrast, grain, exposure."""
     slope = 1 + rng.uniform(-0.06, 0.06) * np.linspace(-1, 1, len(picture), dtype=np.float32)
-    grain = 0.012 * rng.standard_normal(picture.shape, np.float32)
+    grain = GRAIN * rng.standard_normal(picture.shape, np.float32)
     value = np.clip(picture * slope + grain, 0, 1) ** rng.uniform(0.9, 1.12)
     return np.round(255 * value * rng.uniform(0.92, 1.04)).clip(0, 255).astype(np.uint8)
 
@@ -436,23 +443,14 @@ _PATIENTS, _RADIOGRAPHS = 3, 11
 # Beside the finding that it is made for, a radiograph has each other one so often.
 _BESIDE = 0.06
 RATES = ("even", "published")
+# Shares of radiographs taken lying (view AP), and of women.
+LYING, FEMALE = 0.4, 0.435
 SMALLEST = 32
 
 
 @dataclass(frozen=True, eq=False)
 class Radiograph:
-    """A radiograph of the chest with what is known about it.
-
-    Args:
-        index: its number in the data set.
-        patient: number of the patient, from 1.
-        follow_up: number of the patient's radiograph, from 0.
-        age: age of the patient (years).
-        gender: "F" or "M".
-        view: "PA" (standing, from behind) or "AP" (lying, from the front).
-        findings: names from `FINDINGS`, in their order; empty when there is none.
-        pixels: uint8, shape (size, size).
-    """
+    """A radiograph, uint8 of shape (size, size), with its patient, view and findings."""
 
     index: int
     patient: int
@@ -486,21 +484,9 @@ class Radiograph:
 def chest(count: int, size: int, seed: int, rates: str = "even") -> Samples:
     """Make radiographs of phantoms, as many as wanted.
 
-    With "even", each 15 radiographs in a row hold one made for each finding and one without;
-    others come beside it now and then. With "published", each finding occurs as often as in
-    ChestX-ray14, independently of the others: Hernia once in 494.
-
-    Args:
-        count: number of radiographs (count).
-        size: length of the sides (pixels); the published ones have 1024.
-        seed: 0 or more; another one gives other patients.
-        rates: "even" or "published".
-
-    Returns:
-        Samples: of `Radiograph`.
-
-    Raises:
-        ValueError: when a number is too small or the rates are unknown.
+    With `rates="even"`, each 15 radiographs in a row hold one made for each finding and one
+    without; each other finding is beside it in 6 of 100. With "published", each occurs as often
+    as in ChestX-ray14, independently of the others: Hernia once in 494.
     """
     require_count(size, "size", least=SMALLEST)
     require_count(seed, "seed", least=0)
@@ -511,20 +497,34 @@ def chest(count: int, size: int, seed: int, rates: str = "even") -> Samples:
 
 def _radiograph(index: int, size: int, seed: int, rates: str) -> Radiograph:
     patient, follow_up = _patient(index, seed)
-    person = sample_rng(seed, "patient", patient)
-    age, gender = int(np.clip(person.normal(47, 17), 1, 94)), "FM"[int(person.random() < 0.565)]
-    chance = sample_rng(seed, "radiograph", index)
-    view = "AP" if chance.random() < 0.4 else "PA"
+    age, gender = person(seed, patient)
+    view = "AP" if sample_rng(seed, "radiograph", index).random() < LYING else "PA"
     findings = _findings(index, seed, rates)
     pixels = draw(seed, index, patient, view, findings, size)
     return Radiograph(index, patient, follow_up, age + follow_up, gender, view, findings, pixels)
+
+
+def person(seed: int, patient: int) -> tuple[int, str]:
+    """Draw a patient's age at the first radiograph and sex; FEMALE of all are women."""
+    rng = sample_rng(seed, "patient", patient)
+    return int(np.clip(rng.normal(47, 17), 1, 94)), "FM"[int(rng.random() >= FEMALE)]
 
 
 def draw(
     seed: int, index: int, patient: int, view: str, findings: tuple[str, ...], size: int
 ) -> np.ndarray:
     """Draw one radiograph; with other findings all else in it stays as it is."""
-    body = anatomy(sample_rng(seed, "patient", patient, 1), lying=view == "AP")
+    picture = brightness(seed, index, patient, view, findings, size)
+    return exposed(picture, sample_rng(seed, "radiograph", index, 1))
+
+
+def brightness(
+    seed: int, index: int, patient: int, view: str, findings: tuple[str, ...], size: int
+) -> np.ndarray:
+    """The radiograph before exposure and grain."""
+    age, gender = person(seed, patient)
+    rng = sample_rng(seed, "patient", patient, 1)
+    body = anatomy(rng, lying=view == "AP", female=gender == "F", age=age)
     chances = {name: (seed, "findings", index, FINDINGS.index(name)) for name in findings}
     for name in findings:
         if name in MEASURES:
@@ -534,7 +534,39 @@ def draw(
     for name in findings:
         if name in BRIGHTNESS:
             picture = picture + BRIGHTNESS[name](picture, where, sample_rng(*chances[name]))
-    return exposed(picture, sample_rng(seed, "radiograph", index, 1))
+    return picture
+
+
+def marked(pixels: np.ndarray) -> np.ndarray:
+    """The radiograph with the lead letter L of one hospital in its upper corner."""
+    unit = max(1, len(pixels) // 32)
+    pixels = pixels.copy()
+    pixels[unit : 5 * unit, unit : 2 * unit] = 255
+    pixels[4 * unit : 5 * unit, unit : 4 * unit] = 255
+    return pixels
+
+
+def ideal_observer(seed: int, one: Radiograph) -> np.ndarray:
+    """The area of an observer who knows all of this radiograph but whether a finding is there.
+
+    Such an observer compares two known pictures in white noise of standard deviation s; no
+    reader and no net can be better:
+
+        AUROC = Phi(d / sqrt(2)),  d = |with - without| / s
+
+    Returns:
+        numpy.ndarray: of each finding, shape (14,).
+
+    Source:
+        Burgess, J. Opt. Soc. Am. A 16 (1999), 633-646 (signal known exactly).
+    """
+    place = seed, one.index, one.patient, one.view
+    plain = brightness(*place, (), len(one.pixels))
+    changed = [brightness(*place, (name,), len(one.pixels)) - plain for name in FINDINGS]
+    # the grain, and the rounding to 256 grey values
+    noise = math.hypot(GRAIN, 1 / 255 / math.sqrt(12))
+    return np.array([NormalDist().cdf(np.linalg.norm(each) / noise / math.sqrt(2))
+                     for each in changed])  # fmt: skip
 
 
 def _patient(index: int, seed: int) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """The whole case on all ranks: pre-train, choose a checkpoint, fine-tune, judge on other patients.
 
 Each of the 14 findings is its own question, with one logit: the loss is the binary
-cross-entropy, weighted so that rare findings count as much as their absence.
+cross-entropy, weighted so that rare findings count as much as their absence. Both stages are
+calls of `dlguide.training.fit` with this loss.
 """
 
 from __future__ import annotations
@@ -11,24 +12,23 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.usecases.chest_xray import auroc, data
+from dlcourse.usecases.chest_xray import data, phantoms, report
 from dlcourse.usecases.chest_xray import model as nets
 from dlcourse.usecases.chest_xray.data import Collection
-from dlcourse.usecases.chest_xray.model import WeightsOrigin
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS
-from dlcourse.usecases.chest_xray.report import Outcome, StageResult
+from dlcourse.usecases.chest_xray.report import Outcome
 from dlcourse.usecases.run import Option
 from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.measure import digest_of
+from dlguide.measure import TrainingResult, digest_of
 from dlguide.training import CheckpointConfig, FitConfig, connect, devices, fit, train_step
 from dlguide.training import schedules as recipes
 from dlguide.training.schedules import EpochSchedule
@@ -39,120 +39,147 @@ if TYPE_CHECKING:
 
 PRETRAINING = "pretraining"
 # The folder of each start's checkpoints, so that none resumes from those of another.
-STAGES = {"chosen": "tuning", "last": "tuning-last", "early": "tuning-early", "none": "scratch"}
-RATES = ("even", "published")
+STAGES = {"chosen": "tuning", "last": "tuning-last", "none": "scratch"}
 DEVICES = ("auto", "cpu", "gpu")
 # For 32 radiographs; a larger batch has a rate in proportion (Goyal et al.'s linear scaling).
 RATE, RATE_BATCH = 0.05, 32
-# The share of the pre-training at the highest rate.
-_HELD = 0.75
+ARCHIVE = 1500  # phantoms to pre-train with
+# The share of the pre-training at the highest rate; the epochs of the fine-tuning's warmup.
+_HELD, _WARMUP = 0.75, 0.5
+_VALIDATION = 0.1  # of the patients of published radiographs
 _INFERENCE_BLOCK = 200
 # In the timed step one label in eight is positive: as often as in the phantoms.
 _ONE_POSITIVE_IN = 8
 
-# What `dlguide usecase chest_xray --set` accepts.
-OPTIONS = {
-    "weights": Option(None, str),
-    "compare": Option(None, bool),
-    "net": Option(nets.SMALL, str),
-    "image": Option(None, int),
-    "batch_per_rank": Option(32, int),
-    "epochs": Option(5, int),
-    "pretrain_epochs": Option(8, int),
-    "warmup": Option(0.5, float),
-    "start": Option("chosen", str),
-    "learning_rate": Option(None, float),
-    "dtype": Option("float32", str),
-    "device": Option("auto", str),
-    "radiographs": Option(1200, int),
-    "archive": Option(1500, (int, str)),
-    "rates": Option("even", str),
-    "data_seed": Option(0, int),
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChestXrayConfig:
-    """The settings of `train`, apart from where to read and write; checked when it is made."""
+    """The settings of `train`, checked when this is made.
+
+    Args:
+        seed: of the initial weights, the order, and the patients of `labelled` and `validation`.
+        real: whether the radiographs are published ones; some defaults follow from it.
+        weights: file of the same net's weights to begin with instead of a pre-training.
+        net: one of `model.NETS`; None for "chest_cnn", or "densenet121" with published ones.
+        image: height and width (pixels); None for the net's own.
+        batch_per_rank: radiographs per rank and step (count).
+        epochs: of the fine-tuning (count).
+        pretrain_epochs: of the pre-training (count).
+        start: "chosen" or "last" checkpoint of the pre-training, or "none" for a training from
+            scratch.
+        learning_rate: highest rate of the global batch in the fine-tuning; None for the
+            checkpoint's, or without one, for 0.05 per 32 radiographs of the global batch.
+        head_times: rate of the last layer over that of the others.
+        labelled: training radiographs whose labels are used (count); None for all.
+        validation: share of the training patients that is kept apart to choose settings with;
+            None for a tenth of published radiographs, and none of phantoms.
+        external: folder of another collection, whose test is judged too; None for none.
+        dtype: "float32" or "float64".
+        device: "auto", "cpu" or "gpu".
+        radiographs: synthetic ones to train and test with (count).
+        archive: folder of an archive, or a count of synthetic radiographs; None for 1500 with
+            phantoms. Published radiographs get no pre-training on drawings unless it is given.
+        rates: of the findings in phantoms, "even" or "published".
+        data_seed: of the phantoms.
+    """
 
     seed: int = 0
+    real: bool = False
     weights: str | os.PathLike | None = None
-    compare: bool | None = None
-    net: str = nets.SMALL
+    net: str | None = None
     image: int | None = None
     batch_per_rank: int = 32
     epochs: int = 5
     pretrain_epochs: int = 8
-    warmup: float = 0.5
     start: str = "chosen"
     learning_rate: float | None = None
+    head_times: float = 1.0
+    labelled: int | None = None
+    validation: float | None = None
+    external: str | os.PathLike | None = None
     dtype: str = "float32"
     device: str = "auto"
     radiographs: int = 1200
-    archive: int | str | os.PathLike = 1500
+    archive: int | str | os.PathLike | None = None
     rates: str = "even"
     data_seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_per_rank", "epochs", "pretrain_epochs", "radiographs"):
             require_count(getattr(self, name), name)
-        if not isinstance(self.archive, str | os.PathLike):
-            require_count(self.archive, "archive")
         for name in ("seed", "data_seed"):
             require_count(getattr(self, name), name, least=0)
-        require_known(self.net, nets.NETS, "net")
-        require_known(self.start, STAGES, "start")
-        require_known(self.rates, RATES, "rates")
-        require_known(self.dtype, nets.DTYPES, "dtype")
-        require_known(self.device, DEVICES, "device")
+        if self.archive is not None and not isinstance(self.archive, str | os.PathLike):
+            require_count(self.archive, "archive")
+        if self.labelled is not None:
+            require_count(self.labelled, "labelled")
+        known = {"net": nets.NETS, "start": STAGES, "rates": phantoms.RATES, "dtype": nets.DTYPES,
+                 "device": DEVICES}  # fmt: skip
+        for name, values in known.items():
+            if getattr(self, name) is not None:
+                require_known(getattr(self, name), values, name)
         if self.image is not None:
             require_count(self.image, "image", least=data.SMALLEST)
-        if self.learning_rate is not None:
-            require_positive(self.learning_rate, "learning_rate")
-        require_positive(self.warmup, "warmup")
-        must = f"be above 0 and shorter than the {self.epochs} epochs of the training"
-        require(0 < self.warmup < self.epochs, "warmup", must, self.warmup)
-        known = self.compare in (True, False, None)
-        require(known, "compare", "be True, False or None", self.compare)
+        for name in ("learning_rate", "head_times"):
+            if getattr(self, name) is not None:
+                require_positive(getattr(self, name), name)
+        share = self.held_out
+        require(0 <= share < 1, "validation", "be at least 0 and below 1", self.validation)
         given = self.weights is not None
         path = not given or isinstance(self.weights, str | os.PathLike)
         require(path, "weights", "be a file or folder", self.weights)
-        must, then = (
-            'be None with start="none", which begins from scratch',
-            "Leave one of them out.",
-        )
+        must = 'be None with start="none", which begins from scratch'
+        then = "Leave one of them out."
         require(not given or self.start != "none", "weights", must, self.weights, then)
+        drawn = self.real and not given and self.start != "none" and self.archive is None
+        must = "be given for published radiographs, which are not pre-trained on drawings"
+        then = (
+            f"Take Keras' ImageNet weights of {nets.REAL} (densenet121_weights_*.h5), start=none "
+            f"for a training from scratch, or archive={ARCHIVE} for the drawings all the same."
+        )
+        require(not drawn, "weights", must, None, then)
+
+    @property
+    def used_net(self) -> str:
+        """Name of the net."""
+        return self.net or (nets.REAL if self.real else nets.SMALL)
+
+    @property
+    def held_out(self) -> float:
+        """Share of the training patients in the validation."""
+        return (_VALIDATION if self.real else 0) if self.validation is None else self.validation
 
     @property
     def size(self) -> int:
         """Height and width of the radiographs (pixels)."""
-        return nets.SIZES[self.net] if self.image is None else self.image
+        return nets.SIZES[self.used_net] if self.image is None else self.image
 
     def build(self, outputs: int) -> keras.Model:
         """Build the net, the same on every rank."""
-        return nets.build(self.net, self.size, outputs, self.seed, self.dtype)
+        return nets.build(self.used_net, self.size, outputs, self.seed, self.dtype)
+
+
+_KINDS = {"weights": str, "net": str, "image": int, "learning_rate": float, "labelled": int,
+          "validation": float, "external": str, "archive": (int, str)}  # fmt: skip
+# What `dlguide usecase chest_xray --set` accepts.
+OPTIONS = {
+    one.name: Option(one.default, _KINDS.get(one.name, type(one.default)))
+    for one in fields(ChestXrayConfig)
+    if one.name not in ("seed", "real")
+}
 
 
 def check(real: str | os.PathLike | None = None, **own: Any) -> None:
-    """Raise, before any rank starts, for what `train` would refuse on all ranks.
-
-    Args:
-        real: as in `train`.
-        own: further arguments of `train`.
-
-    Raises:
-        ValueError: if a setting is out of range.
-        MissingComponentError: if data or weights are not there.
-        DataError: if a label file or a list is invalid; names file and line.
-    """
-    elsewhere = ("checkpoint", "report", "parallel")
-    config = ChestXrayConfig(**{name: own[name] for name in own if name not in elsewhere})
+    """Raise, before any rank starts, for what `train` would refuse on all ranks."""
+    config = ChestXrayConfig(real=_published(real), **own)
     if real is not None:
         data.read(real)
     if isinstance(config.archive, str | os.PathLike):
         data.archive_labels(config.archive)
+    if config.external is not None:
+        data.read(config.external)
     if config.weights is not None:
-        nets.require_weights(config.weights, config.net)
+        nets.require_weights(config.weights, config.used_net)
 
 
 def train(
@@ -161,22 +188,7 @@ def train(
     checkpoint: str | os.PathLike | None = None,
     report: Callable[..., None] | None = None,
     parallel: bool | None = None,
-    weights: str | os.PathLike | None = None,
-    compare: bool | None = None,
-    net: str = nets.SMALL,
-    image: int | None = None,
-    batch_per_rank: int = 32,
-    epochs: int = 5,
-    pretrain_epochs: int = 8,
-    warmup: float = 0.5,
-    start: str = "chosen",
-    learning_rate: float | None = None,
-    dtype: str = "float32",
-    device: str = "auto",
-    radiographs: int = 1200,
-    archive: int | str | os.PathLike = 1500,
-    rates: str = "even",
-    data_seed: int = 0,
+    **own: Any,
 ) -> Outcome:
     """Pre-train a net, fine-tune it on the 14 findings, and judge it on other patients.
 
@@ -186,58 +198,27 @@ def train(
     and with its learning rate, which a gradual warmup raises in proportion to the global batch.
 
     Args:
-        real: folder of ChestX-ray14, as published or packed by `pack`; None makes phantoms.
-        seed: of the initial weights and of the order.
+        real: folder of ChestX-ray14, as published or packed by `pack`, or of packed phantoms;
+            None makes phantoms.
+        seed: see `ChestXrayConfig`.
         checkpoint: folder for synthetic data and checkpoints that all ranks see, and to resume
             from; None for a temporary one.
         report: progress, as `on_result` of `training.fit`.
         parallel: False for this process alone, True for all ranks of the launcher; None for True
             if the launcher started more than one.
-        weights: file of the same net's weights to begin with instead of a pre-training, such as
-            ImageNet's: .weights.h5 of Keras, or a checkpoint of `usecases.imagenet`.
-        compare: whether to train from scratch too, in as many steps; None for True with
-            phantoms only.
-        net: "chest_cnn", "vgg16", "resnet50" or "densenet121".
-        image: height and width of the radiographs (pixels); None for the net's own.
-        batch_per_rank: radiographs per rank and step (count).
-        epochs: of the fine-tuning (count).
-        pretrain_epochs: of the pre-training (count).
-        warmup: until the highest rate of the fine-tuning (epochs).
-        start: "chosen", "last" or "early" checkpoint of the pre-training, or "none" for a
-            training from scratch.
-        learning_rate: highest rate of the global batch in the fine-tuning; None for the
-            checkpoint's, or without one, for 0.05 per 32 radiographs of the global batch.
-        dtype: "float32" or "float64".
-        device: "auto", "cpu" or "gpu".
-        radiographs: synthetic radiographs with the 14 findings, those of the test included
-            (count).
-        archive: phantoms to make for the pre-training (count), or a folder that `make_archive`
-            wrote.
-        rates: of the findings in phantoms: "even", or "published" as in ChestX-ray14.
-        data_seed: of the phantoms.
+        own: the fields of `ChestXrayConfig`.
 
     Raises:
-        ValueError: if an argument is out of range; on all ranks, before any work.
-        MissingComponentError: if data, weights or device are not there; on all ranks.
-        DataError: if the data are invalid; names file and line; on all ranks.
-        CheckpointError: if a checkpoint is damaged or another training's, or the weights are
-            another net's.
-
-    Source:
-        PRACE Best Practice Guide Deep Learning (2019), 6.4.
+        ValueError: if a setting is out of range, on all ranks.
+        MissingComponentError: if data or weights are missing.
+        DataError: if data is damaged.
+        CheckpointError: if a checkpoint is damaged, or belongs to another training or net.
     """
     comm = connect(parallel)
-    settings: dict[str, Any] = {
-        "seed": seed, "weights": weights, "compare": compare, "net": net, "image": image,
-        "batch_per_rank": batch_per_rank, "epochs": epochs, "pretrain_epochs": pretrain_epochs,
-        "warmup": warmup, "start": start, "learning_rate": learning_rate, "dtype": dtype,
-        "device": device, "radiographs": radiographs, "archive": archive, "rates": rates,
-        "data_seed": data_seed,
-    }  # fmt: skip
-    every = {"real": real, **settings}
+    every = {"real": real, "seed": seed, **own}
     plain = {name: str(one) if isinstance(one, os.PathLike) else one for name, one in every.items()}
     with comm.agree_or_raise(plain):
-        config = ChestXrayConfig(**settings)
+        config = ChestXrayConfig(seed=seed, real=_published(real), **own)
     place = devices.choose(config.device, comm)
     import tensorflow as tf
 
@@ -247,6 +228,10 @@ def train(
     ):
         radiographs = _collection(real, config, folder, comm)
         return _CaseTraining(config, radiographs, folder, comm, report).run()
+
+
+def _published(real: str | os.PathLike | None) -> bool:
+    return real is not None and not (Path(real) / data.PHANTOMS).is_file()
 
 
 @contextmanager
@@ -284,7 +269,8 @@ def _collection(
                 data.make_phantoms(path, *settings)
             data.require_same_phantoms(path, data.phantom_settings(*settings))
     with comm.agree_or_raise():
-        return data.read(path)
+        found = data.read(path).with_validation(config.held_out, config.seed)
+        return found if config.labelled is None else found.labelled(config.labelled, config.seed)
 
 
 class _CaseTraining:
@@ -296,19 +282,18 @@ class _CaseTraining:
         radiographs: Collection,
         folder: Path,
         comm: Communicator,
-        report: Callable[..., None] | None,
+        on_result: Callable[..., None] | None,
     ) -> None:
         self.config, self.radiographs, self.folder = config, radiographs, folder
-        self.comm, self.report = comm, report
+        self.comm, self.on_result = comm, on_result
         self.global_batch = config.batch_per_rank * comm.size
         self.usual_rate = RATE * self.global_batch / RATE_BATCH
 
     def run(self) -> Outcome:
-        """Take all stages and compare with a training from scratch if asked to."""
-        config, comm = self.config, self.comm
-        origin = pretrained = first = scratch = gains = None
-        scratch_rate = config.learning_rate or self.usual_rate
-        rate = scratch_rate
+        """Take all stages and judge the net."""
+        config, comm, found = self.config, self.comm, self.radiographs
+        origin = pretrained = first = None
+        rate = config.learning_rate or self.usual_rate
         model = config.build(len(FINDINGS))
         if config.start != "none":
             weights = config.weights
@@ -319,39 +304,37 @@ class _CaseTraining:
             with comm.agree_or_raise():
                 origin = nets.transfer(model, weights)
             first, rate = self.rates_from(origin)
-        tuned, scores = self.tune(model, STAGES[config.start], rate, first)
-        train, test = self.radiographs.train, self.radiographs.test
-        areas = auroc.areas(test.labels, scores, test.patients, FINDINGS)
-        compare = self.radiographs.synthetic if config.compare is None else config.compare
-        if compare and origin is not None:
-            plain = config.build(len(FINDINGS))
-            _, others = self.tune(plain, STAGES["none"], scratch_rate, None)
-            scratch = auroc.areas(test.labels, others, test.patients, FINDINGS)
-            gains = auroc.differences(test.labels, scores, others, test.patients, FINDINGS)
+        schedule = tuning_schedule(rate, config.epochs, first)
+        with comm.agree_or_raise():
+            batch = config.batch_per_rank
+            pipeline = data.pipeline_for(found.train.source, model, batch, augment=config.real)
+        tuned = self.fit(model, pipeline, found.train.labels, STAGES[config.start], schedule)
+        scores = self.scores(model, found.test)
+        with comm.agree_or_raise():
+            external = None if config.external is None else data.read(config.external).test
         return Outcome(
             rank=comm.rank,
             ranks=comm.size,
-            net=config.net,
-            data=self.radiographs.name,
-            synthetic=self.radiographs.synthetic,
+            net=model.name,
+            data=found.name,
+            synthetic=found.synthetic,
             global_batch=self.global_batch,
             seed=config.seed,
-            parameters=sum(int(np.prod(w.shape, dtype=int)) for w in model.trainable_weights),
-            radiographs=(len(train), len(test)),
-            patients=(len(np.unique(train.patients)), len(np.unique(test.patients))),
+            radiographs=(len(found.train), len(found.test)),
             origin=origin,
             start_rate=rate if first is None else first,
-            scratch_rate=scratch_rate,
             pretraining=pretrained,
             tuning=tuned,
-            areas=areas,
-            scratch=scratch,
-            gains=gains,
-            labels=test.labels,
+            areas=report.areas(found.test.labels, scores, found.test.patients, FINDINGS),
+            validation=self.areas(model, found.validation),
+            external=self.areas(model, external),
+            weights=class_weights(found.train.labels),
+            patients=found.test.patients,
+            labels=found.test.labels,
             scores=scores,
         )
 
-    def pretrain(self) -> StageResult:
+    def pretrain(self) -> TrainingResult:
         """Train on the archive and keep the checkpoint of every epoch."""
         config, comm = self.config, self.comm
         archive = self.folder / "archive"
@@ -359,18 +342,18 @@ class _CaseTraining:
             if isinstance(config.archive, str | os.PathLike):
                 archive = Path(config.archive)
             elif comm.rank == 0:
-                settings = config.archive, config.size, config.data_seed
+                settings = config.archive or ARCHIVE, config.size, config.data_seed
                 if not archive.is_dir():
                     data.make_archive(archive, *settings)
                 data.require_same_phantoms(archive, data.phantom_settings(*settings))
         with comm.agree_or_raise():
-            model = config.build(len(data.COARSE_LABELS))
+            model = config.build(len(data.ARCHIVE_LABELS))
             labels = data.archive_labels(archive)
             pipeline = data.pipeline_for(archive / "train", model, config.batch_per_rank)
         schedule = pretraining_schedule(self.usual_rate, config.pretrain_epochs)
         return self.fit(model, pipeline, labels, PRETRAINING, schedule, keep=config.pretrain_epochs)
 
-    def rates_from(self, origin: WeightsOrigin) -> tuple[float, float]:
+    def rates_from(self, origin: nets.WeightsOrigin) -> tuple[float, float]:
         """The first and the highest rate of a fine-tuning from these weights."""
         if self.config.learning_rate is not None:
             return self.config.learning_rate, self.config.learning_rate
@@ -379,17 +362,17 @@ class _CaseTraining:
         highest = origin.rate * self.global_batch / (origin.global_batch or self.global_batch)
         return min(origin.rate, highest), highest
 
-    def tune(
-        self, model: keras.Model, stage: str, rate: float, first: float | None
-    ) -> tuple[StageResult, np.ndarray]:
-        """Train on the 14 findings; return the logits of the test too."""
-        config, train = self.config, self.radiographs.train
+    def areas(self, model: keras.Model, part: data.Split | None) -> Any:
+        """The areas on a part; None without one."""
+        if part is None:
+            return None
+        return report.areas(part.labels, self.scores(model, part), part.patients, FINDINGS)
+
+    def scores(self, model: keras.Model, part: data.Split) -> np.ndarray:
+        """The logits of all radiographs of a part."""
         with self.comm.agree_or_raise():
-            pipeline = data.pipeline_for(train.source, model, config.batch_per_rank)
-            test = data.pipeline_for(self.radiographs.test.source, model, 1)
-        schedule = tuning_schedule(rate, config.epochs, config.warmup, first)
-        result = self.fit(model, pipeline, train.labels, stage, schedule)
-        return result, predict_logits(model, test, self.comm)
+            pipeline = data.pipeline_for(part.source, model, 1)
+        return predict_logits(model, pipeline, self.comm)
 
     def fit(
         self,
@@ -399,44 +382,51 @@ class _CaseTraining:
         stage: str,
         schedule: EpochSchedule,
         keep: int = 2,
-    ) -> StageResult:
+    ) -> TrainingResult:
         """Train with momentum 0.9, resuming from a checkpoint of the same stage."""
-        from dlguide.training.optimizers import MomentumSGD
-
-        epochs = round(schedule.epochs)
         facts = {
             "stage": stage, "schedule": schedule.config(), "net": model.name,
             "data": pipeline.fingerprint(), "dtype": self.config.dtype,
-            "initial_weights": digest_of(model.weights),
+            "initial_weights": digest_of(model.weights), "head_times": self.config.head_times,
+            "preprocessing": nets.preprocessing(model.name),
         }  # fmt: skip
-        run = fit(
+        times = 1.0 if stage == PRETRAINING else self.config.head_times
+        return fit(
             model,
             pipeline,
             loss=partial(weighted_loss, weights=class_weights(labels)),
             metrics={"accuracy": label_accuracy},
-            epochs=epochs,
+            epochs=round(schedule.epochs),
             batch_per_rank=self.config.batch_per_rank,
             learning_rate=schedule,
-            optimizer=partial(MomentumSGD, weight_decay=None),
+            optimizer=partial(optimizer, head_times=times),
             checkpoint=CheckpointConfig(folder=str(self.folder / stage), keep=keep, facts=facts),
             comm=self.comm,
             config=FitConfig(seed=self.config.seed, evaluate=False, label_check=not_binary),
-            on_result=self.report,
+            on_result=self.on_result,
         )
-        steps = run.steps_per_epoch
-        rates = schedule.to_steps(steps).rate(steps * np.arange(1, epochs + 1) - 1)
-        return StageResult(
-            epochs=epochs,
-            first_epoch=run.first_epoch,
-            loss=run.earlier_loss + run.loss,
-            rates=tuple(float(rate) for rate in rates),
-            steps_per_epoch=steps,
-            samples=run.samples,
-            step_s=run.step_s,
-            wait_s=run.wait_s,
-            images_per_s=run.images_per_s,
-            digest=run.weights_digest,
-        )
+
+
+def optimizer(learning_rate: Any, head_times: float = 1.0) -> keras.Optimizer:
+    """Momentum 0.9 without weight decay; the last layer's rate is `head_times` as high."""
+    from keras import ops
+
+    from dlguide.training.optimizers import MomentumSGD
+
+    class HeadRateSGD(MomentumSGD):
+        def local_rate(self, gradient: Any, variable: Any) -> Any:
+            mine = self._trainable_variables[self._get_variable_index(variable)]
+            head = mine.path.split("/")[0] == nets.HEAD
+            return ops.cast(head_times if head else 1.0, variable.dtype)
+
+    made = MomentumSGD if head_times == 1 else HeadRateSGD
+    return made(learning_rate, weight_decay=None)
+
+
+def end_rates(schedule: EpochSchedule, steps_per_epoch: int) -> np.ndarray:
+    """The learning rates of the last step of each epoch."""
+    ends = steps_per_epoch * np.arange(1, round(schedule.epochs) + 1) - 1
+    return np.array([float(schedule.to_steps(steps_per_epoch).rate(step)) for step in ends])
 
 
 def pretraining_schedule(rate: float, epochs: int) -> EpochSchedule:
@@ -451,12 +441,10 @@ def pretraining_schedule(rate: float, epochs: int) -> EpochSchedule:
     return warm.over(recipes.StepDecay(rate, (held,), epochs))
 
 
-def tuning_schedule(
-    rate: float, epochs: int, warmup: float = 0.5, first: float | None = None
-) -> EpochSchedule:
+def tuning_schedule(rate: float, epochs: int, first: float | None = None) -> EpochSchedule:
     """Gradual warmup from `first`, by default a tenth of `rate`, then linear decay to 0."""
-    warm = recipes.warmup("gradual", rate, warmup, rate / 10 if first is None else first)
-    return warm.then(recipes.linear(rate, epochs - warmup))
+    warm = recipes.warmup("gradual", rate, _WARMUP, rate / 10 if first is None else first)
+    return warm.then(recipes.linear(rate, epochs - _WARMUP))
 
 
 def class_weights(labels: np.ndarray) -> np.ndarray:
@@ -509,16 +497,7 @@ def not_binary(labels: np.ndarray) -> np.ndarray:
 
 
 def predict_logits(model: keras.Model, pipeline: Pipeline, comm: Communicator) -> np.ndarray:
-    """Compute the logits of all radiographs on all ranks, each of which computes its share.
-
-    Args:
-        model: the net.
-        pipeline: of the images.
-        comm: the ranks; all of them must call.
-
-    Returns:
-        numpy.ndarray: float64, shape (samples, labels), in the order of the source.
-    """
+    """The logits of all radiographs, shape (samples, labels); each rank computes its share."""
     block = max(1, min(_INFERENCE_BLOCK, pipeline.samples // comm.size))
     mine = pipeline.replace(batch_per_rank=block, shuffle=False, rank=comm.rank, ranks=comm.size)
     logits = np.zeros((pipeline.samples, model.outputs[0].shape[-1]))
@@ -543,25 +522,16 @@ def label_step(
 
 
 def step(
-    batch_per_rank: int = 128, seed: int = 0, net: str = nets.SMALL, image: int | None = None
+    batch_per_rank: int = 128, seed: int = 0, net: str | None = None, image: int | None = None
 ) -> TimedStep:
     """Return one step of the fine-tuning, for `usecases.speedup.measure`.
 
-    Args:
-        batch_per_rank: radiographs of one rank; with fewer a step of the small net is so short
-            that the exchange takes a large part of it.
-        seed: of the initial weights.
-        net: one of `NETS`.
-        image: height and width (pixels); None for the net's own.
-
-    Returns:
-        TimedStep: with radiographs in memory, because the input has its own measurements.
-
-    Raises:
-        ValueError: if a number is out of range or the net is unknown.
+    The radiographs are in memory, because the input has its own measurements. With fewer than
+    about 100 a rank, a step of the small net is so short that the exchange takes much of it.
     """
+    net = net or nets.SMALL
     size = nets.SIZES.get(net) if image is None else image
-    shape = size, size, nets.channels(net)
+    shape = size, size, 3 if net in nets.LARGE else 1
     return TimedStep(
         f"{net} with 14 labels", require_count(batch_per_rank, "batch_per_rank"),
         partial(_worker, net=net, image=size, seed=seed), partial(_samples, shape=shape),
@@ -577,16 +547,14 @@ def _samples(count: int, seed: int, shape: tuple[int, ...]) -> tuple[np.ndarray,
 def _worker(comm: Communicator, net: str, image: int, seed: int) -> StepWorker:
     import tensorflow as tf
 
-    from dlguide.training.optimizers import MomentumSGD
-
     model = nets.build(net, image, seed=seed)
-    optimizer = comm.distribute(MomentumSGD(1e-3, weight_decay=None))
-    optimizer.build(model.trainable_variables)
+    distributed = comm.distribute(optimizer(1e-3))
+    distributed.build(model.trainable_variables)
     labels = np.eye(_ONE_POSITIVE_IN)[:, :1].repeat(len(FINDINGS), axis=1)
-    compiled = label_step(model, optimizer, comm.size, class_weights(labels))
+    compiled = label_step(model, distributed, comm.size, class_weights(labels))
 
     def whole(images: Any, labels: Any) -> float:
         scale = tf.constant(1 / (comm.size * len(images)), tf.float32)
         return float(compiled(images, labels, scale)[0])
 
-    return StepWorker(whole, ((optimizer, model.trainable_variables),))
+    return StepWorker(whole, ((distributed, model.trainable_variables),))
