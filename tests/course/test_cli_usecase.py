@@ -160,17 +160,16 @@ def test_a_longer_training_and_an_empty_checkpoint_are_no_other_settings(tmp_pat
 
 def test_settings_are_of_the_kind_that_the_case_takes():
     chest = commands.find_case("chest_xray")
-    words = ["weights=5", "net=7", "image=64", "compare=true", "archive=300",
+    words = ["weights=5", "net=7", "image=64", "archive=300",
              "learning_rate=null"]  # fmt: skip
     assert cases.assigned(words, chest.OPTIONS) == {
-        "weights": "5", "net": "7", "image": 64, "compare": True, "archive": 300,
+        "weights": "5", "net": "7", "image": 64, "archive": 300,
         "learning_rate": None,
     }  # fmt: skip
     for own, said in (
-        ({"warmup": "x"}, "`warmup` must be a number, got 'x'"),
+        ({"head_times": "x"}, "`head_times` must be a number, got 'x'"),
         ({"batch_per_rank": None}, "`batch_per_rank` must be a number, got None"),
         ({"weights": 5}, "`weights` must be null or text, got 5"),
-        ({"compare": "maybe"}, "`compare` must be null or true or false, got 'maybe'"),
         ({"archive": [1]}, "`archive` must be a number or text, got [1]"),
         ({"device": "tpu"}, "`device` must be one of"),
     ):

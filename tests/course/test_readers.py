@@ -216,11 +216,8 @@ def test_no_decoder_but_those_of_jpeg_and_png_sees_a_file(kind, copy, others_ask
     radiographs = chestxray14.read(copy / "chest")
     drive = kitti_tracking.read(copy / "kitti", "0000")
     pictures = imagenet.read(copy / "imagenet")
-    box = chestxray14.Box(radiographs[0].name, "Mass", 0.0, 0.0, 1.0, 1.0)
-    layout_writers.write_boxes(copy / "chest" / chestxray14.BOXES, [box])
     for path, read in (
         (radiographs.paths[0], lambda: radiographs[0]),
-        (radiographs.paths[0], lambda: chestxray14.boxes(copy / "chest")),
         (drive.images / "000001.png", lambda: drive[1]),
         (pictures.items()[0][0], lambda: pictures[0]),
     ):

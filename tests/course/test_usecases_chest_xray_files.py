@@ -161,23 +161,74 @@ def test_archive_must_be_there_and_be_one(tmp_path, packed):
     said = r"no archive to pre-train with at .*nowhere: looked for .*train/manifest.json"
     with pytest.raises(MissingComponentError, match=said):
         chest_xray.check(archive=str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"must have 5 labels per radiograph .* has 14"):
+    with pytest.raises(DataError, match=r"must have 3 labels per radiograph .* has 14"):
         chest_xray.check(archive=packed)
     (tmp_path / "old").mkdir()
     with pytest.raises(MissingComponentError, match="it is not known how the phantoms"):
         data.require_same_phantoms(tmp_path / "old", data.phantom_settings(44, 32, 3))
 
 
-def test_archive_has_coarse_labels_of_other_patients(tmp_path):
+def test_archive_has_labels_of_view_sex_and_age_and_none_of_a_finding(tmp_path):
     folder = chest_xray.make_archive(tmp_path / "archive", 20, 32, 0)
     with formats.open(folder / "train") as records:
         labels = np.array([one.labels for one in records])
         first = records[0].data
-    assert labels.shape == (20, len(data.COARSE_LABELS))
     assert first != phantoms.chest(1, 32, 0)[0].encoded()
-    gathered = [name for names in data.COARSE_GROUPS.values() for name in names]
-    assert sorted(gathered) == sorted(FINDINGS)
-    made = list(phantoms.chest(20, 32, data.OTHER_PATIENTS))
-    for row, one in zip(labels, made, strict=True):
-        assert row[-1] == (one.view == "AP")
-        assert row[:-1].any() == bool(one.findings)
+    made = phantoms.chest(20, 32, data.OTHER_PATIENTS)
+    assert labels.tolist() == [[one.view == "AP", one.gender == "F", one.age > 50] for one in made]
+
+
+def test_findings_are_independent_of_view_sex_and_age():
+    made = [phantoms._findings(index, 1, "even") for index in range(3000)]
+    people = [phantoms._patient(index, 1)[0] for index in range(3000)]
+    ages, women = zip(*(phantoms.person(1, one) for one in people), strict=True)
+    for name in FINDINGS:
+        has = np.array([name in found for found in made])
+        for known in (np.array(ages) > 50, np.array(women) == "F"):
+            assert abs(np.corrcoef(has, known)[0, 1]) < 4 / np.sqrt(3000)
+
+
+def test_view_sex_and_age_are_seen_and_a_marker_is_where_it_was_asked_for(tmp_path):
+    one = next(one for one in phantoms.chest(30, 32, 0) if one.gender == "F")
+    assert (phantoms.marked(one.pixels) != one.pixels).sum() <= 7
+    women, men = ([np.asarray(each.pixels, float) for each in phantoms.chest(120, 32, 0)
+                   if each.gender == sex] for sex in "FM")  # fmt: skip
+    lower = np.s_[19:24, 8:11]
+    assert np.mean([each[lower] for each in women]) > np.mean([each[lower] for each in men]) + 5
+    made = chest_xray.make_phantoms(tmp_path / "m", 600, 32, 0, shortcut="Fibrosis")
+    found = chest_xray.read(made).train
+    lead = np.array([tf_decoded(one)[1:5, 1].min() == 255 for one in
+                     found.source.read(np.arange(len(found)))[0]])  # fmt: skip
+    has = found.labels[:, FINDINGS.index("Fibrosis")] == 1
+    assert lead[has].mean() == pytest.approx(0.9, abs=0.12)
+    assert lead[~has].mean() == pytest.approx(0.1, abs=0.06)
+
+
+def tf_decoded(data):
+    import io
+
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def test_ideal_observer_beats_the_coin_and_knows_that_nothing_is_nothing():
+    found = phantoms.ideal_observer(0, phantoms.chest(3, 32, 0)[2])
+    assert found.shape == (14,)
+    assert (found > 0.95).all()
+
+
+def test_validation_and_labelled_radiographs_are_of_whole_patients(packed):
+    found = chest_xray.read(packed)
+    parts = found.with_validation(0.25, 0)
+    assert not set(parts.train.patients) & set(parts.validation.patients)
+    assert len(parts.train) + len(parts.validation) == len(found.train)
+    assert found.with_validation(0.0, 0).validation is None
+    few = found.labelled(10, 1)
+    assert len(few.train) == 10
+    images, labels = few.train.source.read(np.arange(10))
+    assert (labels == few.train.labels).all()
+    assert len(images) == 10
+    assert few.train.source.checksum() != found.labelled(10, 2).train.source.checksum()
+    with pytest.raises(ValueError, match="`labelled` must be at most the"):
+        found.labelled(99, 1)

@@ -8,7 +8,7 @@ from sklearn.metrics import log_loss
 
 from dlcourse.usecases import chest_xray
 from dlcourse.usecases.chest_xray import model as nets
-from dlcourse.usecases.chest_xray import training
+from dlcourse.usecases.chest_xray.train import label_accuracy, optimizer
 from dlguide.collectives.communicator import SingleProcess
 from dlguide.training.step import Gradients
 
@@ -16,7 +16,7 @@ from dlguide.training.step import Gradients
 def test_both_kinds_count_equally_and_one_on_the_mean():
     rng = np.random.default_rng(0)
     labels = rng.random((400, 14)) < rng.uniform(0.02, 0.7, 14)
-    negative, positive = training.class_weights(labels)
+    negative, positive = chest_xray.class_weights(labels)
     positives, negatives = labels.sum(0), (~labels).sum(0)
     assert positive * positives == pytest.approx(negative * negatives)
     each = np.where(labels, positive, negative)
@@ -25,15 +25,15 @@ def test_both_kinds_count_equally_and_one_on_the_mean():
 
 def test_label_that_nobody_has_teaches_nothing():
     labels = np.array([[1, 0], [0, 0]])
-    assert (training.class_weights(labels)[:, 1] * [1, 0] == 0).all()
-    assert np.isfinite(training.class_weights(np.zeros((3, 2)))).all()
+    assert (chest_xray.class_weights(labels)[:, 1] * [1, 0] == 0).all()
+    assert np.isfinite(chest_xray.class_weights(np.zeros((3, 2)))).all()
 
 
 def test_loss_is_the_weighted_cross_entropy_of_scikit_learn():
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(30, 3)), rng.random((30, 3)) < 0.3
-    weights = training.class_weights(labels)
-    ours = np.asarray(training.weighted_loss(labels, logits, weights))
+    weights = chest_xray.class_weights(labels)
+    ours = np.asarray(chest_xray.weighted_loss(labels, logits, weights))
     theirs = [
         log_loss(labels[:, k], 1 / (1 + np.exp(-logits[:, k])), normalize=False,
                  sample_weight=np.where(labels[:, k], weights[1, k], weights[0, k]))
@@ -49,8 +49,8 @@ def gradients_of(model, ranks, weights):
 
     labels = tf.TensorSpec([None, weights.shape[1]], tf.int32)
     loss, metrics = (
-        partial(training.weighted_loss, weights=weights),
-        {"right": training.label_accuracy},
+        partial(chest_xray.weighted_loss, weights=weights),
+        {"right": label_accuracy},
     )
     return Gradients(model, optimizers.SGD(), ranks, loss, metrics, labels)
 
@@ -101,3 +101,30 @@ def test_step_to_be_timed_trains_the_net_on_samples_it_makes():
     assert all((a == b).all() for a, b in zip(again.weights(), before, strict=True))
     with pytest.raises(ValueError, match="`batch_per_rank` must be a whole number of at least 1"):
         chest_xray.step(batch_per_rank=0)
+
+
+def test_the_last_layer_takes_steps_that_are_so_much_longer():
+    import keras
+
+    moved = []
+    for times in (1.0, 10.0):
+        model = nets.build(outputs=2, seed=0)
+        before = [np.asarray(one).copy() for one in model.trainable_weights]
+        made = optimizer(0.01, head_times=times)
+        made.apply([keras.ops.ones_like(one) for one in model.trainable_weights],
+                   model.trainable_weights)  # fmt: skip
+        moved.append([float(np.max(np.abs(np.asarray(one) - was)))
+                      for one, was in zip(model.trainable_weights, before, strict=True)])  # fmt: skip
+    head = [one.path.startswith("logits") for one in model.trainable_weights]
+    for one, ten, last in zip(*moved, head, strict=True):
+        assert ten == pytest.approx(one * (10 if last else 1), rel=1e-3)
+
+
+def test_undoing_the_weights_gives_back_the_rates():
+    # the logit that minimises the weighted loss of a label without any information
+    labels = (np.arange(1000) < 30).astype(int)[:, None]
+    weights = chest_xray.class_weights(labels)
+    best = np.log(weights[1] * labels.mean() / (weights[0] * (1 - labels.mean())))
+    assert best == pytest.approx(0)  # both kinds weigh the same
+    assert chest_xray.probabilities(best, weights) == pytest.approx(0.03)
+    assert chest_xray.probabilities(best) == pytest.approx(0.5)
