@@ -113,8 +113,8 @@ def test_the_last_layer_takes_steps_that_are_so_much_longer():
         made = optimizer(0.01, head_times=times)
         made.apply([keras.ops.ones_like(one) for one in model.trainable_weights],
                    model.trainable_weights)  # fmt: skip
-        moved.append([float(np.max(np.abs(np.asarray(one) - was)))
-                      for one, was in zip(model.trainable_weights, before, strict=True)])  # fmt: skip
+        pairs = zip(model.trainable_weights, before, strict=True)
+        moved.append([float(np.max(np.abs(np.asarray(one) - was))) for one, was in pairs])
     head = [one.path.startswith("logits") for one in model.trainable_weights]
     for one, ten, last in zip(*moved, head, strict=True):
         assert ten == pytest.approx(one * (10 if last else 1), rel=1e-3)
