@@ -170,7 +170,7 @@ def test_settings_are_of_the_kind_that_the_case_takes():
         ({"head_times": "x"}, "`head_times` must be a number, got 'x'"),
         ({"batch_per_rank": None}, "`batch_per_rank` must be a number, got None"),
         ({"weights": 5}, "`weights` must be null or text, got 5"),
-        ({"archive": [1]}, "`archive` must be a number or text, got [1]"),
+        ({"archive": [1]}, "`archive` must be a number or null or text, got [1]"),
         ({"device": "tpu"}, "`device` must be one of"),
     ):
         with pytest.raises(ValueError, match=re.escape(said)):

@@ -1128,6 +1128,8 @@ DRAWN = [
     (pictures.image_grid, (RANDOM.random((2, 3, 3)),)),
     (pictures.predicted_frames, (FILMS,)),
     (pictures.area_gains, ({"a - b": ONE},)),
+    (pictures.area_by_pictures, ({(100, 50, "scratch"): [0.6, 0.7]}, 20)),
+    (pictures.reliability, ({"net": (RANDOM.random(80) < 0.4, RANDOM.random(80))},)),
 ]
 
 

@@ -101,7 +101,7 @@ def test_unknown_pathology_is_named_with_file_and_line(unpacked, tmp_path):
     lines[6] = ",".join(cells)
     table.write_text("\n".join(lines) + "\n")
     said = r"Data_Entry_2017.csv, line 7: 'Dragonpox' is none of the 14 findings"
-    for ask in (chest_xray.read, lambda folder: chest_xray.check(real=folder)):
+    for ask in (chest_xray.read, lambda folder: chest_xray.check(real=folder, start="none")):
         with pytest.raises(DataError, match=said):
             ask(wrong)
 

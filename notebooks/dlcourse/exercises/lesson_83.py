@@ -23,7 +23,10 @@ RATES = [
     ([0.06, 0.06, 0.001], 64, 16),
 ]
 CAUSES = {
-    "0.99 here, 0.70 elsewhere": ("C", "What has the net seen before: disease or patient?"),
+    "0.99 split by radiograph, 0.70 by patient": (
+        "C",
+        "What has the net seen before: disease or patient?",
+    ),
     "97 % accuracy, 0.50 area": ("F", "How often is it right to answer that there is no hernia?"),
     "does not move": ("A", "What is the rate at the end of a schedule?"),
     "1688 times": ("E", "Two things changed at once: the number of nodes, and what else?"),

@@ -4,12 +4,14 @@ A function returns a matplotlib Figure with an alternative text, or what a noteb
 """
 
 from dlcourse.pictures.cases import (
+    area_by_pictures,
     area_gains,
     areas_under_curves,
     film,
     frame_scores,
     growth,
     predicted_frames,
+    reliability,
     roc_curves,
     shares,
 )

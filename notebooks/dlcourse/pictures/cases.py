@@ -112,6 +112,61 @@ def roc_curves(judged: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
     return drawn
 
 
+def area_by_pictures(
+    areas: Mapping[tuple[int, int, str], Sequence[float]], before: float
+) -> Figure:
+    """Draw mean AUROC against labelled pictures seen, a panel for each number of labels.
+
+    Args:
+        areas: (labels, pictures, "scratch" or "transfer") -> one area per seed.
+        before: pictures of the pre-training, added to those of the transfer in hollow marks.
+    """
+    panels = sorted({labels for labels, _, _ in areas})
+    words = "; ".join(f"{labels} labels, {seen} pictures, {start} {np.mean(each):.3f}"
+                      for (labels, seen, start), each in areas.items())  # fmt: skip
+    alt = f"Mean AUROC over labelled pictures seen, means of seeds: {words}."
+    drawn, axes = figure(1, len(panels), 8.4, 3.2, alt)
+    for panel, labels in zip(axes, panels, strict=True):
+        for start, (colour, mark) in zip(("scratch", "transfer"), _AUROC_MARKS, strict=False):
+            points = {seen: each for (n, seen, kind), each in areas.items()
+                      if (n, kind) == (labels, start)}  # fmt: skip
+            seen, means = list(points), [np.mean(each) for each in points.values()]
+            panel.plot(seen, means, mark + "-", color=colour, label=start)
+            for x, each in points.items():
+                panel.vlines(x, min(each), max(each), color=colour)
+            if start == "transfer":
+                later = [x + before for x in seen]
+                panel.plot(later, means, mark + ":", color=colour, markerfacecolor="white",
+                           label="transfer, with its pre-training")  # fmt: skip
+        panel.axvline(before, color=GREY, linewidth=1, linestyle=":")
+        panel.set(xscale="log", xlabel="pictures seen", title=f"{labels} labelled")
+    low = min(min(each) for each in areas.values())
+    for panel in axes:
+        panel.set_ylim(low - 0.02, 1.0)
+    axes[0].set_ylabel("mean AUROC (mean, range of seeds)")
+    axes[-1].legend(frameon=False, fontsize=7, loc="upper left")
+    return drawn
+
+
+def reliability(judged: Mapping[str, tuple[ArrayLike, ArrayLike]], bins: int = 8) -> Figure:
+    """Draw the observed share of ones against the predicted probability, all labels together."""
+    from sklearn.calibration import calibration_curve
+
+    curves = {name: calibration_curve(np.ravel(truth), np.ravel(chances), n_bins=bins,
+                                      strategy="quantile")
+              for name, (truth, chances) in judged.items()}  # fmt: skip
+    words = "; ".join(f"{name}: highest bin predicted {said[-1]:.2f}, observed {seen[-1]:.2f}"
+                      for name, (seen, said) in curves.items())  # fmt: skip
+    drawn, (axes,) = figure(1, 1, 4.6, 4.2, f"Observed share over predicted probability. {words}.")
+    for (name, (seen, said)), (colour, mark) in zip(curves.items(), _AUROC_MARKS, strict=False):
+        axes.plot(said, seen, mark + "-", color=colour, label=name)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    axes.set(xlabel="predicted probability", ylabel="observed share of ones")
+    axes.set_title("Calibration", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
+    return drawn
+
+
 def _curve(name: str, labels: ArrayLike, scores: ArrayLike) -> tuple[np.ndarray, np.ndarray, float]:
     labels, scores = np.asarray(labels, bool), np.asarray(scores, float)
     both = labels.any() and not labels.all()
