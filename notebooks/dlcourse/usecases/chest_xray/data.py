@@ -204,7 +204,7 @@ def make_phantoms(
     for one in phantoms.chest(count, size, seed, rates):
         if shortcut is not None:
             chance = marked if shortcut in one.findings else 1 - marked
-            if sample_rng(seed, "hospital", one.index).random() < chance:
+            if sample_rng(seed, "radiograph", one.index, 2).random() < chance:
                 one = replace(one, pixels=phantoms.marked(one.pixels))
         split = "train" if one.patient % _TEST_ONE_IN else "test"
         splits[split].append(_sample(one, one.labels))
