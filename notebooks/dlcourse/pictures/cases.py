@@ -140,6 +140,8 @@ def area_by_pictures(
                            label="transfer, with its pre-training")  # fmt: skip
         panel.axvline(before, color=GREY, linewidth=1, linestyle=":")
         panel.set(xscale="log", xlabel="pictures seen", title=f"{labels} labelled")
+        panel.minorticks_off()
+        panel.set_xticks([2500, 5000, 10_000], ["2500", "5000", "10 000"])
     low = min(min(each) for each in areas.values())
     for panel in axes:
         panel.set_ylim(low - 0.02, 1.0)
