@@ -99,6 +99,25 @@ def require_pytorch() -> None:
         )
 
 
+def skip_marked_cells() -> bool:
+    """Without PyTorch, let a notebook's cells that begin with `# needs PyTorch` only say so."""
+    if importlib.util.find_spec("torch") is not None:
+        return False
+    from IPython import get_ipython
+
+    def skip(lines: list[str]) -> list[str]:
+        marked = bool(lines) and lines[0].strip() == "# needs PyTorch"
+        return (
+            ['print("Not shown: PyTorch is not installed (`make pytorch`).")\n']
+            if marked
+            else lines
+        )
+
+    get_ipython().input_transformers_post.append(skip)
+    print("PyTorch is not installed (`make pytorch`): this lesson shows only what needs none.")
+    return True
+
+
 def set_threads(threads: int | None = None) -> int:
     """Set how many threads PyTorch divides one operation among."""
     import torch
