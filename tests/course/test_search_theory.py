@@ -71,3 +71,37 @@ def test_least_error_of_one_net_is_its_own_and_falls_with_more():
     assert [search_theory.expected_least_error(each, 9, 4) for each in (0, 1)] == [0.0, 1.0]
     with pytest.raises(ValueError, match="`error` must be a share from 0 to 1"):
         search_theory.expected_least_error(2, 9, 4)
+
+
+class InOrder:
+    """Hands out tasks in their order, and remembers which have ended."""
+
+    def __init__(self, tasks):
+        self.tasks, self.done = list(range(tasks)), []
+
+    def next(self):
+        return (self.tasks.pop(0), 0) if self.tasks else None
+
+    def ended(self, point, rung, score):
+        self.done.append((point, score))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_played_tasks_in_order_are_list_scheduling(ranks):
+    seconds = np.random.default_rng(ranks).uniform(0.1, 2.0, 20).tolist()
+    order = InOrder(20)
+    bars = search_theory.play(order, lambda task, _: (-task, 1.0, seconds[task]), ranks)
+    assert bars == search_theory.first_free(seconds, ranks)
+    assert sorted(order.done) == [(task, -task) for task in range(20)]
+    some = search_theory.play(InOrder(20), lambda task, _: (0, 1.0, 1.0), ranks, work_s=7.0)
+    assert len(some) == 7
+    early = search_theory.play(InOrder(20), lambda task, _: (0, 1.0, 1.0), ranks, until_s=1.5)
+    assert len(early) == min(20, 2 * ranks)
+
+
+def test_the_nearest_point_of_the_table_is_the_point_itself():
+    table = search_theory.Table()
+    assert len(table) == 2000
+    for point in (0, 7, 1999):
+        assert table.parameters[table.nearest(table.parameters[point])] == table.parameters[point]
+    assert (table.cpu_s.mean(axis=0)[1:] > table.cpu_s.mean(axis=0)[:-1]).all()
