@@ -166,7 +166,7 @@ EXERCISES = {
         "29.4 or 22.5": ("A", "The training itself is 29.4 times as fast. What else takes time?"),
         "1.00 at 4 GPUs": ("E", "Read the column's name: times as fast as what?"),
         "none is slow": ("C", "No worker is slow on average. And the last one of each step?"),
-    }, "Four of the six are no property of the training: server, neighbours, baseline, others."),
+    }, "Some causes are outside the training: a full server, another job, the base."),
     "70-5": Exercise(
         forecast, check=check_forecast, score=skill,
         mistakes={

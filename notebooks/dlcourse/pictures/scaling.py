@@ -26,8 +26,14 @@ def _counts(axes: Axes, counts: Sequence[int], label: str) -> None:
     axes.minorticks_off()
 
 
-def undivided_hours(hours: Mapping[int, float], rates: Mapping[int, float], u: float) -> Figure:
-    """Draw published hours, the hours of throughput alone, and those with a part of `u` hours."""
+def undivided_hours(
+    hours: Mapping[int, float],
+    rates: Mapping[int, float],
+    u: float,
+    from_one: Mapping[int, float],
+    direct: Mapping[int, float],
+) -> Figure:
+    """Draw published speed-ups with two laws, and the hours not divided, by two bases."""
     counts = sorted(hours)
     speedup = np.array([rates[p] / rates[1] for p in counts])
     published = np.array([hours[p] for p in counts])
@@ -38,12 +44,13 @@ def undivided_hours(hours: Mapping[int, float], rates: Mapping[int, float], u: f
     left.plot(counts, hours[1] / published, "o", color="black", label="published")
     left.set(xlabel="GPUs", ylabel="times as fast as one", title="Whole training")
     left.legend(frameon=False)
-    places = np.arange(1, len(counts))
-    right.bar(places, ideal[1:], color=SKY, label="throughput")
-    right.bar(places, published[1:] - ideal[1:], bottom=ideal[1:], color=ORANGE, label="the rest")
-    right.set_xticks(places, counts[1:])
-    right.set(xlabel="GPUs", ylabel="hours", title="Published hours")
-    right.legend(frameon=False)
+    places = np.arange(len(from_one))
+    right.bar(places - 0.2, [*from_one.values()], 0.4, color=SKY, label="by one GPU's hours")
+    right.bar(places + 0.2, [*direct.values()], 0.4, color=ORANGE, label="by images / throughput")
+    right.axhline(0, color="black", linewidth=0.8)
+    right.set_xticks(places, [*from_one])
+    right.set(xlabel="GPUs", ylabel="hours", title="Hours not divided", ylim=(-0.2, 2.3))
+    right.legend(frameon=False, loc="upper left", fontsize=8)
     return drawn
 
 
@@ -56,8 +63,8 @@ def step_parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Figure:
         "exchange": np.maximum(first["exchange"], second["exchange"]),
         "step": np.maximum(first["step"], second["step"]),
     }
-    whole = {name: 1e3 * np.median(each) for name, each in seconds.items()}
     rounds = {name: 1e3 * np.median(each, axis=1) for name, each in seconds.items()}
+    whole = {name: np.median(each) for name, each in rounds.items()}
     base = min(whole["alone"], whole["slower"])
     heights = (base, whole["slower"] - base, whole["exchange"])
     names = ("one rank alone", "both at once, slower rank", "exchange")
@@ -71,7 +78,7 @@ def step_parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Figure:
         axes.plot(marks, np.full(len(marks), place), "|", color="black", markersize=14)
     axes.axvline(whole["alone"], color=BLUE, linestyle=":", linewidth=1)
     axes.set_yticks((0, 1), ("measured", "predicted"))
-    axes.set_xlabel("ms per step (bars: median; black marks: each round)")
+    axes.set_xlabel("ms per step (bars: median of the rounds; black marks: each round)")
     axes.grid(visible=False)
     drawn.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return drawn
@@ -130,23 +137,23 @@ def three_ways_to_wait(counts: Sequence[int], rates: Mapping[str, Sequence[float
 
 
 def checkpoint_interval(
-    lost: Mapping[float, Sequence[float]], save_s: float, between_s: float, restart_s: float
+    extra: Mapping[float, Sequence[float]], save_s: float, between_s: float, restart_s: float
 ) -> Figure:
-    """Draw the time lost against the work between checkpoints: Young, exact, simulated."""
-    tau = np.geomspace(min(lost) / 2, max(lost) * 2, 100)
+    """Draw the extra time against the work between checkpoints: Young, exact, simulated."""
+    tau = np.geomspace(min(extra) / 2, max(extra) * 2, 100)
     growth = np.expm1((tau + save_s) / between_s) * between_s * np.exp(restart_s / between_s)
     young = np.sqrt(2 * save_s * between_s)
-    drawn, (axes,) = figure(width=6.5, alt="Time lost against the interval of checkpoints.")
+    drawn, (axes,) = figure(width=6.5, alt="Extra time against the interval of checkpoints.")
     axes.plot(tau / 60, 100 * (growth / tau - 1), color=BLUE, label="expected, exact")
     axes.plot(
         tau / 60, 100 * (save_s / tau + tau / 2 / between_s), "--", color=GREY, label="C/τ + τ/2M"
     )
-    minutes, values = np.array(list(lost)) / 60, 100 * np.array(list(lost.values()))
+    minutes, values = np.array(list(extra)) / 60, 100 * np.array(list(extra.values()))
     low, middle, high = np.percentile(values, (25, 50, 75), axis=1)
     away = (middle - low, high - middle)
     axes.errorbar(minutes, middle, away, fmt="o", color="black", label="simulated, quartiles")
     axes.axvline(young / 60, color=ORANGE, linestyle=":", label=f"√(2CM) = {young / 60:.0f} min")
     _counts(axes, [2, 5, 10, 20, 50, 100], "minutes of work between two checkpoints")
-    axes.set(ylabel="time lost in %", ylim=(0, 45))
+    axes.set(ylabel="extra time in % of the work", ylim=(0, 45))
     axes.legend(frameon=False)
     return drawn
