@@ -275,7 +275,7 @@ def gains_by_size(
     return drawn
 
 
-Bounds = tuple[Mapping[str, float], tuple[str, float], Sequence[float]]
+Bounds = tuple[Mapping[str, float], tuple[str, float], Sequence[float], float]
 
 
 @not_empty
@@ -284,27 +284,29 @@ def pace(panels: Mapping[str, Mapping[str, Bounds]]) -> Figure:
 
     Args:
         panels: title -> name of a pipeline -> CPU time of each stage divided by the cores, the
-            longest stage and its time, and the repeated measurements (all in ms).
+            longest stage and its time, the repeated measurements, and the CPU time of all stages
+            together divided by the cores (all in ms).
     """
     pipelines = {name: one for panel in panels.values() for name, one in panel.items()}
-    names = list(dict.fromkeys(stage for shared, _, _ in pipelines.values() for stage in shared))
+    names = list(dict.fromkeys(stage for shared, *_ in pipelines.values() for stage in shared))
     colours = dict(zip(names, (ORANGE, SKY, GREEN, PURPLE, YELLOW, BLUE), strict=False))
 
     def said(one: Bounds) -> str:
-        shared, (longest, alone), walls = one
+        shared, (longest, alone), walls, _ = one
         cores = f"{sum(shared.values()):.3g} ms of the cores"
         return f"{cores}, {longest} alone {alone:.3g} ms, measured {np.median(walls):.3g} ms"
 
     alt, height = f"ms per sample. {listed(pipelines, said)}.", 1.3 + 0.5 * len(pipelines) / 1.5
     drawn, grid = figure(1, len(panels), 9.5, height, alt)
     for axes, (title, panel) in zip(grid, panels.items(), strict=True):
-        for row, (shared, (longest, alone), walls) in enumerate(panel.values()):
+        for row, (shared, (longest, alone), walls, own) in enumerate(panel.values()):
             left = 0.0
             for stage, width in shared.items():
                 axes.barh(row - 0.17, width, 0.3, left, color=colours[stage])
                 left += width
             look = {"color": "white", "edgecolor": colours[longest], "hatch": "////"}
             axes.barh(row + 0.17, alone, 0.3, **look)
+            axes.plot([own, own], [row - 0.34, row], color="black", linewidth=2.5)
             axes.text(alone, row + 0.18, f" {longest}", fontsize=8, va="center")
             axes.plot([min(walls), max(walls)], [row, row], color="black", linewidth=1.6)
             axes.plot(np.median(walls), row, "o", color="black", ms=7)
