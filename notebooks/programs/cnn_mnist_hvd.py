@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import keras
+import numpy as np
 
 import dlguide.horovod as hvd
 from dlguide.data import datasets
@@ -22,7 +23,7 @@ hvd.init()
 
 
 class Clock(keras.callbacks.Callback):
-    """Measure the time of the steps, without the first ten, which prepare."""
+    """Measure the median time of a step, without the first ten, which prepare."""
 
     ends = ()
 
@@ -30,8 +31,8 @@ class Clock(keras.callbacks.Callback):
         self.ends = (*self.ends, time.perf_counter())
 
     def images_per_s(self, images_per_step):
-        ends = self.ends[9:]
-        return images_per_step * (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 else None
+        seconds = np.diff(self.ends[9:])
+        return images_per_step / float(np.median(seconds)) if len(seconds) else None
 
 
 # Data
