@@ -3,8 +3,8 @@
     python benchmarks/horovod_equal_batches.py        # about four minutes
 
 In turns, `BLOCKS` times: one process with a thread for each core; one process of one thread alone;
-two and four of them side by side that exchange nothing; two ranks; four ranks on two cores. Every run makes
-the same number of steps. The first ten are not counted.
+two and four of them side by side that exchange nothing; two ranks; four ranks on two cores. Every
+run makes the same number of steps. The first ten are not counted.
 """
 
 import os
