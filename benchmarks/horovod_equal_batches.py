@@ -4,8 +4,8 @@
 
 In turns, `BLOCKS` times: one process with a thread for each core; one process of one thread alone;
 two and four of them side by side that exchange nothing; two ranks; four ranks on two cores. Every
-run makes the same number of steps; the first ten are not counted. `fast_ms`, the fastest tenth, is what a machine
-with other work on it leaves of a quiet one.
+run makes the same number of steps; the first ten are not counted. `fast_ms`, the fastest tenth, is
+the better measure on a machine with other work on it.
 """
 
 import os
