@@ -12,7 +12,7 @@ from pathlib import Path
 import dlguide
 from dlcourse import measured
 
-TUNINGS, TURNS, ARRAYS = 2, 5, 100
+TUNINGS, TURNS, ARRAYS = 2, 7, 100
 
 
 def rounds_ms(settings, rounds, log=None):
@@ -47,7 +47,7 @@ def rounds_ms(settings, rounds, log=None):
 
 
 def trials(log):
-    lines = log.read_text().split() if log.exists() else []
+    lines = log.read_text().splitlines() if log.exists() else []
     return [line.split(",") for line in lines[1:]]
 
 
