@@ -1,4 +1,4 @@
-"""Exercises of lesson 51: the start of Horovod, steps and rates, 1 to 4 ranks, faults, teams."""
+"""Exercises of lesson 51: the start of Horovod, steps and rates, a tuner, faults, process sets."""
 
 from functools import partial
 from math import ceil, sqrt
@@ -8,7 +8,7 @@ import numpy as np
 
 from dlcourse.exercises.engine import Exercise, letter
 
-CORES = [(1, 1, 50), (1, 2, 50), (2, 2, 50), (4, 2, 50), (2, 7, 50), (4, 16, 32)]
+TRIALS, STEPS, STEPS_PER_TRIAL, LOOK_MS = 12, 2000, 20, 0.02
 
 
 def stand_in(rank, ranks):
@@ -49,10 +49,49 @@ def rate_at(step, rate, ranks, warmup):
     return rate * (1 + (ranks - 1) * (step / warmup if step < warmup else 1))
 
 
-def speed(ranks, cores, batch, image_s, gain, exchange_s, parts=0, shared=1, alone=1):
-    threads = max(1, cores / ranks if parts else cores // ranks)
-    computing_s = batch * image_s / (1 + gain * (threads - 1)) * max(1, ranks / cores) ** shared
-    return ranks * batch / (computing_s + exchange_s * (ranks > alone))
+def tune(step_ms, trials):
+    return min([1.0, *np.geomspace(0.1, 2.0, trials - 1)], key=step_ms)
+
+
+def whole_cycles_ms(cycle_ms, work_ms):
+    """A step that works for `work_ms`, and for `LOOK_MS` each time the thread looks."""
+    return cycle_ms * ceil(work_ms * (1 + LOOK_MS / cycle_ms) / cycle_ms)
+
+
+def tuned(answer, work_ms):
+    """The cycle that a tuner chooses, and those that it tried."""
+    tried, noise = [], np.random.default_rng(round(1e3 * work_ms))
+
+    def step_ms(cycle_ms):
+        tried.append(float(cycle_ms))
+        return whole_cycles_ms(cycle_ms, work_ms) * noise.normal(1, 0.03)
+
+    return answer(step_ms, TRIALS), tried
+
+
+def call_tune(answer, work_ms):
+    """Whether all cycles are allowed, are few enough, and the last is no loss."""
+    cycle_ms, tried = tuned(answer, work_ms)
+    if cycle_ms is ...:
+        return ...
+    if not all(0.05 <= each <= 100 for each in (cycle_ms, *tried)):
+        return "a cycle outside 0.05 to 100 ms"
+    if len(tried) > TRIALS:
+        return "too many trials"
+    default_ms = whole_cycles_ms(1.0, work_ms)
+    return "tuned" if whole_cycles_ms(cycle_ms, work_ms) < 1.1 * default_ms else "slower"
+
+
+def share_of_best(answer, cluster):
+    """The best training without a trial, as a share of the time of the tuned ones."""
+    shares = []
+    for work_ms in (1.3, 2.45, 5.2, 9.1):
+        cycle_ms, tried = tuned(answer, work_ms)
+        best_ms = min(whole_cycles_ms(each, work_ms) for each in np.geomspace(0.05, 100, 20_000))
+        spent = sum(STEPS_PER_TRIAL * whole_cycles_ms(each, work_ms) for each in tried)
+        left = STEPS - STEPS_PER_TRIAL * len(tried)
+        shares.append(STEPS * best_ms / (spent + left * whole_cycles_ms(cycle_ms, work_ms)))
+    return float(np.mean(shares))
 
 
 def first_fault(named):
@@ -90,15 +129,15 @@ def means(inputs, own=lambda team, all_of_them: team.mean(0), every=lambda array
 EXERCISES = {
     "51-1": Exercise(
         start, call=call_start, cases=[(1,), (2,), (4,)],
-        hint="One rank speaks, and each sample belongs to one rank.",
+        hint="One rank prints, and each sample belongs to one rank.",
         mistakes={
             "Horovod gives a process its rank, and must be started first.": late,
             "This process has no rank yet: call `hvd.init()`.": lambda hvd: (True, slice(None)),
-            "One rank must speak, also when there is only one: count from 0.":
+            "One rank must print, also when there is only one: count from 0.":
                 partial(start, speaks=lambda hvd: hvd.rank() == 1),
             "`hvd.size()` is the same on all ranks; `hvd.rank()` is not.":
                 partial(start, speaks=lambda hvd: hvd.size() > 0),
-            "`hvd.local_rank()` counts on each host anew: then one speaks on every host.":
+            "`hvd.local_rank()` counts on each host anew: then one prints on every host.":
                 partial(start, speaks=lambda hvd: hvd.local_rank() == 0),
             "Begin at the rank's own number, and step over those of all others, on all hosts.":
                 partial(start, where=("local_rank", "local_size")),
@@ -133,19 +172,18 @@ EXERCISES = {
             remark="A larger global batch needs fewer steps, and these a larger rate."),
     ],
     "51-3": Exercise(
-        speed, cases=[(*cores, 1e-3, gain, 0.01) for cores in CORES for gain in (0.5, 0.8)],
-        hint="All ranks' images, divided by computing and exchange of one step.",
+        tune, call=call_tune, cases=[(0.9,), (3.3,), (7.4,), (12.0,)], score=share_of_best,
+        hint="Return a cycle (ms) after at most `trials` calls of `step_ms(cycle_ms)`.",
         mistakes={
-            "A single rank has no other to exchange with.": partial(speed, alone=0),
-            "One rank exchanges nothing; its cores count 1 + gain * (threads - 1).":
-                lambda p, c, b, s, g, e: speed(p, c, b, s, 1, e),
-            "Each rank brings its own batch.": lambda p, *rest: speed(p, *rest) / p,
-            "Whole threads (`//`): the cores that remain are idle.": partial(speed, parts=1),
-            "More ranks than cores share them: computing takes ranks / cores times as long.":
-                partial(speed, shared=0),
+            "It is slower than the untuned 1 ms: try that, too.":
+                lambda step_ms, trials: min((5.0, 50.0, 25.0, 10.0), key=step_ms),
+            "Each call of `step_ms` is a trial: count them.":
+                lambda step_ms, trials: min(np.geomspace(0.1, 2, 2 * trials), key=step_ms),
+            "Stay between 0.05 and 100 ms, in the trials and in the answer.":
+                lambda step_ms, trials: 0.01,
         },
-        remark="Ranks win where a second thread brings less than a second rank: with small nets. "
-        "More ranks than cores gain here only as one exchange serves a larger global batch."),
+        remark="1 would be the best cycle at once. Long cycles are dear to try, and a small one "
+        "measures the work; then the law says which longer ones fit."),
     "51-4": [
         Exercise(
             {"overlap", "learning rate"}, view=first_fault,
