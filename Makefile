@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lab notebooks slides docs pytorch wheelhouse lint clean distclean FORCE
+.PHONY: help setup run test test-all lab notebooks slides docs site pytorch wheelhouse lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -67,8 +67,10 @@ notebooks: setup  ## execute all notebooks and say how long each took
 slides: .venv/docs  ## slides/*.md with figures from the notebooks' last run: HTML and PDF in build/slides
 	$(BIN)/python slides/build.py
 
-docs: .venv/docs  ## pages for researchers and the API reference as HTML: build/docs
+site: .venv/docs  ## the course as a site, with the notebooks' last run, and the API reference: build/site
 	$(BIN)/python docs/build.py
+
+docs: site
 
 pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
 

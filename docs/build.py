@@ -1,305 +1,321 @@
-"""Build the pages for researchers and the API reference as HTML that works from a file.
+"""Build the site: the lessons as they ran, the pages, the slides and the API reference.
 
     python docs/build.py [FOLDER]
 
-`make docs` calls it with build/docs. The reference comes from the docstrings, through pdoc. A
-module has its place in it when its package's own names lead to it, or when a lesson or a page
-imports it; the rest is the inside of the package. Whatever pdoc warns of is an error.
+`make site` calls it with build/site. The lessons come from build/notebooks, their last run; a
+lesson that has not run is shown without outputs and says so. Whatever Sphinx warns of is an error.
 """
 
 from __future__ import annotations
 
-import ast
-import html
+import base64
+import hashlib
 import importlib
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
-import warnings
-from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ROOT / "docs"
-THEME = PAGES / "theme"
-# Commands explain themselves by `--help`; answers to exercises are asked for, not read.
-LEFT_OUT = re.compile(r"dlguide\.(cli\b|exercises\.nb|.*\b__main__$)")
-_FENCE = re.compile(r"^```python\b.*?\n(.*?)^```", re.M | re.S)
-_LINK = re.compile(r'(href=")([^"#:]+)(#[^"]*)?"')
+RUNS = ROOT / "build" / "notebooks"
+DECKS = ROOT / "build" / "slides"
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "slides/README.md")
+SECTIONS = [
+    "Lessons <notebooks/index>",
+    "Documentation <docs/README>",
+    "Commands <docs/commands>",
+    "API <reference/index>",
+    "Slides <slides/README>",
+]
+# Commands explain themselves by `--help`.
+NOT_IN_REFERENCE = re.compile(r"dlguide\.cli\b")
+
+_LINK = re.compile(r"(?<!\!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
+_PICTURE = re.compile(r'src="data:image/(png|jpeg|gif|svg\+xml);base64,([^"]+)"')
 
 
-# --- what is public ----------------------------------------------------------------------------
+# --- lessons -----------------------------------------------------------------------------------
 
 
-def module_files() -> dict[str, Path]:
-    """Find all modules of the package: dotted name and file."""
-    found = {}
-    for path in sorted((ROOT / "dlguide").rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if not LEFT_OUT.match(name) and not any(part.startswith("_") for part in name.split(".")):
-            found[name] = path
-    return found
+def state(written: dict, ran: dict | None) -> str:
+    """Say in one sentence how far the outputs of a lesson can be trusted; empty if fully."""
+    if ran is None:
+        return "This lesson has not run where the site was built; it is shown without outputs."
+    cells = [cell for cell in ran["cells"] if cell["cell_type"] == "code"]
+    day = executed(ran)[0] or "an unknown day"
+    if any(output["output_type"] == "error" for cell in cells for output in cell["outputs"]):
+        return f"This lesson failed when it ran ({day}); the cells after the error have not run."
+    if any(cell["execution_count"] is None for cell in cells if "".join(cell["source"]).strip()):
+        return f"This lesson ran only in part ({day})."
+    sources = [["".join(cell["source"]) for cell in each["cells"]] for each in (written, ran)]
+    if sources[0] != sources[1]:
+        return f"This lesson has changed since it ran ({day}); shown is the older text that ran."
+    return ""
 
 
-def public_modules() -> list[str]:
-    """List the modules that the reference is about, sorted."""
-    files = module_files()
-    shown = set()
-
-    def lead(name: str) -> None:
-        shown.add(name)
-        named = _all_of(files[name])
-        for other in files:
-            parent, _, last = other.rpartition(".")
-            if parent == name and (named is None or last in named):
-                lead(other)
-
-    lead("dlguide")
-    for source in _sources():
-        for name in _imported(source, files):
-            # with the packages it is in, so that the way to it exists
-            parts = name.split(".")
-            shown.update(".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-    return sorted(shown)
+def executed(notebook: dict) -> tuple[str, float]:
+    """Return the day on which a notebook ran and for how many seconds."""
+    times = [
+        datetime.fromisoformat(cell["metadata"]["execution"][key])
+        for cell in notebook["cells"]
+        for key in ("iopub.execute_input", "iopub.status.idle")
+        if key in cell["metadata"].get("execution", {})
+    ]
+    if not times:
+        return "", 0.0
+    return f"{min(times):%Y-%m-%d}", (max(times) - min(times)).total_seconds()
 
 
-def _all_of(path: Path) -> list[str] | None:
-    """Return a module's `__all__`, which may be put together from constants above it."""
-    constants: dict[str, object] = {"__builtins__": {"dict": dict, "sorted": sorted}}
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            try:
-                value = eval(compile(ast.Expression(node.value), str(path), "eval"), constants)
-            except (NameError, TypeError, AttributeError, KeyError):
-                continue  # no constant
-            constants[node.targets[0].id] = value
-    return list(constants["__all__"]) if "__all__" in constants else None
+def terminal(text: str) -> str:
+    """Return printed text as a terminal would leave it: lines overwritten by `\\r` are gone."""
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text)
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n"))
 
 
-def _sources() -> Iterator[str]:
-    """Give the Python code of all lessons and pages."""
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        for cell in json.loads(path.read_text())["cells"]:
-            if cell["cell_type"] == "code":
-                yield re.sub(r"^\s*[%!].*$", "", "".join(cell["source"]), flags=re.M)
-    for path in [ROOT / "README.md", *sorted(PAGES.rglob("*.md"))]:
-        yield from _FENCE.findall(path.read_text())
+def stage_lesson(path: Path, stage: Path) -> dict:
+    """Write a lesson into the stage, its pictures as files; return its row for the index."""
+    written, ran = json.loads(path.read_text()), None
+    if (RUNS / path.name).exists():
+        try:
+            ran = json.loads((RUNS / path.name).read_text())
+        except ValueError:
+            print(f"{RUNS / path.name} is damaged and left out", file=sys.stderr)
+    why, shown = state(written, ran), ran or written
+    day, seconds = executed(shown)
+    for cell in shown["cells"]:
+        cell["attachments"] = cell.get("attachments", {})
+        for output in cell.get("outputs", ()):
+            stage_output(output, stage / "extra" / "figures", "../figures")
+        if cell["cell_type"] != "markdown":
+            del cell["attachments"]
+    note = why or f"Executed on {day} in {seconds:.0f} s; the outputs below are from that run."
+    kind = "warning" if why else "note"
+    answers = ROOT / "notebooks" / "answers" / path.name
+    shutil.copy(path, stage / "extra" / "notebooks")
+    head = "".join(shown["cells"][0]["source"])
+    title, _, rest = head.partition("\n")
+    links = f'<a href="{path.name}" download>Download the notebook</a>'
+    if answers.exists():
+        links += f' · <a href="answers/{path.stem}.html">answers to its exercises</a>'
+    shown["cells"][0]["source"] = f"{title}\n\n:::{{{kind}}}\n{note} {links}\n:::\n\n{rest}"
+    (stage / "notebooks" / path.name).write_text(json.dumps(shown))
+    return {
+        "name": path.stem,
+        "run": f"{day}, {seconds:.0f} s" if ran and not why else why and "see page",
+    }
 
 
-def _imported(source: str, known: dict[str, Path]) -> Iterator[str]:
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except SyntaxError:  # a cell that shows what does not work
-        return
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Attribute):
-            names = [ast.unparse(node)]
-        else:
-            continue
-        yield from (name for name in names if name in known)
+def stage_output(output: dict, folder: Path, address: str) -> None:
+    """Take progress lines out of an output and move its pictures into files."""
+    if output["output_type"] == "stream":
+        output["text"] = terminal("".join(output["text"]))
+    data = output.get("data", {})
+    if "text/html" in data:
+        data["text/html"] = _PICTURE.sub(
+            lambda found: save_picture(found, folder, address), "".join(data["text/html"])
+        )
 
 
-# --- docstrings --------------------------------------------------------------------------------
-
-_SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Source|Example|Note)s?:[ ]*$")
-_ENTRY = re.compile(r"^(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*)(?: \([^)]*\))?:(?:\s|$)")
-_NAMED = ("Args", "Attributes", "Raises")
-
-
-def markdown(docstring: str) -> str:
-    """Turn a docstring of the house into Markdown: sections, lists of names, formulas, doctests."""
-    written, section, body = [], "", []
-    for line in [*docstring.strip("\n").split("\n"), "Note:"]:
-        found = _SECTION.match(line)
-        if found is None and (not section or not line or line.startswith(" ")):
-            body.append(line)
-            continue
-        written += _section(section, body)
-        section, body = (found[1], []) if found else ("", [line])
-    return "\n".join(written)
+def save_picture(found: re.Match, folder: Path, address: str) -> str:
+    """Write a picture that a page holds as text into a file; return its `src` attribute."""
+    content = base64.b64decode(found[2])
+    kind = {"svg+xml": "svg", "jpeg": "jpg"}.get(found[1], found[1])
+    name = f"{hashlib.sha256(content).hexdigest()[:16]}.{kind}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+    return f'src="{address}/{name}" loading="lazy"'
 
 
-def _section(title: str, body: list[str]) -> list[str]:
-    if not title:
-        return _prose(body)
-    heading = ["", f"###### {title}", ""]
-    lines = [line.removeprefix("    ") for line in body]
-    if title not in _NAMED and title not in ("Returns", "Yields"):
-        return heading + _prose(lines)
-    written = []
-    for line in lines:
-        entry = _ENTRY.match(line) if title in _NAMED else re.match(r"^([^:`]{1,60}?): ", line)
-        first = not any(line.strip() for line in written)
-        if entry and (title in _NAMED or first):
-            rest = _escaped(line[entry.end() :])
-            written.append(f"- `{entry[0].strip().removesuffix(':')}`: {rest}")
-        elif title in _NAMED:
-            written.append(f"  {_escaped(line.strip())}".rstrip())
-        else:
-            written.append(f"{'- ' if first and line else '  '}{_escaped(line.strip())}".rstrip())
-    return heading + written + [""]
-
-
-def _prose(lines: list[str]) -> list[str]:
-    """Leave formulas and doctests as they are, and escape signs in sentences."""
-    written, shell = [], False
-    for line in lines:
-        shell = line.startswith(">>>") or (shell and bool(line))
-        if shell or line.startswith("    "):
-            written.append(line)
-        else:
-            written.append(_escaped(line))
-    return written
-
-
-def _escaped(line: str) -> str:
-    parts = re.split(r"(`[^`]*`)", line)
-    for index in range(0, len(parts), 2):
-        part = re.sub(r"([*\[\]~|\\])", r"\\\1", parts[index])
-        parts[index] = part.replace("<", "&lt;")
-    return "".join(parts)
+def stage_answers(path: Path, stage: Path) -> None:
+    """Write the answers to a lesson's exercises into the stage, each folded."""
+    notebook = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell["metadata"]["tags"] = ["hide-cell"]
+    (stage / "notebooks" / "answers").mkdir(parents=True, exist_ok=True)
+    (stage / "notebooks" / "answers" / path.name).write_text(json.dumps(notebook))
 
 
 # --- pages -------------------------------------------------------------------------------------
 
 
-def build(folder: Path) -> list[str]:
-    """Write everything into a folder, which is replaced as a whole.
+def stage_page(path: Path, stage: Path) -> None:
+    """Write a page into the stage with links that lead somewhere on the site."""
+    name = path.relative_to(ROOT)
+    target = stage / ("index.md" if str(name) == "README.md" else name)
+    target.parent.mkdir(parents=True, exist_ok=True)
 
-    Returns:
-        list: the modules of the reference.
-    """
-    import pdoc.doc
-    import pdoc.render
+    def turned(link: re.Match) -> str:
+        place = (path.parent / link[2]).resolve()
+        if place == ROOT / "README.md":
+            return f"[{link[1]}]({os.path.relpath(stage / 'index.md', target.parent)})"
+        if place == ROOT / "notebooks" / "answers":
+            return link[1]
+        if place.is_dir():
+            return (
+                f"`{link[2]}`" if link[1] == link[2] else f"{link[1]} (`{place.relative_to(ROOT)}`)"
+            )
+        if place.parent == ROOT / "slides" and place.stem[:2].isdigit():
+            built = DECKS / f"{place.stem}.html"
+            if not built.exists():
+                return link[1]
+            (stage / "extra" / "decks").mkdir(parents=True, exist_ok=True)
+            shutil.copy(built, stage / "extra" / "decks" / built.name)
+            return f'<a href="../decks/{built.name}">{link[1]}</a>'
+        if place.exists() and place.suffix not in (".md", ".ipynb"):
+            copy = stage / place.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(place, copy)
+        return link[0]
 
+    text = path.read_text()
+    # the words after the language name the file or the folder, for readers and tests
+    text = re.sub(r"^```(\w+)[ ].*$", r"```\1", text, flags=re.M)
+    for picture in re.findall(r"!\[[^\]]*\]\(([^)#:\s]+)\)", text):
+        copy = stage / (path.parent / picture).resolve().relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy((path.parent / picture).resolve(), copy)
+    target.write_text(_LINK.sub(turned, text))
+
+
+def contents(names: list[str], caption: str = "", *, hidden: bool = True) -> str:
+    """Write a table of contents for Sphinx."""
+    options = ["hidden:"] * hidden + ["maxdepth: 1"] + [f"caption: {caption}"] * bool(caption)
+    return "\n".join(["", ":::{toctree}", *(f":{each}" for each in options), *names, ":::", ""])
+
+
+def lesson_index(rows: list[dict]) -> str:
+    """Write the page that lists the lessons, from the README's table and the last runs."""
+    table = dict(
+        re.findall(r"^\| (\d\d) \| \[[^|]*\| (.*) \|$", (ROOT / "README.md").read_text(), re.M)
+    )
+    lines = ["# The lessons", "", "| | lesson | what you do | executed |", "|---|---|---|---|"]
+    for row in rows:
+        number, _, words = row["name"].partition("_")
+        lines.append(
+            f"| {number} | [{words.replace('_', ' ')}]({row['name']}.ipynb) "
+            f"| {table.get(number, '')} | {row['run']} |"
+        )
+    return "\n".join(lines) + "\n" + contents([row["name"] for row in rows])
+
+
+# --- reference ---------------------------------------------------------------------------------
+
+
+def public_modules() -> list[str]:
+    """List the modules that packages name in `__all__`, or that lessons and pages import."""
+    shown: set[str] = set()
+
+    def add(module: ModuleType) -> None:
+        if module.__name__ in shown or NOT_IN_REFERENCE.match(module.__name__):
+            return
+        shown.add(module.__name__)
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            if isinstance(value, ModuleType) and value.__name__.startswith("dlguide"):
+                add(value)
+
+    add(importlib.import_module("dlguide"))
+    for source in sources():
+        for package, names in re.findall(
+            r"^\s*from (dlguide[\w.]*) import \(?([\w, \n]+)", source, re.M
+        ):
+            add(importlib.import_module(package))
+            for name in re.findall(r"\w+", names):
+                if (ROOT / package.replace(".", "/") / f"{name}.py").exists():
+                    importlib.import_module(f"{package}.{name}")
+                value = getattr(sys.modules[package], name, None)
+                if isinstance(value, ModuleType):  # not a function of the same name
+                    add(value)
+    return sorted(shown)
+
+
+def sources() -> list[str]:
+    """Collect the Python code of all lessons and pages."""
+    found = [
+        "".join(cell["source"])
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        for cell in json.loads(path.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        found += re.findall(r"^```python\b.*?\n(.*?)^```", path.read_text(), re.M | re.S)
+    return found
+
+
+def stage_reference(stage: Path) -> list[str]:
+    """Write a page for each public module."""
     names = public_modules()
-    # Loaded before warnings are errors: those of TensorFlow are not ours. What pdoc loads itself
-    # may start processes, as TensorFlow does to know its platform.
-    os.environ["PDOC_ALLOW_EXEC"] = "1"
-    loaded = {name: load(name) for name in names}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".docs-") as place, \
-            warnings.catch_warnings():  # fmt: skip
-        warnings.simplefilter("error")
-        pdoc.render.configure(
-            docformat="google", show_source=False, template_directory=THEME, search=True
-        )
-        pdoc.render.env.filters["to_markdown"] = markdown
-        pdoc.render.env.tests["in_package"] = lambda name, package: (
-            name.rpartition(".")[0] == package
-        )
-        modules = {name: pdoc.doc.Module(module) for name, module in loaded.items()}
-        for name, module in modules.items():
-            _write(Path(place), _reference(name), pdoc.render.html_module(module, modules))
-        _write(Path(place), "search.js", pdoc.render.search_index(modules))
-        for path in sorted(PAGES.rglob("*.md")):
-            written = _page(path, modules)
-            _write(Path(place), _address(path), written)
-        for path in sorted([*PAGES.rglob("*.png"), *PAGES.rglob("*.svg")]):
-            shutil.copy(path, Path(place) / path.relative_to(PAGES))
-        _unlink(Path(place))
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.chmod(place, 0o755)
-        shutil.copytree(place, folder)
+    (stage / "reference").mkdir()
+    for name in names:
+        text = f"{name}\n{'=' * len(name)}\n\n.. automodule:: {name}\n"
+        (stage / "reference" / f"{name}.rst").write_text(text)
+    index = (
+        "# API reference\n\nEvery public module of `dlguide`, with the source of each function.\n"
+    )
+    (stage / "reference" / "index.md").write_text(index + contents(names, hidden=False))
     return names
 
 
-def load(name: str) -> ModuleType:
-    """Import a module."""
-    module = importlib.import_module(name)
-    for public in getattr(module, "__all__", ()):  # pdoc does not see what is imported on demand
-        value = getattr(module, public)
-        if not isinstance(value, ModuleType):
-            setattr(module, public, value)
-    return module
+# --- all ---------------------------------------------------------------------------------------
 
 
-def _write(folder: Path, name: str, text: str) -> None:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # where this clone lies is nobody's business, but some constants are paths
-    path.write_text(text.replace(str(ROOT), "…"), encoding="utf-8")
+def prepare(stage: Path) -> None:
+    """Write all sources of the site into an empty folder."""
+    (stage / "notebooks").mkdir(parents=True)
+    (stage / "extra" / "notebooks").mkdir(parents=True)
+    lessons = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+    rows = [stage_lesson(path, stage) for path in lessons]
+    answers = sorted((ROOT / "notebooks" / "answers").glob("*.ipynb"))
+    for path in answers:
+        stage_answers(path, stage)
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    for path in [*(ROOT / name for name in PAGES), *pages]:
+        stage_page(path, stage)
+    index = lesson_index(rows)
+    index += contents([f"answers/{path.stem}" for path in answers], "Answers")
+    (stage / "notebooks" / "index.md").write_text(index)
+    stage_reference(stage)
+    with (stage / "index.md").open("a") as file:
+        file.write(contents(SECTIONS))
+    research = [f"research/{path.stem}" for path in sorted((ROOT / "docs/research").glob("*.md"))]
+    with (stage / "docs" / "README.md").open("a") as file:
+        file.write(contents(research, "Research"))
+        file.write(contents(["instructor"], "Teaching"))
+        names = ["architecture", "glossary", "../CONTRIBUTING", "../CHANGELOG"]
+        file.write(contents(names, "Project"))
 
 
-def _unlink(folder: Path) -> None:
-    """Take links away that lead to no entry: pdoc links attributes that it does not show."""
-    texts = {path.resolve(): path.read_text(encoding="utf-8") for path in folder.rglob("*.html")}
-    ids = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in texts.items()}
-    for path, text in texts.items():
-
-        def kept(link: re.Match, path: Path = path) -> str:
-            target = (path.parent / link[1]).resolve() if link[1] else path
-            return link[0] if link[2] in ids.get(target, ()) else link[3]
-
-        changed = re.sub(r'<a href="([^"#:]*)#([^"]+)">(.*?)</a>', kept, text)
-        if changed != text:
-            path.write_text(changed, encoding="utf-8")
-
-
-def _reference(name: str) -> str:
-    return f"{name.replace('.', '/')}.html"
-
-
-def _address(page: Path) -> str:
-    name = page.relative_to(PAGES).with_suffix(".html")
-    return str(name.with_name("index.html") if page.name == "README.md" else name)
-
-
-def _page(path: Path, modules: dict) -> str:
-    """Turn a page into HTML whose links lead to other pages, the reference, or the repository."""
-    import pdoc.render
-    import pdoc.render_helpers
-
-    text = path.read_text()
-    # what stands behind the language names the file or the command's folder, for readers and tests
-    text = re.sub(r"^```(\w+)[ ].*$", r"```\1", text, flags=re.M)
-    body = str(pdoc.render_helpers.to_html(text))
-    here = Path(_address(path)).parent
-
-    def turned(link: re.Match) -> str:
-        target = (path.parent / html.unescape(link[2])).resolve()
-        if target.is_relative_to(PAGES) and target.suffix == ".md":
-            where = _address(target)
-        elif (name := _module_of(target)) in modules:
-            where = _reference(name)
-        elif target.is_relative_to(PAGES) and target.suffix == ".png":
-            where = str(target.relative_to(PAGES))
-        else:
-            where = os.path.relpath(target, ROOT / "build" / "docs")
-        return f'{link[1]}{os.path.relpath(where, here)}{link[3] or ""}"'
-
-    title = re.search(r"^# (.*)$", text, re.M)
-    return pdoc.render.env.get_template("page.html.jinja2").render(
-        title=title[1] if title else path.stem,
-        body=_LINK.sub(turned, body),
-        home=os.path.relpath("index.html", here),
-        reference=os.path.relpath("dlguide.html", here),
-    )
-
-
-def _module_of(path: Path) -> str:
-    if not path.is_relative_to(ROOT / "dlguide"):
-        return ""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def main() -> None:
-    """Build into the folder that is named, or build/docs."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs").resolve()
-    names = build(folder)
-    print(f"{len(names)} modules and the pages are in {folder}: open {folder / 'index.html'}")
+def build(folder: Path) -> None:
+    """Build the site into a folder, which is replaced as a whole when the build succeeds."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".site-") as place:
+        stage, output = Path(place) / "source", Path(place) / "site"
+        prepare(stage)
+        shutil.copytree(ROOT / "docs" / "_static", stage / "_static")
+        shutil.copy(ROOT / "docs" / "conf.py", stage)
+        command = ["-m", "sphinx", "-q", "-W", "--keep-going", "-d", f"{place}/cache"]
+        done = subprocess.run(
+            [sys.executable, *command, str(stage), str(output)],
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"Sphinx found faults (above); {folder} is left as it was.")
+        for page in (output / "_modules").rglob("*.html"):  # [docs]: some lead to no entry
+            text = page.read_text()
+            page.write_text(re.sub(r'<a class="viewcode-back".*?</a>', "", text))
+        if folder.exists():
+            shutil.rmtree(folder)
+        shutil.move(output, folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"The site is in {folder} ({size / 1e6:.0f} MB): open {folder / 'index.html'}")
 
 
 if __name__ == "__main__":
-    main()
+    build(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site").resolve())

@@ -62,16 +62,16 @@ class Evidence:
 
     Who: rank (index), ranks (count).
     Weights: first_weights (digest of the trainable weights after the broadcast), last_weights
-        (the same at the end), statistics (digest of the moving means and variances of batch
-        normalisation at the end).
+    (the same at the end), statistics (digest of the moving means and variances of batch
+    normalisation at the end).
     Data: seen (for each epoch the samples' ids in order, see `ids_of`), batches (for each epoch
-        the samples of each step, count), steps (for each epoch, count), samples (of the data
-        set, over all ranks, count), distinct (different ones among them, count).
+    the samples of each step, count), steps (for each epoch, count), samples (of the data
+    set, over all ranks, count), distinct (different ones among them, count).
     Rate: learning_rate (the highest of any epoch, as used), rate_of_one_rank (what it would be
-        on one rank), rate_rule ("linear", "sqrt", "none"; empty for the optimizer's usual one),
-        optimizer (its kind, such as "sgd").
+    on one rank), rate_rule ("linear", "sqrt", "none"; empty for the optimizer's usual one),
+    optimizer (its kind, such as "sgd").
     And: seeds, metrics, checkpoints (files that this rank wrote), calls (collectives in order),
-        step_s (time of each step, s), images_per_s (the throughput that was reported).
+    step_s (time of each step, s), images_per_s (the throughput that was reported).
     """
 
     rank: int
