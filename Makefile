@@ -1,6 +1,6 @@
 # One command a line; `make help` lists them. Everything is installed into .venv, nowhere else.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lab notebooks slides docs site pytorch wheelhouse lint clean distclean FORCE
+.PHONY: help setup run test test-all lab notebooks slides docs site figures pytorch wheelhouse lint clean distclean FORCE
 
 # Packages of the user's own must not be mistaken for those of .venv.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
@@ -71,6 +71,9 @@ site: .venv/docs  ## the course as a site, with the notebooks' last run, and the
 	$(BIN)/python docs/build.py
 
 docs: site
+
+figures:        ## write the README's figures from the notebooks' last run: docs/figures
+	$(BIN)/python tools/figures.py
 
 pytorch: .venv/pytorch  ## add PyTorch to .venv, which notebook 53 alone needs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -12,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 from lab_in_browser import CHROMIUM, SHOTS, chromium
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,6 +168,32 @@ build.build(Path(sys.argv[1]))
     assert "no.md" in done.stderr
     assert (tmp_path / "site" / "index.html").read_text() == "old"
     assert os.listdir(tmp_path) == ["site"]
+
+
+# --- publishing ----------------------------------------------------------------------------------
+
+
+def test_workflow_and_container_name_commands_that_exist():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "site.yml").read_text())
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    steps = [each for job in workflow["jobs"].values() for each in job["steps"]]
+    commands = [each["run"] for each in steps if "run" in each]
+    commands += [container["onCreateCommand"], container["postAttachCommand"]]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    for command in commands:
+        assert re.match(r"make ([a-z-]+)", command)[1] in targets, command
+    artifact = next(each for each in steps if "upload-pages-artifact" in each.get("uses", ""))
+    assert artifact["with"]["path"] == "build/site"
+    assert workflow["permissions"] == {"contents": "read", "pages": "write", "id-token": "write"}
+    assert "secrets" not in json.dumps(workflow)
+
+
+def test_front_page_is_short_and_its_figures_are_small():
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= 150
+    figures = re.findall(r"!\[[^\]]+\]\((docs/figures/[^)]+)\)", text)
+    assert 4 <= len(figures) <= 6
+    assert sum((ROOT / name).stat().st_size for name in figures) < 400_000
 
 
 # --- in a browser --------------------------------------------------------------------------------
