@@ -70,7 +70,7 @@ slides: .venv/docs  ## slides/*.md with figures from the notebooks' last run: HT
 site: .venv/docs  ## the course as a site, with the notebooks' last run, and the API reference: build/site
 	$(BIN)/python docs/build.py
 
-docs: site
+docs: site     ## the same
 
 figures:        ## write the README's figures from the notebooks' last run: docs/figures
 	$(BIN)/python tools/figures.py
