@@ -214,7 +214,7 @@ EXERCISES = {
     "60-5": Letters({
         "`allreduce` fails after `daalfini()`": ("D", "What ended MPI? Which import started it?"),
         "8 threads are no faster than 2": ("A", "How many CPUs may this rank use? A thread each."),
-        "2 ranks have 4 busy threads on 2 cores": ("F", "Which cores does each of the two see?"),
+        "2 ranks may have 4 busy threads on 2 cores": ("F", "Which cores does each one see?"),
         "16 colours have become thousands": ("B", "Which kind of file keeps every pixel?"),
         "`objectiveFunction` is not the inertia": ("E", "Before or after the last step?"),
         "one rank raises an error, the others wait": ("C", "Where do ranks meet? All of them?"),
