@@ -307,6 +307,7 @@ def build(folder: Path) -> None:
         )  # fmt: skip
         if done.returncode:
             raise SystemExit(f"Sphinx found faults (above); {folder} is left as it was.")
+        (output / "_static" / "webpack-macros.html").unlink(missing_ok=True)  # no page: a template
         for page in (output / "_modules").rglob("*.html"):  # [docs]: some lead to no entry
             text = page.read_text()
             page.write_text(re.sub(r'<a class="viewcode-back".*?</a>', "", text))

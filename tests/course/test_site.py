@@ -243,7 +243,7 @@ def test_every_page_fits_and_shows_its_pictures(site, window, width):
 def test_audit_finds_nothing_serious(site, window, scheme):
     sync = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe's audit")
     window.set_viewport_size({"width": 1280, "height": 900})
-    window.emulate_media(color_scheme=scheme)
+    window.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     found = []
     for name in (
         "index",
