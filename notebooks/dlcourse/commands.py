@@ -18,7 +18,7 @@ import typer
 
 from dlcourse import NOTEBOOKS
 from dlguide.cli.app import OversubscribeOption, RanksOption
-from dlguide.errors import require, require_count, require_known
+from dlguide.errors import require, require_count, require_known, require_positive
 
 HIDDEN = [
     "__pycache__",
@@ -239,6 +239,12 @@ def usecase(
     speedup: Annotated[
         bool, typer.Option("--speedup", help="Time the step against one process; predict it.")
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Measure for a minute what the run will need; no run.")
+    ] = False,
+    watts_per_node: Annotated[
+        float | None, typer.Option(help="With --plan, for the energy; else as measured.")
+    ] = None,
     oversubscribe: OversubscribeOption = False,
 ) -> None:
     """Run a worked case on MPI ranks: train or resume, write results, compare."""
@@ -258,17 +264,27 @@ def usecase(
             twice = f"be given once, by --{option} or by --set"
             require(option not in own, option, twice, [own.get(option), value])
             own[option] = value
-    run.check(case, name, real, own, speedup)
+    must, then = "not be given with --plan, which does not run the case", "Leave one out."
+    require(not (speedup and plan), "speedup", must, speedup, then)
+    if watts_per_node is not None:
+        require(plan, "watts_per_node", "come with --plan", watts_per_node)
+        require_positive(watts_per_node, "watts_per_node")
+    run.check(case, name, real, own, speedup, plan)
     output = output or Path("build") / "usecases" / name.replace("-", "_")
     require_writable(output, "output")
     run.require_settings(case, output, real, seed, own)
     machine = describe()
-    plan = threads.plan(machine, ranks, oversubscribe=oversubscribe)
+    used = threads.plan(machine, ranks, oversubscribe=oversubscribe)
     print(machine.summary())
-    print(f"\n{name}, {plan.ranks} rank{'s'[: plan.ranks != 1]}"
-          f" x {plan.threads} thread{'s'[: plan.threads != 1]}", flush=True)  # fmt: skip
-    with Cluster(plan) as cluster:
-        result = run.run(case, cluster, output, real, seed, own, speedup, print)
+    print(f"\n{name}, {used.ranks} rank{'s'[: used.ranks != 1]}"
+          f" x {used.threads} thread{'s'[: used.threads != 1]}", flush=True)  # fmt: skip
+    begun_s = time.perf_counter()
+    with Cluster(used) as cluster:
+        if plan:
+            found = run.plan(case, cluster, output, real, seed, own, begun_s, watts_per_node)
+            print(f"\n{found}\n\nWritten:\n  {output / run.PLAN}")
+            return
+        result = run.run(case, cluster, output, real, seed, own, speedup, print, begun_s)
     _print_results(result)
 
 
@@ -284,6 +300,8 @@ def _print_results(result: Any) -> None:
     if result.findings:
         columns = get_terminal_size((200, 24)).columns
         print(f"\n{table(result.findings).fitting(columns)}")
+    if result.planned:
+        print(f"\n{result.planned}")
     print("\nWritten:")
     for path in result.paths:
         print(f"  {path}")

@@ -168,14 +168,6 @@ def mode_of(name: str) -> tuple[str, str]:
     return KVSTORES[require_known(name, KVSTORES, "name")]
 
 
-def as_mxnet_reads(name: str) -> str:
-    """Return how MXNet reads any text: it only searches it for a few words (kvstore.cc, Create)."""
-    text = name.lower()
-    if "dist" not in text:
-        return "nccl" if "nccl" in text else "device" if "device" in text else "local"
-    return f"dist_{'async' if '_async' in text else 'sync'}{'_device' * ('device' in text)}"
-
-
 def train(
     comm: Comm,
     way: str,

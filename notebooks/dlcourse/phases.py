@@ -19,7 +19,7 @@ from dlguide.measure import TrainingResult, Utilisation
 
 @dataclass(frozen=True)
 class StartUp:
-    """Time of the first of several batches, and the mean of the others."""
+    """Time of the first of several batches, and of one of the others (mean or median)."""
 
     images: int
     batches: int
@@ -68,18 +68,10 @@ def from_mean(
 
 
 def from_steps(step_s: Sequence[float], images: int) -> StartUp:
-    """Separate the first batch from the times of all, such as a `TrainingResult`'s `step_s`."""
+    """Separate the first batch from the median of the others, of a `TrainingResult`'s `step_s`."""
     require(len(step_s) > 1, "step_s", "hold at least 2 steps", len(step_s))
-    others = sum(step_s[1:]) / (len(step_s) - 1)
+    others = np.median(step_s[1:])
     return StartUp(require_count(images, "images"), len(step_s), float(step_s[0]), float(others))
-
-
-def overtakes(late: StartUp, early: StartUp) -> float:
-    """Return after how many batches the system with the longer start has caught up."""
-    behind, gain = late.first_s - early.first_s, early.others_s - late.others_s
-    if behind <= 0:
-        return 1.0
-    return 1.0 + behind / gain if gain > 0 else float("inf")
 
 
 def load_by_phase(record: Utilisation, runs: Sequence[TrainingResult]) -> dict[str, float]:

@@ -47,7 +47,11 @@ class Met:
 def joined(
     rank: int, ranks: int, url: str = "", store: Any = None, timeout_s: float = 30.0
 ) -> Iterator[None]:
-    """Join a Gloo group for the length of a block; all ranks must enter it."""
+    """Join a Gloo group for the length of a block; all ranks must enter it.
+
+    Call a function in the block, so that sums begun with `async_op=True` are freed before the group
+    is: after it, one may wait for Gloo's thread with Python's lock, which that thread needs.
+    """
     require_pytorch()
     import torch.distributed as dist
 

@@ -17,6 +17,7 @@ parser.add_argument("--batch", type=int, default=50, help="images of a process i
 parser.add_argument("--rate", type=float, default=0.02, help="learning rate of one process")
 parser.add_argument("--checkpoint", help="folder to save to, and to go on from")
 parser.add_argument("--record", help="file for the numbers, as JSON")
+parser.add_argument("--tested", type=int, default=10_000, help="test images that are judged")
 given = parser.parse_args()
 
 
@@ -36,7 +37,7 @@ class Clock(keras.callbacks.Callback):
 # Data
 data = datasets.load()
 images, labels = data.train_images, data.train_labels
-test_images, test_labels = data.test_images, data.test_labels
+test_images, test_labels = data.test_images[: given.tested], data.test_labels[: given.tested]
 wanted = given.steps * given.batch  # images, of all ranks and epochs
 
 # Network and optimizer

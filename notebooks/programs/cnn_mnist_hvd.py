@@ -18,6 +18,7 @@ parser.add_argument("--batch", type=int, default=50, help="images of a process i
 parser.add_argument("--rate", type=float, default=0.02, help="learning rate of one process")
 parser.add_argument("--checkpoint", help="folder to save to, and to go on from")
 parser.add_argument("--record", help="file for the numbers, as JSON")
+parser.add_argument("--tested", type=int, default=10_000, help="test images that are judged")
 given = parser.parse_args()
 hvd.init()
 
@@ -39,7 +40,8 @@ class Clock(keras.callbacks.Callback):
 data = datasets.load()
 own = slice(hvd.rank(), None, hvd.size())
 images, labels = data.train_images[own], data.train_labels[own]
-test_images, test_labels = data.test_images[own], data.test_labels[own]
+tested = slice(hvd.rank(), given.tested, hvd.size())
+test_images, test_labels = data.test_images[tested], data.test_labels[tested]
 wanted = given.steps * given.batch  # images, of all ranks and epochs
 
 # Network and optimizer
@@ -85,7 +87,7 @@ made = len(clock.ends)
 
 # Evaluation
 _, accuracy = model.evaluate(test_images, test_labels, batch_size=500, verbose=0)
-accuracy = float(hvd.allreduce(accuracy * len(test_labels), op=hvd.Sum)) / len(data.test_labels)
+accuracy = float(hvd.allreduce(accuracy * len(test_labels), op=hvd.Sum)) / given.tested
 
 # Results
 numbers = {"ranks": hvd.size(), "steps": made, "batch": given.batch}

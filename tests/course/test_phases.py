@@ -8,7 +8,6 @@ from __future__ import annotations
 from itertools import pairwise
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -34,30 +33,24 @@ def published_start(row):
     return phases.from_mean(rate, images, 200, row["first_s"], ROUNDING_S)
 
 
-@given(some.lists(some.floats(0.01, 50), min_size=2, max_size=40), some.integers(1, 5000))
-def test_first_and_others_add_up_to_all_steps(step_s, images):
-    start = phases.from_steps(step_s, images)
-    assert start.seconds(len(step_s)) == pytest.approx(sum(step_s))
-    assert start.images_per_s_with_first == pytest.approx(images * len(step_s) / sum(step_s))
-    assert start.images_per_s == pytest.approx(images / np.mean(step_s[1:]))
-    again = phases.from_mean(start.images_per_s_with_first, images, len(step_s), step_s[0])
-    assert again.others_s == pytest.approx(start.others_s, rel=1e-6)
-    assert start.after(1) == pytest.approx(images / step_s[0])
+@given(some.integers(2, 400), some.floats(0.01, 50), some.floats(0.01, 5), some.integers(1, 5000))
+def test_first_and_others_add_up_to_all_steps(batches, first_s, others_s, images):
+    whole = first_s + (batches - 1) * others_s
+    start = phases.from_mean(images * batches / whole, images, batches, first_s)
+    assert start.others_s == pytest.approx(others_s, rel=1e-6)
+    assert start.seconds(batches) == pytest.approx(whole)
+    assert start.images_per_s_with_first == pytest.approx(images * batches / whole)
+    assert start.after(1) == pytest.approx(images / first_s)
+
+
+def test_one_slow_step_does_not_move_the_others():
+    start = phases.from_steps([9.0, 1.0, 1.2, 30.0, 1.1, 1.0], 100)
+    assert (start.first_s, start.others_s) == (9.0, 1.1)
 
 
 def test_rounding_reaches_the_range():
     rounded = phases.from_mean(100.0, 100, 11, 1.0, 0.1)  # a mean of 1.0 s, 0.9 to 1.1
     assert rounded.range == pytest.approx((100 / 1.11, 100 / 0.89))
-
-
-def test_overtaking_is_where_the_times_are_equal():
-    late, early = phases.StartUp(1, 9, 10.0, 1.0), phases.StartUp(1, 9, 1.0, 1.5)
-    count = phases.overtakes(late, early)
-    assert count == 19.0
-    assert late.seconds(19) == early.seconds(19)
-    assert phases.overtakes(early, late) == 1.0
-    slower = phases.StartUp(1, 9, 10.0, 2.0)
-    assert phases.overtakes(slower, early) == float("inf")
 
 
 def test_impossible_first_batches_are_refused():
@@ -96,7 +89,7 @@ def test_speed_ups_of_the_text_follow_from_the_tables():
         assert round(rates[name, 32] / rates[name, 1], 1) == said
 
 
-def test_without_the_first_batch_the_order_turns():
+def test_without_the_first_batch_the_lead_vanishes():
     found = {(row["framework"], row["workers"]): published_start(row) for row in LOGS}
     assert round(found[PYTORCH, 32].images_per_s) == 6688
     assert round(found[HOROVOD, 32].images_per_s) == 6560
@@ -105,8 +98,8 @@ def test_without_the_first_batch_the_order_turns():
     for workers in (2, 32):
         torch, horovod = found[PYTORCH, workers], found[HOROVOD, workers]
         assert torch.images_per_s_with_first < horovod.images_per_s_with_first
-        # the order is certain in spite of the rounding
-        assert torch.range[0] > horovod.range[1]
+        # what is left is less than log and table of one program differ: 202 against 207 images/s
+        assert 0.975 < horovod.images_per_s / torch.images_per_s < 1
 
 
 def test_the_log_of_one_gpu_is_not_the_run_of_table_2():

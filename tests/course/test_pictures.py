@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
-from test_experiments import a_result, seeds_of
+from test_experiments import a_result
 
 from dlcourse import pictures, search_theory, tensor_layouts
 from dlcourse.measured import Measured
@@ -81,27 +81,6 @@ def test_seven_schedules_have_seven_colours_and_28_have_different_looks():
     lines = plots.schedules(courses).axes[0].lines
     assert len({line.get_color() for line in lines[:7]}) == 7
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 28
-
-
-def test_regions_stand_over_their_batches():
-    good, bad = (0.90, 0.92, 0.91), (0.80, 0.83, 0.81)
-    made = [
-        *seeds_of("a", good, batch_per_worker=8, images_per_s=10.0),
-        *seeds_of("b", good, batch_per_worker=16, images_per_s=95.0),
-        *seeds_of("c", bad, batch_per_worker=64, images_per_s=100.0),
-    ]
-    regions = ex.best_batch(made)
-    drawn = pictures.batch_regions(regions)
-    speed, quality = drawn.axes
-    assert [(text.get_text(), text.xy[0]) for text in speed.texts] == [
-        ("A", 8),
-        ("B", 16),
-        ("C", 64),
-    ]
-    assert list(speed.lines[0].get_ydata()) == [10.0, 95.0, 100.0]
-    assert speed.lines[1].get_ydata()[0] == pytest.approx(90.0)
-    assert list(quality.lines[0].get_ydata()) == pytest.approx([91.0, 91.0, 100 * np.mean(bad)])
-    assert str(regions) in drawn._repr_html_()
 
 
 SADDLE = SimpleNamespace(loss=lambda x, y: x**2 - y, view=(-2, 2, -1, 3), minimum=(0.0, 3.0))
@@ -305,13 +284,12 @@ def test_lines_are_the_means_and_marks_stand_where_they_are_told():
     assert len(pictures.start_up({"slow": slow}).axes) == 1
 
 
-def test_bars_of_ways_are_as_long_as_what_they_show():
+def test_bars_of_schemes_are_as_long_as_the_bytes_and_marks_are_the_predictions():
     sent = {"allreduce": {"worker": 2e6}, "dist_sync": {"worker": 2e6, "server": 4e6}}
-    speeds = {"allreduce": 50.0, "dist_sync": 40.0}
-    left, right = pictures.server_and_allreduce(sent, sent, speeds).axes
-    assert sorted(bar.get_width() for bar in left.patches) == [2.0, 2.0, 4.0]
-    assert sorted(line.get_xdata()[0] for line in left.lines) == [2.0, 2.0, 4.0]
-    assert [bar.get_width() for bar in right.patches] == [50.0, 40.0]
+    model = {"allreduce": {"worker": 1e6}, "dist_sync": {"worker": 2e6, "server": 3e6}}
+    (axes,) = pictures.server_and_allreduce(sent, model).axes
+    assert sorted(bar.get_width() for bar in axes.patches) == [2.0, 2.0, 4.0]
+    assert sorted(line.get_xdata()[0] for line in axes.lines) == [1.0, 2.0, 3.0]
 
 
 SCHEDULES = {
@@ -986,12 +964,7 @@ REFUSED = [
     (pictures.sizes_by_layer, ({"g": {"a": [np.nan, 1.0]}},), {}, "finite sizes"),
     (pictures.sizes_by_layer, ({"g": {"a": []}},), {}, "one in the last layer"),
     (pictures.start_up, ({},), {}, "1 to 4 names"),
-    (
-        pictures.server_and_allreduce,
-        ({"a": {}, "b": {}},) * 2 + ({"a": 1.0},),
-        {},
-        "name the same ways",
-    ),
+    (pictures.server_and_allreduce, ({"a": {}, "b": {}}, {"a": {}}), {}, "name the same schemes"),
     (pictures.overlap, ({"a": OverlapStep("end", ())},), {}, "`schedules` must h"),
     (pictures.budget, ({**BUDGET, "c": {"computing": 1.0}},), {}, "have the parts"),
     (pictures.error_feedback, (GIVEN, {"large": [1.0]}), {}, "have the titles"),
@@ -1129,6 +1102,7 @@ DRAWN = [
     (pictures.predicted_frames, (FILMS,)),
     (pictures.area_gains, ({"a - b": ONE},)),
     (pictures.area_by_pictures, ({(100, 50, "scratch"): [0.6, 0.7]}, 20)),
+    (pictures.loss_and_rate, ([0.9, 0.7, 0.6], [0.1, 0.1, 0.01], 2)),
     (pictures.reliability, ({"net": (RANDOM.random(80) < 0.4, RANDOM.random(80))},)),
 ]
 

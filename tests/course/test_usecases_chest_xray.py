@@ -6,13 +6,14 @@ import shutil
 from dataclasses import replace
 from functools import partial
 
+import layout_writers
 import numpy as np
 import pytest
 from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlcourse.usecases import chest_xray, report
-from dlcourse.usecases.chest_xray import data, model
+from dlcourse.usecases.chest_xray import data, model, phantoms
 from dlcourse.usecases.chest_xray.train import STAGES, ChestXrayConfig
 from dlguide import published
 from dlguide.training import checkpoint
@@ -44,8 +45,8 @@ def trained(real, **asked):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return {
-        "scores": one.scores.tolist(), "mean": one.mean.value, "loss": one.tuning.loss,
-        "before": one.pretraining.loss, "ranks": one.ranks, "batch": one.global_batch,
+        "scores": one.test.scores.tolist(), "mean": one.mean.value, "loss": one.tuning.loss,
+        "before": one.pretraining.loss, "ranks": one.tuning.ranks, "batch": one.tuning.global_batch,
         "start_rate": one.start_rate, "digest": one.tuning.weights_digest,
     }  # fmt: skip
 
@@ -60,7 +61,7 @@ def test_ranks_train_as_one_process_with_the_global_batch(ranks, packed, alone, 
         assert (one["ranks"], one["batch"]) == (ranks, 12)
         assert one["before"] == pytest.approx(serial.pretraining.loss, rel=1e-9)
         assert one["loss"] == pytest.approx(serial.tuning.loss, rel=1e-9)
-        assert np.asarray(one["scores"]) == pytest.approx(serial.scores, rel=1e-7, abs=1e-9)
+        assert np.asarray(one["scores"]) == pytest.approx(serial.test.scores, rel=1e-7, abs=1e-9)
         assert one["mean"] == pytest.approx(serial.mean.value, abs=1e-9)
     assert len({one["digest"] for one in each}) == 1
 
@@ -70,6 +71,56 @@ def test_errors_are_the_same_on_all_ranks_before_training(tmp_path):
     each = on_ranks(2, trained, tmp_path, real=nowhere, **SMALL)
     assert each[0] == each[1]
     assert f"no chest X-rays at {nowhere}" in each[0]
+
+
+FILES = {"net": "chest_cnn", "start": "none", "epochs": 1, "batch_per_rank": 5, "validation": 0}
+
+
+@pytest.fixture(scope="module")
+def published_layout(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("published") / "ChestX-ray14"
+    return layout_writers.write_chestxray14(folder, phantoms.chest(44, 40, 3))
+
+
+@pytest.mark.parametrize("part", ["train_val_list.txt", "test_list.txt"])
+@pytest.mark.parametrize("size", [0, 40, 900], ids=["empty", "no picture", "cut short"])
+def test_damaged_radiograph_is_named_by_all_ranks(size, part, published_layout, tmp_path):
+    real = shutil.copytree(published_layout, tmp_path / "real")
+    path = real / "images" / (real / part).read_text().split()[0]
+    whole = path.read_bytes()
+    assert len(whole) > 900
+    path.write_bytes(whole[:size] if size != 40 else b"<html>503 Service Unavailable</html>")
+    each = on_ranks(2, trained, tmp_path, real=str(real), **FILES)
+    assert each[0] == each[1]
+    assert f"{path}: " in each[0]
+    assert "Restore the file from its source, or take it off the list" in each[0]
+
+
+def test_more_ranks_than_radiographs_of_a_part_are_refused_before_training(
+    published_layout, tmp_path
+):
+    real = shutil.copytree(published_layout, tmp_path / "real")
+    names = (real / "test_list.txt").read_text().split()
+    (real / "test_list.txt").write_text(f"{names[0]}\n{names[1]}\n")
+    each = on_ranks(3, trained, tmp_path, real=str(real), **FILES)
+    assert len(set(each)) == 1
+    assert "`ranks` must be at most the 2 radiographs of 1 patients in the test part" in each[0]
+
+
+def test_test_patients_without_and_with_nothing_are_refused_before_training(
+    published_layout, tmp_path
+):
+    real = shutil.copytree(published_layout, tmp_path / "real")
+    table = (real / "Data_Entry_2017.csv").read_text().splitlines()
+    tested = (real / "test_list.txt").read_text().split()
+    for number, line in enumerate(table):
+        cells = line.split(",")
+        if cells[0] in tested:
+            table[number] = ",".join([cells[0], "No Finding", *cells[2:]])
+    (real / "Data_Entry_2017.csv").write_text("\n".join(table) + "\n")
+    with pytest.raises(ValueError, match="`labels` must hold, in the test part of real, a finding"):
+        chest_xray.train(real, 1, tmp_path / "c", parallel=False, **FILES)
+    assert not (tmp_path / "c").exists()
 
 
 def test_interrupted_training_goes_on_bit_by_bit(packed, alone, tmp_path):
@@ -96,7 +147,7 @@ def test_interrupted_training_goes_on_bit_by_bit(packed, alone, tmp_path):
     assert resumed.pretraining.first_epoch == 2
     assert resumed.tuning.first_epoch == 1
     assert resumed.tuning.weights_digest == whole.tuning.weights_digest
-    assert (resumed.scores == whole.scores).all()
+    assert (resumed.test.scores == whole.test.scores).all()
     assert resumed.tuning.earlier_loss + resumed.tuning.loss == whole.tuning.loss
 
 
@@ -106,8 +157,8 @@ def test_finished_training_is_announced_and_not_trained(packed, alone, capsys):
     said = capsys.readouterr().out
     assert said.count("is a finished training") == 2
     assert not again.tuning.step_s
-    assert (again.scores == whole.scores).all()
-    assert again.areas == whole.areas
+    assert (again.test.scores == whole.test.scores).all()
+    assert again.test.areas == whole.test.areas
     assert again.tuning.earlier_loss == whole.tuning.loss
 
 
@@ -219,12 +270,12 @@ def test_radiographs_have_the_size_of_the_net_unless_another_is_asked_for():
 def test_outcome_travels_and_is_written(alone, tmp_path):
     outcome, _ = alone
     same = pickle.loads(pickle.dumps(outcome))
-    assert (same.scores == outcome.scores).all()
+    assert (same.test.scores == outcome.test.scores).all()
     paths = chest_xray.write([outcome], tmp_path / "out")
     assert [path.name for path in paths] == ["outcome.json", "auroc.png"]
     assert all(path.stat().st_size > 500 for path in paths)
     written = json.loads(paths[0].read_text())
-    assert written[0]["areas"][-1]["value"] == outcome.mean.value
+    assert written[0]["areas"]["test"][-1]["value"] == outcome.mean.value
     assert written[0]["tuning"]["loss"] == list(outcome.tuning.loss)
     assert f"mean AUROC {chest_xray.interval(outcome.mean)}" in outcome.summary()
 
@@ -245,8 +296,8 @@ def test_published_radiographs_are_compared_with_chexnet(alone):
     outcome = replace(alone[0], synthetic=False)
     row = chest_xray.findings([outcome])[0]
     known = {one["finding"]: one["auroc"] for one in published.load("chexnet_auroc")}
-    ahead = sum(one.value > known[one.name] for one in outcome.areas[:-1])
-    assert f"above CheXNet in {ahead} of {len(outcome.areas) - 1}" in row.ours
+    ahead = sum(one.value > known[one.name] for one in outcome.test.areas[:-1])
+    assert f"above CheXNet in {ahead} of {len(outcome.test.areas) - 1}" in row.ours
     assert "phantoms" not in row.why
 
 
@@ -285,8 +336,8 @@ def test_published_radiographs_get_their_own_defaults_and_no_drawings(packed, tm
         batch_per_rank=12, validation=0.3, external=packed,
     )  # fmt: skip
     assert not one.synthetic
-    assert one.validation is not None
-    assert [each.value for each in one.external] == [each.value for each in one.areas]
+    assert set(one.judged) == {"test", "validation", "external"}
+    assert one.judged["external"].areas == one.test.areas
     assert "Validation" in one.summary()
 
 
@@ -298,4 +349,4 @@ def test_densenet_trains_on_published_radiographs_from_keras_weights(packed, tmp
     chest_xray.build("densenet121", 32, outputs=1000).save_weights(weights)
     one = chest_xray.train(real, 0, tmp_path / "c", parallel=False, weights=weights, image=32,
                            epochs=1, batch_per_rank=24)  # fmt: skip
-    assert (one.net, one.radiographs[1]) == ("densenet121", len(chest_xray.read(packed).test))
+    assert (one.net, len(one.test.labels)) == ("densenet121", len(chest_xray.read(packed).test))

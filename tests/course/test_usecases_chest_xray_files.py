@@ -5,11 +5,13 @@ import shutil
 import layout_writers
 import numpy as np
 import pytest
+from PIL import Image
 
 from dlcourse.usecases import chest_xray
 from dlcourse.usecases.chest_xray import chestxray14, data, phantoms
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide.data import formats
+from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import DataError, MissingComponentError
 
 
@@ -232,3 +234,39 @@ def test_validation_and_labelled_radiographs_are_of_whole_patients(packed):
     assert few.train.source.checksum() != found.labelled(10, 2).train.source.checksum()
     with pytest.raises(ValueError, match="`labelled` must be at most the"):
         found.labelled(99, 1)
+
+
+def variants():
+    """What other archives hold: name, conversion, format, by how much a grey value may be off."""
+    return [
+        ("16 bits", lambda grey: Image.fromarray(np.asarray(grey, np.uint16) * 257), "PNG", 1),
+        ("RGBA", lambda grey: grey.convert("RGBA"), "PNG", 1),
+        ("palette", lambda grey: grey.convert("P"), "PNG", 1),
+        ("JPEG", lambda grey: grey, "JPEG", 16),
+        ("CMYK", lambda grey: grey.convert("RGB").convert("CMYK"), "JPEG", 16),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "form", "off"), variants(), ids=lambda one: str(one)[:7]
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_odd_files_are_read_as_the_grey_picture_that_they_hold(
+    name, change, form, off, channels, unpacked, tmp_path
+):
+    odd = shutil.copytree(unpacked, tmp_path / "odd")
+    path = next(odd.glob("images/*_000.png"))
+    grey = Image.open(path)
+    change(grey).save(path, form, **({"quality": 95} if form == "JPEG" else {}))
+    packed = chest_xray.pack(odd, tmp_path / "packed", size=40)
+    for folder in (odd, packed):
+        found = chest_xray.read(folder)
+        part = next(
+            each for each in (found.train, found.test) if int(path.name[:8]) in each.patients
+        )
+        at = np.flatnonzero(part.patients == int(path.name[:8]))[:1]
+        pipeline = Pipeline(part.rows(at).source, 1, shuffle=False, channels=channels)
+        with pipeline.epoch() as batches:
+            pixels = 255 * np.asarray(next(iter(batches))[0][0])
+        difference = np.abs(pixels - np.asarray(grey, float)[..., None])
+        assert difference.max() <= off, (name, folder.name)

@@ -49,11 +49,20 @@ def train(
 ):  # fmt: skip
     """Train a small net on a few digits."""
     check(real, epochs)
-    run = training.fit(
-        "mlp", "mnist", epochs=epochs, batch_per_rank=20, checkpoint=checkpoint, on_result=report,
-        config=training.FitConfig(samples=samples, seed=seed, evaluate=False, device=device),
-    )  # fmt: skip
+    run = training.fit(**arguments(seed, checkpoint, epochs, samples, device), on_result=report)
     return Outcome(run.ranks, run.loss, run.weights_digest, run.first_epoch, real)
+
+
+def arguments(seed, checkpoint, epochs, samples, device):
+    """What `fit` gets."""
+    config = training.FitConfig(samples=samples, seed=seed, evaluate=False, device=device)
+    return {"model": "mlp", "data": "mnist", "epochs": epochs, "batch_per_rank": 20,
+            "checkpoint": checkpoint, "config": config}  # fmt: skip
+
+
+def rehearse(work, real=None, seed=0, epochs=1, samples=200, device="cpu", ranks=None):
+    """Do a little of `train`."""
+    work.fit("digits", **arguments(seed, work.folder / "c", epochs, samples, device))
 
 
 def write(outcomes, folder):

@@ -1,11 +1,12 @@
-"""Exercises of lesson 82: the busiest process, first batches, fair claims, causes, nodes first."""
+"""Exercises of lesson 82: the busiest process, first batches, fair claims, rings, nodes first."""
 
 from functools import partial
+from time import perf_counter
 
 import numpy as np
 
 from dlcourse.exercises.compare import brief, same
-from dlcourse.exercises.engine import Exercise, Letters, NotAnswered, WrongAnswer
+from dlcourse.exercises.engine import Exercise, NotAnswered, WrongAnswer
 from dlguide import published
 
 WAYS = ("allreduce", "dist_sync", "dist_device_sync", "dist_async")
@@ -66,6 +67,84 @@ def check_claims(answers):
         trap = next((hint for hint, one in traps.items() if same(said, (letter, one), 2e-3)), "")
         if trap or not same(said, (letter, number), 5e-3):
             raise WrongAnswer(f"{claim!r}: not {brief(said)}. {trap or why}")
+
+
+def machine(seed, gpus=16):
+    """Links with a hidden ring of 50e9 bytes/s or more: the best, by the two links of one GPU."""
+    random = np.random.default_rng(seed)
+    hidden = random.permutation(gpus).tolist()
+    links = {}
+    for place, gpu in enumerate(hidden):
+        links[gpu, hidden[place - 1]] = 50e9 if place < 2 else random.choice([50e9, 100e9])
+    for gpu in hidden[1:]:  # the first has two links of 50e9 only, and slower ones
+        for other in random.choice(gpus, 3, replace=False).tolist():
+            if other not in (gpu, hidden[0]) and (other, gpu) not in links:
+                links.setdefault((gpu, other), random.choice([25e9, 50e9, 100e9]))
+    links |= {(hidden[0], other): 25e9 for other in hidden[2:-1:4]}
+    return {tuple(sorted(pair)): float(speed) for pair, speed in links.items()}
+
+
+def best_ring(links, gpus):
+    for least in sorted({*links.values()}, reverse=True):
+        near = {gpu: set() for gpu in range(gpus)}
+        for (one, other), speed in links.items():
+            if speed >= least:
+                near[one].add(other)
+                near[other].add(one)
+        order = extended([0], near)
+        if order:
+            return order
+    return None
+
+
+def extended(order, near):
+    if len(order) == len(near):
+        return order if order[0] in near[order[-1]] else None
+    left = near[order[-1]] - set(order)
+    for gpu in sorted(left, key=lambda one: len(near[one] - set(order))):
+        found = extended([*order, gpu], near)
+        if found:
+            return found
+    return None
+
+
+def slowest(links, order, gpus):
+    if not isinstance(order, list | tuple | np.ndarray):
+        raise WrongAnswer(f"Expected: a list of GPUs, got {brief(order)}.")
+    if sorted(order) != list(range(gpus)):
+        raise WrongAnswer(f"Not {brief(order)}. Every GPU must be in it once.")
+    pairs = [tuple(sorted((one, order[place - 1]))) for place, one in enumerate(order)]
+    missing = [pair for pair in pairs if pair not in links]
+    if missing:
+        text = "Neighbours need a link, and so do the last and the first."
+        raise WrongAnswer(f"There is no link {missing[0]}. {text}")
+    return min(links[pair] for pair in pairs)
+
+
+def check_ring(answer):
+    for links, gpus in ((TRIANGLE, 3), (SQUARE, 4), (machine(0), 16)):
+        order = answer(dict(links), gpus)
+        if order is ...:
+            raise NotAnswered
+        slowest(links, order, gpus)
+
+
+TRIANGLE = {(0, 1): 50e9, (0, 2): 25e9, (1, 2): 25e9}
+SQUARE = {(0, 1): 50e9, (1, 2): 50e9, (2, 3): 25e9, (0, 3): 50e9}
+RING_S = 10.0
+
+
+def share_of_best(answer, cluster=None):
+    """Mean share of the hidden ring's slowest link; what takes too long or fails counts 0."""
+    shares, begin = [], perf_counter()
+    for seed in range(100, 120):
+        links = machine(seed)
+        try:
+            share = slowest(links, answer(dict(links), 16), 16) / 50e9
+        except WrongAnswer:
+            share = 0.0
+        shares.append(share if perf_counter() - begin < RING_S else 0.0)
+    return float(np.mean(shares))
 
 
 def nodes_first(comm, gradient, nodes):
@@ -150,15 +229,14 @@ EXERCISES = {
     "82-3": Exercise(
         ANSWERS, check=check_claims, mistakes=UNFAIR,
         remark="One of five was fair. Ask of a ratio: over what, of what, on what, since when?"),
-    "82-4": Letters({
-        "2 GPUs less efficient than 4": ("C", "Which other programs were on the node?"),
-        "88 % on 32, 61 % on 64": ("A", "It was well until then: what ends all at once?"),
-        "22.7x with 32 images, 26.7x with 128":
-            ("E", "What does a step cost that does not depend on its images?"),
-        "8 GPUs: 1.00 exactly": ("F", "Nothing is without loss: where is it hidden?"),
-        "0.273 of 0.581 s a batch": ("B", "The column is called Data."),
-        "first batch 21.9 s, 9.95 s": ("D", "Data 12.0 s and 1.1 s: what begins there?"),
-    }, remark="Four of the six have nothing to do with the exchange of gradients."),
+    "82-4": Exercise(
+        best_ring, check=check_ring, score=share_of_best, limit_s=15,
+        mistakes={
+            "Every GPU must be in it once.": lambda links, gpus: list(range(gpus - 1)),
+            "Neighbours need a link, and so do the last and the first.":
+                lambda links, gpus: sorted(range(gpus), key=lambda gpu: (gpu % 2, gpu)),
+        },
+        remark="The best is known: a ring was put in, and one of its GPUs has no better links."),
     "82-5": Exercise(
         nodes_first, ranks=(3, 4), call=call_nodes_first, serial=summed,
         view=lambda ranks: ([came for came, _ in ranks], max(fault for _, fault in ranks)),

@@ -1,19 +1,14 @@
-"""Exercises of lesson 83: areas, luck, rates, causes, areas on ranks."""
+"""Exercises of lesson 83: luck, rates, causes, areas on ranks, nearer to the ideal observer."""
 
+import tempfile
+from functools import cache
 from math import comb, nan
+from pathlib import Path
 
 import numpy as np
 
 from dlcourse.exercises.engine import Exercise, Letters
 
-RANDOM = np.random.default_rng(83)
-SCORED = [
-    ([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]),
-    ((RANDOM.random(60) < 0.1).astype(int), RANDOM.normal(size=60)),
-    ([0, 0, 0, 1], [0.1, 0.2, 0.3, 0.4]),
-    ([1, 0, 1, 0, 0], [-3.0, -9.0, 2.0, -5.0, 4.0]),
-    ([0, 0, 1, 1, 0, 1], [0.2, 0.5, 0.5, 0.5, 0.9, 0.9]),
-]
 RATES = [
     ([0.05, 0.05, 0.05, 0.005], 32, 32),
     ([0.1, 0.08, 0.06, 0.04, 0.02, 0.001], 64, 256),
@@ -31,7 +26,7 @@ CAUSES = {
     "does not move": ("A", "What is the rate at the end of a schedule?"),
     "1688 times": ("E", "Two things changed at once: the number of nodes, and what else?"),
     "10 of 14": ("B", "How often does a coin fall like this?"),
-    "4.7 times": ("D", "Both compute the same step. What happens between two of them?"),
+    "0.91 here, 0.53 elsewhere": ("D", "What do radiographs of one hospital have in common?"),
 }
 
 
@@ -80,17 +75,51 @@ def of_each(inputs):
     return [area(*each) for each in inputs]
 
 
+# The open task: settings of a training, with so many pictures in all, on patients never shown.
+PICTURES, COUNT, SEED = 6000, 900, 11
+CHOICES = ("epochs", "batch_per_rank", "learning_rate", "head_times", "start", "archive",
+           "pretrain_epochs", "labelled")  # fmt: skip
+FOLDER = tempfile.TemporaryDirectory(prefix="dlguide-83-")
+
+
+@cache
+def unseen():
+    """The folder of the radiographs that judge, and those that train (count)."""
+    from dlcourse.usecases import chest_xray
+
+    folder = chest_xray.make_phantoms(Path(FOLDER.name) / "unseen", COUNT, 32, SEED)
+    return folder, len(chest_xray.read(folder).train)
+
+
+def settings():
+    return {"start": "none", "epochs": 10, "batch_per_rank": 8, "learning_rate": 0.03}
+
+
+def allowed(answer):
+    """Whether only what may be chosen was chosen, and how many pictures are too many."""
+    chosen = answer()
+    if not isinstance(chosen, dict):
+        return chosen
+    own = {"epochs": 5, "start": "chosen", "archive": 1500, "pretrain_epochs": 8} | chosen
+    seen = own["epochs"] * own.get("labelled", unseen()[1])
+    if own["start"] != "none":
+        seen += own["pretrain_epochs"] * own["archive"]
+    return len(own.keys() - CHOICES), max(0, seen - PICTURES)
+
+
+def share_of_ideal(answer, cluster):
+    """The gain of the area over guessing, as a share of the ideal observer's."""
+    from dlcourse.usecases import chest_xray
+    from dlcourse.usecases.chest_xray import phantoms
+
+    made = phantoms.chest(COUNT, 32, SEED)
+    ideal = np.mean([phantoms.ideal_observer(SEED, made[index]) for index in range(0, 60, 6)])
+    found = chest_xray.train(unseen()[0], 0, parallel=False, **answer())
+    return (found.mean.value - 0.5) / (ideal - 0.5)
+
+
 EXERCISES = {
-    "83-1": Exercise(area, [tuple(map(np.asarray, case)) for case in SCORED], {
-        "A tie is a guess: it counts half.": lambda *case: area(*case, 0),
-        "A tie is not won: it counts half.": lambda *case: area(*case, 1),
-        "This is how often the 0 is above: the other way round.":
-            lambda labels, scores: area(labels, -scores),
-        "This is accuracy at one threshold. The area has no threshold.":
-            lambda labels, scores: np.mean((scores > 0.5) == labels),
-    }, hint="Count all pairs of a 1 and a 0: in how many has the 1 the larger score?",
-        remark="It depends neither on how rare a finding is, nor on where you draw the line."),
-    "83-2": Exercise(luck, [(1, 1), (2, 2), (8, 14), (10, 14), (14, 14), (0, 5)], {
+    "83-1": Exercise(luck, [(1, 1), (2, 2), (8, 14), (10, 14), (14, 14), (0, 5)], {
         "This is exactly so many. A reader is impressed by more, too.":
             lambda k, of: comb(of, k) / 2**of,
         "At least so many: is `better` itself among those that you sum?":
@@ -101,7 +130,7 @@ EXERCISES = {
     }, hint="Each finding is a coin: math.comb(of, k) of the 2**of throws have k heads.",
         remark=f"10 or more of 14 fall to one of two equal nets with a probability of "
         f"{luck(10, 14):.3f}, and to either of them with {2 * luck(10, 14):.3f}."),
-    "83-3": Exercise(plan, RATES, {
+    "83-2": Exercise(plan, RATES, {
         "Not the last one: look at the rate at which it was training.":
             lambda *case: plan(*case, lambda good, last: last),
         "Count epochs from 1.": lambda *case: plan(*case, counted=0),
@@ -117,14 +146,26 @@ EXERCISES = {
     }, hint="The latest epoch whose rate is at least half of the largest; the rate at which that "
         "checkpoint was training; in proportion to the global batch (linear rule, lesson 25).",
         remark="Where both batches are equal there is nothing to warm up to: the rate continues."),
-    "83-4": Letters(CAUSES,
+    "83-3": Letters(CAUSES,
         "None of the six is a fault of the net: all lie in the comparison, or in the data."),
-    "83-5": Exercise(area_on_ranks, parts, {
-        "A tie counts half, here as in 83-1.": lambda inputs: of_all(inputs, 0),
+    "83-4": Exercise(area_on_ranks, parts, {
+        "A tie counts half, as in section 2.": lambda inputs: of_all(inputs, 0),
         "This is the mean of the ranks' areas: pairs across ranks are missing.":
             lambda inputs: [np.mean(of_each(inputs))] * len(inputs),
         "This is the area of the rank's own radiographs.": of_each,
     }, hint="Gather labels and scores of all ranks first: `comm.allgather`.",
         remark="A mean of areas is not the area of all: pairs across ranks are missing in it.",
         ranks=(2, 3), serial=of_all),
+    "83-5": Exercise(
+        settings, call=allowed, score=share_of_ideal, limit_s=150,
+        hint=f"A dict with some of {', '.join(CHOICES)}, and at most {PICTURES} pictures.",
+        mistakes={
+            "Count every pass over every radiograph, those of the archive too.":
+                lambda: {"epochs": 20, "start": "none"},
+            "The archive's radiographs are pictures, too.":
+                lambda: {"epochs": 9, "archive": 1200, "pretrain_epochs": 6},
+            f"Choose among {', '.join(CHOICES)} only.": lambda: {"epochs": 2, "radiographs": 9000},
+        },
+        remark="The score is (AUROC - 0.5) / (that of the ideal observer - 0.5); the settings of "
+        "section 6 with as many pictures have about 0.69."),
 }  # fmt: skip

@@ -10,6 +10,7 @@ from dlcourse.pictures.cases import (
     film,
     frame_scores,
     growth,
+    loss_and_rate,
     predicted_frames,
     reliability,
     roc_curves,
@@ -95,7 +96,6 @@ from dlcourse.pictures.storage import (
 )
 from dlcourse.pictures.training import (
     batch_costs,
-    batch_regions,
     dead_and_sharp,
     descent,
     edge,

@@ -150,6 +150,25 @@ def area_by_pictures(
     return drawn
 
 
+def loss_and_rate(losses: Sequence[float], rates: Sequence[float], chosen: int) -> Figure:
+    """Draw loss and learning rate at the end of each epoch above each other, one epoch marked."""
+    epochs = np.arange(1, len(losses) + 1)
+    alt = (
+        f"Loss and learning rate over {len(losses)} epochs: loss {losses[0]:.3f} to "
+        f"{losses[-1]:.3f}, rate {rates[0]:.3g} to {rates[-1]:.3g}; epoch {chosen} is chosen."
+    )
+    drawn, (above, below) = figure(2, 1, 6.2, 1.7, alt)
+    for axes, values, what in ((above, losses, "loss"), (below, rates, "rate at the end")):
+        axes.plot(epochs, values, "o-", color=BLUE)
+        axes.plot(chosen, values[chosen - 1], "o", color=ORANGE, markersize=9)
+        axes.set(ylabel=what, ylim=(0, 1.15 * max(values)))
+        axes.set_xticks(epochs)
+    above.annotate("chosen", (chosen, losses[chosen - 1]), (0, 9), textcoords="offset points",
+                   ha="center", color=ORANGE)  # fmt: skip
+    below.set_xlabel("epoch of the pre-training")
+    return drawn
+
+
 def reliability(judged: Mapping[str, tuple[ArrayLike, ArrayLike]], bins: int = 8) -> Figure:
     """Draw the observed share of ones against the predicted probability, all labels together."""
     from sklearn.calibration import calibration_curve

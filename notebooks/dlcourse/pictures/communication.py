@@ -551,45 +551,31 @@ _ROLES = {"worker": (BLUE, ""), "server": (ORANGE, "//")}
 
 
 def server_and_allreduce(
-    sent: Mapping[str, Mapping[str, float]],
-    predicted: Mapping[str, Mapping[str, float]],
-    images_per_s: Mapping[str, float],
+    sent: Mapping[str, Mapping[str, float]], predicted: Mapping[str, Mapping[str, float]]
 ) -> Figure:
-    """Draw bytes of the busiest worker and server of each way, and images/s of all workers.
-
-    `sent` has for each way the most bytes in a step that a process of each role sent; what a
-    formula predicts of them are black marks.
-    """
-    same = bool(sent) and list(sent) == list(images_per_s) and set(predicted) == set(sent)
-    require(same, "sent", "name the same ways as the others, at least one", list(sent))
-    told = {way: (each, images_per_s[way]) for way, each in sent.items()}
+    """Draw bytes of the busiest worker and server of each scheme; black marks are predictions."""
+    same = bool(sent) and set(predicted) == set(sent)
+    require(same, "sent", "name the same schemes as `predicted`, at least one", list(sent))
     words = listed(
-        told,
-        lambda way: (
-            f"{', '.join(f'{role} {n / 1e6:.2f}e6 bytes' for role, n in way[0].items())}, "
-            f"{way[1]:.0f} images/s"
-        ),
+        sent, lambda each: ", ".join(f"{role} {n / 1e6:.2f} MB" for role, n in each.items())
     )
-    alt = f"Bytes that a process sends in a step, and images/s. {words}."
-    drawn, (left, right) = figure(1, 2, 9.0, 1.2 + 0.42 * len(sent), alt)
-    for place, (way, (each, speed)) in enumerate(told.items()):
+    drawn, (axes,) = figure(
+        width=7.0,
+        height=1.2 + 0.42 * len(sent),
+        alt=f"Bytes that a process sends per step. {words}.",
+    )
+    for place, (way, each) in enumerate(sent.items()):
         for at, (role, (colour, hatch)) in zip((-0.2, 0.2), _ROLES.items(), strict=True):
             if role in each:
                 look = {"color": colour, "hatch": hatch, "edgecolor": "white", "label": role}
-                left.barh(place + at, each[role] / 1e6, 0.36, **look)
+                axes.barh(place + at, each[role] / 1e6, 0.36, **look)
             if role in predicted[way]:
                 mark = {"color": "black", "markersize": 13, "label": "predicted"}
-                left.plot([predicted[way][role] / 1e6], [place + at], "|", **mark)
-        right.barh(place, speed, 0.5, color=GREEN)
-        note(right, f"{speed:.0f}", (speed, place), 3, 0, va="center")
-    named_rows(left, sent, 0.6)
-    named_rows(right, [""] * len(sent), 0.6)
-    right.set_yticks([])
-    left.set(xlabel="1e6 bytes sent in a step", title="The busiest process of each role")
-    right.set(xlabel="images/s, all workers", title="Throughput")
-    right.set_xlim(0, 1.15 * max(images_per_s.values()))
-    handles = dict(zip(*reversed(left.get_legend_handles_labels()), strict=True))
-    left.legend(handles.values(), handles.keys(), frameon=False, fontsize=8)
+                axes.plot([predicted[way][role] / 1e6], [place + at], "|", **mark)
+    named_rows(axes, sent, 0.6)
+    axes.set(xlabel="MB sent per step", title="The busiest process of each role")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(handles.values(), handles.keys(), frameon=False, fontsize=8)
     return drawn
 
 

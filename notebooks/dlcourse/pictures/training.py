@@ -330,36 +330,6 @@ def speed_and_quality(
     return drawn
 
 
-def batch_regions(regions: Any) -> Figure:
-    """Draw throughput and accuracy against the batch per worker, with the regions A, B and C."""
-    drawn, (speed, quality) = figure(rows=2, width=6.5, height=2.4, alt=str(regions))
-    sizes, rows = np.array(regions.batches, float), regions.rows
-    speeds = [row.images_per_s or 0.0 for row in rows]
-    speed.plot(sizes, speeds, color=BLUE, marker="o")
-    speed.axhline(regions.efficient * max(speeds), color=GREY, linestyle=":", linewidth=1)
-    means = [np.nan if row.accuracy is None else 100 * row.accuracy for row in rows]
-    bars = [100 * (row.standard_error or 0.0) for row in rows]
-    quality.errorbar(sizes, means, bars, color=ORANGE, marker="s", capsize=3)
-    steps = np.sqrt(sizes[1:] * sizes[:-1])
-    edges = [sizes[0] ** 1.5 / steps[0] ** 0.5, *steps, sizes[-1] ** 1.5 / steps[-1] ** 0.5]
-    for axes in (speed, quality):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [f"{size:.0f}" for size in sizes], minor=False)
-        axes.set_xlim(edges[0], edges[-1])
-        for region, left, right in zip(regions.regions, edges[:-1], edges[1:], strict=True):
-            axes.axvspan(left, right, color=_REGIONS[region], zorder=0, linewidth=0)
-    for region, size in zip(regions.regions, sizes, strict=True):
-        speed.annotate(
-            region, (size, 1.0), (0, -4), xycoords=("data", "axes fraction"),
-            textcoords="offset points", ha="center", va="top", fontweight="bold",
-        )  # fmt: skip
-    speed.set_ylim(0, 1.25 * max(speeds))
-    speed.set(ylabel="images/s", title="A: too slow, C: too inaccurate, B: neither")
-    quality.set(xlabel="images per worker and step", ylabel="test accuracy (%)")
-    speed.label_outer()
-    return drawn
-
-
 # --- recipes ---
 
 _ROAD_LOOKS = ((BLUE, "-", "o"), (ORANGE, "--", "s"))

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from time import perf_counter
 from types import NoneType
 from typing import Any, NamedTuple
 
+from dlcourse.usecases import plan as plans
 from dlcourse.usecases import speedup as speedups
 from dlcourse.usecases.report import Finding
 from dlguide.cluster import Cluster
@@ -19,6 +21,8 @@ from dlguide.files import require_writable
 
 # The settings of the training in the folder.
 RECORD = "settings.json"
+# What `--plan` found, beside which a later run puts what it took.
+PLAN = "plan.json"
 # A training may continue for longer and on another device: its checkpoint judges that itself.
 FREE = ("epochs", "device")
 KINDS = {int: "a number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
@@ -46,12 +50,14 @@ class Result:
         speedup: of the ranks over one process; None if not measured.
         findings: compared with the guide's; empty if the guide has nothing to compare.
         paths: the files that were written.
+        planned: what the run took beside its plan, in words; empty without a plan.
     """
 
     outcomes: list[Any]
     speedup: speedups.Speedup | None
     findings: tuple[Finding, ...]
     paths: tuple[Path, ...]
+    planned: str = ""
 
 
 def assigned(words: Sequence[str], options: Mapping[str, Option] | None = None) -> dict[str, Any]:
@@ -76,7 +82,10 @@ def assigned(words: Sequence[str], options: Mapping[str, Option] | None = None) 
     return found
 
 
-def check(case: Any, name: str, real: Path | None, own: Mapping[str, Any], speedup: bool) -> None:
+def check(
+    case: Any, name: str, real: Path | None, own: Mapping[str, Any], speedup: bool,
+    plan: bool = False,
+) -> None:  # fmt: skip
     """Raise for what cannot work, before ranks start.
 
     Args:
@@ -85,10 +94,11 @@ def check(case: Any, name: str, real: Path | None, own: Mapping[str, Any], speed
         real: folder or file of the real data; None for the case's own.
         own: settings, by the names in the case's `OPTIONS`.
         speedup: whether the step is to be timed.
+        plan: whether the run is to be planned.
 
     Raises:
         ValueError: if the case has no such setting or it is of another kind, the case has no step
-            to be timed, or the data is not there or not as it must be.
+            to be timed or nothing to be planned, or the data is not there or not as it must be.
     """
     known = case.OPTIONS
     for each in own:
@@ -100,6 +110,8 @@ def check(case: Any, name: str, real: Path | None, own: Mapping[str, Any], speed
         require(_kind(own[each]) in kinds, each, f"be {' or '.join(sorted(kinds))}", own[each])
     must, then = f"not be given for {name}", "It has no step that could be timed."
     require(not speedup or hasattr(case, "step"), "speedup", must, speedup, then)
+    then = "It takes no longer than a plan would."
+    require(not plan or hasattr(case, "rehearse"), "plan", must, plan, then)
     if real is not None:
         must = "be a file or folder that is there"
         require(real.exists(), "real", must, str(real), "Nothing was trained.")
@@ -151,6 +163,7 @@ def run(
     own: Mapping[str, Any] | None = None,
     speedup: bool = False,
     on_part: Callable[[str], None] | None = None,
+    begun_s: float | None = None,
 ) -> Result:
     """Train a use case on ranks, write the results, and compare them with the guide.
 
@@ -165,6 +178,7 @@ def run(
         own: as in `check`.
         speedup: whether to time the ranks' step against one process's, with its prediction.
         on_part: called with a line before each longer part; None for silence.
+        begun_s: `perf_counter` before the ranks were started, for a comparison with the plan.
 
     Raises:
         ValueError: if the folder cannot be written to, or holds a training with other settings.
@@ -176,9 +190,13 @@ def run(
     if not _begun(output):
         _record(output / RECORD, settings)  # now, because the training may be interrupted
     checkpoint = str((output / "checkpoint").absolute())
+    resumed = _begun(output)
     outcomes = cluster.run(case.train, real=where, seed=seed, checkpoint=checkpoint, **own)
     _record(output / RECORD, settings)
     paths = [Path(each) for each in case.write(outcomes, output)]
+    planned = ""
+    if begun_s is not None and not resumed:
+        planned = _beside_plan(output, settings, perf_counter() - begun_s, cluster)
     timed = None
     if speedup:
         if on_part is not None:
@@ -189,7 +207,39 @@ def run(
     if hasattr(case, "findings"):
         findings = tuple(case.findings(outcomes, speedup=timed))
         paths.append(_record(output / "findings.json", [each.as_dict() for each in findings]))
-    return Result(outcomes, timed, findings, tuple(paths))
+    return Result(outcomes, timed, findings, tuple(paths), planned)
+
+
+def plan(
+    case: Any,
+    cluster: Cluster,
+    output: Path,
+    real: Path | None,
+    seed: int,
+    own: Mapping[str, Any],
+    begun_s: float,
+    watts: float | None = None,
+) -> plans.Plan:
+    """Measure what a run from its start would need, and write it to the output folder."""
+    given = {"real": _where(real), "seed": seed, **own}
+    found = plans.measure(case, cluster, output, given, begun_s, watts)
+    settings = require_settings(case, output, real, seed, own)
+    _record(output / PLAN, {"settings": settings, **found.as_dict()})
+    return found
+
+
+def _beside_plan(output: Path, settings: Any, took_s: float, cluster: Cluster) -> str:
+    """What a run took, beside the plan of the same settings and ranks."""
+    path = output / PLAN
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if before.get("settings") != settings or before["ranks"] != cluster.ranks:
+        return ""
+    low, high = map(plans.duration, before["interval"])
+    return (
+        f"Took {plans.duration(took_s)}, planned {plans.duration(before['seconds'])} "
+        f"({low} to {high}); {plans.size(max(cluster.run(plans.peak_nbytes)))} per rank, planned "
+        f"{plans.size(before['nbytes'])}."
+    )
 
 
 def timed_step(case: Any, own: Mapping[str, Any], real: str | None, seed: int, ranks: int) -> Any:

@@ -30,8 +30,16 @@ from dlcourse.usecases.chest_xray.model import normalisation
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS, SMALLEST
 from dlguide.data import formats, input_pipeline
 from dlguide.data.formats import Sample
-from dlguide.data.input_pipeline import CentreCrop, Flip, Pipeline, ResizedCrop, Source
+from dlguide.data.input_pipeline import (
+    CentreCrop,
+    FileSource,
+    Flip,
+    Pipeline,
+    ResizedCrop,
+    Source,
+)
 from dlguide.data.input_pipeline.sources import as_source
+from dlguide.data.readers.image_files import decode_image
 from dlguide.data.synthetic import sample_rng
 from dlguide.errors import DataError, MissingComponentError, require, require_count
 from dlguide.files import new_folder
@@ -43,6 +51,7 @@ SPLITS = ("train", "test")
 PATIENTS = "patients.txt"
 PHANTOMS = "phantoms.json"
 MANIFEST = "manifest.json"
+_JPEG = b"\xff\xd8"
 # Every third synthetic patient is for the test: an area needs patients with and without a finding.
 _TEST_ONE_IN = 3
 _SHARD_SAMPLES = 2000
@@ -76,6 +85,13 @@ class Split:
         """Some of the radiographs."""
         return Split(Subset(self.source, rows), self.labels[rows], self.patients[rows])
 
+    def times(self, factor: float) -> Split:
+        """So many times as many radiographs: the same ones, of further patients."""
+        rows = np.arange(round(factor * len(self)))
+        more = self.rows(rows % len(self))
+        further = rows // len(self) * (1 + self.patients.max())
+        return replace(more, patients=more.patients + further)
+
 
 class Subset(Source):
     """Some samples of another source, counted from 0."""
@@ -98,18 +114,38 @@ class Subset(Source):
         self.source.close()
 
 
+class RadiographFiles(FileSource):
+    """Image files; a JPEG is handed on as a grey PNG, because TensorFlow reads no CMYK as grey."""
+
+    def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
+        found, labels = super().read(numbers, throttle)
+        for at, (number, contents) in enumerate(zip(numbers.tolist(), found, strict=True)):
+            if contents[:2] == _JPEG:
+                found[at] = _as_png(decode_image(contents, "L", self.paths[number])[0])
+        return found, labels
+
+
 @dataclass(frozen=True)
 class Collection:
     """Radiographs to train, to choose settings (validation) and to test with.
 
-    No patient is in two of them. `validation` is None until `with_validation` makes one.
+    No patient is in two of them. `validation` is None until `with_validation` makes one;
+    `external` is the test of another collection. `files` says that each radiograph is a file.
     """
 
     name: str
     train: Split
     test: Split
     synthetic: bool = False
+    files: bool = False
     validation: Split | None = None
+    external: Split | None = None
+
+    @property
+    def parts(self) -> dict[str, Split]:
+        """Those that are there, by name."""
+        names = ("train", "test", "validation", "external")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def with_validation(self, share: float, seed: int) -> Collection:
         """Take a share of the training patients, drawn at random, for the validation."""
@@ -243,6 +279,13 @@ def archive_labels(folder: str | os.PathLike) -> np.ndarray:
     return np.array(labels, np.int32)
 
 
+def read_archive(folder: str | os.PathLike) -> Split:
+    """Open an archive, whose patients are not known."""
+    labels = archive_labels(folder)
+    source = input_pipeline.FormatSource(Path(folder) / "train")
+    return Split(source, labels, np.arange(len(labels)))
+
+
 def phantom_settings(count: int, size: int, seed: int, rates: str = "even") -> dict[str, Any]:
     """The settings that phantoms are stored with."""
     return {"count": count, "size": size, "seed": seed, "rates": rates}
@@ -277,12 +320,10 @@ def pipeline_for(source: object, model: keras.Model, batch: int, augment: bool =
     resize: tuple = () if fits else (CentreCrop(rows, columns, max(rows, columns)),)
     if augment:
         resize = ResizedCrop(rows, columns, area=(0.8, 1.0)), Flip()
-    small = (height, width) == (rows, columns) and (
-        found.count * height * width * channels <= _CACHE_NBYTES
-    )
+    small = fits and found.count * height * width * channels <= _CACHE_NBYTES
     return Pipeline(
         found, batch, channels=channels, augment=(*resize, normalisation(model.name)),
-        cache="decoded" if small else "none",
+        cache="decoded" if small else "none", threads=1 if small else len(os.sched_getaffinity(0)),
     )  # fmt: skip
 
 
@@ -317,10 +358,15 @@ def _write(
 
 
 def _shrunk(sample: Sample, size: int) -> Sample:
-    image = Image.open(io.BytesIO(sample.data)).convert("L")
+    image = Image.fromarray(decode_image(sample.data, "L", sample.key)[0])
+    pixels = np.asarray(image.resize((size, size), Image.Resampling.LANCZOS))
+    return Sample(_as_png(pixels), sample.labels, sample.key)
+
+
+def _as_png(pixels: np.ndarray) -> bytes:
     file = io.BytesIO()
-    image.resize((size, size), Image.Resampling.LANCZOS).save(file, "png")
-    return Sample(file.getvalue(), sample.labels, sample.key)
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
 
 
 def _packed(base: Path) -> Collection:
@@ -370,8 +416,8 @@ def _unpacked(base: Path) -> Collection:
     parts: dict[str, Any] = {}
     for split in SPLITS:
         listed = chestxray14.read(base, split)
-        source = input_pipeline.FileSource(listed.items(), f"{base.name} ({split})")
+        source = RadiographFiles(listed.items(), f"{base.name} ({split})")
         labels = np.array([labels for _, labels in listed.items()], np.int32)
         patients = np.array([row.patient for row in listed.rows], np.int64)
         parts[split] = Split(source, labels, patients)
-    return Collection(base.name, **parts)
+    return Collection(base.name, **parts, files=True)

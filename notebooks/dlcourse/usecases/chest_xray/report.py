@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # With fewer patients of a kind the estimated variance is not reliable.
 FEW = 10
+# Above this share of waiting the files are worth packing.
+_SLOW = 0.1
 # Guide 6.4.2 to 6.4.4 and the text under Figures 27 and 28.
 NODES, RANKS_PER_NODE = 200, 2
 LAUNCHED, STEPS, BATCH, EPOCHS = 512, 14_075, 8_192, 60
@@ -194,6 +196,15 @@ def _judged(labels: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, int
         yield names[k], k
 
 
+def require_judgeable(labels: np.ndarray, where: str) -> None:
+    """Refuse, before a training, radiographs on which no finding can be judged after it."""
+    count = np.asarray(labels).sum(0)
+    must = f"hold, in the {where}, a finding that some radiographs have and others not"
+    then = "Use more radiographs, or another list of patients."
+    judged = bool(((count > 0) & (count < len(labels))).any())
+    require(judged, "labels", must, f"{count.tolist()} positives of {len(labels)}", then)
+
+
 _WIDTH = NormalDist().inv_cdf(0.975)
 
 
@@ -260,76 +271,90 @@ def precision_and_calibration(
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """The result of a training on one rank; the areas are the same on all ranks.
+class Judged:
+    """Radiographs that were judged: labels and logits of shape (radiographs, 14), and the areas."""
 
-    Args:
-        radiographs: to train and to test with (counts).
-        origin: of the initial weights; None for a training from scratch.
-        start_rate: learning rate at which fine-tuning began.
-        pretraining: of `fit`; None if weights were given, or none were wanted.
-        tuning: of `fit` on the 14 findings.
-        areas: AUROC of each finding in the test, and the mean.
-        validation: the same on patients to choose settings with; None without.
-        external: the same on the test of another collection; None without.
-        weights: of zeros and ones in the loss, shape (2, 14).
-        patients: of the test, shape (radiographs,).
-        labels: of the test, zeros and ones, shape (radiographs, 14).
-        scores: logits of the test, shape (radiographs, 14).
-    """
-
-    rank: int
-    ranks: int
-    net: str
-    data: str
-    synthetic: bool
-    global_batch: int
-    seed: int
-    radiographs: tuple[int, int]
-    origin: WeightsOrigin | None
-    start_rate: float
-    pretraining: TrainingResult | None
-    tuning: TrainingResult
     areas: tuple[Estimate, ...]
-    validation: tuple[Estimate, ...] | None
-    external: tuple[Estimate, ...] | None
-    weights: np.ndarray = field(repr=False)
-    patients: np.ndarray = field(repr=False)
     labels: np.ndarray = field(repr=False)
     scores: np.ndarray = field(repr=False)
+    patients: np.ndarray = field(repr=False)
 
     @property
     def mean(self) -> Estimate:
         """The mean area over findings."""
         return self.areas[-1]
 
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The result of a training on one rank; what was judged is the same on all ranks.
+
+    Args:
+        files: whether each radiograph was a file, not a record of a packed collection.
+        radiographs: to train with (count).
+        origin: of the initial weights; None for a training from scratch.
+        start_rate: learning rate at which fine-tuning began.
+        weights: of zeros and ones in the loss, shape (2, 14).
+        pretraining: of `fit`; None if weights were given, or none were wanted.
+        tuning: of `fit` on the 14 findings.
+        judged: "test", and "validation" and "external" if there are any.
+    """
+
+    net: str
+    data: str
+    synthetic: bool
+    files: bool
+    radiographs: int
+    origin: WeightsOrigin | None
+    start_rate: float
+    weights: np.ndarray = field(repr=False)
+    pretraining: TrainingResult | None
+    tuning: TrainingResult
+    judged: dict[str, Judged]
+
+    @property
+    def test(self) -> Judged:
+        """The patients that the result is about."""
+        return self.judged["test"]
+
+    @property
+    def mean(self) -> Estimate:
+        """The mean area over findings in the test."""
+        return self.test.mean
+
     @property
     def chances(self) -> np.ndarray:
         """The probabilities of the test, with the loss's weights undone."""
-        return probabilities(self.scores, self.weights)
+        return probabilities(self.test.scores, self.weights)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the numbers without the arrays of the test, ready for JSON."""
-        found = {one.name: _plain(getattr(self, one.name)) for one in fields(self) if one.repr}
-        names = [one.name for one in self.areas[:-1]]
-        if len(names) == self.labels.shape[1]:
-            found["precision"] = precision_and_calibration(self.labels, self.chances, names)
+        """Return the numbers without the arrays, ready for JSON."""
+        found = {one.name: _plain(getattr(self, one.name)) for one in fields(self)
+                 if one.name not in ("weights", "judged")}  # fmt: skip
+        found["areas"] = {name: _plain(part.areas) for name, part in self.judged.items()}
+        names = [one.name for one in self.test.areas[:-1]]
+        if len(names) == self.test.labels.shape[1]:
+            found["precision"] = precision_and_calibration(self.test.labels, self.chances, names)
         return found
 
     def summary(self) -> str:
         """Return the result in a few lines."""
         lines = [
             f"{self.net} on {self.data}: mean AUROC {interval(self.mean)} over "
-            f"{len(self.areas) - 1} findings, {self.radiographs[1]} radiographs of "
-            f"{len(np.unique(self.patients))} patients."
+            f"{len(self.test.areas) - 1} findings, {len(self.test.labels)} radiographs of "
+            f"{len(np.unique(self.test.patients))} patients."
         ]
-        if self.validation is not None:
-            lines.append(f"Validation, to choose settings with: {interval(self.validation[-1])}.")
-        if self.external is not None:
-            lines.append(f"External test: {interval(self.external[-1])}.")
+        for name, what in (("validation", "Validation, to choose settings with"),
+                           ("external", "External test")):  # fmt: skip
+            if name in self.judged:
+                lines.append(f"{what}: {interval(self.judged[name].mean)}.")
         if self.origin is not None:
             begun = f"initial weights from {Path(self.origin.path).name}"
             lines.append(f"Transfer: {begun}, fine-tuned from a rate of {self.start_rate:.3g}.")
+        waited = sum(self.tuning.wait_s) / (sum(self.tuning.step_s) or 1.0)
+        if self.files and waited > _SLOW:
+            lines.append(f"The steps waited {waited:.0%} of their time for files. Pack them once: "
+                         "chest_xray.pack(FOLDER, NEW), then --real NEW.")  # fmt: skip
         return "\n".join(lines)
 
 
@@ -348,7 +373,7 @@ def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path,
     paths[0].write_text(json.dumps([one.as_dict() for one in outcomes], indent=1) + "\n")
     # phantoms have nothing to do with the published areas
     known = None if first.synthetic else _chexnet()
-    rows = {"with transfer" if first.origin else first.net: [one.row for one in first.areas]}
+    rows = {"with transfer" if first.origin else first.net: [one.row for one in first.test.areas]}
     pictures.areas_under_curves(rows, known).savefig(paths[1])
     return paths
 
@@ -424,7 +449,7 @@ def _areas(first: Outcome) -> Finding:
         why += " Ours are phantoms: their AUROC says nothing about patients."
     else:
         known = _chexnet()
-        each = [one for one in first.areas if one.name in known]
+        each = [one for one in first.test.areas if one.name in known]
         ahead = sum(one.value > known[one.name] for one in each)
         outside = sum(not one.low <= known[one.name] <= one.high for one in each)
         ours += (
@@ -453,7 +478,7 @@ def _checkpoint(first: Outcome) -> Finding:
 def _epochs(first: Outcome) -> Finding:
     nodes = LAUNCHED // RANKS_PER_NODE
     guide = f"-np {LAUNCHED} --ppn {RANKS_PER_NODE}, {STEPS} steps of {BATCH}; Table 12: ~{EPOCHS}"
-    ours = f"{first.ranks} ranks, {first.tuning.epochs} epochs"
+    ours = f"{first.tuning.ranks} ranks, {first.tuning.epochs} epochs"
     why = (
         f"The printed line needs {nodes} nodes of a cluster of {NODES} and trains "
         f"{STEPS * BATCH / IMAGENET:.0f} epochs: it is another run's, of another machine (its "

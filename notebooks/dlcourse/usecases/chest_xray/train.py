@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,13 @@ from dlcourse.usecases.chest_xray import data, phantoms, report
 from dlcourse.usecases.chest_xray import model as nets
 from dlcourse.usecases.chest_xray.data import Collection
 from dlcourse.usecases.chest_xray.phantoms import FINDINGS
-from dlcourse.usecases.chest_xray.report import Outcome
+from dlcourse.usecases.chest_xray.report import Judged, Outcome
+from dlcourse.usecases.plan import Rehearsal
 from dlcourse.usecases.run import Option
 from dlguide.collectives.communicator import Communicator
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.measure import TrainingResult, digest_of
+from dlguide.measure import digest_of
 from dlguide.training import CheckpointConfig, FitConfig, connect, devices, fit, train_step
 from dlguide.training import schedules as recipes
 from dlguide.training.schedules import EpochSchedule
@@ -47,7 +48,7 @@ ARCHIVE = 1500  # phantoms to pre-train with
 # The share of the pre-training at the highest rate; the epochs of the fine-tuning's warmup.
 _HELD, _WARMUP = 0.75, 0.5
 _VALIDATION = 0.1  # of the patients of published radiographs
-_INFERENCE_BLOCK = 200
+SAMPLE = 240  # phantoms that `rehearse` draws
 # In the timed step one label in eight is positive: as often as in the phantoms.
 _ONE_POSITIVE_IN = 8
 
@@ -226,8 +227,29 @@ def train(
         _shared_folder(checkpoint, comm) as folder,
         tf.device(devices.require_device(place.device)),
     ):
-        radiographs = _collection(real, config, folder, comm)
-        return _CaseTraining(config, radiographs, folder, comm, report).run()
+        found = _collection(real, config, folder, comm)
+        return _CaseTraining(config, found, folder, comm, report).run()
+
+
+def rehearse(work: Rehearsal, real: str | os.PathLike | None = None, seed: int = 0,
+             **own: Any) -> None:  # fmt: skip
+    """Measure a little of each stage of `train`, for `usecases.plan`; all ranks call."""
+    config, comm = ChestXrayConfig(seed=seed, real=_published(real), **own), work.comm
+    place = devices.choose(config.device, comm)
+    import tensorflow as tf
+
+    with tf.device(devices.require_device(place.device)):
+        drawn = min(SAMPLE, config.radiographs)
+        times = 1.0 if real is not None else config.radiographs / drawn
+        with work.once("radiographs: labels" if real else "radiographs: drawing", times):
+            found = _collection(real, replace(config, radiographs=drawn), work.folder, comm)
+        if times > 1:  # the same ones again and again
+            found = replace(found, **{
+                name: getattr(found, name).times(times) for name in ("train", "test")
+            })  # fmt: skip
+            size = sum(one.stat().st_size for one in work.folder.rglob("*") if one.is_file())
+            work.disk_nbytes += round(times * size)
+        _CaseTraining(config, found, work.folder, comm).rehearse(work)
 
 
 def _published(real: str | os.PathLike | None) -> bool:
@@ -269,12 +291,27 @@ def _collection(
                 data.make_phantoms(path, *settings)
             data.require_same_phantoms(path, data.phantom_settings(*settings))
     with comm.agree_or_raise():
-        found = data.read(path).with_validation(config.held_out, config.seed)
-        return found if config.labelled is None else found.labelled(config.labelled, config.seed)
+        return data.read(path)
+
+
+def _divided(found: Collection, config: ChestXrayConfig, ranks: int) -> Collection:
+    """Take validation and labelled radiographs; refuse what could not be trained or judged."""
+    found = found.with_validation(config.held_out, config.seed)
+    if config.labelled is not None:
+        found = found.labelled(config.labelled, config.seed)
+    if config.external is not None:
+        found = replace(found, external=data.read(config.external).test)
+    for name, part in found.parts.items():
+        who = f"{len(part)} radiographs of {len(np.unique(part.patients))} patients"
+        must = f"be at most the {who} in the {name} part of {found.name}"
+        require(ranks <= len(part), "ranks", must, ranks, "Use fewer ranks, or more radiographs.")
+        if name != "train":
+            report.require_judgeable(part.labels, f"{name} part of {found.name}")
+    return found
 
 
 class _CaseTraining:
-    """The stages of one call of `train`."""
+    """The stages of one call of `train`, or a little of each for `rehearse`."""
 
     def __init__(
         self,
@@ -282,12 +319,14 @@ class _CaseTraining:
         radiographs: Collection,
         folder: Path,
         comm: Communicator,
-        on_result: Callable[..., None] | None,
+        on_result: Callable[..., None] | None = None,
     ) -> None:
-        self.config, self.radiographs, self.folder = config, radiographs, folder
+        self.config, self.folder = config, folder
         self.comm, self.on_result = comm, on_result
         self.global_batch = config.batch_per_rank * comm.size
         self.usual_rate = RATE * self.global_batch / RATE_BATCH
+        with comm.agree_or_raise():
+            self.radiographs = _divided(radiographs, config, comm.size)
 
     def run(self) -> Outcome:
         """Take all stages and judge the net."""
@@ -298,60 +337,82 @@ class _CaseTraining:
         if config.start != "none":
             weights = config.weights
             if weights is None:
-                pretrained = self.pretrain()
+                pretrained = fit(**self.pretraining(self.archive()))
                 with comm.agree_or_raise():
                     weights = nets.choose_checkpoint(self.folder / PRETRAINING, config.start)
             with comm.agree_or_raise():
                 origin = nets.transfer(model, weights)
             first, rate = self.rates_from(origin)
-        schedule = tuning_schedule(rate, config.epochs, first)
-        with comm.agree_or_raise():
-            batch = config.batch_per_rank
-            pipeline = data.pipeline_for(found.train.source, model, batch, augment=config.real)
-        tuned = self.fit(model, pipeline, found.train.labels, STAGES[config.start], schedule)
-        scores = self.scores(model, found.test)
-        with comm.agree_or_raise():
-            external = None if config.external is None else data.read(config.external).test
+        tuned = fit(**self.tuning(model, tuning_schedule(rate, config.epochs, first)))
+        judged = {}
+        for name, part in found.parts.items():
+            if name != "train":
+                scores = self.scores(model, part)
+                areas = report.areas(part.labels, scores, part.patients, FINDINGS)
+                judged[name] = Judged(areas, part.labels, scores, part.patients)
         return Outcome(
-            rank=comm.rank,
-            ranks=comm.size,
-            net=model.name,
-            data=found.name,
-            synthetic=found.synthetic,
-            global_batch=self.global_batch,
-            seed=config.seed,
-            radiographs=(len(found.train), len(found.test)),
-            origin=origin,
-            start_rate=rate if first is None else first,
-            pretraining=pretrained,
-            tuning=tuned,
-            areas=report.areas(found.test.labels, scores, found.test.patients, FINDINGS),
-            validation=self.areas(model, found.validation),
-            external=self.areas(model, external),
-            weights=class_weights(found.train.labels),
-            patients=found.test.patients,
-            labels=found.test.labels,
-            scores=scores,
-        )
+            model.name, found.name, found.synthetic, found.files, len(found.train), origin,
+            rate if first is None else first, class_weights(found.train.labels), pretrained,
+            tuned, judged,
+        )  # fmt: skip
 
-    def pretrain(self) -> TrainingResult:
-        """Train on the archive and keep the checkpoint of every epoch."""
-        config, comm = self.config, self.comm
-        archive = self.folder / "archive"
-        with comm.agree_or_raise():
+    def rehearse(self, work: Rehearsal) -> None:
+        """Measure a little of each stage."""
+        config, found = self.config, self.radiographs
+        model, begins, share = config.build(len(FINDINGS)), config.start != "none", 1.0
+        if begins and config.weights is None:
+            share = 0.5
+            with work.once("archive: drawing", self.archive_count() / SAMPLE):
+                drawn = replace(config, archive=min(SAMPLE, self.archive_count()))
+                archive = _CaseTraining(drawn, found, self.folder, self.comm).archive()
+            archive = archive.rows(np.arange(self.archive_count()) % len(archive))
+            work.fit("pre-training", share, **self.pretraining(archive))
+        elif begins:
+            with work.once("initial weights"):
+                nets.transfer(model, config.weights)
+        schedule = tuning_schedule(self.usual_rate, config.epochs)
+        work.fit("fine-tuning", share, **self.tuning(model, schedule))
+        for name, part in found.parts.items():
+            if name != "train":
+                few = min(len(part), 2 * self.global_batch)
+                some = part.rows(np.arange(few))
+                work.repeat(f"{name}: scores", len(part) / few, partial(self.scores, model, some))
+        with work.once("areas"):
+            noise = np.random.default_rng(0).random(found.test.labels.shape)
+            report.areas(found.test.labels, noise, found.test.patients, FINDINGS)
+
+    def archive_count(self) -> int:
+        """How many radiographs the archive has."""
+        archive = self.config.archive
+        if isinstance(archive, str | os.PathLike):
+            return len(data.archive_labels(archive))
+        return archive or ARCHIVE
+
+    def archive(self) -> data.Split:
+        """Read the archive to pre-train with; rank 0 draws it unless it is there."""
+        config, archive = self.config, self.folder / "archive"
+        with self.comm.agree_or_raise():
             if isinstance(config.archive, str | os.PathLike):
                 archive = Path(config.archive)
-            elif comm.rank == 0:
-                settings = config.archive or ARCHIVE, config.size, config.data_seed
+            elif self.comm.rank == 0:
+                settings = self.archive_count(), config.size, config.data_seed
                 if not archive.is_dir():
                     data.make_archive(archive, *settings)
                 data.require_same_phantoms(archive, data.phantom_settings(*settings))
-        with comm.agree_or_raise():
-            model = config.build(len(data.ARCHIVE_LABELS))
-            labels = data.archive_labels(archive)
-            pipeline = data.pipeline_for(archive / "train", model, config.batch_per_rank)
-        schedule = pretraining_schedule(self.usual_rate, config.pretrain_epochs)
-        return self.fit(model, pipeline, labels, PRETRAINING, schedule, keep=config.pretrain_epochs)
+        with self.comm.agree_or_raise():
+            return data.read_archive(archive)
+
+    def pretraining(self, archive: data.Split) -> dict[str, Any]:
+        """What `fit` needs to train on the archive; the checkpoint of every epoch is kept."""
+        epochs = self.config.pretrain_epochs
+        model = self.config.build(len(data.ARCHIVE_LABELS))
+        schedule = pretraining_schedule(self.usual_rate, epochs)
+        return self.fitted(model, archive, PRETRAINING, schedule, 1.0, epochs)
+
+    def tuning(self, model: keras.Model, schedule: EpochSchedule) -> dict[str, Any]:
+        """What `fit` needs to train on the 14 findings."""
+        stage, head = STAGES[self.config.start], self.config.head_times
+        return self.fitted(model, self.radiographs.train, stage, schedule, head)
 
     def rates_from(self, origin: nets.WeightsOrigin) -> tuple[float, float]:
         """The first and the highest rate of a fine-tuning from these weights."""
@@ -362,49 +423,41 @@ class _CaseTraining:
         highest = origin.rate * self.global_batch / (origin.global_batch or self.global_batch)
         return min(origin.rate, highest), highest
 
-    def areas(self, model: keras.Model, part: data.Split | None) -> Any:
-        """The areas on a part; None without one."""
-        if part is None:
-            return None
-        return report.areas(part.labels, self.scores(model, part), part.patients, FINDINGS)
-
     def scores(self, model: keras.Model, part: data.Split) -> np.ndarray:
         """The logits of all radiographs of a part."""
         with self.comm.agree_or_raise():
             pipeline = data.pipeline_for(part.source, model, 1)
-        return predict_logits(model, pipeline, self.comm)
+        return predict_logits(model, pipeline, self.comm, self.config.batch_per_rank)
 
-    def fit(
-        self,
-        model: keras.Model,
-        pipeline: Pipeline,
-        labels: np.ndarray,
-        stage: str,
-        schedule: EpochSchedule,
-        keep: int = 2,
-    ) -> TrainingResult:
-        """Train with momentum 0.9, resuming from a checkpoint of the same stage."""
+    def fitted(
+        self, model: keras.Model, part: data.Split, stage: str, schedule: EpochSchedule,
+        head_times: float, keep: int = 2,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The arguments of `fit`: momentum 0.9, resuming from a checkpoint of the same stage."""
+        config = self.config
+        with self.comm.agree_or_raise():
+            augment = config.real and stage != PRETRAINING
+            pipeline = data.pipeline_for(part.source, model, config.batch_per_rank, augment)
         facts = {
             "stage": stage, "schedule": schedule.config(), "net": model.name,
-            "data": pipeline.fingerprint(), "dtype": self.config.dtype,
-            "initial_weights": digest_of(model.weights), "head_times": self.config.head_times,
+            "data": pipeline.fingerprint(), "dtype": config.dtype,
+            "initial_weights": digest_of(model.weights), "head_times": config.head_times,
             "preprocessing": nets.preprocessing(model.name),
         }  # fmt: skip
-        times = 1.0 if stage == PRETRAINING else self.config.head_times
-        return fit(
-            model,
-            pipeline,
-            loss=partial(weighted_loss, weights=class_weights(labels)),
-            metrics={"accuracy": label_accuracy},
-            epochs=round(schedule.epochs),
-            batch_per_rank=self.config.batch_per_rank,
-            learning_rate=schedule,
-            optimizer=partial(optimizer, head_times=times),
-            checkpoint=CheckpointConfig(folder=str(self.folder / stage), keep=keep, facts=facts),
-            comm=self.comm,
-            config=FitConfig(seed=self.config.seed, evaluate=False, label_check=not_binary),
-            on_result=self.on_result,
-        )
+        return {
+            "model": model,
+            "data": pipeline,
+            "loss": partial(weighted_loss, weights=class_weights(part.labels)),
+            "metrics": {"accuracy": label_accuracy},
+            "epochs": round(schedule.epochs),
+            "batch_per_rank": config.batch_per_rank,
+            "learning_rate": schedule,
+            "optimizer": partial(optimizer, head_times=head_times),
+            "checkpoint": CheckpointConfig(folder=str(self.folder / stage), keep=keep, facts=facts),
+            "comm": self.comm,
+            "config": FitConfig(seed=config.seed, evaluate=False, label_check=not_binary),
+            "on_result": self.on_result,
+        }
 
 
 def optimizer(learning_rate: Any, head_times: float = 1.0) -> keras.Optimizer:
@@ -496,9 +549,11 @@ def not_binary(labels: np.ndarray) -> np.ndarray:
     return ((np.asarray(labels) >> 1) != 0).any(axis=1)
 
 
-def predict_logits(model: keras.Model, pipeline: Pipeline, comm: Communicator) -> np.ndarray:
+def predict_logits(
+    model: keras.Model, pipeline: Pipeline, comm: Communicator, block: int
+) -> np.ndarray:
     """The logits of all radiographs, shape (samples, labels); each rank computes its share."""
-    block = max(1, min(_INFERENCE_BLOCK, pipeline.samples // comm.size))
+    block = max(1, min(block, pipeline.samples // comm.size))
     mine = pipeline.replace(batch_per_rank=block, shuffle=False, rank=comm.rank, ranks=comm.size)
     logits = np.zeros((pipeline.samples, model.outputs[0].shape[-1]))
     with comm.agree_or_raise(), mine.epoch() as batches:  # one rank's data may be damaged
@@ -522,14 +577,15 @@ def label_step(
 
 
 def step(
-    batch_per_rank: int = 128, seed: int = 0, net: str | None = None, image: int | None = None
-) -> TimedStep:
+    batch_per_rank: int = 128, seed: int = 0, net: str | None = None, image: int | None = None,
+    real: str | os.PathLike | None = None,
+) -> TimedStep:  # fmt: skip
     """Return one step of the fine-tuning, for `usecases.speedup.measure`.
 
     The radiographs are in memory, because the input has its own measurements. With fewer than
     about 100 a rank, a step of the small net is so short that the exchange takes much of it.
     """
-    net = net or nets.SMALL
+    net = net or (nets.REAL if _published(real) else nets.SMALL)
     size = nets.SIZES.get(net) if image is None else image
     shape = size, size, 3 if net in nets.LARGE else 1
     return TimedStep(

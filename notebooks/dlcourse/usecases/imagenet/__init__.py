@@ -9,7 +9,14 @@ imagenet.picture(outcomes[0])
 from dlcourse.usecases.imagenet.data import augmentation, find, pictures, pipelines
 from dlcourse.usecases.imagenet.recipe import GUIDE, PUBLISHED, SMALL, Iterations, TrainingRecipe
 from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome, findings, picture, write
-from dlcourse.usecases.imagenet.training import OPTIONS, build_net, check, step, train
+from dlcourse.usecases.imagenet.training import (
+    OPTIONS,
+    build_net,
+    check,
+    rehearse,
+    step,
+    train,
+)
 
 __all__ = [
     "GUIDE",
@@ -29,6 +36,7 @@ __all__ = [
     "picture",
     "pictures",
     "pipelines",
+    "rehearse",
     "step",
     "train",
     "write",

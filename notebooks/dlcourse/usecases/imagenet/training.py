@@ -18,9 +18,11 @@ import numpy as np
 from dlcourse.usecases.imagenet import data
 from dlcourse.usecases.imagenet.recipe import GUIDE, SMALL, TrainingRecipe
 from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome
+from dlcourse.usecases.plan import Rehearsal
 from dlcourse.usecases.run import Option
 from dlguide import models
 from dlguide.collectives.communicator import Communicator
+from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known
 from dlguide.measure import TrainingResult
@@ -46,6 +48,7 @@ OPTIONS = {
     "subset": Option(False, bool),
     "dtype": Option("float32", str),
 }
+DRAWN = 320  # made-up pictures of each part that `rehearse` draws
 SAVE_EVERY = 500  # steps of a real training, whose epochs take hours
 
 
@@ -130,6 +133,36 @@ def train(
         comm.rank, comm.size, last.threads, place.device, place.why, train_data.name, seed,
         found is not None, recipe, shared, line, collapsed,
     )  # fmt: skip
+
+
+def rehearse(
+    work: Rehearsal, real: str | os.PathLike | None = None, seed: int = 0, device: str = "auto",
+    workers: int | None = None, epochs: float | None = None, samples: int | None = None,
+    net: str | None = None, batch_per_worker: int | None = None, subset: bool = False,
+    dtype: str = "float32",
+) -> None:  # fmt: skip
+    """Measure a little of each part of `train`, for `usecases.plan`; all ranks call."""
+    comm = work.comm
+    place = devices.choose(device, comm)
+    with work.once("ImageNet: list of pictures"):
+        recipe, images = plan(
+            real, subset, workers, epochs, samples, net, batch_per_worker, comm.size
+        )
+    if images is None:
+        few = min(DRAWN, recipe.samples, recipe.test_samples)
+        with work.once("pictures: drawing", (recipe.samples + recipe.test_samples) / (2 * few)):
+            drawn = data.pictures(replace(recipe, samples=few, test_samples=few), seed)
+        parts = (np.resize(one, (count, *one.shape[1:])) for count, some in (
+            (recipe.samples, (drawn.train_images, drawn.train_labels)),
+            (recipe.test_samples, (drawn.test_images, drawn.test_labels)),
+        ) for one in some)  # fmt: skip
+        images = Dataset(drawn.name, *parts)
+    threads = 1 if real is None else len(os.sched_getaffinity(0))
+    pipelines = data.pipelines(recipe, images, threads)
+    TrainingRun(
+        recipe, *pipelines, comm, place.device, seed, dtype, work.folder, None,
+        None if real is None else SAVE_EVERY,
+    ).rehearse(work)  # fmt: skip
 
 
 def check(
@@ -285,28 +318,8 @@ class TrainingRun:
     def _fit(
         self, name: str, schedule: CollapsedDecay, epochs: int
     ) -> tuple[Curve, tuple[TrainingResult, keras.Model]]:
-        made = []
-
-        def build() -> keras.Model:
-            made.append(build_net(self.recipe, self.seed, self.dtype))
-            return made[-1]
-
-        recipe = self.recipe
-        # the net's name in checkpoints
-        build.__qualname__ = (
-            f"{recipe.net}, {recipe.image} pixels, {recipe.classes} classes, {self.dtype}"
-        )
-        workers = recipe.workers // self.comm.size
-        run = fit(
-            build, self.train, epochs=epochs, batch_per_rank=recipe.batch_per_worker * workers,
-            learning_rate=schedule, optimizer=partial(_optimizer, momentum=recipe.momentum),
-            checkpoint=CheckpointConfig(folder=self.folder / name, every_steps=self.save_every),
-            comm=self.comm, on_result=self.report,
-            config=FitConfig(
-                seed=self.seed, device=self.device, test=self._epoch_test(), dtype=self.dtype,
-                virtual_workers=workers,
-            ),
-        )  # fmt: skip
+        made: list[keras.Model] = []
+        run = fit(**self.arguments(name, schedule, epochs, made))
         known = self._written(name)
         curve = _curve(run)
         if known is not None and not curve.loss:
@@ -318,6 +331,48 @@ class TrainingRun:
                 written.write_text(text, encoding="utf-8")
                 os.replace(written, self.folder / f"{name}.json")  # whole, or not at all
         return curve, (run, made[-1])
+
+    def arguments(
+        self, name: str, schedule: CollapsedDecay, epochs: int, made: list[keras.Model]
+    ) -> dict[str, Any]:
+        """Return those of `fit`; the net that it builds is added to `made`."""
+        recipe = self.recipe
+
+        def build() -> keras.Model:
+            made.append(build_net(recipe, self.seed, self.dtype))
+            return made[-1]
+
+        # the net's name in checkpoints
+        build.__qualname__ = (
+            f"{recipe.net}, {recipe.image} pixels, {recipe.classes} classes, {self.dtype}"
+        )
+        workers = recipe.workers // self.comm.size
+        return {
+            "model": build, "data": self.train, "epochs": epochs,
+            "batch_per_rank": recipe.batch_per_worker * workers, "learning_rate": schedule,
+            "optimizer": partial(_optimizer, momentum=recipe.momentum),
+            "checkpoint": CheckpointConfig(folder=self.folder / name, every_steps=self.save_every),
+            "comm": self.comm, "on_result": self.report,
+            "config": FitConfig(
+                seed=self.seed, device=self.device, test=self._epoch_test(), dtype=self.dtype,
+                virtual_workers=workers,
+            ),
+        }  # fmt: skip
+
+    def rehearse(self, work: Rehearsal) -> None:
+        """Measure a little of the training and of the test at its two ends."""
+        recipe, made = self.recipe, []
+        schedule = recipe.part_1()
+        arguments = self.arguments("line", schedule, round(recipe.epochs), made)
+        # the branches go on from the shared phase: three trainings
+        work.fit("training", paid=recipe.paid, starts=3, **arguments)
+        few = min(self.test.samples, 8 * recipe.global_batch)
+        metrics = {f"top {top}": top_k(min(top, recipe.classes)) for top in (1, TOP)}
+        import tensorflow as tf
+
+        with tf.device(require_device(self.device)):
+            judge = evaluator(made[-1], self.test.replace(samples=few), self.comm, metrics)
+            work.repeat("test", 2 * self.test.samples / few, judge)
 
     def _epoch_test(self) -> Pipeline:
         """Return the test pictures that are evaluated after each epoch."""

@@ -20,7 +20,7 @@ from dlcourse.usecases.video.report import (
     shown,
     write,
 )
-from dlcourse.usecases.video.training import OPTIONS, check, stages, step, train
+from dlcourse.usecases.video.training import OPTIONS, check, rehearse, stages, step, train
 
 __all__ = [
     "OPTIONS",
@@ -32,6 +32,7 @@ __all__ = [
     "frame_scores",
     "guide",
     "judge",
+    "rehearse",
     "replicate",
     "rows",
     "shown",

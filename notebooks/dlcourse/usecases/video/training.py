@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import count
 from numbers import Real
 from pathlib import Path
 from time import perf_counter
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.usecases.plan import Rehearsal
 from dlcourse.usecases.run import Option
 from dlcourse.usecases.video import baselines, data, nets
 from dlcourse.usecases.video.pair import AdversarialPair, centred, flat
@@ -264,6 +266,46 @@ def train(
         train_s=clock.total_s("train"),
         digest=measure.digest_of(weight for net in growing.nets for weight in net.weights),
     )
+
+
+def rehearse(
+    work: Rehearsal, real: str | os.PathLike | None = None, seed: int = 0, **own: Any
+) -> None:
+    """Measure a little of each part of `train`, for `usecases.plan`; all ranks call."""
+    comm, config = work.comm, config_of(real, seed=seed, **own)
+    config.check()
+    with work.once("list of frames"):
+        if real is None:
+            sizes = config.size, config.drives, config.held_out, config.frames, seed
+            learn, test = data.drawn(*sizes)
+        else:
+            learn, test = data.kitti(real, config.size)
+        train_clips = len(data.clips(learn, data.BEFORE, data.AFTER, config.spacing).places)
+        test_clips = len(data.clips(test, data.BEFORE, data.AFTER).places)
+    one = data.BEFORE + data.AFTER
+    frames, clips = sum(map(len, (*learn, *test))), train_clips + test_clips
+    with work.once("frames", frames / (comm.size * one)):  # each rank makes its share
+        clip = np.stack([learn[0][number].pixels for number in range(one)])
+    mine = -(-config.global_batch // comm.size)
+    past, future = (np.repeat(part[None], mine, 0) for part in np.split(clip, [data.BEFORE]))
+    work.repeat("guesses", clips / (comm.size * mine), partial(guessed, past))
+    guess = guessed(past)
+    growing, saver = _GrowingPair(config, comm), VideoCheckpoints(work.folder, config, comm)
+    growth, number = stages(config.epochs, len(nets.resolutions(config.size))), count(1)
+    for stage in sorted(set(growth)):
+        pair, epochs = growing(stage), growth.count(stage)
+        step = partial(pair.step, past, guess, future, config.global_batch)
+        steps = epochs * (train_clips // config.global_batch)
+        work.repeat(f"step, {pair.resolutions[-1]} pixels", steps, step, epochs / len(growth))
+    work.repeat("checkpoint", config.epochs, lambda: saver.save(pair, 1, next(number)))
+    sizes = [file.stat().st_size for file in work.folder.glob("*.dlguide")]
+    work.disk_nbytes += 3 * max(sizes, default=0)
+    predict = partial(infer, growing.generator, past, guess)
+    work.repeat("predictions", test_clips / (comm.size * mine), predict)
+    scored = len(baselines.PREDICTORS) + 1
+    work.repeat("scores", scored * test_clips / mine, partial(judge, future, guess))
+    # past, guess and future of all clips, and once all frames
+    work.cache_nbytes += clip[0].nbytes * (clips * (one + data.AFTER) + frames)
 
 
 def step(
