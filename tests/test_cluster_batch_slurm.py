@@ -138,15 +138,15 @@ def wait_until(ready, folder, timeout_s=60.0):
 
 
 def wait_for_end(jobs, folder):
-    """Wait until the queue holds none of these jobs any more, and give the last one's record."""
-    states = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
+    """Wait until all of these jobs have ended, and give the last one's record."""
+    final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
     record = ""
 
     def ended():
         nonlocal record
         records = [run("scontrol", "show", "job", each) for each in jobs]
         record = records[-1]
-        return not any(f"JobState={state}" in each for state in states for each in records)
+        return all(any(f"JobState={state}" in each for state in final) for each in records)
 
     wait_until(ended, folder)
     return dict(re.findall(r"(\w+)=(\S*)", record))

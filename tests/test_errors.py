@@ -64,7 +64,7 @@ def test_of_several_dead_ranks_the_launcher_tells_who_was_first(tmp_path):
     assert error.ranks == (1,)
     assert "rank 1: return code 0, signaled with Killed" in error.detail
     assert "last words" in error.detail
-    assert errors.died([0, 1], tmp_path / "nothing", wait_s=0).ranks == (0, 1)
+    assert errors.died([1, 0], tmp_path / "nothing", wait_s=0).ranks == (1,)
 
 
 @pytest.fixture
@@ -109,6 +109,20 @@ def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, t
             sum(range(100))
     assert seen[0] > 0.8
     assert min(seen[1:]) < 0.8
+
+
+def test_deaths_are_reported_in_their_order_also_when_seen_at_once():
+    pipe = {"stdin": subprocess.PIPE}
+    waiting = [subprocess.Popen([sys.executable, "-c", "input()"], **pipe) for _ in range(4)]
+    pids = supervision.RankProcesses({rank: one.pid for rank, one in enumerate(waiting)})
+    for rank in (2, 0, 3):
+        waiting[rank].kill()
+        waiting[rank].wait()
+    assert pids.dead() == [2, 0, 3]
+    waiting[1].kill()
+    assert pids.dead(10.0) == [2, 0, 3, 1]
+    pids.close()
+    waiting[1].communicate()
 
 
 @pytest.fixture

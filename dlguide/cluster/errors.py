@@ -46,12 +46,14 @@ def died(ranks: Sequence[int], folder: Path, wait_s: float = 0.5) -> RankError:
     """Describe ranks whose process ended during a run, with the last lines of their output.
 
     When one rank dies the launcher ends the others with SIGINT, so several may be gone when they
-    are looked at; the launcher's log shows which was first.
+    are looked at: the launcher's log shows which were not ended by it. Without a log (attached
+    ranks) the first of `ranks`, which are in the order of their deaths, is to blame.
     """
     deadline = time.monotonic() + wait_s
     while not (endings := read_endings(folder)) and time.monotonic() < deadline:
         time.sleep(0.02)
     first = [rank for rank in ranks if "Interrupt" not in endings.get(rank, "")] or list(ranks)
+    first = sorted(first) if endings else first[:1]
     words = [f"rank {rank}: {endings[rank]}" for rank in first if rank in endings]
     for rank in first:
         tail = _read(log_path(folder, rank)).strip().splitlines()[-15:]

@@ -317,9 +317,9 @@ class RankProcesses:
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self.pids = dict(pids)
-        self.poll = select.poll()
+        self.poll = select.epoll()  # unlike poll it reports in the order of the deaths
         self.handles: dict[int, int] = {}
-        self.gone: set[int] = set()
+        self.gone: list[int] = []
         self.stopped_since: dict[int, float] = {}
         self.page_faults: dict[int, int] = {}
         self.loaded_s: dict[int, float] = {}
@@ -328,21 +328,19 @@ class RankProcesses:
             try:
                 handle = os.pidfd_open(pid)
             except ProcessLookupError:
-                self.gone.add(rank)
+                self.gone.append(rank)
                 continue
             self.handles[handle] = rank
-            self.poll.register(handle, select.POLLIN)
+            self.poll.register(handle, select.EPOLLIN | select.EPOLLONESHOT)
 
     def dead(self, timeout_s: float = 0.0) -> list[int]:
-        """Return the ranks whose process has ended, waiting up to `timeout_s` for the next one.
+        """Return the ranks whose process has ended, in the order in which they ended.
 
-        The kernel wakes the caller at the first death, before the launcher can end the other
-        ranks because of it: so the first one seen is the cause.
+        Waits up to `timeout_s` for the next one. The launcher ends the other ranks because of the
+        first death: so the first rank is the cause, also if all have gone before this looks.
         """
-        for handle, _ in self.poll.poll(timeout_s * 1000):
-            self.poll.unregister(handle)
-            self.gone.add(self.handles[handle])
-        return sorted(self.gone)
+        self.gone += [self.handles[handle] for handle, _ in self.poll.poll(timeout_s)]
+        return list(self.gone)
 
     def renew(self, states: Mapping[int, dict[str, Any]], now_s: float) -> None:
         """Treat a process that loads from a disk as alive.
@@ -381,6 +379,7 @@ class RankProcesses:
 
     def close(self) -> None:
         """Close the process handles."""
+        self.poll.close()
         for handle in self.handles:
             os.close(handle)
         self.handles.clear()
