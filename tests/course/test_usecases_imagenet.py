@@ -54,7 +54,7 @@ def test_rates_and_decay_are_those_of_the_published_solvers():
     assert (end.rates.epochs, GUIDE.part_1().rates.epochs) == (90, 90)
 
 
-def test_small_road_has_the_guides_phases():
+def test_small_recipe_has_the_guides_phases():
     for road in (GUIDE, SMALL):
         assert road.collapse_at + road.collapse == pytest.approx(road.epochs)  # endings alike long
     assert (SMALL.batch_per_worker, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
@@ -69,6 +69,31 @@ def test_common_beginning_has_the_rates_of_both_endings():
     for whole in (line, end):
         assert np.array_equal(whole.rates.to_steps(30).rates()[: len(first)], first)
     assert from_config(trunk.rates.config()) == trunk.rates
+
+
+def test_an_ending_changes_what_it_names_alone():
+    def at_each_step(ending):
+        rates, decay = (one.to_steps(30).rates() for one in (ending.rates, ending.weight_decay))
+        return {"rate": list(rates), "decay": list(decay), "pictures": ending.at}
+
+    line, collapsed = at_each_step(SMALL.part_1()), at_each_step(SMALL.part_2())
+    assert at_each_step(SMALL.ending()) == line
+    assert at_each_step(SMALL.ending(*imagenet.CHANGES)) == collapsed
+    for change in imagenet.CHANGES:
+        assert at_each_step(SMALL.ending(change)) == line | {change: collapsed[change]}
+    with pytest.raises(ValueError, match="`changes` must be"):
+        SMALL.ending("momentum")
+
+
+def test_the_error_of_a_gain_counts_the_pictures_on_which_the_nets_differ():
+    """Against the spread of gains when each of these pictures falls to either net by chance."""
+    one = outcome()
+    gain, error = one.over_line(one.collapsed)
+    assert gain == pytest.approx(one.gain)
+    drawn = np.random.default_rng(0).multinomial(
+        2400, [272 / 2400, 200 / 2400, 1 - 472 / 2400], 20_000
+    )
+    assert error == pytest.approx(np.std(100 * (drawn[:, 0] - drawn[:, 1]) / 2400), rel=0.02)
 
 
 def test_rates_follow_the_global_batch():
@@ -229,8 +254,8 @@ def test_made_up_pictures_of_training_and_test_differ_and_follow_the_seed():
 def outcome(rank=0):
     curve = imagenet.Curve(0, (3.0,) * 10, (0.5,) * 10, tuple(np.arange(10) / 20), 0.01, 800.0, 9.0)
     last = imagenet.Curve(10, (1.1, 1.0), (0.7, 0.8), (0.8, 0.83), 0.01, 800.0, 1.0)
-    ends = [imagenet.Branch(name, last, top, 0.95, "a") for name, top in
-            (("line", 0.80), ("collapsed", 0.83))]  # fmt: skip
+    ends = [imagenet.Branch(name, last, top, 0.95, "a", *pair) for name, top, pair in
+            (("line", 0.80, (0, 0)), ("collapsed", 0.83, (272, 200)))]  # fmt: skip
     return imagenet.Outcome(
         rank, 2, 1, "cpu", "The CPU, as asked for.", "pictures", 0, False, SMALL, curve, *ends
     )
@@ -240,7 +265,7 @@ def test_outcome_travels_and_says_its_gain():
     one = pickle.loads(pickle.dumps(outcome()))
     assert one == outcome()
     assert one.gain == pytest.approx(3.0)
-    assert "+3.0 points" in one.summary()
+    assert "+3.0 points of top-1 (standard error of the test 0.9)" in one.summary()
     assert "80.0 %" in one.summary()
     assert one.shared_phase.epochs == tuple(range(1, 11))
 

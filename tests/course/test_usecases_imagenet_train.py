@@ -1,7 +1,6 @@
 """Any ranks train alike by the recipe, resume bit for bit, and fail with one text on all ranks.
 
-dlcourse.usecases.imagenet.training,
-dlcourse.usecases.imagenet.training.
+Tests of `dlcourse.usecases.imagenet.training`.
 """
 
 import json
@@ -25,7 +24,7 @@ def smallest(workers):
             "dtype": "float64"}  # fmt: skip
 
 
-def road(settings, saves_in=None):
+def outcome(settings, saves_in=None):
     """Train by the recipe on a rank; JSON of what must not depend on the ranks, and weights."""
     import os
     from dataclasses import asdict
@@ -44,9 +43,8 @@ def road(settings, saves_in=None):
         for name in kept:
             _, arrays = checkpoint.read(checkpoint.latest(os.path.join(saves_in, name)))
             weights[name] = [array.ravel().tolist() for array in arrays]
-    told = asdict(one)
     return {
-        "ranks": ranks, "outcome": told, "weights": weights,
+        "ranks": ranks, "outcome": asdict(one), "weights": weights,
         "digests": [one.line.weights_digest, one.collapsed.weights_digest],
     }  # fmt: skip
 
@@ -60,7 +58,7 @@ def workers(request):
 def alone(workers, tmp_path_factory):
     """The training of one rank that runs all workers."""
     folder = tmp_path_factory.mktemp("alone")
-    return on_ranks(1, road, folder, 200, settings=smallest(workers), saves_in=str(folder))[0]
+    return on_ranks(1, outcome, folder, 200, settings=smallest(workers), saves_in=str(folder))[0]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +70,8 @@ def alone(workers, tmp_path_factory):
     ],
     indirect=["workers"],
 )
-def test_any_ranks_go_the_road_of_one_process(workers, ranks, alone, tmp_path):
-    found = on_ranks(ranks, road, tmp_path, 200, settings=smallest(workers), saves_in=str(tmp_path))
+def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
+    found = on_ranks(ranks, outcome, tmp_path, 200, settings=smallest(workers), saves_in=str(tmp_path))
     assert len({tuple(each["digests"]) for each in found}) == 1
     for name, arrays in found[0]["weights"].items():
         for one, other in zip(arrays, alone["weights"][name], strict=True):
@@ -91,6 +89,11 @@ def test_endings_begin_alike_and_end_apart(workers, alone):
     assert line["curve"]["first_epoch"] == end["curve"]["first_epoch"] == 1
     assert line["weights_digest"] != end["weights_digest"]
     assert line["top5"] >= line["top1"]
+    assert (line["won"], line["lost"]) == (0, 0)
+    tested = alone["outcome"]["recipe"]["test_samples"]
+    assert (end["won"] - end["lost"]) / tested == pytest.approx(end["top1"] - line["top1"])
+    for one in (line, end):
+        assert 0 < one["on_parts"] < one["on_whole"] <= 1
 
 
 def fits(monkeypatch, dies_in=None):
@@ -122,7 +125,7 @@ def whole(tmp_path_factory):
     return go(checkpoint=folder), folder
 
 
-def test_interrupted_road_goes_on_and_ends_bitwise_the_same(whole, tmp_path, monkeypatch, capsys):
+def test_interrupted_training_goes_on_and_ends_bitwise_the_same(whole, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         trained = fits(patch, dies_in="line")
         with pytest.raises(KeyboardInterrupt):
@@ -139,7 +142,7 @@ def test_interrupted_road_goes_on_and_ends_bitwise_the_same(whole, tmp_path, mon
         assert (one.top1, one.top5) == (other.top1, other.top5)
 
 
-def test_finished_road_is_announced_and_told_again(whole, monkeypatch, capsys):
+def test_finished_training_is_announced_and_reported_again(whole, monkeypatch, capsys):
     trained = fits(monkeypatch)
     again = go(checkpoint=whole[1])
     assert trained == [("line", 0), ("collapsed", 0)]
@@ -147,7 +150,7 @@ def test_finished_road_is_announced_and_told_again(whole, monkeypatch, capsys):
     assert again == whole[0]  # the curves as well, which the call before saw
 
 
-def test_checkpoint_of_another_road_is_refused(whole):
+def test_checkpoint_of_another_training_is_refused(whole):
     with pytest.raises(RuntimeError, match="belongs to another training: its data is"):
         go(checkpoint=whole[1], seed=1)
     with pytest.raises(RuntimeError, match="belongs to another training: its model is"):

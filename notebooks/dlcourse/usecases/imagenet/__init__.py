@@ -7,7 +7,14 @@ imagenet.picture(outcomes[0])
 """
 
 from dlcourse.usecases.imagenet.data import augmentation, find, pictures, pipelines
-from dlcourse.usecases.imagenet.recipe import GUIDE, PUBLISHED, SMALL, Iterations, TrainingRecipe
+from dlcourse.usecases.imagenet.recipe import (
+    CHANGES,
+    GUIDE,
+    PUBLISHED,
+    SMALL,
+    Iterations,
+    TrainingRecipe,
+)
 from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome, findings, picture, write
 from dlcourse.usecases.imagenet.training import (
     OPTIONS,
@@ -19,6 +26,7 @@ from dlcourse.usecases.imagenet.training import (
 )
 
 __all__ = [
+    "CHANGES",
     "GUIDE",
     "OPTIONS",
     "PUBLISHED",

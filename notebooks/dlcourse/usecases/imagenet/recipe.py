@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dlguide.errors import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.training import schedules
 from dlguide.training.schedules import CollapsedDecay, EpochSchedule
 
@@ -27,6 +27,10 @@ class Iterations:
     decay: int
     snapshot: int
     collapsed: int
+
+
+# What the collapsed ending changes at once, and an ending may change alone.
+CHANGES = ("pictures", "decay", "rate")
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,22 @@ class TrainingRecipe:
         return schedules.collapsed(
             self.line(), self.collapse_at, self.collapse, self.weight_decay, self.power
         )
+
+    def ending(self, *changes: str) -> CollapsedDecay:
+        """Return the line with some of what part 2 changes: whole pictures, decay, rate.
+
+        All `CHANGES` together are part 2, none is part 1.
+        """
+        for each in changes:
+            require_known(each, CHANGES, "changes")
+        at = self.collapse_at
+        rates = self.part_2().rates if "rate" in changes else self.line()
+        decay = schedules.Constant(self.weight_decay, rates.epochs)
+        if "decay" in changes:
+            decay = decay.beginning(at).then(
+                schedules.Constant(2 * self.weight_decay, rates.epochs - at)
+            )
+        return CollapsedDecay(rates, decay, at if "pictures" in changes else rates.epochs)
 
     def stretched(self, factor: float) -> TrainingRecipe:
         """Make all phases longer or shorter in proportion."""

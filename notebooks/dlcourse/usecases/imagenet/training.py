@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlcourse.usecases.imagenet import data
-from dlcourse.usecases.imagenet.recipe import GUIDE, SMALL, TrainingRecipe
+from dlcourse.usecases.imagenet.recipe import CHANGES, GUIDE, SMALL, TrainingRecipe
 from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome
 from dlcourse.usecases.plan import Rehearsal
 from dlcourse.usecases.run import Option
@@ -47,6 +47,7 @@ OPTIONS = {
     "batch_per_worker": Option(None, int),
     "subset": Option(False, bool),
     "dtype": Option("float32", str),
+    "apart": Option(False, bool),
 }
 DRAWN = 320  # made-up pictures of each part that `rehearse` draws
 SAVE_EVERY = 500  # steps of a real training, whose epochs take hours
@@ -66,6 +67,7 @@ def train(
     batch_per_worker: int | None = None,
     subset: bool = False,
     dtype: str = "float32",
+    apart: bool = False,
 ) -> Outcome:
     """Train ResNet-50 by the guide's recipe, to both of its ends.
 
@@ -97,6 +99,7 @@ def train(
         batch_per_worker: pictures of a worker, which the rate follows; None for the guide's 16.
         subset: whether `real` may be a part of ImageNet.
         dtype: of the net, as in `training.fit`.
+        apart: whether to train three more endings, each with one of part 2's changes alone.
 
     Raises:
         ValueError: on all ranks, if an argument is invalid.
@@ -127,11 +130,15 @@ def train(
             None if found is None else SAVE_EVERY,
         )  # fmt: skip
         shared, _ = run.shared_phase()
-        line, _ = run.branch("line", recipe.part_1())
-        collapsed, last = run.branch("collapsed", recipe.part_2())
+        line, _, first = run.branch("line", recipe.part_1())
+        collapsed, last, _ = run.branch("collapsed", recipe.part_2(), first)
+        single = tuple(
+            run.branch(change, recipe.ending(change), first)[0]
+            for change in (CHANGES if apart else ())
+        )
     return Outcome(
         comm.rank, comm.size, last.threads, place.device, place.why, train_data.name, seed,
-        found is not None, recipe, shared, line, collapsed,
+        found is not None, recipe, shared, line, collapsed, single,
     )  # fmt: skip
 
 
@@ -139,7 +146,7 @@ def rehearse(
     work: Rehearsal, real: str | os.PathLike | None = None, seed: int = 0, device: str = "auto",
     workers: int | None = None, epochs: float | None = None, samples: int | None = None,
     net: str | None = None, batch_per_worker: int | None = None, subset: bool = False,
-    dtype: str = "float32",
+    dtype: str = "float32", apart: bool = False,
 ) -> None:  # fmt: skip
     """Measure a little of each part of `train`, for `usecases.plan`; all ranks call."""
     comm = work.comm
@@ -162,7 +169,7 @@ def rehearse(
     TrainingRun(
         recipe, *pipelines, comm, place.device, seed, dtype, work.folder, None,
         None if real is None else SAVE_EVERY,
-    ).rehearse(work)  # fmt: skip
+    ).rehearse(work, endings=5 if apart else 2)  # fmt: skip
 
 
 def check(
@@ -272,6 +279,18 @@ def build_net(recipe: TrainingRecipe, seed: int, dtype: str = "float32") -> kera
     return model
 
 
+class Pair:
+    """Two nets of the same pictures, as one whose logits have shape (pictures, 2, classes)."""
+
+    def __init__(self, *nets: keras.Model) -> None:
+        self.nets, self.inputs = nets, nets[0].inputs
+
+    def __call__(self, images: Any, training: bool) -> Any:
+        import tensorflow as tf
+
+        return tf.stack([net(images, training=training) for net in self.nets], axis=1)
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingRun:
     """One training by a recipe: the shared phase and its two branches, each in its folder."""
@@ -300,8 +319,13 @@ class TrainingRun:
             "shared", self.recipe.part_1(self.recipe.shared_epochs), self.recipe.shared_epochs
         )
 
-    def branch(self, name: str, schedule: CollapsedDecay) -> tuple[Branch, TrainingResult]:
-        """Train one branch from the last checkpoint of the shared phase."""
+    def branch(
+        self, name: str, schedule: CollapsedDecay, line: keras.Model | None = None
+    ) -> tuple[Branch, TrainingResult, keras.Model]:
+        """Train one branch from the last checkpoint of the shared phase, and test its net.
+
+        With the net of the line both are tested together.
+        """
         import tensorflow as tf
 
         with self.comm.agree_or_raise():
@@ -311,9 +335,41 @@ class TrainingRun:
                 checkpoints.branch(self.folder / "shared", here, changes)
         curve, (run, model) = self._fit(name, schedule, round(schedule.rates.epochs))
         with tf.device(require_device(self.device)):
-            metrics = {f"top {top}": top_k(min(top, self.recipe.classes)) for top in (1, TOP)}
-            tops = evaluator(model, self.test, self.comm, metrics)().values()
-        return Branch(name, curve, *tops, run.weights_digest), run
+            found = self.judge(model, self.test, line)()
+        counts = (round(found[only] * self.test.samples) for only in ("won", "lost"))
+        return Branch(
+            name, curve, found["top 1"], found["top 5"], run.weights_digest, *counts,
+            *self._on_training_pictures(model),
+        ), run, model  # fmt: skip
+
+    def judge(
+        self, model: keras.Model, test: Pipeline, line: keras.Model | None = None
+    ) -> Callable[[], dict[str, float]]:
+        """Compile the test of a net: "top 1" and "top 5", and "won" and "lost" against the line."""
+        best, best_5 = top_k(1), top_k(min(TOP, self.recipe.classes))
+
+        def only(one: int) -> Any:
+            return lambda labels, found: (
+                best(labels, found[:, one]) & ~best(labels, found[:, 1 - one])
+            )
+
+        metrics = {
+            "top 1": lambda labels, found: best(labels, found[:, 0]),
+            "top 5": lambda labels, found: best_5(labels, found[:, 0]),
+            "won": only(0), "lost": only(1),
+        }  # fmt: skip
+        return evaluator(Pair(model, line or model), test, self.comm, metrics)
+
+    def _on_training_pictures(self, model: keras.Model) -> list[float]:
+        """Return the accuracy on random parts of training pictures, and on whole ones."""
+        few = self.train.replace(samples=min(self.train.samples, self.test.samples))
+        import tensorflow as tf
+
+        with tf.device(require_device(self.device)):
+            return [
+                evaluator(model, part, self.comm)()["accuracy"]
+                for part in (few, few.without_augmentation())
+            ]
 
     def _fit(
         self, name: str, schedule: CollapsedDecay, epochs: int
@@ -359,20 +415,22 @@ class TrainingRun:
             ),
         }  # fmt: skip
 
-    def rehearse(self, work: Rehearsal) -> None:
+    def rehearse(self, work: Rehearsal, endings: int) -> None:
         """Measure a little of the training and of the test at its two ends."""
         recipe, made = self.recipe, []
         schedule = recipe.part_1()
         arguments = self.arguments("line", schedule, round(recipe.epochs), made)
-        # the branches go on from the shared phase: three trainings
-        work.fit("training", paid=recipe.paid, starts=3, **arguments)
+        # the endings go on from the shared phase
+        paid = recipe.epochs + (endings - 1) * recipe.collapse
+        work.fit("training", paid=paid, starts=1 + endings, **arguments)
         few = min(self.test.samples, 8 * recipe.global_batch)
-        metrics = {f"top {top}": top_k(min(top, recipe.classes)) for top in (1, TOP)}
         import tensorflow as tf
 
         with tf.device(require_device(self.device)):
-            judge = evaluator(made[-1], self.test.replace(samples=few), self.comm, metrics)
-            work.repeat("test", 2 * self.test.samples / few, judge)
+            judge = self.judge(made[-1], self.test.replace(samples=few))
+            # each ending is tested, and sees some training pictures twice
+            samples = self.test.samples + min(self.train.samples, self.test.samples)
+            work.repeat("test", endings * samples / few, judge)
 
     def _epoch_test(self) -> Pipeline:
         """Return the test pictures that are evaluated after each epoch."""
