@@ -1,6 +1,6 @@
 """Measure over seeds what the endings of case 81 add to top-1, and which change does it.
 
-    python benchmarks/collapsed_decay.py            # about 6 min on 2 cores
+    python benchmarks/collapsed_decay.py            # about 8 min on 2 cores
 
 Each seed has pictures, weights and order of its own. All endings of a seed have their first 10
 epochs in common and end after 12: "line" lets the rate fall on to 0, "collapsed" leaves it at
@@ -10,30 +10,38 @@ the last part with 100 to 104, so the trainings begin with 200.
 
 Columns: accuracies are percentages; `won` and `lost` count the 2400 test pictures on which ending
 and line differ; `on_parts` and `on_whole` are of the final net on random parts of training
-pictures and on whole ones.
+pictures and on whole ones; `top1_28` is the test with pictures of 28 pixels instead of 20.
 """
+
+import tempfile
+from pathlib import Path
 
 from dlcourse import measured
 from dlcourse.usecases import imagenet
 from dlguide.cluster import Cluster
 from dlguide.training.experiments.differences import confidence_interval
 
-SEEDS = range(200, 208)
+SEEDS, LARGER = range(200, 208), 28
 
 
 def main() -> None:
     """Train all endings of each seed, write the table and print the gains over the line."""
     rows = []
-    with Cluster(ranks=2, magics=False) as cluster:
+    with Cluster(ranks=2, magics=False) as cluster, tempfile.TemporaryDirectory() as place:
         for seed in SEEDS:
-            one = cluster.run(imagenet.train, seed=seed, apart=True)[0]
+            folder = Path(place) / str(seed)
+            one = cluster.run(imagenet.train, seed=seed, apart=True, checkpoint=str(folder))[0]
             print(one.summary(), flush=True)
+            images = imagenet.pictures(one.recipe, seed)
             rows += [
                 {
                     "seed": seed, "ending": end.name, "top1": round(100 * end.top1, 2),
                     "top5": round(100 * end.top5, 2), "won": end.won, "lost": end.lost,
                     "on_parts": round(100 * end.on_parts, 2),
-                    "on_whole": round(100 * end.on_whole, 2), "weights": end.weights_digest[:12],
+                    "on_whole": round(100 * end.on_whole, 2),
+                    f"top1_{LARGER}": round(100 * imagenet.by_size(
+                        folder, end.name, images, [LARGER])[LARGER], 2),
+                    "weights": end.weights_digest[:12],
                 }
                 for end in (one.line, one.collapsed, *one.single)
             ]  # fmt: skip

@@ -313,23 +313,21 @@ def test_steps_can_be_sent_to_ranks_and_have_the_guides_size():
         imagenet.step(0)
 
 
-def test_picture_of_the_road_has_both_endings_and_words():
+def test_picture_has_the_last_epochs_of_both_endings_with_their_errors():
     drawn = imagenet.picture(outcome())
-    axes = drawn.axes
-    assert len(axes) == 6
-    rate = axes[0].lines[0].get_ydata()
-    assert max(rate) == pytest.approx(SMALL.rate)
-    assert axes[2].lines[1].get_ydata()[-1] == pytest.approx(2.0)  # twice the decay, in 1e-4
-    assert axes[2].lines[0].get_ydata()[-1] == pytest.approx(1.0)
-    shown = axes[4].lines[1].get_ydata()
-    assert shown[-1] == pytest.approx(83)
-    assert axes[1].get_xlim()[0] > SMALL.epochs / 2
-    with pytest.raises(ValueError, match="`decays` must have the names line"):
-        drawings.recipe_curves({"line": [1.0]}, {"other": [1.0]}, {"line": ([1], [1.0])}, 1, 0.5)
+    rate, accuracy = drawn.axes
+    line, end = (each.get_ydata() for each in rate.lines)
+    assert max(line) < 0.6 * SMALL.rate  # the warmup is not shown
+    assert len(line) == len(end)
+    assert (line >= end).all()
+    assert (line > end).any()
+    (_, low), (_, high) = accuracy.collections[1].get_segments()[-1]
+    assert (low + high) / 2 == pytest.approx(83)
+    assert (high - low) / 2 == pytest.approx(100 * (0.83 * 0.17 / SMALL.tested) ** 0.5)
+    with pytest.raises(ValueError, match="`accuracies` must have the names line"):
+        drawings.recipe_curves({"line": [1.0]}, {"other": ([1], [1.0])}, 1, 0.5, 10)
 
 
-def test_picture_of_the_road_is_drawn_without_any_accuracy():
-    drawn = drawings.recipe_curves(
-        {"one": [1.0, 0.5]}, {"one": [1e-4] * 2}, {"one": ([], [])}, 1, 1.0
-    )
+def test_picture_is_drawn_without_any_accuracy():
+    drawn = drawings.recipe_curves({"one": [1.0, 0.5]}, {"one": ([], [])}, 1, 1.0, 10)
     assert "<img" in drawn._repr_html_()

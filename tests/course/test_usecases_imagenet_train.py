@@ -71,7 +71,9 @@ def alone(workers, tmp_path_factory):
     indirect=["workers"],
 )
 def test_any_ranks_train_as_one_process(workers, ranks, alone, tmp_path):
-    found = on_ranks(ranks, outcome, tmp_path, 200, settings=smallest(workers), saves_in=str(tmp_path))
+    found = on_ranks(
+        ranks, outcome, tmp_path, 200, settings=smallest(workers), saves_in=str(tmp_path)
+    )
     assert len({tuple(each["digests"]) for each in found}) == 1
     for name, arrays in found[0]["weights"].items():
         for one, other in zip(arrays, alone["weights"][name], strict=True):
@@ -125,7 +127,7 @@ def whole(tmp_path_factory):
     return go(checkpoint=folder), folder
 
 
-def test_interrupted_training_goes_on_and_ends_bitwise_the_same(whole, tmp_path, monkeypatch, capsys):
+def test_interrupted_training_goes_on_and_ends_the_same(whole, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         trained = fits(patch, dies_in="line")
         with pytest.raises(KeyboardInterrupt):
@@ -213,3 +215,12 @@ def test_real_pictures_train_from_folders(tmp_path):
     assert (one.recipe.image, one.recipe.classes, one.recipe.samples) == (224, 3, 12)
     assert "class folders" in one.data
     json.dumps(one.as_dict())
+
+
+def test_a_trained_net_is_tested_at_the_size_of_its_training_and_at_others(whole):
+    one, folder = whole
+    images = imagenet.pictures(one.recipe, one.seed)
+    for ending in ("line", "collapsed"):
+        found = imagenet.by_size(folder, ending, images, [20, 28], one.recipe)
+        assert found[20] == pytest.approx(getattr(one, ending).top1)
+        assert found[28] != found[20]

@@ -230,23 +230,25 @@ def rate_scan(
 _REGIONS = {"A": "#dddddd", "B": "#ffffff", "C": "#f3dcc9", "AC": "#dccbc0"}
 
 
-def recipes(longer: Any, here: Mapping[str, float], baseline: str) -> Figure:
+def recipes(
+    longer: Mapping[str, Sequence[float]], here: Mapping[str, float], baseline: str
+) -> Figure:
     """Draw every seed of each recipe, and its difference from the baseline with the 95 % interval.
 
     Args:
-        longer: a `measured` table with columns group, name, seed and accuracy (share).
+        longer: recipe -> accuracy of each seed, the same seeds in the same order (shares).
         here: recipe -> accuracy of the training just made (share), drawn as a cross.
+        baseline: the recipe that the others are compared with.
     """
-    values = {
-        name: 100 * np.array(longer.column("accuracy", group="recipes", name=name)) for name in here
-    }
+    values = {name: 100 * np.array(each) for name, each in longer.items()}
     listed = "; ".join(f"{name} {each.mean():.1f} %" for name, each in values.items())
     alt = f"Test accuracy of each seed, and differences from {baseline}. Means: {listed}."
-    drawn, (left, right) = figure(columns=2, width=10.5, height=0.42 * len(here) + 1.1, alt=alt)
+    drawn, (left, right) = figure(columns=2, width=10.5, height=0.42 * len(values) + 1.1, alt=alt)
     for line, (name, each) in enumerate(values.items()):
         left.plot(each, np.full(len(each), line), "o", color=BLUE, alpha=0.35, markersize=5)
         left.plot(each.mean(), line, "|", color=BLUE, markersize=16, markeredgewidth=2)
-        left.plot(100 * here[name], line, "x", color="black", markersize=7)
+        if name in here:
+            left.plot(100 * here[name], line, "x", color="black", markersize=7)
         if name != baseline:
             low, high = confidence_interval(each - values[baseline])
             mean = (low + high) / 2
@@ -254,12 +256,12 @@ def recipes(longer: Any, here: Mapping[str, float], baseline: str) -> Figure:
             where = {"color": ORANGE, "fontsize": 9, "ha": "center", "va": "bottom"}
             right.text(mean, line - 0.14, f"{mean:+.1f}", **where)
     right.axvline(0, color="black", linewidth=0.8)
-    left.set_yticks(range(len(here)), list(here))
-    right.set_yticks(range(len(here)), [""] * len(here))
+    left.set_yticks(range(len(values)), list(values))
+    right.set_yticks(range(len(values)), [""] * len(values))
     left.set(xlabel="test accuracy (%)", title="Dots: seeds of the longer runs; x: here")
     right.set(xlabel="points", title=f"Difference from {baseline}, 95 % interval")
     for axes in (left, right):
-        axes.set_ylim(len(here) - 0.5, -0.5)
+        axes.set_ylim(len(values) - 0.5, -0.5)
         axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     return drawn
 
@@ -332,95 +334,50 @@ def speed_and_quality(
 
 # --- recipes ---
 
-_ROAD_LOOKS = ((BLUE, "-", "o"), (ORANGE, "--", "s"))
-_LABELS = ("learning rate", "weight decay (1e-4)", "test accuracy (%)")
-
 
 def recipe_curves(
     rates: Mapping[str, Sequence[float]],
-    decays: Mapping[str, Sequence[float]],
     accuracies: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     steps_per_epoch: int,
     leaves_at: float,
+    tested: int,
 ) -> Figure:
-    """Draw two trainings that have their beginning in common, and their ends enlarged."""
-    names = list(rates)
-    require(1 <= len(names) <= len(_ROAD_LOOKS), "rates", "hold one or two trainings", names)
-    for what, given in (("decays", decays), ("accuracies", accuracies)):
-        require(set(given) == set(names), what, f"have the names {', '.join(names)}", list(given))
-    end = max(len(each) for each in rates.values()) / steps_per_epoch
-    drawn, panels = figure(3, 2, 8.4, 1.75, _alt(rates, accuracies, leaves_at, end))
+    """Draw the last epochs of trainings that begin alike: learning rate and test accuracy.
+
+    Args:
+        rates: name -> learning rate of each step.
+        accuracies: name -> (epochs, test accuracies after them, shares).
+        steps_per_epoch: steps of an epoch (count).
+        leaves_at: where the trainings part (epochs).
+        tested: test images; the bars are plus and minus one binomial standard error (count).
+    """
+    require(1 <= len(rates) <= 2, "rates", "hold one or two trainings", list(rates))
+    same = set(accuracies) == set(rates)
+    require(same, "accuracies", f"have the names {', '.join(rates)}", list(accuracies))
+    ended = "; ".join(f"{name} {100 * each[-1]:.1f} %" for name, (_, each) in accuracies.items()
+                      if len(each))  # fmt: skip
+    alt = f"Rate and test accuracy up to and after epoch {leaves_at:g}. At the end: {ended}."
+    drawn, (left, right) = figure(columns=2, width=8.4, height=2.4, alt=alt)
+    end = max(map(len, rates.values())) / steps_per_epoch
     begin = max(0.0, leaves_at - 1.5 * (end - leaves_at) - 1)
-    for name, (colour, dashes, marker) in zip(names, _ROAD_LOOKS, strict=False):
-        steps = np.arange(len(rates[name]) + 1) / steps_per_epoch
-        for side in (0, 1):
-            for row, values in ((0, rates[name]), (1, 1e4 * np.asarray(decays[name]))):
-                stairs = np.append(values, values[-1])
-                panels[2 * row + side].plot(
-                    steps, stairs, dashes, color=colour, drawstyle="steps-post", label=name
-                )
-            epochs, right = (np.asarray(one, float) for one in accuracies[name])
-            panels[4 + side].plot(
-                epochs, 100 * right, dashes, color=colour, marker=marker, markersize=4, label=name
-            )
-    for place, axes in enumerate(panels):
-        _finish(axes, place // 2, place % 2 == 1, leaves_at, (begin if place % 2 else 0, end))
-    _rates_up_to(panels[1], rates, begin * steps_per_epoch)
-    _accuracies_from(panels[5], accuracies, begin)
-    panels[0].set_title("The whole training")
-    panels[1].set_title("Its end, enlarged (grey: the last part)")
-    legend(panels[4], loc="lower right", fontsize=8)
+    looks = zip(rates, ((BLUE, "-", "o"), (ORANGE, "--", "s")), strict=False)
+    for shift, (name, (colour, dashes, marker)) in enumerate(looks):
+        shown = np.array(rates[name])[int(begin * steps_per_epoch) :]
+        left.plot(end - np.arange(len(shown), 0, -1) / steps_per_epoch, shown, dashes,
+                  color=colour, label=name)  # fmt: skip
+        places = [(at, each) for at, each in zip(*accuracies[name], strict=True) if at >= begin]
+        if places:
+            at, share = np.array(places).T
+            error = 100 * np.sqrt(share * (1 - share) / tested)
+            right.errorbar(at + 0.03 * shift, 100 * share, error, linestyle=dashes, marker=marker,
+                           markersize=4, capsize=3, color=colour, label=name)  # fmt: skip
+    for axes in (left, right):
+        axes.axvspan(leaves_at, end, color=GREY, alpha=0.15, linewidth=0)
+        axes.set(xlabel="epochs")
+    left.set(ylabel="learning rate", ylim=(0, None))
+    right.set(ylabel="test accuracy (%)")
+    legend(left, loc="upper right", fontsize=8)
     return drawn
-
-
-def _finish(
-    axes: Axes, row: int, enlarged: bool, leaves_at: float, limits: tuple[float, float]
-) -> None:
-    margin = 0.02 * (limits[1] - limits[0])
-    axes.axvspan(leaves_at, limits[1] + margin, color=GREY, alpha=0.15, linewidth=0)
-    axes.set_xlim(limits[0], limits[1] + margin)
-    if row < 2:
-        axes.set_ylim(bottom=0)
-    if not enlarged:
-        axes.set_ylabel(_LABELS[row])
-    if row == 2:
-        axes.set_xlabel("epochs")
-
-
-def _rates_up_to(axes: Axes, rates: Mapping[str, Sequence[float]], first: float) -> None:
-    highest = max(np.max(np.asarray(each)[int(first) :]) for each in rates.values())
-    axes.set_ylim(0, 1.08 * highest)
-
-
-def _accuracies_from(
-    axes: Axes, accuracies: Mapping[str, tuple[Sequence[float], Sequence[float]]], begin: float
-) -> None:
-    shown = [
-        100 * right
-        for epochs, values in accuracies.values()
-        for epoch, right in zip(epochs, values, strict=True)
-        if epoch >= begin
-    ]
-    if shown:
-        room = 0.15 * (max(shown) - min(shown)) + 0.5
-        axes.set_ylim(min(shown) - room, max(shown) + room)
-
-
-def _alt(
-    rates: Mapping[str, Sequence[float]],
-    accuracies: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    leaves_at: float,
-    end: float,
-) -> str:
-    summary = "; ".join(
-        f"{name}: rate at most {max(rates[name]):.3g}"
-        + (f", test accuracy {100 * right[-1]:.1f} % at the end" if len(right) else "")
-        for name, (_, right) in accuracies.items()
-    )
-    return (
-        f"Learning rate, weight decay and test accuracy over {end:g} epochs, on the right from "
-        f"epoch {leaves_at:g} on enlarged. {summary}."
-    )
 
 
 # --- symptoms ---

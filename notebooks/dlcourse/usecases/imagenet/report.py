@@ -176,20 +176,20 @@ def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path,
 
 
 def picture(outcome: Outcome) -> Figure:
-    """Draw rate, weight decay and accuracy of both branches with `pictures.recipe_curves`."""
+    """Draw rate and accuracy of both branches with `pictures.recipe_curves`."""
     recipe = outcome.recipe
     steps = -(-recipe.samples // recipe.global_batch)
-    rates, decays, accuracies = {}, {}, {}
+    rates, accuracies = {}, {}
     for name, schedule, branch in (
         ("line", recipe.part_1(), outcome.line),
         ("collapsed", recipe.part_2(), outcome.collapsed),
     ):
         rates[name] = schedule.rates.to_steps(steps).rates()
-        decays[name] = schedule.weight_decay.to_steps(steps).rates()
         epochs = (*outcome.shared_phase.epochs, *branch.curve.epochs)
         right = (*outcome.shared_phase.test_accuracy, *branch.curve.test_accuracy)
         accuracies[name] = (epochs, right)
-    return pictures.recipe_curves(rates, decays, accuracies, steps, recipe.collapse_at)
+    tested = recipe.tested or recipe.test_samples
+    return pictures.recipe_curves(rates, accuracies, steps, recipe.collapse_at, tested)
 
 
 def findings(outcomes: Sequence[Outcome], speedup: Any = None) -> list[Finding]:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from dlcourse.usecases.imagenet.report import Branch, Curve, Outcome
 from dlcourse.usecases.plan import Rehearsal
 from dlcourse.usecases.run import Option
 from dlguide import models
-from dlguide.collectives.communicator import Communicator
+from dlguide.collectives.communicator import Communicator, SingleProcess
 from dlguide.data.datasets import Dataset
 from dlguide.data.input_pipeline import Pipeline
 from dlguide.errors import require, require_count, require_known
@@ -449,6 +449,36 @@ class TrainingRun:
         found = json.loads(text)
         lists = {key: tuple(each) for key, each in found.items() if isinstance(each, list)}
         return Curve(**{**found, **lists})
+
+
+def by_size(
+    folder: str | os.PathLike, ending: str, images: Dataset, sizes: Sequence[int],
+    recipe: TrainingRecipe = SMALL,
+) -> dict[int, float]:  # fmt: skip
+    """Return the top-1 accuracy of a trained net on whole test pictures of other sizes.
+
+    Random parts of a picture are enlarged, so a net that was trained with them knows things
+    larger than a test shows them: it may see more in larger test pictures.
+
+    Args:
+        folder: `checkpoint` of `train`.
+        ending: "line", "collapsed" or one of `CHANGES`.
+        images: made-up pictures, of which those to test with are taken.
+        sizes: heights and widths to test with (pixels).
+        recipe: of the training.
+
+    Source:
+        Touvron et al., arXiv:1906.06423.
+    """
+    _, arrays = checkpoints.read(checkpoints.latest(Path(folder) / ending))
+    found = {}
+    for size in sizes:
+        larger = replace(recipe, image=size)
+        model = build_net(larger, seed=0)
+        model.set_weights(arrays[: len(model.weights)])  # the optimizer's follow
+        _, test = data.pipelines(larger, images)
+        found[size] = evaluator(model, test, SingleProcess())()["accuracy"]
+    return found
 
 
 def _optimizer(rate: Any, weight_decay: Any, momentum: float) -> keras.Optimizer:
