@@ -33,17 +33,18 @@ def main() -> None:
             one = cluster.run(imagenet.train, seed=seed, apart=True, checkpoint=str(folder))[0]
             print(one.summary(), flush=True)
             images = imagenet.pictures(one.recipe, seed)
+            ends = (one.line, one.collapsed, *one.single)
+            larger = imagenet.by_size(folder, [end.name for end in ends], images, [LARGER])
             rows += [
                 {
                     "seed": seed, "ending": end.name, "top1": round(100 * end.top1, 2),
                     "top5": round(100 * end.top5, 2), "won": end.won, "lost": end.lost,
                     "on_parts": round(100 * end.on_parts, 2),
                     "on_whole": round(100 * end.on_whole, 2),
-                    f"top1_{LARGER}": round(100 * imagenet.by_size(
-                        folder, end.name, images, [LARGER])[LARGER], 2),
+                    f"top1_{LARGER}": round(100 * larger[end.name][LARGER], 2),
                     "weights": end.weights_digest[:12],
                 }
-                for end in (one.line, one.collapsed, *one.single)
+                for end in ends
             ]  # fmt: skip
     print(measured.write("collapsed_decay", rows, SEEDS))
     for name in ("collapsed", *imagenet.CHANGES):

@@ -296,3 +296,41 @@ def test_a_sites_own_launcher_is_taken_or_missed(monkeypatch):
     monkeypatch.setenv("DLGUIDE_MPIEXEC", "/no/mpiexec")
     with pytest.raises(MissingComponentError, match="no mpiexec at /no/mpiexec"):
         find_mpiexec()
+
+
+def connects():
+    from dlguide.training import connect
+
+    return connect().allreduce_sum([1.0])
+
+
+def processor_s(pids):
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+def test_ranks_at_rest_take_no_processor_time_and_connect_again():
+    with Cluster(ranks=2) as cluster:
+        pids = cluster.run(os.getpid)
+        for _ in range(3):
+            assert cluster.run(connects) == [[2.0], [2.0]]
+        time.sleep(0.5)
+        before = processor_s(pids)
+        time.sleep(2.0)
+        assert processor_s(pids) - before < 0.4  # Horovod's thread alone: 1 to 2 s
+
+
+def test_horovod_that_was_started_by_hand_goes_on_between_calls():
+    def starts():
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+
+    def size():
+        import horovod.tensorflow as hvd
+
+        return hvd.size()
+
+    with Cluster(ranks=2) as cluster:
+        cluster.run(starts)
+        assert cluster.run(connects) == [[2.0], [2.0]]
+        assert cluster.run(size) == [2, 2]

@@ -114,10 +114,10 @@ def test_a_main_thread_in_c_code_stands_still_and_one_in_python_moves(monitor, t
 def test_deaths_are_reported_in_their_order_also_when_seen_at_once():
     pipe = {"stdin": subprocess.PIPE}
     waiting = [subprocess.Popen([sys.executable, "-c", "input()"], **pipe) for _ in range(4)]
-    pids = supervision.RankProcesses({rank: one.pid for rank, one in enumerate(waiting)})
-    for rank in (2, 0, 3):
-        waiting[rank].kill()
-        waiting[rank].wait()
+    pids = supervision.RankProcesses({number: one.pid for number, one in enumerate(waiting)})
+    for each in (2, 0, 3):
+        waiting[each].kill()
+        waiting[each].wait()
     assert pids.dead() == [2, 0, 3]
     waiting[1].kill()
     assert pids.dead(10.0) == [2, 0, 3, 1]

@@ -9,6 +9,7 @@ import numpy as np
 
 import dlguide.horovod as hvd
 from dlguide.collectives.communicator import Communicator
+from dlguide.horovod import runtime
 from dlguide.horovod.ops import allgather_bytes
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 class HorovodCommunicator(Communicator):
     """All ranks of the launcher, connected by Horovod; every method is called by all of them.
 
+    It starts Horovod where nobody has called `hvd.init()`; then `Cluster.run` stops Horovod when
+    its function has returned on all ranks, and a new communicator is needed for the next one.
+
     Args:
         recording: whether Horovod's timeline will be recorded (`hvd.init_for_recording`).
     """
@@ -25,8 +29,8 @@ class HorovodCommunicator(Communicator):
     def __init__(self, recording: bool = False) -> None:
         if recording:
             hvd.init_for_recording()
-        elif not hvd.is_initialized():
-            hvd.init()
+        else:
+            runtime.lend()
         self.rank, self.size = hvd.rank(), hvd.size()
 
     def distribute(self, optimizer: keras.Optimizer, compression: Any = None) -> keras.Optimizer:

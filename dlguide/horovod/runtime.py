@@ -34,6 +34,7 @@ class _Started:
     fixed: frozenset[str] = frozenset()  # of `FATAL_TOGETHER`, what was set so far
     tuned = False
     records_on_call = False
+    lent = False  # for a communicator; nobody has called `hvd.init()`
 
 
 def init(
@@ -50,6 +51,7 @@ def init(
         RuntimeError: when Horovod was stopped and cannot start again: its `hvd.shutdown()` ended
             MPI, both its fusion threshold and its cycle time were set, or it tuned itself.
     """
+    _Started.lent = False
     if not native.is_initialized():
         problem = _ended() or _fatal()
         if problem:
@@ -59,6 +61,24 @@ def init(
         _Started.tuned |= os.environ.get(TUNER, "0") not in ("", "0")
         _Started.records_on_call = os.environ.get(TIMELINE) == ON_CALL
     native.init(comm, process_sets)
+
+
+def lend() -> None:
+    """Start Horovod for a communicator, unless it runs, until `take_back`; every rank calls."""
+    if not native.is_initialized():
+        init()
+        _Started.lent = True
+
+
+def is_lent() -> bool:
+    """Return whether Horovod runs only for a communicator and can start again."""
+    return native.is_initialized() and _Started.lent and not restart_problem()
+
+
+def take_back() -> None:
+    """Stop Horovod if it is lent: its thread takes half a core even when nothing is reduced."""
+    if is_lent():
+        shutdown()
 
 
 def shutdown() -> None:
@@ -84,8 +104,10 @@ def restart() -> None:
     problem = restart_problem()
     if problem:
         raise RuntimeError(f"Horovod cannot start again: {problem}")
+    lent = _Started.lent
     shutdown()
     init()
+    _Started.lent = lent
 
 
 def restart_problem() -> str:

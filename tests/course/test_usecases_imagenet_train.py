@@ -220,7 +220,8 @@ def test_real_pictures_train_from_folders(tmp_path):
 def test_a_trained_net_is_tested_at_the_size_of_its_training_and_at_others(whole):
     one, folder = whole
     images = imagenet.pictures(one.recipe, one.seed)
-    for ending in ("line", "collapsed"):
-        found = imagenet.by_size(folder, ending, images, [20, 28], one.recipe)
+    for ending, found in imagenet.by_size(
+        folder, ("line", "collapsed"), images, [20, 28], one.recipe
+    ).items():
         assert found[20] == pytest.approx(getattr(one, ending).top1)
         assert found[28] != found[20]

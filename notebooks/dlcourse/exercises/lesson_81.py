@@ -1,6 +1,9 @@
-"""Exercises of lesson 81: iterations, rates, causes, gains, moving averages."""
+"""Exercises of lesson 81: iterations, rates, causes, gains, moving averages, a better recipe."""
 
+import tempfile
+from dataclasses import replace
 from math import ceil
+from pathlib import Path
 
 import numpy as np
 
@@ -66,6 +69,44 @@ def together(inputs):
     return [moved(steps, inputs[0][1])] * len(inputs)
 
 
+# The open task: a recipe of 12 epochs, judged with test pictures that were never shown.
+CHOICES = {"area", "ratio", "rate", "warmup", "collapse_at", "power", "weight_decay", "momentum",
+           "averages", "test_size"}  # fmt: skip
+EPOCHS, TRAINED, LARGEST, SEED = 12, 20, 28, 300
+
+
+def settings():
+    return {"test_size": 24}
+
+
+def allowed(answer):
+    """How many settings may not be chosen, and how many pixels the test is too large."""
+    chosen = answer()
+    if not isinstance(chosen, dict):
+        return chosen
+    return len(chosen.keys() - CHOICES), max(0, chosen.get("test_size", TRAINED) - LARGEST)
+
+
+def top1(answer, cluster):
+    """The share of the test pictures that the trained net classifies correctly."""
+    from dlcourse.usecases import imagenet
+    from dlcourse.usecases.imagenet.training import TrainingRun
+    from dlguide.collectives.communicator import SingleProcess
+    from dlguide.training import fit
+
+    chosen = {"collapse_at": imagenet.SMALL.collapse_at, "test_size": TRAINED} | answer()
+    size, rest = chosen.pop("test_size"), EPOCHS - chosen["collapse_at"]
+    recipe = replace(imagenet.SMALL, collapse=rest, **chosen)
+    images = imagenet.pictures(recipe, SEED)
+    with tempfile.TemporaryDirectory(prefix="dlguide-81-") as place:
+        run = TrainingRun(
+            recipe, *imagenet.pipelines(recipe, images), SingleProcess(), "cpu", SEED, "float32",
+            Path(place), lambda **numbers: None,
+        )  # fmt: skip
+        fit(**run.arguments("collapsed", recipe.part_2(), EPOCHS, []))
+        return imagenet.by_size(place, ["collapsed"], images, [size], recipe)["collapsed"][size]
+
+
 EXERCISES = {
     "81-1": Exercise(
         iterations,
@@ -73,7 +114,7 @@ EXERCISES = {
             *((1_280_683, 896, 16, 90, 5, 85.5), (960, 2, 16, 12, 1, 10.2)),
             (50_000, 8, 100, 30, 2, 28.3),
         ],
-        hint="Warmup, decay, snapshot, last part: epochs times images over the global batch.",
+        hint="Warmup, decay, snapshot, last part: epochs times images over the batch, rounded.",
         mistakes={
             "Divide by the global batch: that of all workers together.": (
                 lambda n, w, b, *rest: iterations(n, 1, b, *rest)
@@ -86,6 +127,12 @@ EXERCISES = {
             ),
             "The warmup is rounded down.": (
                 lambda *a: (iterations(*a)[0] + 1, iterations(*a)[1] - 1, *iterations(*a)[2:])
+            ),
+            "Only the warmup is rounded down; use `round` for the others.": (
+                lambda n, w, b, e, up, at: (
+                    *iterations(n, w, b, e, up, at)[:2],
+                    *(int(part * n / (w * b)) for part in (at, e - at)),
+                )
             ),
             "The last part begins at a fraction of an epoch and lasts to the end.": (
                 lambda *a: (*iterations(*a)[:2], *iterations(*a[:5], int(a[5]))[2:])
@@ -122,7 +169,7 @@ EXERCISES = {
             "The weight decay is not doubled before the last part.": (
                 lambda *at: (course(*at)[0], 2 * at[-1], course(*at)[2])
             ),
-            "Plain images belong to the last part, and only to it.": (
+            "Whole images belong to the last part, and only to it.": (
                 lambda *at: (*course(*at)[:2], True)
             ),
         },
@@ -175,5 +222,17 @@ EXERCISES = {
         },
         remark="The variance of all images together is larger than what each worker saw: the "
         "workers had different images here, and none could see it.",
+    ),
+    "81-6": Exercise(
+        settings,
+        call=allowed,
+        score=top1,
+        limit_s=150,
+        hint=f"A dict with some of {', '.join(sorted(CHOICES))}; `test_size` at most {LARGEST}.",
+        mistakes={
+            f"The test has at most {LARGEST} pixels.": lambda: {"test_size": 32},
+            f"Choose among {', '.join(sorted(CHOICES))} only.": lambda: {"epochs": 24},
+        },
+        remark="The score is the share of the test pictures that are classified correctly.",
     ),
 }

@@ -132,7 +132,7 @@ def pictures(recipe: TrainingRecipe, seed: int) -> Dataset:
     """Draw made-up pictures to train with, and others of the same classes to test with."""
     parts = []
     for number, count in enumerate((recipe.samples, recipe.test_samples)):
-        made = synthetic.images(recipe.classes, recipe.stored, count, 2 * seed + number)
+        made = list(synthetic.images(recipe.classes, recipe.stored, count, 2 * seed + number))
         parts += [np.stack([one.pixels for one in made])]
         parts += [np.array([one.label for one in made], np.int32)]
     name = f"{recipe.classes} kinds of made-up pictures, seed {seed}"

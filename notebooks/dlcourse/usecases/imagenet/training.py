@@ -452,32 +452,41 @@ class TrainingRun:
 
 
 def by_size(
-    folder: str | os.PathLike, ending: str, images: Dataset, sizes: Sequence[int],
+    folder: str | os.PathLike,
+    endings: Sequence[str],
+    images: Dataset,
+    sizes: Sequence[int],
     recipe: TrainingRecipe = SMALL,
-) -> dict[int, float]:  # fmt: skip
-    """Return the top-1 accuracy of a trained net on whole test pictures of other sizes.
+) -> dict[str, dict[int, float]]:
+    """Return the top-1 accuracy of trained nets on whole test pictures of other sizes.
 
     Random parts of a picture are enlarged, so a net that was trained with them knows things
     larger than a test shows them: it may see more in larger test pictures.
 
     Args:
         folder: `checkpoint` of `train`.
-        ending: "line", "collapsed" or one of `CHANGES`.
+        endings: of "line", "collapsed" and `CHANGES`.
         images: made-up pictures, of which those to test with are taken.
         sizes: heights and widths to test with (pixels).
         recipe: of the training.
 
+    Returns:
+        dict: ending -> size -> accuracy.
+
     Source:
         Touvron et al., arXiv:1906.06423.
     """
-    _, arrays = checkpoints.read(checkpoints.latest(Path(folder) / ending))
-    found = {}
+    last = {name: checkpoints.latest(Path(folder) / name) for name in endings}
+    weights = {name: checkpoints.read(path)[1] for name, path in last.items()}
+    found: dict[str, dict[int, float]] = {name: {} for name in endings}
     for size in sizes:
         larger = replace(recipe, image=size)
         model = build_net(larger, seed=0)
-        model.set_weights(arrays[: len(model.weights)])  # the optimizer's follow
-        _, test = data.pipelines(larger, images)
-        found[size] = evaluator(model, test, SingleProcess())()["accuracy"]
+        _, test = data.pipelines(larger, images, threads=len(os.sched_getaffinity(0)))
+        judge = evaluator(model, test, SingleProcess())
+        for name, arrays in weights.items():
+            model.set_weights(arrays[: len(model.weights)])  # the optimizer's follow
+            found[name][size] = judge()["accuracy"]
     return found
 
 
