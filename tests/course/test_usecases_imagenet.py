@@ -1,4 +1,4 @@
-"""The road of ResNet-50: the guide's numbers, ImageNet found or refused, the pictures' way.
+"""The recipe of ResNet-50: the guide's numbers, ImageNet found or refused, how pictures come in.
 
 dlcourse.usecases.imagenet.recipe, dlcourse.usecases.imagenet.data, dlcourse.pictures.recipe_curves,
 dlcourse.usecases.imagenet.report. The training itself: test_usecases_imagenet_train.py.
@@ -55,8 +55,8 @@ def test_rates_and_decay_are_those_of_the_published_solvers():
 
 
 def test_small_recipe_has_the_guides_phases():
-    for road in (GUIDE, SMALL):
-        assert road.collapse_at + road.collapse == pytest.approx(road.epochs)  # endings alike long
+    for recipe in (GUIDE, SMALL):
+        assert recipe.collapse_at + recipe.collapse == pytest.approx(recipe.epochs)  # endings alike long
     assert (SMALL.batch_per_worker, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
     assert (SMALL.area, SMALL.ratio, SMALL.power) == (0.08, 0.75, 2.0)
     assert SMALL.shared_epochs == 10  # of 12
@@ -219,8 +219,8 @@ def test_half_downloaded_shards_say_what_was_looked_for_found_and_where(shards):
 @pytest.mark.parametrize("form", ["folders", "shards"])
 def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(form, request):
     found = imagenet.find(request.getfixturevalue(form), subset=True)
-    road = replace(imagenet.SMALL.with_batch(4), classes=found.classes, samples=12, test_samples=6)
-    train, test = imagenet.pipelines(road, found)
+    recipe = replace(imagenet.SMALL.with_batch(4), classes=found.classes, samples=12, test_samples=6)
+    train, test = imagenet.pipelines(recipe, found)
     images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))
     assert images.shape == (4, 20, 20, 3)
     assert set(labels) <= {0, 1, 2}
@@ -243,8 +243,8 @@ def test_augmentation_is_what_the_guide_lists():
 
 
 def test_made_up_pictures_of_training_and_test_differ_and_follow_the_seed():
-    road = replace(SMALL, samples=64, test_samples=64)
-    one, again, other = (imagenet.pictures(road, seed) for seed in (0, 0, 1))
+    recipe = replace(SMALL, samples=64, test_samples=64)
+    one, again, other = (imagenet.pictures(recipe, seed) for seed in (0, 0, 1))
     assert np.array_equal(one.train_images, again.train_images)
     assert not np.array_equal(one.train_images, one.test_images)
     assert not np.array_equal(one.test_images, other.train_images)

@@ -3,6 +3,7 @@
 repeat    the last frame again and again
 mean      the mean of the past frames
 flow      the last frame, moved on as the past frames moved
+blend     half flow, half mean
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ def flow(past: ArrayLike, after: int) -> np.ndarray:
             colours = _read(np.moveaxis(frames[-1], -1, 0), place)
             predicted[clip, number] = np.moveaxis(colours, 0, -1)
     return predicted
+
+
+def blend(past: ArrayLike, after: int) -> np.ndarray:
+    """Predict the mean of `flow` and `mean`: where they disagree, half of either."""
+    return (flow(past, after) + mean(past, after)) / 2
 
 
 def motion(frames: ArrayLike) -> np.ndarray:
@@ -107,4 +113,5 @@ PREDICTORS: dict[str, Callable[[ArrayLike, int], np.ndarray]] = {
     "repeat": repeat,
     "mean": mean,
     "flow": flow,
+    "blend": blend,
 }
