@@ -1,4 +1,4 @@
-"""Exercises of lesson 53: buckets, layouts, unequal parts, causes of symptoms."""
+"""Exercises of lesson 53: buckets, layouts, unequal parts, causes of symptoms, a bucket plan."""
 
 from functools import partial
 
@@ -71,6 +71,61 @@ def mean_of_means(inputs):
     return [(sum(means) / len(means), True)] * len(means)
 
 
+# The open task: gradients that become ready one after the other, and a network.
+SHOWN = [
+    ([1.0, 2.0, 3.0], [100, 200, 50], 0.1, 1000.0),
+    ([0.5, 0.6, 0.7, 5.0], [4000, 10, 10, 10], 0.01, 1000.0),
+    ([1.0, 1.01, 1.02], [10, 10, 10], 1.0, 1000.0),
+]
+
+
+def through_s(buckets, ready_s, nbytes, latency_s, bytes_per_s):
+    """When the last message is through."""
+    ends, end_s = np.cumsum(buckets), 0.0
+    for first, behind in zip([0, *ends[:-1]], ends, strict=True):
+        begin_s = max(end_s, ready_s[behind - 1])
+        end_s = begin_s + latency_s + sum(nbytes[first:behind]) / bytes_per_s
+    return end_s
+
+
+def one_bucket(ready_s, *_):
+    return [len(ready_s)]
+
+
+def call_plan(answer, *net):
+    """Whether the buckets hold each gradient once, and are not through later than one message."""
+    buckets = answer(*(list(each) if isinstance(each, list) else each for each in net))
+    if not isinstance(buckets, list | tuple | np.ndarray):
+        return buckets
+    right = all(each == int(each) and each > 0 for each in buckets)
+    right = right and sum(buckets) == len(net[0])
+    return right, right and through_s(buckets, *net) <= through_s(one_bucket(*net), *net) + 1e-12
+
+
+def earliest_s(ready_s, nbytes, latency_s, bytes_per_s):
+    """The earliest end of all plans, by the earliest ends of all beginnings."""
+    sums, ends = np.concatenate([[0], np.cumsum(nbytes)]), np.zeros(len(nbytes) + 1)
+    for behind in range(1, len(ends)):
+        begins = np.maximum(ends[:behind], ready_s[behind - 1])
+        ends[behind] = (begins + latency_s + (sums[behind] - sums[:behind]) / bytes_per_s).min()
+    return ends[-1]
+
+
+def nets(seed=53):
+    """Forty nets of 20 to 160 gradients, with networks from latency-bound to bandwidth-bound."""
+    random = np.random.default_rng(seed)
+    for _ in range(40):
+        count = int(random.integers(20, 161))
+        nbytes = (10 ** random.uniform(3, 7.2, count)).round().tolist()
+        ready_s = np.cumsum(random.exponential(0.03 / count, count)).tolist()
+        yield ready_s, nbytes, 10 ** random.uniform(-5, -2), 10 ** random.uniform(9.5, 11)
+
+
+def share_of_earliest(answer, cluster):
+    """The earliest end divided by the plan's, the mean over the hidden nets."""
+    return np.mean([earliest_s(*net) / through_s(answer(*net), *net) for net in nets()])
+
+
 EXERCISES = {
     "53-1": Exercise(
         buckets_of,
@@ -115,4 +170,15 @@ EXERCISES = {
         "early": ("B", "When may a bucket be sent?"),
         "loader": ("D", "Divide before you compare: how many processes read for one GPU?"),
     }, "Three of them are in the thesis' scripts and logs, and none of these is the exchange."),
+    "53-5": Exercise(
+        one_bucket, call=call_plan, cases=SHOWN, score=share_of_earliest,
+        hint="Return a list with the number of consecutive gradients in each bucket.",
+        mistakes={
+            "Each gradient goes into one bucket: the numbers add up to all of them.":
+                lambda ready_s, *_: [len(ready_s) + 1],
+            "This is through later than a single message: count the latencies.":
+                lambda ready_s, *_: [1] * len(ready_s),
+        },
+        remark="1 is the earliest end there is. How early the last message can begin depends on "
+        "the messages before it, not on how these were divided."),
 }  # fmt: skip
