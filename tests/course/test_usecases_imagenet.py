@@ -56,7 +56,7 @@ def test_rates_and_decay_are_those_of_the_published_solvers():
 
 def test_small_recipe_has_the_guides_phases():
     for recipe in (GUIDE, SMALL):
-        assert recipe.collapse_at + recipe.collapse == pytest.approx(recipe.epochs)  # endings alike long
+        assert recipe.collapse_at + recipe.collapse == pytest.approx(recipe.epochs)
     assert (SMALL.batch_per_worker, SMALL.workers_per_node, SMALL.averages) == (16, 2, 0.95)
     assert (SMALL.area, SMALL.ratio, SMALL.power) == (0.08, 0.75, 2.0)
     assert SMALL.shared_epochs == 10  # of 12
@@ -219,7 +219,8 @@ def test_half_downloaded_shards_say_what_was_looked_for_found_and_where(shards):
 @pytest.mark.parametrize("form", ["folders", "shards"])
 def test_real_pictures_come_through_the_pipelines_as_the_guide_prepares_them(form, request):
     found = imagenet.find(request.getfixturevalue(form), subset=True)
-    recipe = replace(imagenet.SMALL.with_batch(4), classes=found.classes, samples=12, test_samples=6)
+    four = imagenet.SMALL.with_batch(4)
+    recipe = replace(four, classes=found.classes, samples=12, test_samples=6)
     train, test = imagenet.pipelines(recipe, found)
     images, labels = (np.asarray(part) for part in next(iter(train.epoch(0))))
     assert images.shape == (4, 20, 20, 3)
