@@ -301,8 +301,7 @@ class Cluster:
     @contextmanager
     def free(self) -> Iterator[None]:
         """Start the ranks if they are stopped, and keep other notebooks from using them."""
-        gone = len(processes.living_ranks(self.engines)) < len(processes.local_pids(self.engines))
-        if self.client is None or gone:
+        if self.client is None or self._has_lost_ranks():
             self.restart()
         lock = FileLock(self.folder / "in-use.lock")
         try:
@@ -314,6 +313,12 @@ class Cluster:
             yield
         finally:
             lock.release()
+
+    def _has_lost_ranks(self) -> bool:
+        """Return whether a process has ended, or is about to: the controller may know earlier."""
+        if len(processes.living_ranks(self.engines)) < len(processes.local_pids(self.engines)):
+            return True
+        return not {each["id"] for each in self.engines} <= set(self.client.ids)
 
     def end_ranks(self) -> None:
         """End ranks that cannot continue."""

@@ -118,6 +118,10 @@ class Watch(threading.Thread):
             for pid in local.values():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            # the request ends when a rank closes its sockets, before its process is gone
+            deadline = time.monotonic() + GRACE_S
+            while processes.living_ranks(self.engines) and time.monotonic() < deadline:
+                time.sleep(LOOK_S)
 
     def _collect(self, replies: Replies) -> None:
         for rank, call in self.calls.items():
