@@ -221,7 +221,7 @@ def measured():
     comm = MPI.COMM_WORLD
     found = {}
     for computes in overlap_benchmark.COMPUTES:
-        rows = overlap_benchmark.measure(comm, 4096, 0.002, computes=computes, repeats=3, slices=4)
+        rows = overlap_benchmark.measure(comm, 4096, 0.002, computes=computes, repeats=3)
         found[computes] = [
             [one.way, one.computes, one.ranks, one.nbytes, *one.together.seconds,
              *one.allreduce.seconds, *one.compute.seconds]

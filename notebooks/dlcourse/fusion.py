@@ -7,7 +7,6 @@ and pays for two copies. `fused` returns the messages that Horovod forms, `predi
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,15 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlguide.collectives import allreduce
-from dlguide.collectives.agreement import agree_or_raise, require_equal
+from dlguide.collectives.agreement import require_equal
 from dlguide.errors import ranks_in_words, require, require_count, require_positive
 from dlguide.measure import Timing, timing
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
-
-# Horovod 0.28.1 fuses up to this many bytes when HOROVOD_FUSION_THRESHOLD is not set.
-HOROVOD_THRESHOLD_NBYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
@@ -35,38 +31,23 @@ class FusionTiming:
     timing: Timing
 
 
-def fused(
-    nbytes: Sequence[int], threshold_nbytes: int, dtypes: Sequence[str] | None = None
-) -> list[list[int]]:
-    """Return which tensors share a message, by the rule of Horovod 0.28.1 (controller.cc).
+def fused(nbytes: Sequence[int], threshold_nbytes: int) -> list[list[int]]:
+    """Return which tensors of one dtype share a message, by Horovod 0.28.1's rule (controller.cc).
 
     Tensors are taken in the order in which they became ready. The first one opens a message;
     those behind it are added as long as the sum stays within the threshold. At the first that
-    does not fit the message ends, and that tensor opens the next one. A tensor of another dtype
-    is skipped, as long as what is in the message and what was skipped are together within the
-    threshold. Leaves out the time (HOROVOD_CYCLE_TIME): all tensors are taken to be ready at once.
+    does not fit the message ends, and that tensor opens the next one. Leaves out the time
+    (HOROVOD_CYCLE_TIME): all tensors are taken to be ready at once.
     """
     require_count(threshold_nbytes, "threshold_nbytes", least=0)
-    for size in nbytes:
-        require_count(size, "nbytes", least=0)
-    kinds = dtypes or ["same"] * len(nbytes)
-    ready, messages = deque(range(len(nbytes))), []
-    while ready:
-        first = ready.popleft()
-        message, skipped = [first], []
-        filled, passed = nbytes[first], 0
-        while ready:
-            size = nbytes[ready[0]]
-            if kinds[ready[0]] == kinds[first] and filled + size <= threshold_nbytes:
-                message.append(ready.popleft())
-                filled += size
-            else:
-                passed += size
-                if filled + passed > threshold_nbytes:
-                    break
-                skipped.append(ready.popleft())
-        ready.extendleft(reversed(skipped))
-        messages.append(message)
+    messages: list[list[int]] = []
+    filled = 0
+    for place, size in enumerate(nbytes):
+        filled += require_count(size, "nbytes", least=0)
+        if not messages or filled > threshold_nbytes:
+            messages.append([])
+            filled = size
+        messages[-1].append(place)
     return messages
 
 
@@ -75,8 +56,8 @@ def predict(
     threshold_nbytes: int,
     latency_s: float,
     bytes_per_s: float,
-    copy_bytes_per_s: float = float("inf"),
-    copy_latency_s: float = 0.0,
+    copy_bytes_per_s: float,
+    copy_latency_s: float,
 ) -> float:
     """Predict the time to exchange all tensors, message after message (s).
 
@@ -99,48 +80,28 @@ def predict(
     return seconds
 
 
-def exchange(
-    tensors: Sequence[np.ndarray], comm: Comm, threshold_nbytes: int = HOROVOD_THRESHOLD_NBYTES
-) -> int:
-    """Sum tensors over all ranks, in place, in as few messages as fit; return how many they are."""
-    kinds = [(tensor.shape, str(tensor.dtype)) for tensor in tensors]
-    require_equal(comm, tensors=kinds, threshold_nbytes=threshold_nbytes)
-    with agree_or_raise(comm):
-        send = _sender(tensors, comm, threshold_nbytes)
-    return send()
-
-
-def _sender(tensors: Sequence[np.ndarray], comm: Comm, threshold_nbytes: int) -> Callable[[], int]:
+def _sender(tensors: Sequence[np.ndarray], comm: Comm, messages: list[list[int]]) -> Callable:
     """Lay out the buffers once, as Horovod does, and return what fills and sends them."""
-    for tensor in tensors:
-        flat = isinstance(tensor, np.ndarray) and tensor.flags.c_contiguous
-        require(flat, "tensors", "be contiguous NumPy arrays", type(tensor).__name__)
-    nbytes, dtypes = [t.nbytes for t in tensors], [str(t.dtype) for t in tensors]
-    messages = []
-    for places in fused(nbytes, threshold_nbytes, dtypes):
-        parts = [tensors[place].reshape(-1) for place in places]
+    laid = []
+    for places in messages:
+        parts = [tensors[place] for place in places]
         buffer = np.concatenate(parts) if len(parts) > 1 else parts[0]
         rooms = np.split(buffer, np.cumsum([part.size for part in parts])[:-1])
-        messages.append((buffer, list(zip(parts, rooms, strict=True)) if len(parts) > 1 else []))
+        laid.append((buffer, list(zip(parts, rooms, strict=True)) if len(parts) > 1 else []))
 
-    def send() -> int:
-        for buffer, pairs in messages:
+    def send() -> None:
+        for buffer, pairs in laid:
             for part, room in pairs:
                 room[:] = part
             allreduce(buffer, comm, check=False)
             for part, room in pairs:
                 part[:] = room
-        return len(messages)
 
     return send
 
 
 def measure(
-    comm: Comm,
-    nbytes: Sequence[int],
-    thresholds: Sequence[int] = (0, HOROVOD_THRESHOLD_NBYTES),
-    repeats: int = 7,
-    warmup: int = 2,
+    comm: Comm, nbytes: Sequence[int], thresholds: Sequence[int], repeats: int = 7
 ) -> list[FusionTiming]:
     """Time the exchange of float32 tensors with several thresholds; collective.
 
@@ -151,13 +112,13 @@ def measure(
     for size in nbytes:
         whole = require_count(size, "nbytes") % 4 == 0
         require(whole, "nbytes", "be multiples of the 4 bytes of a float32", size)
-    expected = [
-        sum(each) for each in zip(*(_tensors(nbytes, r) for r in range(comm.size)), strict=True)
-    ]
+    drawn = [_tensors(nbytes, rank) for rank in range(comm.size)]
+    expected = [sum(each) for each in zip(*drawn, strict=True)]
     found = []
     for threshold in thresholds:
-        tensors = _tensors(nbytes, comm.rank)
-        messages = exchange(tensors, comm, threshold)
+        tensors, messages = _tensors(nbytes, comm.rank), fused(nbytes, threshold)
+        send = _sender(tensors, comm, messages)
+        send()
         right = comm.allgather(all(map(np.array_equal, tensors, expected)))
         if not all(right):
             at = ranks_in_words([rank for rank, each in enumerate(right) if not each])
@@ -165,8 +126,7 @@ def measure(
             raise ArithmeticError(text)
         for tensor in tensors:
             tensor[:] = 0.0  # sums of sums would overflow
-        send = _sender(tensors, comm, threshold)
-        found.append(FusionTiming(threshold, messages, timing(send, repeats, warmup, comm)))
+        found.append(FusionTiming(threshold, len(messages), timing(send, repeats, 2, comm)))
     return found
 
 

@@ -1,6 +1,7 @@
 """MXNet's kvstore names on parameter servers or an allreduce, and copies of messages in the host.
 
-    weights, record = kvstore.train(comm, "dist_sync", weights, gradient, dealt, rate=0.1)
+    choice = kvstore.Choice("dist_sync", rate=0.1)
+    weights, record = kvstore.train(comm, choice, weights, gradient, dealt)
 
 Every way has the same initial weights, samples and steps. A synchronous server and an allreduce
 give the same weights up to rounding; what they send, and who waits for whom, differs.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter, sleep
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def ring_seconds(
     direct_s: float,
     bus_bytes_per_s: float,
     way: str,
-    memory_bytes_per_s: float | None = None,
+    memory_bytes_per_s: float,
 ) -> float:
     """Predict a ring allreduce whose messages are copied on both sides.
 
@@ -124,21 +125,21 @@ def ring_seconds(
     """
     copies = COPIES[require_known(way, COPIES, "way")]
     bus = require_positive(bus_bytes_per_s, "bus_bytes_per_s")
-    memory = bus if memory_bytes_per_s is None else memory_bytes_per_s
     moved = 2 * ring_share(ranks) * nbytes
-    return direct_s + moved * sum([1 / bus, 1 / memory][:copies])
+    return direct_s + moved * sum([1 / bus, 1 / memory_bytes_per_s][:copies])
 
 
 ALLREDUCE = "allreduce"
-# mode of the servers, and where the devices of one process add up before it speaks to a server
+# The mode of the servers. The devices of one process add up among themselves in every mode, and
+# only the sum goes to the servers (MXNet, src/kvstore/kvstore_dist.h, PushImpl): "device" moves
+# that addition from the host to the devices, and changes no byte on the network.
 KVSTORES = {
-    "dist_sync": ("synchronous", "host"),
-    "dist_sync_device": ("synchronous", "device"),  # the survey's spelling (1.5.5)
-    "dist_device_sync": ("synchronous", "device"),  # the guide's, in the command it ran (6.3.3)
-    "dist_async": ("asynchronous", "host"),
-    "dist_async_device": ("asynchronous", "device"),
+    "dist_sync": "synchronous",
+    "dist_sync_device": "synchronous",  # the survey's spelling (1.5.5)
+    "dist_device_sync": "synchronous",  # the guide's, in the command it ran (6.3.3)
+    "dist_async": "asynchronous",
+    "dist_async_device": "asynchronous",
 }
-WAYS = (ALLREDUCE, *KVSTORES)
 
 Gradient = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -147,105 +148,15 @@ Gradient = Callable[[np.ndarray, np.ndarray], np.ndarray]
 class KVStoreRecord:
     """What one rank did in a training."""
 
-    way: str
-    rank: int
     role: str
     samples: tuple[tuple[int, ...], ...]
-    step_s: tuple[float, ...]
     sent: int
-    waited_s: float
-    seconds: float
     staleness: tuple[int, ...]
-
-
-def mode_of(name: str) -> tuple[str, str]:
-    """Return the mode of the servers, and where devices add, that a kvstore's name means.
-
-    The devices of one process add up among themselves in every mode, and only the sum goes to the
-    servers (MXNet, src/kvstore/kvstore_dist.h, PushImpl): "device" moves that addition from the
-    host to the devices, and changes no byte on the network.
-    """
-    return KVSTORES[require_known(name, KVSTORES, "name")]
-
-
-def train(
-    comm: Comm,
-    way: str,
-    weights: np.ndarray,
-    gradient: Gradient,
-    dealt: Sequence[Sequence[np.ndarray]],
-    rate: float,
-    servers: int = 1,
-    per_node: int = 1,
-) -> tuple[np.ndarray, KVStoreRecord]:
-    """Train with plain gradient descent; collective, all ranks call with the same arguments.
-
-    `dealt` holds for each worker its samples of each step. With servers the last ranks serve; with
-    allreduce all are workers. A step moves, with n bytes of weights, p workers, k servers, and g
-    devices on a node:
-
-        worker    n out, n in                   (the first of g only)
-        server    p n / (g k) in and out
-        ring      2 (p - 1)/p n out and in
-
-    With `per_node` above 1 the workers of a node stand for the devices of one process of MXNet:
-    they sum among themselves and hand the weights around, uncounted.
-    """
-    require_known(way, WAYS, "way")
-    require_positive(rate, "rate")
-    helpers = 0 if way == ALLREDUCE else require_count(servers, "servers")
-    expected = len(dealt) + helpers
-    must = f"have {expected} ranks for {len(dealt)} workers and {helpers} servers"
-    require(comm.size == expected, "comm", must, comm.size)
-    steps = len(dealt[0])
-    equal = all(len(each) == steps for each in dealt)
-    require(equal, "dealt", "have as many steps for each worker", [len(each) for each in dealt])
-    mine = dealt[comm.rank] if comm.rank < len(dealt) else ()
-    begun: list[float] = []
-    ended: list[float] = []
-
-    def compute(current: np.ndarray, worker: int, step: int) -> tuple[np.ndarray, int]:
-        begun.append(perf_counter())
-        found = gradient(current, mine[step])
-        ended.append(perf_counter())
-        return found, len(mine[step])
-
-    def update(part: np.ndarray, mean: np.ndarray) -> None:
-        part -= np.asarray(rate, part.dtype) * mean
-
-    start = perf_counter()
-    role, staleness = "worker", ()
-    if way == ALLREDUCE:
-        require_equal_buffers(comm, weights, steps=steps, rate=rate)
-        last, counted = np.array(weights), StagedComm(comm)
-        for step in range(steps):
-            found, samples = compute(last, comm.rank, step)
-            share = np.asarray(samples / comm.allreduce(samples), weights.dtype)
-            update(last, allreduce_ring(np.array(found, weights.dtype) * share, counted))
-        sent, seconds = counted.sent, perf_counter() - start
-    else:
-        last, served = parameter_server.train(
-            comm, weights, compute, steps, update, mode_of(way)[0], servers,
-            group=require_count(per_node, "per_node"),
-        )  # fmt: skip
-        role, staleness = served.role, served.staleness
-        sent, seconds = served.sent, served.seconds
-    return last, KVStoreRecord(
-        way=way,
-        rank=comm.rank,
-        role=role,
-        samples=tuple(tuple(int(one) for one in step) for step in mine),
-        step_s=tuple(float(gap) for gap in np.diff(begun)),
-        sent=int(sent),
-        waited_s=float(sum(np.subtract(begun[1:], ended[:-1]))),
-        seconds=float(seconds),
-        staleness=tuple(staleness),
-    )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the ways that are put side by side.
+    """A way of training: `allreduce` or a kvstore, its rate, and workers that stand for one node.
 
     An asynchronous server makes an update of every gradient alone: with p workers a p-th of the
     rate lets each sample weigh as much.
@@ -254,6 +165,64 @@ class Choice:
     way: str
     rate: float
     per_node: int = 1
+
+
+def train(
+    comm: Comm,
+    choice: Choice,
+    weights: np.ndarray,
+    gradient: Gradient,
+    dealt: Sequence[Sequence[np.ndarray]],
+) -> tuple[np.ndarray, KVStoreRecord]:
+    """Train with plain gradient descent; collective, all ranks call with the same arguments.
+
+    `dealt` holds for each worker its samples of each step. The last rank is the server; with
+    allreduce all are workers. A step moves, with n bytes of weights, p workers, and g devices on a
+    node:
+
+        worker    n out, n in                   (the first of g only)
+        server    p n / g in and out
+        ring      2 (p - 1)/p n out and in
+
+    With `per_node` above 1 the workers of a node stand for the devices of one process of MXNet:
+    they sum among themselves and hand the weights around, uncounted.
+    """
+    servers = _servers(choice)
+    expected = len(dealt) + servers
+    must = f"have {expected} ranks for {len(dealt)} workers and {servers} servers"
+    require(comm.size == expected, "comm", must, comm.size)
+    rate, steps = require_positive(choice.rate, "rate"), len(dealt[0])
+    equal = all(len(each) == steps for each in dealt)
+    require(equal, "dealt", "have as many steps for each worker", [len(each) for each in dealt])
+    mine = dealt[comm.rank] if comm.rank < len(dealt) else ()
+
+    def compute(current: np.ndarray, worker: int, step: int) -> tuple[np.ndarray, int]:
+        return gradient(current, mine[step]), len(mine[step])
+
+    def update(part: np.ndarray, mean: np.ndarray) -> None:
+        part -= np.asarray(rate, part.dtype) * mean
+
+    role, staleness = "worker", ()
+    if choice.way == ALLREDUCE:
+        require_equal_buffers(comm, weights, steps=steps, rate=rate)
+        last, counted = np.array(weights), StagedComm(comm)
+        for step in range(steps):
+            found, samples = compute(last, comm.rank, step)
+            share = np.asarray(samples / comm.allreduce(samples), weights.dtype)
+            update(last, allreduce_ring(np.array(found, weights.dtype) * share, counted))
+        sent = counted.sent
+    else:
+        mode, group = KVSTORES[choice.way], require_count(choice.per_node, "per_node")
+        last, served = parameter_server.train(
+            comm, weights, compute, steps, update, mode, 1, group=group
+        )
+        role, sent, staleness = served.role, served.sent, served.staleness
+    seen = tuple(tuple(int(one) for one in step) for step in mine)
+    return last, KVStoreRecord(role, seen, int(sent), tuple(staleness))
+
+
+def _servers(choice: Choice) -> int:
+    return int(require_known(choice.way, (ALLREDUCE, *KVSTORES), "way") != ALLREDUCE)
 
 
 def side_by_side(
@@ -270,20 +239,15 @@ def side_by_side(
     """
     from mpi4py import MPI
 
-    needed = {}
-    for name, one in choices.items():
-        needed[name] = len(dealt) + (require_known(one.way, WAYS, "way") != ALLREDUCE)
-        must = f"have the {needed[name]} ranks of {name}"
-        require(needed[name] <= comm.size, "comm", must, comm.size)
+    needed = {name: len(dealt) + _servers(one) for name, one in choices.items()}
+    for name, count in needed.items():
+        require(count <= comm.size, "comm", f"have the {count} ranks of {name}", comm.size)
     found: dict[str, tuple[np.ndarray, KVStoreRecord] | None] = {}
     for name, one in choices.items():
         takes_part = comm.rank < needed[name]
         team = comm.Split(0 if takes_part else MPI.UNDEFINED, comm.rank)
-        found[name] = None
+        found[name] = train(team, one, weights, gradient, dealt) if takes_part else None
         if takes_part:
-            found[name] = train(
-                team, one.way, weights, gradient, dealt, one.rate, per_node=one.per_node
-            )
             team.Free()
         everyone = comm.Ibarrier()
         while not everyone.Test():

@@ -1,4 +1,4 @@
-"""Large batches in NumPy: one training by a recipe, the gradient noise scale, the sharpness.
+"""Large batches in NumPy: a training by a recipe, gradient noise scale, sharpness; Nyholm's thesis.
 
     config = experiments.ExperimentConfig(samples=9_728, epochs=8, base_rate=0.05)
     end = large_batches.train(config, seed=0, data=data)
@@ -10,18 +10,19 @@ are computed as one process with the global batch, which is the same training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dlcourse import small_mlp
+from dlguide import published
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
+from dlguide.errors import require, require_count, require_known
 from dlguide.training.experiments import ExperimentConfig
 from dlguide.training.schedules import EpochSchedule
-
-MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def train(
                 gradient = total / np.float32(part.global_size)
                 if trust is not None and weight.ndim > 1:
                     gradient *= trust * np.linalg.norm(weight) / np.linalg.norm(gradient)
-                velocity *= np.float32(MOMENTUM)
+                velocity *= np.float32(small_mlp.MOMENTUM)
                 velocity += gradient
                 weight -= np.float32(rates[step]) * velocity
             step += 1
@@ -147,3 +148,26 @@ def sharpness(
         value = float(sum((d * t).sum() for d, t in zip(direction, turned, strict=True)))
         direction = [t.astype(np.float32) for t in turned]
     return value
+
+
+def published_row(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Find the one row of the accuracies of Nyholm's thesis; texts may be their beginnings."""
+    rows = published.load("accuracy")
+    for column in columns:
+        require_known(column, rows[0], "columns")
+
+    def matches(value: Any, wanted: Any) -> bool:
+        both = isinstance(value, str) and isinstance(wanted, str)
+        return value.startswith(wanted) if both else str(value) == str(wanted)
+
+    found = [row for row in rows if all(matches(row[c], wanted) for c, wanted in columns.items())]
+    then = "Name more columns." if found else "Look at `published.load`."
+    must = f"match one row of accuracy, {len(found)} match"
+    require(len(found) == 1, "columns", must, dict(columns), then)
+    return found[0]
+
+
+def last_batch(samples: int, batch: int, workers: int) -> int:
+    """Count the images of one worker in the last step of an epoch."""
+    own = -(-require_count(samples, "samples") // require_count(workers, "workers"))
+    return (own - 1) % require_count(batch, "batch") + 1

@@ -87,11 +87,10 @@ def measure(
     ways: Sequence[str] = tuple(WAYS),
     computes: str = "device",
     repeats: int = 7,
-    slices: int = 32,
 ) -> tuple[OverlapTiming, ...]:
     """Measure the overlap of an allreduce of float32 numbers with computing; collective."""
     asked = {"nbytes": nbytes, "compute_s": compute_s, "ways": tuple(ways), "computes": computes}
-    require_equal(comm, **asked, repeats=repeats, slices=slices)
+    require_equal(comm, **asked, repeats=repeats)
     with agree_or_raise(comm):
         require(len(ways) > 0, "ways", "name at least one way", ways)
         for way in ways:
@@ -99,7 +98,6 @@ def measure(
         require_known(computes, COMPUTES, "computes")
         require_count(nbytes, "nbytes", least=4)
         require_count(repeats, "repeats")
-        require_count(slices, "slices")
         require_positive(compute_s, "compute_s")
         if any(way.endswith("thread") for way in ways):
             require_threads()
@@ -108,7 +106,7 @@ def measure(
     receive = np.zeros_like(send)
     right = own.size * (own.size + 1) / 2
     with ThreadPoolExecutor(1) as thread:
-        computing = _computing(own, compute_s, computes, slices)
+        computing = _computing(own, compute_s, computes)
         known = _calls(own, thread, send, receive, computing)
         calls = {name: known[name] for name in ("allreduce", "compute", *ways)}
         seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -127,7 +125,7 @@ def measure(
 
 
 def _computing(
-    comm: Comm, compute_s: float, computes: str, slices: int
+    comm: Comm, compute_s: float, computes: str, slices: int = 32
 ) -> Callable[[Callable[[], Any]], None]:
     """Make the computing; its argument is called between two slices."""
     if computes == "device":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlguide.errors import MissingComponentError, require, require_count, require_known
+from dlguide.errors import MissingComponentError, require, require_known
 
 if TYPE_CHECKING:
     import torch
@@ -38,41 +38,24 @@ READY = (
     *("logits.bias", "logits.kernel", "hidden.bias", "hidden.kernel"),
     *("conv2.kernel", "conv2.bias", "conv1.kernel", "conv1.bias"),
 )
-# output of the last pooling, as Keras flattens it
-FLATTENED = (4, 4, 64)
 
 
 def to_pytorch(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Convert weights from Keras' to PyTorch's order."""
     require_shapes(arrays)
-    out = []
-    for name, array in zip(SHAPES, arrays, strict=True):
-        if array.ndim == 4:
-            array = array.transpose(3, 2, 0, 1)
-        elif name == "hidden.kernel":
-            # its rows belong to pixels: Keras counts channels fastest, PyTorch columns
-            array = array.reshape(*FLATTENED, -1).transpose(3, 2, 0, 1).reshape(array.shape[::-1])
-        elif array.ndim == 2:
-            array = array.T
-        out.append(np.ascontiguousarray(array))
-    return out
+    k1, b1, k2, b2, hidden, b3, k4, b4 = arrays
+    # its rows belong to pixels: Keras counts channels fastest, PyTorch columns
+    hidden = hidden.reshape(4, 4, 64, -1).transpose(3, 2, 0, 1).reshape(128, 1024)
+    moved = k1.transpose(3, 2, 0, 1), b1, k2.transpose(3, 2, 0, 1), b2, hidden, b3, k4.T, b4
+    return [np.ascontiguousarray(each) for each in moved]
 
 
 def to_keras(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Convert weights from PyTorch's to Keras' order."""
-    out = []
-    for name, array in zip(SHAPES, arrays, strict=True):
-        if array.ndim == 4:
-            array = array.transpose(2, 3, 1, 0)
-        elif name == "hidden.kernel":
-            height, width, channels = FLATTENED
-            pixels = array.reshape(-1, channels, height, width)
-            array = pixels.transpose(2, 3, 1, 0).reshape(array.shape[::-1])
-        elif array.ndim == 2:
-            array = array.T
-        out.append(np.ascontiguousarray(array))
-    require_shapes(out)
-    return out
+    k1, b1, k2, b2, hidden, b3, k4, b4 = arrays
+    hidden = hidden.reshape(-1, 64, 4, 4).transpose(2, 3, 1, 0).reshape(1024, 128)
+    moved = k1.transpose(2, 3, 1, 0), b1, k2.transpose(2, 3, 1, 0), b2, hidden, b3, k4.T, b4
+    return [np.ascontiguousarray(each) for each in moved]
 
 
 def require_shapes(arrays: Sequence[np.ndarray]) -> None:
@@ -80,11 +63,6 @@ def require_shapes(arrays: Sequence[np.ndarray]) -> None:
     shapes = [tuple(array.shape) for array in arrays]
     then = 'Take `models.build("mnist_cnn").get_weights()`.'
     require(shapes == list(SHAPES.values()), "weights", "be those of mnist_cnn", shapes, then)
-
-
-def nbytes(arrays: Sequence[np.ndarray]) -> int:
-    """Add up the bytes of arrays."""
-    return sum(array.nbytes for array in arrays)
 
 
 # orders in memory, by our name
@@ -99,33 +77,25 @@ def require_pytorch() -> None:
         )
 
 
-def skip_marked_cells() -> bool:
+def skip_marked_cells() -> None:
     """Without PyTorch, let a notebook's cells that begin with `# needs PyTorch` only say so."""
     if importlib.util.find_spec("torch") is not None:
-        return False
+        return
     from IPython import get_ipython
 
-    def skip(lines: list[str]) -> list[str]:
-        marked = bool(lines) and lines[0].strip() == "# needs PyTorch"
-        return (
-            ['print("Not shown: PyTorch is not installed (`make pytorch`).")\n']
-            if marked
-            else lines
-        )
-
-    get_ipython().input_transformers_post.append(skip)
+    instead = ['print("Not shown: PyTorch is not installed (`make pytorch`).")\n']
+    get_ipython().input_transformers_post.append(
+        lambda lines: instead if lines and lines[0].strip() == "# needs PyTorch" else lines
+    )
     print("PyTorch is not installed (`make pytorch`): this lesson shows only what needs none.")
-    return True
 
 
-def set_threads(threads: int | None = None) -> int:
+def set_threads() -> int:
     """Set how many threads PyTorch divides one operation among."""
     import torch
 
-    if threads is None:
-        named = os.environ.get("OMP_NUM_THREADS", "")
-        threads = int(named) if named.isdigit() else len(os.sched_getaffinity(0))
-    torch.set_num_threads(require_count(threads, "threads"))
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(int(named) if named.isdigit() else len(os.sched_getaffinity(0)))
     return torch.get_num_threads()
 
 
@@ -185,12 +155,9 @@ FIRST_NBYTES, OTHER_NBYTES = 2**20, 25 * 2**20
 
 def buckets(nbytes: Sequence[int], cap_nbytes: int | None = None) -> list[list[int]]:
     """Return which gradients share a bucket, by DistributedDataParallel's rule."""
-    sizes = [require_count(size, "nbytes", least=0) for size in nbytes]
-    if cap_nbytes is not None:
-        require_count(cap_nbytes, "cap_nbytes")
     found: list[list[int]] = []
     held, cap = 0, 0  # the first gradient opens a bucket
-    for place, size in enumerate(sizes):
+    for place, size in enumerate(nbytes):
         if held >= cap:
             first = FIRST_NBYTES if not found else OTHER_NBYTES
             held, cap = 0, first if cap_nbytes is None else cap_nbytes

@@ -15,15 +15,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dlcourse.pytorch_net import require_pytorch
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlcourse.tensorflow_lab import free_ports
+from dlguide.errors import require_count
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -38,32 +38,24 @@ class Met:
     rank: int
     place: str
     total: float
-    seconds: float
     keys: int
     mpi_loaded: bool
 
 
 @contextlib.contextmanager
 def joined(
-    rank: int, ranks: int, url: str = "", store: Any = None, timeout_s: float = 30.0
+    rank: int, ranks: int, timeout_s: float, url: str | None = None, store: Any = None
 ) -> Iterator[None]:
     """Join a Gloo group for the length of a block; all ranks must enter it.
 
     Call a function in the block, so that sums begun with `async_op=True` are freed before the group
     is: after it, one may wait for Gloo's thread with Python's lock, which that thread needs.
     """
-    require_pytorch()
     import torch.distributed as dist
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo",
-        init_method=url or None,
-        store=store,
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=require_positive(timeout_s, "timeout_s")),
-    )
+    wait = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", url, wait, world_size=ranks, rank=rank, store=store)
     try:
         yield
     finally:
@@ -74,27 +66,25 @@ def joined(
 def joined_by_mpi(comm: Comm, timeout_s: float = 60.0) -> Iterator[None]:
     """Join a Gloo group of the ranks that MPI has started; collective."""
     require_pytorch()
-    store = listening(timeout_s, comm.size) if comm.rank == 0 else None
+    store = listening(0, comm.size, timeout_s) if comm.rank == 0 else None
     port = comm.bcast(store.port if store else None)
-    store = store or connected(port, timeout_s, comm.size)
-    with joined(comm.rank, comm.size, store=store, timeout_s=timeout_s):
+    store = store or connected(port, comm.size, timeout_s)
+    with joined(comm.rank, comm.size, timeout_s, store=store):
         yield
     comm.Barrier()  # rank 0's store ends with it, and no rank may still be asking
 
 
-def listening(timeout_s: float, ranks: int = 1, door: socket.socket | None = None) -> Any:
-    """Open a key-value store on a port of loopback."""
+def listening(port: int, ranks: int, timeout_s: float) -> Any:
+    """Open a key-value store on a port of loopback, 0 for a free one."""
     import torch.distributed as dist
 
-    door = door or socket.create_server(("127.0.0.1", 0))
-    port = door.getsockname()[1]
-    return dist.TCPStore(
-        "127.0.0.1", port, ranks, True, timedelta(seconds=timeout_s),
-        wait_for_workers=False, master_listen_fd=door.detach(),
-    )  # fmt: skip
+    door = socket.create_server(("127.0.0.1", port))
+    port, wait = door.getsockname()[1], timedelta(seconds=timeout_s)
+    options = {"wait_for_workers": False, "master_listen_fd": door.detach()}
+    return dist.TCPStore("127.0.0.1", port, ranks, True, wait, **options)
 
 
-def connected(port: int, timeout_s: float, ranks: int = 1) -> Any:
+def connected(port: int, ranks: int, timeout_s: float) -> Any:
     """Connect to the key-value store that another process has opened."""
     import torch.distributed as dist
 
@@ -102,61 +92,38 @@ def connected(port: int, timeout_s: float, ranks: int = 1) -> Any:
     return dist.TCPStore("127.0.0.1", port, ranks, False, wait, wait_for_workers=False)
 
 
-def meet(
-    ranks: int = 2, places: Sequence[str] = PLACES, timeout_s: float = 60.0
-) -> list[list[Met]]:
-    """Let plain processes without MPI find each other and sum their ranks + 1."""
+def meet(ranks: int) -> list[list[Met]]:
+    """Let plain processes without MPI find each other at each place and sum their rank + 1."""
     require_count(ranks, "ranks")
-    for place in places:
-        require_known(place, PLACES, "places")
-    require(bool(places), "places", "name at least one", list(places))
-    require_positive(timeout_s, "timeout_s")
     require_pytorch()
     for _ in range(2):
         try:
-            return _meet(ranks, places, timeout_s)
-        except RuntimeError as error:  # another process took the port before PyTorch bound it
-            if "address already in use" not in str(error):
+            return _meet(ranks)
+        except RuntimeError as error:  # another process took a port before ours bound it
+            if "address already in use" not in str(error).lower():
                 raise
-    return _meet(ranks, places, timeout_s)
+    return _meet(ranks)
 
 
-def _meet(ranks: int, places: Sequence[str], timeout_s: float) -> list[list[Met]]:
+def _meet(ranks: int, timeout_s: float = 60.0) -> list[list[Met]]:
+    ours = ("PMI", "MPI", "OMPI", "HYDRA")  # what an MPI launcher may have put around us
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlguide-meet-"))
-        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        where = {
-            "tcp": f"tcp://127.0.0.1:{_free_port()}",
-            "file": f"file://{folder}/rendezvous",
-            "store": str(door.getsockname()[1]),
-        }
-        order = {"ranks": ranks, "timeout_s": timeout_s, "door": door.fileno()}
-        order["places"] = [[place, where[place]] for place in places]
-        processes = [
-            stack.enter_context(_process(order | {"rank": rank}, door)) for rank in range(ranks)
-        ]
+        tcp, store = free_ports(2)
+        places = {"tcp": f"tcp://127.0.0.1:{tcp}", "file": f"file://{folder}/rendezvous"}
+        order = {"ranks": ranks, "timeout_s": timeout_s, "places": places | {"store": str(store)}}
+        processes = []
+        for rank in range(ranks):
+            words = ["-m", "dlcourse.pytorch_rendezvous", json.dumps(order | {"rank": rank})]
+            process = subprocess.Popen(
+                [sys.executable, "-P", *words], env=clean | {"OMP_NUM_THREADS": "1"}, text=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            processes.append(process)
         return [_told(process, timeout_s) for process in processes]
-
-
-@contextlib.contextmanager
-def _process(order: dict[str, Any], door: socket.socket) -> Iterator[subprocess.Popen]:
-    """Start one process, without what an MPI launcher may have put around us; end it after."""
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PMI", "MPI", "OMPI", "HYDRA"))
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "dlcourse.pytorch_rendezvous", json.dumps(order)],
-        env={**clean, "OMP_NUM_THREADS": "1"}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        pass_fds=(door.fileno(),),
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def _told(process: subprocess.Popen, timeout_s: float) -> list[Met]:
@@ -170,44 +137,27 @@ def _told(process: subprocess.Popen, timeout_s: float) -> list[Met]:
     return [Met(**each) for each in json.loads(out.splitlines()[-1])]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def take_part(
-    rank: int, ranks: int, places: list[list[str]], timeout_s: float, door: int
-) -> list[Met]:
+def take_part(rank: int, ranks: int, places: dict[str, str], timeout_s: float) -> list[Met]:
     """Meet the others at each place in turn and sum rank + 1 of all ranks."""
     import torch
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
     found = []
-    for place, address in places:
-        start, store = perf_counter(), None
+    for place, address in places.items():
+        where: dict[str, Any] = {"url": address}
         if place == "store":
-            if rank == 0:
-                store = listening(timeout_s, ranks, socket.socket(fileno=door))
-            else:
-                store = connected(int(address), timeout_s, ranks)
-        with joined(rank, ranks, "" if store else address, store, timeout_s):
-            met_s = perf_counter() - start
+            where = {"store": (connected if rank else listening)(int(address), ranks, timeout_s)}
+        with joined(rank, ranks, timeout_s, **where):
             number = torch.tensor([float(rank + 1)])
             dist.all_reduce(number)
             keys = distributed_c10d._get_default_store().num_keys()
             dist.barrier()
         maps = Path("/proc/self/maps").read_text()
-        found.append(Met(rank, place, float(number), met_s, keys, "libmpi" in maps))
+        found.append(Met(rank, place, float(number), keys, "libmpi" in maps))
     return found
 
 
-def main(order: str) -> None:
-    """Do what ORDER says and print the result as one line of JSON."""
-    answer = json.dumps([asdict(met) for met in take_part(**json.loads(order))])
-    os.write(1, f"{answer}\n".encode())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    answer = json.dumps([asdict(met) for met in take_part(**json.loads(sys.argv[1]))])
+    os.write(1, f"{answer}\n".encode())

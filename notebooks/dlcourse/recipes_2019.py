@@ -1,90 +1,173 @@
-"""Thread recipes of 2019: what their variables meant, and where they place threads on a node.
+"""Thread recipes of 2019: where KMP_AFFINITY and MLSL's variables put threads on a node.
 
-    print(recipes_2019.explain("granularity=fine,compact,1,0", OMP_NUM_THREADS=22))
+    recipes_2019.explain("granularity=fine,compact,1,0", machine, OMP_NUM_THREADS=22)
 
-`variables()` is the table `data/published/recipes_2019.csv`: the variables of the PRACE best
-practice guide (2019, sections 5.3 and 6.2.5) and the 2019 workshop, with what does their job today.
-Placement is computed for KMP_AFFINITY and OMP_PLACES, which name sockets and cores in ways that
-are easily misread.
+Sources: PRACE best practice guide (2019), section 6.2.5; Intel C++ Compiler Classic Developer Guide
+and Reference, Thread Affinity Interface.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dlcourse import cpu_map
-from dlcourse.cpu_map import CpuUse, short
-from dlcourse.omp_affinity import (
-    MAX_CPUS,
-    KmpAffinity,
-    Placement,
-    Word,
-    parse_cpu_lists,
-    parse_kmp,
-    parse_places,
-    place_kmp,
-    place_omp,
-)
-from dlguide import published
 from dlguide.errors import require, require_count, require_known
-from dlguide.machine.describe import Machine, describe
+from dlguide.machine.describe import Machine
 from dlguide.machine.threads import ThreadPlan, plan
-from dlguide.machine.topology import Core
+from dlguide.machine.topology import Core, format_cpus
 
 SERVERS = "MLSL_SERVER_AFFINITY"
+SETTINGS = ("OMP_NUM_THREADS", "MLSL_NUM_SERVERS", SERVERS)
+# type of KMP_AFFINITY -> how many numbers may follow it
+KMP_TYPES = {"balanced": 2, "compact": 2, "disabled": 0, "explicit": 0, "logical": 1, "none": 0}
+KMP_TYPES |= {"physical": 1, "scatter": 2}
+# what a thread may move within: CPUs with an equal key; a tile is two cores of a Xeon Phi
+_GRANULARITIES: dict[str, Callable[[Core], Any]] = {
+    **dict.fromkeys(("fine", "thread"), lambda core: core.cpu),
+    **dict.fromkeys(("core", "tile"), lambda core: (core.socket, core.core)),
+    "numa_domain": lambda core: (core.socket, core.numa),
+    "socket": lambda core: core.socket,
+}
+_SWITCHES = [no + name for no in ("", "no") for name in ("verbose", "respect", "warnings", "reset")]
+
+Placement = tuple[tuple[int, ...], ...]  # the logical CPUs of each thread of a process
 
 
 @dataclass(frozen=True)
-class LegacyVariable:
-    """A variable of the recipes, one row of the table; `form` is that of its value."""
+class KmpAffinity:
+    """A parsed value of KMP_AFFINITY."""
 
-    variable: str
-    meaning: str
-    state: str  # alive, not here (it works, but TensorFlow does not use it), or dead
-    note: str
-    replacement: str
-    form: str  # count, time, switch or text
-    value: str = ""
+    kind: str
+    granularity: str = "core"
+    permute: int = 0
+    offset: int = 0
+    proclist: Placement = ()
 
-    def __str__(self) -> str:
-        lines = [
-            f"{self.variable}={self.value}" if self.value else self.variable,
-            f"    asked for:  {self.meaning}",
-            f"    today:      {self.state}" + (f" ({self.note})" if self.note else ""),
+
+def parse_kmp(text: str, there: Collection[int] | None = None) -> KmpAffinity:
+    """Parse `[modifier,...]type[,permute][,offset]`; `there` are the CPUs that may be named."""
+    name, kind, granularity, proclist, numbers = "KMP_AFFINITY", "", "core", (), []
+    for word in re.findall(r"(?:[^,\[{]|\[[^]]*\]?|\{[^}]*\}?)+", text):
+        key, equals, rest = word.strip().lower().partition("=")
+        if key.isdigit() and kind:
+            most = KMP_TYPES[kind]
+            count = f"{most or 'no'} number{'s'[: most != 1]}"
+            require(len(numbers) < most, name, f"have {count} after {kind}", text)
+            numbers.append(int(key))
+        elif key == "granularity" and equals:
+            granularity = require_known(rest, _GRANULARITIES, f"{name}, granularity")
+        elif key == "proclist" and equals:
+            boxed = re.fullmatch(r"\[(.+)\]", rest)
+            require(boxed, name, "have a list in square brackets, such as [0-3,8]", rest)
+            proclist = tuple(parse_cpu_lists(boxed[1], name, there))
+        elif key not in _SWITCHES:
+            require(not kind, name, f"have one type, and {kind} is one", key, "Leave one out.")
+            kind = require_known(key, [*KMP_TYPES, *_SWITCHES], name)
+    require(kind, name, "have a type", text)
+    both = (kind == "explicit") == bool(proclist)
+    require(both, name, "have the type explicit with a proclist=[...], and only then", text)
+    if KMP_TYPES[kind] == 1:  # logical and physical have an offset only
+        numbers.insert(0, 0)
+    permute, offset = [*numbers, 0, 0][:2]
+    return KmpAffinity(kind, granularity, permute, offset, proclist)
+
+
+def parse_cpu_lists(
+    text: str, name: str, there: Collection[int] | None = None
+) -> list[tuple[int, ...]]:
+    """Parse a list of logical CPUs: `3`, spans `0-5`, spans with a stride `0-6:2`, sets `{4,5}`."""
+    found: list[tuple[int, ...]] = []
+    for piece in re.findall(r"\{[^}]*\}?|[^,{]+", text):
+        if piece.startswith("{"):
+            inside = parse_cpu_lists(piece.strip("{}"), name, there)
+            found.append(tuple(cpu for cpus in inside for cpu in cpus))
+            continue
+        entry = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4})(?::([1-9]\d{0,3}))?)?\s*", piece)
+        require(entry, name, "have CPUs such as 3, 0-5, 0-6:2 or {4,5}", piece)
+        low, high = int(entry[1]), int(entry[2] or entry[1])
+        require(low <= high, name, "have spans that go upwards", piece)
+        cpus = range(low, high + 1, int(entry[3] or 1))
+        missing = [] if there is None else sorted({*cpus} - {*there})
+        must = f"name CPUs of the machine, which has {format_cpus(there or ())}"
+        require(not missing, name, must, piece, "Look at the numbering with `lscpu -e`.")
+        found += [(cpu,) for cpu in cpus]
+    return found
+
+
+def place_kmp(
+    affinity: KmpAffinity, cores: Sequence[Core], threads: int, all_levels: bool = False
+) -> Placement:
+    """Return the logical CPUs of each OpenMP thread of one process under KMP_AFFINITY.
+
+    Every hardware thread has an address: socket, core in the socket, thread in the core. The
+    addresses are sorted, and thread i gets place (offset + i) of the sorted list:
+
+        compact, permute p: by the p innermost levels first (innermost first), then the others
+        scatter, permute p: as compact with permute (levels - 1 - p)
+        balanced: as many neighbouring threads on each core as the others have, or one more
+
+    The runtime of 2019 left out the level of hardware threads if each core has one, so that
+    `compact,1,0` then counts sockets fastest; later ones keep it (`all_levels`).
+    """
+    everywhere = tuple(sorted(core.cpu for core in cores))
+    if affinity.kind in ("none", "disabled"):
+        return (everywhere,) * threads
+    groups = _grouped(cores, _GRANULARITIES[affinity.granularity])
+    unit = {cpu: cpus for cpus in groups.values() for cpu in cpus}
+    if affinity.kind == "explicit":
+        lists = [
+            tuple(sorted({c for cpu in cpus for c in unit[cpu]})) for cpus in affinity.proclist
         ]
-        return "\n".join(lines + [f"    instead:    {self.replacement}"] * bool(self.replacement))
-
-
-@cache
-def variables() -> dict[str, LegacyVariable]:
-    """Return the variables of the recipes by name."""
-    rows = published.load("recipes_2019")
-    return {
-        row["variable"]: LegacyVariable(**{key: value or "" for key, value in row.items()})
-        for row in rows
+        return tuple(lists[number % len(lists)] for number in range(threads))
+    address = {
+        cpu: (socket, core, thread)
+        for socket, members in enumerate(_grouped(cores, lambda core: core.socket).values())
+        for core, cpus in enumerate(
+            _grouped((c for c in cores if c.cpu in members), lambda core: core.core).values()
+        )
+        for thread, cpu in enumerate(cpus)
     }
+    siblings = 1 + max(where[2] for where in address.values())
+    if affinity.kind == "balanced":
+        return tuple(unit[cpu] for cpu in _balanced(address, threads, siblings))
+    depth = 3 if siblings > 1 or all_levels else 2
+    permute, offset = min(affinity.permute, depth - 1), affinity.offset
+    if affinity.kind == "scatter":
+        permute = depth - 1 - permute if affinity.permute < depth else 0
+    elif affinity.kind in ("logical", "physical"):
+        permute = int(affinity.kind == "physical" and siblings > 1)
+        offset *= siblings
+
+    def key(cpu: int) -> tuple[int, ...]:
+        levels = address[cpu][:depth]
+        return (*levels[::-1][:permute], *levels[: depth - permute])
+
+    ordered = sorted(everywhere, key=key)
+    return tuple(unit[ordered[(offset + number) % len(ordered)]] for number in range(threads))
 
 
-def setting(name: str, value: Any) -> LegacyVariable:
-    """Look up a variable, check the form of its value and keep it."""
-    about = variables()[require_known(name, variables(), "name")]
-    if value is None or value == "":
-        return about
-    word = Word.of(value, name)
-    if about.form == "count":
-        word.count(name, "its value")
-    elif about.form == "time":
-        plain = word.removesuffix("ms").removesuffix("s")
-        right = plain.isdigit() or word.lower() in ("infinite", "infinity")
-        word.require(right, name, "have milliseconds or `infinite` here")
-    elif about.form == "switch":
-        known = word.lower() in ("0", "1", "true", "false", "yes", "no", "on", "off")
-        word.require(known, name, "be 0 or 1, true or false")
-    return replace(about, value=str(word))
+def _grouped(cores: Iterable[Core], key: Callable[[Core], Any]) -> dict[Any, tuple[int, ...]]:
+    """Group logical CPUs with an equal key, in the order of sockets, cores and CPUs."""
+    groups: dict[Any, list[int]] = {}
+    for core in sorted(cores, key=lambda core: (core.socket, core.core, core.cpu)):
+        groups.setdefault(key(core), []).append(core.cpu)
+    return {each: tuple(sorted(cpus)) for each, cpus in groups.items()}
+
+
+def _balanced(address: Mapping[int, tuple[int, ...]], threads: int, siblings: int) -> list[int]:
+    """Share the threads among cores, or among sockets if no core has a second hardware thread."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for cpu in sorted(address, key=address.__getitem__):
+        groups.setdefault(address[cpu][: 2 if siblings > 1 else 1], []).append(cpu)
+    each, more = divmod(threads, len(groups))
+    return [
+        cpus[thread % len(cpus)]
+        for number, cpus in enumerate(groups.values())
+        for thread in range(each + (number < more))
+    ]
 
 
 @dataclass(frozen=True)
@@ -103,39 +186,16 @@ class ProcessPlacement:
 
 @dataclass(frozen=True)
 class RecipeExplanation:
-    """What a recipe does on a machine; `print` shows it as text."""
+    """What a recipe does on a machine, and the plan for the same job today, None if too small."""
 
     machine: Machine
     processes: tuple[ProcessPlacement, ...]
-    settings: tuple[LegacyVariable, ...]
     findings: tuple[str, ...]
-    plan: ThreadPlan | None  # for the same job today; None if the machine is too small
-
-    @property
-    def uses(self) -> dict[int, CpuUse]:
-        """The processes that use each logical CPU."""
-        servers = [each.communicates for each in self.processes]
-        return cpu_map.of_ranks(self.machine, [each.computes for each in self.processes], servers)
-
-    def __str__(self) -> str:
-        parts = [*map(str, self.settings), "", cpu_map.text(self.machine, self.uses), ""]
-        for number, process in enumerate(self.processes):
-            threads = len(process.threads)
-            line = f"process {number}: {threads} thread{'s'[: threads != 1]} on CPUs "
-            line += short(process.computes)
-            if process.communicates:
-                line += f", communicates on {short(process.communicates)}"
-            parts.append(f"{line} (may use {short(process.cpus)})")
-        parts += ["", *(f"- {finding}" for finding in self.findings)]
-        if self.plan is not None:
-            parts += ["", "the same job today, for `Cluster(plan)`:", str(self.plan)]
-        return "\n".join(parts).replace("\n\n\n", "\n\n")
+    plan: ThreadPlan | None
 
 
-def explain(
-    affinity: str | None = None, machine: Machine | None = None, **settings: Any
-) -> RecipeExplanation:
-    """Explain what the variables of a recipe do on one node of a machine.
+def explain(affinity: str, machine: Machine, **settings: Any) -> RecipeExplanation:
+    """Explain what a KMP_AFFINITY and other variables of a recipe do on one node of a machine.
 
     Threads are placed as by Intel's OpenMP of 2019, see `place_kmp`. Each process first gets its
     share of the node, as from a launcher: neighbouring cores, inside a NUMA node if possible. Its
@@ -143,25 +203,14 @@ def explain(
     MLSL go to the listed CPUs, an equal number for each process in turn; there are as many
     processes as the list has CPUs for.
     """
-    machine = describe() if machine is None else machine
-    given = {} if affinity is None else {"KMP_AFFINITY": affinity}
-    twice = sorted(given.keys() & settings)
-    require(not twice, "affinity", "be given once", affinity, "It is KMP_AFFINITY itself.")
-    given |= settings
-    require(bool(given), "settings", "hold at least one variable of a recipe", given)
-    for name in given:
-        require_known(name, variables(), "settings")
-    known = tuple(setting(name, value) for name, value in given.items())
-    values = {each.variable: each.value for each in known}
-    binding = [name for name in ("KMP_AFFINITY", "OMP_PLACES") if name in values]
-    must, then = "bind threads in one way", "Read them one after the other."
-    require(len(binding) <= 1, "settings", must, binding, then)
-
+    for name in settings:
+        require_known(name, SETTINGS, "settings")
     there = {core.cpu for core in machine.cores}
-    asked = int(values.get("OMP_NUM_THREADS", 1))
-    require(asked <= MAX_CPUS, "OMP_NUM_THREADS", f"be at most {MAX_CPUS} for a node", asked)
-    listed = _server_cpus(values, there)
-    servers = int(values.get("MLSL_NUM_SERVERS", 0))
+    kmp, listed = parse_kmp(affinity, there), ()
+    if settings.get(SERVERS):
+        entries = parse_cpu_lists(str(settings[SERVERS]), SERVERS, there)
+        listed = tuple(cpu for cpus in entries for cpu in cpus)
+    servers = require_count(settings.get("MLSL_NUM_SERVERS", 0), "MLSL_NUM_SERVERS", least=0)
     count = max(1, len(listed) // servers) if listed and servers else 1
     each = servers or len(listed)
     must = f"have {count * each} CPUs: {each} for each of {count} processes on the node"
@@ -170,44 +219,23 @@ def explain(
     placed = []
     for number, share in enumerate(plan(machine, count, oversubscribe=True).cpus):
         cores = [core for core in machine.cores if core.cpu in share]
-        threads = require_count(int(values.get("OMP_NUM_THREADS", len(cores))), "OMP_NUM_THREADS")
+        threads = require_count(settings.get("OMP_NUM_THREADS", len(cores)), "OMP_NUM_THREADS")
+        require(threads <= 4096, "OMP_NUM_THREADS", "be at most 4096 for a node", threads)
+        within = machine.cores if kmp.kind == "explicit" else cores  # also outside of the share
         own = listed[number * each : (number + 1) * each]
-        placement = _place(values, cores, threads, machine)
-        placed.append(ProcessPlacement(tuple(sorted(share)), placement, own))
+        placed.append(ProcessPlacement(tuple(share), place_kmp(kmp, within, threads), own))
     findings = [
         *_thread_findings(machine, placed),
         *_server_findings(machine, [process.communicates for process in placed]),
         *_collisions(machine, placed),
-        *_runtime_findings(machine, values, placed[0]),
+        *_runtime_findings(machine, kmp, placed[0]),
     ]
     today = None
     try:
         today = plan(machine, count, each)
     except ValueError as error:
         findings.append(f"There is no plan that does this on {machine.name}: {error}")
-    return RecipeExplanation(machine, tuple(placed), known, tuple(findings), today)
-
-
-def _server_cpus(values: Mapping[str, str], there: set[int]) -> tuple[int, ...]:
-    if not values.get(SERVERS):
-        return ()
-    entries = parse_cpu_lists(Word.of(values[SERVERS], SERVERS), SERVERS, there)
-    return tuple(cpu for cpus in entries for cpu in cpus)
-
-
-def _place(
-    values: Mapping[str, str], cores: Sequence[Core], threads: int, machine: Machine
-) -> Placement:
-    there = {core.cpu for core in machine.cores}
-    everywhere = tuple(sorted(core.cpu for core in cores))
-    if "KMP_AFFINITY" in values:
-        affinity = parse_kmp(values["KMP_AFFINITY"], there)
-        listed = affinity.kind == "explicit"  # CPUs outside of the share, too
-        return place_kmp(affinity, machine.cores if listed else cores, threads)
-    if "OMP_PLACES" in values or "OMP_PROC_BIND" in values:
-        places = parse_places(values.get("OMP_PLACES", "cores"), cores, there)
-        return place_omp(places, values.get("OMP_PROC_BIND", "true"), threads, everywhere)
-    return (everywhere,) * threads
+    return RecipeExplanation(machine, tuple(placed), tuple(findings), today)
 
 
 def _thread_findings(machine: Machine, processes: Sequence[ProcessPlacement]) -> list[str]:
@@ -222,23 +250,21 @@ def _thread_findings(machine: Machine, processes: Sequence[ProcessPlacement]) ->
         + (f" and {servers} cores that communicate" if servers else "")
         + f" are {threads + servers}, {many} the {cores} cores there are."
     ]
-    loose = sum(
+    loose = any(
         len({core_of[cpu] for cpu in cpus}) > 1 for each in processes for cpus in each.threads
     )
+    users = Counter(core_of[cpus[0]] for each in processes for cpus in each.threads)
+    crowded = sum(number > 1 for number in users.values())
     if loose:
-        which = "The threads" if loose == threads else f"{loose} of {threads} threads"
         found.append(
-            f"{which} are not bound to cores: the kernel moves them, and with them what they "
+            "The threads are not bound to cores: the kernel moves them, and with them what they "
             "have in the caches."
         )
-    else:
-        users = Counter(core_of[cpus[0]] for each in processes for cpus in each.threads)
-        crowded = sum(number > 1 for number in users.values())
-        if crowded:
-            found.append(
-                f"{crowded} cores have more than one computing thread, up to "
-                f"{max(users.values())}, while {cores - len(users)} have none."
-            )
+    elif crowded:
+        found.append(
+            f"{crowded} cores have more than one computing thread, up to "
+            f"{max(users.values())}, while {cores - len(users)} have none."
+        )
     for rank, each in enumerate(processes):
         sockets = {core_of[cpu][0] for cpu in each.computes}
         if len(sockets) > 1:
@@ -250,8 +276,8 @@ def _thread_findings(machine: Machine, processes: Sequence[ProcessPlacement]) ->
     shared = [cpu for cpu, ranks in owners.items() if ranks > 1]
     if shared:
         found.append(
-            f"Processes share CPUs {short(shared)}: their threads take turns there, while others "
-            "may be free."
+            f"Processes share CPUs {format_cpus(shared)}: their threads take turns there, while "
+            "others may be free."
         )
     return found
 
@@ -306,21 +332,18 @@ def _collisions(machine: Machine, processes: Sequence[ProcessPlacement]) -> list
         for cpu in each.computes:
             busy.setdefault(core_of[cpu], set()).add(rank)
     met = sorted({cpu for each in processes for cpu in each.communicates if core_of[cpu] in busy})
-    if not met:
-        return []
     ranks = sorted(set().union(*(busy[core_of[cpu]] for cpu in met)))
     return [
-        f"CPUs {short(met)} should only communicate, but threads of process "
+        f"CPUs {format_cpus(met)} should only communicate, but threads of process "
         f"{' and '.join(map(str, ranks))} compute on the same cores, unless something else keeps "
         "them away."
-    ]
+    ] * bool(met)
 
 
 def _runtime_findings(
-    machine: Machine, values: Mapping[str, str], process: ProcessPlacement
+    machine: Machine, affinity: KmpAffinity, process: ProcessPlacement
 ) -> list[str]:
     """Report if a later runtime places the threads of `compact` elsewhere."""
-    affinity = parse_kmp(values["KMP_AFFINITY"]) if "KMP_AFFINITY" in values else KmpAffinity()
     cores = [core for core in machine.cores if core.cpu in process.cpus]
     later = place_kmp(affinity, cores, len(process.threads), all_levels=True)
     if affinity.kind != "compact" or later == process.threads:
@@ -328,5 +351,5 @@ def _runtime_findings(
     return [
         "Each core has one hardware thread here. The runtime of 2019 then leaves out that level "
         "and deals the threads to the sockets in turn; later runtimes keep it: process 0 would use "
-        f"CPUs {short(sorted(set().union(*later)))}."
+        f"CPUs {format_cpus(sorted(set().union(*later)))}."
     ]

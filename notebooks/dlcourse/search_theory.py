@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -123,18 +123,8 @@ class Table:
         return np.array([2 * math.log10(rate), 1e3 * math.log2(batch), width / 20])
 
 
-class Scheduler(Protocol):
-    """Says which training starts next; `None` means wait until another one has ended."""
-
-    def next(self) -> tuple[int, int] | None:
-        """Return a point and its rung."""
-
-    def ended(self, point: int, rung: int, score: float) -> None:
-        """Take in the score of a training."""
-
-
 def play(
-    scheduler: Scheduler,
+    scheduler: Any,
     train: Callable[[int, int], tuple[float, float, float]],
     ranks: int,
     work_s: float = math.inf,
@@ -143,6 +133,8 @@ def play(
     """Simulate ranks that train what a scheduler proposes.
 
     Args:
+        scheduler: its `next()` gives the (point, rung) that starts next, None for waiting until
+            another one has ended; it gets each score by `ended(point, rung, score)`.
         train: (point, rung) -> score, work and duration (s); a straggler's duration is longer.
         work_s: no training starts once the work of those begun has reached it.
         until_s: no training starts later.

@@ -3,15 +3,13 @@
 What the deck's `cnn_mnist` is made of: placeholders, a session, an optimizer as part of the graph,
 a monitored session with hooks. The left ones still run, under `tf.compat.v1`.
 
-Source:
-    Workshop deck 2019, its pages on TensorFlow and `cnn_mnist`.
+Source: 2019 workshop deck, its pages on TensorFlow and `cnn_mnist`.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,9 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
-from dlguide.errors import MissingComponentError, require_count
+from dlguide.errors import MissingComponentError
 
 
 @dataclass(frozen=True)
@@ -43,26 +43,13 @@ class Pair:
         return then, now
 
     def row(self) -> dict[str, str]:
-        """Give a row of a table: the name, both programs, the trap."""
-        return {
-            "in_2019": self.name,
-            "then": source(self.then),
-            "now": source(self.now),
-            "trap": self.trap,
-        }
-
-
-def source(function: Callable[..., Any]) -> str:
-    """Show the body of one of the pieces, without its docstring and imports."""
-    lines = inspect.getsource(function)
-    body = textwrap.dedent(re.split(r'""".*?"""\n', lines, maxsplit=1, flags=re.S)[1])
-    return "\n".join(line for line in body.splitlines() if "import " not in line).strip()
+        """Give a row of a table: the name, the bodies of both programs, the trap."""
+        bodies = (inspect.getsource(each).partition("\n")[2] for each in (self.then, self.now))
+        then, now = (textwrap.dedent(body).strip() for body in bodies)
+        return {"in_2019": self.name, "then": then, "now": now, "trap": self.trap}
 
 
 def _placeholder_then() -> Any:
-    """Feed two numbers."""
-    import tensorflow as tf
-
     with tf.Graph().as_default():
         a = tf.compat.v1.placeholder(tf.float32, name="input1")
         b = tf.compat.v1.placeholder(tf.float32, name="input2")
@@ -72,9 +59,6 @@ def _placeholder_then() -> Any:
 
 
 def _placeholder_now() -> Any:
-    """Call a function of two numbers."""
-    import tensorflow as tf
-
     @tf.function
     def d(a, b):
         return a * b + b
@@ -83,9 +67,6 @@ def _placeholder_now() -> Any:
 
 
 def _variable_then() -> Any:
-    """Count to three with a variable."""
-    import tensorflow as tf
-
     with tf.Graph().as_default():
         count = tf.compat.v1.get_variable("count", initializer=0.0)
         add = count.assign_add(1.0)
@@ -96,17 +77,11 @@ def _variable_then() -> Any:
 
 
 def _variable_now() -> Any:
-    """Count to three with a variable."""
-    import tensorflow as tf
-
     count = tf.Variable(0.0)
     return [count.assign_add(1.0).numpy() for _ in range(3)]
 
 
 def _batches_then() -> Any:
-    """Sum each of the batches."""
-    import tensorflow as tf
-
     data, size = np.arange(12.0), 4
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, (None,))
@@ -117,17 +92,11 @@ def _batches_then() -> Any:
 
 
 def _batches_now() -> Any:
-    """Sum each of the batches."""
-    import tensorflow as tf
-
     data = tf.data.Dataset.from_tensor_slices(np.arange(12.0)).batch(4)
     return [tf.reduce_sum(batch).numpy() for batch in data]
 
 
 def _minimize_then() -> Any:
-    """Descend five steps towards 3."""
-    import tensorflow as tf
-
     with tf.Graph().as_default():
         w = tf.compat.v1.get_variable("w", initializer=0.0)
         loss = (w - 3.0) ** 2
@@ -140,10 +109,6 @@ def _minimize_then() -> Any:
 
 
 def _minimize_now() -> Any:
-    """Descend five steps towards 3."""
-    import keras
-    import tensorflow as tf
-
     w, optimizer = keras.Variable(0.0), keras.optimizers.SGD(0.1)
     for _ in range(5):
         with tf.GradientTape() as tape:
@@ -153,9 +118,6 @@ def _minimize_now() -> Any:
 
 
 def _hooks_then() -> Any:
-    """Train five steps and note the weight after each."""
-    import tensorflow as tf
-
     class Note(tf.compat.v1.train.SessionRunHook):
         def after_run(self, run_context, run_values):
             seen.append(run_context.session.run(now))
@@ -176,9 +138,6 @@ def _hooks_then() -> Any:
 
 
 def _hooks_now() -> Any:
-    """Train five steps and note the weight after each."""
-    import keras
-
     class Note(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             seen.append(self.model.get_weights()[0])
@@ -192,9 +151,6 @@ def _hooks_now() -> Any:
 
 
 def _checkpoint_then() -> Any:
-    """Go on where the last session stopped."""
-    import tensorflow as tf
-
     with tempfile.TemporaryDirectory() as folder:
         for last_step in (3, 5):
             with tf.Graph().as_default():
@@ -211,9 +167,6 @@ def _checkpoint_then() -> Any:
 
 
 def _checkpoint_now() -> Any:
-    """Go on where the last run stopped."""
-    import tensorflow as tf
-
     with tempfile.TemporaryDirectory() as folder:
         for last_step in (3, 5):
             step = tf.Variable(0)
@@ -228,9 +181,6 @@ def _checkpoint_now() -> Any:
 
 
 def _dropout_then() -> Any:
-    """Drop, and look what share is kept."""
-    import tensorflow as tf
-
     with tf.Graph().as_default():
         keep_prob = tf.compat.v1.placeholder(tf.float32)
         kept = tf.compat.v1.nn.dropout(tf.ones(100_000), keep_prob=keep_prob, seed=0) > 0
@@ -239,33 +189,28 @@ def _dropout_then() -> Any:
 
 
 def _dropout_now() -> Any:
-    """Drop, and look what share is kept."""
-    import keras
-
     layer = keras.layers.Dropout(rate=0.2, seed=0)
     return np.mean(layer(np.ones(100_000), training=True) > 0)
 
 
 def pairs() -> tuple[Pair, ...]:
     """List what the deck's programs use, each with today's form."""
-    trap = {
-        "placeholder": "pass tensors: each new Python number would be traced anew",
-        "variable": "no initialiser to forget; a variable made inside a step is made only once",
-        "batches": "next_batch shuffled and repeated; batch() ends and keeps a short rest",
-        "minimize": "nothing is recorded outside the tape",
-        "hooks": "last_step counted from the checkpoint on; epochs count from 0 in every fit",
-        "checkpoint": "saving is now yours: at the end, or in a callback",
-        "dropout": "rate is what is dropped, keep_prob what is kept",
-    }
     return (
-        Pair("placeholder, feed_dict", _placeholder_then, _placeholder_now, 0, trap["placeholder"]),
-        Pair("initializer, Session", _variable_then, _variable_now, 0, trap["variable"]),
-        Pair("next_batch", _batches_then, _batches_now, 0, trap["batches"]),
-        Pair("minimize", _minimize_then, _minimize_now, 1e-6, trap["minimize"]),
-        Pair("hooks", _hooks_then, _hooks_now, 1e-6, trap["hooks"]),
-        Pair("checkpoint_dir", _checkpoint_then, _checkpoint_now, 0, trap["checkpoint"]),
-        Pair("keep_prob", _dropout_then, _dropout_now, 0.02, trap["dropout"]),
-    )
+        Pair("placeholder, feed_dict", _placeholder_then, _placeholder_now, 0,
+             "pass tensors: each new Python number would be traced anew"),
+        Pair("initializer, Session", _variable_then, _variable_now, 0,
+             "no initialiser to forget; a variable made inside a step is made only once"),
+        Pair("next_batch", _batches_then, _batches_now, 0,
+             "next_batch shuffled and repeated; batch() ends and keeps a short rest"),
+        Pair("minimize", _minimize_then, _minimize_now, 1e-6,
+             "nothing is recorded outside the tape"),
+        Pair("hooks", _hooks_then, _hooks_now, 1e-6,
+             "last_step counted from the checkpoint on; epochs count from 0 in every fit"),
+        Pair("checkpoint_dir", _checkpoint_then, _checkpoint_now, 0,
+             "saving is now yours: at the end, or in a callback"),
+        Pair("keep_prob", _dropout_then, _dropout_now, 0.02,
+             "rate is what is dropped, keep_prob what is kept"),
+    )  # fmt: skip
 
 
 # The threads that start operators carry TensorFlow's name; those inside an operator do not.
@@ -294,9 +239,7 @@ print(json.dumps({**counted, "second": by_session(SECOND)}))
 """
 
 
-def count_threads(
-    then: int = 4, second: int = 7, now: int = 2, timeout_s: float = 120.0
-) -> dict[str, int]:
+def count_threads(then: int, second: int, now: int) -> dict[str, int]:
     """Count the inter-op threads that a fresh process starts.
 
     Args:
@@ -304,11 +247,10 @@ def count_threads(
         now: what it asks for by `tf.config.threading`.
     """
     program = _COUNT_THREADS
-    for name, count in {"then": then, "second": second, "now": now}.items():
-        require_count(count, name)
-        program = program.replace(name.upper(), str(count))
+    for name, count in {"THEN": then, "SECOND": second, "NOW": now}.items():
+        program = program.replace(name, str(count))
     run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=timeout_s
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120.0
     )
     if run.returncode:
         raise MissingComponentError(f"TensorFlow did not run: {run.stderr[-400:]}")

@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 
 WAYS = ("alone", "mirrored", "multi_worker", "horovod")
 REDUCTIONS = ("HierarchicalCopyAllReduce", "ReductionToOneDevice", "NcclAllReduce")
-DIVIDE = ("global", "replica")
 POLICIES = ("AUTO", "FILE", "DATA", "OFF")
+BATCH, STEPS = 100, 10  # images of a step, steps of `train`
 
 
 @dataclass(frozen=True)
 class StrategyRun:
     """The result of a training for one worker."""
 
-    way: str
-    replicas: int
     losses: tuple[float, ...]
     weights: tuple[np.ndarray, ...]
 
@@ -54,8 +52,8 @@ def strategy(
 
     require_known(way, WAYS, "way")
     if way == "mirrored":
-        known = None if reduction is None else require_known(reduction, REDUCTIONS, "reduction")
-        operations = None if known is None else getattr(tf.distribute, known)()
+        known = reduction and require_known(reduction, REDUCTIONS, "reduction")
+        operations = getattr(tf.distribute, known)() if known else None
         return tf.distribute.MirroredStrategy(split_cpu(devices), operations)
     if way == "multi_worker":
         kinds = tf.distribute.experimental.CommunicationImplementation
@@ -68,51 +66,55 @@ def strategy(
 
 
 def train(
-    way: str,
-    net: str = "mlp",
-    batch: int = 100,
-    steps: int = 10,
-    rate: float = 0.1,
-    divide: str = "global",
-    **how: Any,
+    way: str, rate: float = 0.1, divide: str = "global", batch: int = BATCH, **how: Any
 ) -> StrategyRun:
-    """Train with a custom loop; all ways take the same global batches of MNIST in order."""
+    """Train with a custom loop; all ways take the same global batches of MNIST in order.
+
+    Args:
+        divide: "global", the sum of losses by the global batch; "replica", by its part of it.
+        how: options of `strategy`.
+    """
     import numpy as np
     import tensorflow as tf
 
     from dlguide.data import datasets
 
-    require_known(divide, DIVIDE, "divide")
-    require_count(steps, "steps")
+    require_known(divide, ("global", "replica"), "divide")
     scheme = strategy(way, **how)
     ranks, rank = _horovod() if way == "horovod" else (1, 0)
     replicas = ranks * scheme.num_replicas_in_sync
     require(batch % replicas == 0, "batch", f"be a multiple of {replicas} replicas", batch)
     with scheme.scope():
-        model, optimizer = _net_and_optimizer(way, net, rate)
-    own = divide == "replica" or way == "horovod"
-    counted = batch // replicas if own else batch
+        model, optimizer = _net_and_optimizer(way, "mlp", rate)
+    counted = batch // replicas if divide == "replica" or way == "horovod" else batch
 
     def replica(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            logits = model(images, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_sum(losses) / counted
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)
+        losses = _learn(images, labels, model, optimizer, counted)
         return tf.reduce_sum(losses) / (batch // ranks)
 
     @tf.function
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         return scheme.reduce("SUM", scheme.run(replica, args=(images, labels)), axis=None)
 
-    data = datasets.load("mnist").first(batch * steps)
-    mine = np.arange(batch * steps).reshape(steps, ranks, -1)[:, rank].ravel()
+    data = datasets.load("mnist").first(batch * STEPS)
+    mine = np.arange(batch * STEPS).reshape(STEPS, ranks, -1)[:, rank].ravel()
     samples = data.train_images[mine], data.train_labels[mine]
     batches = tf.data.Dataset.from_tensor_slices(samples).batch(batch // ranks)
     batches = scheme.experimental_distribute_dataset(sharded(batches, "DATA"))
     losses = tuple(float(step(*each)) for each in batches)
-    return StrategyRun(way, replicas, losses, tuple(model.get_weights()))
+    return StrategyRun(losses, tuple(model.get_weights()))
+
+
+def _learn(images: tf.Tensor, labels: tf.Tensor, model: Any, optimizer: Any, counted: int) -> Any:
+    """Make a step with the sum of the losses divided by `counted`; return the losses."""
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        logits = model(images, training=True)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        loss = tf.reduce_sum(losses) / counted
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return losses
 
 
 def _horovod() -> tuple[int, int]:
@@ -122,10 +124,10 @@ def _horovod() -> tuple[int, int]:
     return hvd.size(), hvd.rank()
 
 
-def step_parts(way: str, batch: int = 100, turns: int = 12) -> dict[str, list[float]]:
+def step_parts(way: str, turns: int) -> dict[str, list[float]]:
     """Time the parts of a training step of "mnist_cnn" in turns, in the processes of `way` (s).
 
-    Every replica has its part of `batch`. All parts run in the same processes with the same
+    Every replica has its part of the batch. All parts run in the same processes with the same
     threads, so that their sum can be compared with the whole step.
 
     Returns:
@@ -142,7 +144,7 @@ def step_parts(way: str, batch: int = 100, turns: int = 12) -> dict[str, list[fl
     scheme = strategy(way)
     ranks, rank = _horovod() if way == "horovod" else (1, 0)
     replicas = ranks * scheme.num_replicas_in_sync
-    own, data = batch // replicas, datasets.load("mnist").first(batch)
+    own, data = BATCH // replicas, datasets.load("mnist").first(BATCH)
     begin = rank * own if ranks > 1 else 0
     images, labels = data.train_images[begin:], data.train_labels[begin:]
     devices = [f"CPU:{each}" for each in range(replicas)] if way == "mirrored" else [None]
@@ -154,13 +156,7 @@ def step_parts(way: str, batch: int = 100, turns: int = 12) -> dict[str, list[fl
         together = _net_and_optimizer(way)
 
     def learn(images: tf.Tensor, labels: tf.Tensor, net: Any = together) -> tf.Tensor:
-        model, optimizer = net
-        with tf.GradientTape() as tape:
-            logits = model(images, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_sum(losses) / batch
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return loss
+        return tf.reduce_sum(_learn(images, labels, *net, BATCH))
 
     def computing() -> None:
         for place, (device, net) in enumerate(zip(devices, apart, strict=True)):
@@ -178,7 +174,7 @@ def step_parts(way: str, batch: int = 100, turns: int = 12) -> dict[str, list[fl
 
     def feed(endless: bool) -> Any:
         rows = tf.data.Dataset.from_tensor_slices((images, labels)).repeat()
-        batches = rows.batch(batch // ranks, drop_remainder=True)
+        batches = rows.batch(BATCH // ranks, drop_remainder=True)
         batches = batches if endless else batches.take(turns + 2)
         return iter(scheme.experimental_distribute_dataset(sharded(batches, "DATA")))
 
@@ -252,29 +248,29 @@ def sharded(batches: tf.data.Dataset, policy: str) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
-def samples_seen(policy: str, files: int = 0, samples: int = 12, batch: int = 4) -> list[list[int]]:
-    """Return the numbers of the samples that this worker gets, step by step."""
+def samples_seen(policy: str, files: int = 0) -> list[list[int]]:
+    """Return the numbers of the 12 samples that this worker gets, step by step."""
     import tensorflow as tf
 
     scheme = strategy("multi_worker")
     with tempfile.TemporaryDirectory() as folder:
         if files:
-            _write(folder, files, samples)
+            _write(folder, files)
             names = tf.data.Dataset.list_files(f"{folder}/*", shuffle=False)
             numbers = names.interleave(tf.data.TFRecordDataset, cycle_length=1)
             numbers = numbers.map(lambda record: tf.strings.to_number(record, tf.int64))
         else:
-            numbers = tf.data.Dataset.range(samples)
-        batches = scheme.experimental_distribute_dataset(sharded(numbers.batch(batch), policy))
+            numbers = tf.data.Dataset.range(12)
+        batches = scheme.experimental_distribute_dataset(sharded(numbers.batch(4), policy))
         steps = [scheme.experimental_local_results(each) for each in batches]
     return [[int(number) for part in step for number in part.numpy()] for step in steps]
 
 
-def _write(folder: str, files: int, samples: int) -> None:
+def _write(folder: str, files: int) -> None:
     import numpy as np
     import tensorflow as tf
 
-    for file, numbers in enumerate(np.array_split(np.arange(samples), files)):
+    for file, numbers in enumerate(np.array_split(np.arange(12), files)):
         with tf.io.TFRecordWriter(os.path.join(folder, f"{file:03}.tfrecord")) as writer:
             for number in numbers:
                 writer.write(b"%d" % number)

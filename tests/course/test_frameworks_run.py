@@ -172,8 +172,3 @@ def test_rows_show_programs_without_imports_and_docstrings():
 def test_threads_are_those_that_the_first_session_of_a_process_asked_for():
     counted = tensorflow_one.count_threads(then=3, second=6, now=5)
     assert counted == {"now": 5, "then": 3, "second": 0}
-
-
-def test_threads_must_be_counts():
-    with pytest.raises(ValueError, match="`then` must be a whole number of at least 1"):
-        tensorflow_one.count_threads(then=0)

@@ -45,32 +45,22 @@ def ways_of_training():
     def demand(name, *right):
         wrong.extend([name] * (not all(right)))
 
-    cases = [("allreduce", world.size, 0, 1)]
-    cases += [
-        (way, world.size - servers, servers, group)
-        for way in kvstore.KVSTORES
-        for servers in range(1, world.size)
-        for group in (1, 2)
-    ]
-    for way, workers, servers, group in cases:
-        name = f"{way}, {workers} workers, {servers} servers, {group} a node"
+    cases = [("allreduce", world.size, 1)]
+    if world.size > 1:
+        cases += [(way, world.size - 1, group) for way in kvstore.KVSTORES for group in (1, 2)]
+    for way, workers, group in cases:
+        name = f"{way}, {workers} workers, {group} a node"
         # unequal batches, so that a mean of means would be seen
         sizes = [batch + worker for worker in range(workers)]
         dealt = [[random.integers(0, 60, size) for _ in range(steps)] for size in sizes]
         start = np.zeros(12)
-        last, record = kvstore.train(
-            world, way, start, gradient, dealt, rate, max(1, servers), group
-        )
+        choice = kvstore.Choice(way, rate, group)
+        last, record = kvstore.train(world, choice, start, gradient, dealt)
         everyone = world.allgather(record)
         demand(f"{name}: weights differ", len(set(world.allgather(last.tobytes()))) == 1)
         seen = [each.samples for each in everyone if each.role == "worker"]
         wanted = [tuple(tuple(step.tolist()) for step in worker) for worker in dealt]
         demand(f"{name}: not equal work", seen == wanted)
-        demand(f"{name}: steps", all(len(e.step_s) == steps - 1 for e in everyone[:workers]))
-        demand(f"{name}: times", all(e.seconds >= sum(e.step_s) > 0 for e in everyone[:workers]))
-        demand(f"{name}: waiting", all(
-            0 <= e.waited_s <= sum(e.step_s) for e in everyone[:workers]
-        ))  # fmt: skip
         demand(f"{name}: weights changed", not start.any())
         sync = way == "allreduce" or "async" not in way
         if sync:
@@ -81,15 +71,15 @@ def ways_of_training():
         if way == "allreduce":
             demand(f"{name}: bytes", sum(sent) == steps * 2 * (workers - 1) * nbytes)
         else:
-            heads = 24 * servers
+            heads = 24
             speak = [worker for worker in range(workers) if worker % joined == 0]
             demand(f"{name}: bytes of workers", all(
                 sent[w] == (w in speak) * steps * (nbytes + heads) for w in range(workers)
             ))  # fmt: skip
             demand(f"{name}: bytes of servers", sum(sent[workers:])
-                   == steps * leaders * (nbytes + 8 * servers))  # fmt: skip
+                   == steps * leaders * (nbytes + 8))  # fmt: skip
             stale = [s for each in everyone[workers:] for s in each.staleness]
-            demand(f"{name}: gradients used", len(stale) == steps * leaders * servers)
+            demand(f"{name}: gradients used", len(stale) == steps * leaders)
             demand(f"{name}: stale", not (sync and any(stale)))
     return wrong
 
@@ -144,14 +134,7 @@ def test_ways_side_by_side_take_the_ranks_that_they_need(ranks, tmp_path):
 
 
 def test_both_spellings_of_the_sources_are_one_mode():
-    assert kvstore.mode_of("dist_sync_device") == kvstore.mode_of("dist_device_sync")
-    assert kvstore.mode_of("dist_sync") == ("synchronous", "host")
-    assert kvstore.mode_of("dist_async_device") == ("asynchronous", "device")
-
-
-def test_a_slip_is_refused():
-    with pytest.raises(ValueError, match="dist_async"):
-        kvstore.mode_of("dist_asynk")
+    assert kvstore.KVSTORES["dist_sync_device"] == kvstore.KVSTORES["dist_device_sync"]
 
 
 class One:
@@ -163,15 +146,15 @@ class One:
 def test_ranks_that_do_not_fit_are_refused():
     dealt = [[np.arange(2)]]
     with pytest.raises(ValueError, match="have 2 ranks for 1 workers and 1 servers"):
-        kvstore.train(One(), "dist_sync", np.zeros(2), None, dealt, 0.1)
+        kvstore.train(One(), kvstore.Choice("dist_sync", 0.1), np.zeros(2), None, dealt)
     with pytest.raises(ValueError, match="have 2 ranks for 2 workers and 0 servers"):
-        kvstore.train(One(), "allreduce", np.zeros(2), None, dealt * 2, 0.1)
+        kvstore.train(One(), kvstore.Choice("allreduce", 0.1), np.zeros(2), None, dealt * 2)
     two = One()
     two.size = 2
     with pytest.raises(ValueError, match=r"as many steps for each worker, got \[1, 0\]"):
-        kvstore.train(two, "allreduce", np.zeros(2), None, [*dealt, []], 0.1)
-    with pytest.raises(ValueError, match="`way`"):
-        kvstore.train(One(), "gossip", np.zeros(2), None, dealt, 0.1)
+        kvstore.train(two, kvstore.Choice("allreduce", 0.1), np.zeros(2), None, [*dealt, []])
+    with pytest.raises(ValueError, match=r"`way` must be .* Did you mean dist_async\?"):
+        kvstore.train(One(), kvstore.Choice("dist_asynk", 0.1), np.zeros(2), None, dealt)
 
 
 # --- the flat net --------------------------------------------------------------------------------

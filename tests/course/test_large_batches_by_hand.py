@@ -89,3 +89,33 @@ def test_steps_to_a_loss_fall_with_the_batch_and_none_means_never():
     small, large = (large_batches.steps_to(1.0, b, 0.2, 0, data, 300) for b in (16, 256))
     assert 0 < large <= small
     assert large_batches.steps_to(0.01, 16, 0.2, 0, data, 20) is None
+
+
+# --- Nyholm's thesis ---
+
+RECIPE = {"experiment": 6, "workers": 32, "framework": "Horovod"}
+
+
+def test_one_published_row_is_found_or_refused():
+    assert large_batches.published_row(RECIPE)["top1_percent"] == 74.662
+    with pytest.raises(ValueError, match="match one row of accuracy, 2 match"):
+        large_batches.published_row({"experiment": 6, "workers": 32})
+    with pytest.raises(ValueError, match="0 match"):
+        large_batches.published_row({"experiment": 12})
+    with pytest.raises(ValueError, match="`columns` must be one of"):
+        large_batches.published_row({"experimnt": 4})
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "workers"), [(53, 6, 3), (12, 4, 3), (13, 4, 3), (1, 5, 1), (100, 7, 4)]
+)
+def test_the_last_batch_is_what_dealing_out_leaves(samples, batch, workers):
+    own = len([*range(samples), *range(-samples % workers)][::workers])  # filled up, dealt out
+    *_, last = [len(range(own)[at : at + batch]) for at in range(0, own, batch)]
+    assert large_batches.last_batch(samples, batch, workers) == last
+
+
+def test_the_last_batches_of_the_thesis():
+    found = [large_batches.last_batch(1_281_167, 128, workers) for workers in (8, 16, 24, 32)]
+    assert found == [18, 73, 6, 101]
+    assert large_batches.last_batch(1_281_167, 32, 32) == 5  # experiment 7

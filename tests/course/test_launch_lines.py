@@ -35,16 +35,12 @@ DECK = (
     "-map-by socket -H 192.168.10.110 --report-bindings --oversubscribe -x LD_LIBRARY_PATH "
     "python ./tf_cnn_benchmarks.py"
 )
-TUTORIAL = (
-    "mpirun_rsh -export-all -np 4 gpu01 gpu01 gpu02 gpu02 MV2_USE_CUDA=1 caffe train -solver s"
-)
 HANDS_ON = (
     "mpirun -prepend-rank -genv OMP_NUM_THREADS=2 -genv I_MPI_DEBUG=5 -n 4 python -u cnn_mnist.py"
 )
-SRUN = "srun -lN1 -n 1 -c 28 -r 3 python ./main.py --rank 3 &\nwait"
-MXNET = "OMP_NUM_THREADS=1 python ../../tools/launch.py -n 16 -H ~/ipfile python train.py --gpus 0"
-NVCAFFE = 'mpirun -bind-to none -np 48 -pernode --tag-output caffe train --solver "a b.prototxt"'
-LINES = [IMAGENET, THESIS, GUIDE_64, DECK, TUTORIAL, HANDS_ON, SRUN, MXNET, NVCAFFE]
+SRUN = "srun -l -N 1 -n 1 -c 28 python ./main.py --rank 3"
+NVCAFFE = 'mpirun -bind-to none -np 48 --tag-output caffe train --solver "a b.prototxt"'
+LINES = [IMAGENET, THESIS, GUIDE_64, DECK, HANDS_ON, SRUN, NVCAFFE]
 
 
 def said(launch, beginning):
@@ -60,8 +56,7 @@ def test_every_word_of_the_line_is_explained_or_belongs_to_the_program(line):
     program = [word.strip('"') for word in launch.job.program]
     left = [word for word in plain if word not in program]
     shown = {word.strip("\"'") for word in told} | {word.replace('"', "") for word in told}
-    missing = [word for word in left if word not in shown and word not in ("-lN1",)]
-    assert not missing
+    assert not [word for word in left if word not in shown]
     assert all(word.did for word in launch.words)
     assert all(word.note for word in launch.words if word.state != "works")
 
@@ -86,7 +81,7 @@ def test_c12_the_copied_flags_are_called_dated_and_left_out_of_todays_lines():
     assert states == {**dated, "-oversubscribe": "harmful"}
     assert "no InfiniBand" in said(launch, "-mca btl").did
     assert "gives up pinning" in said(launch, "-bind-to").note
-    for command in launch.commands.values():
+    for command in launch_command.all_lines(launch.job).values():
         assert not any(word in command for word in ("openib", "ob1", "oversub", "bind-to none"))
 
 
@@ -109,48 +104,23 @@ def test_shell_variables_stay_in_the_job():
     launch = launch_lines.explain(DECK)
     assert launch.launcher == "mpirun of Open MPI"
     assert said(launch, "-cpus-per-proc").state == "dead"
-    commands = launch.commands
+    commands = launch_command.all_lines(launch.job)
     assert "-n $NP -hosts 192.168.10.110" in commands["MPICH"]
     assert "--map-by slot:PE=$PER_PROC" in commands["Open MPI 5"]
     assert "--cpus-per-task=$PER_PROC" in commands["Slurm"]
-
-
-def test_mpirun_rsh_takes_hosts_and_variables_before_the_program():
-    launch = launch_lines.explain(TUTORIAL)
-    job = launch.job
-    assert (job.hosts, job.per_node) == ("gpu01,gpu02", "2")
-    assert job.variables == {"MV2_USE_CUDA": "1"}
-    assert job.program == ("caffe", "train", "-solver", "s")
-    assert "--host gpu01:2,gpu02:2" in launch.commands["Open MPI 5"]
-    by_file = launch_lines.explain("mpirun_rsh -np 4 -hostfile hosts MV2_USE_CUDA=1 ./test gpu").job
-    assert (by_file.hostfile, by_file.hosts, by_file.program) == ("hosts", "", ("./test", "gpu"))
-
-
-def test_joined_options_of_srun_are_taken_apart():
-    launch = launch_lines.explain(SRUN)
-    job = launch.job
-    assert (job.nodes, job.ranks, job.cpus, job.label) == ("1", "1", "28", True)
-    assert job.program == ("python", "./main.py", "--rank", "3")
-    assert [word.text for word in launch.words][-2:] == ["&", "wait"]
-    twice = launch_lines.explain("srun -ln1 -n 2 main")
-    assert twice.job.ranks == "2"
-    assert any("given twice" in word.note for word in twice.words)
-    more = launch_lines.explain(f"{SRUN.partition('&')[0]} &\n{SRUN}")
-    assert "After it come 1 more launch lines: read them one by one." in more.findings
 
 
 def test_i_mpi_debug_and_its_likes_are_known():
     launch = launch_lines.explain(HANDS_ON)
     assert "CPUs of every rank" in said(launch, "-genv I_MPI_DEBUG=5").did
     assert launch.job.variables == {"OMP_NUM_THREADS": "2", "I_MPI_DEBUG": "5"}
-    assert "dead" in said(launch_lines.explain(MXNET), "../../tools/launch.py").note
-    assert launch_lines.explain(NVCAFFE).job.per_node == "1"
+    assert "ONEDNN_VERBOSE" in launch_lines.explain("MKLDNN_VERBOSE=1 mpirun a").words[0].note
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_todays_lines_say_the_same_job(line):
     job = launch_lines.explain(line).job
-    for name, command in launch_lines.explain(line).commands.items():
+    for name, command in launch_command.all_lines(job).items():
         again = launch_lines.explain(command)
         if name in ("MPICH", "Intel MPI"):
             assert again.launcher == "mpiexec of MPICH and Intel MPI"
@@ -166,7 +136,7 @@ def test_mpichs_line_really_starts_the_ranks():
     folder = Path(sysconfig.get_path("scripts"))
     program = f"{sys.executable} -c 'import os; print(os.environ[\"DL_X\"])'"
     launch = launch_lines.explain(f"mpirun -bind-to none -np 2 -x DL_X=a,b --tag-output {program}")
-    words = shlex.split(launch.commands["MPICH"])
+    words = shlex.split(launch_command.mpich(launch.job))
     ran = subprocess.run(
         [str(folder / words[0]), *words[1:]], capture_output=True, text=True, timeout=60
     )
@@ -177,19 +147,18 @@ def test_mpichs_line_really_starts_the_ranks():
 @pytest.mark.parametrize(
     ("line", "must"),
     [
-        ("", r"`command` must be a launch line, got ''"),
-        ("ls -l", r"`command` must have a launcher, .* got 'ls' at column 1"),
-        ("mpirun -np 2 -mcca a b x", r"got '-mcca' at column 14\. Did you mean -mca\?"),
-        ("srun --ntaks 2 x", r"got '--ntaks' at column 6\. Did you mean --ntasks\?"),
-        ("mpiexec -np two x", r"have a count after -np, got 'two' at column 13"),
-        ("mpiexec -np", r"have a value after -np, got nothing at column 12"),
-        ("mpiexec -np 2 'x", r"close each quotation mark, got \"'\" at column 15"),
-        ("time mpiexec -np 2 x", r"have variables or the launcher here, got 'time' at column 1"),
-        ("mpirun -np 2 -x", r"have a value after -x, got nothing"),
-        ("OMP_NUM_THREADS=x mpirun -np 2 a", r"`OMP_NUM_THREADS` must have its value here"),
+        ("", r"`command` must have a launcher, .* got ''"),
+        ("ls -l", r"`command` must have a launcher, .* got 'ls -l'"),
+        ("mpirun -np 2 -mcca a b x", r"got 'mcca'\. Did you mean mca\?"),
+        ("srun --ntaks 2 x", r"got 'ntaks'\. Did you mean ntasks\?"),
+        ("mpiexec -np two x", r"have a count after -np, got 'two'"),
+        ("mpiexec -np", r"have a value after -np, got 'nothing'"),
+        ("mpiexec -np 2 'x", r"close each quotation mark"),
+        ("time mpiexec -np 2 x", r"have only variables before the launcher, got 'time'"),
+        ("mpirun -np 2 -x", r"have a value after -x, got 'nothing'"),
     ],
 )
-def test_a_fault_is_shown_at_its_place(line, must):
+def test_a_fault_is_named(line, must):
     with pytest.raises(ValueError, match=must):
         launch_lines.explain(line)
 
@@ -202,14 +171,14 @@ def test_a_line_without_a_program_is_noticed():
 def test_any_line_is_read_or_refused(rest):
     reasons = []
     try:
-        str(launch_lines.explain(f"mpirun {rest}"))
+        launch_lines.explain(f"mpirun {rest}")
     except ValueError as error:
         reasons.append(str(error))
     assert all(reason.startswith("`") for reason in reasons)
 
 
 def test_every_option_of_every_launcher_is_described():
-    for name, table, _ in launch_lines.FAMILIES.values():
+    for name, table in launch_lines.FAMILIES.values():
         for option in table.values():
             assert option.did, name
             assert option.note or option.state == "works", name

@@ -43,20 +43,8 @@ def test_a_model_too_large_for_one_is_split_and_copies_are_whole():
 def test_what_cannot_hold_the_model_comes_last():
     choices = processor_choice.choose(10**10, 1000, {"P100": 4, "8180": 1})
     assert names(choices)[-1] == "NVIDIA P100 SXM2"
-    assert not choices[-1].fits
     assert choices[-1].flops_per_s == 0
     assert "cannot hold" in choices[-1].reasons[0]
-
-
-def test_developing_takes_one_that_holds_the_model():
-    few = {"H200": 1, "8180": 100}
-    produce, develop = (
-        processor_choice.choose(10**8, 1000, few, stage=stage) for stage in ("produce", "develop")
-    )
-    assert produce[0].kind == "gpu"
-    assert {each.count for each in develop} == {1}
-    large = processor_choice.choose(10**10, 1000, {"P100": 16, "8180": 1}, stage="develop")
-    assert {each.name: each.count for each in large}["NVIDIA P100 SXM2"] == 10
 
 
 @pytest.mark.parametrize(
@@ -97,7 +85,6 @@ def test_activations_count_when_a_model_must_fit():
         ({"available": {}}, r"`available` must name at least one processor"),
         ({"available": {"P100": 0}}, r"`available\['P100'\]` must be a whole number"),
         ({"available": {"P1000": 1}}, r"`name` must be in the catalogue, got .P1000."),
-        ({"stage": "dev"}, r"`stage` must be one of develop, produce"),
     ],
 )
 def test_bad_input_is_named(harm, text):

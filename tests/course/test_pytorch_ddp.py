@@ -63,7 +63,7 @@ def test_weights_come_back_from_pytorchs_order_bit_by_bit():
     ]  # fmt: skip
     for ours, theirs in zip(pytorch_net.to_keras(there), arrays, strict=True):
         assert np.array_equal(ours, theirs)
-    assert pytorch_net.nbytes(arrays) == 8 * 184_586
+    assert sum(each.nbytes for each in arrays) == 8 * 184_586
     assert sorted(pytorch_net.READY) == sorted(pytorch_net.SHAPES)
 
 
@@ -97,7 +97,7 @@ def test_owner_bears_the_traffic_of_all_helpers():
         assert found["a helper"] == 2 * 1000 + 120
         assert found["rank 0"] == (ranks - 1) * found["a helper"]
         assert found["each of a ring"] < 4 * 1000
-    assert set(pytorch_ddp.traffic(1, 1000).values()) == {0.0}
+    assert set(pytorch_ddp.traffic(1, 1000, 0).values()) == {0.0}
 
 
 def test_missing_pytorch_is_told_with_the_command(monkeypatch):
@@ -175,7 +175,7 @@ def everything(samples, global_batch):
     images = random.random((samples, 28, 28, 1), np.float32)
     labels = random.integers(0, 10, samples).astype(np.int32)
     data = Dataset("random", images, labels, images[:23], labels[:23])
-    options = {"learning_rate": 0.1, "epochs": 2, "threads": 1, "evaluate": True}
+    options = {"learning_rate": 0.1}
     serial = pytorch_ddp.train(weights, data, "alone", batch=global_batch, **options)
     options |= {"batch": global_batch // comm.size, "comm": comm}
     found = {}
@@ -187,7 +187,6 @@ def everything(samples, global_batch):
             found[f"{way} {layout}"] = {
                 "apart": float(max(apart)),
                 "loss": np.abs(np.divide(came.run.loss, serial.run.loss) - 1).tolist(),
-                "accuracy": [came.run.test_accuracy, serial.run.test_accuracy],
                 "sent": came.sent,
                 "held": came.held,
                 "buckets": came.buckets,
@@ -201,10 +200,8 @@ def everything(samples, global_batch):
     found["moved"] = float(min(moved))
     copies = pytorch_ddp.train(weights, data, "ddp", views=False, **options)
     found["copies"] = copies.held
-    parts = pytorch_ddp.measure_parts(
-        weights, data, comm, 5, (None, 1), repeats=2, warmup=2, threads=1
-    )
-    found["parts"] = [parts.nbytes, len(parts.gloo.seconds), list(map(str, parts.together))]
+    parts = pytorch_ddp.measure_parts(weights, data, comm, 5, (None, 1), repeats=2)
+    found["parts"] = [len(parts.gloo.seconds), list(map(str, parts.together))]
     found["parts"].append(parts.exposed_s(1) == parts.exposed_s(1))
     return found
 
@@ -220,14 +217,13 @@ def test_every_way_is_the_serial_training(tmp_path, ranks):
         copies, parts = found.pop("copies"), found.pop("parts")
         assert moved > 1e-6
         assert copies["buckets"] == whole
-        assert parts == [whole, 2, ["None", "1"], True]
+        assert parts == [2, ["None", "1"], True]
         for name, came in found.items():
             owned = name.startswith("data_parallel")
             if not owned or rank == 0:
                 assert came["apart"] <= 1e-10, name
             assert max(came["loss"]) <= 1e-10, name
-            assert came["accuracy"][0] == came["accuracy"][1], name
-            assert came["steps"] == [8, ranks, SAMPLES]
+            assert came["steps"] == [4, ranks, SAMPLES]
             helps = owned and rank > 0
             momentum = 0 if helps else whole
             kept = {"weights": whole, "gradients": whole, "momentum": momentum, "buckets": 0}
@@ -276,7 +272,6 @@ def test_arguments_that_cannot_be_are_refused_on_all_ranks_alike(tmp_path):
         "`batch` must be equal on all ranks": {"differ": True},
         "`batch_per_rank` must be at most the 4 samples": {"batch": 5},
         "`layout` must be one of channels_first, channels_last": {"layout": "NCHW"},
-        "`momentum` must be at least 0 and below 1, got 1": {"momentum": 1},
         "`learning_rate` must be a positive number": {"learning_rate": 0},
         "`weights` must be equal on all ranks, got 'float64 with": {"way": "own", "own weights": 1},
     }
@@ -300,18 +295,11 @@ def test_plain_processes_meet_without_mpi_at_every_place():
 
 @needs_pytorch
 def test_process_whose_others_do_not_come_says_so():
-    order = {"rank": 0, "ranks": 2, "timeout_s": 2.0, "door": -1}
-    order["places"] = [["tcp", f"tcp://127.0.0.1:{pytorch_rendezvous._free_port()}"]]
+    order = {"rank": 0, "ranks": 2, "timeout_s": 2.0}
+    order["places"] = {"tcp": f"tcp://127.0.0.1:{pytorch_rendezvous.free_ports(1)[0]}"}
     command = [sys.executable, "-m", "dlcourse.pytorch_rendezvous", json.dumps(order)]
     done = subprocess.run(
         command, stdin=subprocess.PIPE, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
     assert "imed out" in done.stderr
-
-
-def test_places_that_are_unknown_are_refused():
-    with pytest.raises(ValueError, match="`places` must be one of file, store, tcp, got 'redis'"):
-        pytorch_rendezvous.meet(2, ["redis"])
-    with pytest.raises(ValueError, match="`places` must name at least one"):
-        pytorch_rendezvous.meet(2, [])

@@ -11,34 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import (
-    AMBER,
-    HATCHES,
-    PAPER,
-    YELLOW,
-    area,
-    arrow,
-    bare,
-    box,
-    listed,
-    middle,
-    named_rows,
-    not_empty,
-    note,
-    patches,
-)
+from dlcourse.pictures import shapes
+from dlcourse.pictures.shapes import AMBER, PAPER, PLAIN, YELLOW, arrow, listed, middle, note
 from dlguide.errors import require, require_count, require_known
-from dlguide.plots.figures import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    figure,
-    legend_above,
-)
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure, legend_above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,9 +22,6 @@ if TYPE_CHECKING:
 
 
 # --- collectives ---
-
-# From few to all contributions; dark enough to differ in grey, light enough for black numbers.
-_LIGHT, _DARK = (1.0, 1.0, 1.0), (0.34, 0.71, 0.91)
 
 
 @dataclass(frozen=True)
@@ -75,12 +48,10 @@ def steps(name: str, ranks: int = 4, ranks_per_node: int = 2) -> tuple[Step, ...
     }
     require_known(name, ways, "name")
     require_count(ranks, "ranks")
-    if name.endswith("_doubling"):
-        require(ranks & (ranks - 1) == 0, "ranks", "be a power of two for this picture", ranks)
-    if name == "hierarchical":
-        require_count(ranks_per_node, "ranks_per_node")
-        whole = ranks % ranks_per_node == 0
-        require(whole, "ranks", f"fill whole nodes of {ranks_per_node}", ranks)
+    power = ranks & (ranks - 1) == 0 or not name.endswith("_doubling")
+    require(power, "ranks", "be a power of two for this picture", ranks)
+    whole = name != "hierarchical" or ranks % require_count(ranks_per_node, "ranks_per_node") == 0
+    require(whole, "ranks", f"fill whole nodes of {ranks_per_node}", ranks)
     return tuple(ways[name]())
 
 
@@ -102,7 +73,6 @@ def contributions(
     return tuple(course)
 
 
-@not_empty
 def collective(
     panels: Mapping[str, Sequence[Step]], ranks: int = 4, follow: int | None = None
 ) -> Figure:
@@ -111,23 +81,19 @@ def collective(
     Args:
         follow: the messages that carry only this part are drawn thick and in purple.
     """
-    require_count(ranks, "ranks")
     most = max(len(schedule) for schedule in panels.values())
     size = (max(4.6, 1.25 * ranks) * len(panels), 0.8 * (most + 1) + 0.6)
     words = [f"{title}: {_steps_words(each)}" for title, each in panels.items()]
-    alt = "Who sends what to whom. " + " ".join(words).replace("\n", " ")
+    alt = "Who sends what to whom. " + " ".join(words)
     drawn, grid = figure(1, len(panels), *size, alt)
-    for axes, (title, schedule) in zip(grid, panels.items(), strict=True):
-        bare(axes, (-0.95, ranks - 0.45), (-most - 0.35, 0.75))
-        axes.set_title(title, fontsize=10)
+    for axes, schedule in shapes.titled(grid, panels):
+        shapes.bare(axes, (-0.95, ranks - 0.45), (-most - 0.35, 0.75))
         _steps_panel(axes, schedule, ranks, follow)
     lines = {"added by the receiver": (BLUE, "-"), "kept by the receiver": (ORANGE, "--")}
-    if follow is not None:
-        lines[f"part {follow}"] = (PURPLE, "-")
+    lines |= {} if follow is None else {f"part {follow}": (PURPLE, "-")}
     for name, (colour, line) in lines.items():
         grid[0].plot([], [], line, color=colour, label=name)
-    place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0.02), "ncols": len(lines)}
-    grid[0].legend(frameon=False, fontsize=8, **place)
+    grid[0].legend(**PLAIN, loc="upper left", bbox_to_anchor=(0.0, 0.02), ncols=len(lines))
     return drawn
 
 
@@ -173,12 +139,13 @@ def _halving(ranks: int) -> list[Step]:
     ways, distance = [], ranks // 2
     while distance:
         # a rank keeps the half on its own side and sends the other; both are `distance` long
-        step = []
-        for rank in range(ranks):
-            partner = rank ^ distance
-            start = partner // distance * distance
-            step.append(Message(rank, partner, tuple(range(start, start + distance)), True))
-        ways.append(tuple(step))
+        starts = [(rank ^ distance) // distance * distance for rank in range(ranks)]
+        ways.append(
+            tuple(
+                Message(rank, rank ^ distance, tuple(range(start, start + distance)), True)
+                for rank, start in enumerate(starts)
+            )
+        )
         distance //= 2
     return ways + _back(ways)
 
@@ -200,32 +167,33 @@ def _steps_panel(axes: Axes, schedule: Sequence[Step], ranks: int, follow: int |
         for rank, parts in enumerate(state):
             for part, held in enumerate(parts):
                 left = rank - 0.37 + part * width
+                # white to sky blue: differs in grey, too, and is light enough for black numbers
                 share = (len(held) - 1) / max(1, ranks - 1)
-                colour = [a + share * (b - a) for a, b in zip(_LIGHT, _DARK, strict=True)]
-                area(axes, left, -level - 0.17, width, 0.34, colour, linewidth=0.7)
+                colour = (1 - 0.66 * share, 1 - 0.29 * share, 1 - 0.09 * share)
+                shapes.area(axes, left, -level - 0.17, width, 0.34, colour, linewidth=0.7)
                 middle(axes, str(len(held)), left + width / 2, -level - 0.01, 7)
     for level, step in enumerate(schedule):
         for m in step:
             look = {"color": BLUE if m.adds else ORANGE, "linestyle": "-" if m.adds else "--"}
-            thick = 0.7 + 2.3 * len(m.parts) / ranks
+            look["linewidth"] = 0.7 + 2.3 * len(m.parts) / ranks
             if m.parts == (follow,):
-                look["color"], thick = PURPLE, 2.6
+                look |= {"color": PURPLE, "linewidth": 2.6}
             # from the middle of the parts that move to where they arrive
             shift = width * (np.mean(m.parts) + 0.5) - 0.37
-            ends = (m.source + shift, -level - 0.19), (m.target + shift, -level - 0.81)
-            arrow(axes, *ends, linewidth=thick, **look)
+            arrow(
+                axes, (m.source + shift, -level - 0.19), (m.target + shift, -level - 0.81), **look
+            )
 
 
 def _steps_words(schedule: Sequence[Step]) -> str:
     summary = []
     for number, step in enumerate(schedule, start=1):
         each = [f"{m.source} to {m.target} parts {'+'.join(map(str, m.parts))}" for m in step]
-        kind = "to be added" if step and step[0].adds else "to be kept"
+        kind = "to be added" if step[0].adds else "to be kept"
         summary.append(f"step {number}, {kind}: rank {', '.join(each)}")
     return f"{'; '.join(summary) or 'no message'}."
 
 
-@not_empty
 def crowded_links(times: Mapping[str, Mapping[str, float]], reference: str) -> Figure:
     """Draw the time of each algorithm on each network, in units of one algorithm's on the first.
 
@@ -237,16 +205,15 @@ def crowded_links(times: Mapping[str, Mapping[str, float]], reference: str) -> F
     units = {n: {k: s / unit_s for k, s in one.items()} for n, one in times.items()}
     words = listed(units, lambda one: ", ".join(f"{k} {v:.2f}" for k, v in one.items()))
     alt = f"Time of an allreduce on networks, in units of the first {reference}. {words}."
-    rows = max(len(one) for one in times.values())
-    drawn, panels = figure(1, len(times), 3.4 * len(times), 0.9 + 0.3 * rows, alt)
+    names = list(next(iter(times.values())))
+    drawn, panels = figure(1, len(times), 3.4 * len(times), 0.9 + 0.3 * len(names), alt)
     longest = max(max(one.values()) for one in units.values())
-    for axes, (title, one) in zip(panels, units.items(), strict=True):
+    for axes, one in shapes.titled(panels, units):
         colours = [ORANGE if value > 1.2 * min(one.values()) else BLUE for value in one.values()]
         axes.barh(range(len(one)), one.values(), 0.65, color=colours)
         for place, value in enumerate(one.values()):
             axes.text(value, place, f" {value:.2f}", va="center", fontsize=8)
-        named_rows(axes, one if axes is panels[0] else [""] * len(one), 0.6)
-        axes.set_title(title, fontsize=10)
+        shapes.named_rows(axes, names if axes is panels[0] else [""] * len(one), 0.6)
         axes.set(xlim=(0, 1.2 * longest), xlabel=f"time ({reference} on the first = 1)")
     look = {"color": ORANGE, "fontsize": 7, "ha": "right", "va": "center"}
     panels[0].text(1.2 * longest, 0, "orange: > 1.2 x shortest", **look)
@@ -256,13 +223,10 @@ def crowded_links(times: Mapping[str, Mapping[str, float]], reference: str) -> F
 _MODELS = ((ORANGE, "--"), (GREEN, ":"))
 
 
-@not_empty
 def relative_times(
-    points: Sequence[Any],
-    models: Mapping[str, Mapping[str, Mapping[int, float]]],
-    reference: str = "library",
+    points: Sequence[Any], models: Mapping[str, Mapping[str, Mapping[int, float]]]
 ) -> Figure:
-    """Draw how many times as long as the reference each algorithm takes, a panel for each.
+    """Draw how many times as long as the library each algorithm takes, a panel for each.
 
     A point is the fastest sample, its bar runs to the median.
 
@@ -273,45 +237,41 @@ def relative_times(
     found: dict[str, dict[int, Any]] = {}
     for point in points:
         found.setdefault(point.name, {})[point.nbytes] = point
-    own = found.pop(reference)
+    own = found.pop("library")
     sizes = sorted(own)
     base = np.array([min(own[size].seconds) for size in sizes])
-    spread = np.array([np.quantile(own[n].seconds, [0, 0.5]) for n in sizes]) / base[:, None]
-    words = listed(
-        found,
-        lambda one: ", ".join(
-            f"{short_bytes(n)} {min(one[n].seconds) / min(own[n].seconds):.2f}" for n in sizes
-        ),
-    )
-    columns = 3
-    rows = -(-len(found) // columns)
-    alt = f"Time divided by that of the {reference}, by size. {words}."
-    drawn, panels = figure(rows, columns, 3.2 * columns, 2.3, alt)
-    for axes in panels[len(found) :]:
-        axes.set_axis_off()
-    for axes, (name, one) in zip(panels, found.items(), strict=False):
-        low, high = np.array([np.quantile(one[n].seconds, [0, 0.5]) for n in sizes]).T / base
-        axes.fill_between(sizes, *spread.T, color="#dddddd", linewidth=0)
+
+    def ratios(one: Mapping[int, Any]) -> np.ndarray:
+        return np.array([np.quantile(one[n].seconds, [0, 0.5]) for n in sizes]).T / base
+
+    words = listed(found, lambda one: ", ".join(
+        f"{short_bytes(n)} {ratio:.2f}" for n, ratio in zip(sizes, ratios(one)[0], strict=True)
+    ))  # fmt: skip
+    alt = f"Time divided by that of the library, by size. {words}."
+    drawn, panels = figure(-(-len(found) // 3), 3, 9.6, 2.3, alt)
+    titles = {name.replace("_", " "): name for name in found}
+    for axes, name in shapes.titled(panels, titles, fontsize=12):
+        low, high = ratios(found[name])
+        axes.fill_between(sizes, *ratios(own), color="#dddddd", linewidth=0)
         bars = (np.zeros_like(low), high - low)
         axes.errorbar(sizes, low, bars, fmt="o-", color=BLUE, markersize=4, elinewidth=0.6)
-        for (_, model), (colour, line) in zip(models.items(), _MODELS, strict=False):
+        for model, (colour, line) in zip(models.values(), _MODELS, strict=False):
             if name in model:
                 predicted = [model[name][n] for n in sizes] / base
                 axes.plot(sizes, predicted, line, color=colour, linewidth=1.6)
         axes.axhline(1, color=GREY, linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
-        axes.set(ylim=(1 / 16, 32), title=name.replace("_", " "))
+        axes.set_ylim(1 / 16, 32)
         axes.set_yticks([0.25, 1, 4, 16], ["1/4", "1", "4", "16"])
         ticks = [n for n in sizes if n in (8, 4096, 1 << 18, sizes[-1])]
         axes.set_xticks(ticks, [short_bytes(n) for n in ticks], fontsize=8)
         axes.minorticks_off()
-    panels[0].set_ylabel(f"time / {reference}")
-    axes = panels[0]
+    panels[0].set_ylabel("time / library")
     texts = [("measured", BLUE), *zip(models, (c for c, _ in _MODELS), strict=False)]
-    texts.append((f"{reference}: fastest to median", GREY))
+    texts.append(("library: fastest to median", GREY))
     for place, (text, colour) in enumerate(texts[::-1]):
-        note(axes, text, (sizes[0], 1 / 16), 2, 3 + 9 * place, color=colour, fontsize=7)
+        note(panels[0], text, (sizes[0], 1 / 16), 2, 3 + 9 * place, color=colour, fontsize=7)
     return drawn
 
 
@@ -326,60 +286,41 @@ def short_bytes(nbytes: int) -> str:
 # --- compression ---
 
 
-@not_empty
 def budget(parts: Mapping[str, Mapping[str, float]]) -> Figure:
     """Draw what the time of a step is made of, one bar for each case."""
-    names = list(next(iter(parts.values())))
-    for case, one in parts.items():
-        require(list(one) == names, "parts", f"have the parts {names} in {case!r}", list(one))
     words = listed(parts, lambda one: ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in one.items()))
     height = 0.7 + 0.3 * len(parts)
     drawn, (axes,) = figure(width=8.5, height=height, alt=f"Parts of a step. {words}")
-    left = np.zeros(len(parts))
-    for number, name in enumerate(names):
-        widths = np.array([1e3 * one[name] for one in parts.values()])
-        look = {"color": COLOURS[number % 6], "hatch": HATCHES[number % 6], "edgecolor": "white"}
-        axes.barh(range(len(parts)), widths, 0.7, left=left, label=name, linewidth=0, **look)
-        left = left + widths
-    for place, whole in enumerate(left):
+    ends = shapes.stacked(axes, ({n: 1e3 * s for n, s in one.items()} for one in parts.values()))
+    for place, whole in enumerate(ends):
         axes.text(whole, place, f" {whole:.0f} ms", va="center", fontsize=8)
-    named_rows(axes, parts, 0.6)
-    axes.set(xlim=(0, 1.12 * max(left)), xlabel="milliseconds")
+    shapes.named_rows(axes, parts, 0.6)
+    axes.set(xlim=(0, 1.12 * max(ends)), xlabel="milliseconds")
     legend_above(axes)
     return drawn
 
 
-@not_empty
 def error_feedback(
     given: Mapping[str, Sequence[float]], sent: Mapping[str, Sequence[float]]
 ) -> Figure:
     """Draw the sums of what was given and sent of some elements, and the error that is kept."""
-    require(list(given) == list(sent), "sent", f"have the titles {list(given)}", list(sent))
-    for title, one in given.items():
-        same = len(sent[title]) == len(one)
-        require(same, "sent", f"have {len(one)} steps of {title!r}", len(sent[title]))
-    sums = {
-        title: (np.cumsum([0, *one]), np.cumsum([0, *sent[title]])) for title, one in given.items()
-    }
-    words = listed(
-        {title: (a[-1], b[-1]) for title, (a, b) in sums.items()},
-        lambda ends: f"given {ends[0]:.3g}, sent {ends[1]:.3g}, kept {ends[0] - ends[1]:.3g}",
-    )
+    sums = {t: np.cumsum([[0, *one], [0, *sent[t]]], axis=1) for t, one in given.items()}
+    words = listed(sums, lambda both: "given {:.3g}, sent {:.3g}, kept {:.3g}".format(
+        *both[:, -1], both[0, -1] - both[1, -1]
+    ))  # fmt: skip
     drawn, panels = figure(1, len(given), 3.3 * len(given), 2.8, f"Sums over steps. {words}")
-    for axes, (title, (all_given, all_sent)) in zip(panels, sums.items(), strict=True):
+    for axes, (all_given, all_sent) in shapes.titled(panels, sums):
         steps = np.arange(len(all_given))
         look = {"step": "post", "color": "#dddddd", "label": "kept (the error)"}
         axes.fill_between(steps, all_sent, all_given, **look)
         axes.step(steps, all_given, where="post", color=BLUE, label="given so far")
         axes.step(steps, all_sent, "--", where="post", color=ORANGE, label="sent so far")
-        axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")
     panels[0].set_ylabel("sum of this number")
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[0].legend(**PLAIN)
     return drawn
 
 
-@not_empty
 def accuracy_and_bytes(
     found: Mapping[str, tuple[float, Sequence[float]]], live: Mapping[str, float]
 ) -> Figure:
@@ -392,14 +333,15 @@ def accuracy_and_bytes(
     """
     words = listed(found, lambda one: f"{one[0]:.0f} bytes, {np.mean(one[1]):.1f} percent")
     alt = f"Test accuracy of each scheme and its bytes per step. {words}"
-    means = {scheme: float(np.mean(accuracies)) for scheme, (_, accuracies) in found.items()}
-    high = sorted(means.values(), reverse=True)
+    high = sorted((float(np.mean(each)) for _, each in found.values()), reverse=True)
     gaps = [above - below for above, below in pairwise(high)]
-    lowest = high[gaps.index(max(gaps))] if gaps else high[0]  # the largest gap parts two panels
+    lowest = high[gaps.index(max(gaps))]  # the largest gap parts two panels
     drawn, (upper, lower) = figure(2, 1, 9.0, 2.3, alt)
     labels: list[tuple[float, float]] = []
+    thick = {"color": BLUE, "markeredgewidth": 2}
+    cross = {"color": ORANGE, "markersize": 7, "markeredgewidth": 2}
     for scheme, (nbytes, accuracies) in found.items():
-        mean = means[scheme]
+        mean = float(np.mean(accuracies))
         axes = upper if mean >= lowest else lower
         if nbytes == 0:
             axes.axhline(mean, color=GREY, linestyle="--")
@@ -407,16 +349,16 @@ def accuracy_and_bytes(
                       ha="right", va="bottom", color=GREY)  # fmt: skip
             continue
         axes.plot([nbytes] * len(accuracies), accuracies, "o", color=BLUE, markersize=4, alpha=0.5)
-        axes.plot(nbytes, mean, "_", color=BLUE, markersize=16, markeredgewidth=2)
+        axes.plot(nbytes, mean, "_", markersize=16, **thick)
         near = [one for one in labels if abs(math.log(nbytes / one[0])) + abs(mean - one[1]) < 0.1]
-        side = {"ha": "right"} if near else {}
-        note(axes, scheme, (nbytes, mean), -11 if near else 11, 0, va="center", fontsize=8, **side)
+        side = (-11, "right") if near else (11, "left")
+        note(axes, scheme, (nbytes, mean), side[0], 0, va="center", ha=side[1])
         labels.append((nbytes, mean))
         if scheme in live:
-            axes.plot(nbytes, live[scheme], "x", color=ORANGE, markersize=7, markeredgewidth=2)
+            axes.plot(nbytes, live[scheme], "x", **cross)
     upper.plot([], [], "o", color=BLUE, alpha=0.5, label="one seed (longer measurement)")
-    upper.plot([], [], "_", color=BLUE, markersize=12, markeredgewidth=2, label="mean")
-    upper.plot([], [], "x", color=ORANGE, markeredgewidth=2, label="repeated now")
+    upper.plot([], [], "_", markersize=12, label="mean", **thick)
+    upper.plot([], [], "x", label="repeated now", **cross)
     sizes = [nbytes for nbytes, _ in found.values() if nbytes]
     for axes in (upper, lower):
         axes.set(xscale="log", ylabel="test accuracy (%)", xlim=(min(sizes) / 2, 3 * max(sizes)))
@@ -425,7 +367,6 @@ def accuracy_and_bytes(
     return drawn
 
 
-@not_empty
 def seconds_on_links(
     seconds: Mapping[str, Mapping[str, Mapping[str, float]]],
     spread: Mapping[str, Sequence[float]],
@@ -436,67 +377,42 @@ def seconds_on_links(
         spread: scheme -> fastest and slowest seed, as a share of these seconds; drawn as a line.
     """
     schemes = list(next(iter(seconds.values())))
-    for link, one in seconds.items():
-        require(list(one) == schemes, "seconds", f"have the schemes {schemes} on {link!r}", [*one])
-
-    def words(one: Mapping[str, Mapping[str, float]]) -> str:
-        return ", ".join(f"{scheme} {sum(parts.values()):.3g} s" for scheme, parts in one.items())
-
-    alt = f"Seconds of each scheme. {listed(seconds, words)}"
-    drawn, panels = figure(1, len(seconds), 10.0, 0.9 + 0.27 * len(schemes), alt)
-    for axes, (link, one) in zip(panels, seconds.items(), strict=True):
-        left = np.zeros(len(schemes))
-        for number, part in enumerate(next(iter(one.values()))):
-            widths = np.array([parts[part] for parts in one.values()])
-            look = {"color": COLOURS[number % 6], "hatch": HATCHES[number % 6], "label": part}
-            axes.barh(range(len(schemes)), widths, 0.7, left=left, edgecolor="white", **look)
-            left = left + widths
-        ends = left[:, None] * [spread[scheme] for scheme in schemes]
+    words = listed(seconds, lambda one: ", ".join(
+        f"{scheme} {sum(parts.values()):.3g} s" for scheme, parts in one.items()
+    ))  # fmt: skip
+    size = 10.0, 0.9 + 0.27 * len(schemes)
+    drawn, panels = figure(1, len(seconds), *size, f"Seconds of each scheme. {words}")
+    for axes, one in shapes.titled(panels, seconds, fontsize=9):
+        whole = shapes.stacked(axes, one.values())
+        ends = whole[:, None] * [spread[scheme] for scheme in schemes]
         axes.hlines(range(len(schemes)), *ends.T, color="black", linewidth=1.5)
-        for place, whole in enumerate(left):
-            weight = "bold" if whole == min(left) else "normal"
-            axes.text(
-                max(whole, ends[place, 1]),
-                place,
-                f" {whole:.2g}",
-                va="center",
-                fontsize=8,
-                fontweight=weight,
-            )
-        named_rows(axes, schemes if axes is panels[0] else [""] * len(schemes), 0.6)
-        axes.set(xlim=(0, 1.25 * max(*left, *ends[:, 1])), xlabel="seconds")
-        axes.set_title(link, fontsize=9)
-    handles, labels = panels[0].get_legend_handles_labels()
-    panels[-1].legend(handles, labels, frameon=False, fontsize=8, loc="lower right")
+        for place, total in enumerate(whole):
+            look = {"weight": "bold" if total == min(whole) else "normal", "fontsize": 8}
+            axes.text(max(total, ends[place, 1]), place, f" {total:.2g}", va="center", **look)
+        shapes.named_rows(axes, schemes if axes is panels[0] else [""] * len(schemes), 0.6)
+        axes.set(xlim=(0, 1.25 * max(*whole, *ends[:, 1])), xlabel="seconds")
+    panels[-1].legend(**shapes.once(panels[0]), **PLAIN, loc="lower right")
     return drawn
 
 
 # --- overlap ---
 
-_ROWS = {"forward": 0, "update": 0, "backward": 0, "exchange": 1}
 _OVERLAP_COLOURS = {"backward": ORANGE, "forward": SKY, "update": GREEN, "exchange": BLUE}
 _EXPOSED = {"facecolor": "white", "edgecolor": GREY, "hatch": "////"}
 
 
-@not_empty
 def overlap(schedules: Mapping[str, Any]) -> Figure:
     """Draw schedules below each other: computing above, exchange below it.
 
     All panels have one axis of time and begin with the backward pass. Layers are numbered from
     the input on. Where the upper row is hatched nothing is computed: that time is exposed.
     """
-    for title, schedule in schedules.items():
-        require(bool(schedule.intervals), "schedules", "have intervals in each schedule", title)
-    words = listed(
-        schedules,
-        lambda one: (
-            f"step {_ms(one.step_s)}, computing {_ms(one.computing_s)}, exchange "
-            f"{_ms(one.exchange_s)} of which {_ms(one.exposed_s)} exposed"
-        ),
-    )
-    drawn, grid = figure(
-        len(schedules), 1, 9.0, 1.35, f"Computing and exchange over time. {words}."
-    )
+    words = listed(schedules, lambda one: (
+        f"step {_ms(one.step_s)}, computing {_ms(one.computing_s)}, exchange "
+        f"{_ms(one.exchange_s)} of which {_ms(one.exposed_s)} exposed"
+    ))  # fmt: skip
+    alt = f"Computing and exchange over time. {words}."
+    drawn, grid = figure(len(schedules), 1, 9.0, 1.35, alt)
     longest_s = max(schedule.step_s for schedule in schedules.values())
     for axes, (title, schedule) in zip(grid, schedules.items(), strict=True):
         _overlap_panel(axes, schedule.intervals, longest_s)
@@ -507,7 +423,7 @@ def overlap(schedules: Mapping[str, Any]) -> Figure:
     kinds = {each.kind for schedule in schedules.values() for each in schedule.intervals}
     looks = {kind: {"facecolor": c} for kind, c in _OVERLAP_COLOURS.items() if kind in kinds}
     place = {"ncols": 5, "loc": "lower right", "bbox_to_anchor": (1.0, 1.12)}
-    patches(grid[0], looks | {"exposed": _EXPOSED}, **place)
+    shapes.patches(grid[0], looks | {"exposed": _EXPOSED}, **place)
     return drawn
 
 
@@ -519,17 +435,14 @@ def _overlap_panel(axes: Axes, intervals: Sequence[Any], longest_s: float) -> No
         span = (1e3 * (start - begin), 1e3 * (stop - start))
         axes.broken_barh([span], (row - 0.4, 0.8), linewidth=0.5, **look)
 
-    computing = sorted((e.start_s, e.end_s) for e in intervals if _ROWS[e.kind] == 0)
+    computing = sorted((e.start_s, e.end_s) for e in intervals if e.kind != "exchange")
     for start, stop in [*computing, (end, end)]:
         if start - now > 0.002 * longest_s:
             bar(now, start, 0, **_EXPOSED)
         now = max(now, stop)
     for each in intervals:
-        long_s, row, colour = (
-            each.end_s - each.start_s,
-            _ROWS[each.kind],
-            _OVERLAP_COLOURS[each.kind],
-        )
+        long_s, row = each.end_s - each.start_s, int(each.kind == "exchange")
+        colour = _OVERLAP_COLOURS[each.kind]
         # a white edge would cover what is hardly wider than the edge
         edge = "white" if long_s > 0.01 * longest_s else colour
         bar(each.start_s, each.end_s, row, facecolor=colour, edgecolor=edge)
@@ -537,7 +450,7 @@ def _overlap_panel(axes: Axes, intervals: Sequence[Any], longest_s: float) -> No
             name = "all" if each.layer is None else str(each.layer)
             ink = "white" if each.kind == "exchange" else "black"
             middle(axes, name, 1e3 * (each.start_s + long_s / 2 - begin), row, 7, color=ink)
-    named_rows(axes, ["compute", "exchange"])
+    shapes.named_rows(axes, ["compute", "exchange"])
     axes.set_xlim(0, 1e3 * longest_s)
 
 
@@ -554,16 +467,11 @@ def server_and_allreduce(
     sent: Mapping[str, Mapping[str, float]], predicted: Mapping[str, Mapping[str, float]]
 ) -> Figure:
     """Draw bytes of the busiest worker and server of each scheme; black marks are predictions."""
-    same = bool(sent) and set(predicted) == set(sent)
-    require(same, "sent", "name the same schemes as `predicted`, at least one", list(sent))
     words = listed(
         sent, lambda each: ", ".join(f"{role} {n / 1e6:.2f} MB" for role, n in each.items())
     )
-    drawn, (axes,) = figure(
-        width=7.0,
-        height=1.2 + 0.42 * len(sent),
-        alt=f"Bytes that a process sends per step. {words}.",
-    )
+    alt = f"Bytes that a process sends per step. {words}."
+    drawn, (axes,) = figure(width=7.0, height=1.2 + 0.42 * len(sent), alt=alt)
     for place, (way, each) in enumerate(sent.items()):
         for at, (role, (colour, hatch)) in zip((-0.2, 0.2), _ROLES.items(), strict=True):
             if role in each:
@@ -572,10 +480,9 @@ def server_and_allreduce(
             if role in predicted[way]:
                 mark = {"color": "black", "markersize": 13, "label": "predicted"}
                 axes.plot([predicted[way][role] / 1e6], [place + at], "|", **mark)
-    named_rows(axes, sent, 0.6)
+    shapes.named_rows(axes, sent, 0.6)
     axes.set(xlabel="MB sent per step", title="The busiest process of each role")
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(handles.values(), handles.keys(), frameon=False, fontsize=8)
+    axes.legend(**shapes.once(axes), **PLAIN)
     return drawn
 
 
@@ -592,23 +499,19 @@ _SIDES = {0: ("GPU", "card"), 1: ("GPU", "staging", "card"), 2: ("GPU", "staging
 _WORDS = {0: "no copy in the host", 1: "1 copy on each side", 2: "2 copies on each side"}
 
 
-@not_empty
 def host_copies(ways: Mapping[str, int]) -> Figure:
     """Draw the stops of a message between the GPUs of two nodes, by its copies on each side."""
-    known = all(copies in _SIDES for copies in ways.values())
-    require(known, "ways", f"have {', '.join(map(str, _SIDES))} copies", dict(ways))
     words = listed(ways, lambda copies: " to ".join([*_SIDES[copies], *_SIDES[copies][::-1]]))
     alt = f"Stops of a message from GPU to GPU. {words}."
     drawn, (axes,) = figure(width=9.0, height=0.5 + 0.95 * len(ways), alt=alt)
-    bare(axes, (-2.5, 7.5), (-0.6, len(ways) - 0.3))
+    shapes.bare(axes, (-2.5, 7.5), (-0.6, len(ways) - 0.3))
     for height, (name, copies) in enumerate(sorted(ways.items(), key=lambda each: each[1])):
         axes.text(-2.4, height + 0.12, name, fontsize=10, fontweight="bold", va="bottom")
         axes.text(-2.4, height + 0.06, _WORDS[copies], fontsize=8, va="top")
-        left = {"GPU": 0.0, "staging": 0.95, "host": 1.9, "card": 2.85}
-        places = [(left[stop], stop) for stop in _SIDES[copies]]
+        places = [(0.95 * list(_STOPS).index(stop), stop) for stop in _SIDES[copies]]
         places += [(7.0 - x, stop) for x, stop in places[::-1]]
         for place, stop in places:
-            box(axes, place, height, *_STOPS[stop], 0.75, 0.62)
+            shapes.box(axes, place, height, *_STOPS[stop], 0.75, 0.62)
         for (a, _), (b, _) in pairwise(places):
             arrow(axes, (a + 0.39, height), (b - 0.39, height))
     for x, name in ((0.95, "sender"), (6.05, "receiver"), (3.5, "network")):

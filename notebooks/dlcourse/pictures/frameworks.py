@@ -10,84 +10,71 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from dlcourse.pictures.shapes import not_empty, note
-from dlguide.errors import require, require_count, require_known
-from dlguide.plots.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, SKY, figure
+from dlcourse.pictures.shapes import PLAIN, log_counts, note, once, series, titled
+from dlguide.errors import require, require_known
+from dlguide.plots.figures import BLUE, GREY, ORANGE, SKY, figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_BELOW = {"loc": "outside lower center", "ncols": 6}
 
-@not_empty
+
 def batch_seconds(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the seconds per batch of frameworks on 1, 2 and 4 devices."""
-    networks = list(dict.fromkeys(row["network"] for row in rows))
-    frameworks = list(dict.fromkeys(row["framework"] for row in rows))
-    counts = (1, 2, 4)
+    networks: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        seconds = [row[f"gpus_{count}_s"] for count in (1, 2, 4)]
+        networks.setdefault(row["network"], {})[row["framework"]] = seconds
+    frameworks = dict.fromkeys(row["framework"] for row in rows)
+    looks = {name: look | {"marker": marker} for name, _, look, marker in series(frameworks)}
+    every = [seconds for lines in networks.values() for seconds in lines.values()]
     drawn, panels = figure(columns=len(networks), width=3.6 * len(networks), height=3.8)
-    for axes, network in zip(panels, networks, strict=True):
-        for row in rows:
-            if row["network"] == network:
-                place = frameworks.index(row["framework"])
-                seconds = [row[f"gpus_{count}_s"] for count in counts]
-                _line(axes, counts, seconds, row["framework"], place)
-        top = max(row["gpus_1_s"] for row in rows if row["network"] == network)
-        ideal = [1.25 * top / count for count in counts]
-        axes.plot(counts, ideal, "--", color=GREY, linewidth=1, label="no loss")
-        _doubling(axes, counts)
+    for axes, lines in titled(panels, networks):
+        for name, seconds in lines.items():
+            axes.plot((1, 2, 4), seconds, label=name, **looks[name] | {"linestyle": "-"})
+        top = 1.25 * max(seconds[0] for seconds in lines.values())
+        axes.plot(
+            (1, 2, 4), (top, top / 2, top / 4), "--", color=GREY, linewidth=1, label="no loss"
+        )
         axes.set_yscale("log")
         axes.set_yticks([0.05, 0.1, 0.2, 0.5], ["0.05", "0.1", "0.2", "0.5"])
-        lowest = min(row["gpus_4_s"] for row in rows)
-        axes.set_ylim(0.8 * lowest, 1.4 * max(row["gpus_1_s"] for row in rows))
-        axes.minorticks_off()
-        axes.set_title(network, fontsize=10)
-        axes.set_xlabel("GPUs (GK210)")
+        log_counts(axes, (1, 2, 4), "GPUs (GK210)", base=2)
+        axes.set_ylim(0.8 * min(one[2] for one in every), 1.4 * max(one[0] for one in every))
     panels[0].set_ylabel("seconds per batch")
-    _shared_legend(drawn, panels[0])
+    drawn.legend(**once(*panels), **PLAIN, **_BELOW)
     return drawn
 
 
-@not_empty
-def efficiencies(
-    panels: Mapping[str, Mapping[str, Mapping[int, float]]], devices: str = "GPUs"
-) -> Figure:
-    """Draw how much of the ideal speed-up is left as devices are added."""
+def efficiencies(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
+    """Draw how much of the ideal speed-up is left as GPUs are added."""
     drawn, grid = figure(columns=len(panels), width=4.6 * len(panels), height=3.6)
-    for axes, (title, series) in zip(grid, panels.items(), strict=True):
-        for place, (label, line) in enumerate(series.items()):
-            counts, values = list(line), list(line.values())
-            shares = [
-                (value / values[0]) / (count / counts[0])
-                for count, value in zip(counts, values, strict=True)
-            ]
-            _line(axes, counts, shares, label, place)
-        counts = {count for line in series.values() for count in line}
-        _doubling(axes, sorted(count for count in counts if count & (count - 1) == 0))
+    for axes, lines in titled(grid, panels):
+        for label, line, look, marker in series(lines):
+            first = next(iter(line.items()))
+            shares = [(value / first[1]) / (count / first[0]) for count, value in line.items()]
+            axes.plot(list(line), shares, label=label, marker=marker, **look | {"linestyle": "-"})
+        counts = sorted({count for line in lines.values() for count in line})
+        log_counts(axes, [count for count in counts if count & (count - 1) == 0], "GPUs", base=2)
         axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
         axes.set_ylim(0.0, 1.1)
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel(devices)
-        axes.legend(frameon=False, fontsize=8, loc="lower left")
+        axes.legend(**PLAIN, loc="lower left")
     grid[0].set_ylabel("efficiency (1 = no loss)")
     return drawn
 
 
-@not_empty
 def speed_pairs(
-    panels: Mapping[str, Mapping[str, tuple[float, float]]],
-    names: tuple[str, str],
-    unit: str = "images/s",
+    panels: Mapping[str, Mapping[str, tuple[float, float]]], names: tuple[str, str], unit: str
 ) -> Figure:
     """Draw two speeds for each of several cases, with their ratio above."""
-    summary = [
+    summary = "; ".join(
         f"{title}, {case}: {one:g} and {two:g}, ratio {two / one:.2f}"
         for title, cases in panels.items()
         for case, (one, two) in cases.items()
-    ]
-    alt = f"{unit}: {names[0]} and {names[1]}. {'; '.join(summary)}."
+    )
+    alt = f"{unit}: {names[0]} and {names[1]}. {summary}."
     drawn, grid = figure(columns=len(panels), width=2.7 * len(panels) + 0.6, height=3.4, alt=alt)
-    for axes, (title, cases) in zip(grid, panels.items(), strict=True):
+    for axes, cases in titled(grid, panels):
         for place, (one, two) in enumerate(cases.values()):
             axes.bar(place - 0.2, one, 0.38, color=SKY, label=names[0])
             axes.bar(place + 0.2, two, 0.38, color=BLUE, hatch="//", label=names[1])
@@ -95,35 +82,31 @@ def speed_pairs(
             note(axes, f"x {two / one:.2f}", point, 0, 3, ha="center", fontsize=10)
         axes.set_xticks(range(len(cases)), cases, fontsize=8)
         axes.margins(y=0.15)
-        axes.set_title(title, fontsize=10)
     grid[0].set_ylabel(unit)
-    _shared_legend(drawn, grid[0])
+    drawn.legend(**once(grid[0]), **PLAIN, **_BELOW)
     return drawn
 
 
-@not_empty
-def last_releases(
-    rows: Sequence[Mapping[str, Any]], mark: tuple[str, str] = ("2019-12-03", "the survey")
-) -> Figure:
+def last_releases(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw when each framework was last released: the survey's ten, and the others."""
     from matplotlib.ticker import MultipleLocator
 
     dated = [row for row in rows if row["last_release_date"]]
     dated.sort(key=lambda row: row["last_release_date"])
-    summary = [f"{row['framework']} {row['last_release_date']}" for row in dated]
-    alt = f"Last release that was found, by day. {'; '.join(summary)}."
+    days = [_day(row["last_release_date"]) for row in dated]
+    summary = "; ".join(f"{row['framework']} {row['last_release_date']}" for row in dated)
+    alt = f"Last release that was found, by day. {summary}."
     drawn, (axes,) = figure(width=8.4, height=0.27 * len(dated) + 1.0, alt=alt)
-    for place, row in enumerate(dated):
+    for place, (row, day) in enumerate(zip(dated, days, strict=True)):
         of_ten = row["named_in"] == "survey Table 1"
         look = {"color": BLUE, "marker": "o"} if of_ten else {"color": ORANGE, "marker": "s"}
-        day = _day(row["last_release_date"])
         axes.plot(day, place, linestyle="none", **look)
         note(axes, str(row["last_release"]), (day, place), 7, 0, va="center")
-    day = _day(mark[0])
-    axes.axvline(day, color=GREY, linestyle="--", linewidth=1)
-    note(axes, mark[1], (day, len(dated) - 0.4), 4, 0, color=GREY)
+    survey = _day("2019-12-03")
+    axes.axvline(survey, color=GREY, linestyle="--", linewidth=1)
+    note(axes, "the survey", (survey, len(dated) - 0.4), 4, 0, color=GREY)
     axes.set_yticks(range(len(dated)), [row["framework"] for row in dated], fontsize=8)
-    axes.set_xlim(right=max(_day(row["last_release_date"]) for row in dated) + 1.1)
+    axes.set_xlim(right=max(days) + 1.1)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     title = "Last release: the survey's ten frameworks (circles), others (squares)"
     axes.set_title(title, fontsize=10, pad=14)
@@ -132,37 +115,35 @@ def last_releases(
     return drawn
 
 
-@not_empty
-def passes(first_s: Mapping[str, float], later_s: Mapping[str, float], most: int = 1000) -> Figure:
+def passes(first_s: Mapping[str, float], later_s: Mapping[str, float]) -> Figure:
     """Draw the first and a later pass of each way, and the sum over many passes.
 
     Args:
         first_s: way -> its first pass, for "session" the making of its graph.
         later_s: way -> one later pass.
     """
-    said = [f"{name} {1e3 * first_s.get(name, 0):.3g} and {1e3 * later_s[name]:.3g} ms"
-            for name in later_s]  # fmt: skip
-    alt = f"Preparation or first pass, and a later pass: {'; '.join(said)}."
+    said = "; ".join(f"{name} {1e3 * first_s.get(name, 0):.3g} and {1e3 * later_s[name]:.3g} ms"
+                     for name in later_s)  # fmt: skip
+    alt = f"Preparation or first pass, and a later pass: {said}."
     drawn, (bars, lines) = figure(columns=2, width=10.4, height=3.6, alt=alt)
-    counts = [2**power for power in range(most.bit_length())]
+    counts = [2**power for power in range(10)]
     for place, (name, later) in enumerate(later_s.items()):
-        first = first_s.get(name)
         bars.bar(place + 0.2, 1e3 * later, 0.38, color=BLUE, label="a later pass")
-        if first is not None:
+        if name in first_s:
             look = {"color": ORANGE, "hatch": "//", "label": "first pass, or making the graph"}
-            bars.bar(place - 0.2, 1e3 * first, 0.38, **look)
-        if name != "NumPy":
-            repeats = [count - (first is not None and name != "session") for count in counts]
-            _line(lines, counts, [(first or 0) + later * each for each in repeats], name, place - 1)
+            bars.bar(place - 0.2, 1e3 * first_s[name], 0.38, **look)
+    for name, later, look, marker in series({n: s for n, s in later_s.items() if n != "NumPy"}):
+        repeats = [count - (name in first_s and name != "session") for count in counts]
+        sums = [first_s.get(name, 0) + later * each for each in repeats]
+        lines.plot(counts, sums, label=name, marker=marker, **look | {"linestyle": "-"})
     bars.set_xticks(range(len(later_s)), later_s, fontsize=8)
     bars.set(yscale="log", ylabel="milliseconds per pass")
     bars.margins(y=0.3)
-    handles = dict(zip(*bars.get_legend_handles_labels()[::-1], strict=True))
-    bars.legend(handles.values(), handles.keys(), frameon=False, fontsize=8)
+    bars.legend(**once(bars), **PLAIN)
     bars.set_title("one pass", fontsize=10)
     lines.set_title("many passes, computed from one (without NumPy)", fontsize=10)
     lines.set(xscale="log", yscale="log", xlabel="passes", ylabel="seconds in all")
-    lines.legend(frameon=False, fontsize=8, ncols=2)
+    lines.legend(**PLAIN, ncols=2)
     return drawn
 
 
@@ -170,27 +151,6 @@ def _day(text: str) -> float:
     parts = [int(part) for part in text.split("-")]
     day = datetime.date(*[*parts, 1, 1][:3])
     return day.year + (day.timetuple().tm_yday - 1) / 365.25
-
-
-def _line(
-    axes: Axes, counts: Sequence[int], values: Sequence[float], label: str, place: int
-) -> None:
-    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-    axes.plot(counts, values, marker=marker, color=colour, label=label, linewidth=1.4)
-
-
-def _doubling(axes: Axes, counts: Sequence[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts], fontsize=8)
-    axes.minorticks_off()
-
-
-def _shared_legend(drawn: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    drawn.legend(
-        once.values(), once.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8
-    )
 
 
 # --- tables and programs ---
@@ -208,8 +168,7 @@ class Table:
 
     def where(self, **conditions: Any) -> Table:
         """Keep the rows whose cells equal a value, or fulfil a function, for all conditions."""
-        for column in conditions:
-            self._require(column)
+        self._require(*conditions)
 
         def fits(row: Mapping[str, Any]) -> bool:
             return all(
@@ -229,12 +188,11 @@ class Table:
 
     def select(self, *columns: str) -> Table:
         """Show other columns."""
-        for column in columns:
-            self._require(column)
+        self._require(*columns)
         return replace(self, columns=columns)
 
-    def _require(self, column: str) -> None:
-        if self.rows:
+    def _require(self, *columns: str) -> None:
+        for column in columns if self.rows else ():
             require_known(column, self.rows[0], "column")
 
     def __len__(self) -> int:
@@ -248,29 +206,27 @@ class Table:
     def _repr_html_(self) -> str:
         style = "text-align: left; vertical-align: top; padding: 3px 8px"
         heads = "".join(
-            f'<th scope="col" style="{style}">{_escaped(name.replace("_", " "))}</th>'
+            f'<th scope="col" style="{style}">{html.escape(name.replace("_", " "))}</th>'
             for name in self.columns
         )
         lines = []
         for row in self.rows:
-            cells = [self._cell(name, row[name]) for name in self.columns]
-            first, *others = cells
+            first, *others = [self._cell(name, row[name]) for name in self.columns]
             inside = "".join(f'<td style="{style}">{cell}</td>' for cell in others)
             lines.append(f'<tr><th scope="row" style="{style}">{first}</th>{inside}</tr>')
         body = "\n".join(lines) or f'<tr><td colspan="{len(self.columns)}">no row fits</td></tr>'
         return (
-            f"<table><caption>{_escaped(self.title)}</caption><thead><tr>{heads}</tr></thead>\n"
+            f"<table><caption>{html.escape(self.title)}</caption><thead><tr>{heads}</tr></thead>\n"
             f"<tbody>{body}</tbody></table>"
         )
 
     def _cell(self, column: str, value: Any) -> str:
         if value is not None and column in self.links:
             return ", ".join(_link(*pair) for pair in self.links[column](value))
-        cell = _escaped(_text(value))
+        cell = html.escape(_text(value))
         return f'<pre style="text-align: left">{cell}</pre>' if column in self.code else cell
 
 
-@not_empty
 def table(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str] = (),
@@ -302,24 +258,20 @@ def web_links(text: str) -> list[tuple[str, str]]:
 
 def _link(text: str, address: str) -> str:
     safe = address if re.match(r"https://|[\w./-]+$", address) else "#"
-    return f'<a href="{_escaped(safe)}">{_escaped(text)}</a>'
+    return f'<a href="{html.escape(safe)}">{html.escape(text)}</a>'
 
 
 def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
 # Light enough for black letters; the marks say the same without colour.
-_MARK_COLOURS = {"-": "#f9dccb", "+": "#cfe6f5", " ": "transparent", "…": "transparent"}
+_MARK_COLOURS = {"-": "#f9dccb", "+": "#cfe6f5", "…": "transparent"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Lines with marks: "-" removed, "+" new, " " in both, "…" some were left out."""
+    """Lines with marks: "-" removed, "+" new, "…" for some that are in both."""
 
     lines: tuple[tuple[str, str], ...]
 
@@ -330,35 +282,23 @@ class Difference:
             for one, text in self.lines
         )
 
-    def __str__(self) -> str:
-        return "\n".join(f"{mark} {text}".rstrip() for mark, text in self.lines)
-
     def _repr_html_(self) -> str:
         rows = "".join(
             f'<div style="background: {_MARK_COLOURS[mark]}; padding: 0 0.5em">'
-            f"{html.escape(f'{mark} {text}'.rstrip()) or ' '}</div>"
+            f"{html.escape(f'{mark} {text}'.rstrip())}</div>"
             for mark, text in self.lines
         )
         style = "font-family: monospace; white-space: pre; line-height: 1.35; color: black"
         return f'<div style="{style}; background: white">{rows}</div>'
 
 
-def difference(before: str, after: str, around: int = 1) -> Difference:
-    """Compare two texts line by line, with `around` equal lines on each side of a change."""
-    require_count(around, "around", least=0)
+def difference(before: str, after: str) -> Difference:
+    """Compare two texts line by line."""
     old, new = before.splitlines(), after.splitlines()
     found: list[tuple[str, str]] = []
-    blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    for number, (kind, i1, i2, j1, j2) in enumerate(blocks):
-        if kind != "equal":
-            found += [("-", line) for line in old[i1:i2]] + [("+", line) for line in new[j1:j2]]
-            continue
-        first = around if number else 0
-        last = around if number < len(blocks) - 1 else 0
-        if i2 - i1 <= first + last:
-            found += [(" ", line) for line in old[i1:i2]]
-        else:
-            found += [(" ", line) for line in old[i1 : i1 + first]]
+    for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "equal":
             found.append(("…", ""))
-            found += [(" ", line) for line in old[i2 - last : i2]]
+        else:
+            found += [("-", line) for line in old[i1:i2]] + [("+", line) for line in new[j1:j2]]
     return Difference(tuple(found))

@@ -9,22 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import PAPER, area, middle, not_empty, note
-from dlguide.errors import require
-from dlguide.plots.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    figure,
-    legend_below,
-)
+from dlcourse.pictures.shapes import PAPER, area, bare, listed, middle, note, titled
+from dlguide.plots import figures
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -39,8 +28,6 @@ _KINDS = {
     "ipu": (GREY, "P"),
     "fpga": ("black", "X"),
 }
-_PALE = "#bcdff5"
-_MOST_LABELS = 64  # cores that still get their numbers
 
 
 def topology(machine: Any) -> Figure:
@@ -62,7 +49,7 @@ def topology(machine: Any) -> Figure:
     )
     size = min(11.0, max(4.0, 0.62 * columns * wide)), min(9.0, 0.5 * high * len(sockets) + 1.2)
     drawing, (axes,) = figure(width=size[0], height=size[1], alt=alt)
-    axes.set_axis_off()
+    bare(axes, (-0.4, columns * (wide + 0.3) + 0.2), (-len(sockets) * (high + 1.0) - 0.4, 0.2))
     for row, (socket, nodes) in enumerate(sorted(sockets.items())):
         bottom = -(row + 1) * (high + 1.0)
         area(axes, -0.2, bottom - 0.2, columns * (wide + 0.3) + 0.1, high + 0.8, "white")
@@ -75,57 +62,49 @@ def topology(machine: Any) -> Figure:
                 x = left + 0.3 + number % across
                 y = bottom + high - 1.6 - number // across
                 area(axes, x, y, 0.85, 0.85, SKY)
-                if machine.physical_cores <= _MOST_LABELS:
+                if machine.physical_cores <= 64:  # more have no room
                     middle(axes, "\n".join(map(str, cpus)), x + 0.42, y + 0.42, 7)
-    axes.set_xlim(-0.4, columns * (wide + 0.3) + 0.2)
-    axes.set_ylim(-len(sockets) * (high + 1.0) - 0.4, 0.2)
     axes.set_title(f"{machine.processor}; numbers: logical CPUs", fontsize=9)
     summary = textwrap.fill(f"caches seen by a core: {caches or 'unknown'}", 44)
     axes.text(0.5, -0.02, summary, transform=axes.transAxes, fontsize=8, ha="center", va="top")
     return drawing
 
 
-@not_empty
-def catalogue(processors: Sequence[Any], labels: Mapping[str, str] | None = None) -> Figure:
+def catalogue(processors: Sequence[Any], labels: Mapping[str, str]) -> Figure:
     """Draw processors over the years: peak in training, memory bandwidth, and their quotient."""
     alt = (
         f"{len(processors)} processors by year. Peaks in the format for training, bandwidth and "
         "flop per byte; accelerators gained peak faster than bandwidth."
     )
     drawing, panels = figure(columns=3, width=11.5, height=4.2, alt=alt)
-    titles = ("peak in training (flop/s)", "memory bandwidth (bytes/s)", "balance (flop/byte)")
-    for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(title, fontsize=10)
-        axes.set_yscale("log")
-        axes.set_xlabel("year")
-    named: dict[Axes, list[tuple[int, float, str]]] = {}
-    for each in processors:
-        dtype = each.training_format()
-        peak = each.flops_per_s[dtype] if dtype else None
-        balance = each.balance(dtype) if dtype else None
-        colour, marker = _KINDS[each.kind]
-        for axes, value in zip(panels, (peak, each.bytes_per_s, balance), strict=True):
-            if value is None:
-                continue
-            axes.plot(each.year, value, marker, color=colour, markersize=5, label=each.kind)
-            if labels and each.name in labels:
-                named.setdefault(axes, []).append((each.year, value, labels[each.name]))
+    formats = {each.name: each.training_format() for each in processors}
+    values = {
+        "peak in training (flop/s)": lambda each, dtype: dtype and each.flops_per_s[dtype],
+        "memory bandwidth (bytes/s)": lambda each, dtype: each.bytes_per_s,
+        "balance (flop/byte)": lambda each, dtype: dtype and each.balance(dtype),
+    }
     years = [each.year for each in processors]
-    for axes in panels:
-        axes.set_xlim(min(years) - 1.6, max(years) + 2.6)
+    for axes, value_of in titled(panels, values):
+        axes.set(yscale="log", xlabel="year", xlim=(min(years) - 1.6, max(years) + 2.6))
+        named = []
+        for each in processors:
+            value, (colour, marker) = value_of(each, formats[each.name]), _KINDS[each.kind]
+            if value is not None:
+                axes.plot(each.year, value, marker, color=colour, markersize=5, label=each.kind)
+                if each.name in labels:
+                    named.append((each.year, value, labels[each.name]))
         low, high = map(math.log, axes.get_ylim())
         free: dict[int, float] = {}  # per year, above the last label
-        for year, value, name in sorted(named.get(axes, [])):
+        for year, value, name in sorted(named):
             place = max(math.log(value), free.get(year, low))
             free[year] = place + 0.045 * (high - low)
             side = {"ha": "left"} if year == max(years) else {"ha": "right"}
             x = year + (0.25 if year == max(years) else -0.25)
             axes.annotate(name, (x, math.exp(place)), va="center", fontsize=7, **side)
-    legend_below(panels[1])
+    figures.legend_below(panels[1])
     return drawing
 
 
-@not_empty
 def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> Figure:
     """Draw devices on a circle and the links between them; a ring through them stands out."""
     everyone = sorted({device for pair in graph for device in pair})
@@ -141,7 +120,7 @@ def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> F
     for (a, b), speed in graph.items():
         (x, y), (u, v) = place[a], place[b]
         width = 3.0 * speed / slowest
-        axes.plot([x, u], [y, v], color=_PALE, linewidth=width, zorder=1)
+        axes.plot([x, u], [y, v], color="#bcdff5", linewidth=width, zorder=1)
         middle(axes, f"{speed / 1e9:g}", 0.62 * x + 0.38 * u, 0.62 * y + 0.38 * v, 7, zorder=3)
     for a, b in zip(ring, [*ring[1:], *ring[:1]], strict=True):
         (x, y), (u, v) = place[a], place[b]
@@ -154,7 +133,6 @@ def links(graph: Mapping[tuple[int, int], float], ring: Sequence[int] = ()) -> F
     return drawing
 
 
-@not_empty
 def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
     """Draw some clocks of a systolic array side by side."""
     alt = "A systolic array. " + " ".join(
@@ -162,10 +140,11 @@ def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
     )
     drawing, panels = figure(columns=len(clocks), width=3.4 * len(clocks), height=4.6, alt=alt)
     depth, columns = len(weights), len(weights[0])
-    for axes, each in zip(panels, clocks, strict=True):
-        axes.set_axis_off()
+    cells = depth * columns
+    titles = {f"clock {each.number}: {each.busy} of {cells} cells": each for each in clocks}
+    for axes, each in titled(panels, titles, fontsize=9):
+        bare(axes, (-0.1, columns + 0.1), (-depth - 0.42 * len(each.results) - 0.1, 1.05))
         axes.set_aspect("equal")
-        axes.set_title(f"clock {each.number}: {each.busy} of {depth * columns} cells", fontsize=9)
         for k in range(depth):
             for n in range(columns):
                 entered, total = each.inputs[k][n], each.sums[k][n]
@@ -177,64 +156,59 @@ def systolic(clocks: Sequence[Any], weights: Sequence[Sequence[int]]) -> Figure:
             for n, value in enumerate(row):
                 done = "·" if value is None else str(value)
                 middle(axes, done, n + 0.46, -depth - 0.05 - 0.42 * m, color=BLUE)
-        axes.set_xlim(-0.1, columns + 0.1)
-        axes.set_ylim(-depth - 0.42 * len(each.results) - 0.1, 1.05)
     return drawing
 
 
 # --- roofline ---
 
-_COLOURS = {"float32": BLUE, "bfloat16": ORANGE, "int8": GREEN}
-_MARKERS = {"float32": "o", "bfloat16": "s", "int8": "^"}
-_LINES = {"float32": "-", "bfloat16": "--", "int8": "-."}
+_LOOKS = {"float32": (BLUE, "o", "-"), "bfloat16": (ORANGE, "s", "--"), "int8": (GREEN, "^", "-.")}
 
 
 def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
     """Draw a roof, both axes logarithmic, with computations under it."""
-    require(bool(roof.flops_per_s), "roof", "have at least one peak", roof.flops_per_s)
     drawing, (axes,) = figure(width=7.4, height=4.4, alt=_said(roof, placed))
     ridges = [peak / roof.bytes_per_s for peak in roof.flops_per_s.values()]
     left = 0.5 * min([1.0, *(each.intensity for each in placed), *ridges])
     right = 4.0 * max([*(each.intensity for each in placed), *ridges])
     grid = np.geomspace(left, right, 200)
     for dtype, peak in roof.flops_per_s.items():
-        colour = _COLOURS.get(dtype, PURPLE)
-        line = {"color": colour, "linestyle": _LINES.get(dtype, ":")}
-        axes.plot(grid, np.minimum(peak, grid * roof.bytes_per_s), **line, label=dtype)
+        colour, _, line = _LOOKS[dtype]
+        slope = grid * roof.bytes_per_s
+        axes.plot(grid, np.minimum(peak, slope), line, color=colour, label=dtype)
         unit = "op/s" if dtype == "int8" else "flop/s"
         note(axes, f"{peak:.3g} {unit}", (right, peak), -2, 3, ha="right", color=colour)
     for number, each in enumerate(sorted(placed, key=lambda one: one.intensity)):
-        _point(axes, each, number)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(left, right)
+        (colour, marker, _), measured = _LOOKS[each.dtype], each.measured_flops_per_s
+        height = each.attainable_flops_per_s if measured is None else measured
+        face = "white" if measured is None else colour
+        axes.plot([each.intensity], [height], marker, color=colour, mfc=face, zorder=3)
+        # neighbours get their labels at two heights, so that they do not cover each other
+        note(axes, each.name, (each.intensity, height), 5, -12 - 11 * (number % 2))
+    axes.set(xscale="log", yscale="log", xlim=(left, right))
     top = 2.2 * max(roof.flops_per_s.values())
     reached = [each.measured_flops_per_s or each.attainable_flops_per_s for each in placed]
     axes.set_ylim(0.4 * min([left * roof.bytes_per_s, *reached]), top)
     axes.grid(which="major", axis="both", color="#dddddd", linewidth=0.6)
-    axes.set_xlabel("intensity (flop/byte)")
-    axes.set_ylabel("operations per second")
+    axes.set(xlabel="intensity (flop/byte)", ylabel="operations per second")
     axes.set_title(f"The roof of {roof.processor}, {roof.threads} threads", fontsize=10)
     halfway = np.sqrt(left * min(ridges))
     words, point = f"memory: {roof.bytes_per_s:.3g} bytes/s", (halfway, halfway * roof.bytes_per_s)
     note(axes, words, point, 10, -8, color=GREY)
-    legend_below(axes)
+    figures.legend_below(axes)
     return drawing
 
 
-@not_empty
 def against_roof(
-    limits_s: Mapping[str, float], took_s: Mapping[str, float], start_s: float = 0.0
+    limits_s: Mapping[str, float], took_s: Mapping[str, float], start_s: float
 ) -> Figure:
     """Draw for each layer the shortest time that the roof allows, and the measured one.
 
     Args:
         start_s: time of a call that does nothing, as a line.
     """
-    alt = "Layers: " + "; ".join(
-        f"{name} at least {1e3 * limits_s[name]:.3g} ms, measured {1e3 * took_s[name]:.3g} ms"
-        for name in limits_s
-    )
+    both = {name: (1e3 * limits_s[name], 1e3 * took_s[name]) for name in limits_s}
+    words = listed(both, lambda ms: f"at least {ms[0]:.3g} ms, measured {ms[1]:.3g} ms")
+    alt = f"Layers: {words}"
     drawing, (axes,) = figure(width=7.5, height=0.9 + 0.36 * len(limits_s), alt=alt)
     rows = np.arange(len(limits_s))
     for shift, times, colour, label in (
@@ -242,29 +216,16 @@ def against_roof(
         (0.2, took_s, BLUE, "measured, fastest repeat"),
     ):
         axes.barh(rows + shift, [1e3 * times[n] for n in limits_s], 0.38, color=colour, label=label)
-    if start_s:
-        axes.axvline(1e3 * start_s, color=ORANGE, linestyle=":", label="a call that does nothing")
+    axes.axvline(1e3 * start_s, color=ORANGE, linestyle=":", label="a call that does nothing")
     for row, name in enumerate(limits_s):
         share, end = limits_s[name] / took_s[name], 1e3 * max(limits_s[name], took_s[name])
         axes.text(end, row, f"  {share:.2g} of the roof", va="center", fontsize=8)
     axes.set_yticks(rows, limits_s)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("time (ms)")
-    axes.set_xlim(0, 1.3e3 * max(*took_s.values(), *limits_s.values()))
+    axes.set(xlabel="time (ms)", xlim=(0, 1.3e3 * max(*took_s.values(), *limits_s.values())))
     axes.legend(frameon=False, loc="lower right")
     return drawing
-
-
-def _point(axes: Axes, each: Any, number: int) -> None:
-    colour = _COLOURS.get(each.dtype, PURPLE)
-    measured = each.measured_flops_per_s
-    height = each.attainable_flops_per_s if measured is None else measured
-    face = "white" if measured is None else colour
-    marker = {"marker": _MARKERS.get(each.dtype, "D"), "linestyle": "none", "color": colour}
-    axes.plot([each.intensity], [height], **marker, markerfacecolor=face, zorder=3)
-    # neighbours get their labels at two heights, so that they do not cover each other
-    note(axes, each.name, (each.intensity, height), 5, -12 - 11 * (number % 2))
 
 
 def _said(roof: Any, placed: Sequence[Any]) -> str:
@@ -281,7 +242,6 @@ def _said(roof: Any, placed: Sequence[Any]) -> str:
 # --- onednn ---
 
 
-@not_empty
 def addresses(places: Mapping[str, np.ndarray]) -> Figure:
     """Draw where the numbers of one image lie in memory, for several layouts."""
     alt = "Places in memory. " + " ".join(
@@ -291,7 +251,7 @@ def addresses(places: Mapping[str, np.ndarray]) -> Figure:
     channels, height, width = next(iter(places.values())).shape
     size = {"width": 3.0 * len(places), "height": max(2.0, 0.2 * channels)}
     drawn, panels = figure(columns=len(places), alt=alt, **size)
-    for axes, (name, each) in zip(panels, places.items(), strict=True):
+    for axes, each in titled(panels, places, fontsize=12):
         cells = each.reshape(channels, height * width)
         axes.imshow(cells, cmap="cividis", aspect="auto")
         axes.grid(False)
@@ -299,7 +259,6 @@ def addresses(places: Mapping[str, np.ndarray]) -> Figure:
             for pixel in range(height * width):
                 ink = "white" if cells[channel, pixel] < cells.max() / 2 else "black"
                 middle(axes, str(cells[channel, pixel]), pixel, channel, 7, color=ink)
-        axes.set_title(name)
         names = [f"{row},{column}" for row in range(height) for column in range(width)]
         axes.set_xticks(range(height * width), names)
         axes.set_xlabel("pixel (row, column)")

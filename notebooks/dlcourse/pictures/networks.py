@@ -7,56 +7,44 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import (
-    AMBER,
-    YELLOW,
-    arrow,
-    bare,
-    box,
-    middle,
-    not_empty,
-    note,
-)
-from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
+from dlcourse.pictures import shapes
+from dlcourse.pictures.shapes import AMBER, YELLOW, arrow, box, middle, note, series, titled
+from dlguide.errors import require, require_known
+from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, SKY, figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
 
 # --- pictures ---
 
-_SCALES = ("unit", "own", "signed")
 # inches: the widest row, the widest picture, a line of a title, the space between pictures
 _ROW, _CELL, _LINE, _GAP = 9.0, 1.15, 0.17, 0.08
 
 
-@not_empty
 def image_grid(
-    images: ArrayLike | Sequence[ArrayLike],
+    images: Iterable[ArrayLike],
     titles: Sequence[object] | None = None,
     columns: int = 8,
     scale: str = "unit",
-    row_titles: Sequence[object] | None = None,
+    row_titles: Sequence[object] = (),
     alt: str = "",
 ) -> Figure:
-    """Draw images side by side, row after row, each with its title above it."""
+    """Draw images side by side, row after row, each with its title above it.
+
+    Args:
+        scale: "unit": from 0 to 1, or bytes; "own": each from its least to its largest; "signed":
+            0 is white, the same range for all.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
-    require_known(scale, _SCALES, "scale")
-    require_count(columns, "columns")
+    require_known(scale, ("unit", "own", "signed"), "scale")
     shown = [_image(each, scale) for each in images]
     columns = min(columns, len(shown))
     rows = -(-len(shown) // columns)
-    for name, words, count in (("titles", titles, len(shown)), ("row_titles", row_titles, rows)):
-        fits = words is None or len(words) == count
-        require(fits, name, f"be {count}, one for each", None if words is None else len(words))
-
-    # an array of titles has no truth value, so these ask for None
     words = [""] * len(shown) if titles is None else [str(title) for title in titles]
-    names = [] if row_titles is None else [str(title) for title in row_titles]
+    names = [str(title) for title in row_titles]
     cell = min(_CELL, _ROW / columns)
     gap, line = _GAP / cell, _LINE / cell
     tall = max(image.shape[0] / image.shape[1] for image in shown)
@@ -64,32 +52,32 @@ def image_grid(
     left = 0.5 * line * max((len(each) for each in names), default=0)  # a letter is half as wide
     wide, high = left + columns * (1 + gap), rows * (tall + above + gap)
 
-    listed = alt or _words(words, names, rows, columns, len(shown))
-    drawn, (axes,) = figure(width=wide * cell, height=high * cell, alt=listed)
+    described = f"{len(shown)} pictures in {rows} rows of {columns}"
+    described += f"; rows: {', '.join(names)}" if names else ""
+    if any(words):
+        described += f"; titles: {', '.join(' '.join(each.split()) for each in words if each)}"
+    size = {"width": wide * cell, "height": high * cell}
+    drawn, (axes,) = figure(alt=alt or f"{described}.", **size)
     drawn.get_layout_engine().set(w_pad=0, h_pad=0)
-    limits = _limits(shown, scale)
+    largest = max(float(np.abs(image).max()) for image in shown)
+    limits = {"unit": (0.0, 1.0), "signed": (-largest, largest)}.get(scale)
     colours = LinearSegmentedColormap.from_list("signed", [BLUE, "white", ORANGE])
     for number, (image, title) in enumerate(zip(shown, words, strict=True)):
         row, column = divmod(number, columns)
         x, y = left + column * (1 + gap), row * (tall + above + gap) + above
         bottom = y + image.shape[0] / image.shape[1]
         low, most = limits or (float(image.min()), float(image.max()))
-        axes.imshow(
-            image,
-            cmap=colours if scale == "signed" else "gray",
-            vmin=low,
-            vmax=most if most > low else low + 1.0,
-            extent=(x, x + 1, bottom, y),
-            interpolation="nearest",
-        )
+        look = {"cmap": colours if scale == "signed" else "gray", "interpolation": "nearest"}
+        look |= {"vmin": low, "vmax": most if most > low else low + 1.0}
+        axes.imshow(image, extent=(x, x + 1, bottom, y), **look)
         if scale == "signed":  # what is white at its edge has one
             frame = ([x, x + 1, x + 1, x, x], [y, y, bottom, bottom, y])
             axes.plot(*frame, color=GREY, linewidth=0.4)
         if title:
             axes.text(x + 0.5, y - 0.15 * line, title, ha="center", va="bottom", fontsize=8)
     for row, name in enumerate(names):
-        middle = row * (tall + above + gap) + above + tall / 2
-        axes.text(left - 0.4 * line, middle, name, ha="right", va="center", fontsize=9)
+        place = left - 0.4 * line, row * (tall + above + gap) + above + tall / 2
+        axes.text(*place, name, ha="right", va="center", fontsize=9)
     axes.set(xlim=(-gap / 4, wide), ylim=(high, 0), aspect="equal")
     axes.set_axis_off()
     return drawn
@@ -104,90 +92,48 @@ def _image(image: ArrayLike, scale: str) -> np.ndarray:
     coloured = numbers.ndim == 3 and numbers.shape[-1] == 3
     must = "be images of (height, width), with 1 or 3 channels"
     require(numbers.ndim == 2 or coloured, "images", must, f"the shape {np.shape(image)}")
-    require(numbers.size > 0, "images", "have pixels", f"the shape {np.shape(image)}")
-    if coloured:
-        then = "Give one channel of it."
-        require(scale != "signed", "scale", "be unit or own for coloured images", scale, then)
-        if scale == "own":
-            span = float(np.ptp(numbers)) or 1.0
-            numbers = (numbers - numbers.min()) / span
-        numbers = np.clip(numbers, 0.0, 1.0)
-    return numbers
-
-
-def _limits(shown: Sequence[np.ndarray], scale: str) -> tuple[float, float] | None:
-    """Give what is darkest and what is lightest in all pictures; None for each its own."""
+    if not coloured:
+        return numbers
     if scale == "own":
-        return None
-    if scale == "unit":
-        return 0.0, 1.0
-    largest = max(float(np.abs(image).max()) for image in shown)
-    return -largest, largest
-
-
-def _words(titles: Sequence[str], names: Sequence[str], rows: int, columns: int, count: int) -> str:
-    listed = f"{count} pictures in {rows} rows of {columns}"
-    if names:
-        listed += f"; rows: {', '.join(names)}"
-    if any(titles):
-        listed += f"; titles: {', '.join(' '.join(each.split()) for each in titles if each)}"
-    return f"{listed}."
+        numbers = (numbers - numbers.min()) / (float(np.ptp(numbers)) or 1.0)
+    return np.clip(numbers, 0.0, 1.0)
 
 
 # --- densities ---
 
-_CELLS = 72  # of a panel, along each axis
+_CELLS, _LIMIT = 72, 3.0  # of a panel, along each axis
 
 
-@not_empty
 def densities(
-    clouds: Mapping[str, ArrayLike],
-    density: Callable[[np.ndarray], np.ndarray] | None = None,
-    limit: float = 3.0,
-    columns: int = 5,
+    clouds: Mapping[str, ArrayLike], density: Callable[[np.ndarray], np.ndarray]
 ) -> Figure:
     """Draw how densely points lie, one panel for each set, and outline where they should lie."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    limit = require_positive(limit, "limit")
     sets = {title: np.asarray(points, float) for title, points in clouds.items()}
-    for points in sets.values():
-        flat = points.ndim == 2 and points.shape[1] == 2 and len(points) > 0
-        require(flat, "clouds", "hold points of shape (samples, 2)", points.shape)
-    columns = min(columns, len(sets))
+    columns = min(5, len(sets))
     rows = -(-len(sets) // columns)
-    listed = f"Density of points in the plane, {len(sets)} panels: {'; '.join(sets)}."
-    listed += " Outlined is where they should lie." if density else ""
-    drawn, panels = figure(rows, columns, width=2.1 * columns, height=2.75, alt=listed)
+    alt = f"Density of points in the plane, {len(sets)} panels: {'; '.join(sets)}."
+    alt += " Outlined is where they should lie."
+    drawn, grid = figure(rows, columns, width=2.1 * columns, height=2.75, alt=alt)
     shades = LinearSegmentedColormap.from_list("shades", ["white", BLUE, "black"])
-    edges = np.linspace(-limit, limit, _CELLS + 1)
+    edges = np.linspace(-_LIMIT, _LIMIT, _CELLS + 1)
     middles = (edges[:-1] + edges[1:]) / 2
-    for axes, (title, points) in zip(panels, sets.items(), strict=False):
-        counts = np.histogram2d(points[:, 0], points[:, 1], (edges, edges))[0]
+    aim = density(np.stack(np.meshgrid(middles, middles), axis=-1))
+    for number, (axes, points) in enumerate(titled(grid, sets, fontsize=9)):
+        counts = np.histogram2d(*points.T, (edges, edges))[0]
         beyond = len(points) - int(counts.sum())
-        shares = _blurred(counts.T / len(points))
-        axes.imshow(
-            shares,
-            cmap=shades,
-            origin="lower",
-            extent=(-limit, limit) * 2,
-            interpolation="bilinear",
-        )
-        if density is not None:
-            aim = density(np.stack(np.meshgrid(middles, middles), axis=-1))
-            axes.contour(middles, middles, aim, [aim.max() / 10], colors=ORANGE, linewidths=0.8)
-        more = f"\n({beyond} beyond)" if beyond else ""
-        axes.set_title(f"{title}{more}", fontsize=9)
+        look = {"cmap": shades, "origin": "lower", "interpolation": "bilinear"}
+        axes.imshow(_blurred(counts.T / len(points)), extent=(-_LIMIT, _LIMIT) * 2, **look)
+        axes.contour(middles, middles, aim, [aim.max() / 10], colors=ORANGE, linewidths=0.8)
+        if beyond:
+            axes.set_title(f"{axes.get_title()}\n({beyond} beyond)", fontsize=9)
         axes.set(aspect="equal", xticks=(-2, 0, 2), yticks=(-2, 0, 2))
         axes.tick_params(labelsize=7)
         axes.grid(False)
-    for number, axes in enumerate(panels):
-        if number >= len(sets):
-            axes.set_axis_off()
-        else:
-            lowest = number + columns >= len(sets)
-            axes.set_xlabel("first number" if lowest else "", fontsize=8)
-            axes.set_ylabel("second number" if number % columns == 0 else "", fontsize=8)
+        lowest = number + columns >= len(sets)
+        axes.set_xlabel("first number" if lowest else "", fontsize=8)
+        axes.set_ylabel("second number" if number % columns == 0 else "", fontsize=8)
     return drawn
 
 
@@ -202,85 +148,72 @@ def _blurred(shares: np.ndarray) -> np.ndarray:
 
 # --- depth ---
 
-_LOOKS = ((BLUE, "o-"), (ORANGE, "s--"), (GREEN, "^-."), (PURPLE, "v:"), (GREY, "x-"))
 _RATIOS = (30, 100, 300)  # flops for each byte of gradients, a line each
+_LOWEST = 1e-8  # what is below leaves the picture
 
 
-@not_empty
-def sizes_by_layer(
-    panels: Mapping[str, Mapping[str, Sequence[float]]], lowest: float = 1e-8
-) -> Figure:
-    """Draw sizes layer by layer, a panel per quantity; what is below `lowest` leaves the picture.
+def sizes_by_layer(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """Draw sizes layer by layer, a panel per quantity.
 
     Args:
         panels: title -> network -> size at each layer. The last panel names the networks.
     """
-    listed = []
+    described = []
     for title, networks in panels.items():
-        for label, each in networks.items():
-            numbers = np.asarray(each, float)
-            there = numbers.size > 0 and np.isfinite(numbers).all() and numbers[-1] > 0
-            must = "have finite sizes and one in the last layer"
-            require(bool(there), f"sizes[{label!r}]", must, list(numbers[-3:]))
         ends = (f"{label} {each[0]:.1e} to {each[-1]:.1e}" for label, each in networks.items())
-        listed.append(f"{title}, first to last layer: {'; '.join(ends)}.")
-    alt = f"Sizes by layer. {' '.join(listed)}"
-    drawn, shown = figure(columns=len(panels), width=11.0, height=4.0, alt=alt)
-    shown[0].get_gridspec().set_width_ratios([1.0] * (len(panels) - 1) + [1.6])
+        described.append(f"{title}, first to last layer: {'; '.join(ends)}.")
+    alt = f"Sizes by layer. {' '.join(described)}"
+    drawn, grid = figure(columns=len(panels), width=11.0, height=4.0, alt=alt)
+    grid[0].get_gridspec().set_width_ratios([1.0] * (len(panels) - 1) + [1.6])
     highest = max(max(each) for networks in panels.values() for each in networks.values())
-    for axes, (title, networks) in zip(shown, panels.items(), strict=True):
+    for axes, networks in titled(grid, panels, loc="left"):
         last = max(map(len, networks.values()))
-        for number, (label, each) in enumerate(networks.items()):
-            colour, _ = _LOOKS[number % len(_LOOKS)]
+        for label, each, look, _ in series(networks):
             layers, numbers = np.arange(1, len(each) + 1), np.asarray(each, float)
-            seen = numbers >= lowest
-            axes.plot(layers[seen], numbers[seen], ".-", color=colour, markersize=4)
-            if axes is shown[-1]:
+            seen = numbers >= _LOWEST
+            axes.plot(layers[seen], numbers[seen], ".-", color=look["color"], markersize=4)
+            if axes is grid[-1]:
                 first = int(np.argmax(seen))
                 place = (layers[first] - 1.5, numbers[first])
-                axes.text(*place, label, color=colour, ha="right", va="center", fontsize=9)
-        left = -0.62 * last if axes is shown[-1] else 0
-        axes.set(yscale="log", ylim=(lowest, 3 * highest), xlim=(left, last + 1))
-        axes.set_title(title, loc="left", fontsize=10)
+                words = {"color": look["color"], "ha": "right", "va": "center", "fontsize": 9}
+                axes.text(*place, label, **words)
+        left = -0.62 * last if axes is grid[-1] else 0
+        axes.set(yscale="log", ylim=(_LOWEST, 3 * highest), xlim=(left, last + 1))
         axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= last])
-    shown[0].set(xlabel="layer (1 is next to the image)", ylabel="root mean square")
+    grid[0].set(xlabel="layer (1 is next to the image)", ylabel="root mean square")
     return drawn
 
 
-@not_empty
 def layer_shares(shares: Mapping[str, Mapping[str, float]]) -> Figure:
     """Draw what share of each quantity every layer has, a panel per quantity."""
     layers = list(shares["measured time"])
-    listed = []
+    described = []
     for title, each in shares.items():
         largest = max(each, key=each.get)
-        listed.append(f"{title}: most, {each[largest] / sum(each.values()):.0%}, in {largest}")
-    alt = f"Shares of the layers. {'; '.join(listed)}."
-    drawn, panels = figure(columns=len(shares), width=9.5, height=3.0, alt=alt)
-    for axes, (title, each), (colour, _) in zip(panels, shares.items(), _LOOKS, strict=False):
+        described.append(f"{title}: most, {each[largest] / sum(each.values()):.0%}, in {largest}")
+    alt = f"Shares of the layers. {'; '.join(described)}."
+    drawn, grid = figure(columns=len(shares), width=9.5, height=3.0, alt=alt)
+    for axes, (title, each, look, _) in zip(grid, series(shares), strict=True):
         values = 100 * np.array([each.get(name, 0.0) for name in layers]) / sum(each.values())
-        axes.barh(range(len(layers)), values, 0.7, color=colour)
+        axes.barh(range(len(layers)), values, 0.7, color=look["color"])
         for line, value in enumerate(values):
             axes.text(value + 1, line, f"{value:.0f} %" if value >= 0.5 else "", va="center")
-        axes.set(title=title, xlim=(0, 112), xticks=[], ylim=(len(layers) - 0.4, -0.6))
-        axes.set_yticks(range(len(layers)), layers if axes is panels[0] else [""] * len(layers))
-        axes.grid(visible=False)
+        shapes.named_rows(axes, layers if axes is grid[0] else [""] * len(layers), 0.6)
+        axes.set(title=title, xlim=(0, 112), xticks=[])
         axes.spines["bottom"].set_visible(False)
     return drawn
 
 
-@not_empty
-def footprints(found: Iterable[Any]) -> Figure:
+def footprints(rows: Sequence[Any]) -> Figure:
     """Draw nets by the work of a training step on one image and by the bytes of their gradients."""
-    rows = list(found)
-    listed = "; ".join(f"{row.name} {row.flops_per_gradient_byte:.0f}" for row in rows)
-    alt = f"Work against bytes of gradients. FLOPs per byte: {listed}."
+    ratios = "; ".join(f"{row.name} {row.flops_per_gradient_byte:.0f}" for row in rows)
+    alt = f"Work against bytes of gradients. FLOPs per byte: {ratios}."
     drawn, (axes,) = figure(width=7.4, height=4.4, alt=alt)
     for row in rows:
         place = (row.gradient_bytes / 1e6, row.flops_per_gradient_byte * row.gradient_bytes / 1e9)
         axes.plot(*place, "o", color=BLUE)
-        words = note(axes, row.name, place, 6, -3)
-        words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85})
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85}
+        note(axes, row.name, place, 6, -3, bbox=white)
     axes.set(xscale="log", yscale="log")
     axes.set(xlabel="gradients (MB)", ylabel="training step on one image (GFLOP)")
     left, right = axes.get_xlim()
@@ -290,8 +223,8 @@ def footprints(found: Iterable[Any]) -> Figure:
         ends = np.array([left, 2.5 * right])
         axes.plot(ends, ratio * ends / 1e3, "--", color=GREY, linewidth=0.8)
         x = min(0.8 * right, 0.8 * high * 1e3 / ratio)
-        words = f"{ratio} FLOPs/byte"
-        axes.text(x, ratio * x / 1e3, words, color=GREY, fontsize=8, ha="right", va="bottom")
+        look = {"color": GREY, "fontsize": 8, "ha": "right", "va": "bottom"}
+        axes.text(x, ratio * x / 1e3, f"{ratio} FLOPs/byte", **look)
     axes.set_title("Further above the dashed lines scales better", loc="left")
     return drawn
 
@@ -299,32 +232,23 @@ def footprints(found: Iterable[Any]) -> Figure:
 # --- attention ---
 
 
-@not_empty
 def attention_map(panels: Mapping[str, ArrayLike], labels: Sequence[str]) -> Figure:
     """Draw where each step looks: a row for each step that asks, dark where its weight is."""
     arrays = {title: np.asarray(weights, float) for title, weights in panels.items()}
-    for title, weights in arrays.items():
-        shape = (len(labels), len(labels))
-        require(weights.shape == shape, title, f"have the shape {shape}", weights.shape)
-        sums = bool(np.allclose(weights.sum(axis=1), 1, atol=1e-3))
-        require(sums, title, "have rows with the sum 1", weights.sum(axis=1).round(3).tolist())
     shown = [{" ": "\u2423", "\n": "\u21b5"}.get(label, label) for label in labels]
-    listed = []
+    described = []
     for title, weights in arrays.items():
         places = zip(shown, weights.argmax(axis=1), weights.max(axis=1), strict=True)
         most = ", ".join(f"{one} at {shown[to]} ({share:.2f})" for one, to, share in places)
-        listed.append(f"{title}: {most}")
+        described.append(f"{title}: {most}")
     side = min(5.2, 1.6 + 0.19 * len(labels))
-    drawn, grid = figure(
-        columns=len(panels), width=side * len(panels) + 1.0, height=side,
-        alt=f"Attention, for each step where it looks most. {'; '.join(listed)}.",
-    )  # fmt: skip
-    for axes, (title, weights) in zip(grid, arrays.items(), strict=True):
+    alt = f"Attention, for each step where it looks most. {'; '.join(described)}."
+    drawn, grid = figure(1, len(panels), side * len(panels) + 1.0, side, alt)
+    for axes, weights in titled(grid, arrays):
         image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="equal")
         axes.set_xticks(range(len(labels)), shown, fontsize=8)
         axes.set_yticks(range(len(labels)), shown, fontsize=8)
         axes.set(xlabel="step that is looked at", ylabel="step that looks")
-        axes.set_title(title, fontsize=10)
         axes.grid(visible=False)
         axes.tick_params(length=0)
     drawn.colorbar(image, ax=list(grid), shrink=0.7, label="weight")
@@ -334,7 +258,6 @@ def attention_map(panels: Mapping[str, ArrayLike], labels: Sequence[str]) -> Fig
 # --- sequences ---
 
 
-@not_empty
 def seed_errors(
     groups: Mapping[str, Mapping[str, Sequence[float]]], marks: Mapping[str, float], quantity: str
 ) -> Figure:
@@ -345,20 +268,18 @@ def seed_errors(
         marks: baseline -> its error.
     """
     nets = list(next(iter(groups.values())))
-    listed = "; ".join(
+    ranges = "; ".join(
         f"{group}, {net}: {min(errors):.1f} to {max(errors):.1f}"
         for group, nets_errors in groups.items()
         for net, errors in nets_errors.items()
     )
     baselines = ", ".join(f"{name} {mark:.1f}" for name, mark in marks.items())
-    alt = f"{quantity} of each seed; {baselines}. {listed}."
+    alt = f"{quantity} of each seed; {baselines}. {ranges}."
     drawn, (axes,) = figure(width=9.0, height=0.7 + 0.62 * len(nets), alt=alt)
-    for number, ((group, nets_errors), colour) in enumerate(
-        zip(groups.items(), (ORANGE, SKY, BLUE), strict=False)
-    ):
+    coloured = zip(groups.items(), (ORANGE, SKY, BLUE), strict=False)
+    for number, ((group, nets_errors), colour) in enumerate(coloured):
         for row, net in enumerate(nets):
-            place = row + 0.26 * (number - 1)
-            errors = nets_errors[net]
+            place, errors = row + 0.26 * (number - 1), nets_errors[net]
             axes.plot(errors, [place] * len(errors), "o", color=colour, markersize=4.5)
             axes.plot([np.median(errors)] * 2, [place - 0.11, place + 0.11], color=colour)
         words = {"transform": axes.transAxes, "ha": "right", "fontsize": 9, "color": colour}
@@ -373,7 +294,6 @@ def seed_errors(
     return drawn
 
 
-@not_empty
 def throughput(
     panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[Sequence[float]]]]],
     quantities: Sequence[str],
@@ -388,36 +308,34 @@ def throughput(
     """
     from matplotlib.ticker import LogLocator
 
-    listed = "; ".join(
-        f"{net}, {label}: " + ", ".join(f"{size}: {each[1]:.3g}" for size, each in pairs)
+    medians = "; ".join(
+        f"{net}, {label}: "
+        + ", ".join(f"{size}: {each[1]:.3g}" for size, each in zip(sizes, values, strict=True))
         for label, (sizes, nets) in panels.items()
         for net, values in nets.items()
-        for pairs in [list(zip(sizes, values, strict=True))]
     )
-    drawn, grid = figure(columns=len(panels), width=10.5, height=3.2, alt=f"{listed}.")
+    drawn, grid = figure(columns=len(panels), width=10.5, height=3.2, alt=f"{medians}.")
     for axes, (label, (sizes, nets)), quantity in zip(
         grid, panels.items(), quantities, strict=True
     ):
         for (net, values), colour in zip(nets.items(), (BLUE, GREEN, ORANGE), strict=False):
-            low, middle_, high = np.transpose(values)
-            spread = [middle_ - low, high - middle_]
-            axes.errorbar(sizes, middle_, spread, fmt="o-", color=colour, capsize=3, label=net)
-        axes.set(xscale="log", yscale="log", xlabel=label, ylabel=quantity)
+            low, middle, high = np.transpose(values)
+            spread = [middle - low, high - middle]
+            axes.errorbar(sizes, middle, spread, fmt="o-", color=colour, capsize=3, label=net)
         if "per second" in quantity:
             first = next(iter(nets.values()))[0][1] / sizes[0]
             line = {"color": GREY, "linestyle": ":", "label": "proportional"}
             axes.plot(sizes, first * np.array(sizes), **line)
-        axes.set_xticks(sizes, sizes)
-        axes.set_title(f"{quantity.partition(' (')[0].capitalize()} against {label}", loc="left",
-                       fontsize=10)  # fmt: skip
-        axes.minorticks_off()
+        axes.set(yscale="log", ylabel=quantity)
+        shapes.log_counts(axes, sizes, label)
+        title = f"{quantity.partition(' (')[0].capitalize()} against {label}"
+        axes.set_title(title, loc="left", fontsize=10)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:,g}")
     grid[-1].legend(frameon=False, fontsize=9)
     return drawn
 
 
-@not_empty
 def text_losses(
     looks: Mapping[int, float],
     tables: Mapping[str, float],
@@ -431,20 +349,19 @@ def text_losses(
         trained: name -> losses of trained networks, one for each seed.
     """
     last, top = max(looks), max(*looks.values(), *tables.values())
-    listed = [f"{name} {loss:.2f}" for name, loss in tables.items()]
-    listed += [f"{name} {min(each):.2f} to {max(each):.2f}" for name, each in trained.items()]
-    alt = f"Loss by step, from {looks[0]:.2f} to {looks[last]:.2f}. Test: {', '.join(listed)}."
+    losses = [f"{name} {loss:.2f}" for name, loss in tables.items()]
+    losses += [f"{name} {min(each):.2f} to {max(each):.2f}" for name, each in trained.items()]
+    alt = f"Loss by step, from {looks[0]:.2f} to {looks[last]:.2f}. Test: {', '.join(losses)}."
     drawn, (left, right) = figure(columns=2, width=10.5, height=3.4, alt=alt)
     left.plot(list(looks), list(looks.values()), color=BLUE, linewidth=1.8)
     left.text(0.05 * last, looks[0], "  transformer, sonnet to choose by", color=BLUE, fontsize=9)
-    for axes, names in ((left, list(tables)[:1]), (right, list(tables)[1:])):
-        for name in names:
-            axes.axhline(tables[name], color=GREY, linewidth=0.8)
-            at = (1.0, tables[name])
-            axes.annotate(name, at, xycoords=("axes fraction", "data"), fontsize=8, va="bottom",
-                          ha="right", color="0.3")  # fmt: skip
-    for place, (_, losses) in enumerate(trained.items()):
-        right.plot([place] * len(losses), losses, "o", color=BLUE if place == 0 else AMBER)
+    for number, (name, loss) in enumerate(tables.items()):
+        axes = right if number else left
+        axes.axhline(loss, color=GREY, linewidth=0.8)
+        look = {"fontsize": 8, "va": "bottom", "ha": "right", "color": "0.3"}
+        axes.annotate(name, (1.0, loss), xycoords=("axes fraction", "data"), **look)
+    for place, losses in enumerate(trained.values()):
+        right.plot([place] * len(losses), losses, "o", color=AMBER if place else BLUE)
     right.set_xticks(range(len(trained)), trained)
     right.set(xlim=(-0.6, len(trained) + 0.2), ylabel="loss on the test sonnet")
     left.set(xlabel="training step", ylabel="loss (nats per character)", ylim=(None, 1.04 * top))
@@ -464,47 +381,40 @@ _SHAPES = (
 
 def sequences() -> Figure:
     """Draw the shapes that a problem with sequences can have."""
-    listed = "; ".join(
+    shown = "; ".join(
         f"{title}: {len(ins)} in, {len(outs)} out{', each output fed back' * back}, such as "
         f"{' '.join(example.split())}"
         for title, example, ins, outs, back in _SHAPES
     )
     widths = [max(*ins, *outs) + 1 for _, _, ins, outs, _ in _SHAPES]
-    drawn, grid = figure(columns=len(_SHAPES), width=11.0, height=2.9, alt=f"Shapes. {listed}.")
+    drawn, grid = figure(columns=len(_SHAPES), width=11.0, height=2.9, alt=f"Shapes. {shown}.")
     grid[0].get_gridspec().set_width_ratios([width + 1.0 for width in widths])
     for axes, (title, example, ins, outs, back), width in zip(grid, _SHAPES, widths, strict=True):
         centre = (width - 1) / 2
-        bare(axes, (centre - width / 2 - 0.5, centre + width / 2 + 0.5), (-1.3, 2.9))
+        shapes.bare(axes, (centre - width / 2 - 0.5, centre + width / 2 + 0.5), (-1.3, 2.9))
         words = title.replace(", ", ",\n").replace(" the other", "\nthe other")
         middle(axes, words, centre, 2.45, 9, weight="bold")
         middle(axes, example, centre, -0.95)
         for column in range(width):
-            _column(axes, column, column in ins, column in outs)
+            box(axes, column, 0.75, "", _STATE, 0.6, 0.4)
             if column:
                 arrow(axes, (column - 0.7, 0.75), (column - 0.3, 0.75))
-            if back and column in outs and column + 1 < width:
-                _fed_back(axes, column)
+            if column in ins:
+                box(axes, column, -0.2, "", _IN, 0.6, 0.4)
+                arrow(axes, (column, 0.0), (column, 0.55))
+            if column in outs:
+                box(axes, column, 1.7, "", _OUT, 0.6, 0.4)
+                arrow(axes, (column, 0.95), (column, 1.5))
+                if back and column + 1 < width:
+                    look = {"color": GREY, "linestyle": "--", "linewidth": 1}
+                    bow = {"connectionstyle": "arc3,rad=-0.35"}
+                    arrow(axes, (column + 0.3, 1.6), (column + 0.85, 0.95), **look, **bow)
     return drawn
 
 
-def _column(axes: Axes, column: int, has_input: bool, has_output: bool) -> None:
-    box(axes, column, 0.75, "", _STATE, 0.6, 0.4)
-    if has_input:
-        box(axes, column, -0.2, "", _IN, 0.6, 0.4)
-        arrow(axes, (column, 0.0), (column, 0.55))
-    if has_output:
-        box(axes, column, 1.7, "", _OUT, 0.6, 0.4)
-        arrow(axes, (column, 0.95), (column, 1.5))
-
-
-def _fed_back(axes: Axes, column: int) -> None:
-    style = {"color": GREY, "linestyle": "--", "connectionstyle": "arc3,rad=-0.35", "linewidth": 1}
-    arrow(axes, (column + 0.3, 1.6), (column + 0.85, 0.95), **style)
-
-
-def dependencies(steps: int = 5) -> Figure:
+def dependencies() -> Figure:
     """Draw which results a step must wait for: in a recurrent net and in causal attention."""
-    require_count(steps, "steps", least=2)
+    steps = 5
     alt = (
         f"Left, a recurrent layer over {steps} steps: each state needs the one before it, so they "
         f"are computed in rounds 1 to {steps}. Right, causal attention over {steps} steps: each "
@@ -512,10 +422,8 @@ def dependencies(steps: int = 5) -> Figure:
         "round 1."
     )
     drawn, grid = figure(columns=2, width=9.0, height=2.3, alt=alt)
-    for axes, title in zip(grid, ("recurrent layer", "causal attention"), strict=True):
-        bare(axes, (-0.9, steps - 0.4), (-0.45, 1.75))
-        axes.set_title(title, fontsize=10)
-        chain = title == "recurrent layer"
+    for axes, chain in titled(grid, {"recurrent layer": True, "causal attention": False}):
+        shapes.bare(axes, (-0.9, steps - 0.4), (-0.45, 1.75))
         for step in range(steps):
             box(axes, step, 0.0, f"$x_{{{step + 1}}}$", _IN, 0.55, 0.36)
             box(axes, step, 1.3, str(step + 1 if chain else 1), _STATE, 0.55, 0.36)

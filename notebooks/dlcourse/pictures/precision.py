@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse.pictures.shapes import middle, not_empty
+from dlcourse.pictures.shapes import PLAIN, listed, middle, note, once
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
@@ -18,18 +18,15 @@ _FIELDS = (("sign", GREY), ("exponent", ORANGE), ("fraction", BLUE))
 _COLOURS = {"fp32": BLUE, "bf16": GREEN, "fp16": ORANGE, "int8": PURPLE}
 
 
-@not_empty
-def bit_fields(numbers: Iterable[Any]) -> Figure:
+def bit_fields(rows: Sequence[Any]) -> Figure:
     """Draw numbers bit by bit: sign, exponent and fraction in their colours."""
-    rows = list(numbers)
-    listed = "; ".join(
+    words = "; ".join(
         f"{row.format}: sign {row.sign}, exponent {row.exponent or 'none'}, "
         f"fraction {row.fraction}, which is {row.value:.9g}"
         for row in rows
     )
-    drawn, (axes,) = figure(
-        width=8.4, height=0.9 + 0.42 * len(rows), alt=f"Bits of numbers. {listed}"
-    )
+    height = 0.9 + 0.42 * len(rows)
+    drawn, (axes,) = figure(width=8.4, height=height, alt=f"Bits of numbers. {words}")
     for line, row in enumerate(rows):
         place = 0
         for name, colour in _FIELDS:
@@ -49,32 +46,27 @@ def bit_fields(numbers: Iterable[Any]) -> Figure:
     return drawn
 
 
-@not_empty
 def number_ranges(
-    formats: Iterable[Any], values: Sequence[float], spacings: Mapping[str, ArrayLike]
+    rows: Sequence[Any], values: Sequence[float], spacings: Mapping[str, ArrayLike]
 ) -> Figure:
     """Draw how far formats reach, and how far apart their numbers are."""
-    rows = list(formats)
-    listed = "; ".join(
+    words = "; ".join(
         f"{row.name} from {row.smallest_normal:.2g}, subnormal from {row.smallest_subnormal:.2g}, "
         f"to {row.largest:.2g}"
         for row in rows
     )
-    drawn, (left, right) = figure(columns=2, width=9.6, alt=f"Ranges of number formats: {listed}.")
+    drawn, (left, right) = figure(columns=2, width=9.6, alt=f"Ranges of number formats: {words}.")
     for line, row in enumerate(rows):
         low, normal, high = (
             np.log10(float(n)) for n in (row.smallest_subnormal, row.smallest_normal, row.largest)
         )
-        first = not line
-        left.barh(line, high - normal, left=normal, color=BLUE, label="normal" if first else None)
-        left.barh(
-            line, normal - low, left=low, color=SKY, hatch="///", edgecolor="white",
-            label="subnormal" if first else None,
-        )  # fmt: skip
+        left.barh(line, high - normal, left=normal, color=BLUE, label="normal")
+        look = {"color": SKY, "hatch": "///", "edgecolor": "white", "label": "subnormal"}
+        left.barh(line, normal - low, left=low, **look)
     left.set_yticks(range(len(rows)), [row.name for row in rows])
     left.set(ylim=(len(rows) - 0.4, -1.2), xlabel="size of the number (power of ten)")
     left.set_title("Range", loc="left")
-    left.legend(loc="upper center", frameon=False, fontsize=8, ncols=2)
+    left.legend(**once(left), **PLAIN, loc="upper center", ncols=2)
     left.grid(axis="x", color="#dddddd", linewidth=0.6)
     lines = ("-", "--", ":", "-.")
     for number, (name, gaps) in enumerate(spacings.items()):
@@ -88,23 +80,21 @@ def number_ranges(
     return drawn
 
 
-@not_empty
-def gradient_sizes(
-    gradients: Mapping[str, ArrayLike], formats: Iterable[Any], scale: float = 1.0
-) -> Figure:
+def gradient_sizes(gradients: Mapping[str, ArrayLike], rows: Sequence[Any], scale: float) -> Figure:
     """Draw how large gradients are, and where formats end."""
-    rows = list(formats)
-    drawn, (axes,) = figure(width=8.4, height=3.8, alt=_sizes_in_words(gradients, rows))
     logs = {}
     for label, values in gradients.items():
         numbers = np.abs(np.asarray(values, float)).ravel()
         logs[label] = np.log2(numbers[numbers > 0])
+    words = listed(logs, lambda each: f"median {2 ** np.median(each):.1e}")
+    ends = "; ".join(f"{row.name} from {row.smallest_subnormal:.1e}" for row in rows)
+    alt = f"Histogram of sizes. {words}. Formats: {ends}."
+    drawn, (axes,) = figure(width=8.4, height=3.8, alt=alt)
     low = min(np.floor(each.min()) for each in logs.values())
     high = max(np.ceil(each.max()) for each in logs.values()) + np.log2(scale)
     edges = np.arange(low, high + 2)  # the last bin holds its right end, so one more
     for colour, (label, each) in zip((BLUE, PURPLE, GREY), logs.items(), strict=False):
-        shifts = (0.0,) if scale == 1 else (0.0, np.log2(scale))
-        for shift in shifts:
+        for shift in (0.0, np.log2(scale)):
             shares = np.histogram(each + shift, edges)[0] / len(each)
             name = label if not shift else f"{label}, times 2^{shift:.0f}"
             style = "-" if not shift else "--"
@@ -129,40 +119,28 @@ def gradient_sizes(
     return drawn
 
 
-def _sizes_in_words(gradients: Mapping[str, ArrayLike], rows: Sequence[Any]) -> str:
-    listed = []
-    for label, values in gradients.items():
-        numbers = np.abs(np.asarray(values, float)).ravel()
-        middle = np.median(numbers[numbers > 0])
-        listed.append(f"{label}: median {middle:.1e}")
-    ends = "; ".join(f"{row.name} from {row.smallest_subnormal:.1e}" for row in rows)
-    return f"Histogram of sizes. {'; '.join(listed)}. Formats: {ends}."
-
-
-@not_empty
-def kernel_rates(found: Iterable[Any], loops: Mapping[str, float] | None = None) -> Figure:
+def kernel_rates(found: Sequence[Any], loops: Mapping[str, float]) -> Figure:
     """Draw the best rate of matrix products by level and format, every turn, and loops' rates.
 
     The words are ratios to the best fp32 rate of any level.
     """
-    rows = list(found)
-    levels = list(dict.fromkeys(row.level for row in rows))
-    rows = [row for level in levels for row in rows if row.level == level]
+    levels = list(dict.fromkeys(row.level for row in found))
+    rows = sorted(found, key=lambda row: levels.index(row.level))
     wide = max((row.flops_per_s for row in rows if row.format == "fp32"), default=None)
     ratios = [f"{row.flops_per_s / wide:.1f} times" if wide else "" for row in rows]
-    listed = "; ".join(
+    words = "; ".join(
         f"{row.level} {row.format} {row.flops_per_s / 1e9:.0f}e9, {ratio} the best fp32"
         for row, ratio in zip(rows, ratios, strict=True)
     )
-    alt = f"Operations per second. {listed}."
+    alt = f"Operations per second. {words}."
     drawn, (axes,) = figure(width=8.4, height=1.3 + 0.32 * len(rows), alt=alt)
     for line, (row, ratio) in enumerate(zip(rows, ratios, strict=True)):
         best = row.flops_per_s / 1e9
         axes.barh(line, best, 0.7, color=_COLOURS.get(row.format, GREY), alpha=0.6)
         axes.plot([each / 1e9 for each in row.turns], [line] * len(row.turns), "k|", markersize=7)
-        axes.annotate(ratio, (best, line), (5, 0), textcoords="offset points", va="center")
+        note(axes, ratio, (best, line), 5, 0, va="center", fontsize=10)
     top = max(row.flops_per_s for row in rows)
-    for number, (name, rate) in enumerate((loops or {}).items()):
+    for number, (name, rate) in enumerate(loops.items()):
         axes.axvline(rate / 1e9, color=GREY, linestyle="--", linewidth=1)
         place = (rate / 1e9, -0.9 - 0.7 * (number % 3))
         white = {"facecolor": "white", "edgecolor": "none", "pad": 1}

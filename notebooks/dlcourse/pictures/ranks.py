@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlcourse import cpu_map
-from dlcourse.cpu_map import CpuUse
-from dlcourse.pictures.shapes import (
-    AMBER,
-    HATCHES,
-    PAPER,
-    YELLOW,
-    area,
-    arrow,
-    bare,
-    box,
-    listed,
-    middle,
-    named_rows,
-    not_empty,
-    patches,
-)
+from dlcourse.pictures import shapes
+from dlcourse.pictures.shapes import AMBER, HATCHES, PAPER, PLAIN, YELLOW, area, listed, middle
 from dlcourse.recipes_2019 import RecipeExplanation
-from dlguide.errors import require, require_known
-from dlguide.machine.describe import Machine, describe
+from dlguide.errors import require
+from dlguide.machine.describe import Machine
 from dlguide.machine.threads import ThreadPlan
+from dlguide.machine.topology import format_cpus
 from dlguide.plots.figures import BLUE, COLOURS, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
@@ -37,8 +25,6 @@ if TYPE_CHECKING:
 
 
 # --- ranks ---
-
-_STATES = {"done": SKY, "waits": ORANGE, "never": "white"}
 
 
 def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
@@ -50,27 +36,25 @@ def processes(engines: Sequence[Mapping[str, Any]]) -> Figure:
         "is a process with its own memory and its own cores. Ranks send messages to each other."
     )
     drawn, (axes,) = figure(width=max(6.0, 2.6 * ranks), height=3.4, alt=alt)
-    bare(axes, (-0.6, ranks - 0.4), (-0.75, 2.5))
+    shapes.bare(axes, (-0.6, ranks - 0.4), (-0.75, 2.5))
     centre = (ranks - 1) / 2
     kernel = "this notebook's kernel\na process with the variables of your cells"
-    box(axes, centre, 2.0, kernel, PAPER, width=1.3, height=0.6)
+    shapes.box(axes, centre, 2.0, kernel, PAPER, 1.3, 0.6)
     for place, engine in enumerate(engines):
         cpus = ", ".join(str(cpu) for cpu in engine["cpus"])
         text = f"rank {engine['rank']}\nprocess {engine['pid']}\nCPU {cpus}\nits own memory"
-        box(axes, place, 0.35, text, SKY, width=0.7, height=0.95)
-        arrow(axes, (centre + (place - centre) / ranks, 1.68), (place, 0.85), both=True)
+        shapes.box(axes, place, 0.35, text, SKY, 0.7, 0.95)
+        shapes.arrow(axes, (centre + (place - centre) / ranks, 1.68), (place, 0.85), "<->")
     for place in range(ranks - 1):
-        arrow(axes, (place + 0.36, 0.35), (place + 0.64, 0.35), both=True)
+        shapes.arrow(axes, (place + 0.36, 0.35), (place + 0.64, 0.35), "<->")
         axes.text(place + 0.5, 0.42, "messages", ha="center", va="bottom", fontsize=8)
     axes.text(centre, 1.28, "functions down, results up", ha="center", fontsize=8)
     axes.text(centre, -0.6, f"ranks: {ranks}", ha="center", fontsize=9)
     return drawn
 
 
-@not_empty
 def exchange(
     panels: Mapping[str, tuple[Sequence[Any], Sequence[Any], Sequence[tuple[int, int]]]],
-    columns: int = 3,
     by_source: bool = False,
 ) -> Figure:
     """Draw who has what before and after a communication.
@@ -83,30 +67,26 @@ def exchange(
         f"{title}: before {_said(before)}; after {_said(after)}."
         for title, (before, after, _) in panels.items()
     )
-    columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
+    columns = min(3, len(panels))
     widest = max(len(before) for before, _, _ in panels.values())
-    drawn, grid = figure(rows, columns, max(1.0 * widest, 3.0) * columns, 2.3, alt)
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
-    for axes, (title, (before, after, arrows)) in zip(grid, panels.items(), strict=False):
-        ranks = len(before)
-        require(len(after) == ranks, "panels", f"have {ranks} ranks after {title}", len(after))
-        bare(axes, (-1.05, ranks - 0.45), (-0.45, 1.85))
-        axes.set_title(title, fontsize=10)
+    size = max(1.0 * widest, 3.0) * columns, 2.3
+    drawn, grid = figure(-(-len(panels) // columns), columns, *size, alt)
+    for axes, (before, after, arrows) in shapes.titled(grid, panels):
+        shapes.bare(axes, (-1.05, len(before) - 0.45), (-0.45, 1.85))
         for height, name, values in ((1.1, "before", before), (0.0, "after", after)):
             axes.text(-0.55, height, name, ha="right", va="center", fontsize=8)
             for rank, value in enumerate(values):
                 if by_source and value is not None:
                     sources = [a for a, b in arrows if b == rank] if name == "after" else [rank]
                     _from_ranks(axes, rank, height, value, sources)
-                    continue
-                box(axes, rank, height, _short(value), PAPER if value is None else SKY, 0.86, 0.4)
-        for rank in range(ranks):
+                else:
+                    colour = PAPER if value is None else SKY
+                    shapes.box(axes, rank, height, _short(value), colour, 0.86, 0.4)
+        for rank in range(len(before)):
             axes.text(rank, 1.42, f"rank {rank}", ha="center", va="bottom", fontsize=8)
         for start, end in arrows:
             look = {"color": _BY_RANK[start % len(_BY_RANK)]} if by_source else {}
-            arrow(axes, (start, 0.88), (end, 0.22), **look)
+            shapes.arrow(axes, (start, 0.88), (end, 0.22), **look)
     return drawn
 
 
@@ -115,45 +95,45 @@ _BY_RANK = (BLUE, ORANGE, GREEN, PURPLE, GREY, AMBER)
 
 def _from_ranks(axes: Axes, x: float, y: float, value: Any, sources: Sequence[int]) -> None:
     """Draw a box in the colours of the ranks whose data are in it."""
-    several = isinstance(value, list) and len(value) == len(sources) > 1
-    if len(sources) == 1 or several:
-        width = 0.86 / len(sources)
-        for place, source in enumerate(sources):
-            left, colour = x - 0.43 + place * width, _BY_RANK[source % len(_BY_RANK)]
-            area(axes, left, y - 0.2, width, 0.4, colour, alpha=0.45)
-            text = str(value[place]) if several else _short(value)
-            middle(axes, text, left + width / 2, y)
-        return
-    box(axes, x, y, _short(value), "white", 0.86, 0.4)
+    width, pieces = 0.86 / len(sources), value if isinstance(value, list) else []
+    whole = len(sources) > 1 and len(pieces) != len(sources)
+    if whole:
+        shapes.box(axes, x, y, _short(value), "white", 0.86, 0.4)
     for place, source in enumerate(sources):
-        width, colour = 0.86 / len(sources), _BY_RANK[source % len(_BY_RANK)]
-        area(axes, x - 0.43 + place * width, y - 0.2, width, 0.08, colour, linewidth=0)
+        left, colour = x - 0.43 + place * width, _BY_RANK[source % len(_BY_RANK)]
+        if whole:
+            area(axes, left, y - 0.2, width, 0.08, colour, linewidth=0)
+            continue
+        area(axes, left, y - 0.2, width, 0.4, colour, alpha=0.45)
+        middle(axes, str(pieces[place]) if len(sources) > 1 else _short(value), left + width / 2, y)
 
 
-@not_empty
-def timelines(
-    panels: Mapping[str, Sequence[Sequence[tuple[str, str]]]], columns: int = 2
-) -> Figure:
+# state of an event: colour of its box, and words
+_STATES = {
+    "done": (SKY, ""),
+    "waits": (ORANGE, " (waits indefinitely)"),
+    "never": ("white", " (never reached)"),
+}
+
+
+def timelines(panels: Mapping[str, Sequence[Sequence[tuple[str, str]]]]) -> Figure:
     """Draw the events of each rank in order, and where it waits indefinitely."""
     alt = "What each rank does. " + " ".join(
         f"{title}: " + "; ".join(f"rank {rank} {_told(row)}" for rank, row in enumerate(rows)) + "."
         for title, rows in panels.items()
     )
-    columns = min(columns, len(panels))
+    columns = min(2, len(panels))
     longest = max(len(row) for rows in panels.values() for row in rows)
     tallest = max(len(rows) for rows in panels.values())
     size = (1.35 * longest * columns + 1.0, 0.62 * tallest + 0.5)
     drawn, grid = figure(-(-len(panels) // columns), columns, *size, alt)
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
-    for axes, (title, rows) in zip(grid, panels.items(), strict=False):
-        bare(axes, (-0.95, longest - 0.45), (0.45 - tallest, 0.5))
-        axes.set_title(title, fontsize=10)
+    for axes, rows in shapes.titled(grid, panels):
+        shapes.bare(axes, (-0.95, longest - 0.45), (0.45 - tallest, 0.5))
         for rank, row in enumerate(rows):
             axes.text(-0.55, -rank, f"rank {rank}", ha="right", va="center", fontsize=8)
             for place, (text, state) in enumerate(row):
-                colour = _STATES[require_known(state, _STATES, "state")]
-                box(axes, place, -rank, text, colour, 0.92, 0.6, dashed=state == "never")
+                line = {"linestyle": "--" if state == "never" else "-"}
+                shapes.box(axes, place, -rank, text, _STATES[state][0], 0.92, 0.6, **line)
     return drawn
 
 
@@ -165,8 +145,7 @@ def _short(value: Any) -> str:
 
 
 def _told(row: Sequence[tuple[str, str]]) -> str:
-    words = {"done": "", "waits": " (waits indefinitely)", "never": " (never reached)"}
-    return ", then ".join(text.replace("\n", " ") + words.get(state, "") for text, state in row)
+    return ", then ".join(" ".join(text.split()) + _STATES[state][1] for text, state in row)
 
 
 def _said(values: Sequence[Any]) -> str:
@@ -181,63 +160,94 @@ _AFFINITY_COLOURS = (SKY, AMBER, GREEN, PURPLE, YELLOW, "#A6A6A6")
 _ROW = 12  # cores side by side in a box
 
 
+@dataclass(frozen=True)
+class _CpuUse:
+    """The ranks that compute on one logical CPU and those that communicate on it."""
+
+    computes: list[int]
+    communicates: list[int]
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({*self.computes, *self.communicates})
+
+    @property
+    def shared(self) -> bool:
+        """Whether several ranks use it, or one rank computes and communicates on it."""
+        return len(self.ranks) > 1 or bool(self.computes and self.communicates)
+
+
 def affinity(
     layout: ThreadPlan | RecipeExplanation, machine: Machine | None = None, title: str = ""
 ) -> Figure:
-    """Draw which rank uses which core of a node."""
-    known = isinstance(layout, ThreadPlan | RecipeExplanation)
-    require(known, "layout", "be a ThreadPlan or a RecipeExplanation", layout)
+    """Draw which rank uses which core of a node; a plan needs its machine."""
     if isinstance(layout, RecipeExplanation):
-        machine, used = layout.machine, layout.uses
+        machine = layout.machine
+        compute = [each.computes for each in layout.processes]
+        communicate = [each.communicates for each in layout.processes]
     else:
-        machine = describe() if machine is None else machine
-        used = cpu_map.of_plan(layout, machine)
-    nodes = cpu_map.by_node(machine)
+        require(machine is not None, "machine", "be that of the plan", machine)
+        communicate = layout.comm_cpus or ((),) * layout.ranks
+        pairs = zip(layout.cpus, communicate, strict=True)
+        compute = [sorted({*cpus} - {*own}) for cpus, own in pairs]
+        there = {core.cpu for core in machine.cores}
+        missing = sorted({cpu for cpus in layout.cpus for cpu in cpus} - there)
+        must = f"name CPUs of the machine, which has {format_cpus(there)}"
+        require(not missing, "plan", must, format_cpus(missing), "Look at `lscpu -e`.")
+    used = {
+        core.cpu: _CpuUse(
+            *([r for r, cpus in enumerate(of) if core.cpu in cpus] for of in (compute, communicate))
+        )
+        for core in machine.cores
+    }
+    nodes = _by_node(machine)
     widest = min(max(len(cores) for cores in nodes.values()), _ROW)
     siblings = max(len(core) for cores in nodes.values() for core in cores)
     lines = sum(-(-len(cores) // widest) for cores in nodes.values())
     units = lines * (siblings * 0.9 + 0.25) + 0.75 * len(nodes)
     width, height = max(0.62 * widest + 0.6, 4.5), 0.42 * units + 0.9
-    drawn, (axes,) = figure(width=width, height=height, alt=_affinity_words(machine, used))
+    drawn, (axes,) = figure(width=width, height=height, alt=_affinity_words(nodes, used))
     axes.set_axis_off()
     axes.set_title(title or f"{machine.name}: who runs where", fontsize=10)
     top = 0.0
     for (socket, numa), cores in nodes.items():
         top = _node(axes, f"socket {socket}, NUMA node {numa}", cores, used, widest, top)
     margin = max(4 - widest, 0) / 2  # few cores stay small
-    axes.set_xlim(-0.3 - margin, widest + 0.3 + margin)
-    axes.set_ylim(top, 0.0)
+    axes.set(xlim=(-0.3 - margin, widest + 0.3 + margin), ylim=(top, 0.0))
     _affinity_legend(axes, used)
     return drawn
 
 
+def _by_node(machine: Machine) -> dict[tuple[int, int], list[list[int]]]:
+    """Return the cores in order, each as the list of its CPUs, by (socket, NUMA node)."""
+    found: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for core in sorted(machine.cores, key=lambda each: (each.socket, each.numa, each.core)):
+        node = found.setdefault((core.socket, core.numa), {})
+        node.setdefault(core.core, []).append(core.cpu)
+    return {where: [sorted(cpus) for cpus in node.values()] for where, node in found.items()}
+
+
 def _node(
-    axes: Axes,
-    name: str,
-    cores: list[list[int]],
-    used: dict[int, CpuUse],
-    widest: int,
-    top: float,
+    axes: Axes, name: str, cores: list[list[int]], used: dict[int, _CpuUse], widest: int, top: float
 ) -> float:
     """Draw one NUMA node below `top` and return where it ends."""
     axes.text(0.0, top + 0.35, name, fontsize=9, va="center")
     y = top + 0.65
+    frame = {"facecolor": "none", "fill": False}
     for begin in range(0, len(cores), widest):
         part = cores[begin : begin + widest]
         tall = 0.9 * max(len(core) for core in part)
         for column, core in enumerate(part):
             for row, cpu in enumerate(core):
                 _cell(axes, column + 0.06, y + 0.9 * row, cpu, used[cpu])
-            area(
-                axes, column + 0.02, y - 0.03, 0.96, tall + 0.01, "none", fill=False, linewidth=0.7
-            )
+            area(axes, column + 0.02, y - 0.03, 0.96, tall + 0.01, "none", linewidth=0.7, **frame)
         y += tall + 0.25
-    style = {"edgecolor": "black", "linewidth": 1.0, "fill": False}
-    area(axes, -0.15, top + 0.08, widest + 0.3, y - top - 0.13, "none", **style)
+    frame |= {"edgecolor": "black", "linewidth": 1.0}
+    area(axes, -0.15, top + 0.08, widest + 0.3, y - top - 0.13, "none", **frame)
     return y + 0.1
 
 
-def _cell(axes: Axes, x: float, y: float, cpu: int, role: CpuUse) -> None:
+def _cell(axes: Axes, x: float, y: float, cpu: int, role: _CpuUse) -> None:
     first = [*role.computes, *role.communicates][:1]
     face = _AFFINITY_COLOURS[first[0] % len(_AFFINITY_COLOURS)] if first else "white"
     edge = {"edgecolor": "black", "linewidth": 2.2} if role.shared else {"linewidth": 0.4}
@@ -248,7 +258,7 @@ def _cell(axes: Axes, x: float, y: float, cpu: int, role: CpuUse) -> None:
     middle(axes, f"{cpu}", x + 0.44, y + 0.66, 6, bbox=box)
 
 
-def _affinity_legend(axes: Axes, used: dict[int, CpuUse]) -> None:
+def _affinity_legend(axes: Axes, used: dict[int, _CpuUse]) -> None:
     white = {"facecolor": "white", "edgecolor": GREY}
     looks = {"bold: rank, small: CPU": white | {"linewidth": 0}}
     if any(role.communicates for role in used.values()):
@@ -257,29 +267,32 @@ def _affinity_legend(axes: Axes, used: dict[int, CpuUse]) -> None:
         looks["free"] = white
     if any(role.shared for role in used.values()):
         looks["shared"] = white | {"edgecolor": "black", "linewidth": 2.2}
-    patches(axes, looks, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    shapes.patches(axes, looks, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 0.0))
 
 
-def _affinity_words(machine: Machine, used: dict[int, CpuUse]) -> str:
+def _affinity_words(nodes: dict[tuple[int, int], list[list[int]]], used: dict[int, _CpuUse]) -> str:
     """Say the map for those who cannot see it."""
-    where = {
-        cpu: node
-        for node, cores in cpu_map.by_node(machine).items()
-        for core in cores
-        for cpu in core
-    }
+    where = {cpu: node for node, cores in nodes.items() for core in cores for cpu in core}
     groups: dict[tuple[str, tuple[int, int]], list[int]] = {}
     for cpu, role in used.items():
-        for kind, ranks in (("computes", role.computes), ("communicates", role.communicates)):
-            for rank in ranks:
-                groups.setdefault((f"Rank {rank} {kind}", where[cpu]), []).append(cpu)
-        if not role.computes and not role.communicates:
-            groups.setdefault(("Free", where[cpu]), []).append(cpu)
+        said = [f"Rank {rank} computes" for rank in role.computes]
+        said += [f"Rank {rank} communicates" for rank in role.communicates]
+        for what in said or ["Free"]:
+            groups.setdefault((what, where[cpu]), []).append(cpu)
     described = [
-        f"{what} on socket {node[0]}, NUMA node {node[1]}: CPUs {cpu_map.short(cpus)}."
+        f"{what} on socket {node[0]}, NUMA node {node[1]}: CPUs {_ranges(cpus)}."
         for (what, node), cpus in sorted(groups.items())
     ]
     return "Map of a node. " + " ".join(described)
+
+
+def _ranges(cpus: Sequence[int]) -> str:
+    """Format logical CPUs as ranges, with a stride if that is shorter: 0-6:2."""
+    ordered = sorted(cpus)
+    strides = {after - before for before, after in pairwise(ordered)}
+    if len(ordered) > 3 and len(strides) == 1 and strides != {1}:
+        return f"{ordered[0]}-{ordered[-1]}:{strides.pop()}"
+    return format_cpus(ordered)
 
 
 # --- pipeline ---
@@ -287,7 +300,6 @@ def _affinity_words(machine: Machine, used: dict[int, CpuUse]) -> str:
 _PIPELINE_COLOURS = {"forward": SKY, "backward": AMBER}
 
 
-@not_empty
 def pipeline(
     panels: Mapping[str, Sequence[Any]], unit_s: float = 1.0, unit: str = "forward times"
 ) -> Figure:
@@ -295,7 +307,7 @@ def pipeline(
     most = max(1 + max(cell.stage for cell in cells) for cells in panels.values())
     drawn, grid = figure(len(panels), 1, 9.0, 0.42 * most + 0.95, _pipeline_words(panels))
     end = max(cell.end_s for cells in panels.values() for cell in cells) / unit_s
-    for axes, (title, cells) in zip(grid, panels.items(), strict=True):
+    for axes, cells in shapes.titled(grid, panels):
         for cell in cells:
             start, width = cell.start_s / unit_s, (cell.end_s - cell.start_s) / unit_s
             look = {"edgecolor": "white", "linewidth": 0.8}
@@ -306,17 +318,26 @@ def pipeline(
             if width > 0.018 * end:
                 middle(axes, str(cell.microbatch), start + width / 2, cell.stage)
         rows = 1 + max(cell.stage for cell in cells)
-        named_rows(axes, [f"stage {stage}" for stage in range(rows)], 0.55)
+        shapes.named_rows(axes, [f"stage {stage}" for stage in range(rows)], 0.55)
         axes.set_xlim(0, end)
-        axes.set_title(title, fontsize=10)
     grid[-1].set_xlabel(f"time ({unit})")
     looks = {kind: {"facecolor": colour} for kind, colour in _PIPELINE_COLOURS.items()}
     looks["waits"] = {"facecolor": "white", "edgecolor": GREY}
-    patches(grid[0], looks, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98))
+    shapes.patches(grid[0], looks, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98))
     return drawn
 
 
-@not_empty
+def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
+    described = []
+    for title, cells in panels.items():
+        rows: dict[int, list[str]] = {}
+        for cell in sorted(cells, key=lambda cell: cell.start_s):
+            rows.setdefault(cell.stage, []).append(f"{cell.kind[0]}{cell.microbatch}")
+        orders = [f"stage {stage}: {' '.join(row)}" for stage, row in sorted(rows.items())]
+        described.append(f"{title}: {'; '.join(orders)}.")
+    return "Schedules, f forward and b backward with the microbatch. " + " ".join(described)
+
+
 def layout_steps(predicted: Mapping[str, Sequence[float]], measured: Mapping[str, Any]) -> Figure:
     """Draw the predicted parts of a step for each layout, and the measured time with its range.
 
@@ -327,65 +348,60 @@ def layout_steps(predicted: Mapping[str, Sequence[float]], measured: Mapping[str
     words = listed(predicted, lambda parts: f"{1e3 * sum(parts):.0f} ms predicted")
     found = ", ".join(f"{name} {1e3 * measured[name].median:.0f} ms" for name in predicted)
     drawn, (axes,) = figure(width=7, height=2.8, alt=f"Step times. {words}. Measured: {found}.")
-    looks = (("computing", BLUE), ("exchange", SKY), ("bubble", "#dddddd"))
-    for row, (name, parts) in enumerate(predicted.items()):
-        left = 0.0
-        for seconds, (label, colour) in zip(parts, looks, strict=True):
-            look = {"color": colour, "label": label if row == 0 else "_"}
-            axes.barh(row, 1e3 * seconds, 0.6, left=left, **look)
-            left += 1e3 * seconds
+    left = np.zeros(len(predicted))
+    parts = zip(("computing", "exchange", "bubble"), (BLUE, SKY, "#dddddd"),
+                1e3 * np.array([*predicted.values()]).T, strict=True)  # fmt: skip
+    for label, colour, widths in parts:
+        axes.barh(range(len(left)), widths, 0.6, left=left, color=colour, label=label)
+        left = left + widths
+    for row, name in enumerate(predicted):
         here = measured[name]
         axes.plot([1e3 * here.low, 1e3 * here.high], [row, row], color=ORANGE, linewidth=3)
         axes.plot(1e3 * here.median, row, "D", color=ORANGE, label="_" if row else "measured")
-    named_rows(axes, predicted)
+    shapes.named_rows(axes, predicted)
     axes.set(xlabel="ms per step", xlim=(0, None))
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.2))
+    axes.legend(**PLAIN, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.2))
     return drawn
-
-
-def _pipeline_words(panels: Mapping[str, Sequence[Any]]) -> str:
-    described = []
-    for title, cells in panels.items():
-        rows: dict[int, list[Any]] = {}
-        for cell in sorted(cells, key=lambda cell: cell.start_s):
-            rows.setdefault(cell.stage, []).append(cell)
-        orders = [
-            f"stage {stage}: " + " ".join(f"{cell.kind[0]}{cell.microbatch}" for cell in row)
-            for stage, row in sorted(rows.items())
-        ]
-        described.append(f"{title}: {'; '.join(orders)}.")
-    return "Schedules, f forward and b backward with the microbatch. " + " ".join(described)
 
 
 # --- server ---
 
 
-@not_empty
 def worker_timeline(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> Figure:
     """Draw when each worker computed and, between two steps, when it waited for the server."""
     most = max(len(rows) for rows in panels.values())
-    size = {"width": 9.0, "height": 0.45 + 0.32 * most}
-    drawn, grid = figure(rows=len(panels), alt=_server_words(panels), **size)
-    for axes, (title, rows) in zip(grid, panels.items(), strict=True):
+    lengths = {
+        title: max(row[-1][1] for row in rows) - min(row[0][0] for row in rows)
+        for title, rows in panels.items()
+    }
+    busy = {
+        title: ", ".join(
+            f"{100 * sum(end - begin for begin, end in row) / (row[-1][1] - row[0][0]):.0f} percent"
+            for row in rows
+        )
+        for title, rows in panels.items()
+    }
+    words = {
+        title: f"{1e3 * s:.0f} ms, workers compute {busy[title]}" for title, s in lengths.items()
+    }
+    alt = f"When workers compute. {listed(words)}."
+    drawn, grid = figure(len(panels), width=9.0, height=0.45 + 0.32 * most, alt=alt)
+    for axes, rows in shapes.titled(grid, panels, fontsize=9, loc="left"):
         start = min(row[0][0] for row in rows)
         for worker, row in enumerate(rows):
-            begins, ends = (1e3 * (np.array(each) - start) for each in zip(*row, strict=True))
-            computing = list(zip(begins, ends - begins, strict=True))
+            begins, ends = 1e3 * (np.array(row).T - start)
             waiting = list(zip(ends[:-1], begins[1:] - ends[:-1], strict=True))
             axes.broken_barh(waiting, (worker - 0.35, 0.7), color="#dddddd")
-            axes.broken_barh(
-                computing, (worker - 0.35, 0.7), facecolor=BLUE, edgecolor="white", linewidth=0.6
-            )
-        named_rows(axes, [f"worker {worker}" for worker in range(len(rows))])
-        axes.set_title(title, fontsize=9, loc="left")
+            look = {"facecolor": BLUE, "edgecolor": "white", "linewidth": 0.6}
+            computing = list(zip(begins, ends - begins, strict=True))
+            axes.broken_barh(computing, (worker - 0.35, 0.7), **look)
+        shapes.named_rows(axes, [f"worker {worker}" for worker in range(len(rows))])
         axes.sharex(grid[0])
-    spans = [max(r[-1][1] for r in rows) - min(r[0][0] for r in rows) for rows in panels.values()]
-    grid[0].set_xlim(0, 1020 * max(spans))
+    grid[0].set_xlim(0, 1020 * max(lengths.values()))
     grid[-1].set_xlabel("milliseconds (blue: computes, grey: waits)")
     return drawn
 
 
-@not_empty
 def staleness(values: Mapping[str, Sequence[int]]) -> Figure:
     """Draw how many gradients were how stale."""
     means = listed(values, lambda each: f"mean {np.mean(each):.1f}")
@@ -397,14 +413,12 @@ def staleness(values: Mapping[str, Sequence[int]]) -> Figure:
         look = {"color": COLOURS[number % len(COLOURS)], "hatch": HATCHES[number % 3]}
         axes.bar(places, 100 * counts / len(each), wide, label=name, **look)
     axes.set_title("How stale the gradients were", loc="left", fontsize=10)
-    axes.set_xlabel("staleness (updates)")
-    axes.set_ylabel("percent of the gradients")
+    axes.set(xlabel="staleness (updates)", ylabel="percent of the gradients")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(**PLAIN)
     return drawn
 
 
-@not_empty
 def delays(
     curves: Mapping[str, Mapping[int, Sequence[float]]], times: Mapping[int, float]
 ) -> Figure:
@@ -415,35 +429,20 @@ def delays(
         times: delay -> the first rate as a multiple of the delay's limit.
     """
     ends = listed(curves, lambda each: listed(each, lambda curve: f"{np.mean(curve[-8:]):.2f}"))
-    drawn, panels = figure(columns=2, width=9, height=3.2, alt=f"Accuracy at the end. {ends}.")
-    places = [(panels[0], "-"), (panels[1], "-"), (panels[1], "--")]
-    for (axes, line), (title, each) in zip(places, curves.items(), strict=False):
-        for (delay, curve), colour in zip(each.items(), COLOURS, strict=False):
-            looks = {"color": colour, "linewidth": 1 if line == "-" else 2}
-            name = f"delay {delay}" + f": {times[delay]:.1f} x its limit" * (axes is panels[0])
-            axes.plot(
-                4 * np.arange(1, len(curve) + 1),
-                curve,
-                line,
-                label=name if line == "-" else "_",
-                **looks,
-            )
-        if line == "-":
-            axes.set_title(title, fontsize=10)
-        else:
-            axes.set_title(f"{axes.get_title()}; dashed: {title}", fontsize=10)
+    drawn, (left, right) = figure(
+        columns=2, width=9, height=3.2, alt=f"Accuracy at the end. {ends}."
+    )
+    first, second, third = curves
+    left.set_title(first, fontsize=10)
+    right.set_title(f"{second}; dashed: {third}", fontsize=10)
+    for axes, title in ((left, first), (right, second), (right, third)):
+        for (delay, curve), colour in zip(curves[title].items(), COLOURS, strict=False):
+            name = f"delay {delay}" + f": {times[delay]:.1f} x its limit" * (axes is left)
+            look = {"linewidth": 1, "label": name}
+            if title == third:
+                look = {"linewidth": 2, "linestyle": "--"}
+            axes.plot(4 * np.arange(1, len(curve) + 1), curve, color=colour, **look)
+    for axes in (left, right):
         axes.set(xlabel="updates", ylabel="test accuracy", ylim=(0, 1))
         axes.legend(frameon=False, fontsize=7, loc="lower right")
     return drawn
-
-
-def _server_words(panels: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> str:
-    described = []
-    for title, rows in panels.items():
-        length = max(row[-1][1] for row in rows) - min(row[0][0] for row in rows)
-        shares = []
-        for row in rows:
-            busy = sum(end - begin for begin, end in row)
-            shares.append(f"{100 * busy / (row[-1][1] - row[0][0]):.0f} percent")
-        described.append(f"{title}: {1e3 * length:.0f} ms, workers compute {', '.join(shares)}")
-    return f"When workers compute. {'; '.join(described)}."

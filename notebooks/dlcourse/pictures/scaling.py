@@ -7,23 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlcourse.pictures.shapes import log_counts
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.scaling import step
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _STYLES = tuple(
     zip((BLUE, GREEN, ORANGE, PURPLE, "black"), "o^sDv", ("-", "--", ":", "-.", "-"), strict=True)
 )
-
-
-def _counts(axes: Axes, counts: Sequence[int], label: str) -> None:
-    """A logarithmic axis of counts with their values as ticks."""
-    axes.set(xscale="log", xlabel=label)
-    axes.set_xticks(counts, [f"{count}" for count in counts], fontsize=8)
-    axes.minorticks_off()
 
 
 def undivided_hours(
@@ -96,7 +89,7 @@ def exchange_efficiency(
             steps = [step.predict(compute_s, seconds(p), p, overlap) for p in counts]
             shares = [each.efficiency for each in steps]
             axes.plot(counts, shares, marker + line, color=colour, label=name, markersize=4)
-        _counts(axes, counts, "GPUs")
+        log_counts(axes, counts, "GPUs")
         axes.set(ylim=(0, 1.05), title=("all of it may hide" if overlap else "nothing hidden"))
     panels[0].set_ylabel("efficiency (model)")
     drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
@@ -111,7 +104,7 @@ def predictions_of_one_count(
     counts = sorted(points)
     efficiency = [points[p] / p / points[counts[0]] * counts[0] for p in counts]
     left.plot(counts, efficiency, "o-", color="black")
-    _counts(left, counts, "GPUs")
+    log_counts(left, counts, "GPUs")
     left.set(ylim=(0, 1.05), ylabel="published efficiency", title="The series")
     for place, each in enumerate(held.values()):
         right.plot((place, place), (each.low, each.high), color=SKY, linewidth=7)
@@ -130,7 +123,7 @@ def three_ways_to_wait(counts: Sequence[int], rates: Mapping[str, Sequence[float
     for (name, values), (colour, marker, line) in zip(rates.items(), _STYLES, strict=False):
         axes.plot(counts, values, marker + line, color=colour)
         axes.annotate(f"   {name}", (counts[-1], values[-1]), color=colour, va="center", fontsize=9)
-    _counts(axes, counts, "workers")
+    log_counts(axes, counts, "workers")
     axes.set(ylabel="gradients per second and worker", ylim=(0, 1.05), xlim=(None, counts[-1] * 4))
     axes.set_title("Steps of 1 s, spread 10 %, one worker three times slower")
     return drawn
@@ -145,15 +138,14 @@ def checkpoint_interval(
     young = np.sqrt(2 * save_s * between_s)
     drawn, (axes,) = figure(width=6.5, alt="Extra time against the interval of checkpoints.")
     axes.plot(tau / 60, 100 * (growth / tau - 1), color=BLUE, label="expected, exact")
-    axes.plot(
-        tau / 60, 100 * (save_s / tau + tau / 2 / between_s), "--", color=GREY, label="C/τ + τ/2M"
-    )
+    sum_of_two = 100 * (save_s / tau + tau / 2 / between_s)
+    axes.plot(tau / 60, sum_of_two, "--", color=GREY, label="C/τ + τ/2M")
     minutes, values = np.array(list(extra)) / 60, 100 * np.array(list(extra.values()))
     low, middle, high = np.percentile(values, (25, 50, 75), axis=1)
     away = (middle - low, high - middle)
     axes.errorbar(minutes, middle, away, fmt="o", color="black", label="simulated, quartiles")
     axes.axvline(young / 60, color=ORANGE, linestyle=":", label=f"√(2CM) = {young / 60:.0f} min")
-    _counts(axes, [2, 5, 10, 20, 50, 100], "minutes of work between two checkpoints")
+    log_counts(axes, [2, 5, 10, 20, 50, 100], "minutes of work between two checkpoints")
     axes.set(ylabel="extra time in % of the work", ylim=(0, 45))
     axes.legend(frameon=False)
     return drawn

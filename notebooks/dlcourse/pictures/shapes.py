@@ -1,46 +1,44 @@
-"""What pictures have in common: the check of their data; labels, named rows, boxes, arrows."""
+"""What pictures have in common: panels, series, rows, ticks, legends, labels, boxes, arrows."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sized
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from dlguide.errors import require
-from dlguide.plots.figures import BLUE, GREY
+import numpy as np
+
+from dlguide.plots.figures import BLUE, COLOURS, DASHES, GREY, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PAPER, YELLOW, AMBER = "#f2f2f2", "#F0E442", "#E69F00"
 HATCHES = ("", "//", "..", "xx", "\\\\", "oo")
-BESIDE = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False, "fontsize": 8}
-
-P = ParamSpec("P")
-R = TypeVar("R")
+BESIDE = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+PLAIN = {"frameon": False, "fontsize": 8}  # of a legend
 
 
-def not_empty(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a call whose first argument has no entry, by the name of that argument."""
-    signature = inspect.signature(function)
-    name = next(iter(signature.parameters))
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        call = signature.bind(*args, **kwargs)
-        if not isinstance(call.arguments[name], Sized):
-            call.arguments[name] = list(call.arguments[name])
-        entries = call.arguments[name]
-        require(len(entries) > 0, name, "hold at least one entry", entries)
-        return function(*call.args, **call.kwargs)
-
-    return checked
-
-
-def listed(entries: Mapping[str, Any], words: Callable[[Any], str]) -> str:
+def listed(entries: Mapping[str, Any], words: Callable[[Any], str] = str) -> str:
     """Say each entry of a mapping in words: for alternative texts."""
     return "; ".join(f"{name}: {words(entry)}" for name, entry in entries.items())
+
+
+def titled(
+    grid: Sequence[Axes], panels: Mapping[str, Any], **look: Any
+) -> Iterator[tuple[Axes, Any]]:
+    """Give each panel its title and its data; panels without data disappear."""
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, data) in zip(grid, panels.items(), strict=False):
+        axes.set_title(title, **{"fontsize": 10} | look)
+        yield axes, data
+
+
+def series(entries: Mapping[Any, Any]) -> Iterator[tuple[Any, Any, dict[str, Any], str]]:
+    """Give each entry its name, its data, the colour and dashes of its line, and its marker."""
+    for number, (name, data) in enumerate(entries.items()):
+        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
+        yield name, data, look, MARKERS[number % len(MARKERS)]
 
 
 def named_rows(axes: Axes, names: Iterable[str], room: float = 0.5) -> None:
@@ -49,6 +47,33 @@ def named_rows(axes: Axes, names: Iterable[str], room: float = 0.5) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 1 + room, -room)
     axes.grid(visible=False)
+
+
+def stacked(axes: Axes, rows: Iterable[Mapping[str, float]]) -> np.ndarray:
+    """Draw the parts of each row one after the other; return where the rows end."""
+    rows = list(rows)
+    left = np.zeros(len(rows))
+    for number, part in enumerate(rows[0]):
+        widths = np.array([row[part] for row in rows])
+        look = {"color": COLOURS[number % 6], "hatch": HATCHES[number % 6], "edgecolor": "white"}
+        axes.barh(range(len(rows)), widths, 0.7, left=left, label=part, linewidth=0, **look)
+        left = left + widths
+    return left
+
+
+def log_counts(axes: Axes, counts: Iterable[float], label: str = "", base: int = 10) -> None:
+    """Make a logarithmic axis of counts with their values as ticks."""
+    axes.set_xscale("log", base=base)
+    axes.set_xticks(list(counts), [f"{count:g}" for count in counts], fontsize=8)
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+
+
+def once(*panels: Axes) -> dict[str, list[Any]]:
+    """Give a legend what is labelled in these panels, each label once."""
+    pairs = [axes.get_legend_handles_labels() for axes in panels]
+    found = {name: handle for pair in pairs for handle, name in zip(*pair, strict=True)}
+    return {"handles": [*found.values()], "labels": [*found]}
 
 
 def note(axes: Axes, text: str, point: tuple[float, float], x: float, y: float, **look: Any) -> Any:
@@ -60,25 +85,24 @@ def patches(axes: Axes, looks: Mapping[str, Mapping[str, Any]], **place: Any) ->
     """Draw a legend of coloured areas."""
     from matplotlib.patches import Patch
 
-    handles = [Patch(**look, label=name) for name, look in looks.items()]
-    axes.legend(handles=handles, **{"frameon": False, "fontsize": 8} | place)
+    axes.legend(handles=[Patch(**look, label=name) for name, look in looks.items()],
+                **PLAIN | place)  # fmt: skip
 
 
 def bare(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
     """Make a panel without axes."""
     axes.set_axis_off()
-    axes.set_xlim(*x)
-    axes.set_ylim(*y)
+    axes.set(xlim=x, ylim=y)
 
 
 def area(
-    axes: Axes, x: float, y: float, width: float, height: float, colour: Any, **look: Any
+    axes: Axes, x: float, y: float, wide: float, high: float, colour: Any, **look: Any
 ) -> None:
     """Draw a rectangle from its lower left corner."""
     from matplotlib.patches import Rectangle
 
     look = {"facecolor": colour, "edgecolor": GREY, "linewidth": 0.8} | look
-    axes.add_patch(Rectangle((x, y), width, height, **look))
+    axes.add_patch(Rectangle((x, y), wide, high, **look))
 
 
 def middle(axes: Axes, text: str, x: float, y: float, size: float = 8, **look: Any) -> None:
@@ -87,28 +111,16 @@ def middle(axes: Axes, text: str, x: float, y: float, size: float = 8, **look: A
 
 
 def box(
-    axes: Axes,
-    x: float,
-    y: float,
-    text: str,
-    colour: str,
-    width: float,
-    height: float,
-    dashed: bool = False,
+    axes: Axes, x: float, y: float, text: str, colour: str, wide: float, high: float, **line: Any
 ) -> None:
-    """Draw a box with words in it."""
-    line = {"linestyle": "--" if dashed else "-", "linewidth": 1.0}
-    area(axes, x - width / 2, y - height / 2, width, height, colour, **line)
-    middle(axes, text, x, y, color=GREY if dashed else "black")
+    """Draw a box around a point with words in it."""
+    area(axes, x - wide / 2, y - high / 2, wide, high, colour, **{"linewidth": 1.0} | line)
+    middle(axes, text, x, y, color=GREY if line.get("linestyle") == "--" else "black")
 
 
 def arrow(
-    axes: Axes,
-    start: tuple[float, float],
-    end: tuple[float, float],
-    both: bool = False,
-    **look: Any,
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], ends: str = "->", **look: Any
 ) -> None:
     """Draw an arrow."""
-    style = {"arrowstyle": "<->" if both else "->", "color": BLUE, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", end, start, arrowprops=style | {"linewidth": 1.1} | look)
+    style = {"arrowstyle": ends, "color": BLUE, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.1}
+    axes.annotate("", end, start, arrowprops=style | look)

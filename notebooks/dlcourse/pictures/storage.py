@@ -1,4 +1,4 @@
-"""Storage: times of an epoch, and how a parallel file system places stripes."""
+"""Storage and input: what limits an epoch, where bytes lie, what reading costs, the pace."""
 
 from __future__ import annotations
 
@@ -9,21 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlcourse.pictures.shapes import (
-    AMBER,
-    BESIDE,
-    PAPER,
-    YELLOW,
-    arrow,
-    bare,
-    box,
-    listed,
-    named_rows,
-    not_empty,
-    note,
-    patches,
-)
-from dlguide.errors import require, require_count
+from dlcourse.pictures import shapes
+from dlcourse.pictures.shapes import AMBER, BESIDE, PAPER, PLAIN, YELLOW, arrow, box, listed, titled
+from dlguide.errors import require
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 
 if TYPE_CHECKING:
@@ -31,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- storage ---
+# --- epochs ---
 
 _LINES = {
     "metadata": (ORANGE, "-"),
@@ -44,30 +32,23 @@ _LINES = {
 Points = Sequence[tuple[float, Mapping[str, float]]]
 
 
-@not_empty
 def epoch_times(panels: Mapping[str, Points], x: str = "nodes", wanted_s: float = 0.0) -> Figure:
     """Draw how long each part of a storage works for an epoch, and mark the one that limits."""
-    for title, points in panels.items():
-        require(len(points) > 1, "panels", f"have at least two points in {title!r}", len(points))
     alt = f"Time of an epoch against {x}. {listed(panels, lambda points: _told(points, x))}."
     shown = [parts for points in panels.values() for _, parts in points]
     slowest = [max(parts.values()) for parts in shown]
     least = min([*slowest, wanted_s or slowest[0]]) / 8
     drawing, grid = figure(columns=len(panels), width=min(10.5, 2.2 + 4.0 * len(panels)), alt=alt)
-    for axes, (title, points) in zip(grid, panels.items(), strict=True):
+    for axes, points in titled(grid, panels):
         _draw(axes, points, least)
         if wanted_s > 0:
             line = {"color": "black", "linewidth": 0.9, "linestyle": (0, (6, 3))}
             axes.axhline(wanted_s, label="wanted", **line)
-        axes.set_title(title, fontsize=10)
         axes.set_xlabel(x)
         axes.sharey(grid[0])
     grid[0].set_ylabel("seconds per epoch")
     grid[0].set_ylim(least, 2.5 * max(sum(each.values()) for each in shown))
-    labelled = (axes.get_legend_handles_labels() for axes in grid)
-    lines = {name: line for pair in labelled for line, name in zip(*pair, strict=True)}
-    place = {"loc": "outside lower center", "ncols": 6, "frameon": False, "fontsize": 8}
-    drawing.legend(lines.values(), lines.keys(), **place)
+    drawing.legend(**shapes.once(*grid), **PLAIN, loc="outside lower center", ncols=6)
     return drawing
 
 
@@ -103,35 +84,33 @@ def _draw(axes: Axes, points: Points, least_s: float) -> None:
         run = [(x, y) for x, y in zip(places, slowest, strict=True) if begin <= x <= last]
         colour = _LINES.get(part, (GREY, "-"))[0]
         axes.plot(*zip(*run, strict=True), color=colour, linewidth=3.4, solid_capstyle="butt")
-        middle = run[len(run) // 2]
-        falls = run[0][1] > 1.5 * run[-1][1]
-        note(axes, part, middle, *((5, 3) if falls else (0, 5)), ha="left" if falls else "center")
+        x, y, side = (5, 3, "left") if run[0][1] > 1.5 * run[-1][1] else (0, 5, "center")
+        shapes.note(axes, part, run[len(run) // 2], x, y, ha=side)
 
 
-# --- storage ---
+# --- parallel file systems ---
 
 _FILLS = (SKY, AMBER, YELLOW, PURPLE, PAPER)
+_NODES, _TARGETS = 4, 6
 
 
-def file_system(nodes: int = 4, targets: int = 6) -> Figure:
+def file_system() -> Figure:
     """Draw how a node opens and reads a file of Lustre."""
-    require_count(nodes, "nodes")
-    require_count(targets, "targets", least=2)
     alt = (
-        f"{nodes} nodes above, one metadata server and {targets} object storage targets below, a "
+        f"{_NODES} nodes above, one metadata server and {_TARGETS} object storage targets below, a "
         "network between them. Arrow 1: a node asks the metadata server to open a file. Arrow 2: "
         "it answers where the stripes lie. Arrow 3: the node reads them from the targets."
     )
     drawn, (axes,) = figure(width=9.0, height=3.0, alt=alt)
-    wide = targets + 2.4
-    bare(axes, (-0.9, wide - 0.6), (-0.5, 2.75))
-    places = [1.0 + (wide - 2.6) * (node + 0.5) / nodes for node in range(nodes)]
+    wide = _TARGETS + 2.4
+    shapes.bare(axes, (-0.9, wide - 0.6), (-0.5, 2.75))
+    places = [1.0 + (wide - 2.6) * (node + 0.5) / _NODES for node in range(_NODES)]
     for node, place in enumerate(places):
         box(axes, place, 2.4, f"node {node}", SKY, 0.9, 0.4)
     box(axes, wide / 2 - 0.75, 1.75, "network", PAPER, wide, 0.24)
     knows = "metadata server\nnames, folders,\nwho may read,\nwhere it lies"
     box(axes, 0.0, 0.1, knows, YELLOW, 1.5, 1.0)
-    for target in range(targets):
+    for target in range(_TARGETS):
         box(axes, 2.0 + target, 0.1, f"OST {target}\nbytes", AMBER, 0.85, 0.6)
     first = places[0]
     arrow(axes, (first - 0.3, 2.2), (-0.25, 0.62))
@@ -145,10 +124,13 @@ def file_system(nodes: int = 4, targets: int = 6) -> Figure:
     return drawn
 
 
-@not_empty
-def striping(panels: Mapping[str, Sequence[tuple[int, int]]], targets: int = 4) -> Figure:
-    """Draw on which targets the stripes of files lie."""
-    laid = {title: _laid(files, targets) for title, files in panels.items()}
+def striping(panels: Mapping[str, Sequence[tuple[int, int]]]) -> Figure:
+    """Draw on which of four targets the stripes of files lie.
+
+    Args:
+        panels: title -> for each file its number of stripes and its stripe count.
+    """
+    laid = {title: _laid(files, 4) for title, files in panels.items()}
     highest = max(len(column) for columns in laid.values() for column in columns)
     described = listed(
         laid,
@@ -156,11 +138,10 @@ def striping(panels: Mapping[str, Sequence[tuple[int, int]]], targets: int = 4) 
     )
     size = {"width": 3.1 * len(panels), "height": 0.55 + 0.3 * (highest + 1)}
     drawn, grid = figure(columns=len(panels), alt=f"Stripes on targets. {described}.", **size)
-    for axes, (title, columns) in zip(grid, laid.items(), strict=True):
-        bare(axes, (-0.6, targets - 0.4), (-1.1, highest - 0.3))
-        axes.set_title(title, fontsize=9)
+    for axes, columns in titled(grid, laid, fontsize=9):
+        shapes.bare(axes, (-0.6, 3.6), (-1.1, highest - 0.3))
         for target, column in enumerate(columns):
-            axes.text(target, -0.8, f"OST {target}", ha="center", va="center", fontsize=8)
+            shapes.middle(axes, f"OST {target}", target, -0.8)
             for height, stripe in enumerate(column):
                 fill = _FILLS[(ord(stripe[0]) - ord("a")) % len(_FILLS)]
                 box(axes, target, height, stripe, fill, 0.9, 0.8)
@@ -168,13 +149,11 @@ def striping(panels: Mapping[str, Sequence[tuple[int, int]]], targets: int = 4) 
 
 
 def _laid(files: Sequence[tuple[int, int]], targets: int) -> list[list[str]]:
-    require_count(targets, "targets")
-    require(0 < len(files) <= 26, "panels", "have 1 to 26 files in each", len(files))
     columns: list[list[str]] = [[] for _ in range(targets)]
     for number, (stripes, count) in enumerate(files):
-        fits = 1 <= require_count(count, "stripe count") <= targets
+        fits = 1 <= count <= targets
         require(fits, "stripe count", f"be at most the {targets} targets", count)
-        for stripe in range(require_count(stripes, "stripes")):
+        for stripe in range(stripes):
             name = f"{chr(ord('a') + number)}{stripe}"
             columns[(number + stripe % count) % targets].append(name)
     return columns
@@ -183,19 +162,17 @@ def _laid(files: Sequence[tuple[int, int]], targets: int) -> list[list[str]]:
 # --- files ---
 
 
-@not_empty
 def file_map(paths: Mapping[str, Path], data: Sequence[bytes], most_nbytes: int) -> Figure:
     """Draw which bytes of the files of data sets are data of samples, true to scale."""
     found, words = {}, {}
     for kind, folder in paths.items():
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        files.sort(key=lambda path: -path.stat().st_size)
-        contents = [path.read_bytes() for path in files]
-        pieces = [[(each.find(one), len(one)) for one in data if one in each] for each in contents]
-        found[kind] = list(zip(map(len, contents), pieces, strict=True))
-        whole, inside = sum(map(len, contents)), sum(n for each in pieces for _, n in each)
+        files = [path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()]
+        files.sort(key=len, reverse=True)
+        pieces = [[(each.find(one), len(one)) for one in data if one in each] for each in files]
+        found[kind] = list(zip(map(len, files), pieces, strict=True))
+        whole, inside = sum(map(len, files)), sum(n for each in pieces for _, n in each)
         words[kind] = f"{len(files)} files, {whole:,} bytes, {inside / whole:.0%} of them data"
-    alt = f"The bytes of the files. {listed(words, str)}."
+    alt = f"The bytes of the files. {listed(words)}."
     drawn, (axes,) = figure(width=8.8, height=0.8 + 0.5 * len(paths), alt=alt)
     for row, (kind, files) in enumerate(found.items()):
         left = 0
@@ -207,16 +184,14 @@ def file_map(paths: Mapping[str, Path], data: Sequence[bytes], most_nbytes: int)
         beyond = "; the first file ends beyond the right edge" if left > most_nbytes else ""
         axes.text(0, row - 0.27, words[kind] + beyond, fontsize=8, va="bottom")
     axes.set(xlim=(0, most_nbytes), xlabel="bytes (the gaps between files are not bytes)")
-    axes.set_xticks(
-        range(0, most_nbytes, 20_000), [f"{at:,}" for at in range(0, most_nbytes, 20_000)]
-    )
-    named_rows(axes, list(paths), 0.8)
+    ticks = range(0, most_nbytes, 20_000)
+    axes.set_xticks(ticks, [f"{at:,}" for at in ticks])
+    shapes.named_rows(axes, paths, 0.8)
     looks = {"data of samples": {"color": BLUE}, "everything else": {"color": AMBER}}
-    patches(axes, looks, **BESIDE)
+    shapes.patches(axes, looks, **BESIDE)
     return drawn
 
 
-@not_empty
 def durations(
     values: Mapping[str, Sequence[float]],
     label: str,
@@ -230,23 +205,20 @@ def durations(
         name: f"{middle:.3g}" + (f", model {models[name]:.3g}" if name in models else "")
         for name, (_, middle, _) in rows.items()
     }
-    drawn, (axes,) = figure(
-        width=8.0, height=0.8 + 0.36 * len(rows), alt=f"{label}. {listed(words, str)}."
-    )
+    height = 0.8 + 0.36 * len(rows)
+    drawn, (axes,) = figure(width=8.0, height=height, alt=f"{label}. {listed(words)}.")
     end = max([*models.values(), *(high for _, _, high in rows.values())])
     for row, (name, (low, middle, high)) in enumerate(rows.items()):
-        colour = ORANGE if name in marked else SKY
-        axes.barh(row, middle, 0.62, color=colour)
+        axes.barh(row, middle, 0.62, color=ORANGE if name in marked else SKY)
         axes.plot([low, high], [row, row], color="black", linewidth=1.4)
         axes.text(1.04 * end, row, f"{middle:.3g}", va="center")
-    for row, name in enumerate(rows):
         if name in models:
-            label_once = "model" if name == next(iter(models)) else None
-            axes.plot(models[name], row, "wD", mec="black", ms=6, label=label_once)
+            axes.plot(models[name], row, "wD", mec="black", ms=6, label="model")
     axes.set(xlim=(0, 1.14 * end), xlabel=label)
-    named_rows(axes, list(rows), 0.6)
+    shapes.named_rows(axes, rows, 0.6)
     if models:
-        axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+        place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
+        axes.legend(**shapes.once(axes), **PLAIN, **place)
     return drawn
 
 
@@ -254,23 +226,21 @@ def gains_by_size(
     sizes: Sequence[float], gains: Sequence[Sequence[float]], model: Sequence[float]
 ) -> Figure:
     """Draw how many times faster one packed file is read than single ones, by their size."""
-    require(len(sizes) == len(gains) == len(model), "gains", f"be {len(sizes)}", len(gains))
-    quartiles = np.quantile(np.array(gains), [0.25, 0.5, 0.75], axis=1)
+    low, middle, high = np.quantile(np.array(gains), [0.25, 0.5, 0.75], axis=1)
     words = "; ".join(
         f"{size / 1e3:g} kB {measured:.3g} times, model {predicted:.3g}"
-        for size, measured, predicted in zip(sizes, quartiles[1], model, strict=True)
+        for size, measured, predicted in zip(sizes, middle, model, strict=True)
     )
     drawn, (axes,) = figure(width=6.4, height=3.0, alt=f"Cold, packed against single: {words}.")
     places = np.array(sizes) / 1e3
     axes.plot(places, model, color=ORANGE, marker="D", mfc="white", label="model")
-    ends = [quartiles[1] - quartiles[0], quartiles[2] - quartiles[1]]
-    axes.errorbar(places, quartiles[1], yerr=ends, fmt="o", color=BLUE, capsize=4, label="measured")
+    look = {"fmt": "o", "color": BLUE, "capsize": 4, "label": "measured"}
+    axes.errorbar(places, middle, yerr=[middle - low, high - middle], **look)
     axes.axhline(1, color=GREY, linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="kB in a sample", ylabel="time of single / packed")
-    axes.set_xticks(places, [f"{place:g}" for place in places])
-    axes.minorticks_off()
+    axes.set(yscale="log", ylabel="time of single / packed")
+    shapes.log_counts(axes, places, "kB in a sample")
     axes.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
-    axes.set_ylim(0.7, 2 * max(*model, *quartiles[2]))
+    axes.set_ylim(0.7, 2 * max(*model, *high))
     axes.legend(frameon=False)
     return drawn
 
@@ -278,7 +248,6 @@ def gains_by_size(
 Bounds = tuple[Mapping[str, float], tuple[str, float], Sequence[float], float]
 
 
-@not_empty
 def pace(panels: Mapping[str, Mapping[str, Bounds]]) -> Figure:
     """Draw what bounds the time of a sample in pipelines, and what was measured.
 
@@ -298,22 +267,21 @@ def pace(panels: Mapping[str, Mapping[str, Bounds]]) -> Figure:
 
     alt, height = f"ms per sample. {listed(pipelines, said)}.", 1.3 + 0.5 * len(pipelines) / 1.5
     drawn, grid = figure(1, len(panels), 9.5, height, alt)
-    for axes, (title, panel) in zip(grid, panels.items(), strict=True):
+    hatched = {"facecolor": "white", "hatch": "////"}
+    for axes, panel in titled(grid, panels, fontsize=12):
         for row, (shared, (longest, alone), walls, own) in enumerate(panel.values()):
             left = 0.0
             for stage, width in shared.items():
                 axes.barh(row - 0.17, width, 0.3, left, color=colours[stage])
                 left += width
-            look = {"color": "white", "edgecolor": colours[longest], "hatch": "////"}
-            axes.barh(row + 0.17, alone, 0.3, **look)
+            axes.barh(row + 0.17, alone, 0.3, edgecolor=colours[longest], **hatched)
             axes.plot([own, own], [row - 0.34, row], color="black", linewidth=2.5)
             axes.text(alone, row + 0.18, f" {longest}", fontsize=8, va="center")
             axes.plot([min(walls), max(walls)], [row, row], color="black", linewidth=1.6)
             axes.plot(np.median(walls), row, "o", color="black", ms=7)
-        axes.set(xlabel="ms per sample", title=title, xlim=(0, 1.12 * axes.get_xlim()[1]))
-        named_rows(axes, list(panel), 0.6)
+        axes.set(xlabel="ms per sample", xlim=(0, 1.12 * axes.get_xlim()[1]))
+        shapes.named_rows(axes, panel, 0.6)
     looks = {name: {"color": colours[name]} for name in names}
-    looks["longest stage"] = {"facecolor": "white", "edgecolor": "black", "hatch": "////"}
-    looks["measured"] = {"color": "black"}
-    patches(grid[-1], looks, **BESIDE, title="CPU / cores")
+    looks |= {"longest stage": hatched | {"edgecolor": "black"}, "measured": {"color": "black"}}
+    shapes.patches(grid[-1], looks, **BESIDE, title="CPU / cores")
     return drawn
