@@ -20,16 +20,8 @@ from dlcourse import NOTEBOOKS
 from dlguide.cli.app import OversubscribeOption, RanksOption
 from dlguide.errors import require, require_count, require_known, require_positive
 
-HIDDEN = [
-    "__pycache__",
-    "*.pyc",
-    "*.pyo",
-    ".DS_Store",
-    "*~",
-    "dlcourse",
-    "*.egg-info",
-    "pyproject.toml",
-]
+HIDDEN = ["__pycache__", "*.pyc", "*.pyo", ".DS_Store", "*~"]
+HIDDEN += ["dlcourse", "*.egg-info", "pyproject.toml"]
 
 
 def lab(
@@ -82,10 +74,8 @@ def notebooks(
     from dlcourse import execution
 
     begun_s = time.monotonic()
-    if fast:
-        well = execution.execute_all(names or [], fast=True, at_once=3)
-    else:
-        well = execution.execute_all(names or [], output=execution.KEPT)
+    how = {"fast": True, "at_once": 3} if fast else {"output": execution.KEPT}
+    well = execution.execute_all(names or [], **how)
     minutes, seconds = divmod(round(time.monotonic() - begun_s), 60)
     print(f"{minutes} min {seconds} s in all{' (--fast: less work)' if fast else ''}")
     if not well:
@@ -109,6 +99,7 @@ def progress(
 ) -> None:
     """Show what you have passed and guessed, by lesson; with a folder, each learner of a course."""
     from dlcourse.exercises import progress, record
+    from dlguide.files import require_writable
 
     both = folder is not None and export is not None
     require(not both, "export", "be without a folder", str(export), "Give one of the two.")
@@ -117,34 +108,31 @@ def progress(
     if folder is not None:
         course = progress.course(folder)
         if report is not None:
-            _require_place(report)
+            require_writable(report, "report")
             print(f"Written: {len(progress.write_pages(report, course.records))} pages in {report}")
         _course(course, as_json)
         return
+    learner = name or getpass.getuser()
+    for file, option, example in ((report, "report", "ada.html"), (export, "export", "ada.json")):
+        if file is not None:
+            require(not file.is_dir(), option, "be a file", str(file), f"Such as {example}.")
+            require_writable(file.resolve().parent, option)
     if report is not None:
-        must = "be a file"
-        require(not report.is_dir(), "report", must, str(report), "Such as ada.html.")
-        _require_place(report.resolve().parent)
-        progress.write_page(report, name or getpass.getuser(), record.load())
+        progress.write_page(report, learner, record.load())
         print(f"Written: {report}")
-        if export is None:
-            return
     if export is not None:
-        _export(export, name or getpass.getuser())
+        record.export(export, learner)
+        print(f"Written as {learner}: {export}")
+    if report or export:
         return
     rows = progress.by_lesson(record.load().exercises)
     if as_json:
         print(json.dumps([vars(row) for row in rows], indent=1))
         return
-    marked = [
-        [
-            " ".join(f"{one}*" if one in row.shown else one for one in row.passed),
-            *map(" ".join, rest),
-        ]
-        for row in rows
-        for rest in [(row.tried, row.open)]
-    ]
-    body = [[row.lesson, *cells] for row, cells in zip(rows, marked, strict=True)]
+    body = []
+    for row in rows:
+        passed = " ".join(f"{one}*" if one in row.shown else one for one in row.passed)
+        body.append([row.lesson, passed, " ".join(row.tried), " ".join(row.open)])
     print(_table(["lesson", "passed", "tried, not passed", "open"], body))
     done = sum(len(row.passed) for row in rows)
     there = done + sum(len(row.tried) + len(row.open) for row in rows)
@@ -155,40 +143,17 @@ def progress(
         print(text)
 
 
-def _require_place(folder: Path) -> None:
-    from dlguide.files import require_writable
-
-    require_writable(folder, "report")
-
-
-def _export(file: Path, learner: str) -> None:
-    from dlcourse.exercises import record
-    from dlguide.files import require_writable
-
-    require(not file.is_dir(), "export", "be a file", str(file), "Such as ada.json.")
-    require_writable(file.resolve().parent, "export")
-    record.export(file, learner)
-    print(f"Written as {learner}: {file}")
-
-
 def _course(course: Any, as_json: bool) -> None:
     if as_json:
-        print(
-            json.dumps(
-                {name: held for name, held in vars(course).items() if name != "records"}, indent=1
-            )
-        )
+        held = {name: each for name, each in vars(course).items() if name != "records"}
+        print(json.dumps(held, indent=1))
     else:
         learners = sorted(course.passed.items())
         begun = [one for one in course.exercises if any(passed[one] for _, passed in learners)]
-        body = [
-            [
-                who,
-                *(f"{passed[one]}/{course.exercises[one]}" for one in begun),
-                str(sum(passed.values())),
-            ]
-            for who, passed in learners
-        ]
+        body = []
+        for who, passed in learners:
+            counts = [f"{passed[one]}/{course.exercises[one]}" for one in begun]
+            body.append([who, *counts, str(sum(passed.values()))])
         print(_table(["learner", *begun, "all"], body))
         print(f"{len(body)} learners; lessons in which no exercise has been passed are left out.")
         for text in course.damaged:

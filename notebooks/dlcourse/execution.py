@@ -18,9 +18,9 @@ import shutil
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ import psutil
 
 from dlcourse import NOTEBOOKS, ROOT
 from dlguide import commands
-from dlguide.errors import require, require_count, require_positive
+from dlguide.errors import require, require_positive
 
 KEPT = ROOT / "build" / "notebooks"  # the last run of each, from which slides take their figures
 LIMIT_S = 60.0  # of a lesson on 2 cores
@@ -92,7 +92,10 @@ def shorten(cells: Iterable[MutableMapping[str, Any]]) -> int:
     count = 0
     for number, cell in enumerate(cells):
         pairs = cell.get("metadata", {}).get("fast", [])
-        require(_are_pairs(pairs), "fast", f"be pairs of texts in cell {number}", pairs)
+        are_pairs = isinstance(pairs, list) and all(
+            isinstance(pair, list) and [*map(type, pair)] == [str, str] for pair in pairs
+        )
+        require(are_pairs, "fast", f"be pairs of texts in cell {number}", pairs)
         source = "".join(cell["source"])
         for whole, short in pairs:
             once = f"be once in cell {number}, and not the same as what replaces it"
@@ -102,13 +105,6 @@ def shorten(cells: Iterable[MutableMapping[str, Any]]) -> int:
         if pairs:
             cell["source"] = source
     return count
-
-
-def _are_pairs(pairs: Any) -> bool:
-    return isinstance(pairs, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair)
-        for pair in pairs
-    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,6 @@ class Execution:
 def execute(
     path: str | os.PathLike[str],
     timeout_s: float = 600.0,
-    cut_network: bool = True,
     output: str | os.PathLike[str] | None = None,
     fast: bool = False,
 ) -> Execution:
@@ -148,7 +143,7 @@ def execute(
     name = f"answers/{path.name}" if strict else path.name
     if lack := missing(path):
         return Execution(name, True, 0.0, False, skipped=lack)
-    cutter = network_cutter() if cut_network else ()
+    cutter = network_cutter()
     env = QUIET | commands.without_mpi()
     env |= {CUT: "1" if cutter else "0", STRICT: "1" if strict else "0"}
     command = [*cutter, sys.executable, "-m", "dlcourse.execution", path]
@@ -166,13 +161,11 @@ def execute(
 def execute_all(
     names: Iterable[str] = (),
     timeout_s: float = 600.0,
-    cut_network: bool = True,
     output: str | os.PathLike[str] | None = None,
     fast: bool = False,
     at_once: int = 1,
 ) -> bool:
     """Execute notebooks, print how each went, and return whether all of them ran."""
-    require_count(at_once, "at_once")
     paths = [path for path in choose(names) if not (fast and is_answers(path))]
     if at_once > 1:
         paths.reverse()  # the longest lessons come last in the course: start them first
@@ -182,33 +175,22 @@ def execute_all(
         if output is not None:
             kept = Path(output) / ("answers" if is_answers(path) else "") / path.name
             kept.parent.mkdir(parents=True, exist_ok=True)
-        return execute(path, timeout_s, cut_network, kept, fast)
+        return execute(path, timeout_s, kept, fast)
 
-    well = True
-    with _mapping(at_once) as mapped:
-        for result in mapped(one, paths):
+    well, pool = True, ThreadPoolExecutor(at_once)
+    try:
+        for result in (map if at_once == 1 else pool.map)(one, paths):
             print(result, flush=True)
             well = well and result.ok
-    return well
-
-
-@contextmanager
-def _mapping(at_once: int) -> Iterator[Callable[..., Iterable[Execution]]]:
-    """A `map` that runs this many calls side by side; an interrupt ends all that they started."""
-    if at_once == 1:
-        yield map
-        return
-    pool = ThreadPoolExecutor(at_once)
-    try:
-        yield pool.map
-    except BaseException:
+    except BaseException:  # an interrupt ends all that they started
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in psutil.Process().children(recursive=True):
+        for child in psutil.Process().children(recursive=True) if at_once > 1 else ():
             with suppress(psutil.Error):
                 child.kill()
         raise
     finally:
         pool.shutdown()
+    return well
 
 
 def network_cutter() -> tuple[str, ...]:

@@ -62,9 +62,10 @@ class Outcome:
 
     def rows(self) -> list[tuple[str, float, str]]:
         """What is there: name, value, and how it compares with the measurement."""
-        rows = [("your guess", self.guess), ("the model", self.model)]
         compared = [
-            (name, value, ratio(value, self.measured)) for name, value in rows if value is not None
+            (name, value, ratio(value, self.measured))
+            for name, value in (("your guess", self.guess), ("the model", self.model))
+            if value is not None
         ]
         spread = f"{_number(self.low)} to {_number(self.high)}" if self.low < self.high else ""
         return [*compared, ("measured", self.measured, spread)]
@@ -210,18 +211,17 @@ def dots(points: Sequence[tuple[str, float]], spread: tuple[float, float]) -> st
     lines = []
     for line, (name, value) in enumerate(points):
         y = 14 + 20 * line
-        lines.append(f"<text x='0' y='{y + 4}'>{html.escape(name)}</text>")
         lines.append(
+            f"<text x='0' y='{y + 4}'>{html.escape(name)}</text>"
             f"<line x1='100' x2='480' y1='{y}' y2='{y}' stroke-width='1' stroke-opacity='.3'/>"
+            f"<circle cx='{place(value):.1f}' cy='{y}' r='5'/>"
         )
-        lines.append(f"<circle cx='{place(value):.1f}' cy='{y}' r='5'/>")
-    ends = [f"{place(value):.1f}" for value in spread]
-    lines.append(f"<line x1='{ends[0]}' x2='{ends[1]}' y1='{y}' y2='{y}' stroke-width='3'/>")
-    left = _number(math.exp(low)) if logarithmic else "0"
-    right = _number(math.exp(high) if logarithmic else high)
+    begin, end = (f"{place(value):.1f}" for value in spread)
+    lines.append(f"<line x1='{begin}' x2='{end}' y1='{y}' y2='{y}' stroke-width='3'/>")
+    left, right = (_number(math.exp(each) if logarithmic else each) for each in (low, high))
     y = 24 + 20 * len(points)
-    lines.append(f"<text x='100' y='{y}'>{left}</text>")
     scale = f"{right}{' (log)' if logarithmic else ''}"
+    lines.append(f"<text x='100' y='{y}'>{left}</text>")
     lines.append(f"<text x='480' y='{y}' text-anchor='end'>{scale}</text>")
     label = "; ".join(f"{name}: {_number(value)}" for name, value in points)
     return (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dlcourse import exercises
-from dlcourse.exercises import compare, engine, progress, record, solutions
+from dlcourse.exercises import compare, engine, progress, record
 from dlcourse.exercises.engine import Exercise, Letters, letter
 from dlguide.errors import MissingComponentError
 
@@ -322,17 +322,17 @@ def test_solution_is_shown_after_a_try(capsys, monkeypatch):
     exercises.solution("99-1")
     assert "Try exercise 99-1 first" in capsys.readouterr().out
     exercises.check("99-1", np.sum)
-    monkeypatch.setattr(solutions, "find", lambda number: f"## {number} Mean")
+    monkeypatch.setattr(exercises, "worked_answer", lambda number: f"## {number} Mean")
     exercises.solution("99-1")
     assert "## 99-1 Mean" in capsys.readouterr().out
     assert record.load().exercises["99-1"].shown
 
 
 def test_solution_is_the_section_of_the_answers(tmp_path):
-    assert "def adapt" in solutions.find("20-1")
-    assert "20-2" not in solutions.find("20-1")
+    assert "def adapt" in exercises.worked_answer("20-1")
+    assert "20-2" not in exercises.worked_answer("20-1")
     with pytest.raises(MissingComponentError, match="are in a clone"):
-        solutions.find("20-1", tmp_path)
+        exercises.worked_answer("20-1", tmp_path)
 
 
 def test_nothing_is_warned_of_in_an_ordinary_course(capsys):

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dlcourse import execution
 from dlcourse.exercises import record
-from dlcourse.exercises.engine import (
-    Exercise,
-    Letters,
-    NotAnswered,
-    TimeUp,
-    WrongAnswer,
-)
+from dlcourse.exercises.engine import Exercise, Letters, NotAnswered, TimeUp, WrongAnswer
+from dlguide.errors import MissingComponentError
 from dlguide.measure import launched
 
 __all__ = ["Exercise", "Letters", "WrongAnswer", "check", "exercises", "solution"]
@@ -97,14 +95,38 @@ def solution(number: str) -> None:
         ValueError: when there is no such exercise.
         MissingComponentError: when the notebooks of answers are not there.
     """
-    from dlcourse.exercises import solutions
-
     number, _ = _find(number)
     if record.load().exercises.get(number) is None:
         print(f"Try exercise {number} first: its solution is shown after one answer of yours.")
         return
-    print(solutions.find(number))
+    print(worked_answer(number))
     record.shown(number)
+
+
+def worked_answer(number: str, folder: Path | None = None) -> str:
+    """The section of the answers that solves an exercise, with code as Markdown."""
+    heading = re.compile(rf"^(#+) {re.escape(number)}\b.*", re.MULTILINE)
+    found: list[str] = []
+    level = 0
+    lesson = f"{number.partition('-')[0]}_"
+    for path in filter(execution.is_answers, execution.find(folder)):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        for cell in cells if path.name.startswith(lesson) and not found else ():
+            text = "".join(cell["source"])
+            if cell["cell_type"] != "markdown":
+                found += [f"```python\n{text}\n```"] if found else []
+            elif begin := heading.search(text):
+                level = len(begin[1])
+                found.append(text[begin.start() :])
+            elif found and re.match(rf"#{{1,{level}}} ", text):
+                break  # the next heading of its level
+            elif found:
+                found.append(text)
+    if not found:
+        where = folder or "The notebooks' folder"
+        text = f"{where} has no answer to exercise {number}: the answers are in a clone of the"
+        raise MissingComponentError(f"{text} repository.")
+    return "\n\n".join(found)
 
 
 def _refuse(number: str, mark: str, text: str, strict: bool, closer: str = "") -> bool:
