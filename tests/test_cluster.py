@@ -198,7 +198,9 @@ def test_a_stopped_or_broken_cluster_starts_again_at_the_next_run():
         assert [each[0] for each in cluster.run(who_am_i, 0)] == [0, 1]
 
 
-def test_ranks_that_the_controller_has_lost_start_again_though_their_processes_are_seen(monkeypatch):
+def test_ranks_that_the_controller_has_lost_start_again_though_their_processes_are_seen(
+    monkeypatch,
+):
     with Cluster(ranks=2) as cluster:
         everyone = processes.living_ranks(cluster.engines)
         for each in cluster.engines:

@@ -95,8 +95,8 @@ _BY_RANK = (BLUE, ORANGE, GREEN, PURPLE, GREY, AMBER)
 
 def _from_ranks(axes: Axes, x: float, y: float, value: Any, sources: Sequence[int]) -> None:
     """Draw a box in the colours of the ranks whose data are in it."""
-    width, pieces = 0.86 / len(sources), value if isinstance(value, list) else []
-    whole = len(sources) > 1 and len(pieces) != len(sources)
+    width, pieces = 0.86 / max(1, len(sources)), value if isinstance(value, list) else []
+    whole = not sources or (len(sources) > 1 and len(pieces) != len(sources))
     if whole:
         shapes.box(axes, x, y, _short(value), "white", 0.86, 0.4)
     for place, source in enumerate(sources):
