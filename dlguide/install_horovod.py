@@ -75,26 +75,20 @@ def install(mpicc: str | None = None, force: bool = False) -> Path:
         RuntimeError: when a step fails; the text ends with the last lines of its output.
     """
     mpicc_path = find_mpicc(mpicc)
-    if not any(_installed_version(name) for name in ("tensorflow-cpu", "tensorflow")):
+    if not (_installed_version("tensorflow-cpu") or _installed_version("tensorflow")):
         raise MissingComponentError("Horovod is built against TensorFlow. Run `make setup`.")
-    folder = wheels_folder() / cache_key(mpicc_path)
     for found in [] if force else _finished(mpicc_path):
         print(f"Horovod {HOROVOD_VERSION}: finished wheel, {found}", flush=True)
         try:
             return _install_wheel(found, mpicc_path)
         except RuntimeError as error:
             print(f"It does not work here: {error}", flush=True)
-    check_tools()
-    return _install_wheel(build(mpicc_path, folder), mpicc_path)
+    return _install_wheel(build(mpicc_path), mpicc_path)
 
 
 def finished_wheel(mpicc: Path) -> Path:
     """Return the wheel that fits this environment, from the cache, or built into it."""
-    folder = wheels_folder() / cache_key(mpicc)
-    if cached := _cached_wheel(folder):
-        return cached
-    check_tools()
-    return build(mpicc, folder)
+    return _cached_wheel(wheels_folder() / cache_key(mpicc)) or build(mpicc)
 
 
 def _finished(mpicc: Path) -> list[Path]:
@@ -111,9 +105,7 @@ def _install_wheel(wheel: Path, mpicc: Path) -> Path:
     """Install a finished wheel into this environment and sum a value over two ranks with it."""
     run_step([*PIP, "install", "-q", "--no-deps", "--force-reinstall", wheel])
     self_test(mpicc.parent)
-    print(
-        f"Horovod {HOROVOD_VERSION}: an allreduce on 2 ranks returned the correct sum.", flush=True
-    )
+    print(f"Horovod {HOROVOD_VERSION}: an allreduce on 2 ranks returned the correct sum.")
     return wheel
 
 
@@ -130,14 +122,9 @@ def find_mpicc(mpicc: str | None = None) -> Path:
     """Find the MPI compiler, by default the one that came with this Python's mpich wheel."""
     beside = Path(sysconfig.get_path("scripts")) / "mpicc"
     path = Path(shutil.which(mpicc) or mpicc).absolute() if mpicc else beside
-    require(
-        mpicc is None or os.access(path, os.X_OK),
-        "mpicc",
-        "be an MPI compiler that can be run",
-        mpicc,
-        "Give its full path, for instance the output of `which mpicc`.",
-    )
-    if not os.access(path, os.X_OK):
+    runs, then = os.access(path, os.X_OK), "Give its full path, as `which mpicc` prints it."
+    require(runs or mpicc is None, "mpicc", "be an MPI compiler that can be run", mpicc, then)
+    if not runs:
         raise MissingComponentError(f"No mpicc at {path}. Run `pip install mpich`.")
     return path
 
@@ -196,11 +183,10 @@ def self_test(mpi_bin: Path) -> None:
     run_step([launcher, "-n", "2", sys.executable, "-c", SELF_TEST], env=env, timeout_s=SELF_TEST_S)
 
 
-def build(mpicc: Path, folder: Path) -> Path:
-    """Build a wheel from the source archive; the environment stays as it is."""
-    print(
-        f"Horovod {HOROVOD_VERSION}: building once; 1 to 4 minutes on 2 idle cores ...", flush=True
-    )
+def build(mpicc: Path) -> Path:
+    """Build a wheel from the source archive into the cache; the environment stays as it is."""
+    check_tools()
+    print(f"Horovod {HOROVOD_VERSION}: building; 1 to 4 minutes on 2 idle cores ...", flush=True)
     with _scratch_folder() as scratch:
         tools = fetch_tools(scratch)
         env = _build_environment(mpicc, tools)
@@ -210,6 +196,7 @@ def build(mpicc: Path, folder: Path) -> Path:
         words = ["wheel", "-v", "--no-deps", "--no-build-isolation", "-w", scratch, tree]
         run_step([*PIP, *words], env, progress=True)
         wheel = next(scratch.glob("horovod-*.whl"))
+        folder = wheels_folder() / cache_key(mpicc)
         folder.mkdir(parents=True, exist_ok=True)
         # Copy under another name, then rename: a build that is killed leaves no half wheel.
         partial = folder / f".{wheel.name}.{os.getpid()}"
@@ -229,21 +216,19 @@ def fetch_source(scratch: Path, mpicc: Path, tools: Path) -> Path:
     source = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
     wanted = ["-d", scratch, f"horovod=={HOROVOD_VERSION}"]
     run_step([*PIP, "download", "-q", *source, *wanted], _build_environment(mpicc, tools))
-    archive = scratch / f"horovod-{HOROVOD_VERSION}.tar.gz"
-    _require_published(archive)
-    return archive
+    return _require_published(scratch / f"horovod-{HOROVOD_VERSION}.tar.gz")
 
 
-def _require_published(archive: Path) -> None:
+def _require_published(archive: Path) -> Path:
     found = sha256(archive)
     if found != SOURCE_SHA256:
         raise RuntimeError(f"{archive.name} has SHA-256 {found}, expected {SOURCE_SHA256}.")
+    return archive
 
 
 def _unpack(archive: Path) -> None:
     """Unpack the source archive beside itself, if it is the published one."""
-    _require_published(archive)
-    with tarfile.open(archive) as unpacked:
+    with tarfile.open(_require_published(archive)) as unpacked:
         # Python before 3.11.4 has no filters; the checksum was compared.
         safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         unpacked.extractall(archive.parent, **safe)
@@ -296,18 +281,15 @@ def run_step(
         part = f", {done[-1]} compiled" if done else ""
         print(f"  building: {time.monotonic() - started:.0f} s{part}", flush=True)
 
+    on_wait = show if progress else None
     try:
-        done = commands.run(
-            words, timeout_s, env, on_wait=show if progress else None, every_s=PROGRESS_S
-        )
+        done = commands.run(words, timeout_s, env, on_wait=on_wait, every_s=PROGRESS_S)
     except OSError as error:
         raise RuntimeError(f"`{words[0]}` cannot be run: {error.strerror}.") from error
     if not done.ok:
-        how = (
-            f"did not end in {timeout_s:.0f} s"
-            if done.status is None
-            else f"failed ({done.status})"
-        )
+        how = f"failed ({done.status})"
+        if done.status is None:
+            how = f"did not end in {timeout_s:.0f} s"
         raise RuntimeError(f"`{' '.join(words[:6])} ...` {how}:\n{done.tail()}")
 
 

@@ -299,7 +299,7 @@ def test_the_watchdog_ends_what_an_owner_leaves_that_was_gone_before_it_looked(t
     folder.mkdir()
     marked = {**os.environ, processes.MARK: "test-watchdog", processes.OWNER: "1:1"}
     left = subprocess.Popen(["sleep", "60"], env=marked, start_new_session=True)
-    watchdog = [sys.executable, "-m", "dlguide.cluster.watchdog"]
+    watchdog = [sys.executable, "-m", "dlguide.cluster.processes", "watchdog"]
     subprocess.run([*watchdog, str(gone.pid), "test-watchdog", str(folder)], timeout=20)
     assert left.wait(timeout=5) == -signal.SIGKILL
     assert not folder.exists()

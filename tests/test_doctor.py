@@ -19,7 +19,7 @@ import pytest
 
 from dlguide import doctor
 from dlguide.cluster import processes
-from dlguide.doctor import examination, host, mpi, software
+from dlguide.doctor import host, mpi, software
 from dlguide.doctor.result import CheckResult
 
 pytestmark = pytest.mark.alone
@@ -59,7 +59,7 @@ def test_healthy_machine_has_no_failure(healthy):
 
 def test_every_check_is_reported_once(healthy):
     names = [finding.name for finding in healthy]
-    assert len(names) == len(set(names)) >= len(examination.CHECKS)
+    assert len(names) == len(set(names)) >= len(doctor.CHECKS)
     assert names[0] == "Python"
 
 
@@ -128,8 +128,7 @@ def test_doctor_itself_loads_neither_tensorflow_nor_mpi():
     code = (
         "import sys\n"
         "from dlguide import doctor\n"
-        "from dlguide.doctor import examination\n"
-        "quick = [pair for pair in examination.CHECKS if pair[0] not in ('Two ranks', 'Jupyter')]\n"
+        "quick = [pair for pair in doctor.CHECKS if pair[0] not in ('Two ranks', 'Jupyter')]\n"
         "doctor.examine(60, quick)\n"
         "assert not {'tensorflow', 'keras', 'mpi4py', 'horovod', 'daal4py'} & set(sys.modules)"
     )

@@ -69,7 +69,7 @@ def test_of_several_dead_ranks_the_launcher_tells_who_was_first(tmp_path):
 
 @pytest.fixture
 def monitor(tmp_path):
-    monitor = rank.start_monitor(str(tmp_path), 0)
+    monitor = rank.Monitor(tmp_path, 0)
     monitor.shared_noted = True
     return monitor
 
@@ -191,12 +191,10 @@ class Pids:
 
 
 def wait_for(tmp_path, pids, answers, everyone=2):
-    shown = []
-    result = supervision.Supervisor(
-        tmp_path, everyone, dict.fromkeys(range(everyone), 1), pids
-    ).wait(lambda out: out.update(answers), lambda: shown.append(1))
-    assert shown
-    return result
+    requests = dict.fromkeys(range(everyone), 1)
+    return supervision.supervise(
+        tmp_path, everyone, requests, pids, lambda out: out.update(answers)
+    )
 
 
 def test_supervise_returns_at_the_first_thing_that_is_past_mending(tmp_path):
@@ -241,7 +239,7 @@ def test_stall_of_an_earlier_run_is_no_deadlock_of_this_one(tmp_path):
         # the other rank answers after the ranks have been judged a few times
         out.update({0: good, 1: good} if time.monotonic() - began > 1 else {0: good})
 
-    result = supervision.Supervisor(tmp_path, 2, {0: 1, 1: 1}, Pids()).wait(answers, lambda: None)
+    result = supervision.supervise(tmp_path, 2, {0: 1, 1: 1}, Pids(), answers)
     assert result == ({0: good, 1: good}, None)
 
 
@@ -264,8 +262,6 @@ def test_ranks_that_have_all_returned_wait_for_nobody(tmp_path):
         if time.monotonic() - began > 1:
             out.update({0: good, 1: good})
 
-    outcomes, error = supervision.Supervisor(tmp_path, 2, {0: 1, 1: 1}, Pids()).wait(
-        answers, lambda: None
-    )
+    outcomes, error = supervision.supervise(tmp_path, 2, {0: 1, 1: 1}, Pids(), answers)
     assert error is None
     assert outcomes == {0: good, 1: good}

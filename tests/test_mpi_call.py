@@ -19,7 +19,7 @@ def calls_seen():
     import numpy as np
     from mpi4py import MPI
 
-    from dlguide.cluster.mpi_call import blocking_call
+    from dlguide.cluster.rank import blocking_call
 
     comm = MPI.COMM_WORLD
     buffer = np.zeros(1)

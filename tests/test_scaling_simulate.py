@@ -13,7 +13,7 @@ import pytest
 
 from dlguide.parallel import parameter_server
 from dlguide.scaling.costs import slowest
-from dlguide.scaling.simulate import WorkerTimes, asynchronous, local, synchronous
+from dlguide.scaling.simulate import WorkerTimes, asynchronous, synchronous
 
 
 def harmonic(count):
@@ -46,23 +46,6 @@ def test_slowest_of_exponential_workers_is_the_harmonic_number(count):
 def test_slowest_of_nearly_normal_workers_is_that_of_the_costs():
     told = synchronous(WorkerTimes(64, 1.0, spread=0.02), 3000)
     assert told.seconds / 3000 - 1 == pytest.approx(0.02 * slowest(64), rel=0.05)
-
-
-def test_local_steps_even_out_chance():
-    assert local(WorkerTimes(8, 0.1), 20, 5, 0.02).seconds == pytest.approx(20 * 0.52)
-    one = synchronous(WorkerTimes(16, 1.0, spread=0.1), 1600)
-    nine = local(WorkerTimes(16, 1.0, spread=0.1), 200, 9)
-    # the sum of 9 spreads 3 times as much as one, not 9 times
-    late_one, late_nine = one.seconds / 1600 - 1, nine.seconds / 200 / 9 - 1
-    assert late_nine == pytest.approx(late_one / 3, rel=0.15)
-    assert nine.gradients == 200 * 9 * 16
-
-
-def test_period_of_one_is_synchronous():
-    workers = WorkerTimes(7, 0.1, spread=0.3, slow={2: 1.5})
-    assert local(workers, 300, 1, 0.01).seconds == pytest.approx(
-        synchronous(workers, 300, 0.01).seconds, rel=1e-12
-    )
 
 
 @pytest.mark.parametrize("count", [1, 4, 30])
@@ -105,23 +88,6 @@ def test_slow_worker_slows_nobody_but_itself():
     assert synchronous(WorkerTimes(8, 1.0, slow={0: 10.0}), 50).updates_per_s == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("bound", [0, 1, 3])
-def test_bounded_workers_run_at_the_pace_of_the_slowest(bound):
-    told = asynchronous(WorkerTimes(4, 1.0, slow={3: 4.0}), 2000, bound=bound)
-    assert told.updates_per_s == pytest.approx(4 / 4.0, rel=0.02)
-    assert told.staleness.max() <= 3 * (bound + 1) + 3
-    free = asynchronous(WorkerTimes(4, 1.0, slow={3: 4.0}), 2000, bound=10_000)
-    none = asynchronous(WorkerTimes(4, 1.0, slow={3: 4.0}), 2000)
-    assert free.seconds == none.seconds
-
-
-def test_bound_of_zero_is_synchronous():
-    workers = WorkerTimes(5, 1.0, spread=1.0)
-    rounds = 4000
-    told = asynchronous(workers, 5 * rounds, bound=0, seed=3)
-    assert told.seconds / rounds == pytest.approx(harmonic(5), rel=0.05)
-
-
 def test_failures_cost_what_daly_says():
     """With a rate r of failures, work w takes (e^(r w) - 1)/r e^(r restart) in the mean."""
     workers = WorkerTimes(100, 1.0, between_failures_s=20_000.0, restart_s=30.0)
@@ -129,8 +95,6 @@ def test_failures_cost_what_daly_says():
     told = synchronous(workers, 5 * stretches, 9.1, checkpoint_every=5, checkpoint_s=9.5, seed=4)
     failures = math.expm1(rate * work) * math.exp(rate * 30.0)
     assert told.seconds / stretches == pytest.approx(failures / rate, rel=0.02)
-    assert told.failures / stretches == pytest.approx(failures, rel=0.04)
-    assert told.seconds - told.lost_s == pytest.approx(stretches * work)
 
 
 def test_failure_of_one_stops_all_or_itself():
@@ -147,9 +111,8 @@ def test_failure_of_one_stops_all_or_itself():
 def test_same_seed_is_the_same_training():
     workers = WorkerTimes(30, 1.0, spread=0.5, between_failures_s=200.0, restart_s=3.0)
     for way in (
-        lambda seed: asynchronous(workers, 500, 0.01, 0.1, bound=4, seed=seed),
+        lambda seed: asynchronous(workers, 500, 0.01, 0.1, seed=seed),
         lambda seed: synchronous(workers, 50, 0.1, checkpoint_every=2, seed=seed),
-        lambda seed: local(workers, 20, 2, 0.1, seed=seed),
     ):
         assert way(1).seconds == way(1).seconds != way(2).seconds
 
@@ -177,11 +140,9 @@ def test_ten_thousand_workers_are_no_matter():
         (lambda: synchronous(WorkerTimes(2, 1.0), 5, checkpoint_every=0), "checkpoint_every"),
         (lambda: synchronous(WorkerTimes(2, 1.0), 5, checkpoint_s=math.nan), "checkpoint_s"),
         (lambda: synchronous(WorkerTimes(9, 1.0, between_failures_s=9), 99), "between_failures_s"),
-        (lambda: local(WorkerTimes(2, 1.0), 5, 0), "period"),
         (lambda: asynchronous(WorkerTimes(2, 1.0), 0), "updates"),
         (lambda: asynchronous(WorkerTimes(2, 1.0), 5, -1.0), "update_s"),
         (lambda: asynchronous(WorkerTimes(2, 1.0), 5, travel_s=-1.0), "travel_s"),
-        (lambda: asynchronous(WorkerTimes(2, 1.0), 5, bound=-1), "bound"),
     ],
 )
 def test_what_cannot_be_is_refused(call, name):

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,9 +22,9 @@ def test_the_guides_figures_come_out():
     # examples/s", "2.3 MB/second", "1 GB/s"; section 4.6: "around 115.2 million images"
     run = storage.demand(storage.GUIDE)
     assert storage.GUIDE.samples * storage.GUIDE.epochs == 115_200_000
-    assert round(run.samples_per_node, -4) == 260_000  # printed as 250k: 257 143
+    assert round(run.samples_per_s * 3600 / NODES, -4) == 260_000  # printed as 250k: 257 143
     assert round(storage.GUIDE.sample_nbytes / 1e3) == 33
-    assert round(run.samples_per_s_per_node, -1) == 70
+    assert round(run.samples_per_s / NODES, -1) == 70
     assert run.bytes_per_s_per_node == pytest.approx(2.3e6, rel=0.03)
     assert run.bytes_per_s == pytest.approx(1e9, rel=0.06)
 
@@ -92,10 +93,10 @@ def test_one_file_on_one_target_is_limited_by_it_and_striping_mends_that():
 
 
 def test_random_reads_of_a_packed_file_cost_a_request_each_and_an_open_each_client():
-    wide = storage.packed(1000, 3000.0, files=2, clients=4, access="random", request_nbytes=1024)
+    wide = storage.packed(1000, 3e6, files=2, clients=4, access="random")
     assert wide.opens == 8
     assert wide.requests == 3000
-    assert wide.nbytes == 3e6
+    assert wide.nbytes == 3e9
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_busy_targets(files, file_nbytes, count, in_flight, busy):
 
 
 def test_every_part_of_lustre_by_hand():
-    lustre = Lustre(2, 100, 4, 1e6, 50, 0.01, stripe_count=2, total_bytes_per_s=3e6)
+    lustre = Lustre(2, 100, 4, 1e6, 50, 0.01, stripe_count=2)
     read = storage.ReadPattern(files=10, file_nbytes=2 << 20, opens=400, requests=600, nbytes=24e6)
     times = epoch(lustre, read, Clients(count=4, bytes_per_s=2e6, in_flight=5))
     assert dict(times.parts) == pytest.approx(
@@ -124,14 +125,12 @@ def test_every_part_of_lustre_by_hand():
             "requests": 600 / 200,
             "bandwidth": 24e6 / 4e6,
             "client link": 6e6 / 2e6,
-            "network": 24e6 / 3e6,
             "latency": (400 + 600) / 4 * 0.01 / 5,
         }
     )
-    assert (times.limit, times.least_s) == ("network", 8.0)
-    assert times.most_s == pytest.approx(2 + 3 + 6 + 3 + 8 + 0.5)
-    assert times.times_the_next == pytest.approx(8 / 6)
-    assert "8.00 to 22.50 s per epoch; network limits, 1.3 times the next" in str(times)
+    assert (times.limit, times.least_s) == ("bandwidth", 6.0)
+    assert times.most_s == pytest.approx(2 + 3 + 6 + 3 + 0.5)
+    assert "6.00 to 14.50 s per epoch; bandwidth limits, 2.0 times the next" in str(times)
 
 
 def test_gpfs_opens_grow_with_the_clients_up_to_its_disks():
@@ -144,9 +143,9 @@ def test_gpfs_opens_grow_with_the_clients_up_to_its_disks():
 
 
 def test_gpfs_spreads_one_file_over_all_servers_by_itself():
-    gpfs = Gpfs(100, 1000, 8, 1e9, 1e4, 1e-3, block_nbytes=1 << 20)
+    gpfs = Gpfs(100, 1000, 8, 1e9, 1e4, 1e-3)
     assert gpfs.busy(storage.ReadPattern(1, 100 << 20, 1, 1, 1), Clients(4, 1e9, 4)) == 8
-    assert gpfs.busy(storage.ReadPattern(1, 3 << 20, 1, 1, 1), Clients(4, 1e9, 4)) == 3
+    assert gpfs.busy(storage.ReadPattern(1, 12 << 20, 1, 1, 1), Clients(4, 1e9, 4)) == 3
 
 
 def test_a_disk_of_its_own_gets_faster_with_every_node():
@@ -167,8 +166,8 @@ def test_a_disk_of_its_own_gets_faster_with_every_node():
         (lambda: storage.one_file_each(0, 5.0), "`samples` must be a whole number"),
         (lambda: Lustre(1, 1, 4, 1, 1, 1, stripe_count=5), "be at most the 4 targets, got 5"),
         (lambda: Lustre(1, 0, 4, 1, 1, 1), "`opens_per_s` must be a positive number, got 0"),
-        (lambda: Lustre(1, 1, 4, 1, 1, 1, total_bytes_per_s=-5), "must be above 0, got -5"),
-        (lambda: Gpfs(1, 1, 4, 1, 1, 1, total_bytes_per_s=math.nan), "must be above 0, got nan"),
+        (lambda: Lustre(1, 1, 4, 1, 1, 1, client_opens_per_s=-5), "must be above 0, got -5"),
+        (lambda: Gpfs(1, math.nan, 4, 1, 1, 1), "`metadata_per_s` must be a positive number"),
         (
             lambda: storage.ReadPattern(1, 1.0, 0, 1, 1.0),
             "`opens` must be a whole number",
@@ -210,8 +209,8 @@ TIERS = (
 )
 def test_a_data_set_goes_to_the_quickest_storage_with_room(nbytes, parts, tier, whole):
     found = placement.place(nbytes, TIERS, nodes=8, parts=parts)
-    assert (found.tier, found.whole) == (tier, whole)
-    assert found.share_nbytes == (nbytes if whole else nbytes / 8)
+    assert found.tier == tier
+    assert ("from peers" in str(found)) != whole
     assert f"Put it on: {tier}." in str(found)
 
 
@@ -232,14 +231,12 @@ def test_the_published_table_is_read_and_its_wrong_rows_marked():
     assert nvme.in_flight == pytest.approx(11.25)
     # printed as 10 ns, which is below any measured device: of the order of 100 ns to 10 us
     assert xpoint.latency_s == 10e-9
-    assert xpoint.latency_range_s[0] == 1e-7
-    assert xpoint.latency_range_s[1] == 1e-5
     assert "10 ns" in xpoint.doubt
     assert xpoint.in_flight is None
     # 10 ns a read would be 100 million reads/s, one after the other; the row has 1.4 million
     nvram = rows["NVRAM"]
     assert nvram.in_flight == pytest.approx(0.014)
-    assert 1 / nvram.reads_per_s < nvram.latency_range_s[1]
+    assert 1 / nvram.reads_per_s == pytest.approx(7e-7, rel=0.03)
     assert "700 ns" in nvram.doubt
 
 
@@ -258,13 +255,12 @@ def test_stripe_count_keeps_all_targets_busy_and_no_file_on_more_than_needed(
     file_nbytes, files, count
 ):
     found = placement.striping(file_nbytes, files, 100, 33e3, "/scratch/imagenet")
-    assert found.count == count
     assert found.line == f"lfs setstripe -c {count} -S 1M /scratch/imagenet"
 
 
 def test_no_file_goes_over_more_targets_than_lustre_allows():
     found = placement.striping(1e15, 1, 4000, 33e3, "/data")
-    assert found.count == 2000
+    assert " -c 2000 " in found.line
     assert "2000 targets" in str(found)
 
 
@@ -280,16 +276,12 @@ def test_packing_is_advised_where_every_sample_is_a_file_and_only_there():
 def test_stripes_are_large_enough_for_the_samples():
     for sample_nbytes in (1e3, 110e3, 1e6, 30e6):
         found = placement.striping(1e12, 1, 100, sample_nbytes, "/data")
-        assert placement.crossing_fraction(sample_nbytes, found.stripe_nbytes) <= 1 / 8
-        assert found.stripe_nbytes % (64 << 10) == 0
-        assert found.stripe_nbytes < 1 << 32
-        assert f"-S {found.stripe_nbytes >> 20}M " in found.line
-
-
-def test_crossing_fraction_is_what_counting_gives():
-    sample, stripe = 7, 32
-    crossing = sum((at % stripe) + sample > stripe for at in range(10 * stripe))
-    assert placement.crossing_fraction(sample, stripe) == crossing / (10 * stripe)
+        stripe = int(re.search(r"-S (\d+)M ", found.line)[1]) << 20
+        assert stripe < 1 << 32
+        # of all offsets of a stripe, those from which a sample reaches over its end
+        crossing = (sample_nbytes - 1) / stripe
+        assert crossing <= 1 / 8
+        assert f"{100 * crossing:.1f} % of the samples" in str(found)
 
 
 def test_the_line_can_be_pasted_whatever_the_folder_is_called():
@@ -305,18 +297,16 @@ def test_gpfs_has_nothing_to_set():
 # --- peers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("nodes", "copies"), [(1, 1), (4, 1), (4, 2), (4, 4), (7, 3)])
-def test_fetched_bytes_are_what_counting_gives(nodes, copies):
-    # the mean over all starts: sample s lies on `copies` nodes in a row, any node reads it
+@pytest.mark.parametrize("nodes", [1, 4, 7])
+def test_fetched_bytes_are_what_counting_gives(nodes):
+    # the mean over all starts: sample s lies on node s mod n, any node reads it
     samples, sample_nbytes, fetched = nodes * nodes, 10.0, 0
     for sample in range(samples):
-        keepers = {(sample + copy) % nodes for copy in range(copies)}
-        reader = sample // nodes
-        fetched += reader not in keepers
-    found = placement.peer_exchange(samples, sample_nbytes, nodes, 1e3, copies=copies)
-    assert found.total_nbytes == pytest.approx(fetched * sample_nbytes)
+        fetched += sample // nodes != sample % nodes
+    found = placement.peer_exchange(samples, sample_nbytes, nodes, 1e3)
+    assert found.fetched_nbytes * nodes == pytest.approx(fetched * sample_nbytes)
     assert found.messages * nodes == pytest.approx(fetched)
-    assert found.kept_nbytes * nodes == pytest.approx(copies * samples * sample_nbytes)
+    assert found.kept_nbytes * nodes == pytest.approx(samples * sample_nbytes)
 
 
 def test_a_random_order_fetches_what_is_predicted():
@@ -332,7 +322,7 @@ def test_a_random_order_fetches_what_is_predicted():
 def test_the_guides_run_over_peers_is_light_for_each_link():
     found = placement.peer_exchange(IMAGES, 32_812.5, NODES, bytes_per_s=12.5e9, latency_s=10e-6)
     assert found.kept_nbytes == pytest.approx(42e9 / 448)
-    assert found.total_nbytes == pytest.approx(42e9 * 447 / 448)
+    assert found.fetched_nbytes * NODES == pytest.approx(42e9 * 447 / 448)
     per_epoch_s = 3600 / 90
     assert found.fetched_nbytes / per_epoch_s == pytest.approx(2.34e6, rel=0.01)
     assert found.seconds < 0.01 * per_epoch_s

@@ -275,8 +275,6 @@ def from_parts(found: Sequence[dict[str, list[float]]]) -> step.StepTime:
         compute_s=compute_s,
         straggler_s=max(0.0, slowest_s - compute_s),
         exposed_s=float(exchange_s),
-        hidden_s=0.0,
-        input_s=0.0,
     )
 
 

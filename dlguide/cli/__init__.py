@@ -17,7 +17,6 @@ from typer import rich_utils
 from dlguide.cli import (  # noqa: F401  they add commands
     batch,
     bench,
-    cluster,
     data,
     machine,
     predicting,

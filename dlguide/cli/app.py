@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -16,3 +18,22 @@ app = typer.Typer(
 
 RanksOption = Annotated[int, typer.Option(help="Number of MPI ranks.")]
 OversubscribeOption = Annotated[bool, typer.Option(help="Allow more ranks than cores.")]
+OutputOption = Annotated[Path, typer.Option(help="Folder for the record and the plot.")]
+NetOption = Annotated[str, typer.Option(help="A net of dlguide.models.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0,
+    width: int | None = None, **column: Any,
+) -> None:  # fmt: skip
+    """Print a table; all columns but the first `left` are flush right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(title=title, title_justify="left")
+    for number, name in enumerate(columns):
+        drawn.add_column(name, justify="left" if number < left else "right", **column)
+    for row in rows:
+        drawn.add_row(*row)
+    Console(width=width).print(drawn)

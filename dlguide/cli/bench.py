@@ -6,11 +6,18 @@ import dataclasses
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlguide.cli.app import OversubscribeOption, RanksOption, app
+from dlguide.cli.app import (
+    NetOption,
+    OutputOption,
+    OversubscribeOption,
+    RanksOption,
+    app,
+    print_table,
+)
 from dlguide.collectives import LIBRARY
 from dlguide.errors import require, require_count
 
@@ -24,9 +31,7 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Benchmarks: equal work first, then median and spread.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
 
-NetOption = Annotated[str, typer.Option(help="A net of dlguide.models.")]
 SecondsOption = Annotated[float, typer.Option(help="Time of all measured steps together (s).")]
-OutputOption = Annotated[Path, typer.Option(help="Folder for the record and the plot.")]
 
 # Each format takes about as much as the data; the rest is for indices and blocks half full.
 _SPACE_FACTOR = 8
@@ -37,6 +42,12 @@ def _image_of(net: str, image: int | None) -> int | None:
     from dlguide import models
 
     return None if image is None and net in models.names("digits") else image or 224
+
+
+def _draw(picture: Any, path: Path) -> None:
+    """Save the plot beside the numbers, and name both."""
+    picture.savefig(f"{path}.png")
+    print(f"Numbers and plot: {path}.json, {path}.png")
 
 
 @bench.command("limits")
@@ -84,8 +95,7 @@ def onednn_command(
     print("\n##### Executive summary #####")
     print(found.summary(stored))
     found.write(output / "onednn.json")
-    plots.onednn_speeds(found.speeds).savefig(output / "onednn.png")
-    print(f"Numbers and plot: {output / 'onednn.json'}, {output / 'onednn.png'}")
+    _draw(plots.onednn_speeds(found.speeds), output / "onednn")
 
 
 @bench.command("streams")
@@ -107,8 +117,7 @@ def streams_command(
     print(streams.table(splits))
     record = {"net": net, "splits": [dataclasses.asdict(each) for each in splits]}
     (output / "streams.json").write_text(json.dumps(record, indent=1) + "\n")
-    plots.streams(splits).savefig(output / "streams.png")
-    print(f"Numbers and plot: {output / 'streams.json'}, {output / 'streams.png'}")
+    _draw(plots.streams(splits), output / "streams")
 
 
 @bench.command("scaling")
@@ -186,8 +195,7 @@ def allreduce_command(
     name = "allreduce-library" if library_algorithms else "allreduce"
     (output / f"{name}.json").write_text(json.dumps(dataclasses.asdict(found)))
     others = [(row["bytes"], row["us"] / 1e6) for row in table if row["bytes"] <= max(asked)]
-    plots.allreduce(found.seconds(), ranks, others).savefig(output / f"{name}.png")
-    print(f"Numbers and plot: {output / name}.json, {output / name}.png")
+    _draw(plots.allreduce(found.seconds(), ranks, others), output / name)
     if keep and not library_algorithms:
         path = autotune.save_table(found.table())
         print(f"collectives.allreduce on {ranks} ranks chooses by {path}")
@@ -203,9 +211,6 @@ def _bytes(word: str) -> int:
 
 def _print_allreduce(found: AllreduceComparison, limits: Limits) -> None:
     """Print times, speeds and bytes, a row for each size."""
-    from rich.console import Console
-    from rich.table import Table
-
     from dlguide.measure import Timing
 
     names = list(dict.fromkeys(point.name for point in found.points))
@@ -218,15 +223,12 @@ def _print_allreduce(found: AllreduceComparison, limits: Limits) -> None:
     }
     print(f"{found.ranks} ranks, {found.library}")
     for title, cell in cells.items():
-        shown = [name for name in names if any(cell(p) for p in found.points if p.name == name)]
-        drawn = Table(title=title, title_justify="left")
-        for column in ("bytes", *shown):
-            drawn.add_column(column.replace("_", " "), justify="right")
-        for nbytes in sorted({point.nbytes for point in found.points}):
-            row = {point.name: cell(point) for point in found.points if point.nbytes == nbytes}
-            drawn.add_row(f"{nbytes:,}", *(row[name] for name in shown))
+        texts = {(point.nbytes, point.name): cell(point) for point in found.points}
+        shown = [name for name in names if any(texts[n, name] for n in bounds)]
+        rows = [(f"{n:,}", *(texts[n, name] for name in shown)) for n in sorted(bounds)]
         if shown:
-            Console(width=22 + 14 * len(shown)).print(drawn)
+            columns = ["bytes", *(name.replace("_", " ") for name in shown)]
+            print_table(title, columns, rows, width=22 + 14 * len(shown))
     for nbytes, bound in bounds.items():
         if bound.seconds is not None:
             print(f"Limit of {nbytes:,} bytes: {1e6 * bound.seconds:,.2f} us, {bound.why}.")
@@ -269,23 +271,15 @@ def io_command(
         found = io.compare(paths, repeats, names=forget_names, seed=seed)
     _print_reading(found, stored)
     found.write(output / "io.json")
-    plots.reading_speeds(found.speeds).savefig(output / "io.png")
-    print(f"Numbers and plot: {output / 'io.json'}, {output / 'io.png'}")
+    _draw(plots.reading_speeds(found.speeds), output / "io")
 
 
 def _print_reading(found: ReadingComparison, limits: Limits) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from dlguide.bench.io import COLUMNS
     from dlguide.measure.limits import SHARE
 
-    drawn = Table(title="Reading all samples once", title_justify="left")
-    for number, column in enumerate(COLUMNS):
-        drawn.add_column(column, justify="left" if number < 3 else "right", no_wrap=True)
-    for row in found.lines(limits):
-        drawn.add_row(*row)
-    Console(width=140).print(drawn)
+    title = "Reading all samples once"
+    print_table(title, COLUMNS, found.lines(limits), left=3, width=140, no_wrap=True)
     print("MB/s of the samples' data. Checked: every sample against its checksum, taken apart into")
     print("data, labels and key. Raw: the bytes alone. A pass includes opening the data set.")
     print(f"{SHARE}: of one core that reads the page cache and computes CRC-32C; warm passes only.")

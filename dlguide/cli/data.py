@@ -9,12 +9,12 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
 import typer
 
-from dlguide.cli.app import app
+from dlguide.cli.app import JsonOption, app
 from dlguide.errors import require, require_count
 from dlguide.measure import launched
 
@@ -24,7 +24,6 @@ app.add_typer(data, name="data", no_args_is_help=True)
 FolderOption = Annotated[
     Path | None, typer.Option(help="The data folder; default: $DLGUIDE_DATA or the course's.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @data.command("list")
@@ -36,28 +35,22 @@ def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> No
     place = data_folder(folder)
     here = {name for name in download.names() if (place / name).is_dir()}
     here -= set(datasets.names()) - set(datasets.present(place))
-    rows = [
-        {
-            "name": source.name,
-            "title": source.title,
-            "here": source.name in here,
-            "bytes_to_download": source.nbytes,
-            "fetch": bool(source.downloads),
-            "page": source.page,
-        }
-        for source in download.CATALOGUE.values()
-    ]
+    sources = download.CATALOGUE.values()
     if as_json:
+        rows = [
+            {
+                "name": each.name, "title": each.title, "here": each.name in here,
+                "bytes_to_download": each.nbytes, "fetch": bool(each.downloads), "page": each.page,
+            }
+            for each in sources
+        ]  # fmt: skip
         print(json.dumps(rows))
         return
-    for row in rows:
-        how = f"`dlguide data fetch {row['name']}` gets {row['bytes_to_download'] / 1e6:.0f} MB"
-        by_hand = download.CATALOGUE[row["name"]].by_hand
-        print(f"{row['name']}: {row['title']}")
-        print(
-            f"    {'in' if row['here'] else 'not in'} {place}; {how if row['fetch'] else by_hand}"
-        )
-        print(f"    {row['page']}")
+    for each in sources:
+        how = f"`dlguide data fetch {each.name}` gets {each.nbytes / 1e6:.0f} MB"
+        print(f"{each.name}: {each.title}")
+        print(f"    {'in' if each.name in here else 'not in'} {place}; ", end="")
+        print(f"{how if each.downloads else each.by_hand}\n    {each.page}")
 
 
 @data.command("fetch")
@@ -83,12 +76,8 @@ def fetch_command(
         found = download.fetch(name, folder, progress=True)
     for each in found:
         came = f"{each.downloaded_nbytes:,} came now" if each.downloaded_nbytes else "was there"
-        held = (
-            "SHA-256 as expected"
-            if each.checked
-            else f"SHA-256 {each.sha256}, compared with nothing"
-        )
-        print(f"{each.path}: {each.nbytes:,} bytes, {came}; {held}")
+        known = "as expected" if each.checked else f"{each.sha256}, compared with nothing"
+        print(f"{each.path}: {each.nbytes:,} bytes, {came}; SHA-256 {known}")
 
 
 @data.command("verify")
@@ -144,9 +133,10 @@ def stage_command(
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
-    work: dict[str, Any] = {"quick": quick, "replace": replace, "progress": not as_json}
     try:
-        staged = staging.stage(source, target, comm, **work)
+        staged = staging.stage(
+            source, target, comm, quick=quick, replace=replace, progress=not as_json
+        )
     except (ValueError, RuntimeError, OSError) as error:
         if comm is None:
             raise
@@ -160,9 +150,9 @@ def stage_command(
         print(json.dumps(staged.as_dict()))
         return
     did = "copied" if staged.copied else "was there already, whole"
-    print(
-        f"{staged.path}: {did}; {staged.files:,} files, {staged.nbytes:,} bytes, {_speed(staged)}"
-    )
+    speed = f"{staged.nbytes / max(staged.seconds, 1e-9) / 1e6:.0f} MB/s"
+    print(f"{staged.path}: {did}; {staged.files:,} files, {staged.nbytes:,} bytes, ", end="")
+    print(f"{staged.seconds:.1f} s, {speed}")
 
 
 def _start(
@@ -177,8 +167,3 @@ def _start(
     command += [option for option, given in options.items() if given]
     env = {**os.environ, "UCX_TLS": os.environ.get("UCX_TLS", "sm,self")}  # as in a Cluster
     raise typer.Exit(subprocess.run([str(word) for word in command], env=env).returncode)
-
-
-def _speed(done: Any) -> str:
-    """Give the time of a transfer and its speed."""
-    return f"{done.seconds:.1f} s, {done.nbytes / max(done.seconds, 1e-9) / 1e6:.0f} MB/s"

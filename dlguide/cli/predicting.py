@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dlguide.cli.app import app
+from dlguide.cli.app import app, print_table
 from dlguide.errors import require, require_positive
 
 EFFICIENCIES = (0.9, 0.8, 0.5)
@@ -82,18 +82,15 @@ def _between(measured: list[tuple[int, float]], asked: list[int]) -> list[int]:
 
 
 def _print_table(said: tuple) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    drawn = Table(title="Predicted", title_justify="left")
-    for name in ("workers", "images/s", "90 % of cases", "efficiency", "limited by", "saturated"):
-        drawn.add_column(name, justify="right")
-    for each in said:
-        drawn.add_row(
+    names = ("workers", "images/s", "90 % of cases", "efficiency", "limited by", "saturated")
+    rows = [
+        (
             str(each.workers), f"{each.images_per_s:.0f}", f"{each.low:.0f} to {each.high:.0f}",
             f"{100 * each.efficiency:.0f} %", each.limited_by, f"{100 * each.saturated:.0f} %",
-        )  # fmt: skip
-    Console().print(drawn)
+        )
+        for each in said
+    ]  # fmt: skip
+    print_table("Predicted", names, rows)
     print("saturated: how probable it is that a server, switch or storage gives no more.")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dlguide.cli.app import OversubscribeOption, RanksOption, app
+from dlguide.cli.app import NetOption, OversubscribeOption, RanksOption, app, print_table
 from dlguide.errors import require, require_count
 
 
@@ -17,7 +17,7 @@ from dlguide.errors import require, require_count
 def train(
     ranks: RanksOption = 2,
     compare: Annotated[bool, typer.Option(help="Train on 1 rank too; table and plot.")] = False,
-    net: Annotated[str, typer.Option(help="A net of dlguide.models.")] = "mnist_cnn",
+    net: NetOption = "mnist_cnn",
     data: Annotated[str, typer.Option(help="A data set of dlguide.data.")] = "mnist",
     epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 1,
     batch_per_rank: Annotated[int, typer.Option(help="Images per rank and step.")] = 100,
@@ -137,27 +137,22 @@ def _training_flops(net: str) -> int:
 
 def _print_table(table: list, bounds: list) -> None:
     """Print the rows of a comparison; the bounds are the shortest times of one image."""
-    from rich.console import Console
-    from rich.table import Table
-
     from dlguide.measure import Timing
 
     names = ["ranks", "threads", "images/s", "speed-up", "efficiency", "accuracy", "seconds"]
     names += ["MFU"] if bounds[0] else []
-    drawn = Table(title="Scaling", title_justify="left")
-    for name in names:
-        drawn.add_column(name, justify="right")
+    cells = []
     for row, bound in zip(table, bounds, strict=True):
         accuracy = "" if row.test_accuracy is None else f"{100 * row.test_accuracy:.2f} %"
         image_s = Timing((1 / row.images_per_s,)) if row.images_per_s else None
         cell = bound.cell(image_s) if bound and image_s else "-"
-        drawn.add_row(
+        cells.append((
             str(row.ranks), str(row.threads), f"{row.images_per_s:.0f}", f"{row.speed_up:.2f}",
             f"{100 * row.efficiency:.0f} %", accuracy, f"{row.seconds:.1f}",
             *([cell] if bound else []),
-        )  # fmt: skip
+        ))  # fmt: skip
     print()
-    Console().print(drawn)
+    print_table("Scaling", names, cells)
     print("threads: per rank. efficiency: speed-up per core. accuracy: on all test images.")
     if bounds[0]:
         print("MFU: counted flops x images/s over the measured multiply-add peak of these cores.")

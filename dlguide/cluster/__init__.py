@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-# Resolved when first used: `python -m dlguide.cluster.watchdog` must start at once.
+# Resolved when first used: the watchdog, `python -m dlguide.cluster.processes`, must start at once.
 _PLACES = {
     "Cluster": "launch",
     "RankError": "errors",

@@ -86,10 +86,9 @@ class AttachedCluster(Cluster):
             own.rmdir()
             return
         first = self.engines[0]["pid"]
-        name = uuid.uuid4().hex[:12]
-        env = {**os.environ, processes.MARK: name, processes.FOLDER: str(own)}
-        env[processes.OWNER] = processes.identity(first)
-        start_watchdog(first, name, own, env)  # removes the folder when rank 0 has ended
+        start_watchdog(
+            uuid.uuid4().hex[:12], own, first
+        )  # removes the folder when rank 0 has ended
         if self.plan is None:
             threads = {each["threads"] for each in self.engines}
             print(

@@ -92,7 +92,7 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
         folder = Path(self.folder)
         env = rank_environment(plan, self.mark, folder, self.environment, owner)
         self.environment = env
-        start_watchdog(owner, self.mark, folder, env)
+        start_watchdog(self.mark, folder, owner)
         processes.remove_orphaned_shared_memory()
         super().start(n)
 
@@ -117,7 +117,7 @@ class DlguideEngineSetLauncher(MPIEngineSetLauncher):
         given = [each for each in old.controller_args if each not in cluster.controller_args]
         await cluster.start_controller(environment=env, controller_args=[*given, *BEATS])
         if cluster.shutdown_atexit:
-            start_watchdog(os.getpid(), mark, Path(os.devnull), {**os.environ, **env})
+            start_watchdog(mark, Path(os.devnull))
         return cluster.controller
 
     async def stop(self) -> None:

@@ -58,12 +58,14 @@ def rank_environment(
     }
 
 
-def start_watchdog(owner: int, name: str, folder: Path, env: Mapping[str, str]) -> subprocess.Popen:
-    """Start the program that ends a cluster's processes when their owner has gone."""
+def start_watchdog(name: str, folder: Path, owner: int | None = None) -> subprocess.Popen:
+    """Start the program that ends a cluster's processes when `owner` (None: this one) has gone."""
+    owner = owner or os.getpid()
+    marks = {processes.MARK: name, processes.OWNER: processes.identity(owner)}
     return subprocess.Popen(
-        [*MODULE, "dlguide.cluster.watchdog", str(owner), name, str(folder)],
-        env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        [*MODULE, "dlguide.cluster.processes", "watchdog", str(owner), name, str(folder)],
+        env={**os.environ, **marks, processes.FOLDER: str(folder)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
 
 

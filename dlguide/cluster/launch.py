@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import atexit
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -33,7 +31,7 @@ from dlguide.cluster.environment import (
 )
 from dlguide.cluster.errors import LAUNCHER_LOG
 from dlguide.cluster.supervision import RemoteCall
-from dlguide.cluster.tasks import TaskPool, TaskResult, checked_ranks, payload
+from dlguide.cluster.tasks import TaskResult, checked_ranks, payload, run_tasks
 from dlguide.errors import require, require_count
 from dlguide.machine import describe, threads, tuned_plans
 
@@ -53,14 +51,12 @@ class Cluster:
     Attributes:
         client: ipyparallel's `Client` of the ranks; None while they are stopped.
         view: ipyparallel's `DirectView` of all ranks, in their order; its calls are not supervised.
-        ranks: number of ranks.
         plan: the thread plan; None if another launcher started the ranks without one.
         engines: for each rank a dict with its `rank`, engine `id`, `pid`, `cpus` and `threads`.
 
     Args:
         ranks: number of ranks, or a thread plan; None for 2, or with tuned=True for as many as
             were fastest.
-        oversubscribe: allow more ranks than cores.
         magics: in a notebook, let `%%px` run cells on these ranks (`activate`).
         tuned: whether to use the plan that `dlguide tune` has found here: None if it has measured
             this number of ranks, False never, True always, with ranks=None also their number.
@@ -126,9 +122,7 @@ class Cluster:
     def activate(self, suffix: str = "") -> None:
         """Let `%px` and its relatives run on these ranks; a new cluster does so by itself.
 
-        Args:
-            suffix: end of the magics' names, such as "_b" for `%%px_b`, so that two clusters
-                can be used in turns.
+        With the suffix "_b" they are named `%%px_b` and so on: two clusters can be used in turns.
 
         Raises:
             RuntimeError: outside IPython.
@@ -148,7 +142,6 @@ class Cluster:
         Args:
             cluster: a profile's name, a connection file (`ipcontroller-client.json`), or a
                 connected `ipyparallel.Client`.
-            magics: in a notebook, let `%%px` run cells on these ranks.
 
         Returns:
             Cluster: with `run`, `run_on`, `map` and the magics. What the ranks lack because
@@ -180,7 +173,7 @@ class Cluster:
         env = rank_environment(self.plan, self.name, self.folder, self.environment)
         env = self.allocation.environment(env) | {"IPYTHONDIR": str(self.folder)} | ENCRYPTED
         where = [f"--profile-dir={self.folder}", "--cluster-id=dlguide"]
-        self.children.append(start_watchdog(os.getpid(), self.name, self.folder, env))
+        self.children.append(start_watchdog(self.name, self.folder))
         controller = [*MODULE, "ipyparallel.controller", *where]
         self._spawn([*controller, *self.allocation.listening(), *BEATS], env)
         self._wait_for(lambda: _complete(self.folder / CONNECTION), "the controller")
@@ -243,14 +236,7 @@ class Cluster:
     def run_on(
         self, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> list[Any]:
-        """Call a function on some of the ranks, as `run` does on all of them.
-
-        Args:
-            ranks: the ranks that take part (indices), each once.
-            function: a function that can be pickled.
-
-        Returns:
-            list: one result for each of `ranks`.
+        """Call a function on some of the ranks (indices), as `run` does on all of them.
 
         Raises:
             RankError: as in `run`.
@@ -270,8 +256,6 @@ class Cluster:
         """Call a function once for each item, on the first free rank and without MPI.
 
         Args:
-            function: a function of one item that can be pickled.
-            items: its arguments.
             ranks: the ranks that share the tasks (indices); None for all.
             on_result: called in this process with each result as soon as it arrives.
             static: divide the items into equal blocks beforehand (static scheduling).
@@ -285,7 +269,7 @@ class Cluster:
         """
         packed = payload(function, items)
         with self._ready(ranks) as call:
-            return TaskPool(call, on_result).run(packed, len(items), static)
+            return run_tasks(call, packed, len(items), static, on_result)
 
     @contextmanager
     def _ready(self, ranks: Sequence[int] | None) -> Iterator[RemoteCall]:
@@ -348,12 +332,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -362,11 +341,9 @@ class Cluster:
         how = f"{self.allocation}{f', threads {self.tuned}' if self.tuned else ''}"
         lines = [f"Cluster of {self.ranks} rank{'s'[: self.ranks != 1]}{how}"]
         lines.append(" rank      pid  threads  logical CPUs")
-        lines += [
-            f"{each['rank']:5}  {each['pid']:7}  {each['threads']:7}  "
-            + ", ".join(str(cpu) for cpu in each["cpus"])
-            for each in self.engines
-        ]
+        for each in self.engines:
+            cpus = ", ".join(map(str, each["cpus"]))
+            lines.append(f"{each['rank']:5}  {each['pid']:7}  {each['threads']:7}  {cpus}")
         return "\n".join(lines)
 
 
@@ -385,10 +362,8 @@ def default_plan(
     if best:
         return best.plan(machine), str(found)
     whose = "this machine" if ranks is None else f"{ranks} ranks of this machine"
-    then = "Run `dlguide tune` first."
-    require(
-        not tuned, "tuned", f"be False or None where nothing was measured for {whose}", tuned, then
-    )
+    must = f"be False or None where nothing was measured for {whose}"
+    require(not tuned, "tuned", must, tuned, "Run `dlguide tune` first.")
     return plain, ""
 
 

@@ -17,24 +17,20 @@ class LaunchLine:
     """
 
     ranks: str
-    per_node: str
-    nodes: str
-    cpus: str
-    hosts: str
-    hostfile: str
-    label: bool
-    variables: Mapping[str, str | None] = field(hash=False)
-    program: tuple[str, ...]
+    per_node: str = ""
+    nodes: str = ""
+    cpus: str = ""
+    hosts: str = ""
+    hostfile: str = ""
+    label: bool = False
+    variables: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    program: tuple[str, ...] = ()
 
 
 def all_lines(job: LaunchLine) -> dict[str, str]:
     """Return the command for every launcher."""
-    return {
-        "MPICH": mpich(job),
-        "Open MPI 5": open_mpi(job),
-        "Intel MPI": intel_mpi(job),
-        "Slurm": srun(job),
-    }
+    ways = {"MPICH": mpich, "Open MPI 5": open_mpi, "Intel MPI": intel_mpi, "Slurm": srun}
+    return {name: command(job) for name, command in ways.items()}
 
 
 def mpich(job: LaunchLine) -> str:
@@ -85,7 +81,7 @@ def srun(job: LaunchLine) -> str:
     words += [*_given("--nodefile", job.hostfile, "="), *_given("--nodelist", job.hosts, "=")]
     words += ["--label"] if job.label else []
     # srun splits the list at commas, so a value with a comma must come from the shell
-    both = [(name, value) for name, value in job.variables.items()]
+    both = job.variables.items()
     before = [f"{name}={value}" for name, value in both if value and "," in value]
     names = [name if not value or "," in value else f"{name}={value}" for name, value in both]
     words += [f"--export=ALL,{','.join(names)}"] if names else []

@@ -11,14 +11,14 @@ import signal
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from ipyparallel.client.magics import ParallelMagics
 
 from dlguide.cluster import processes
 from dlguide.cluster.errors import RankError
-from dlguide.cluster.supervision import GRACE_S, LOOK_S, RankProcesses, Replies, Supervisor
+from dlguide.cluster.supervision import GRACE_S, LOOK_S, RankProcesses, Replies, supervise
 
 
 def activate(cluster: Any, suffix: str = "") -> None:
@@ -106,12 +106,9 @@ class Watch(threading.Thread):
         self.calls = {ranks[i]: call for i, call in zip(targets, result._children, strict=True)}
         requests = {ranks[i]: each for i, each in zip(targets, result.msg_ids, strict=True)}
         local = processes.local_pids(self.engines)
-        pids = RankProcesses(local)
-        try:
-            supervisor = Supervisor(self.folder, len(self.engines), requests, pids, patient=True)
-            replies, error = supervisor.wait(self._collect, lambda: None)
-        finally:
-            pids.close()
+        with closing(RankProcesses(local)) as pids:
+            found = supervise(self.folder, len(self.engines), requests, pids, self._collect, True)
+        replies, error = found
         if error is not None and len(replies) < len(requests):
             error.add_note("The ranks were stopped; the next cell or run starts them again.")
             self.error = error

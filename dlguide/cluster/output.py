@@ -196,11 +196,17 @@ class RankPipes:
         """Show the rest of the output, and close the pipes."""
         self.ended.set()
         self.thread.join()
+        for pipe in list(self.open):
+            self._close(pipe)
         self.selector.close()
-        for pipe, (_, _, log) in self.open.items():
-            os.close(pipe)
-            if log is not None:
-                log.close()
+
+    def _close(self, pipe: int) -> None:
+        """Close a pipe; a rank that writes into it gets BrokenPipeError."""
+        self.selector.unregister(pipe)
+        _, _, log = self.open.pop(pipe)
+        os.close(pipe)
+        if log is not None:
+            log.close()
 
     def _run(self) -> None:
         """Copy until `close` is called, then what the pipes still hold."""
@@ -238,16 +244,8 @@ class RankPipes:
             stream.buffer.write(text)
             stream.flush()
         except BrokenPipeError:
-            self._close_all(number)
-
-    def _close_all(self, number: int) -> None:
-        """Close the pipes of a stream without a reader: its writers get BrokenPipeError."""
-        for pipe in [pipe for pipe, (_, each, _) in self.open.items() if each == number]:
-            self.selector.unregister(pipe)
-            _, _, log = self.open.pop(pipe)
-            os.close(pipe)
-            if log is not None:
-                log.close()
+            for pipe in [pipe for pipe, (_, each, _) in self.open.items() if each == number]:
+                self._close(pipe)
 
 
 def pipe_path(folder: Path, rank: int, number: int) -> Path:

@@ -8,14 +8,19 @@ MPICH names the shared memory of its ranks after the process id of their launche
 normally remove it, killed ones cannot. Process ids are reused: a later launcher with the same id
 takes the old memory for its own, and its ranks fail in MPI_Init ("Out of memory", "invalid
 bandwidth 0.00", "Message truncated") or wait there indefinitely.
+
+Run as a program it is the watchdog, which ends a cluster's processes when the owner of the cluster
+is gone: a notebook's kernel that is killed with SIGKILL cannot clean up.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,3 +184,23 @@ def _is_ours(path: Path, settled: float) -> bool:
     except FileNotFoundError:
         return False
     return about.st_uid == os.getuid() and about.st_mtime < settled
+
+
+def watch(owner_pid: int, cluster: str, folder: Path) -> None:
+    """Wait for the owner's end, which the system reports at once; then end the cluster."""
+    try:
+        owner = os.pidfd_open(owner_pid)
+    except ProcessLookupError:
+        pass  # it ended before this process had started
+    else:
+        select.select([owner], [], [])
+    end(cluster)
+    remove_folder(folder)
+
+
+if __name__ == "__main__":
+    # Ctrl-C in a terminal reaches all its processes; this one has to stay.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _watchdog, owner_text, name, place = sys.argv[1:]
+    watch(int(owner_text), name, Path(place))

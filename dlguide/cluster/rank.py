@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dis
 import functools
 import gc
 import inspect
@@ -21,10 +22,10 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-from dlguide.cluster import mpi_call, processes
+from dlguide.cluster import processes
 from dlguide.cluster.processes import PLAN
 from dlguide.machine import threads
 
@@ -35,6 +36,22 @@ LAUNCHING = (str(OWN_FOLDER), "<frozen runpy>")
 STALL_WARNING_S = 1  # Horovod's own inspector names missing ranks after one to two of these
 
 
+# Calls of MPI in which a rank may wait for another.
+COLLECTIVES = frozenset({
+    "Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv",
+    "Alltoall", "Alltoallv", "Alltoallw", "Reduce", "Allreduce", "Reduce_scatter",
+    "Reduce_scatter_block", "Scan", "Exscan", "Split", "Dup", "Create", "Create_group", "Free",
+    "Fence",
+})  # fmt: skip
+SENDS = frozenset({"Send", "Ssend", "Rsend", "Bsend"})
+RECEIVES = frozenset({"Recv", "Probe", "Mprobe"})
+EITHER = frozenset({
+    "Sendrecv", "Sendrecv_replace", "Wait", "Waitall", "Waitany", "Waitsome", "Lock", "Lock_all",
+    "Unlock", "Unlock_all", "Flush", "Flush_all",
+})  # fmt: skip
+BLOCKING = COLLECTIVES | SENDS | RECEIVES | EITHER
+
+
 class Monitor(threading.Thread):
     """Writes this rank's state into `state-rank<rank>.json` of the cluster's folder.
 
@@ -43,19 +60,19 @@ class Monitor(threading.Thread):
     `since` is the last time it ran.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: str | Path, rank: int) -> None:
         super().__init__(name="dlguide-monitor", daemon=True)
-        self.path = folder / f"state-rank{rank}.json"
+        self.path = Path(folder, f"state-rank{rank}.json")
         self.request: int | str = 0
         self.phase = "idle"
         self.since = time.monotonic()
         self.thread = threading.main_thread().ident
         self.spent_before_s = 0.0
-        self.changed = threading.Event()
         self.pending = False
-        self.folder, self.rank = folder, rank
+        self.shared_note = Path(folder, f"shared-memory-{rank}")
         self.shared_noted = False
         self.probe = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.moved)
+        self.start()
 
     def moved(self, _argument: Any) -> int:
         """Record that the main thread executes Python (called in the main thread)."""
@@ -80,7 +97,7 @@ class Monitor(threading.Thread):
     def note_shared_memory(self) -> None:
         """Record which shared memory MPI has opened: a killed rank cannot remove it."""
         shared = sorted(str(each) for each in processes.shared_memory_of(os.getpid()))
-        (self.folder / f"shared-memory-{self.rank}").write_text("\n".join(shared))
+        self.shared_note.write_text("\n".join(shared))
         self.shared_noted = bool(shared)
 
     def write(self) -> None:
@@ -118,7 +135,7 @@ class Monitor(threading.Thread):
         if self.phase != "running" or time.monotonic() - self.since < BEAT_S:
             return {"call": "", "place": ""}
         frame = sys._current_frames().get(self.thread)
-        call = mpi_call.blocking_call(frame) if frame else ""
+        call = blocking_call(frame) if frame else ""
         return {"call": call, "place": _place(frame)}
 
 
@@ -134,11 +151,59 @@ def _place(frame: FrameType | None) -> str:
     return ""
 
 
-def start_monitor(folder: str, rank: int) -> Monitor:
-    """Start the monitor of this rank."""
-    monitor = Monitor(Path(folder), rank)
-    monitor.start()
-    return monitor
+def blocking_call(frame: FrameType) -> str:
+    """Return the name of the blocking MPI call that a frame is in, or "".
+
+    Lower-case calls, which send Python objects, get the name of their upper-case twins. A name
+    such as `wait` counts only when the object it is called on comes from mpi4py.
+    """
+    names = _called(frame.f_code, frame.f_lasti)
+    name = names[-1].capitalize() if names else ""
+    if name not in BLOCKING:
+        return ""
+    owners = _receivers(frame, names[:-1])
+    return name if not owners or any(_from_mpi(owner) for owner in owners) else ""
+
+
+def _called(code: CodeType, offset: int) -> list[str]:
+    """Return the dotted name of the call at a byte offset, such as ["comm", "Allreduce"]."""
+    instructions = list(dis.get_instructions(code))
+    current = next((i for i, each in enumerate(instructions) if each.offset == offset), None)
+    if current is None or "CALL" not in instructions[current].opname:
+        return []
+    start = _begin(instructions[current])
+    names: list[str] = []
+    for each in instructions[:current]:
+        if _begin(each) != start or not each.opname.startswith("LOAD_"):
+            continue
+        if each.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+            names.append(str(each.argval))
+        elif isinstance(each.argval, str):
+            names = [each.argval]
+    return names
+
+
+def _begin(instruction: dis.Instruction) -> tuple[int | None, int | None]:
+    """Return line and column where the source of an instruction begins."""
+    positions = instruction.positions
+    return (positions.lineno, positions.col_offset) if positions else (None, None)
+
+
+def _receivers(frame: FrameType, names: list[str]) -> list[Any]:
+    """Look up the objects along a dotted name in a frame; empty if there are none."""
+    found: list[Any] = []
+    for name in names:
+        if found:
+            found.append(getattr(found[-1], name, None))
+        else:
+            found.append(frame.f_locals.get(name, frame.f_globals.get(name)))
+    return [each for each in found if each is not None]
+
+
+def _from_mpi(value: Any) -> bool:
+    """Return whether an object, a class or a module belongs to mpi4py."""
+    owner = value if isinstance(value, type) else type(value)
+    return owner.__module__.startswith("mpi4py") or getattr(value, "__name__", "") == "mpi4py.MPI"
 
 
 def collect_rarely() -> None:
@@ -208,7 +273,7 @@ def observe(folder: str) -> None:
     # interpreter: a rank that is blocked in that one call could not report it.
     comm.allreduce(0)
     shell = IPython.get_ipython()
-    monitor = start_monitor(folder, comm.rank)
+    monitor = Monitor(folder, comm.rank)
     # The shell lives as long as the engine and belongs to it alone.
     shell.dlguide_monitor = monitor
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from dlguide.cluster import errors, processes, script_lint, supervision
-from dlguide.cluster.environment import find_mpiexec, rank_environment, start_watchdog
+from dlguide.cluster.environment import MODULE, find_mpiexec, rank_environment, start_watchdog
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.output import RankPipes, redirect
 from dlguide.cluster.processes import PLAN
-from dlguide.cluster.rank import BEAT_S, collect_rarely, guarded, log_path, start_monitor
-from dlguide.cluster.supervision import LOOK_S, RankProcesses, Replies, Supervisor
+from dlguide.cluster.rank import BEAT_S, Monitor, collect_rarely, guarded, log_path
+from dlguide.cluster.supervision import LOOK_S, RankProcesses, Replies, supervise
 from dlguide.errors import ranks_in_words, require
 from dlguide.files import atomic_write
 from dlguide.machine import describe, threads
@@ -70,11 +70,8 @@ def run_script(
     env = {**rank_environment(plan, name, folder), "PYTHONUNBUFFERED": "1"}
     if seed is not None:
         env["PYTHONHASHSEED"] = str(seed)  # the order of sets decides the order of files
-    module = [sys.executable, "-P", "-m"]  # the working directory shadows no module
-    start_watchdog(os.getpid(), name, folder, env)
-    seeded = json.dumps(seed)
-    where = [str(folder), seeded]
-    rank_command = [*module, "dlguide.cluster.script", *where]
+    start_watchdog(name, folder)
+    rank_command = [*MODULE, "dlguide.cluster.script", str(folder), json.dumps(seed)]
     processes.remove_orphaned_shared_memory()
     pipes = RankPipes(folder, ranks, plain=[(0, 1)] if seed is not None else [])
     launcher = subprocess.Popen(
@@ -138,8 +135,6 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
             missing = [rank for rank in everyone if rank not in states]
             raise RankError("died", missing, f"{ranks_in_words(missing)} did not begin.")
         time.sleep(LOOK_S)
-    pids = RankProcesses({rank: state["pid"] for rank, state in states.items()})
-    (folder / GO).touch()
 
     def collect(replies: Replies) -> None:
         for rank in everyone:
@@ -147,11 +142,10 @@ def _wait(launcher: subprocess.Popen, folder: Path, ranks: int) -> None:
             if rank not in replies and path.exists():
                 replies[rank] = json.loads(path.read_text())
 
-    try:
-        supervisor = Supervisor(folder, ranks, requests, pids)
-        _, error = supervisor.wait(collect, lambda: None)
-    finally:
-        pids.close()
+    alive = RankProcesses({rank: state["pid"] for rank, state in states.items()})
+    with contextlib.closing(alive) as pids:
+        (folder / GO).touch()
+        _, error = supervise(folder, ranks, requests, pids, collect)
     if error is not None:
         raise error
     try:
@@ -174,7 +168,7 @@ def rank_main(folder: Path, seed: int | None, script: str, arguments: list[str])
     collect_rarely()
     redirect(folder, rank, silent=[1] if seed is not None and rank > 0 else [])
     threads.apply(threads.ThreadPlan.from_dict(json.loads(os.environ[PLAN])), rank)
-    monitor = start_monitor(str(folder), rank)
+    monitor = Monitor(folder, rank)
     monitor.enter("running", 1)
     while not (folder / GO).exists():
         time.sleep(LOOK_S)

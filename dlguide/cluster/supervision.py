@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlguide.cluster import errors, mpi_call, processes
+from dlguide.cluster import errors, processes
 from dlguide.cluster import rank as rank_side
 from dlguide.cluster.errors import RankError
 from dlguide.cluster.output import RankOutput
@@ -60,7 +60,7 @@ class RemoteCall:
         function: Callable[..., Any],
         args: tuple,
         kwargs: Mapping[str, Any],
-        on_look: Callable[[], None] = lambda: None,
+        on_look: Callable[[], Any] = lambda: None,
     ) -> list[Any]:
         """Send the function, wait, and return one result per rank; `on_look` runs meanwhile."""
         import cloudpickle
@@ -78,14 +78,16 @@ class RemoteCall:
         pids = RankProcesses(processes.local_pids(self.engines))
         output = RankOutput(self.folder, self.calls)
 
-        def look() -> None:
+        def collect(replies: Replies) -> None:
+            for rank, call in self.calls.items():
+                if rank not in replies and call.ready() and call.successful():
+                    replies[rank] = cloudpickle.loads(call.get())
             on_look()
             output.show()
 
         requests = {rank: call.msg_ids[0] for rank, call in self.calls.items()}
-        supervisor = Supervisor(self.folder, len(self.engines), requests, pids)
         try:
-            replies, error = supervisor.wait(self._collect, look)
+            replies, error = supervise(self.folder, len(self.engines), requests, pids, collect)
         except KeyboardInterrupt:
             self._interrupt(pids)
             then = "were stopped; the next run starts them again"
@@ -106,13 +108,6 @@ class RemoteCall:
                 self.client[self.engines[rank]["id"]].apply_async(rank_side.disconnect)
         return [cloudpickle.loads(replies[rank]["value"]) for rank in self.ranks]
 
-    def _collect(self, replies: Replies) -> None:
-        import cloudpickle
-
-        for rank, call in self.calls.items():
-            if rank not in replies and call.ready() and call.successful():
-                replies[rank] = cloudpickle.loads(call.get())
-
     def _interrupt(self, pids: RankProcesses) -> None:
         """Forward Ctrl-C; ranks that do not return to their prompt soon are stopped later."""
         for rank, call in self.calls.items():
@@ -124,81 +119,77 @@ class RemoteCall:
             self.clean = all(call.ready() for call in self.calls.values())
 
 
-class Supervisor:
-    """Waits for ranks until all have answered or one failure ends the call."""
+def supervise(
+    folder: Path,
+    cluster_size: int,
+    requests: Mapping[int, int | str],
+    pids: RankProcesses,
+    collect: Callable[[Replies], None],
+    patient: bool = False,
+) -> tuple[Replies, RankError | None]:
+    """Wait until all ranks have answered or one failure ends the call.
 
-    def __init__(
-        self,
-        folder: Path,
-        cluster_size: int,
-        requests: Mapping[int, int | str],
-        pids: RankProcesses,
-        patient: bool = False,
-    ) -> None:
-        self.patient = patient  # after a failure, wait for the others as long as they move
-        self.folder = folder
-        self.cluster_size = cluster_size
-        self.requests = requests  # of each rank that takes part
-        self.ranks = list(requests)
-        self.pids = pids
-        self.stalls = StallWarnings(log_path(folder, 0))
-        self.stalls.read(float("-inf"))  # warnings of earlier runs do not count
+    Args:
+        requests: the request of each rank that takes part.
+        collect: adds the replies that have come.
+        patient: after a failure, wait for the others as long as they move.
 
-    def wait(
-        self, collect: Callable[[Replies], None], show: Callable[[], None]
-    ) -> tuple[Replies, RankError | None]:
-        """Return the replies that `collect` has gathered, and the failure if there is one."""
-        replies: Replies = {}
-        judged_s = failed_s = 0.0
-        while True:
-            dead = self.pids.dead(LOOK_S)
-            now_s = time.monotonic()
-            collect(replies)
-            show()
-            lost = [rank for rank in dead if rank not in replies]
-            failed = [rank for rank in replies if replies[rank]["phase"] != "returned"]
-            complete = len(replies) == len(self.ranks)
-            if complete and not failed:
-                return replies, None
-            stuck = None
-            # Other machines have other clocks; if one of their ranks dies, the launcher ends ours.
-            local = len(self.pids.pids) == self.cluster_size
-            if local and not complete and now_s - judged_s > JUDGE_S:
-                judged_s = now_s
-                stuck = self._judge(now_s)
-            if failed:
-                failed_s = failed_s or now_s
-                late = now_s - failed_s > GRACE_S and not (self.patient and local)
-                if complete or lost or late or stuck:
-                    aborted = errors.aborted(self.cluster_size, self.folder)
-                    return replies, aborted or errors.failed(replies)
-            elif lost:
-                aborted = errors.aborted(self.cluster_size, self.folder)
-                return replies, aborted or errors.died(lost, self.folder)
-            elif stuck is not None:
-                return replies, stuck
+    Returns:
+        The replies, and the failure if there is one.
+    """
+    stalls = StallWarnings(log_path(folder, 0))
+    stalls.read(float("-inf"))  # warnings of earlier runs do not count
+    # Other machines have other clocks; if one of their ranks dies, the launcher ends ours.
+    local = len(pids.pids) == cluster_size
+    replies: Replies = {}
+    judged_s = failed_s = 0.0
+    while True:
+        dead = pids.dead(LOOK_S)
+        now_s = time.monotonic()
+        collect(replies)
+        lost = [rank for rank in dead if rank not in replies]
+        failed = any(reply["phase"] != "returned" for reply in replies.values())
+        complete = len(replies) == len(requests)
+        if complete and not failed:
+            return replies, None
+        stuck = None
+        if local and not complete and now_s - judged_s > JUDGE_S:
+            judged_s = now_s
+            stalls.read(now_s)
+            stuck = _judge(read_states(folder, requests), requests, cluster_size, pids, stalls)
+        if failed:
+            failed_s = failed_s or now_s
+            late = now_s - failed_s > GRACE_S and not (patient and local)
+            if complete or lost or late or stuck:
+                return replies, errors.aborted(cluster_size, folder) or errors.failed(replies)
+        elif lost:
+            return replies, errors.aborted(cluster_size, folder) or errors.died(lost, folder)
+        elif stuck is not None:
+            return replies, stuck
 
-    def _judge(self, now_s: float) -> RankError | None:
-        """Look once at the states that the ranks' monitors have written."""
-        self.stalls.read(now_s)
-        states = read_states(self.folder, self.requests)
-        self.pids.renew(states, now_s)
-        standing = self.pids.frozen(states, now_s)
-        if standing:
-            return errors.frozen(standing)
-        if len(states) < len(self.ranks):
-            return None  # some have not begun
-        if all(state["phase"] != "running" for state in states.values()):
-            if any(now_s - state["since"] <= LOST_S for state in states.values()):
-                return None  # the answers are on their way
-            message = (
-                "every rank has finished, but the answers do not arrive: the controller is gone."
-            )
-            return RankError("lost", self.ranks, message)
-        absent = {"phase": "absent", "since": now_s, "beat": now_s, "call": "", "place": ""}
-        for rank in range(self.cluster_size):
-            states.setdefault(rank, dict(absent))
-        return deadlock(states, self.stalls.current(now_s), now_s)
+
+def _judge(
+    states: dict[int, dict[str, Any]],
+    requests: Mapping[int, int | str],
+    cluster_size: int,
+    pids: RankProcesses,
+    stalls: StallWarnings,
+) -> RankError | None:
+    """Decide from the states that the ranks' monitors have written whether waiting is useless."""
+    now_s = time.monotonic()
+    pids.renew(states, now_s)
+    if frozen := pids.frozen(states, now_s):
+        return errors.frozen(frozen)
+    if len(states) < len(requests):
+        return None  # some have not begun
+    if all(state["phase"] != "running" for state in states.values()):
+        if any(now_s - state["since"] <= LOST_S for state in states.values()):
+            return None  # the answers are on their way
+        message = "every rank has finished, but the answers do not arrive: the controller is gone."
+        return RankError("lost", list(requests), message)
+    absent = {"phase": "absent", "since": now_s, "beat": now_s, "call": "", "place": ""}
+    everyone = {rank: states.get(rank, absent) for rank in range(cluster_size)}
+    return deadlock(everyone, stalls.current(now_s), now_s)
 
 
 class StallWarnings:
@@ -261,9 +252,9 @@ def deadlock(
         return None
     calls = {states[rank]["call"] for rank in blocked}
     # These may be one very large message on its way, so they get more time.
-    same_collective = len(calls) == 1 and calls <= mpi_call.COLLECTIVES and not ended
-    exchange = bool(calls & mpi_call.EITHER) and len(blocked) > 1
-    pair = bool(calls & mpi_call.SENDS) and bool(calls & mpi_call.RECEIVES)
+    same_collective = len(calls) == 1 and calls <= rank_side.COLLECTIVES and not ended
+    exchange = bool(calls & rank_side.EITHER) and len(blocked) > 1
+    pair = bool(calls & rank_side.SENDS) and bool(calls & rank_side.RECEIVES)
     if (same_collective or exchange or pair) and min(still[rank] for rank in blocked) < LONG_CALL_S:
         return None
     return _verdict(states, missing, waits_for, now_s)
@@ -295,7 +286,7 @@ def _verdict(
     culprits = culprits or sorted(states)
     calls = {state["call"] for state in states.values() if state["phase"] == "running"}
     advice = "Every rank must make the same collective calls in the same order."
-    if calls and calls <= mpi_call.SENDS | mpi_call.RECEIVES:
+    if calls and calls <= rank_side.SENDS | rank_side.RECEIVES:
         advice = "Each message needs one rank that sends and another one that receives."
     waited = ranks_in_words(culprits)
     message = f"deadlock: the ranks wait for {waited} and would wait indefinitely. {advice}"

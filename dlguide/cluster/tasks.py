@@ -14,8 +14,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,7 @@ class TaskResult:
 
     Args:
         number: which task (index into the items).
-        rank: the rank that did it.
         start_s: when it began (s, on the monotonic clock, which all ranks of a machine share).
-        end_s: when it ended (s, on that clock).
         value: what the function returned; None if it failed.
         error: the exception in one line; "" when it returned.
         traceback: where it was raised; "" when it returned.
@@ -65,48 +62,43 @@ def in_one_line(error: BaseException) -> str:
     return " ".join(list(described.format_exception_only())[-1].split())
 
 
-class TaskPool:
-    """Tasks that the ranks of one remote call share."""
+def run_tasks(
+    call: RemoteCall,
+    tasks: bytes,
+    count: int,
+    static: bool,
+    on_result: Callable[[TaskResult], None] | None,
+) -> list[TaskResult]:
+    """Share `count` tasks among the ranks of a call, and wait for all."""
+    place = call.folder / f"tasks-{uuid.uuid4().hex}"
+    place.mkdir()
+    ended: dict[int, TaskResult] = {}
 
-    def __init__(
-        self, call: RemoteCall, on_result: Callable[[TaskResult], None] | None = None
-    ) -> None:
-        self.call = call
-        self.on_result = on_result
-        self.ended: dict[int, TaskResult] = {}
-        self.place = call.folder / f"tasks-{uuid.uuid4().hex}"
-
-    def run(self, tasks: bytes, count: int, static: bool) -> list[TaskResult]:
-        """Call the function once for each item, and wait for all."""
-        self.place.mkdir()
-        ranks = tuple(self.call.ranks)
-        parts = blocks(count, len(ranks)) if static else None
-        try:
-            self.call.results(work, (str(self.place), tasks, ranks, parts), {}, self._read)
-            self._read()
-        except (RankError, KeyboardInterrupt) as error:
-            self._read()
-            error.results = self._in_order()
-            if isinstance(error, RankError):
-                done = f"{len(self.ended)} of {count} tasks had ended"
-                error.add_note(f"{done}; they are in this error's `results`.")
-            raise
-        shutil.rmtree(self.place)
-        return self._in_order()
-
-    def _in_order(self) -> list[TaskResult]:
-        return [self.ended[number] for number in sorted(self.ended)]
-
-    def _read(self) -> None:
+    def read() -> list[TaskResult]:
         """Read the results that have been written since the last look, in their order."""
         found = []
-        for path in self.place.glob("done-*"):
+        for path in place.glob("done-*"):
             found.append(unpack(path.read_bytes()))
             path.unlink()
         for result in sorted(found, key=lambda each: each.end_s):
-            self.ended[result.number] = result
-            if self.on_result is not None:
-                self.on_result(result)
+            ended[result.number] = result
+            if on_result is not None:
+                on_result(result)
+        return [ended[number] for number in sorted(ended)]
+
+    ranks = tuple(call.ranks)
+    parts = blocks(count, len(ranks)) if static else None
+    try:
+        call.results(work, (str(place), tasks, ranks, parts), {}, read)
+    except (RankError, KeyboardInterrupt) as error:
+        error.results = read()
+        if isinstance(error, RankError):
+            done = f"{len(ended)} of {count} tasks had ended"
+            error.add_note(f"{done}; they are in this error's `results`.")
+        raise
+    results = read()
+    shutil.rmtree(place)
+    return results
 
 
 def payload(function: Callable[..., Any], items: Sequence[Any], name: str = "function") -> bytes:
@@ -145,12 +137,7 @@ def blocks(tasks: int, ranks: int) -> list[range]:
     return [range(begin, end) for begin, end in itertools.pairwise(starts)]
 
 
-def work(
-    place: str,
-    tasks: bytes,
-    ranks: Sequence[int],
-    parts: Sequence[range] | None,
-) -> int:
+def work(place: str, tasks: bytes, ranks: Sequence[int], parts: Sequence[range] | None) -> None:
     """Do tasks on this rank until none is left."""
     import cloudpickle
     from mpi4py import MPI
@@ -159,12 +146,18 @@ def work(
     function, items = cloudpickle.loads(tasks)
     folder = Path(place)
     mine = claims(folder, len(items)) if parts is None else parts[list(ranks).index(rank)]
-    done = 0
-    with _unobserved():
+    # a training would report its progress there: that of all tasks is shown
+    observed = os.environ.pop(FOLDER, None)
+    try:
         for number in mine:
-            _write(folder, do(function, items[number], number, rank))
-            done += 1
-    return done
+            result = do(function, items[number], number, rank)
+            sys.stdout.flush()
+            draft = folder / f"draft-{number}"
+            draft.write_bytes(pack(result))
+            draft.replace(folder / f"done-{number}")
+    finally:
+        if observed is not None:
+            os.environ[FOLDER] = observed
 
 
 def claims(folder: Path, tasks: int) -> Iterator[int]:
@@ -180,33 +173,14 @@ def claims(folder: Path, tasks: int) -> Iterator[int]:
 def do(function: Callable[[Any], Any], item: Any, number: int, rank: int) -> TaskResult:
     """Do one task; an exception becomes a failed result."""
     start_s = time.monotonic()
+    value, line, where = None, "", ""
     try:
         value = function(item)
     except KeyboardInterrupt:  # which stops all tasks
         raise
     except BaseException as error:
         line, where = in_one_line(error), traceback.format_exc()
-        return TaskResult(number, rank, start_s, time.monotonic(), None, line, where)
-    return TaskResult(number, rank, start_s, time.monotonic(), value)
-
-
-def _write(folder: Path, result: TaskResult) -> None:
-    """Write a result atomically."""
-    sys.stdout.flush()
-    draft = folder / f"draft-{result.number}"
-    draft.write_bytes(pack(result))
-    draft.replace(folder / f"done-{result.number}")
-
-
-@contextmanager
-def _unobserved() -> Iterator[None]:
-    """Keep trainings from reporting their progress: that of all tasks is shown."""
-    kept: Mapping[str, str] = {FOLDER: os.environ[FOLDER]} if FOLDER in os.environ else {}
-    os.environ.pop(FOLDER, None)
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
+    return TaskResult(number, rank, start_s, time.monotonic(), value, line, where)
 
 
 def pack(result: TaskResult) -> bytes:

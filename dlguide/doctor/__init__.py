@@ -1,6 +1,81 @@
 """What works on this machine, what does not, and the command that fixes it."""
 
-from dlguide.doctor.examination import examine
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from dlguide.doctor import host, mpi, software
 from dlguide.doctor.result import CheckResult, report
+from dlguide.errors import require_positive
 
 __all__ = ["CheckResult", "examine", "report"]
+
+# Each check gets its time limit in seconds; only those that start a process use it.
+Check = Callable[[float], "CheckResult | list[CheckResult]"]
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("Python", software.python),
+    ("Packages", software.packages),
+    ("Environment", host.environment),
+    ("mpiexec", mpi.mpiexec),
+    ("libmpi", mpi.one_libmpi),
+    ("Two ranks", mpi.two_ranks),
+    ("Jupyter", software.jupyter),
+    ("Compiler", software.compiler),
+    ("Libraries", software.libraries),
+    ("Cores", host.cores),
+    ("Memory", host.memory),
+    ("Shared memory", host.shared_memory),
+    ("Disk", host.disk),
+    ("Home", host.home),
+    ("Loopback", host.loopback),
+    ("Data", host.data_files),
+    ("Leftovers", host.leftovers),
+)
+
+
+def examine(
+    timeout_s: float = 60.0, checks: Iterable[tuple[str, Check]] = CHECKS
+) -> list[CheckResult]:
+    """Check everything that training on ranks and the lessons need on this machine.
+
+    The heavy checks run in their own processes; TensorFlow and MPI are never loaded here. A check
+    that raises or does not answer in time fails.
+
+    Args:
+        timeout_s: time limit of each check (s); all run side by side.
+        checks: pairs of a name and a function from the limit to one or several results.
+
+    Raises:
+        ValueError: if `timeout_s` is not a positive number.
+    """
+    limit_s = require_positive(timeout_s, "timeout_s")
+    checks = list(checks)
+    answers: dict[str, list[CheckResult]] = {}
+    # Daemons: one that hangs in a system call must not keep Python from ending.
+    threads = [
+        threading.Thread(target=_ask, args=(*each, limit_s, answers), daemon=True)
+        for each in checks
+    ]
+    for thread in threads:
+        thread.start()
+    # Each check kills its own processes at the limit; one that is still silent then hangs itself.
+    deadline = time.monotonic() + limit_s + 5.0
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    silent = f"no answer within {limit_s:g} s"
+    again = "dlguide doctor  # again, when the machine has less to do"
+    late = {name: [CheckResult(name, False, silent, again)] for name, _ in checks}
+    return [finding for name, _ in checks for finding in answers.get(name, late[name])]
+
+
+def _ask(name: str, check: Check, limit_s: float, answers: dict[str, list[CheckResult]]) -> None:
+    try:
+        answer = check(limit_s)
+    except Exception as error:  # whatever is broken is what the doctor has to report
+        text = str(error).strip().splitlines()
+        found = f"{type(error).__name__}: {text[0] if text else 'without a text'}"
+        answer = CheckResult(name, False, found, "make setup")
+    answers[name] = [answer] if isinstance(answer, CheckResult) else list(answer)

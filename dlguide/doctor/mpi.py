@@ -23,33 +23,31 @@ REBUILD = "dlguide install-horovod --force"
 
 # Each loads one component as its users do. Horovod's own library is loaded without the Python part
 # of TensorFlow, which takes seconds.
+SITE = """
+import ctypes, pathlib, sys, sysconfig
+site = pathlib.Path(sysconfig.get_path("purelib"))
+"""
+TENSORFLOW = """
+for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
+    for path in [*site.glob(f"tensorflow/{name}"), *pathlib.Path(sys.prefix).glob(f"lib/{name}")]:
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        break
+"""
 LOADERS = {
     "mpi4py": """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 """,
-    "Horovod": """
-import ctypes
-site = pathlib.Path(sysconfig.get_path("purelib"))
-for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
-    for path in [*site.glob(f"tensorflow/{name}"), *pathlib.Path(sys.prefix).glob(f"lib/{name}")]:
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-        break
+    "Horovod": f"""{TENSORFLOW}
 ctypes.CDLL(str(next(site.glob("horovod/tensorflow/mpi_lib*.so"))))
 """,
-    "daal4py": """
-import ctypes
-site = pathlib.Path(sysconfig.get_path("purelib"))
-ctypes.CDLL(str(next(site.glob("daal4py/mpi_transceiver*.so"))))
-""",
+    "daal4py": 'ctypes.CDLL(str(next(site.glob("daal4py/mpi_transceiver*.so"))))',
 }
 LOADED = """
-import pathlib, sys, sysconfig
-{load}
 lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
-paths = {{line.split(maxsplit=5)[-1] for line in lines if "/libmpi" in line}}
-print("{mark}" + " ".join(sorted(paths)))
+paths = {line.split(maxsplit=5)[-1] for line in lines if "/libmpi" in line}
+print("DOCTOR " + " ".join(sorted(paths)))
 """
 
 # Rank 0 prints each step when it is done: the last line shows where it broke.
@@ -122,7 +120,7 @@ def one_libmpi(limit_s: float, loaders: Mapping[str, str] | None = None) -> Chec
     loaders = _loaders() if loaders is None else loaders
     found: dict[str, str] = {}
     for name, load in loaders.items():
-        code = LOADED.format(load=load, mark=MARK)
+        code = SITE + load + LOADED
         env = commands.without_mpi()
         done = commands.run([sys.executable, "-c", code], limit_s / len(loaders), env)
         marked = _marked(done.output)
@@ -168,12 +166,9 @@ def _horovod(record: dict | None, how: str) -> CheckResult:
     if record["keras"] != metadata.version("keras"):
         found = f"imports Keras {record['keras']} from {record['keras_file']}"
         return CheckResult(name, False, found, "unset PYTHONPATH")
-    return CheckResult(
-        name,
-        True,
-        f"sum 3 after {record['seconds']:.1f} s; TensorFlow {record['tensorflow']},"
-        f" Keras {record['keras']} on {record['backend']}, Horovod {record['horovod']}",
-    )
+    found = f"sum 3 after {record['seconds']:.1f} s; TensorFlow {record['tensorflow']},"
+    found += f" Keras {record['keras']} on {record['backend']}, Horovod {record['horovod']}"
+    return CheckResult(name, True, found)
 
 
 def _environment(launcher: Path) -> dict[str, str]:

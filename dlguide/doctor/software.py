@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from dlguide import commands, preflight
+from dlguide.doctor import mpi
 from dlguide.doctor.result import CheckResult
 from dlguide.install_horovod import HOROVOD_VERSION
 
@@ -35,19 +36,11 @@ finally:
     manager.shutdown_kernel(now=True)
 """
 
-# TensorFlow's own library without its Python part, which takes seconds.
-LIBRARIES = """
-import contextlib, ctypes, pathlib, sys, sysconfig
-import mpi4py, numpy
+LIBRARIES = f"""{mpi.SITE}
+import contextlib, numpy
 with contextlib.suppress(ModuleNotFoundError):
     import onnxruntime
-mpi4py.rc.initialize = False
-from mpi4py import MPI
-site = pathlib.Path(sysconfig.get_path("purelib"))
-for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
-    for path in [*site.glob(f"tensorflow/{name}"), *pathlib.Path(sys.prefix).glob(f"lib/{name}")]:
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-        break
+{mpi.LOADERS["mpi4py"]}{mpi.TENSORFLOW}
 from dlguide.machine import libraries
 for line in libraries.summary(libraries.loaded()).splitlines():
     print("DOCTOR", line)

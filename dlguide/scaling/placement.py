@@ -18,7 +18,6 @@ __all__ = [
     "Striping",
     "Tier",
     "copy_seconds",
-    "crossing_fraction",
     "epochs_to_pay",
     "peer_exchange",
     "place",
@@ -27,10 +26,9 @@ __all__ = [
     "striping",
 ]
 
-_MIB = 1 << 20
 # Lustre Operations Manual: the size that most advice starts from (the default is 1 or 4 MiB), the
 # upper limit of the size, and the most targets of one file.
-_STRIPE_NBYTES = _MIB
+_MIB = 1 << 20
 _STRIPE_LIMIT_NBYTES = 1 << 32
 _STRIPE_COUNT_LIMIT = 2000
 # At most one sample in so many may cross two targets.
@@ -57,7 +55,6 @@ class PublishedTier:
 
     name: str
     latency_s: float
-    latency_range_s: tuple[float, float]
     reads_per_s: float | None
     room_nbytes: float
     doubt: str = ""
@@ -69,44 +66,34 @@ class PublishedTier:
 
 
 _DOUBTS = {
-    "NVRAM": (
-        (1e-8, 1e-6),
-        "10 ns is what a memory chip takes inside; a core waits about 100 ns for memory. The "
-        "1.4 million reads/s of the same row leave 700 ns for each, when one waits for the other.",
-    ),
-    "3D XPoint": (
-        (1e-7, 1e-5),
-        "10 ns is below the latency of DRAM. 3D XPoint takes some 100s of ns as memory modules "
-        "and about 10 us as disks.",
-    ),
+    "NVRAM": "10 ns is what a memory chip takes inside; a core waits about 100 ns for memory. The "
+    "1.4 million reads/s of the same row leave 700 ns for each, when one waits for the other.",
+    "3D XPoint": "10 ns is below the latency of DRAM. 3D XPoint takes some 100s of ns as memory "
+    "modules and about 10 us as disks.",
 }
 
 
-def published_tiers(folder: str | os.PathLike | None = None) -> tuple[PublishedTier, ...]:
+def published_tiers() -> tuple[PublishedTier, ...]:
     """Read the published table of storages; `doubt` marks rows not to be used as printed.
-
-    Returns:
-        tuple: rows of the table.
 
     Source:
         Awan, Subramoni, Panda, tutorial High Performance Distributed Deep Learning (2017), table
         of storage technologies. The doubts about NVRAM and 3D XPoint are ours.
     """
-    found = []
-    for row in published.load("storage", folder):
-        name, printed, room_nbytes = row["name"], row["latency_s"], row["max_capacity_gb"] * 1e9
-        span, doubt = _DOUBTS.get(name, ((printed, printed), ""))
-        found.append(PublishedTier(name, printed, span, row["read_iops"], room_nbytes, doubt))
-    return tuple(found)
+    return tuple(
+        PublishedTier(
+            row["name"], row["latency_s"], row["read_iops"], row["max_capacity_gb"] * 1e9,
+            _DOUBTS.get(row["name"], ""),
+        )
+        for row in published.load("storage")
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DatasetPlacement:
-    """The tier chosen for a data set, whole or in parts, and the reasons."""
+    """The tier chosen for a data set, and the reasons."""
 
     tier: str
-    whole: bool
-    share_nbytes: float
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -126,11 +113,7 @@ def place(
     Args:
         nbytes: size of the data set (bytes).
         tiers: the available storages, in any order.
-        nodes: nodes of the job.
         parts: whether nodes may keep a part each and fetch from each other (`peer_exchange`).
-
-    Returns:
-        DatasetPlacement: the tier and the reasons.
 
     Raises:
         ValueError: if no tier has room.
@@ -147,11 +130,11 @@ def place(
         room = f"{tier.name}: {_text(tier.room_nbytes)} {where}"
         if nbytes <= tier.room_nbytes:
             reasons.append(f"{room}, room for all {_text(nbytes)}.")
-            return DatasetPlacement(tier.name, True, nbytes, tuple(reasons))
+            return DatasetPlacement(tier.name, tuple(reasons))
         if parts and tier.per_node and nbytes <= nodes * tier.room_nbytes:
-            share = nbytes / nodes
-            reasons.append(f"{room}, room for a part of {_text(share)}; the rest from peers.")
-            return DatasetPlacement(tier.name, False, share, tuple(reasons))
+            share = _text(nbytes / nodes)
+            reasons.append(f"{room}, room for a part of {share}; the rest from peers.")
+            return DatasetPlacement(tier.name, tuple(reasons))
         reasons.append(f"{room}, too small for {_text(nbytes)}.")
 
     rooms = [tier.room_nbytes * (nodes if parts and tier.per_node else 1) for tier in tiers]
@@ -165,10 +148,8 @@ def place(
 
 @dataclass(frozen=True)
 class Striping:
-    """How to spread the files of a data set over a file system's targets."""
+    """The command that spreads the files of a data set over targets ("" for none), and why."""
 
-    count: int
-    stripe_nbytes: int
     line: str
     reasons: tuple[str, ...]
 
@@ -188,14 +169,10 @@ def striping(
 
     Args:
         file_nbytes: size of one file (bytes).
-        files: number of files of that size.
         targets: object storage targets of the file system.
         sample_nbytes: mean size of one sample (bytes).
         path: the folder, still empty, for the files.
         file_system: "lustre" or "gpfs"; GPFS needs no command.
-
-    Returns:
-        Striping: size and count of the stripes, and the command.
 
     Raises:
         ValueError: if the file system is unknown, a size is not positive, or a count is below 1.
@@ -213,15 +190,16 @@ def striping(
             "GPFS stripes every file by itself, in blocks over all its disks. Its users cannot "
             "change that. Pack small files all the same: each open still costs metadata work."
         )
-        return Striping(0, 0, "", (reason,))
-    stripe = _STRIPE_NBYTES
+        return Striping("", (reason,))
+    stripe = _MIB
     while stripe < _CROSSING * sample_nbytes and 2 * stripe < _STRIPE_LIMIT_NBYTES:
         stripe *= 2
     most = min(targets, _STRIPE_COUNT_LIMIT)
     count, reason = _stripe_count(file_nbytes, files, most, stripe)
     if file_nbytes < 2 * sample_nbytes and files > targets:
         reason += " Pack the samples first: with a file for each, the opens are what limits."
-    crossing = crossing_fraction(sample_nbytes, stripe)
+    # a sample of b bytes reaches over the end of a stripe of s bytes from b - 1 of the s offsets
+    crossing = min(1.0, (sample_nbytes - 1) / stripe)
     reasons = (
         reason,
         f"Stripes of {stripe // _MIB} MiB: {100 * crossing:.1f} % of the samples lie across the "
@@ -229,19 +207,7 @@ def striping(
         "Give the command before the files are written: files that exist keep their layout.",
     )
     line = f"lfs setstripe -c {count} -S {stripe // _MIB}M {shlex.quote(str(path))}"
-    return Striping(count, stripe, line, reasons)
-
-
-def crossing_fraction(sample_nbytes: float, stripe_nbytes: float) -> float:
-    """Return the share of samples that cross the border of two stripes: (b - 1) / s.
-
-    A sample of b bytes reaches over the end of a stripe of s bytes from b - 1 of the s offsets.
-
-    Raises:
-        ValueError: if a size is not positive.
-    """
-    sample_nbytes = require_positive(sample_nbytes, "sample_nbytes")
-    return min(1.0, (sample_nbytes - 1) / require_positive(stripe_nbytes, "stripe_nbytes"))
+    return Striping(line, reasons)
 
 
 def copy_seconds(
@@ -267,9 +233,6 @@ def copy_seconds(
     Each way opens every file once, the first on every node; the nodes that open files get
     `min(opens_per_s, nodes that open * client_opens_per_s)`. Leaves out latency, and the time to
     create the files on a node's disk.
-
-    Returns:
-        dict: time by the way the copies are made (s).
 
     Raises:
         ValueError: if a size or rate is not positive, or a count is below 1.
@@ -317,62 +280,47 @@ def epochs_to_pay(copy_s: float, shared_epoch_s: float, local_epoch_s: float) ->
 
 @dataclass(frozen=True)
 class PeerExchange:
-    """Bytes, messages and time of an epoch in which each node keeps a part of the data."""
+    """What a node keeps, and fetches in an epoch, if each node keeps a part of the data."""
 
     kept_nbytes: float
     fetched_nbytes: float
-    total_nbytes: float
     messages: float
     seconds: float
 
 
 def peer_exchange(
-    samples: int,
-    sample_nbytes: float,
-    nodes: int,
-    bytes_per_s: float,
-    latency_s: float = 0.0,
-    copies: int = 1,
+    samples: int, sample_nbytes: float, nodes: int, bytes_per_s: float, latency_s: float = 0.0
 ) -> PeerExchange:
     """Predict the network's part of an epoch in which nodes fetch samples from each other.
 
     The shared file system is read only once, from start to end; the network between the nodes
-    carries the rest. With `copies` c of each sample on n nodes, a random sample is on the node
-    itself with probability c / n. Each node reads samples / n of them:
+    carries the rest. Of n nodes each keeps one part, so a random sample is on the node itself
+    with probability 1 / n. Each node reads samples / n of them:
 
-        fetched = samples / n * sample_nbytes * (1 - c / n)
+        fetched = samples / n * sample_nbytes * (1 - 1 / n)
 
     so the network carries nearly the whole data set each epoch, however many nodes there are,
     and each node's part falls with n. Leaves out that some nodes get more requests than others
     in a step.
 
     Args:
-        samples: samples in the data set.
         sample_nbytes: mean size of a sample (bytes).
-        nodes: nodes that keep and read.
         bytes_per_s: rate of a node's link in one direction (bytes/s).
         latency_s: time of an empty message (s); one for each fetched sample.
-        copies: nodes that keep the same sample.
-
-    Returns:
-        PeerExchange: bytes, messages and time.
 
     Raises:
-        ValueError: if a size or rate is not positive, a count is below 1, or there are more
-            copies than nodes.
+        ValueError: if a size or rate is not positive, or a count is below 1.
 
     Source:
         Zhang et al., FanStore, arXiv:1809.10799 (2018), for the idea; the formula is ours.
     """
     samples, nodes = require_count(samples, "samples"), require_count(nodes, "nodes")
-    copies = require_count(copies, "copies")
-    require(copies <= nodes, "copies", f"be at most the {nodes} nodes", copies)
     require(latency_s >= 0, "latency_s", "be at least 0", latency_s)
     nbytes = samples * require_positive(sample_nbytes, "sample_nbytes")
-    messages = samples / nodes * (1 - copies / nodes)
+    messages = samples / nodes * (1 - 1 / nodes)
     fetched = messages * sample_nbytes
     seconds = messages * latency_s + fetched / require_positive(bytes_per_s, "bytes_per_s")
-    return PeerExchange(nbytes * copies / nodes, fetched, nodes * fetched, messages, seconds)
+    return PeerExchange(nbytes / nodes, fetched, messages, seconds)
 
 
 def shared_bytes(nbytes: float, nodes: int, epochs: int) -> dict[str, float]:

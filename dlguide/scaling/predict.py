@@ -1,5 +1,8 @@
 """Throughput at many workers, predicted from throughput measured at a few.
 
+Weak scaling, where the batch per worker is fixed, is `fit`; strong scaling, where the global batch
+is, `fit_strong`.
+
     throughput(p) = p speed / max(1 + sum over terms of c_k shape_k(p), p / capacity)
 
 Five measured points do not determine five coefficients and a capacity. A bootstrap would resample
@@ -17,7 +20,6 @@ Source:
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,17 +30,18 @@ import numpy as np
 
 from dlguide import published
 from dlguide.collectives import ring_share
-from dlguide.errors import require, require_count, require_positive
+from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.scaling.costs import slowest
-from dlguide.scaling.step import TrainingTime, training
 
 __all__ = [
     "TERMS",
     "HeldOutPrediction",
     "SlowdownTerm",
+    "StrongFit",
     "ThroughputFit",
     "ThroughputPrediction",
     "fit",
+    "fit_strong",
     "held_out",
     "published_series",
 ]
@@ -54,11 +57,8 @@ class SlowdownTerm:
     """One reason why a step on p workers takes longer than on one, in units of the latter.
 
     Args:
-        name: label in tables.
-        meaning: its meaning.
         shape: growth as a function of the workers p, 0 for one worker.
-        usual: usual size of its coefficient (fraction of the step of one worker): the mean of its
-            prior.
+        usual: mean of the prior of its coefficient (fraction of the step of one worker).
         of_bytes: whether it shrinks with fewer bytes or a faster link.
     """
 
@@ -71,11 +71,7 @@ class SlowdownTerm:
 
 TERMS = (
     SlowdownTerm(
-        "start",
-        "what any exchange costs: copies, hooks, a shared bus",
-        lambda p: p > 1,
-        0.05,
-        False,
+        "start", "any exchange: copies, hooks, a shared bus", lambda p: p > 1, 0.05, False
     ),
     SlowdownTerm("bandwidth", "bytes of a ring that are not hidden", ring_share, 0.04, True),
     SlowdownTerm("rounds", "messages of a tree, one after the other", np.log2, 0.02, False),
@@ -98,7 +94,6 @@ class ThroughputPrediction:
     """Throughput at one number of workers, and the parts of its step.
 
     Args:
-        workers: number of workers.
         images_per_s: all of them together, the median of what is possible (images/s).
         low: one in twenty measurements is expected to be lower (images/s).
         high: one in twenty is expected to be higher (images/s).
@@ -123,44 +118,29 @@ class ThroughputPrediction:
         name = max((each for each in self.parts if each != COMPUTE), key=self.parts.__getitem__)
         return name if self.parts[name] >= 0.01 else COMPUTE
 
-    def training(
-        self,
-        samples: int,
-        epochs: int = 1,
-        evaluated: int = 0,
-        evaluate_image_s: float = 0.0,
-        sharded: bool = True,
-        fixed_s: float = 0.0,
-    ) -> TrainingTime:
-        """Predict the whole training at this throughput, evaluations included.
-
-        Arguments as for `step.training`; a step is one image of each worker.
-        """
-        image_s = self.workers / self.images_per_s
-        more = (evaluated, evaluate_image_s, sharded, fixed_s)
-        return training(image_s, 1, self.workers, samples, epochs, *more)
-
 
 @dataclass(frozen=True)
 class ThroughputFit:
     """All sets of coefficients that agree with a few measurements.
 
     Args:
-        points: the measurements, pairs of workers and throughput (images/s).
-        sets: coefficients that agree with them.
+        sets: for each set the coefficients of the terms, a capacity, a noise, (sets, terms + 2).
         log_speed: for each set the logarithm of one worker's throughput, (sets,).
         assumptions: of the prediction, beside the measurements (sentences).
     """
 
-    points: tuple[tuple[int, float], ...]
-    sets: CoefficientSets
+    sets: np.ndarray
     log_speed: np.ndarray
     assumptions: tuple[str, ...]
 
     @property
     def noise(self) -> float:
         """Standard deviation of the measurements around the model (fraction)."""
-        return float(self.sets.noise.mean())
+        return float(self.sets[:, -1].mean())
+
+    def log_step(self, workers: int) -> np.ndarray:
+        """Return for each set the logarithm of a step over one worker's, (sets,)."""
+        return log_steps(self.sets, (workers,))[:, 0]
 
     def predict(self, workers: Iterable[int]) -> tuple[ThroughputPrediction, ...]:
         """Predict the throughput at each of several numbers of workers.
@@ -196,9 +176,6 @@ class ThroughputFit:
             batch_factor: batch per worker over that of the measurements (ratio).
             bytes_factor: bytes of gradients over those of the measurements, divided by the
                 same ratio of bandwidths: 0.5 for half precision, or a link twice as fast.
-
-        Returns:
-            The fit, without points.
         """
         require_positive(batch_factor, "batch_factor")
         require_positive(bytes_factor, "bytes_factor")
@@ -207,15 +184,15 @@ class ThroughputFit:
             / (1.0 if term.name == "stragglers" else batch_factor)
             for term in TERMS
         ]
-        return replace(self, points=(), sets=replace(self.sets, terms=self.sets.terms * factors))
+        return replace(self, sets=self.sets * [*factors, 1.0, 1.0])
 
     def _at(self, workers: int) -> ThroughputPrediction:
-        log_step = self.sets.log_step((workers,))[:, 0]
+        log_step = self.log_step(workers)
         logs = self.log_speed - log_step + math.log(workers)
-        seen = logs + self.sets.noise * np.random.default_rng(workers).normal(size=len(logs))
+        seen = logs + self.sets[:, -1] * np.random.default_rng(workers).normal(size=len(logs))
         low, high = np.exp(np.quantile(seen, (LOW, HIGH)))
         step = np.exp(log_step)
-        exchanges = self.sets.terms * shapes([workers])[:, 0]
+        exchanges = self.sets[:, :-2] * shapes([workers])[:, 0]
         waiting = step - 1 - exchanges.sum(1)
         parts = {COMPUTE: float(np.mean(1 / step))}
         for term, lengths in zip(TERMS, exchanges.T, strict=True):
@@ -232,7 +209,7 @@ class ThroughputFit:
         )
 
     def _efficiency(self, workers: int) -> float:
-        return float(np.exp(-np.median(self.sets.log_step((workers,)))))
+        return float(np.exp(-np.median(self.log_step(workers))))
 
 
 def fit(
@@ -249,10 +226,6 @@ def fit(
         points: throughput by number of workers (images/s), or pairs of both, in which a number
             may occur several times.
         sets: number of coefficient sets to draw; more take longer and give smoother numbers.
-        seed: of the draws.
-
-    Returns:
-        ThroughputFit: predicts further numbers of workers.
 
     Raises:
         ValueError: if there are fewer than two different numbers of workers, a throughput is not
@@ -263,11 +236,11 @@ def fit(
     logs = np.log([rate / p for p, rate in pairs])
     random = np.random.default_rng(seed)
     found = draw_posterior(workers, logs, require_count(sets, "sets", 100), random)
-    steps = found.log_step(workers)
+    steps = log_steps(found, workers)
     # One worker's speed, as precise as so many measurements with that noise make it.
     speed = (logs + steps).mean(1)
-    speed += found.noise * random.normal(size=len(speed)) / math.sqrt(len(pairs))
-    return ThroughputFit(pairs, found, speed, tuple(_assumptions(pairs, found)))
+    speed += found[:, -1] * random.normal(size=len(speed)) / math.sqrt(len(pairs))
+    return ThroughputFit(found, speed, tuple(_assumptions(pairs, found[:, -1].mean())))
 
 
 def _checked(points: Any) -> tuple[tuple[int, float], ...]:
@@ -293,7 +266,7 @@ def _checked(points: Any) -> tuple[tuple[int, float], ...]:
     return pairs
 
 
-def _assumptions(pairs: tuple[tuple[int, float], ...], found: CoefficientSets) -> Iterable[str]:
+def _assumptions(pairs: tuple[tuple[int, float], ...], noise: float) -> Iterable[str]:
     workers = [p for p, _ in pairs]
     yield "The batch per worker is the same at all numbers of workers (weak scaling)."
     yield "No capacity is met but one that the points show; the interval allows for others."
@@ -305,7 +278,7 @@ def _assumptions(pairs: tuple[tuple[int, float], ...], found: CoefficientSets) -
             "Some point is faster per worker than the smallest, which the model cannot explain: "
             "noise, a baseline that was too slow, or neighbours on a shared node."
         )
-    if found.noise.mean() > 0.03:
+    if noise > 0.03:
         yield "The points scatter by more than 3 % around any smooth curve: the interval is wide."
     if len(set(workers)) < 4:
         yield f"Only {len(set(workers))} numbers of workers were measured."
@@ -313,15 +286,7 @@ def _assumptions(pairs: tuple[tuple[int, float], ...], found: CoefficientSets) -
 
 @dataclass(frozen=True)
 class HeldOutPrediction:
-    """A prediction and the measurement that the fit has not seen.
-
-    Args:
-        workers: number of workers.
-        predicted: throughput, the median of what is possible (images/s).
-        low: one in twenty measurements is expected to be lower (images/s).
-        high: one in twenty is expected to be higher (images/s).
-        measured: throughput (images/s).
-    """
+    """A throughput, its 90 % interval, and the measurement that the fit has not seen (images/s)."""
 
     workers: int
     predicted: float
@@ -340,19 +305,16 @@ class HeldOutPrediction:
         return self.low <= self.measured <= self.high
 
 
-def published_series(
-    least: int = 4, folder: str | os.PathLike | None = None
-) -> dict[str, dict[int, float]]:
+def published_series(least: int = 4) -> dict[str, dict[int, float]]:
     """Group the published throughputs into series: the same training on more and more workers.
 
     A single figure that the PRACE guide states in its text, for synthetic data, is no series.
 
     Args:
         least: numbers of workers that a series must have at least.
-        folder: the data folder that holds `published/`; None searches for it.
 
     Returns:
-        By a name such as "thesis: PyTorch, batch 128" the throughput (images/s) by number of
+        dict: by a name such as "thesis: PyTorch, batch 128" the throughput (images/s) by number of
         workers.
 
     Raises:
@@ -361,7 +323,7 @@ def published_series(
     require_count(least, "least")
     found: dict[str, dict[int, float]] = {}
     for table in ("throughput", _TENSORFLOW):
-        for row in published.load(table, folder):
+        for row in published.load(table):
             if row["table"] != "6.3.4 text":
                 found.setdefault(_name(row, table), {})[row["workers"]] = row["images_per_s"]
     return {name: points for name, points in found.items() if len(points) >= least}
@@ -379,7 +341,6 @@ def held_out(
         points: throughput (images/s) by number of workers.
         upto: the largest number of workers that the fit sees.
         without: numbers of workers to leave out of the fit.
-        sets: of coefficients, as for `fit`.
 
     Returns:
         For each number above `upto` the prediction and the measurement; empty if there is none.
@@ -413,43 +374,32 @@ _TENSORFLOW = "throughput_tensorflow"
 _VERSION = re.compile(r" (v?\d[\d.]*|\(.*?\))")
 
 
-@dataclass(frozen=True)
-class CoefficientSets:
-    """Many sets of coefficients."""
-
-    terms: np.ndarray
-    capacity: np.ndarray
-    noise: np.ndarray
-
-    def log_step(self, workers: tuple[int, ...]) -> np.ndarray:
-        """Return the logarithm of the step times, (sets, workers)."""
-        exchanging = 1 + self.terms @ shapes(workers)
-        return np.log(np.maximum(exchanging, np.array(workers) / self.capacity[:, None]))
-
-    def __getitem__(self, chosen: np.ndarray) -> CoefficientSets:
-        return CoefficientSets(self.terms[chosen], self.capacity[chosen], self.noise[chosen])
-
-
-def draw_prior(count: int, random: np.random.Generator) -> CoefficientSets:
-    """Draw sets from the prior."""
+def draw_prior(count: int, random: np.random.Generator) -> np.ndarray:
+    """Draw sets from the prior: coefficients of the terms, capacity, noise, (sets, terms + 2)."""
     terms = random.exponential(USUAL, (count, len(TERMS)))
     terms *= random.random(terms.shape) > ABSENT
     capacity = np.exp(random.uniform(0, np.log(MOST_CAPACITY), count))
     capacity[random.random(count) > LIMITED] = np.inf
-    return CoefficientSets(terms, capacity, random.choice(NOISES, count))
+    return np.column_stack([terms, capacity, random.choice(NOISES, count)])
+
+
+def log_steps(sets: np.ndarray, workers: tuple[int, ...]) -> np.ndarray:
+    """Return the logarithm of the step times of some sets, (sets, workers)."""
+    exchanging = 1 + sets[:, :-2] @ shapes(workers)
+    return np.log(np.maximum(exchanging, np.array(workers) / sets[:, -2:-1]))
 
 
 def draw_posterior(
     workers: tuple[int, ...], log_per_worker: np.ndarray, count: int, random: np.random.Generator
-) -> CoefficientSets:
+) -> np.ndarray:
     """Draw sets that agree with measured throughputs, by sequential Monte Carlo."""
 
-    def likelihood(sets: CoefficientSets) -> np.ndarray:
+    def likelihood(sets: np.ndarray) -> np.ndarray:
         # The speed of one worker has a flat prior; subtracting the mean removes it.
-        away = log_per_worker + sets.log_step(workers)
+        away = log_per_worker + log_steps(sets, workers)
         away -= away.mean(1, keepdims=True)
-        free = len(workers) - 1
-        return -0.5 * (away**2).sum(1) / sets.noise**2 - free * np.log(sets.noise)
+        noise = sets[:, -1]
+        return -0.5 * (away**2).sum(1) / noise**2 - (len(workers) - 1) * np.log(noise)
 
     sets = draw_prior(count, random)
     found, exponent = likelihood(sets), 0.0
@@ -464,11 +414,7 @@ def draw_posterior(
             tried, bias = _moved(sets, width, random)
             there = likelihood(tried)
             goes = np.log(random.random(count)) < exponent * (there - found) + bias
-            sets = CoefficientSets(
-                np.where(goes[:, None], tried.terms, sets.terms),
-                np.where(goes, tried.capacity, sets.capacity),
-                np.where(goes, tried.noise, sets.noise),
-            )
+            sets = np.where(goes[:, None], tried, sets)
             found = np.where(goes, there, found)
     return sets
 
@@ -490,31 +436,95 @@ def _next_exponent(found: np.ndarray, exponent: float) -> float:
 
 
 def _moved(
-    sets: CoefficientSets, width: float, random: np.random.Generator
-) -> tuple[CoefficientSets, np.ndarray]:
+    sets: np.ndarray, width: float, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Change one number of each set; return the sets and the logarithm of the Hastings factor."""
-    count, kinds = sets.terms.shape
-    which, every = random.integers(0, kinds + 2, count), np.arange(count)
-    fresh = draw_prior(count, random)
-    column = np.minimum(which, kinds - 1)
-    old = sets.terms[every, column]
-    # A coefficient is drawn anew, which may take its term in or out, or is stretched.
+    count, numbers = sets.shape
+    which, every = random.integers(0, numbers, count), np.arange(count)
+    old, fresh = sets[every, which], draw_prior(count, random)[every, which]
+    # A number is drawn anew, which may take its term in or out; a coefficient may be stretched.
     anew = random.random(count) < 0.3
     factor = np.exp(width * random.normal(size=count))
-    new = np.where(anew, fresh.terms[every, column], old * factor)
-    terms = sets.terms.copy()
-    terms[every, column] = np.where(which < kinds, new, old)
-    stretched = (which < kinds) & ~anew & (old > 0)
-    bias = np.where(stretched, (old - new) / USUAL[column] + np.log(factor), 0.0)
-    moved = replace(
-        sets,
-        terms=terms,
-        capacity=np.where(which == kinds, fresh.capacity, sets.capacity),
-        noise=np.where(which == kinds + 1, fresh.noise, sets.noise),
-    )
+    stretched = (which < len(TERMS)) & ~anew
+    old = np.where(stretched, old, 0.0)  # not an infinite capacity
+    new = np.where(stretched, old * factor, fresh)
+    moved = sets.copy()
+    moved[every, which] = new
+    bias, there = np.zeros(count), stretched & (old > 0)
+    bias[there] = (old - new)[there] / USUAL[which[there]] + np.log(factor[there])
     return moved, bias
 
 
 def shapes(workers: Iterable[int]) -> np.ndarray:
     """Evaluate all terms, (terms, workers)."""
     return np.array([[float(term.shape(p)) for p in workers] for term in TERMS])
+
+
+# Growth of a strong-scaling step's exchange with p, by algorithm; 0 for one worker.
+STRONG_SHAPES = {
+    "ring": ring_share,
+    "tree": lambda p: math.ceil(math.log2(p)),
+    "server": lambda p: p - 1.0,
+}
+
+
+@dataclass(frozen=True)
+class StrongFit:
+    """Time of some work by its global batch B: fixed_s + image_s B / p + exchange_s shape(p)."""
+
+    fixed_s: float
+    image_s: float
+    exchange_s: float
+    shape: str
+    errors: tuple[float, ...]
+
+    def seconds(self, global_batch: float, workers: int) -> float:
+        """Predict the time (s)."""
+        p = require_count(workers, "workers")
+        require(0 < global_batch < math.inf, "global_batch", "be above 0", global_batch)
+        exchange_s = self.exchange_s * STRONG_SHAPES[self.shape](p)
+        return self.fixed_s + self.image_s * global_batch / p + exchange_s
+
+    def speedup(self, global_batch: float, workers: int) -> float:
+        """Predict the speed-up of p workers over one."""
+        return self.seconds(global_batch, 1) / self.seconds(global_batch, workers)
+
+
+def fit_strong(points: Iterable[tuple[int, int, float]], shape: str | None = None) -> StrongFit:
+    """Fit three costs to times of strong scaling, by the least sum of squared relative errors.
+
+    No cost may be negative. The number of steps and what a step exchanges are the same at all
+    points; nothing overlaps, and no worker waits for another or for input.
+
+    Args:
+        points: global batch, workers, time (s); two batches on one worker separate the fixed cost
+            from the cost of an image, a larger number of workers determines the exchange.
+        shape: "ring", "tree" or "server"; None for the one that fits best.
+
+    Raises:
+        ValueError: if there are fewer than three different pairs of batch and workers, or only
+            one number of workers, or a value is out of range.
+    """
+    rows = [(batch, p, float(seconds)) for batch, p, seconds in points]
+    for batch, p, seconds in rows:
+        require_count(batch, "batch")
+        require_count(p, "workers")
+        require(0 < seconds < math.inf, "points", "have times above 0", seconds)
+    pairs = {(batch, p) for batch, p, _ in rows}
+    then = "Measure two batches on one worker, and one of them on more."
+    must = "hold three pairs of batch and workers, several of each"
+    enough = len(pairs) > 2 and all(len(set(each)) > 1 for each in zip(*pairs, strict=True))
+    require(enough, "points", must, sorted(pairs), then)
+    names = STRONG_SHAPES if shape is None else [require_known(shape, STRONG_SHAPES, "shape")]
+    fits = [_fit_shape(np.array(rows), name) for name in names]
+    return min(fits, key=lambda each: sum(error**2 for error in each.errors))
+
+
+def _fit_shape(rows: np.ndarray, shape: str) -> StrongFit:
+    from scipy.optimize import nnls
+
+    batch, workers, seconds = rows.T
+    exchanges = [STRONG_SHAPES[shape](int(p)) for p in workers]
+    terms = np.stack([np.ones(len(rows)), batch / workers, exchanges], 1) / seconds[:, None]
+    costs, _ = nnls(terms, np.ones(len(rows)))
+    return StrongFit(*costs.tolist(), shape, tuple((terms @ costs - 1).tolist()))

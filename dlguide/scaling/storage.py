@@ -37,6 +37,9 @@ __all__ = [
     "throttle",
 ]
 
+REQUEST_NBYTES = 1 << 20  # of a full-size request
+STRIPE_NBYTES = 1 << 20  # of Lustre
+BLOCK_NBYTES = 1 << 22  # of GPFS
 # A sleep lasts a little longer than requested; what follows may make up for so much (s).
 BURST_S = 0.002
 
@@ -53,9 +56,7 @@ class TrainingReads:
     """The samples that a training reads.
 
     Args:
-        samples: samples in the data set.
         sample_nbytes: mean size of a sample as stored (bytes).
-        epochs: how often each sample is read.
         nodes: nodes that share each epoch's samples.
         seconds: time of the whole run (s).
         samples_per_file: samples in one file; 1 if each image is a file.
@@ -76,13 +77,11 @@ class TrainingReads:
 class StorageDemand:
     """Mean rates at which samples must arrive so that a training never waits."""
 
-    samples_per_node: float
-    samples_per_s_per_node: float
     samples_per_s: float
-    bytes_per_s_per_node: float
     bytes_per_s: float
-    opens_per_s_per_node: float
+    bytes_per_s_per_node: float
     opens_per_s: float
+    opens_per_s_per_node: float
 
 
 def demand(reads: TrainingReads) -> StorageDemand:
@@ -102,9 +101,6 @@ def demand(reads: TrainingReads) -> StorageDemand:
     The sum is about 1 GB/s, which a parallel file system delivers; the 32 000 files opened per
     second in random order, if every image is a file, it may not.
 
-    Returns:
-        StorageDemand: rates of samples, bytes and opens.
-
     Source:
         PRACE Best Practice Guide Deep Learning (2019), section 6.2.4.
 
@@ -113,17 +109,8 @@ def demand(reads: TrainingReads) -> StorageDemand:
     (32000, 1.05)
     """
     samples_per_s = reads.samples * reads.epochs / reads.seconds
-    bytes_per_s = samples_per_s * reads.sample_nbytes
-    opens_per_s = samples_per_s / reads.samples_per_file
-    return StorageDemand(
-        samples_per_node=reads.samples * reads.epochs / reads.nodes,
-        samples_per_s_per_node=samples_per_s / reads.nodes,
-        samples_per_s=samples_per_s,
-        bytes_per_s_per_node=bytes_per_s / reads.nodes,
-        bytes_per_s=bytes_per_s,
-        opens_per_s_per_node=opens_per_s / reads.nodes,
-        opens_per_s=opens_per_s,
-    )
+    nbytes, opens = samples_per_s * reads.sample_nbytes, samples_per_s / reads.samples_per_file
+    return StorageDemand(samples_per_s, nbytes, nbytes / reads.nodes, opens, opens / reads.nodes)
 
 
 # PRACE guide, table 5 and section 6.2.4. The 42 GB are an LMDB of images made smaller.
@@ -148,32 +135,24 @@ class ReadPattern:
         _check(self, "files opens requests", "file_nbytes nbytes")
 
 
-def one_file_each(
-    samples: int, sample_nbytes: float, request_nbytes: float = 1 << 20
-) -> ReadPattern:
+def one_file_each(samples: int, sample_nbytes: float) -> ReadPattern:
     """Return the reads of an epoch in which every sample is a file.
 
     Raises:
-        ValueError: if a size or rate is not positive, or a count is below 1.
+        ValueError: if the size is not positive, or the count is below 1.
     """
-    require_count(samples, "samples")
-    require_positive(sample_nbytes, "sample_nbytes")
-    each = math.ceil(sample_nbytes / require_positive(request_nbytes, "request_nbytes"))
+    each = math.ceil(require_positive(sample_nbytes, "sample_nbytes") / REQUEST_NBYTES)
+    samples = require_count(samples, "samples")
     return ReadPattern(samples, sample_nbytes, samples, samples * each, samples * sample_nbytes)
 
 
 def packed(
-    samples: int,
-    sample_nbytes: float,
-    files: int,
-    clients: int,
-    access: str = "sequential",
-    request_nbytes: float = 1 << 20,
+    samples: int, sample_nbytes: float, files: int, clients: int, access: str = "sequential"
 ) -> ReadPattern:
     """Return the reads of an epoch whose samples are packed into a few large files.
 
     With "sequential" access each client reads its own files, or its own part of a file, from
-    start to end in requests of full size (TFRecord). With "random" access each client opens every
+    start to end in requests of 1 MiB (TFRecord). With "random" access each client opens every
     file once and reads its samples one by one (LMDB, HDF5).
 
     Raises:
@@ -184,14 +163,12 @@ def packed(
         require_count(value, name)
     require(files <= samples, "files", f"be at most the {samples} samples", files)
     require_positive(sample_nbytes, "sample_nbytes")
-    require_positive(request_nbytes, "request_nbytes")
-    require_known(access, ("random", "sequential"), "access")
     nbytes = samples * sample_nbytes
-    if access == "random":
-        opens, requests = files * clients, samples * math.ceil(sample_nbytes / request_nbytes)
+    if require_known(access, ("random", "sequential"), "access") == "random":
+        opens, requests = files * clients, samples * math.ceil(sample_nbytes / REQUEST_NBYTES)
     else:
         opens = max(files, clients)
-        requests = max(opens, math.ceil(nbytes / request_nbytes))
+        requests = max(opens, math.ceil(nbytes / REQUEST_NBYTES))
     return ReadPattern(files, nbytes / files, opens, requests, nbytes)
 
 
@@ -228,13 +205,34 @@ class Disk:
         }
 
 
+class _Parallel:
+    """What Lustre and GPFS have in common: metadata, and targets that work at once."""
+
+    def parts(self, reads: ReadPattern, clients: Clients) -> dict[str, float]:
+        """Return the time of each part (s); leaves out caches, locks and other users."""
+        busy = self.busy(reads, clients)
+        operations = (reads.opens + reads.requests) / clients.count
+        return {
+            "metadata": reads.opens / self.opens_of(clients.count),
+            "requests": reads.requests / (busy * self.requests_per_s),
+            "bandwidth": reads.nbytes / (busy * self.bytes_per_s),
+            "client link": reads.nbytes / clients.count / clients.bytes_per_s,
+            "latency": operations * self.latency_s / clients.in_flight,
+        }
+
+    def busy(self, reads: ReadPattern, clients: Clients) -> int:
+        """Count the targets that work at once: limited by files, stripes and open requests."""
+        pieces = reads.files * self.pieces(reads.file_nbytes)
+        return min(self.targets, pieces, clients.count * clients.in_flight)
+
+
 @dataclass(frozen=True)
-class Lustre:
+class Lustre(_Parallel):
     """Lustre: metadata servers open files, object storage targets (OST) hold their stripes.
 
     `opens_per_s` is the rate of one metadata server, `client_opens_per_s` the most of one client.
     Leaves out that requests may meet at one OST while another is idle, and samples that cross
-    the border of two stripes (see `placement.crossing_fraction`).
+    the border of two stripes.
     """
 
     metadata_servers: int
@@ -244,29 +242,19 @@ class Lustre:
     requests_per_s: float
     latency_s: float
     stripe_count: int = 1
-    stripe_nbytes: int = 1 << 20
-    total_bytes_per_s: float = math.inf
     client_opens_per_s: float = math.inf
 
     def __post_init__(self) -> None:
-        counts = "metadata_servers targets stripe_count stripe_nbytes"
+        counts = "metadata_servers targets stripe_count"
         _check(self, counts, "opens_per_s bytes_per_s requests_per_s latency_s")
         rate = self.client_opens_per_s
         require(rate > 0, "client_opens_per_s", "be above 0", rate, "Leave it out for no limit.")
         few, must = self.stripe_count <= self.targets, f"be at most the {self.targets} targets"
         require(few, "stripe_count", must, self.stripe_count)
-        _check_total(self.total_bytes_per_s)
 
-    def busy(self, reads: ReadPattern, clients: Clients) -> int:
-        """Count the targets that work at once: limited by files, stripes and open requests."""
-        stripes = min(self.stripe_count, math.ceil(reads.file_nbytes / self.stripe_nbytes))
-        under_way = clients.count * clients.in_flight
-        return min(self.targets, reads.files * stripes, under_way)
-
-    def parts(self, reads: ReadPattern, clients: Clients) -> dict[str, float]:
-        """Return the time of each part (s); leaves out the servers' caches and other users."""
-        opens_per_s = self.opens_of(clients.count)
-        return {"metadata": reads.opens / opens_per_s, **_shared(self, reads, clients)}
+    def pieces(self, file_nbytes: float) -> int:
+        """Count the targets that hold a file."""
+        return min(self.stripe_count, math.ceil(file_nbytes / STRIPE_NBYTES))
 
     def opens_of(self, clients: int) -> float:
         """Opens per second that so many clients get together."""
@@ -274,7 +262,7 @@ class Lustre:
 
 
 @dataclass(frozen=True)
-class Gpfs:
+class Gpfs(_Parallel):
     """GPFS: every node does metadata work; each file's blocks go over all servers in turn."""
 
     opens_per_s: float
@@ -283,23 +271,18 @@ class Gpfs:
     bytes_per_s: float
     requests_per_s: float
     latency_s: float
-    block_nbytes: int = 1 << 22
-    total_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
         rates = "opens_per_s metadata_per_s bytes_per_s requests_per_s latency_s"
-        _check(self, "targets block_nbytes", rates)
-        _check_total(self.total_bytes_per_s)
+        _check(self, "targets", rates)
 
-    def busy(self, reads: ReadPattern, clients: Clients) -> int:
-        """Count the servers that work at once."""
-        blocks = reads.files * math.ceil(reads.file_nbytes / self.block_nbytes)
-        return min(self.targets, blocks, clients.count * clients.in_flight)
+    def pieces(self, file_nbytes: float) -> int:
+        """Count the blocks of a file."""
+        return math.ceil(file_nbytes / BLOCK_NBYTES)
 
-    def parts(self, reads: ReadPattern, clients: Clients) -> dict[str, float]:
-        """Return the time of each part (s); leaves out locks on a directory that many write."""
-        opens_per_s = min(clients.count * self.opens_per_s, self.metadata_per_s)
-        return {"metadata": reads.opens / opens_per_s, **_shared(self, reads, clients)}
+    def opens_of(self, clients: int) -> float:
+        """Opens per second that so many clients get together."""
+        return min(clients * self.opens_per_s, self.metadata_per_s)
 
 
 @dataclass(frozen=True)
@@ -323,42 +306,16 @@ class EpochTime:
         """Name of the slowest part."""
         return self.parts[0][0]
 
-    @property
-    def times_the_next(self) -> float:
-        """Time of the slowest part over that of the next one (ratio)."""
-        return self.parts[0][1] / self.parts[1][1]
-
     def __str__(self) -> str:
         lines = [f"{name:<12} {seconds:12.2f} s" for name, seconds in self.parts]
         head = f"{self.least_s:.2f} to {self.most_s:.2f} s per epoch; {self.limit} limits"
-        return "\n".join([f"{head}, {self.times_the_next:.1f} times the next", *lines])
+        return "\n".join([f"{head}, {self.least_s / self.parts[1][1]:.1f} times the next", *lines])
 
 
 def epoch(storage: Disk | Lustre | Gpfs, reads: ReadPattern, clients: Clients) -> EpochTime:
-    """Predict the time in which all clients together read an epoch.
-
-    Returns:
-        EpochTime: the time of each part.
-    """
+    """Predict the time of each part in which all clients together read an epoch."""
     parts = storage.parts(reads, clients)
     return EpochTime(tuple(sorted(parts.items(), key=lambda part: -part[1])))
-
-
-def _shared(storage: Lustre | Gpfs, reads: ReadPattern, clients: Clients) -> dict[str, float]:
-    busy = storage.busy(reads, clients)
-    operations = (reads.opens + reads.requests) / clients.count
-    return {
-        "requests": reads.requests / (busy * storage.requests_per_s),
-        "bandwidth": reads.nbytes / (busy * storage.bytes_per_s),
-        "client link": reads.nbytes / clients.count / clients.bytes_per_s,
-        "network": reads.nbytes / storage.total_bytes_per_s,
-        "latency": operations * storage.latency_s / clients.in_flight,
-    }
-
-
-def _check_total(bytes_per_s: float) -> None:
-    then = "Leave it out for no limit."
-    require(bytes_per_s > 0, "total_bytes_per_s", "be above 0", bytes_per_s, then)
 
 
 @dataclass(frozen=True)
@@ -377,7 +334,7 @@ class ClientShare:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            require(0 <= value < float("inf"), name, "be at least 0 and finite", value)
+            require(0 <= value < math.inf, name, "be at least 0 and finite", value)
 
     def parts(self, opens: int, requests: int, nbytes: float) -> dict[str, float]:
         """Return how long each part of the storage is busy (s)."""
@@ -420,11 +377,8 @@ class Throttle:
         if wait_s > 0:
             sleep(wait_s)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"share": self.share}  # another process has another clock
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["share"])
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Throttle, (self.share,)  # another process has another clock
 
 
 def throttle(
@@ -437,9 +391,7 @@ def throttle(
     and its `most_s`; for that, `clients.in_flight` must be the number of readers.
 
     Args:
-        storage: what is imitated.
         reads: of all clients in an epoch.
-        clients: their number and their links.
         shared_by: ranks of this machine that share one client's part, each with its own throttle.
 
     Returns:
@@ -448,19 +400,17 @@ def throttle(
     Raises:
         ValueError: if `shared_by` is no positive integer.
     """
-    shared = require_count(shared_by, "shared_by")
+    scale = require_count(shared_by, "shared_by") * clients.count
     parts = storage.parts(reads, clients)
-    opens, requests = reads.opens / clients.count, reads.requests / clients.count
-    nbytes = reads.nbytes / clients.count
-    links = [parts.get(name, 0.0) for name in ("bandwidth", "client link", "network")]
     local = "metadata" not in parts
-    request_s = parts["requests"] / (requests + (opens if local else 0)) * shared
+    request_s = parts["requests"] / (reads.requests + (reads.opens if local else 0)) * scale
+    slowest_s = max(parts["bandwidth"], parts.get("client link", 0.0))
     return Throttle(
         ClientShare(
-            open_s=0.0 if local else parts["metadata"] / opens * shared,
+            open_s=0.0 if local else parts["metadata"] / reads.opens * scale,
             request_s=request_s,
             open_as_request_s=request_s if local else 0.0,
-            byte_s=max(links) / nbytes * shared,
+            byte_s=slowest_s / reads.nbytes * scale,
             latency_s=storage.latency_s,
         )
     )

@@ -28,7 +28,7 @@ import psutil
 
 from dlguide import models
 from dlguide.cluster import processes
-from dlguide.cluster.environment import find_mpiexec, rank_environment
+from dlguide.cluster.environment import find_mpiexec, rank_environment, start_watchdog
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import Machine
 from dlguide.machine.threads import ThreadPlan
@@ -255,7 +255,7 @@ class RankTeams:
             short = len(os.fsencode(address)) <= LONGEST_ADDRESS
             then = "Set TMPDIR to a folder with a shorter path."
             require(short, "TMPDIR", "have a short path", str(self.folder.parent), then)
-            self._watch()
+            self.watchdog = start_watchdog(self.name, self.folder)
             if self.task.data != "random":
                 self._write_images()
             self.line.bind(address)
@@ -280,16 +280,6 @@ class RankTeams:
             team.end()
         processes.end(self.name)
         processes.remove_folder(self.folder)
-
-    def _watch(self) -> None:
-        """Start the process that ends the ranks if this one is killed."""
-        owner = processes.identity(os.getpid())
-        env = {**os.environ, processes.MARK: self.name, processes.OWNER: owner}
-        env[processes.FOLDER] = str(self.folder)
-        command = [sys.executable, "-m", "dlguide.cluster.watchdog", str(os.getpid()), self.name]
-        self.watchdog = subprocess.Popen(
-            [*command, str(self.folder)], env=env, stdin=subprocess.DEVNULL, start_new_session=True
-        )
 
     def _write_images(self) -> None:
         """Write the first images to files that all ranks map, so that memory holds them once."""

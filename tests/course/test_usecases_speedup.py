@@ -223,7 +223,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank_each_time():
 def test_text_says_the_prediction_s_error_with_its_sign():
     told = speedup.Speedup(
         "net", 2, 1, 8, 4_000_000, 1e-7, Timing((1.0,) * 5), Timing((0.5,) * 5),
-        Predicted(2, 0.4, 0.03, 0.12, 0.0, 0.0),
+        Predicted(2, 0.4, 0.03, 0.12),
     )  # fmt: skip
     assert told.speedup == 2
     assert told.exchange_share == pytest.approx(0.12 / 0.55)

@@ -1,9 +1,8 @@
 """Jobs for Slurm and PBS: described, validated, written as a script, and submitted if asked."""
 
-from dlguide.cluster.batch.dry_run import DryRun, dry_run
 from dlguide.cluster.batch.job import Job, Profile, read_profile
 from dlguide.cluster.batch.render import definition, script
-from dlguide.cluster.batch.submit import commands, submit, try_out
+from dlguide.cluster.batch.submit import DryRun, commands, dry_run, submit, try_out
 
 __all__ = [
     "DryRun",

@@ -22,7 +22,10 @@ SCHEDULERS = ("slurm", "pbs")
 LAUNCHERS = ("mpiexec", "srun")
 PLACE = re.compile(r"[\w/.+:-]*(?:\$(?:\w+|\{\w+\})[\w/.+:-]*)*")
 WORD = re.compile(r"[\w/.+:@=,-]*")
-TEXTS = {str: "a text", int: "a whole number", bool: "true or false"}
+KINDS = {
+    str: "a text", int: "a whole number", bool: "true or false", dict: "a table of texts",
+    tuple: "a list of texts, in [ ]",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,10 @@ class Job:
 
     Args:
         program: a Python script, or a notebook, which needs `inside=True`.
-        arguments: the program's command line.
         name: name of the job; "" for the program's name.
         threads: cores of each rank.
         time: time limit, as H:MM:SS or D-HH:MM:SS.
         memory: memory of a node, such as "60G"; "" for the site's default, "0" in Slurm for all.
-        exclusive: whether to share no node with other jobs.
         stage: files, folders and tar archives to copy to each node's disk first; archives are
             unpacked there.
         requeue: whether to start again, from the last checkpoint, at the time limit.
@@ -49,7 +50,6 @@ class Job:
         inside: whether the program runs once, on the first node, and starts its ranks
             with `Cluster(inside="slurm")`.
         container: Apptainer image in which the program runs; "" for none.
-        environment: further variables of the job.
 
     Raises:
         ValueError: if a field is invalid.
@@ -75,7 +75,6 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Check every field."""
         path = PurePosixPath(self.program)
         must = "be a script.py or a notebook.ipynb"
         require(path.suffix in (".py", ".ipynb"), "program", must, self.program)
@@ -90,23 +89,18 @@ class Job:
         must = f"be below the {self.seconds} s of the job's time"
         fits = not self.requeue or self.warn_s < self.seconds
         require(fits, "warn_s", must, self.warn_s, "Ask for more time.")
-        must = "be a number with K, M, G or T, such as 60G"
-        fits = not self.memory or MEMORY.fullmatch(self.memory)
-        require(fits, "memory", must, self.memory)
-        notebook = path.suffix == ".ipynb"
-        then = 'A notebook starts its ranks itself: `Cluster(inside="slurm")`.'
-        require(self.inside or not notebook, "inside", "be True for a notebook", self.inside, then)
-        then = "Give its values to a script."
-        must = "be empty for a notebook"
-        require(not (notebook and self.arguments), "arguments", must, self.arguments, then)
+        _check_memory(self.memory)
+        if path.suffix == ".ipynb":
+            then = 'A notebook starts its ranks itself: `Cluster(inside="slurm")`.'
+            require(self.inside, "inside", "be True for a notebook", self.inside, then)
+            must, then = "be empty for a notebook", "Give its values to a script."
+            require(not self.arguments, "arguments", must, self.arguments, then)
         self._check_texts()
 
     def _check_texts(self) -> None:
         """Refuse texts that would break out of their line of the script, and missing staging."""
         for name in ("arguments", "stage"):
-            value = getattr(self, name)
-            # a str is a sequence too
-            require(isinstance(value, tuple | list), name, "be a tuple of texts", value)
+            _check_sequence(getattr(self, name), name)
         texts = [self.program, self.container, *self.arguments, *self.stage]
         texts += [*self.environment, *self.environment.values()]
         for text in texts:
@@ -158,6 +152,16 @@ class Job:
         return replace(self, **changes)
 
 
+def _check_memory(memory: str) -> None:
+    fits = not memory or MEMORY.fullmatch(memory)
+    require(fits, "memory", "be a number with K, M, G or T, such as 60G", memory)
+
+
+def _check_sequence(value: Any, name: str) -> None:
+    # a str is a sequence too
+    require(isinstance(value, tuple | list), name, "be a tuple of texts", value)
+
+
 def seconds_of(time: str) -> int:
     """Return a time limit in seconds.
 
@@ -195,7 +199,6 @@ class Profile:
     """How jobs are written for one site.
 
     Args:
-        scheduler: "slurm" or "pbs".
         account: project that pays; "" for the user's own.
         partition: Slurm's partition, or PBS' queue; "" for the site's default.
         gpu_type: what Slurm calls its GPUs, such as "p100"; "" to take any.
@@ -203,8 +206,6 @@ class Profile:
         gpus_per_node: GPUs of a node; 0 if unknown.
         max_time: longest time limit of the site, as H:MM:SS; "" if unknown.
         memory: memory of a node, for jobs that do not ask for another.
-        exclusive: whether jobs share no node with other jobs.
-        modules: modules to load.
         venv: folder of a virtual environment to activate; "" for none.
         setup: further lines of bash.
         launcher: "mpiexec" or, with Slurm, "srun".
@@ -212,7 +213,6 @@ class Profile:
         local_disk: folder on each node's disk; may contain shell variables.
         binds: further folders that are visible in a container.
         options: further directives, without "#SBATCH" or "#PBS".
-        environment: variables of all jobs.
     """
 
     scheduler: str = "slurm"
@@ -235,7 +235,6 @@ class Profile:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Check every field."""
         require_known(self.scheduler, SCHEDULERS, "scheduler")
         require_known(self.launcher, LAUNCHERS, "launcher")
         fits = self.scheduler == "slurm" or self.launcher != "srun"
@@ -244,16 +243,13 @@ class Profile:
             require_count(getattr(self, counted), counted, least=0)
         if self.max_time:
             seconds_of(self.max_time)
-        fits = not self.memory or MEMORY.fullmatch(self.memory)
-        require(fits, "memory", "be a number with K, M, G or T, such as 60G", self.memory)
+        _check_memory(self.memory)
         for name in ("account", "partition", "gpu_type", "mpi"):
             fits = WORD.fullmatch(getattr(self, name))
             require(fits, name, "be one word", getattr(self, name))
         for name in ("modules", "options", "setup", "binds"):
-            texts = getattr(self, name)
-            # a str is a sequence too
-            require(isinstance(texts, tuple | list), name, "be a tuple of texts", texts)
-            for text in texts:
+            _check_sequence(getattr(self, name), name)
+            for text in getattr(self, name):
                 fits = isinstance(text, str) and bool(text.strip()) and text.isprintable()
                 require(fits, name, "hold texts of one line", text)
         fits = PLACE.fullmatch(self.local_disk) or self.local_disk == "${TMPDIR:-/tmp}"
@@ -286,9 +282,6 @@ class Profile:
 def read_profile(path: str | os.PathLike[str]) -> Profile:
     """Read a site profile from a TOML file whose keys are the fields of `Profile`.
 
-    Returns:
-        Profile: its other fields have their defaults.
-
     Raises:
         ValueError: if there is no such file, it is not TOML, a key is unknown (the text names the
             nearest known one) or a value has the wrong type.
@@ -310,21 +303,13 @@ def profile_of(given: Mapping[str, Any]) -> Profile:
 exclusive, gpu_type, gpus_per_node, launcher, local_disk, max_time, memory, modules, mpi, \
 options, partition, scheduler, setup, venv, got 'partiton'. Did you mean partition?
     """
-    plain = Profile()
-    known = [each.name for each in fields(Profile)]
+    plain = {each.name: getattr(Profile(), each.name) for each in fields(Profile)}
     values: dict[str, Any] = {}
     for key, value in given.items():
-        require_known(key, known, "key of the profile")
-        kind = type(getattr(plain, key))
+        kind = type(plain[require_known(key, plain, "key of the profile")])
+        fits = type(value) is (list if kind is tuple else kind)
         if kind is tuple:
-            must = "be a list of texts, in [ ]"
-            fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
-            require(fits, key, must, value)
-            values[key] = tuple(value)
-        elif kind is dict:
-            require(isinstance(value, dict), key, "be a table of texts", value)
-            values[key] = value
-        else:
-            require(type(value) is kind, key, f"be {TEXTS[kind]}", value)
-            values[key] = value
+            fits = fits and all(isinstance(each, str) for each in value)
+        require(fits, key, f"be {KINDS[kind]}", value)
+        values[key] = tuple(value) if kind is tuple else value
     return Profile(**values)

@@ -42,7 +42,9 @@ def script(job: Job, profile: Profile | None = None, path: str = "") -> str:
         launch=launch(job, profile),
         on_each_node=_on_each_node(job, profile),
         environment={**_threads(job), **profile.environment, **job.environment},
-        checked=[word(each) for each in _below_staged(job)],
+        checked=[
+            word(each[each.index("{staged}") :]) for each in job.arguments if "{staged}" in each
+        ],
         # a $ that stays one: shellcheck would ask whether it is meant
         literal=bool(re.search(r"'[^']*[$`][^']*'", launch(job, profile))),
         save_s=max(job.warn_s - 30, 1),
@@ -60,10 +62,7 @@ def launch(job: Job, profile: Profile) -> str:
         per_node=str(job.ranks_per_node),
         nodes=str(job.nodes) if profile.launcher == "srun" else "",
         cpus=str(job.threads),
-        hosts="",
         hostfile='"$PBS_NODEFILE"' if profile.scheduler == "pbs" else "",
-        label=False,
-        variables={},
         program=words,
     )
     if profile.launcher == "mpiexec":
@@ -102,19 +101,15 @@ def word(argument: str) -> str:
     return "".join(_SHELL.get(part) or shlex.quote(part) for part in parts) or "''"
 
 
-def definition(job: Job, python: str = "3.12") -> str:
+def definition(job: Job) -> str:
     """Return the definition file from which Apptainer builds the job's image.
-
-    Args:
-        python: version of Python in the image.
 
     Raises:
         ValueError: if the job has no container.
     """
     must = "be an image such as train.sif"
     require(job.container.endswith(".sif"), "container", must, job.container)
-    require(re.fullmatch(r"3\.\d+", python), "python", "be a version such as 3.12", python)
-    return _fill("container.def.j2", job=job, python=python, image=shlex.quote(job.container))
+    return _fill("container.def.j2", job=job, image=shlex.quote(job.container))
 
 
 def _fill(template: str, **values: Any) -> str:
@@ -145,14 +140,6 @@ def _threads(job: Job) -> dict[str, str]:
         "TF_NUM_INTRAOP_THREADS": str(job.threads),
         "TF_NUM_INTEROP_THREADS": str(min(job.threads, 2)),
     }
-
-
-def _below_staged(job: Job) -> Iterator[str]:
-    """Yield the paths on the nodes' disks among the program's arguments."""
-    for argument in job.arguments:
-        at = argument.find("{staged}")
-        if at >= 0:
-            yield argument[at:]
 
 
 def _on_each_node(job: Job, profile: Profile) -> str:

@@ -1,17 +1,27 @@
-"""Submit a script to the batch system, or ask Slurm whether it would accept it."""
+"""Submit a script to the batch system, ask Slurm whether it would accept it, or run it here."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 
+from dlguide import commands as programs
 from dlguide.cluster.batch.job import Job, Profile
-from dlguide.errors import MissingComponentError, require
+from dlguide.cluster.batch.render import script
+from dlguide.errors import MissingComponentError, require, require_count, require_positive
 
 _PROGRAMS = {"slurm": "sbatch", "pbs": "qsub"}
 ANSWER_S = 60.0
+JOB_ID = "0"
+# Bash becomes the script, so that the signal reaches it as Slurm's would.
+_WARNED = '(sleep "$0" && kill -USR1 $$) & exec bash "$1"'
 
 
 def commands(job: Job, profile: Profile, path: str) -> list[str]:
@@ -35,9 +45,6 @@ def commands(job: Job, profile: Profile, path: str) -> list[str]:
 
 def submit(job: Job, profile: Profile, path: str) -> list[str]:
     """Submit the job whose script is at `path`, all links of a chain, and return the job ids.
-
-    Returns:
-        list: job ids, in the order of the chain.
 
     Raises:
         MissingComponentError: if there is no such batch system here.
@@ -97,3 +104,75 @@ def _ask(words: list[str], profile: Profile) -> str:
         raise RuntimeError(f"{program} refuses the job: {why}")
     # the answer to --test-only comes on the standard error
     return done.stdout or done.stderr
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """One run of a batch script: exit status, output, time, and whether it asked for a requeue."""
+
+    status: int | None
+    output: str
+    seconds: float
+    requeued: bool
+
+
+def dry_run(
+    job: Job,
+    profile: Profile,
+    folder: str | os.PathLike[str],
+    link: int = 1,
+    warn_after_s: float | None = None,
+    timeout_s: float = 60.0,
+) -> list[DryRun]:
+    """Run the Slurm script of a job of one node here, and again whenever it requeues itself.
+
+    The ranks, the staging and the end of the script are real; the queue, other nodes and the
+    limits that Slurm enforces are not. Modules are not loaded.
+
+    Args:
+        folder: the program's folder, from which the job would be submitted.
+        link: number of the job in its chain, from 1.
+        warn_after_s: when the first run gets the signal before its time limit (s); None for never.
+        timeout_s: time limit of a run; then all its processes are ended (s).
+
+    Returns:
+        One result per run; there is a second run if the first one requeued itself.
+
+    Raises:
+        ValueError: if the job needs several nodes, is for PBS, or starts its ranks itself.
+    """
+    require(job.nodes == 1, "nodes", "be 1 in a dry run", job.nodes)
+    require(not job.inside, "inside", "be False in a dry run", job.inside)
+    slurm = profile.scheduler
+    require(slurm == "slurm", "scheduler", "be slurm in a dry run", slurm)
+    require_count(link, "link")
+    if warn_after_s is not None:
+        require_positive(warn_after_s, "warn_after_s")
+        must = "be None for a job without `requeue`, which a warning would end"
+        require(job.requeue, "warn_after_s", must, warn_after_s)
+    runs: list[DryRun] = []
+    with tempfile.TemporaryDirectory(prefix="dlguide-dry-run-") as made:
+        place = Path(made)
+        lines = script(job, profile).splitlines(keepends=True)
+        path = place / "job.sh"
+        path.write_text("".join(each for each in lines if not each.startswith("module load ")))
+        asked = place / "requeued"
+        stands_in = place / "scontrol"
+        stands_in.write_text(f'#!/bin/bash\ntouch "{asked}"\n')
+        stands_in.chmod(0o755)
+        while not runs or (runs[-1].requeued and len(runs) <= job.restarts):
+            env = programs.without_mpi() | {
+                "PATH": f"{place}:{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
+                "SLURM_JOB_ID": JOB_ID,
+                "SLURM_SUBMIT_DIR": str(Path(folder).absolute()),
+                "SLURM_RESTART_COUNT": str(len(runs)),
+                "DLGUIDE_LINK": str(link),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            }
+            words: list[object] = ["bash", path]
+            if warn_after_s is not None and not runs:
+                words = ["bash", "-c", _WARNED, warn_after_s, path]
+            done = programs.run(words, timeout_s, env, folder)
+            runs.append(DryRun(done.status, done.output, done.seconds, asked.exists()))
+            asked.unlink(missing_ok=True)
+    return runs

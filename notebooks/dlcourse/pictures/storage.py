@@ -27,7 +27,6 @@ _LINES = {
     "bandwidth": (BLUE, "-."),
     "client link": (GREEN, ":"),
     "latency": (SKY, (0, (5, 1, 1, 1, 1, 1))),
-    "network": (GREY, (0, (1, 3))),
 }
 Points = Sequence[tuple[float, Mapping[str, float]]]
 
