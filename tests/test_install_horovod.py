@@ -64,7 +64,7 @@ def test_missing_mpicc_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_missing_compiler_is_told_before_anything_is_downloaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(install_horovod, "build", lambda *arguments: pytest.fail("was built"))
+    monkeypatch.setattr(install_horovod, "fetch_tools", lambda *any: pytest.fail("was fetched"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert preflight.compiler().startswith("g++ is needed")
@@ -106,9 +106,9 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     notes = []
 
-    def build(mpicc, folder):
+    def build(mpicc):
         notes.append("build")
-        return wheel(folder)
+        return wheel(install_horovod.wheels_folder() / install_horovod.cache_key(mpicc))
 
     monkeypatch.setattr(install_horovod, "build", build)
     monkeypatch.setattr(

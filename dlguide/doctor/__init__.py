@@ -39,7 +39,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 def examine(
     timeout_s: float = 60.0, checks: Iterable[tuple[str, Check]] = CHECKS
 ) -> list[CheckResult]:
-    """Check everything that training on ranks and the lessons need on this machine.
+    """Return the results of all checks of what training on ranks and the lessons need here.
 
     The heavy checks run in their own processes; TensorFlow and MPI are never loaded here. A check
     that raises or does not answer in time fails.

@@ -88,7 +88,7 @@ def link(name: str, latency_s: float | None = None) -> Link:
 
 
 def allreduce(algorithm: str, nbytes: float, workers: int, link: Link) -> float:
-    """Predict the time (s) of an allreduce of `nbytes` on each worker by one of `ALLREDUCES`.
+    """Return the time (s) of an allreduce of `nbytes` on each worker by one of `ALLREDUCES`.
 
     Raises:
         ValueError: if there is no such algorithm or a value is out of range.
@@ -101,7 +101,7 @@ def allreduce(algorithm: str, nbytes: float, workers: int, link: Link) -> float:
 
 
 def parameter_server(nbytes: float, workers: int, servers: int, link: Link) -> float:
-    """Predict the time (s) in which all workers send gradients to servers and receive weights.
+    """Return the time (s) in which all workers send gradients to servers and receive weights.
 
     Each server holds 1/k of the weights and serves one worker after the other, so the time grows
     with p / k; with more servers than workers the workers' own messages are the limit.
@@ -118,7 +118,7 @@ def parameter_server(nbytes: float, workers: int, servers: int, link: Link) -> f
 
 
 def reduce_scatter(nbytes: float, workers: int, link: Link) -> float:
-    """Predict a reduce-scatter of arrays of `nbytes` in a ring: (p - 1) (a + n/p b) (s).
+    """Return the time (s) of a reduce-scatter in a ring: (p - 1) (a + n/p b), n on each worker.
 
     Raises:
         ValueError: if a value is out of range.
@@ -127,7 +127,7 @@ def reduce_scatter(nbytes: float, workers: int, link: Link) -> float:
 
 
 def allgather(nbytes: float, workers: int, link: Link) -> float:
-    """Predict an allgather in a ring: (p - 1) (a + n/p b) (s); `nbytes` is the whole result.
+    """Return the time (s) of an allgather in a ring: (p - 1) (a + n/p b); n is the whole result.
 
     Raises:
         ValueError: if a value is out of range.
@@ -170,7 +170,7 @@ def gustafson(serial_fraction: float, workers: int) -> float:
 
 @cache
 def slowest(workers: int) -> float:
-    """Expected time of the slowest of p workers, in standard deviations above the mean.
+    """Return the expected time of the slowest of p workers, in standard deviations above the mean.
 
     For independent, normally distributed step times: 0 for one worker, 0.56 for 2, 1.03 for 4,
     2.5 for 100, 3.2 for 1000; it grows like sqrt(2 ln p).

@@ -74,7 +74,7 @@ _DOUBTS = {
 
 
 def published_tiers() -> tuple[PublishedTier, ...]:
-    """Read the published table of storages; `doubt` marks rows not to be used as printed.
+    """Return the published table of storages; `doubt` marks rows not to be used as printed.
 
     Source:
         Awan, Subramoni, Panda, tutorial High Performance Distributed Deep Learning (2017), table
@@ -103,7 +103,7 @@ class DatasetPlacement:
 def place(
     nbytes: float, tiers: Sequence[Tier], nodes: int, parts: bool = False
 ) -> DatasetPlacement:
-    """Choose the storage with the smallest latency that has room for a data set.
+    """Return the storage with the smallest latency that has room for a data set.
 
     A storage of the nodes has room if each node can hold a copy of the whole, as the PRACE guide
     advises: all later epochs are then local. With `parts` it also has room if all nodes together
@@ -165,7 +165,7 @@ def striping(
     path: str | os.PathLike,
     file_system: str = "lustre",
 ) -> Striping:
-    """Choose how files are striped, and write the `lfs setstripe` line for their folder.
+    """Return how to stripe files, with the `lfs setstripe` line for their folder.
 
     Args:
         file_nbytes: size of one file (bytes).
@@ -220,7 +220,7 @@ def copy_seconds(
     opens_per_s: float = math.inf,
     client_opens_per_s: float = math.inf,
 ) -> dict[str, float]:
-    """Predict the time to bring a data set from the shared file system to all nodes.
+    """Return by each way the time (s) from the shared file system to all nodes.
 
     A node writes to its disk what arrives on its link at the same time. So each way takes as long
     as the slowest of four: the shared file system, a node's link, a node's disk, and the opens.
@@ -291,7 +291,7 @@ class PeerExchange:
 def peer_exchange(
     samples: int, sample_nbytes: float, nodes: int, bytes_per_s: float, latency_s: float = 0.0
 ) -> PeerExchange:
-    """Predict the network's part of an epoch in which nodes fetch samples from each other.
+    """Return the network's part of an epoch in which nodes fetch samples from each other.
 
     The shared file system is read only once, from start to end; the network between the nodes
     carries the rest. Of n nodes each keeps one part, so a random sample is on the node itself

@@ -215,7 +215,7 @@ class ThroughputFit:
 def fit(
     points: Mapping[int, float] | Iterable[tuple[int, float]], sets: int = 8000, seed: int = 0
 ) -> ThroughputFit:
-    """Fit throughputs that were measured at some numbers of workers.
+    """Return a fit of throughputs that were measured at some numbers of workers.
 
     Bayesian: each coefficient c_k of the model (see the module) is 0 or positive, and all sets
     that agree with the measurements count, not only the best one. So the interval of a distant
@@ -491,7 +491,7 @@ class StrongFit:
 
 
 def fit_strong(points: Iterable[tuple[int, int, float]], shape: str | None = None) -> StrongFit:
-    """Fit three costs to times of strong scaling, by the least sum of squared relative errors.
+    """Return a fit of three costs to times of strong scaling, by least squared relative errors.
 
     No cost may be negative. The number of steps and what a step exchanges are the same at all
     points; nothing overlaps, and no worker waits for another or for input.

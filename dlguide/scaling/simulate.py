@@ -109,7 +109,7 @@ def synchronous(
     checkpoint_s: float = 0.0,
     seed: int = 0,
 ) -> SimulatedTraining:
-    """Simulate synchronous data parallelism: a step takes as long as its slowest worker.
+    """Return a simulated synchronous training: a step takes as long as its slowest worker.
 
     If a worker fails, all stop and return to the last checkpoint, or to the start. The exchange
     begins when the last needed gradient is ready (no overlap). Each step is one update.
@@ -175,7 +175,7 @@ def asynchronous(
     travel_s: float = 0.0,
     seed: int = 0,
 ) -> SimulatedTraining:
-    """Simulate asynchronous training with one queue in front of the weights.
+    """Return a simulated asynchronous training with one queue in front of the weights.
 
     A worker computes a gradient, which travels to the server, waits its turn, and updates the
     weights; the new weights travel back. No worker waits for others. A worker that fails loses

@@ -60,7 +60,7 @@ def predict(
     overlap: float = 0.0,
     spread: float = 0.0,
 ) -> StepTime:
-    """Predict a synchronous step from its parts.
+    """Return the predicted time of a synchronous step from its parts.
 
         hidden     = min(overlap * exchange, 2/3 compute)
         stragglers = spread * compute * slowest(p)
@@ -115,7 +115,7 @@ class TrainingTime:
 def training(
     step_s: float, batch_per_worker: int, workers: int, samples: int, epochs: int = 1
 ) -> TrainingTime:
-    """Predict a training from its step: epochs ceil(samples / (p batch_per_worker)) steps.
+    """Return a training from its step: epochs ceil(samples / (p batch_per_worker)) steps.
 
     Args:
         step_s: one step, such as `predict(...).seconds` (s).

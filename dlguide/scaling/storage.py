@@ -85,7 +85,7 @@ class StorageDemand:
 
 
 def demand(reads: TrainingReads) -> StorageDemand:
-    """Compute what a training demands of its storage, per node and in all.
+    """Return what a training demands of its storage, per node and in all.
 
     All nodes together read `samples * epochs` samples in `seconds`:
 
@@ -313,7 +313,7 @@ class EpochTime:
 
 
 def epoch(storage: Disk | Lustre | Gpfs, reads: ReadPattern, clients: Clients) -> EpochTime:
-    """Predict the time of each part in which all clients together read an epoch."""
+    """Return the time of each part in which all clients together read an epoch."""
     parts = storage.parts(reads, clients)
     return EpochTime(tuple(sorted(parts.items(), key=lambda part: -part[1])))
 

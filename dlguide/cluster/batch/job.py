@@ -280,7 +280,7 @@ class Profile:
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
-    """Read a site profile from a TOML file whose keys are the fields of `Profile`.
+    """Return a site profile from a TOML file whose keys are the fields of `Profile`.
 
     Raises:
         ValueError: if there is no such file, it is not TOML, a key is unknown (the text names the

@@ -44,7 +44,7 @@ def commands(job: Job, profile: Profile, path: str) -> list[str]:
 
 
 def submit(job: Job, profile: Profile, path: str) -> list[str]:
-    """Submit the job whose script is at `path`, all links of a chain, and return the job ids.
+    """Return the job ids of all links of a chain, after submitting the script at `path`.
 
     Raises:
         MissingComponentError: if there is no such batch system here.
