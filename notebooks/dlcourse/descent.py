@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 class Landscape:
     """A loss of two weights x and y that can be drawn."""
 
-    name: str
     loss: Callable[[Any, Any], Any]
     gradient: Callable[[np.ndarray], np.ndarray]
     minimum: tuple[float, float]
@@ -34,7 +33,6 @@ def bowl(curvatures: tuple[float, float] = (1.0, 1.0)) -> Landscape:
     """Make a bowl, which is a valley where the curvatures differ much."""
     a, b = (require_positive(each, "curvatures") for each in curvatures)
     return Landscape(
-        "bowl" if a == b else "valley",
         lambda x, y: (a * x**2 + b * y**2) / 2,
         lambda point: np.array([a, b]) * point,
         (0.0, 0.0),
@@ -48,7 +46,6 @@ def two_valleys(tilt: float = 0.3) -> Landscape:
     require(tilted, "tilt", "be at most 1, or the right valley has no bottom", tilt)
     deepest = float(np.roots([4.0, 0.0, -4.0, tilt]).real.min())
     return Landscape(
-        "two valleys",
         lambda x, y: (x**2 - 1) ** 2 + tilt * x + y**2 / 2,
         lambda point: np.array([4 * point[0] * (point[0] ** 2 - 1) + tilt, point[1]]),
         (deepest, 0.0),
@@ -59,7 +56,6 @@ def two_valleys(tilt: float = 0.3) -> Landscape:
 def plateau() -> Landscape:
     """Make a hole in a plain, which is the flatter the further away."""
     return Landscape(
-        "plateau",
         lambda x, y: 1 - 1 / (1 + x**2 + y**2),
         lambda point: 2 * point / (1 + np.sum(np.square(point))) ** 2,
         (0.0, 0.0),

@@ -22,18 +22,28 @@ class FlatNet:
         data: Dataset,
         seed: int = 0,
         dtype: str = "float32",
-        dropout: float = 0.0,
         device: str = "cpu",
     ) -> None:
         import tensorflow as tf
 
         self.data, self.dtype, self._place = data, np.dtype(dtype), require_device(device)
         with tf.device(self._place):
-            self.model = models.build(net, seed=seed, dtype=dtype, dropout=dropout)
+            self.model = models.build(net, seed=seed, dtype=dtype, dropout=0.0)
         self._variables = list(self.model.trainable_weights)
         sizes = [int(np.prod(v.shape, dtype=int)) for v in self._variables]
-        self._edges = np.cumsum([0, *sizes])
-        self._compile()
+        self._edges = np.cumsum(sizes)[:-1]
+
+        def slopes(images, labels):
+            with tf.GradientTape() as tape:
+                logits = self.model(images, training=True)
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+                loss = tf.reduce_mean(losses)
+            return tape.gradient(loss, self._variables)
+
+        def logits(images):
+            return self.model(images, training=False)
+
+        self._gradient, self._logits = (tf.function(f, autograph=False) for f in (slopes, logits))
 
     @property
     def weights(self) -> np.ndarray:
@@ -61,23 +71,8 @@ class FlatNet:
             right += int((logits.argmax(axis=-1) == labels).sum())
         return right / len(images)
 
-    def _compile(self) -> None:
-        import tensorflow as tf
-
-        def slopes(images, labels):
-            with tf.GradientTape() as tape:
-                logits = self.model(images, training=True)
-                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-                loss = tf.reduce_mean(losses)
-            return tape.gradient(loss, self._variables)
-
-        def logits(images):
-            return self.model(images, training=False)
-
-        self._gradient, self._logits = (tf.function(f, autograph=False) for f in (slopes, logits))
-
     def _set(self, weights: np.ndarray) -> None:
-        parts = np.split(weights, self._edges[1:-1])
+        parts = np.split(weights, self._edges)
         for variable, part in zip(self._variables, parts, strict=True):
             variable.assign(part.reshape(variable.shape))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlcourse.pictures.shapes import PLAIN, listed, named_rows, titled
 from dlguide import plots
 from dlguide.errors import require, require_positive
 
@@ -93,47 +94,36 @@ def waste(found: Sequence[Span]) -> float:
     return 1 - seconds["training"] / (sum(seconds.values()) - seconds["queue"])
 
 
-def draw(ways: Mapping[str, Sequence[Span]], unit_s: float = 3600.0, unit: str = "h") -> Figure:
+def draw(ways: Mapping[str, Sequence[Span]]) -> Figure:
     """Draw trainings as bars below each other, on one scale of time, with the share wasted."""
     from matplotlib.patches import Patch
 
-    require(bool(ways), "ways", "hold at least one", {})
-    ends = {name: found[-1].end_s / unit_s for name, found in ways.items()}
+    ends = {name: found[-1].end_s / 3600 for name, found in ways.items()}
     said = "; ".join(
-        f"{name}: {ends[name]:.3g} {unit}, {found[-1].job} jobs, {waste(found):.0%} wasted"
+        f"{name}: {ends[name]:.3g} h, {found[-1].job} jobs, {waste(found):.0%} wasted"
         for name, found in ways.items()
     )
     alt = f"Time until a training is done, and the share of the paid time not trained. {said}."
     figure, (axes,) = plots.figure(width=9, height=0.5 * len(ways) + 1.4, alt=alt)
+    frame = {"edgecolor": "black", "linewidth": 0.5}
     for row, (name, found) in enumerate(ways.items()):
         for each in found:
             colour, hatch = KINDS[each.kind]
-            axes.barh(
-                row, (each.end_s - each.start_s) / unit_s, left=each.start_s / unit_s, height=0.6,
-                color=colour, hatch=hatch, edgecolor="black", linewidth=0.5,
-            )  # fmt: skip
+            start, length = each.start_s / 3600, (each.end_s - each.start_s) / 3600
+            axes.barh(row, length, 0.6, left=start, color=colour, hatch=hatch, **frame)
         jobs = f"{found[-1].job} job{'s' * (found[-1].job > 1)}"
         axes.text(ends[name], row, f"  {waste(found):.1%} wasted, {jobs}", va="center", fontsize=9)
-    axes.set_yticks(range(len(ways)), list(ways))
-    longest = max(ends.values())
-    axes.set(xlabel=f"time ({unit})", xlim=(0, 1.3 * longest), ylim=(len(ways) - 0.5, -0.5))
-    axes.grid(visible=False)
+    named_rows(axes, ways)
+    axes.set(xlabel="time (h)", xlim=(0, 1.3 * max(ends.values())))
     there = {each.kind for found in ways.values() for each in found}
     handles = [
-        Patch(
-            facecolor=colour,
-            hatch=hatch,
-            edgecolor="black",
-            linewidth=0.5,
-            label=LABELS.get(kind, kind),
-        )
+        Patch(facecolor=colour, hatch=hatch, label=LABELS.get(kind, kind), **frame)
         for kind, (colour, hatch) in KINDS.items()
         if kind in there
     ]
-    figure.legend(
-        handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8,
-        title="wasted: share of the paid time without training", title_fontsize=8,
-    )  # fmt: skip
+    title = {"title": "wasted: share of the paid time without training", "title_fontsize": 8}
+    place = {"loc": "outside upper left", "ncols": len(handles)}
+    figure.legend(handles=handles, **PLAIN, **place, **title)
     return figure
 
 
@@ -141,19 +131,18 @@ def draw_links(
     chains: Mapping[str, Sequence[float]], alone: Sequence[float], links: Sequence[int]
 ) -> Figure:
     """Draw the excess loss after each epoch of chains, beside that of one long job."""
-    alt = "Excess loss by epoch; vertical lines where a chain starts a new job. " + "; ".join(
-        f"{name}: {100 * values[-1]:.2g} %" for name, values in chains.items()
-    )
-    figure, axes = plots.figure(columns=len(chains), width=9, height=2.8, alt=alt)
-    for axis, (name, values) in zip(axes, chains.items(), strict=True):
+    ends = {name: f"{100 * values[-1]:.2g} %" for name, values in chains.items()}
+    alt = f"Excess loss by epoch; vertical lines where a chain starts a new job. {listed(ends)}"
+    figure, grid = plots.figure(columns=len(chains), width=9, height=2.8, alt=alt)
+    panels = {f"{name}: {ends[name]} at the end": values for name, values in chains.items()}
+    for axes, values in titled(grid, panels, fontsize=9):
         epochs = range(1, len(values) + 1)
-        axis.sharey(axes[0])
-        axis.semilogy(epochs, [100 * each for each in alone], color=plots.GREY, linewidth=4)
-        axis.semilogy(epochs, [100 * each for each in values], color=plots.BLUE)
+        axes.sharey(grid[0])
+        axes.semilogy(epochs, [100 * each for each in alone], color=plots.GREY, linewidth=4)
+        axes.semilogy(epochs, [100 * each for each in values], color=plots.BLUE)
         for link in links:
-            axis.axvline(link, color="black", linestyle=":", linewidth=1)
-        axis.set_title(f"{name}: {100 * values[-1]:.2g} % at the end", fontsize=9)
-        axis.set_xlabel("epochs; dotted: a new job")
-    axes[0].set_ylabel("loss above the lowest (%)")
-    axes[0].annotate("grey: one long job", (0.95, 0.9), xycoords="axes fraction", ha="right")
+            axes.axvline(link, color="black", linestyle=":", linewidth=1)
+        axes.set_xlabel("epochs; dotted: a new job")
+    grid[0].set_ylabel("loss above the lowest (%)")
+    grid[0].annotate("grey: one long job", (0.95, 0.9), xycoords="axes fraction", ha="right")
     return figure

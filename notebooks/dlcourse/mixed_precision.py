@@ -34,7 +34,6 @@ class PrecisionTraining:
     losses: tuple[float, ...]
     step_s: tuple[float, ...]
     accuracy: float
-    final_scale: float
 
     @property
     def timing(self) -> measure.Timing:
@@ -120,7 +119,6 @@ class _Training:
         if scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
-        self.optimizer = optimizer
 
         @tf.function(autograph=False)
         def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -146,7 +144,6 @@ class _Training:
     def result(self) -> PrecisionTraining:
         *_, images, labels = self.data
         answers = np.argmax(self.model.predict(images, batch_size=500, verbose=0), axis=1)
-        scale = float(self.optimizer.dynamic_scale) if self.scaled else 1.0
         accuracy = float(np.mean(answers == labels))
         losses, seconds = tuple(self.losses), tuple(self.seconds)
-        return PrecisionTraining(self.dtype, self.scaled, losses, seconds, accuracy, scale)
+        return PrecisionTraining(self.dtype, self.scaled, losses, seconds, accuracy)

@@ -164,8 +164,8 @@ def _calls(
     def allreduce() -> None:
         comm.Allreduce(send, receive)
 
-    def compute() -> None:
-        computing(lambda: None)
+    def compute(between: Callable[[], Any] = lambda: None) -> None:
+        computing(between)
 
     def blocking() -> None:
         compute()
@@ -178,16 +178,13 @@ def _calls(
 
     def iallreduce_test() -> None:
         request = comm.Iallreduce(send, receive)
-        computing(request.Test)
+        compute(request.Test)
         request.Wait()
 
     def meanwhile(call: Callable[[], Any]) -> None:
         done = thread.submit(call)
         compute()
         done.result()
-
-    def progress_thread() -> None:
-        meanwhile(comm.Iallreduce(send, receive).Wait)
 
     def pausing_thread() -> None:
         request = comm.Iallreduce(send, receive)
@@ -198,9 +195,13 @@ def _calls(
 
         meanwhile(test)
 
-    def allreduce_thread() -> None:
-        meanwhile(allreduce)
-
-    every = (allreduce, compute, blocking, iallreduce, iallreduce_test)
-    every += (progress_thread, pausing_thread, allreduce_thread)
-    return {call.__name__: call for call in every}
+    return {
+        "allreduce": allreduce,
+        "compute": compute,
+        "blocking": blocking,
+        "iallreduce": iallreduce,
+        "iallreduce_test": iallreduce_test,
+        "progress_thread": lambda: meanwhile(comm.Iallreduce(send, receive).Wait),
+        "pausing_thread": pausing_thread,
+        "allreduce_thread": lambda: meanwhile(allreduce),
+    }

@@ -17,7 +17,7 @@ LANDSCAPES = [
 ]
 
 
-@pytest.mark.parametrize("landscape", LANDSCAPES, ids=lambda each: each.name)
+@pytest.mark.parametrize("landscape", LANDSCAPES)
 def test_gradient_is_the_slope_of_the_loss(landscape):
     random = np.random.default_rng(1)
     for point in random.uniform(-2, 2, (20, 2)):
@@ -26,7 +26,7 @@ def test_gradient_is_the_slope_of_the_loss(landscape):
             assert np.isclose(landscape.gradient(point)[axis], rise / 2e-6, atol=1e-7, rtol=1e-6)
 
 
-@pytest.mark.parametrize("landscape", LANDSCAPES, ids=lambda each: each.name)
+@pytest.mark.parametrize("landscape", LANDSCAPES)
 def test_nothing_in_view_is_below_the_minimum(landscape):
     left, right, low, high = landscape.view
     x, y = np.meshgrid(np.linspace(left, right, 201), np.linspace(low, high, 201))
