@@ -1,7 +1,6 @@
 """Rounding to 4 bits of floating point, and scales that are powers of two.
 
-Source:
-    OCP Microscaling Formats (MX) Specification, version 1.0 (2023), sections 5.3 and 6.3.
+Source: OCP Microscaling Formats (MX) Specification, version 1.0 (2023), sections 5.3 and 6.3.
 """
 
 from __future__ import annotations

@@ -47,17 +47,13 @@ UNITS = {  # how the name of a quantity ends -> its unit in words
 
 @dataclass(frozen=True)
 class Outcome:
-    """Guess, model's value and measurement of one quantity, shown side by side.
-
-    Args:
-        low, high: smallest and largest of the repeated measurements.
-    """
+    """Guess, model's value and measurement of one quantity, shown side by side."""
 
     quantity: str
     guess: float | None
     model: float | None
     measured: float
-    low: float
+    low: float  # of the repeated measurements
     high: float
 
     def rows(self) -> list[tuple[str, float, str]]:

@@ -36,11 +36,7 @@ __attribute__((target("{target}"))) void loop{number}(long rounds)
 
 
 def measure(machine: Machine, turns: int = 200) -> tuple[dict[str, list[float]], str]:
-    """Measure each loop on one core, in turns.
-
-    Args:
-        machine: whose vector units are used.
-        turns: repeats of each loop, of about 0.1 ms (count).
+    """Measure each loop on one core, in turns of about 0.1 ms.
 
     Returns:
         tuple: by name of `LOOPS` the operations per second of each turn, a product and a sum

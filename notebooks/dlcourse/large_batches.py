@@ -51,7 +51,6 @@ def train(
     """Train once by SGD with momentum, or by LARS with a trust coefficient.
 
     Args:
-        config: recipe: samples, global batch, epochs and learning rate.
         schedule: of the learning rate, instead of that of the recipe.
         every_epochs: how often the test images are looked at.
     """
@@ -94,8 +93,7 @@ def noise_scale(
 
     From squared lengths of gradients: of each batch, and of the mean over all batches.
 
-    Source:
-        McCandlish et al., arXiv:1812.06162, appendix A.1.
+    Source: McCandlish et al., arXiv:1812.06162, appendix A.1.
     """
     images, labels = data.train_images.reshape(len(data.train_labels), -1), data.train_labels
     order, lengths, total = np.random.default_rng(seed).permutation(len(labels)), [], 0.0

@@ -24,10 +24,6 @@ def measure_cases(
 
     Args:
         compiled: also the last one, whose compiler takes up to a minute.
-        turns: of each (count).
-
-    Returns:
-        dict: case -> (plain, better).
     """
     random = torch.Generator().manual_seed(0)
     images, weights = (torch.randn(s, 64, k, k, generator=random) for s, k in ((8, 56), (64, 3)))

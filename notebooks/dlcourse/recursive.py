@@ -7,8 +7,7 @@ A sentence is a nested pair of words (whole numbers). A word is a row of the emb
 of the vectors of its two halves; the score of a sentence is the sum of its top vector. The same
 computation as Python recursion, as a graph for all sentences, and as a loop over a list of nodes.
 
-Source:
-    Guide, section 5.4: computations that recurse on data, sentences of any length.
+Source: PRACE best practice guide (2019), section 5.4: computations that recurse on data.
 """
 
 from __future__ import annotations

@@ -20,14 +20,7 @@ def addresses(shape: Sequence[int], tag: str) -> np.ndarray:
     unused elements.
 
     Args:
-        shape: lengths of the dimensions a, b, c, ... (counts).
         tag: such as "abcd" (NCHW), "acdb" (NHWC), "aBcd16b" (nChw16c).
-
-    Returns:
-        ndarray: of that shape, positions in elements from 0 (int64).
-
-    Raises:
-        ValueError: if the tag does not fit the number of dimensions.
 
     >>> addresses((1, 2, 1, 3), "acdb")[0, :, 0, :].tolist()
     [[0, 2, 4], [1, 3, 5]]

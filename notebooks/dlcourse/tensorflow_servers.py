@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from dlcourse.tensorflow_lab import Lab
-from dlguide.errors import require_count, require_positive
+from dlguide.errors import require_count
+
+BATCH, RATE, SAMPLES = 100, 0.1, 10_000
 
 
 @dataclass(frozen=True)
@@ -23,43 +24,23 @@ class ServersRun:
 
     steps: int
     updates: int
-    global_batch: int
-    seconds: float  # without the first step
     accuracy: float
     places: dict[str, str]  # which process holds each variable
 
-    @property
-    def images_per_s(self) -> float:
-        """Throughput over all workers, without the first step."""
-        return (self.steps - 1) * self.global_batch / self.seconds
 
-
-def train(
-    workers: int = 2,
-    servers: int = 1,
-    steps: int = 200,
-    batch: int = 100,
-    rate: float = 0.1,
-    samples: int = 10_000,
-    timeout_s: float = 120.0,
-) -> ServersRun:
+def train(workers: int, servers: int, steps: int, timeout_s: float = 120.0) -> ServersRun:
     """Train a small net on MNIST with `ParameterServerStrategy`, `steps` over all workers.
 
     Updates are asynchronous: each is applied when it comes. The servers answer on all network
     interfaces of the machine, without encryption, while the call lasts.
     """
-    counts = {"workers": workers, "servers": servers, "batch": batch, "samples": samples}
-    for name, value in counts.items():
+    for name, value in {"workers": workers, "servers": servers, "steps": steps}.items():
         require_count(value, name)
-    require_count(steps, "steps", least=2)
-    require_positive(rate, "rate")
     roles = ["chief", *["worker"] * workers, *["ps"] * servers]
+    threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "0")
+    how = {"limit_s": timeout_s, "leader": 0, "environment": threads}
     with Lab() as lab:
-        outcome = lab.try_out(
-            _take_part, roles, steps, batch, rate, samples,
-            workers=len(roles), limit_s=require_positive(timeout_s, "timeout_s"), leader=0,
-            environment={"TF_NUM_INTRAOP_THREADS": "0", "TF_NUM_INTEROP_THREADS": "0"},
-        )  # fmt: skip
+        outcome = lab.try_out(_take_part, roles, steps, workers=len(roles), **how)
     for role, each in zip(roles, outcome.endings, strict=True):
         if each.verdict in ("refused", "died"):
             raise RuntimeError(f"TensorFlow's {role} {each.verdict}.\n{each.words}")
@@ -69,7 +50,7 @@ def train(
     return chief.answer
 
 
-def _take_part(roles: list[str], *work: Any) -> ServersRun | None:
+def _take_part(roles: list[str], steps: int) -> ServersRun | None:
     """Be a worker or a parameter server until the process is ended, or the chief."""
     import tensorflow as tf
 
@@ -81,11 +62,11 @@ def _take_part(roles: list[str], *work: Any) -> ServersRun | None:
         cluster[role].append(address)
     spec, mine = tf.train.ClusterSpec(cluster), config["task"]["index"]
     if mine == 0:
-        return _coordinate(spec, *work)
+        return _coordinate(spec, steps)
     tf.distribute.Server(spec, roles[mine], tasks[mine], protocol="grpc").join()
 
 
-def _coordinate(spec: Any, steps: int, batch: int, rate: float, samples: int) -> ServersRun:
+def _coordinate(spec: Any, steps: int) -> ServersRun:
     """Be the chief: hand out steps to the workers, as each becomes free.
 
     The variables lie on the servers. A step reads them, computes a gradient, and subtracts it:
@@ -102,14 +83,10 @@ def _coordinate(spec: Any, steps: int, batch: int, rate: float, samples: int) ->
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
-        weights = {
-            name: tf.Variable(
-                tf.random.stateless_normal(shape, [0, number]) * shape[0] ** -0.5, name=name
-            )
-            for number, (name, shape) in enumerate(
-                {"hidden": (784, 64), "logits": (64, 10)}.items()
-            )
-        }
+        weights = {}
+        for number, (name, shape) in enumerate((("hidden", (784, 64)), ("logits", (64, 10)))):
+            start = tf.random.stateless_normal(shape, [0, number]) * shape[0] ** -0.5
+            weights[name] = tf.Variable(start, name=name)
         updates = tf.Variable(0, dtype=tf.int64, name="updates")
     data = datasets.load("mnist")
 
@@ -118,10 +95,10 @@ def _coordinate(spec: Any, steps: int, batch: int, rate: float, samples: int) ->
         return tf.nn.relu(flat @ weights["hidden"]) @ weights["logits"]
 
     def batches() -> Any:
-        images, labels = data.train_images[:samples], data.train_labels[:samples]
+        images, labels = data.train_images[:SAMPLES], data.train_labels[:SAMPLES]
         whole = tf.data.Dataset.from_tensor_slices((images, labels))
         # unequal orders on the workers: this strategy does not share the data out
-        return whole.shuffle(samples).repeat().batch(batch)
+        return whole.shuffle(SAMPLES).repeat().batch(BATCH)
 
     @tf.function
     def step(iterator: Any) -> Any:
@@ -131,23 +108,19 @@ def _coordinate(spec: Any, steps: int, batch: int, rate: float, samples: int) ->
             loss = tf.reduce_mean(losses)
         variables = list(weights.values())
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            variable.assign_sub(rate * gradient)
+            variable.assign_sub(RATE * gradient)
         updates.assign_add(1)
         return loss
 
     each = iter(coordinator.create_per_worker_dataset(batches))
-    coordinator.schedule(step, (each,))  # tracing, on the first worker
-    coordinator.join()
-    start = perf_counter()
-    for _ in range(steps - 1):
+    for _ in range(steps):
         coordinator.schedule(step, (each,))
     coordinator.join()
-    seconds = perf_counter() - start
     right = tf.argmax(logits(data.test_images), axis=1) == data.test_labels
-    places = {name: variable.device for name, variable in weights.items()}
-    return ServersRun(
-        steps, int(updates.numpy()), batch, seconds,
-        float(tf.reduce_mean(tf.cast(right, tf.float32))),
-        {name: place.split("/replica")[0].strip("/") + place.split("/task")[1][:2]
-         for name, place in places.items()},
-    )  # fmt: skip
+    accuracy = float(tf.reduce_mean(tf.cast(right, tf.float32)))
+    devices = {name: variable.device for name, variable in weights.items()}
+    places = {
+        name: device.split("/replica")[0].strip("/") + device.split("/task")[1][:2]
+        for name, device in devices.items()
+    }
+    return ServersRun(steps, int(updates.numpy()), accuracy, places)

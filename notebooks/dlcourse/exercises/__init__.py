@@ -89,12 +89,7 @@ def check(number: str, *answers: Any) -> bool:
 
 
 def solution(number: str) -> None:
-    """Print the worked answer of an exercise from the notebook of answers, after one try.
-
-    Raises:
-        ValueError: when there is no such exercise.
-        MissingComponentError: when the notebooks of answers are not there.
-    """
+    """Print the worked answer of an exercise from the notebook of answers, after one try."""
     number, _ = _find(number)
     if record.load().exercises.get(number) is None:
         print(f"Try exercise {number} first: its solution is shown after one answer of yours.")

@@ -38,15 +38,11 @@ NO_CASES = ((),)
 
 
 class WrongAnswer(AssertionError):
-    """An answer differs from the model: its text is the hint.
-
-    Attributes:
-        closer: how it differs, shown from the second wrong answer on.
-    """
+    """An answer differs from the model: its text is the hint."""
 
     def __init__(self, text: str, closer: str = "") -> None:
         super().__init__(text)
-        self.closer = closer
+        self.closer = closer  # how it differs, shown from the second wrong answer on
 
 
 class NotAnswered(WrongAnswer):
@@ -104,16 +100,10 @@ class Exercise:
     score: Callable[..., float] | None = None
 
     def judge(self, answer: Any, clusters: Callable[..., Any] | None = None) -> None:
-        """Return when the answer is correct.
+        """Return when the answer is correct; raise NotAnswered, WrongAnswer or TimeUp.
 
         Args:
-            answer: the learner's value or function.
             clusters: (numbers of ranks) -> the clusters to run on; needed with `ranks`.
-
-        Raises:
-            NotAnswered: when it is `...`, or returns it.
-            WrongAnswer: with the hint.
-            TimeUp: when it does not end.
         """
         if _unanswered(answer):
             raise NotAnswered
@@ -347,9 +337,7 @@ def limit(seconds: float, again_s: float = 0.3) -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         nonlocal swallowed
         swallowed += 1
-        if (
-            swallowed > 1
-        ):  # a bare `except:` has caught the first: raise at each line, inside it too
+        if swallowed > 1:  # a bare `except:` has caught the first: raise at each line inside it
             sys.settrace(stop)
             while frame:
                 frame.f_trace, frame = stop, frame.f_back

@@ -23,36 +23,23 @@ BINS = (1.1, 1.25, 1.5, 2.0, 4.0, math.inf)  # factors by which guesses are off
 
 @dataclass(frozen=True)
 class Progress:
-    """One lesson of one learner; exercises by their numbers within it.
-
-    Args:
-        shown: those of `passed` whose solution was shown before.
-        tried: answered, and not correctly so far.
-        open: not answered yet.
-    """
+    """One lesson of one learner; exercises by their numbers within it."""
 
     lesson: str
     passed: tuple[str, ...]
-    shown: tuple[str, ...]
-    tried: tuple[str, ...]
-    open: tuple[str, ...]
+    shown: tuple[str, ...]  # those of `passed` whose solution was shown before
+    tried: tuple[str, ...]  # answered, and not correctly so far
+    open: tuple[str, ...]  # not answered yet
 
 
 @dataclass(frozen=True)
 class Course:
-    """All learners of a course.
+    """All learners of a course."""
 
-    Args:
-        exercises: lesson -> number of its exercises (count).
-        passed: learner -> lesson -> exercises passed (count).
-        records: learner -> what is kept of them.
-        damaged: files that could not be read, each a sentence.
-    """
-
-    exercises: dict[str, int]
-    passed: dict[str, dict[str, int]]
-    records: dict[str, Record]
-    damaged: list[str]
+    exercises: dict[str, int]  # lesson -> number of its exercises
+    passed: dict[str, dict[str, int]]  # learner -> lesson -> exercises passed
+    records: dict[str, Record]  # learner -> what is kept of them
+    damaged: list[str]  # files that could not be read, each a sentence
 
 
 def by_lesson(tried: Mapping[str, Tried]) -> list[Progress]:
@@ -81,9 +68,6 @@ def course(folder: str | os.PathLike[str]) -> Course:
 
     These are files that `dlguide progress --export` wrote, or copies of the learners' own in
     folders named after them. Two learners of one name are listed with their files.
-
-    Raises:
-        ValueError: when there is no such folder, or no record in it.
     """
     place = Path(folder)
     require(place.is_dir(), "folder", "be a folder", str(folder))

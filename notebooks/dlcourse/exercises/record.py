@@ -29,19 +29,12 @@ LOCK_S = 2.0  # another kernel's write that takes longer is not waited for
 
 @dataclass(frozen=True)
 class Tried:
-    """One exercise.
+    """One exercise."""
 
-    Args:
-        wrong: wrong answers so far (count).
-        passed_unix_s: time of the first correct answer (s since 1970); None for not yet.
-        shown: whether the solution was shown before that.
-        score: best result of an open task, as a share of its limit; None without one.
-    """
-
-    wrong: int = 0
-    passed_unix_s: float | None = None
-    shown: bool = False
-    score: float | None = None
+    wrong: int = 0  # answers so far
+    passed_unix_s: float | None = None  # the first correct answer
+    shown: bool = False  # whether the solution was, before that
+    score: float | None = None  # best result of an open task, as a share of its limit
 
     def __post_init__(self) -> None:
         counts = type(self.wrong) is int and self.wrong >= 0 and type(self.shown) is bool
@@ -88,12 +81,7 @@ def path() -> Path:
 
 
 def read(file: str | os.PathLike[str]) -> Record:
-    """Read a record: the learner's own, or one that `export` wrote; format 1 is converted.
-
-    Raises:
-        ValueError: when the file is damaged, of a newer format, or something else.
-        OSError: when it cannot be read.
-    """
+    """Read a record: the learner's own, or one that `export` wrote; format 1 is converted."""
     try:
         held = json.loads(Path(file).read_text(encoding="utf-8"))
         if held["format"] not in (1, FORMAT):
