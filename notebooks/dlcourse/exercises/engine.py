@@ -25,6 +25,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from types import FrameType
 from typing import Any
 
@@ -316,6 +317,36 @@ def _line(came: Any) -> str:
     """The line of the learner's code at which an exception was raised."""
     frames = traceback.extract_tb(getattr(came, "__traceback__", None))
     return f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
+
+
+def share_of(
+    limit: Callable[[], Any],
+    answer: Callable[[], Any],
+    turns: int,
+    pick: Callable[[Sequence[float]], float] = min,
+    warmup: int = 0,
+    comm: Any = None,
+    before: Callable[[], Any] = lambda: None,
+) -> float:
+    """The time of a limit as a share of an answer's, in turns; with `comm` of the slowest rank.
+
+    Args:
+        pick: what counts of the turns: the fastest, since other work on the cores only makes them
+            longer, or the median.
+        before: called before each, untimed.
+    """
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(warmup + turns):
+        for work, each in zip((limit, answer), seconds, strict=True):
+            before()
+            if comm is not None:
+                comm.Barrier()
+            begin_s = perf_counter()
+            work()
+            took_s = perf_counter() - begin_s
+            each.append(took_s if comm is None else max(comm.allgather(took_s)))
+    limit_s, answer_s = (pick(each[warmup:]) for each in seconds)
+    return float(limit_s / answer_s)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, letter
+from dlcourse.exercises.engine import Exercise, letter, share_of
 
 RANDOM = np.random.default_rng(1)
 LARGE = 2**17  # elements: more than MPI sends before the receiver is there
@@ -105,25 +105,19 @@ def share_of_one_message(answer, cluster):
     return cluster.run(_share_on_rank, answer)[0]
 
 
-def _share_on_rank(answer, repeats=60):
+def _share_on_rank(answer):
     """The time of one broadcast of the same bytes as a share of the answer's, on two ranks."""
     from mpi4py import MPI
 
-    comm, seconds = MPI.COMM_WORLD, {"one": [], "answer": []}
+    comm, share = MPI.COMM_WORLD, 0.0
     pair = comm.Split(comm.rank < 2, comm.rank)
     if comm.rank < 2:  # the others would only take their cores
         arrays = arrays_of(MANY, comm.rank)
         joined = np.concatenate([each.ravel() for each in arrays])
-        ways = {"one": lambda: pair.Bcast(joined), "answer": lambda: answer(pair, arrays)}
-        for _ in range(repeats):
-            for name, work in ways.items():
-                pair.Barrier()
-                begin_s = MPI.Wtime()
-                work()
-                # the fastest one counts: other work on the cores only makes them longer
-                seconds[name].append(pair.allreduce(MPI.Wtime() - begin_s, MPI.MAX))
+        ways = (lambda: pair.Bcast(joined), lambda: answer(pair, arrays))
+        share = share_of(*ways, 60, comm=pair)
     pair.Free()
-    return float(min(seconds["one"]) / min(seconds["answer"])) if comm.rank < 2 else 0.0
+    return share
 
 
 def drawn(tasks, slow=0):

@@ -1,10 +1,8 @@
 """Exercises of lesson 11: costs of a layer, receptive fields, backward pass, ranks, speed."""
 
-from time import perf_counter
-
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, letter
+from dlcourse.exercises.engine import Exercise, letter, share_of
 from dlcourse.exercises.lesson_10 import Counted
 
 RANDOM = np.random.default_rng(4)
@@ -52,15 +50,7 @@ def share_of_product(answer, cluster):
     kernels = RANDOM.random((5, 5, 32, 64)).astype("float32")
     left = np.ones((16 * 24 * 24, 25 * 32), "float32")
     right = np.ones((25 * 32, 64), "float32")
-    seconds = {"limit": [], "answer": []}
-    ways = {"limit": lambda: left @ right, "answer": lambda: answer(images, kernels)}
-    for _ in range(7):
-        for name, work in ways.items():
-            begin_s = perf_counter()
-            work()
-            seconds[name].append(perf_counter() - begin_s)
-    limit_s, answer_s = (min(each) for each in seconds.values())
-    return limit_s / answer_s
+    return share_of(lambda: left @ right, lambda: answer(images, kernels), 7)
 
 
 def strip(comm, rows, kernel):

@@ -1,11 +1,10 @@
 """Exercises of lesson 13: parameters, clipping, causes, attention, a linear recurrence."""
 
 from functools import partial
-from time import perf_counter
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters
+from dlcourse.exercises.engine import Exercise, Letters, share_of
 
 RANDOM = np.random.default_rng(13)
 LAYERS = [
@@ -89,14 +88,8 @@ def unchanged(answer, a, b):
 def share_of_limit(answer, cluster):
     """Time to read two arrays and write one, as a share of the answer's time."""
     a, b = RANDOM.random((8192, 16)), RANDOM.normal(size=(8192, 16))
-    out, seconds = np.empty_like(b), {"limit": [], "answer": []}
-    ways = {"limit": lambda: np.multiply(a, b, out), "answer": lambda: answer(a, b)}
-    for _ in range(10):
-        for name, work in ways.items():
-            begin_s = perf_counter()
-            work()
-            seconds[name].append(perf_counter() - begin_s)
-    return float(np.median(seconds["limit"]) / np.median(seconds["answer"]))
+    out = np.empty_like(b)
+    return share_of(lambda: np.multiply(a, b, out), lambda: answer(a, b), 10, np.median)
 
 
 EXERCISES = {

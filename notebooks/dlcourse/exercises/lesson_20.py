@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters
+from dlcourse.exercises.engine import Exercise, Letters, share_of
 
 LINKS = [(128, 1 / 207.79, 1e8, 1e9), (32, 1 / 207.79, 1e8, 1e9), (50, 1e-3, 738_344, 2e9)]
 
@@ -106,7 +106,7 @@ def _share_on_rank(answer):
     """How long the two products of each step take on this rank, as a share of the answer's time."""
     from mpi4py import MPI
 
-    comm, seconds = MPI.COMM_WORLD, {"limit": [], "answer": []}
+    comm = MPI.COMM_WORLD
     random = np.random.default_rng(0)
     inputs = np.ones((50 * comm.size * 20, 785))
     inputs[:, :784] = random.random((len(inputs), 784))
@@ -117,15 +117,8 @@ def _share_on_rank(answer):
             mine = inputs[begin : begin + 50]
             mine.T @ (mine @ weights)
 
-    ways = {"limit": products, "answer": lambda: answer(comm, inputs, labels, 50, 0.1)}
-    for _ in range(12):
-        for name, work in ways.items():
-            comm.Barrier()
-            begin_s = MPI.Wtime()
-            work()
-            seconds[name].append(MPI.Wtime() - begin_s)
-    limit_s, answer_s = (comm.allreduce(np.median(each[2:]), MPI.MAX) for each in seconds.values())
-    return float(limit_s / answer_s)
+    ways = (products, lambda: answer(comm, inputs, labels, 50, 0.1))
+    return share_of(*ways, 10, np.median, warmup=2, comm=comm)
 
 
 EXERCISES = {

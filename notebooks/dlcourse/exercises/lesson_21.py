@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters
+from dlcourse.exercises.engine import Exercise, Letters, share_of
 from dlguide import collectives
 
 COLLECTIVES = ("reduce", "gather", "bcast", "alltoall", "scatter", "scan")
@@ -108,7 +108,7 @@ def _share_on_rank(answer, length=1 << 20, block=1 << 16):
     """How long reading and writing all arrays once takes, as a share of the answer's time."""
     from mpi4py import MPI
 
-    comm, seconds = MPI.COMM_WORLD, {"limit": [], "answer": []}
+    comm = MPI.COMM_WORLD
     array = np.ones(length, np.float32)
     parts = [np.ones(length // comm.size, np.float32) for _ in range(comm.size)]
 
@@ -120,18 +120,11 @@ def _share_on_rank(answer, length=1 << 20, block=1 << 16):
             for other in others:
                 other[:] = first
 
-    ways = {"limit": traffic, "answer": lambda: answer(comm, array)}
-    for _ in range(80):
-        for name, work in ways.items():
-            array.fill(1)
-            parts[0].fill(1)
-            comm.Barrier()
-            begin_s = MPI.Wtime()
-            work()
-            # the fastest one counts: other work on the cores only makes them longer
-            seconds[name].append(comm.allreduce(MPI.Wtime() - begin_s, MPI.MAX))
-    limit_s, answer_s = (min(each) for each in seconds.values())
-    return float(limit_s / answer_s)
+    def ones():
+        array.fill(1)
+        parts[0].fill(1)
+
+    return share_of(traffic, lambda: answer(comm, array), 80, comm=comm, before=ones)
 
 
 EXERCISES = {

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, letter
+from dlcourse.exercises.engine import Exercise, letter, share_of
 
 RANDOM = np.random.default_rng(22)
 ORDERS = [[0, 0, 0], [0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 0, 1, 1], RANDOM.geometric(0.4, 300).tolist()]
@@ -93,11 +93,11 @@ def share_of_limit(answer, cluster):
     return min(cluster.run(_share_on_rank, answer))
 
 
-def _share_on_rank(answer, steps=4, size=250_000, repeats=7):
+def _share_on_rank(answer, steps=4, size=250_000):
     """The time of the bare messages of a step as a share of the answer's time."""
     from mpi4py import MPI
 
-    comm, seconds = MPI.COMM_WORLD, {"limit": [], "answer": []}
+    comm = MPI.COMM_WORLD
     weights, mean, server = np.zeros(size), np.ones(size), comm.size - 1
     arrived = np.empty(size)
 
@@ -112,16 +112,10 @@ def _share_on_rank(answer, steps=4, size=250_000, repeats=7):
             for worker in range(server):
                 comm.Send(weights, worker)
 
-    ways = {"limit": messages}
-    ways["answer"] = lambda: answer(comm, weights, lambda _: (mean, 1 + comm.rank), 0.1, steps)
-    for _ in range(repeats + 2):
-        for name, work in ways.items():
-            comm.Barrier()
-            begin_s = MPI.Wtime()
-            work()
-            seconds[name].append(MPI.Wtime() - begin_s)
-    limit_s, answer_s = (comm.allreduce(np.median(each[2:]), MPI.MAX) for each in seconds.values())
-    return float(limit_s / answer_s)
+    def trained():
+        answer(comm, weights, lambda _: (mean, 1 + comm.rank), 0.1, steps)
+
+    return share_of(messages, trained, 7, np.median, warmup=2, comm=comm)
 
 
 def no_samples(weights):

@@ -1,12 +1,11 @@
 """Exercises of lesson 33: addresses, fair ratios, streams, a quick change of layout."""
 
 from itertools import product, takewhile
-from time import perf_counter
 from types import SimpleNamespace as Row
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise
+from dlcourse.exercises.engine import Exercise, share_of
 
 # From data/published: throughput (tf_bench), accuracy; None: the source does not allow a ratio
 FAIR = {"72x": ("D", None), "26x": ("D", None), "5x": ("A", 17.69 / 3.84)}
@@ -107,19 +106,10 @@ def arranged(answer, images):
     return next((fault for fault, found in faults.items() if found), "a new array"), came
 
 
-def share_of_copy(answer, cluster=None, turns=15):
-    """The time of a plain copy over that of the answer, the median of turns."""
+def share_of_copy(answer, cluster=None):
+    """The time of a plain copy over that of the answer, medians of turns."""
     (images,) = batches()[0]
-    ratios = []
-    for turn in range(turns + 2):
-        seconds = []
-        for work in (np.copy, answer):
-            begin = perf_counter()
-            work(images)
-            seconds.append(perf_counter() - begin)
-        if turn > 1:
-            ratios.append(seconds[0] / seconds[1])
-    return float(np.median(ratios))
+    return share_of(lambda: np.copy(images), lambda: answer(images), 15, np.median, warmup=2)
 
 
 PLACES = {

@@ -7,12 +7,11 @@ from itertools import accumulate, pairwise
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from time import perf_counter
 from unittest import mock
 
 import google_crc32c
 
-from dlcourse.exercises.engine import Exercise, Letters, letter
+from dlcourse.exercises.engine import Exercise, Letters, letter, share_of
 from dlguide.data.formats.records import FRAMINGS
 
 CUT, MANIFEST = "cut between two records", "tfrecord with manifest"
@@ -105,13 +104,7 @@ def share_of_limit(answer, _):
     """The time of one checksum over a whole file, as a share of the answer's time."""
     record = bytes(range(256)) * 16
     contents = (frame(record)[0] + record + frame(record)[1]) * 2000
-    seconds = {"limit": [], "answer": []}
-    for _ in range(9):
-        for name, work in (("limit", google_crc32c.value), ("answer", answer)):
-            begin = perf_counter()
-            work(contents)
-            seconds[name].append(perf_counter() - begin)
-    return min(seconds["limit"]) / min(seconds["answer"])
+    return share_of(lambda: google_crc32c.value(contents), lambda: answer(contents), 9)
 
 
 def save(path, parts, sync=True, tidy=True, swallow=False, beside=True, folder=None, name=True):

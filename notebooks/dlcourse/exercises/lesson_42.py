@@ -6,7 +6,7 @@ from math import ceil
 
 import numpy as np
 
-from dlcourse.exercises.engine import Exercise, Letters
+from dlcourse.exercises.engine import Exercise, Letters, share_of
 
 FLOATS = 500  # in a row of 42-4, so that rows are large compared with their numbers
 TO_ALL = ("Allgather", "Allgatherv", "Bcast", "allgather", "bcast")
@@ -84,30 +84,23 @@ def share_of_alltoallv(answer, cluster):
     return min(cluster.run(_share_on_rank, answer))
 
 
-def _share_on_rank(answer, samples=2_000, turns=7):
+def _share_on_rank(answer, samples=2_000):
     """The time of one `Alltoallv` of the same bytes, as a share of the answer's time."""
-    from time import perf_counter
-
     from mpi4py import MPI
 
-    comm, seconds = MPI.COMM_WORLD, {"limit": [], "answer": []}
+    comm = MPI.COMM_WORLD
     rank, ranks = comm.rank, comm.size
     order = np.random.default_rng(45).permutation(samples * ranks)
     kept, wanted = np.ones((samples, FLOATS)), order[rank::ranks]
     counts = comm.alltoall([int(np.sum(wanted % ranks == each)) * FLOATS for each in range(ranks)])
     received = np.empty((len(wanted), FLOATS))
     here = [int(np.sum(wanted % ranks == each)) * FLOATS for each in range(ranks)]
-    ways = {
-        "limit": lambda: comm.Alltoallv([kept, counts], [received, here]),
-        "answer": lambda: answer(comm, kept, wanted),
-    }
-    for _ in range(turns + 1):
-        for name, call in ways.items():
-            comm.Barrier()
-            begin = perf_counter()
-            call()
-            seconds[name].append(max(comm.allgather(perf_counter() - begin)))
-    return float(np.median(seconds["limit"][1:]) / np.median(seconds["answer"][1:]))
+
+    def bare():
+        comm.Alltoallv([kept, counts], [received, here])
+
+    ways = (bare, lambda: answer(comm, kept, wanted))
+    return share_of(*ways, 7, np.median, warmup=1, comm=comm)
 
 
 def epochs(ranks):

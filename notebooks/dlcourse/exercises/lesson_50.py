@@ -1,13 +1,12 @@
 """Exercises of lesson 50: traces, a table against its text, ratios, a choice, trees at once."""
 
 import re
-import time
 from functools import partial
 
 import numpy as np
 
 from dlcourse import recursive
-from dlcourse.exercises.engine import Exercise, Letters
+from dlcourse.exercises.engine import Exercise, Letters, share_of
 
 KEYS = {  # of a traced call, from the sentence
     **{"numbers": str, "tensors": lambda tree: re.sub(r"\d", "word", str(tree))},
@@ -87,14 +86,7 @@ def share_of_products(answer, cluster):
     def limit():
         np.tanh(rows[0] @ net["left"] + rows[1] @ net["right"] + net["bias"])
 
-    seconds = {limit: [], partial(answer, trees, net): []}
-    for _ in range(9):
-        for work, each in seconds.items():
-            begin = time.perf_counter()
-            work()
-            each.append(time.perf_counter() - begin)
-    limit_s, answer_s = (np.median(each[2:]) for each in seconds.values())
-    return float(limit_s / answer_s)
+    return share_of(limit, lambda: answer(trees, net), 7, np.median, warmup=2)
 
 
 EXERCISES = {
