@@ -55,15 +55,9 @@ def run(
         command: the program and its arguments; each is turned into text.
         timeout_s: when it is killed (s).
         env: its whole environment; None hands on ours.
-        folder: where it runs; None for where we are.
         on_wait: called every `every_s` seconds with the output so far, while it runs.
-        every_s: time between two calls (s).
-
-    Returns:
-        Done: exit status, standard output and errors as one text, time.
 
     Raises:
-        ValueError: when `timeout_s` is not a positive number.
         OSError: when there is no such program.
     """
     limit_s = require_positive(timeout_s, "timeout_s")

@@ -66,10 +66,7 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file that replaces `path` when the block ends, and is dropped if the block raises.
 
     A reader sees the old content or the new one, also after a crash: the file is written beside
-    `path`, synchronised with the disk and renamed.
-
-    Args:
-        mode: "w" for text (UTF-8) or "wb" for bytes.
+    `path`, synchronised with the disk and renamed. Text is UTF-8.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -157,14 +154,8 @@ def require_writable(
 ) -> None:
     """Check before the work, not after it, that its results can be written.
 
-    Args:
-        folder: where they shall go; made when it is missing.
-        name: the argument that the user gave it by.
-        nbytes: room that is needed (bytes).
-        what: for what, in the text of the error, such as " (3 checkpoints)".
-
-    Raises:
-        ValueError: when the folder cannot be made or written to, or the disk is too full.
+    The folder is made when it is missing. `name` is the argument that the user gave it by, `what`
+    says for what the room is needed in the text of the error, such as " (3 checkpoints)".
     """
     folder = Path(folder)
     then = "Choose another folder."

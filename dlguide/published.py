@@ -15,21 +15,6 @@ _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def names(folder: str | os.PathLike | None = None) -> tuple[str, ...]:
-    """List the published tables there are.
-
-    Args:
-        folder: the data folder that holds `published/`; None looks for it.
-
-    Returns:
-        tuple: names, in alphabetical order.
-
-    Raises:
-        MissingComponentError: when there is no such folder.
-    """
-    return tuple(sorted(_files(folder)))
-
-
 def load(name: str, folder: str | os.PathLike | None = None) -> list[dict[str, Any]]:
     """Read one published table, one dictionary per row.
 
@@ -38,11 +23,8 @@ def load(name: str, folder: str | os.PathLike | None = None) -> list[dict[str, A
     that a row can be held against the source it names.
 
     Args:
-        name: one of `names()`, for example "throughput".
+        name: such as "throughput"; the error lists all.
         folder: the data folder that holds `published/`; None looks for it.
-
-    Returns:
-        list: the rows in the order of the table, with the columns as keys.
 
     Raises:
         ValueError: when there is no such table; the message lists those there are.

@@ -1,7 +1,6 @@
 """Formats are compared with equal samples, and the table says what was read and how cold it was.
 
-Tests dlguide.bench.io, dlguide.bench.bit_flips, dlguide.bench.page_cache and their command. No
-time is asserted.
+Tests dlguide.bench.io, dlguide.bench.bit_flips and their command. No time is asserted.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from made_up_limits import LIMITS
 from typer.testing import CliRunner
 
 from dlguide import commands, plots
-from dlguide.bench import bit_flips, io, page_cache
+from dlguide.bench import bit_flips, io
 from dlguide.bench.io import ACCESS, COLUMNS, PLAIN, ReadingComparison, ReadingSpeed
 from dlguide.cli.app import app
 from dlguide.cli.bench import io_command
@@ -196,18 +195,18 @@ def test_share_kept_is_one_after_reading(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(os.urandom(100_000))
     path.read_bytes()
-    assert page_cache.share_kept([path]) in (1.0, None)
+    assert io.share_kept([path]) in (1.0, None)
     (tmp_path / "empty").touch()
-    assert page_cache.share_kept([tmp_path / "empty"]) is None
-    assert page_cache.files_of(tmp_path) == [path, tmp_path / "empty"]
+    assert io.share_kept([tmp_path / "empty"]) is None
+    assert io.files_of(tmp_path) == [path, tmp_path / "empty"]
 
 
 def test_forgetting_changes_no_byte_and_frees_what_the_file_system_can(tmp_path):
     path = tmp_path / "a"
     contents = os.urandom(1 << 20)
     path.write_bytes(contents)
-    page_cache.forget([path])
-    kept = page_cache.share_kept([path])
+    io.forget([path])
+    kept = io.share_kept([path])
     assert path.read_bytes() == contents
     if kept is None:
         pytest.skip("this system does not tell what is in its page cache")
@@ -217,20 +216,20 @@ def test_forgetting_changes_no_byte_and_frees_what_the_file_system_can(tmp_path)
 
 
 def test_names_are_forgotten_or_it_is_said_why_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(page_cache, "DROP", tmp_path / "no" / "drop_caches")
-    assert "cannot be written: No such file" in page_cache.forget_names()
-    monkeypatch.setattr(page_cache, "DROP", tmp_path / "drop_caches")
-    assert page_cache.forget_names() is None
+    monkeypatch.setattr(io, "DROP", tmp_path / "no" / "drop_caches")
+    assert "cannot be written: No such file" in io.forget_names()
+    monkeypatch.setattr(io, "DROP", tmp_path / "drop_caches")
+    assert io.forget_names() is None
     assert (tmp_path / "drop_caches").read_text() == "2\n"
 
 
 def test_refused_forgetting_is_told_in_the_result(paths, tmp_path, monkeypatch):
     two = {kind: paths[kind] for kind in ("folder", "tfrecord")}
-    monkeypatch.setattr(page_cache, "DROP", tmp_path / "no" / "drop_caches")
+    monkeypatch.setattr(io, "DROP", tmp_path / "no" / "drop_caches")
     said = io.compare(two, repeats=1, cold=[True], names=True).names
     assert "stayed in memory" in said
     assert "cannot be written" in said
-    monkeypatch.setattr(page_cache, "DROP", tmp_path / "drop_caches")
+    monkeypatch.setattr(io, "DROP", tmp_path / "drop_caches")
     assert "without" in io.compare(two, repeats=1, cold=[True], names=True).names
 
 
@@ -246,7 +245,7 @@ def flipped(tmp_path_factory):
     "name", ["tfrecord", "hdf5 with fletcher32", *(f"checked {kind}" for kind in formats.KINDS)]
 )
 def test_formats_with_checksums_let_no_flip_pass(flipped, name):
-    before = {path: path.read_bytes() for path in page_cache.files_of(flipped[name])}
+    before = {path: path.read_bytes() for path in io.files_of(flipped[name])}
     found = bit_flips.trials(name, flipped[name], 20, anywhere=True)
     assert sum(found.values()) == 20
     assert found["silent"] == found["died"] == 0
@@ -262,9 +261,9 @@ def test_plain_arrays_do_not_notice(flipped):
 @pytest.mark.parametrize("name", bit_flips._WRITERS)
 def test_every_reader_gets_the_same_bits_of_the_same_samples(flipped, name):
     places = bit_flips.places(name, flipped[name])
-    contents = b"".join(path.read_bytes() for path in page_cache.files_of(flipped[name]))
+    contents = b"".join(path.read_bytes() for path in io.files_of(flipped[name]))
     array = np.load(flipped["npy"] / "data.npy")
-    assert [contents[at : at + 3000] for at in places] == [row.tobytes() for row in array]
+    assert [contents[at] for at in places] == [row.tobytes() for row in array]
     found = bit_flips.trials(name, flipped[name], 10)
     silent = {"npy": 10, "hdf5": 10, "lmdb": 10}.get(name, 0)
     assert found == {"noticed": 10 - silent, "silent": silent, "harmless": 0, "died": 0}

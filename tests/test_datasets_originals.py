@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlguide.data import datasets
-from dlguide.data.datasets import images, sharding
+from dlguide.data import datasets, sharding
 from dlguide.errors import DataError, MissingComponentError
 
 RNG = np.random.default_rng(7)
-IDX_FILES = [file.name for file in images.ORIGINALS["fashion_mnist"].files]
+IDX_FILES = [file.name for file in datasets.ORIGINALS["fashion_mnist"].files]
 
 
 def idx(array):
@@ -29,15 +28,15 @@ def idx(array):
 def publish(monkeypatch, folder, name, contents, shapes):
     """Write files and take their checksums for the published ones."""
     files = []
-    whole = zip(images.ORIGINALS[name].files, contents, shapes, strict=True)
+    whole = zip(datasets.ORIGINALS[name].files, contents, shapes, strict=True)
     for file, content, shape in whole:
         path = folder / name / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         digest = hashlib.sha256(content).hexdigest()
         files.append(replace(file, sha256=digest, nbytes=len(content), shape=shape))
-    whole = replace(images.ORIGINALS[name], files=tuple(files))
-    monkeypatch.setitem(images.ORIGINALS, name, whole)
+    whole = replace(datasets.ORIGINALS[name], files=tuple(files))
+    monkeypatch.setitem(datasets.ORIGINALS, name, whole)
 
 
 @pytest.fixture
@@ -68,14 +67,14 @@ def cifar(monkeypatch, tmp_path):
 def test_the_published_table_agrees_with_itself_and_with_the_files_that_are_here():
     repository = Path(__file__).parents[1] / "data/mnist"
     assert datasets.names() == ("mnist", "fashion_mnist", "cifar10")
-    for one in images.ORIGINALS.values():
+    for one in datasets.ORIGINALS.values():
         assert len({file.sha256 for file in one.files}) == len(one.files)
         for file in one.files:
             assert len(bytes.fromhex(file.sha256)) == 32
-    for file in images.ORIGINALS["mnist"].files:
+    for file in datasets.ORIGINALS["mnist"].files:
         assert (repository / file.name).stat().st_size == file.nbytes
     # the page of CIFAR-10 says that each file has exactly 30 730 000 bytes
-    assert {file.nbytes for file in images.ORIGINALS["cifar10"].files} == {30_730_000}
+    assert {file.nbytes for file in datasets.ORIGINALS["cifar10"].files} == {30_730_000}
     assert [datasets.image_shape(name) for name in datasets.names()] == [
         (28, 28, 1),
         (28, 28, 1),
@@ -88,7 +87,7 @@ def test_the_published_table_agrees_with_itself_and_with_the_files_that_are_here
 def test_fashion_mnist_is_what_its_files_hold(fashion):
     folder, (train, train_labels, test, test_labels) = fashion
     found = datasets.load("fashion_mnist", folder)
-    assert isinstance(found, images.Dataset)
+    assert isinstance(found, datasets.Dataset)
     assert repr(found).startswith("fashion_mnist: 12 training and 5 test images of 28 x 28 x 1")
     assert np.array_equal(found.train_images[..., 0], train.astype(np.float32) / 255)
     assert np.array_equal(found.test_images[..., 0], test.astype(np.float32) / 255)
@@ -119,7 +118,7 @@ def test_a_data_set_that_is_not_there_says_how_to_get_it(name, tmp_path):
         datasets.load(name, tmp_path)
     text = str(caught.value)
     assert str(tmp_path / name) in text
-    assert all(file.name in text for file in images.ORIGINALS[name].files)
+    assert all(file.name in text for file in datasets.ORIGINALS[name].files)
     assert f"With a network: `dlguide data fetch {name}`." in text
     assert "Without: copy these files there from another machine" in text
     assert "`dlguide.data.synthetic`" in text
@@ -188,7 +187,7 @@ def test_any_damage_to_fashion_mnist_is_named_with_the_file(fashion, place):
 @pytest.mark.parametrize("place", [0, 4, 5])
 def test_any_damage_to_cifar10_is_named_with_the_file(cifar, place):
     folder, _ = cifar
-    path = folder / "cifar10" / images.ORIGINALS["cifar10"].files[place].name
+    path = folder / "cifar10" / datasets.ORIGINALS["cifar10"].files[place].name
     for content in damaged(path.read_bytes()):
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"{path.name} .* `dlguide data fetch cifar10`"):
@@ -227,12 +226,12 @@ def test_labels_out_of_range_are_named_with_their_place(monkeypatch, tmp_path):
 def test_a_cifar10_file_of_another_length_is_refused(monkeypatch, tmp_path):
     publish(monkeypatch, tmp_path, "cifar10", [bytes(3073 * 3)] * 6, [(4, 3073)] * 6)
     with pytest.raises(DataError, match="has 9219 bytes, must hold 4 records of 3073 bytes"):
-        images.load("cifar10", tmp_path)
+        datasets.load("cifar10", tmp_path)
 
 
 def test_sharing_gives_all_samples_of_any_data_set(cifar):
     folder, _ = cifar
-    found = images.load("cifar10", folder)
+    found = datasets.load("cifar10", folder)
     steps = [sharding.epoch_batches(len(found.train_labels), 3, rank, 2) for rank in range(2)]
     used = np.concatenate([step.indices for part in steps for step in part])
     assert sorted(used.tolist()) == list(range(20))

@@ -16,9 +16,8 @@ from dataclasses import replace
 import pytest
 import requests
 
-from dlguide.data import download, verification
-from dlguide.data.datasets import images
-from dlguide.data.progress import reporting
+from dlguide.data import datasets, download, verification
+from dlguide.data.download import reporting
 from dlguide.errors import DataError, LockHeldError, MissingComponentError, TransferError
 from dlguide.files import file_lock
 
@@ -269,9 +268,9 @@ def small(server, monkeypatch):
         return hashlib.sha256(data).hexdigest(), len(data)
 
     for name, files in (("fashion_mnist", parts), ("cifar10", batches)):
-        found = tuple(images.Original(each, *facts(data), (1,)) for each, data in files.items())
-        known = replace(images.ORIGINALS[name], files=found)
-        monkeypatch.setitem(images.ORIGINALS, name, known)
+        found = tuple(datasets.Original(each, *facts(data), (1,)) for each, data in files.items())
+        known = replace(datasets.ORIGINALS[name], files=found)
+        monkeypatch.setitem(datasets.ORIGINALS, name, known)
     downloads = tuple(
         download.Download(f"{base}/{name}", name, *facts(data)) for name, data in parts.items()
     )
@@ -320,10 +319,10 @@ def test_an_archive_brought_by_hand_is_unpacked_without_a_network(small, server,
 
 
 def test_an_archive_with_other_contents_is_refused(small, server, tmp_path, monkeypatch):
-    wrong = replace(images.ORIGINALS["cifar10"].files[0], sha256="0" * 64)
-    files = (wrong, *images.ORIGINALS["cifar10"].files[1:])
-    known = replace(images.ORIGINALS["cifar10"], files=files)
-    monkeypatch.setitem(images.ORIGINALS, "cifar10", known)
+    wrong = replace(datasets.ORIGINALS["cifar10"].files[0], sha256="0" * 64)
+    files = (wrong, *datasets.ORIGINALS["cifar10"].files[1:])
+    known = replace(datasets.ORIGINALS["cifar10"], files=files)
+    monkeypatch.setitem(datasets.ORIGINALS, "cifar10", known)
     with pytest.raises(DataError, match=r"the archive holds no cifar-10-batches-bin/0\.bin"):
         download.fetch("cifar10", tmp_path)
     assert sorted(os.listdir(tmp_path / "cifar10")) == ["archive.tar.gz"]
@@ -387,10 +386,10 @@ def test_names_and_folders_are_checked(tmp_path):
 
 
 def test_the_catalogue_agrees_with_what_is_read():
-    assert set(images.ORIGINALS) <= set(download.names())
+    assert set(datasets.ORIGINALS) <= set(set(download.CATALOGUE))
     fashion = download.CATALOGUE["fashion_mnist"]
     assert [each.name for each in fashion.downloads] == [
-        each.name for each in images.ORIGINALS["fashion_mnist"].files
+        each.name for each in datasets.ORIGINALS["fashion_mnist"].files
     ]
     for source in download.CATALOGUE.values():
         assert bool(source.downloads) != bool(source.by_hand)

@@ -6,12 +6,10 @@ would end it (LMDB, HDF5) ends the test run.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import struct
 
@@ -23,8 +21,9 @@ from lanes import long
 
 from dlguide.data import formats
 from dlguide.data.formats import dataset as dataset_module
-from dlguide.data.formats import writer as writer_module
 from dlguide.data.formats.records import FRAMINGS
+from dlguide.data.formats.sample import MalformedError, decode, encode
+from dlguide.data.formats.writer import write_structure
 from dlguide.errors import DataError
 
 NUMBER = random.Random(5)
@@ -51,7 +50,7 @@ def files_of(path, role=None):
     """All files, or the names of those with one role (folder: the samples' own are data)."""
     if role is None:
         return sorted(each for each in path.rglob("*") if each.is_file())
-    manifest = formats.read_manifest(path)
+    manifest = dataset_module.read_manifest(path)
     if manifest.kind == "folder" and role == "data":
         return sorted(each for each in path.glob("*/*"))
     return [path / file.name for file in manifest.of_role(role)]
@@ -173,11 +172,11 @@ def test_a_loop_checks_what_stands_between_the_records_too(kind, tmp_path):
 def test_a_loop_that_a_library_ends_early_is_no_shorter_data_set(kind_of_any, tmp_path):
     path = written(tmp_path, kind_of_any)
     with formats.open(path) as dataset:
-        whole = list(dataset.stored_in_order())
-        dataset.stored_in_order = lambda: iter(whole[:5])
+        whole = list(dataset.records())
+        dataset.records = lambda checked: iter(whole[:5])
         with pytest.raises(formats.DamageError, match="holds 5 records, its index 8"):
             list(dataset)
-        dataset.stored_in_order = lambda: iter([*whole, whole[0]])
+        dataset.records = lambda checked: iter([*whole, whole[0]])
         with pytest.raises(formats.DamageError, match="holds more than the 8 records"):
             list(dataset)
 
@@ -194,13 +193,24 @@ def test_a_link_is_refused_even_to_the_same_bytes(kind_of_any, tmp_path):
         shutil.copy(tmp_path / "copy", file)
 
 
-@pytest.mark.parametrize("change", [(b"", b""), (b"number", b"NUMBER")])
-def test_a_record_that_belongs_elsewhere_says_so(change):
-    contents = formats.sample.encode(SAMPLES[0], 3).replace(*change)
-    with pytest.raises(
-        formats.MalformedError, match=r"claims to be record (\[3\]|None), not \[4\]"
-    ):
-        formats.sample.decode(contents, 0, len(contents), formats.Fields(), 4)
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ((b"", b""), r"claims to be record \[3\], not \[4\]"),
+        ((b"number", b"NUMBER"), r"claims to be record \[\], not \[4\]"),
+        ((b"\x1a\x03\n\x01\x03", b"\x1a\x03\n\x01\x04\x0f"), "is no tf.train.Example"),
+        ((b"\x1a\x03\n\x01\x03", b"\x1a\x03\n\x01\x04"), "its key .* is not UTF-8"),
+        ((b"data", b"DATA"), "claims|has not one list of bytes"),
+    ],
+)
+def test_a_record_that_belongs_elsewhere_or_is_no_sample_says_so(change, text):
+    contents = encode(formats.Sample(b"x", (1,), "key"), 3).replace(*change)
+    if "UTF-8" in text:
+        contents = contents.replace(
+            b"\x03key\x12\x07\n\x05\n\x03key", b"\x03key\x12\x07\n\x05\n\x03k\xffy"
+        )
+    with pytest.raises(MalformedError, match=text):
+        decode(contents, 4)
 
 
 def assert_place(path, report, byte):
@@ -413,7 +423,7 @@ def test_an_index_that_points_outside_is_refused_before_anything_is_allocated(ki
 def resigned(path, roles=("data", "structure")):
     """Renew all checksums and lengths, as somebody would who means to deceive."""
     names = {name.name: name for role in roles for name in files_of(path, role)}
-    writer_module.write_structure(path, names["data.h5"], [(0, names["data.h5"].stat().st_size)])
+    write_structure(names["data.h5"], [])
     facts = {
         name: {
             "nbytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()
@@ -482,36 +492,42 @@ def cuts(whole, step, boundaries):
     return [*range(0, 500, step), *range(len(whole) - 500, len(whole), step), *boundaries]
 
 
+def read_until_damage(path, kind):
+    """The records that come, and the damage that ends the file, if any."""
+    came = []
+    try:
+        for record in formats.read_records(path, kind):
+            came.append(record)
+    except formats.DamageError as error:
+        return came, error.damage
+    return came, None
+
+
 # A header has 12 bytes: a step of 7 cuts each of those that it meets in two places.
 @pytest.mark.parametrize("step", [7, *long(1)])
 def test_a_plain_tfrecord_cut_at_any_byte_gives_whole_records_and_then_an_error(step, tmp_path):
     bare, ends = plain_file(tmp_path, "tfrecord")
-    whole = bare.read_bytes()
+    whole, records = bare.read_bytes(), list(formats.read_records(bare))
+    assert [decode(record, number) for number, record in enumerate(records)] == SAMPLES[:4]
     boundaries = {0, *(end + 4 for end in ends)}
     for left in cuts(whole, step, boundaries):
         bare.write_bytes(whole[:left])
-        report = formats.verify_plain(bare)
-        assert report.ok == (left in boundaries), left
-        assert any("no end mark" in text for text in report.unchecked)
-        came = []
-        with contextlib.suppress(formats.DamageError):
-            for sample in formats.open_plain(bare):
-                came.append(sample)
-        assert came == SAMPLES[: report.count]
-        assert report.count == len([end for end in ends if end + 4 <= left])
+        came, damage = read_until_damage(bare, "tfrecord")
+        assert (damage is None) == (left in boundaries), left
+        assert came == records[: len([end for end in ends if end + 4 <= left])]
 
 
 @pytest.mark.parametrize("step", [7, *long(1)])
 def test_a_plain_recordio_cut_at_any_byte_is_noticed(step, tmp_path):
     bare, ends = plain_file(tmp_path, "recordio")
-    whole = bare.read_bytes()
-    assert formats.verify_plain(bare, "recordio").ok
+    whole, records = bare.read_bytes(), list(formats.read_records(bare, "recordio"))
+    assert len(records) == 4
     for left in cuts(whole, step, ends):
         bare.write_bytes(whole[:left])
-        report = formats.verify_plain(bare, "recordio")
-        assert not report.ok, left
+        came, damage = read_until_damage(bare, "recordio")
+        assert damage is not None, left
         # what stands before the cut is still readable, without the index at the end
-        assert report.count == len([end for end in ends if end <= left])
+        assert came == records[: len([end for end in ends if end <= left])]
 
 
 @pytest.mark.parametrize("turns", TURNS)
@@ -523,7 +539,7 @@ def test_every_flipped_bit_in_a_plain_file_is_noticed(kind, turns, tmp_path):
         bit = draw.randrange(8 * len(whole))
         bare.write_bytes(whole)
         flip(bare, bit)
-        (found,) = formats.verify_plain(bare, kind).damages
+        _, found = read_until_damage(bare, kind)
         assert found.file == str(bare)
         if found.offset is not None:
             assert found.offset <= bit // 8
@@ -540,7 +556,7 @@ def test_a_header_that_declares_more_than_there_is_allocates_nothing(declared, t
     file = tmp_path / "huge.tfrecord"
     file.write_bytes(length + masked(length) + b"short")
     with pytest.raises(formats.DamageError, match=rf"record 0 at byte 0: it declares {declared}"):
-        list(formats.open_plain(file))
+        list(formats.read_records(file))
 
 
 def test_a_big_endian_tfrecord_is_called_so(tmp_path):
@@ -549,83 +565,7 @@ def test_a_big_endian_tfrecord_is_called_so(tmp_path):
     file = tmp_path / "mips.tfrecord"
     file.write_bytes(length + masked(length[::-1])[::-1] + data + masked(data)[::-1])
     with pytest.raises(formats.DamageError, match="written big-endian"):
-        list(formats.open_plain(file))
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"",
-        b"not a message",
-        b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
-        b"\x0a\x02\x0a\x00",
-        b"\x0f",
-        b"\x80" * 30,
-        formats.sample.encode(formats.Sample(b"x"), 0)[:-1],
-        formats.sample.encode(formats.Sample(b"x", key="key"), 0).replace(b"key", b"k\xffy"),
-        formats.sample.encode(formats.Sample(b"x", key="QQQ"), 0).replace(b"QQQ", b"\xff\xfe\xfd"),
-    ],
-    ids=repr,
-)
-def test_a_record_that_is_no_sample_is_reported_with_its_place(payload, tmp_path):
-    file = tmp_path / "other.tfrecord"
-    before, after = FRAMINGS["tfrecord"].frame(len(payload), google_crc32c.value(payload))
-    good = formats.sample.encode(SAMPLES[0], 0)
-    first = FRAMINGS["tfrecord"].frame(len(good), google_crc32c.value(good))
-    file.write_bytes(first[0] + good + first[1] + before + payload + after)
-    offset = len(good) + 16 + 12
-    with pytest.raises(formats.DamageError, match=rf"record 1 at byte {offset}.*formats.Fields"):
-        list(formats.open_plain(file))
-    assert formats.verify_plain(file).ok  # its bytes are whole: they are only not samples
-
-
-def test_a_missing_shard_is_named(tmp_path):
-    path = written(tmp_path, "tfrecord", shard_samples=3)
-    assert len(list(formats.open_plain(path))) == len(SAMPLES)
-    (path / "tfrecord-00001-of-00003").unlink()
-    with pytest.raises(formats.DamageError, match=r"1 of 3 shards are missing.*00001-of-00003"):
-        formats.open_plain(path)
-    assert not formats.verify_plain(path).ok
-
-
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        (
-            "a-00000-of-00002 a-00001-of-00002 a-00000-of-00001",
-            "holds 2 data sets: a-*-of-00001, a-*-of-00002. Put each into its own folder.",
-        ),
-        (
-            "train-00000-of-00001 validation-00000-of-00001",
-            "holds 2 data sets: train-*-of-00001, validation-*-of-00001.",
-        ),
-        (
-            "a-00000-of-00001.gz a-00000-of-00001 b.tfrecord",
-            "3 data sets: a-*-of-00001, a-*-of-00001.gz, *.tfrecord.",
-        ),
-        ("a-00000-of-00001 a-00001-of-00001", "a-00001-of-00001 is none of 1 shards"),
-        ("a-00000-of-00000", "a-00000-of-00000 is none of 0 shards"),
-    ],
-)
-def test_files_that_are_not_one_data_set_are_not_joined(names, text, tmp_path):
-    bare, _ = plain_file(tmp_path, "tfrecord")
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    for name in names.split():
-        shutil.copy(bare, folder / name)
-    with pytest.raises(formats.DamageError, match=re.escape(text)):
-        formats.open_plain(folder)
-    report = formats.verify_plain(folder)
-    assert not report.ok
-    assert text.split(".")[0] in str(report)
-
-
-def test_files_without_a_number_are_read_in_the_order_of_their_names(tmp_path):
-    bare, _ = plain_file(tmp_path, "tfrecord")
-    for name in ("a.tfrecord", "b.tfrecord"):
-        shutil.copy(bare, tmp_path / name)
-    bare.unlink()
-    assert list(formats.open_plain(tmp_path)) == SAMPLES[:4] * 2
+        list(formats.read_records(file))
 
 
 def test_the_structure_is_checked_before_a_library_opens_the_file(tmp_path, monkeypatch):
@@ -636,10 +576,10 @@ def test_the_structure_is_checked_before_a_library_opens_the_file(tmp_path, monk
     monkeypatch.setattr(lmdb, "open", lambda *_, **__: pytest.fail("LMDB mapped a damaged file"))
     with pytest.raises(formats.DamageError, match=r"data.mdb: at byte 4096: its structure"):
         formats.open(path)
-    manifest = formats.read_manifest(path)
+    manifest = dataset_module.read_manifest(path)
     without = tuple(file for file in manifest.files if file.role != "structure")
     with pytest.raises(formats.DamageError, match="names no table of the structure"):
-        dataset_module.check_structure(path, formats.Manifest("lmdb", 8, 0, without))
+        dataset_module.check_structure(path, dataset_module.Manifest("lmdb", 8, 0, without))
 
 
 def test_damage_reads_as_file_place_and_what():

@@ -97,11 +97,12 @@ def fail(*_, **__):
 
 @pytest.mark.parametrize("kind", formats.KINDS)
 def test_what_goes_wrong_at_the_beginning_is_the_error_that_is_raised(kind, tmp_path, monkeypatch):
-    hashed = "dlguide.data.formats.writer.HashedFile.__init__"
-    begins = {"hdf5": "h5py.File", "lmdb": "lmdb.open"}.get(kind, hashed)
+    module = "folder_format" if kind == "folder" else "records"
+    begins = {"hdf5": "h5py.File", "lmdb": "lmdb.open"}
+    begins = begins.get(kind, f"dlguide.data.formats.{module}.open")
     for target in (begins, "dlguide.data.formats.writer.open"):  # the latter opens the index
         with monkeypatch.context() as patch:
-            patch.setattr(target, fail, raising=target == begins)
+            patch.setattr(target, fail, raising=not target.endswith(".open") or "lmdb" in target)
             with pytest.raises(FirstError):
                 formats.create(tmp_path / "set", kind)
         assert os.listdir(tmp_path) == []

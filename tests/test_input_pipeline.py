@@ -244,7 +244,7 @@ def dots(tmp_path_factory):
     path = tmp_path_factory.mktemp("dots") / "recordio"
     with formats.create(path, "recordio") as writer:
         for number in range(2003):
-            writer.append(Sample(bytes([number % 256]), (number,)))
+            writer.append(Sample(encoded(np.full((1, 1, 3), number % 256, np.uint8)), (number,)))
     return path
 
 
@@ -256,9 +256,7 @@ def test_a_run_is_read_at_once_whatever_the_batch(batch, ranks, dots):
         requests = windows = 0
         for rank in range(ranks):
             counted = Counted()
-            pipeline = ip.Pipeline(
-                dots, batch, rank, ranks, raw=(1, 1, 1), order=order, throttle=counted
-            )
+            pipeline = ip.Pipeline(dots, batch, rank, ranks, order=order, throttle=counted)
             steps = epoch_batches(2003, batch, rank, ranks, order=order)[first:]
             found = [labels for _, labels in whole(pipeline, 0, first)]
             for labels, step in zip(found, steps, strict=True):
@@ -321,16 +319,6 @@ def test_a_gif_of_one_frame_is_read_and_a_bmp_refused(tmp_path):
     assert "no image that can be decoded" in damaged(ip.Pipeline([(tmp_path / "bmp", 0)], 1))[1]
 
 
-def test_raw_pixels_need_no_decoder(tmp_path):
-    path = write(
-        tmp_path / "raw", "hdf5", (Sample(p.tobytes(), (n,)) for n, p in enumerate(PIXELS))
-    )
-    pipeline = ip.Pipeline(path, BATCH, raw=(12, 10, 3), shuffle=False)
-    for cache in ("none", "decoded"):
-        found = np.concatenate([images for images, _ in whole(pipeline.replace(cache=cache))])
-        np.testing.assert_array_equal(found, PIXELS.astype(np.float32) / 255)
-
-
 def test_several_labels_stay_together(tmp_path):
     labels = [(n % 2, n % 3, n % 5) for n in range(8)]
     path = write(
@@ -343,16 +331,10 @@ def test_several_labels_stay_together(tmp_path):
 # --- stages ------------------------------------------------------------------------------------
 
 
-def test_each_stage_can_be_run_alone_or_as_the_last(folder, arrays):
+def test_each_stage_can_be_run_alone(folder, arrays):
     sized = (ip.Flip(), ip.ResizedCrop(8, 8), ip.Flip(), ip.Normalise((0.5,), (0.5,)))
     pipeline = ip.Pipeline(folder / "tfrecord", BATCH, augment=sized)
     assert pipeline.stages == ("read", "decode", "crop", "batch", "augment")
-    steps = len(pipeline.steps())
-    for stage, elements in zip(pipeline.stages, (steps, 53, 53, steps, steps), strict=True):
-        epoch = pipeline.epoch(until=stage)
-        assert sum(1 for _ in epoch) == elements
-        assert epoch.samples == SAMPLES
-        assert len(epoch.wait_s) == elements
     dataset = None
     for stage in pipeline.stages:
         dataset = pipeline.apply(stage, dataset)
@@ -646,8 +628,6 @@ def test_steps_stages_and_sources_that_are_none_are_named(arrays):
     pipeline = ip.Pipeline(arrays, BATCH)
     with pytest.raises(ValueError, match="`first_step` must be at most the 14 steps"):
         pipeline.epoch(0, 15)
-    with pytest.raises(ValueError, match="`until` must be one of augment, read"):
-        pipeline.epoch(0, until="decode")
     with pytest.raises(ValueError, match=r"`changes` must be one of .*, got 'bacth'"):
         pipeline.replace(bacth=2)
     with pytest.raises(ValueError, match="`source` must be a Dataset, the folder"):

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from imagenet_writers import write_folders, write_shards
 
 from dlguide.data import formats, synthetic, verification
-from dlguide.data.readers import imagenet, imagenet_shards
 from dlguide.errors import MissingComponentError
 from dlguide.files import data_folder
 
@@ -35,10 +35,10 @@ def write(kind: str, path: Path) -> tuple[Path, int]:
         return path / "mnist", 70_000
     if kind == "imagenet":
         pictures = synthetic.images(3, 32, 9, seed=1)
-        return imagenet.write(path, pictures[:6], pictures[6:]), 9
+        return write_folders(path, pictures[:6], pictures[6:]), 9
     if kind == "imagenet_shards":
         pictures = synthetic.images(3, 32, 9, seed=1)
-        return imagenet_shards.write(path, pictures[:6], pictures[6:]), 9
+        return write_shards(path, pictures[:6], pictures[6:], (4, 2)), 9
     raise ValueError(kind)
 
 
@@ -139,7 +139,7 @@ def test_the_bar_counts_what_is_counted(kind, unit, tmp_path, capsys, monkeypatc
         folder = data_folder() / "mnist"
     else:
         pictures = synthetic.images(3, 32, 6, seed=1)
-        folder = imagenet.write(tmp_path / "data", pictures[:3], pictures[3:])
+        folder = write_folders(tmp_path / "data", pictures[:3], pictures[3:])
     verification.verify(folder, progress=True)
     assert unit in capsys.readouterr().err
 

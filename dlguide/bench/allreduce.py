@@ -27,6 +27,7 @@ from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe, threads
 
 SIZES = (*(8 * 8**power for power in range(7)), 4 << 20, 8 << 20, 16 << 20, 64 << 20)
+LIMIT_S = 300.0
 # The variable that selects the algorithm of each MPI library, and the names it knows.
 HOROVOD = "horovod"
 _SWITCHES = {
@@ -66,9 +67,7 @@ class AllreducePoint:
         return statistics.median(self.seconds)
 
     def bus_bytes_per_s(self, ranks: int) -> float:
-        """Speed at which each link would carry the least traffic that an allreduce needs.
-
-        2 (p - 1)/p n / t: comparable with the speed of a link for any p.
+        """Speed of a link that carries the least traffic an allreduce needs, 2 (p - 1)/p n / t.
 
         Source:
             NVIDIA, nccl-tests, PERFORMANCE.md: "bus bandwidth".
@@ -78,11 +77,7 @@ class AllreducePoint:
 
 @dataclass(frozen=True)
 class AllreduceComparison:
-    """Allreduces measured on one machine in one run.
-
-    Args:
-        library: the MPI library and its version.
-    """
+    """Allreduces measured on one machine in one run."""
 
     ranks: int
     library: str
@@ -112,7 +107,6 @@ def allreduce(
     horovod: bool = True,
     oversubscribe: bool = False,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 300,
 ) -> AllreduceComparison:
     """Measure allreduces of float32 arrays on fresh ranks of this machine.
 
@@ -122,13 +116,9 @@ def allreduce(
     Args:
         sizes: sizes of the array on every rank (bytes).
         names: algorithms, of `collectives.NAMES`.
-        repeats: samples of each.
         horovod: measure Horovod's too, as a TensorFlow operation.
         oversubscribe: allow more ranks than cores.
         env: further variables of the ranks.
-
-    Returns:
-        AllreduceComparison: every sample.
 
     Raises:
         ValueError: if an argument is invalid, before any rank starts.
@@ -158,7 +148,7 @@ def allreduce(
         rank = [sys.executable, "-P", "-m", "mpi4py", "-m", "dlguide.bench.allreduce"]
         command = [find_mpiexec(), "-n", ranks, *rank, json.dumps(order), target]
         processes.remove_orphaned_shared_memory()
-        done = commands.run(command, timeout_s, surroundings)
+        done = commands.run(command, LIMIT_S, surroundings)
         if not (done.ok and target.exists()):
             raise RuntimeError(f"The ranks of the benchmark failed.\n{done.tail()}")
         found = json.loads(target.read_text())

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from dlguide import commands
-from dlguide.bench import page_cache
+from dlguide.bench.io import files_of
 from dlguide.data import formats
 from dlguide.data.formats.dataset import crc32c
 from dlguide.data.formats.records import FRAMINGS
@@ -35,17 +35,10 @@ _MOST_MEMORY_NBYTES = 4 << 30
 def write(folder: str | os.PathLike, samples: int = 20, nbytes: int = 3000) -> dict[str, Path]:
     """Write the same samples of equal size for each reader.
 
-    Args:
-        folder: that holds a folder for each reader afterwards.
-        samples: how many (count).
-        nbytes: of each (bytes).
-
     Returns:
         dict: a folder for each of "npy", "tfrecord", "lmdb", "hdf5", "hdf5 with fletcher32", and
         "checked ..." for each format of `dlguide.data.formats`.
     """
-    require_count(samples, "samples")
-    require_count(nbytes, "nbytes")
     array = np.random.default_rng(0).integers(0, 256, (samples, nbytes), np.uint8)
     paths = {}
     for name, writer in _WRITERS.items():
@@ -60,20 +53,20 @@ def write(folder: str | os.PathLike, samples: int = 20, nbytes: int = 3000) -> d
     return paths
 
 
-def places(name: str, folder: str | os.PathLike) -> list[int]:
-    """Find where the data of each sample begin in a reader's files, taken as one row of bytes.
+def places(name: str, folder: str | os.PathLike) -> list[slice]:
+    """Find where the data of each sample are in a reader's files, taken as one row of bytes.
 
     Raises:
         RuntimeError: if the data of a sample are not in one piece, or there twice.
     """
-    require_known(name, _READERS, "name")
-    contents = b"".join(path.read_bytes() for path in page_cache.files_of(folder))
+    contents = b"".join(path.read_bytes() for path in files_of(folder))
     found = []
     for number, sample in enumerate(_READERS[name](Path(folder))):
         data = sample if isinstance(sample, bytes) else sample[0]
         if contents.count(data) != 1:
             raise RuntimeError(f"{name} holds the data of sample {number} not exactly once.")
-        found.append(contents.index(data))
+        begin = contents.index(data)
+        found.append(slice(begin, begin + len(data)))
     return found
 
 
@@ -95,65 +88,51 @@ def trials(
     """
     require_known(name, _READERS, "name")
     require_count(flips, "flips")
-    nbytes = sum(path.stat().st_size for path in page_cache.files_of(folder))
     random = np.random.default_rng(seed)
     if anywhere:
+        nbytes = sum(path.stat().st_size for path in files_of(folder))
         bits = random.integers(0, 8 * nbytes, flips).tolist()
     else:
-        begins = places(name, folder)
-        chosen = random.random((flips, 2)) * [len(begins), 8 * _data_nbytes(name, folder)]
-        bits = [8 * begins[int(sample)] + int(bit) for sample, bit in chosen]
+        data = places(name, folder)
+        chosen = random.random((flips, 2)) * [len(data), 8 * (data[0].stop - data[0].start)]
+        bits = [8 * data[int(sample)].start + int(bit) for sample, bit in chosen]
     return _flipped(name, Path(folder), bits)
 
 
-def _data_nbytes(name: str, folder: str | os.PathLike) -> int:
-    first = _READERS[name](Path(folder))[0]
-    return len(first if isinstance(first, bytes) else first[0])
-
-
-def _flipped(name: str, folder: Path, places: list[int]) -> Counter:
-    before = {place // 8: _byte(folder, place // 8) for place in places}
+def _flipped(name: str, folder: Path, bits: list[int]) -> Counter:
+    before = {path: path.read_bytes() for path in files_of(folder)}
     found: Counter = Counter({outcome: 0 for outcome in OUTCOMES})
-    while places:
-        command = [sys.executable, "-P", "-m", __name__, name, folder, json.dumps(places)]
+    while bits:
+        command = [sys.executable, "-P", "-m", __name__, name, folder, json.dumps(bits)]
         try:
-            done = commands.run(command, LIMIT_S * (1 + len(places)))
+            done = commands.run(command, LIMIT_S * (1 + len(bits)))
         finally:  # wherever it was ended, before or after it changed a bit back
-            for byte, value in before.items():
-                _write_byte(folder, byte, value)
+            for path, contents in before.items():
+                if path.read_bytes() != contents:
+                    path.write_bytes(contents)
         lines = [line for line in done.output.splitlines() if line in OUTCOMES]
         if "undamaged: right" not in done.output:
             raise RuntimeError(f"{name} does not read the undamaged files.\n{done.tail()}")
         found.update(lines)
-        if len(lines) < len(places):
+        if len(lines) < len(bits):
             found["died"] += 1
-        places = places[len(lines) + 1 :]
+        bits = bits[len(lines) + 1 :]
     return found
 
 
-def _byte(folder: Path, number: int) -> int:
-    """Read one byte of the files, taken as one row of bytes."""
-    path, offset = _place(folder, number)
-    return path.read_bytes()[offset]
-
-
-def _write_byte(folder: Path, number: int, value: int) -> None:
-    """Write one byte of the files, if it is another."""
-    path, offset = _place(folder, number)
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        if file.read(1) != bytes([value]):
-            file.seek(offset)
-            file.write(bytes([value]))
-
-
-def _place(folder: Path, number: int) -> tuple[Path, int]:
-    for path in page_cache.files_of(folder):
+def _flip(folder: Path, bit: int) -> None:
+    """Flip one bit of the files, taken as one row of bytes."""
+    byte = bit // 8
+    for path in files_of(folder):
         nbytes = path.stat().st_size
-        if number < nbytes:
-            return path, number
-        number -= nbytes
-    raise IndexError(f"{folder} has fewer bytes")
+        if byte < nbytes:
+            with open(path, "r+b") as file:
+                file.seek(byte)
+                (value,) = file.read(1)
+                file.seek(byte)
+                file.write(bytes([value ^ 1 << bit % 8]))
+            return
+        byte -= nbytes
 
 
 def _write_tfrecord(folder: Path, array: np.ndarray) -> None:
@@ -185,8 +164,7 @@ def _write_hdf5(folder: Path, array: np.ndarray, **options: bool) -> None:
 
 
 def _read_tfrecord(folder: Path) -> list[bytes]:
-    records = formats.open_plain(folder / "data.tfrecord").records()
-    return [found.block[found.start : found.end] for found in records]
+    return list(formats.read_records(folder / "data.tfrecord"))
 
 
 def _read_lmdb(folder: Path) -> list[bytes]:
@@ -237,7 +215,7 @@ _READERS: dict[str, Callable[[Path], list]] = {
 }
 
 
-def _child(name: str, folder: Path, places: list[int]) -> None:
+def _child(name: str, folder: Path, bits: list[int]) -> None:
     """Read the damaged files; what comes goes out at once, because the next may end all."""
     import resource
     import signal
@@ -247,20 +225,16 @@ def _child(name: str, folder: Path, places: list[int]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     read = _READERS[name]
     right = read(folder)
-    say = sys.stdout.write
-    say("undamaged: right\n" if right else "nothing is there\n")
-    sys.stdout.flush()
-    for place in places:
+    print("undamaged: right" if right else "nothing is there", flush=True)
+    for bit in bits:
         signal.alarm(LIMIT_S)  # a reader that does not come back is ended
-        value = _byte(folder, place // 8)
-        _write_byte(folder, place // 8, value ^ 1 << place % 8)
+        _flip(folder, bit)
         try:
             outcome = "harmless" if read(folder) == right else "silent"
         except Exception:  # whatever a library raises: the damage was noticed
             outcome = "noticed"
-        _write_byte(folder, place // 8, value)
-        say(f"{outcome}\n")
-        sys.stdout.flush()
+        _flip(folder, bit)
+        print(outcome, flush=True)
 
 
 if __name__ == "__main__":

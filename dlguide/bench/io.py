@@ -8,18 +8,20 @@ order in blocks, or at the offsets of its records.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import psutil
 
-from dlguide.bench import page_cache
 from dlguide.data import formats
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import describe
@@ -35,6 +37,74 @@ COLUMNS = (
 _BLOCK = 1 << 20
 # Files of a data set whose pages are inspected before a cold pass; all would take too long.
 _LOOKED_AT = 100
+DROP = Path("/proc/sys/vm/drop_caches")
+
+
+def files_of(folder: str | os.PathLike) -> list[Path]:
+    """List all files in a folder and below."""
+    return sorted(path for path in Path(folder).rglob("*") if path.is_file())
+
+
+def forget(paths: Iterable[str | os.PathLike], written: bool = True) -> None:
+    """Ask the kernel to drop the contents of files from its cache (POSIX_FADV_DONTNEED).
+
+    Needs no root. The names, owners and places of files (directory entries and inodes) stay in
+    memory: see `forget_names`. What another process has mapped may stay too; see `share_kept`.
+    """
+    for descriptor in _opened(paths):
+        if written:
+            os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def forget_names() -> str | None:
+    """Drop directory entries and inodes of all files of this machine (drop_caches = 2).
+
+    Needs root, and slows all programs of the machine. Returns the reason if it is not possible.
+    """
+    os.sync()
+    try:
+        DROP.write_text("2\n")
+    except OSError as error:
+        return f"{DROP} cannot be written: {error.strerror}"
+    return None
+
+
+def share_kept(paths: Iterable[str | os.PathLike]) -> float | None:
+    """Return the share of the pages of files that is in memory (mincore), None if unknown."""
+    kept = pages = 0
+    try:
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+    except (OSError, AttributeError):
+        return None
+    for descriptor in _opened(paths):
+        nbytes = os.fstat(descriptor).st_size
+        if not nbytes:
+            continue
+        # ctypes returns the address of a writable map only, hence a private one
+        with mmap.mmap(descriptor, nbytes, mmap.MAP_PRIVATE) as mapped:
+            states = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
+            start = (ctypes.c_char * nbytes).from_buffer(mapped)
+            failed = mincore(
+                ctypes.c_void_p(ctypes.addressof(start)),
+                ctypes.c_size_t(nbytes),
+                ctypes.c_void_p(states.ctypes.data),
+            )
+            del start
+        if failed:
+            return None
+        kept += int((states & 1).sum())
+        pages += len(states)
+    return kept / pages if pages else None
+
+
+def _opened(paths: Iterable[str | os.PathLike]) -> Iterator[int]:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -67,10 +137,7 @@ class ReadingSpeed:
 class ReadingComparison:
     """The same samples in several formats on one machine.
 
-    Args:
-        machine: its name and processor.
-        file_system: its type, as in the kernel; empty if unknown.
-        names: a sentence about directory entries and inodes in cold passes.
+    `names` is a sentence about directory entries and inodes in cold passes.
     """
 
     machine: str
@@ -80,17 +147,7 @@ class ReadingComparison:
     speeds: tuple[ReadingSpeed, ...]
 
     def speed(self, kind: str, access: str, cold: bool, checked: bool = True) -> ReadingSpeed:
-        """Return one measurement.
-
-        Args:
-            kind: format.
-            access: "sequential" or "random".
-            cold: state of the page cache.
-            checked: with all checks, or the bytes alone.
-
-        Raises:
-            ValueError: if it was not measured.
-        """
+        """Return one measurement."""
         asked = (kind, access, cold, checked)
         found = {(each.kind, each.access, each.cold, each.checked): each for each in self.speeds}
         require(asked in found, "kind", f"be measured, one of {self.kinds()}", asked)
@@ -122,11 +179,7 @@ class ReadingComparison:
         return f"Cold: verified with mincore, at most {most:.1%} of the pages were in memory."
 
     def lines(self, limits: Limits | None = None) -> list[tuple[str, ...]]:
-        """Rows of the table: one for each format, access pattern and cache state.
-
-        Args:
-            limits: of this machine, for the share of the limit in warm passes.
-        """
+        """Make rows of the table, with the share of this machine's limits in warm passes."""
         rows = []
         for each in self.speeds:
             if each.checked or each.kind == PLAIN:
@@ -159,19 +212,8 @@ class ReadingComparison:
 def make(samples: int, image_nbytes: int, seed: int = 0) -> Iterator[formats.Sample]:
     """Make samples of random bytes, as little compressible as JPEG images.
 
-    Args:
-        samples: how many (count).
-        image_nbytes: mean size; sizes lie between half and one and a half of it (bytes).
-        seed: of sizes and bytes.
-
-    Returns:
-        Iterator: of Samples with labels 0 to 9, always the same for a seed.
-
-    Raises:
-        ValueError: when a count is below 1.
+    Their sizes lie between half and one and a half of `image_nbytes`, their labels are 0 to 9.
     """
-    require_count(samples, "samples")
-    require_count(image_nbytes, "image_nbytes")
     random = np.random.default_rng(seed)
     low, high = image_nbytes // 2, image_nbytes + (image_nbytes + 1) // 2
     for number in range(samples):
@@ -186,19 +228,13 @@ def write(
 ) -> dict[str, Path]:
     """Write the same samples in each format, and see that each gives back the same.
 
-    Args:
-        folder: that holds a folder for each format afterwards; made when it is missing.
-        samples: what to write.
-        kinds: of `formats.KINDS`.
-
     Returns:
-        dict: for each kind its data set.
+        dict: for each kind its data set, a folder in `folder`.
 
     Raises:
         ValueError: when a kind is unknown or a data set is there already.
         RuntimeError: when a format gives back something else.
     """
-    require(len(kinds) > 0, "kinds", "name at least one format", kinds)
     paths = {kind: Path(folder) / kind for kind in kinds}
     Path(folder).mkdir(parents=True, exist_ok=True)
     first, *others = kinds
@@ -244,11 +280,7 @@ def compare(
             feels it. Otherwise they stay in memory, which favours many small files.
         seed: of the random order, which is the same for all.
 
-    Returns:
-        ReadingComparison: every pass.
-
     Raises:
-        ValueError: when an argument is out of range.
         RuntimeError: when the data sets do not hold the same samples.
     """
     require_count(repeats, "repeats")
@@ -260,9 +292,9 @@ def compare(
     with formats.open(paths["tfrecord"]) as dataset:
         order = np.random.default_rng(seed).permutation(len(dataset)).tolist()
         nbytes = sum(len(sample.data) for sample in dataset)
-    files = {kind: page_cache.files_of(path) for kind, path in paths.items()}
+    files = {kind: files_of(path) for kind, path in paths.items()}
     files[PLAIN] = files["tfrecord"]
-    refused = page_cache.forget_names() if names else "it was not asked for"
+    refused = forget_names() if names else "it was not asked for"
     speeds = []
     for state in cold:
         for pattern in access:
@@ -272,11 +304,11 @@ def compare(
             for turn in range(repeats + (not state)):  # the first warm pass warms
                 for way, read in ways.items():
                     if state:
-                        page_cache.forget(files[way[0]], written=turn == 0)
+                        forget(files[way[0]], written=turn == 0)
                         if names and refused is None:
-                            page_cache.forget_names()
+                            forget_names()
                         some = files[way[0]][:: 1 + len(files[way[0]]) // _LOOKED_AT]
-                        share = page_cache.share_kept(some)
+                        share = share_kept(some)
                         known = share is not None and (turn == 0 or kept[way] is not None)
                         kept[way] = max(share, kept[way] or 0.0) if known else None
                     begin = perf_counter()
@@ -306,24 +338,23 @@ def _ways(
     paths: Mapping[str, Path], access: str, order: Sequence[int]
 ) -> dict[tuple[str, bool], Callable[[], int]]:
     """Return a function for each kind, checked and raw: it does one pass, returns the opens."""
-    ways: dict[tuple[str, bool], Callable[[], int]] = {}
-    for kind, path in paths.items():
-        for checked in (True, False):
-            ways[kind, checked] = lambda p=path, c=checked: _pass(p, access, c, order)
+    ways: dict[tuple[str, bool], Callable[[], int]] = {
+        (kind, checked): partial(_pass, path, access, checked, order)
+        for kind, path in paths.items()
+        for checked in (True, False)
+    }
     with formats.open(paths["tfrecord"]) as dataset:
         rows = [dataset.index[number].tolist() for number in order]
         data = [paths["tfrecord"] / file.name for file in dataset.data]
-    if access == "sequential":
-        ways[PLAIN, False] = lambda: _read_through(data)
-    else:
-        ways[PLAIN, False] = lambda: _read_at(data, rows)
+    in_order = access == "sequential"
+    ways[PLAIN, False] = partial(_read_through, data) if in_order else partial(_read_at, data, rows)
     return ways
 
 
 def _pass(path: Path, access: str, checked: bool, order: Sequence[int]) -> int:
     with formats.open(path) as dataset:
         if access == "sequential":
-            for _ in dataset if checked else dataset.blocks():
+            for _ in dataset if checked else dataset.records():
                 pass
         else:
             read = dataset.__getitem__ if checked else dataset.stored

@@ -36,12 +36,7 @@ tf.nn.conv2d(x, w, 1, "SAME")
 
 @dataclasses.dataclass(frozen=True)
 class OnednnLog:
-    """What oneDNN did for one convolution according to its log.
-
-    Args:
-        version: version of oneDNN; empty if TensorFlow never called it.
-        isa: the instruction set it may use, in its words.
-    """
+    """What oneDNN did for one convolution by its log; no version if TensorFlow never called it."""
 
     version: str
     isa: str
@@ -69,12 +64,8 @@ class OnednnComparison:
     """oneDNN on and off, with equal work, on one machine.
 
     Args:
-        machine: its name and processor.
-        batch_per_rank: images per step of the one rank.
-        image: height and width of the images (pixels); None for the net's default.
-        on: oneDNN's log when switched on.
-        off: oneDNN's log when switched off.
-        digest: digest of the weights, equal on both sides.
+        on: oneDNN's log when switched on; `off` when switched off.
+        digest: of the weights, equal on both sides.
         apart: largest relative difference between the results of both first steps.
         flops_per_image: counted from the layers, by mode.
         speeds: both sides of each mode; one side if this TensorFlow has no oneDNN.
@@ -99,11 +90,7 @@ class OnednnComparison:
         return self.on.convolutions > 0
 
     def speed(self, mode: str, onednn: bool) -> OnednnSpeed:
-        """Return one side of one mode, "train" or "infer".
-
-        Raises:
-            ValueError: if it was not measured.
-        """
+        """Return one side of one mode, "train" or "infer"."""
         found = {(each.mode, each.onednn): each for each in self.speeds}
         require((mode, onednn) in found, "mode", f"be measured, one of {list(found)}", mode)
         return found[mode, onednn]
@@ -121,11 +108,7 @@ class OnednnComparison:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     def summary(self, limits: Limits | None = None) -> str:
-        """The machine, both sides, the ratio and the workshop's numbers in a few lines.
-
-        Args:
-            limits: of this machine, for a column with the share of the limit.
-        """
+        """Describe the machine, both sides, the ratio, the limits' share and the deck's numbers."""
         size = "" if self.image is None else f", images of {self.image} x {self.image}"
         lines = [
             f"{self.net}, batch per rank {self.batch_per_rank}{size}, {self.threads} threads; "
@@ -194,14 +177,9 @@ def compare(
         seconds: time of all turns together (s); a step that takes longer is ended.
         modes: "train", "infer" or both.
         turns: of each side and mode (count).
-        seed: of weights and images.
         machine: whose cores are used; None describes this one.
 
-    Returns:
-        OnednnComparison: what was measured.
-
     Raises:
-        ValueError: when an argument makes no sense.
         RuntimeError: when the two sides do not compute the same, or a process fails.
     """
     require_known(net, models.names("digits", "imagenet"), "net")

@@ -46,12 +46,9 @@ class ScalingRow:
     """One number of ranks.
 
     Args:
-        ranks: number of ranks that compute, p (count).
-        batch_per_rank: images of each in a step (count).
         step: times of a step, of the slowest rank where all wait for each other; asynchronous:
             the one mean time of a worker's step.
-        images_per_s: all ranks together (images/s).
-        speedup: over one rank: of the throughput.
+        speedup: of the throughput, over one rank.
         predicted: the step from its parts; None for one rank, which is what all is made from.
         predicted_s: time of a step that was predicted (s); None for one rank.
         alone_s: one rank's step by itself, measured in the same ranks (s).
@@ -162,13 +159,11 @@ def measure(
     Args:
         ranks: numbers of ranks; for asynchronous, of workers (counts).
         update: one of `UPDATES`.
-        net: one of `models.names("digits", "classifier")`.
         batch_per_rank: images of each rank in a step, for any number of ranks (count).
         global_batch: images of all ranks in a step, divided by the ranks (count).
         steps: measured steps of each part (count).
         rounds: turns that these are divided into; asynchronous has one (count).
         oversubscribe: allow more ranks than cores.
-        seed: of weights and images.
         cluster: ranks that run already, for the count that it has; None starts all anew.
 
     Returns:
@@ -240,7 +235,8 @@ def _synchronous(
     rows, each = [], -(-steps // rounds)
     for p, mine in batches.items():
         with _ranks(p, cluster) as ready:
-            found = ready.run(_synchronous_on_rank, net, mine, batch, each, rounds, seed)
+            part = step_of(net, mine, seed)
+            found = ready.run(step_breakdown.measure_parts, part, batch, each, rounds, seed)
         alone_s = statistics.median(found[0]["alone"])
         if p == 1:
             timing, predicted, independent = Timing(tuple(found[0]["alone"])), None, None
@@ -265,16 +261,14 @@ def from_parts(found: Sequence[dict[str, list[float]]]) -> step.StepTime:
     together = np.array([rank["together"] for rank in found])
     compute_s = float(np.median(together, axis=1).mean())
     slowest_s = float(np.median(together.max(axis=0)))
-    exchange_s = max(
-        0.0,
-        max(np.median(rank["exchange"]) for rank in found)
-        - float(np.mean([np.median(rank["update"]) for rank in found])),
+    exchange_s, update_s = (
+        [np.median(rank[part]) for rank in found] for part in ("exchange", "update")
     )
     return step.StepTime(
         workers=len(found),
         compute_s=compute_s,
         straggler_s=max(0.0, slowest_s - compute_s),
-        exposed_s=float(exchange_s),
+        exposed_s=max(0.0, float(max(exchange_s) - np.mean(update_s))),
     )
 
 
@@ -308,16 +302,6 @@ def _asynchronous(
     return rows
 
 
-def _synchronous_on_rank(
-    net: str, batch: int, alone_batch: int, steps: int, rounds: int, seed: int
-) -> dict[str, list[float]]:
-    """Return the times of each part on this rank (s); `alone` on rank 0 only."""
-    found = step_breakdown.measure_parts(
-        step_of(net, batch, seed), alone_batch, steps, rounds, seed
-    )
-    return {part: found[part] for part in step_breakdown.PARTS}
-
-
 def step_of(net: str, batch: int, seed: int = 0) -> step_breakdown.TimedStep:
     """Give a named net's step with random images and plain SGD."""
     return step_breakdown.TimedStep(net, batch, partial(_worker, net, seed), partial(_images, net))
@@ -332,12 +316,6 @@ def _worker(net: str, seed: int, comm: Communicator) -> step_breakdown.StepWorke
 
 def _images(net: str, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return random_images(models.build(net, dropout=0.0), samples, seed)
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    start = perf_counter()
-    call()
-    return perf_counter() - start
 
 
 def _asynchronous_on_rank(net: str, batch: int, steps: int, seed: int) -> dict[str, Any]:
@@ -358,7 +336,11 @@ def _asynchronous_on_rank(net: str, batch: int, steps: int, seed: int) -> dict[s
 
     gradient(weights, comm.rank, 0)
     comm.Barrier()
-    compute = [] if serves else [_timed(lambda: gradient(weights, 0, 0)) for _ in range(steps)]
+    compute: list[float] = []
+    while not serves and len(compute) < steps:
+        start = perf_counter()
+        gradient(weights, comm.rank, 0)
+        compute.append(perf_counter() - start)
     comm.Barrier()
     still = np.zeros_like(weights)
     # the first worker exchanges by itself; the others send once

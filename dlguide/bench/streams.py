@@ -27,13 +27,7 @@ LATE = 0.95  # the quantile that is quoted for the slow answers
 
 @dataclasses.dataclass(frozen=True)
 class StreamSplit:
-    """One way to divide the cores.
-
-    Args:
-        latency: of every batch; the first one of each turn apart (s).
-        images_per_s: of all streams together, each turn by its time from the first request to the
-            last answer.
-    """
+    """One way to divide the cores: latencies of all batches, images/s of each whole turn."""
 
     streams: int
     threads: int
@@ -84,11 +78,7 @@ def compare(
         image: height and width of the images (pixels); None for the net's default.
         seconds: time of all turns together (s).
         splits: numbers of streams; None for 1, 2, 4, ... up to one per core.
-        turns: turns of each split.
         machine: the machine with the cores; None for this one.
-
-    Returns:
-        list: a `StreamSplit` for each number of streams.
 
     Raises:
         ValueError: if there are more streams than cores, or an argument is invalid.

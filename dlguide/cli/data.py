@@ -33,7 +33,7 @@ def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> No
     from dlguide.files import data_folder
 
     place = data_folder(folder)
-    here = {name for name in download.names() if (place / name).is_dir()}
+    here = {name for name in download.CATALOGUE if (place / name).is_dir()}
     here -= set(datasets.names()) - set(datasets.present(place))
     sources = download.CATALOGUE.values()
     if as_json:

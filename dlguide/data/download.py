@@ -12,39 +12,34 @@ import re
 import shutil
 import tarfile
 import tempfile
-import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
-from dlguide.data.datasets.images import CIFAR_ARCHIVE, ORIGINALS, restoring
-from dlguide.data.progress import Progress, reporting
-from dlguide.errors import DataError, TransferError, require, require_known, require_positive
+from dlguide.data.datasets import CIFAR_ARCHIVE, ORIGINALS, restoring
+from dlguide.errors import DataError, TransferError, require, require_known
 from dlguide.files import data_folder_to_write, file_lock, require_writable
 from dlguide.files import sha256 as digest
 
 if TYPE_CHECKING:
     import requests
 
-__all__ = [
-    "CATALOGUE",
-    "DataSource",
-    "Download",
-    "Fetched",
-    "fetch",
-    "fetch_file",
-    "names",
-]
+__all__ = ["CATALOGUE", "Fetched", "fetch", "fetch_file"]
 
 _FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TRIES_AGAIN = 2
+_TIMEOUT_S = 30.0  # the longest silence of a server
 _FINAL = (400, 401, 402, 403, 404, 410)  # answers that stay the same when asked again
 _OFFLINE = (
     "Without a network: mnist is part of this repository, and dlguide.data.synthetic makes data."
 )
+
+
+Progress = Callable[[int, int | None], object]
 
 
 @dataclass(frozen=True)
@@ -61,9 +56,12 @@ class Download:
 class DataSource:
     """Where a data set comes from.
 
-    name, title, page (of the publisher), downloads (empty when a program cannot have them),
-    unpacks (whether the one download is an archive), by_hand (why a program cannot have it), then
-    (what to do with the archives, a sentence).
+    Args:
+        page: of the publisher.
+        downloads: empty when a program cannot have them.
+        unpacks: whether the one download is an archive.
+        by_hand: why a program cannot have it.
+        then: what to do with the archives, a sentence.
     """
 
     name: str
@@ -84,14 +82,14 @@ class DataSource:
 class Fetched:
     """A file that was brought here.
 
-    path, nbytes (of the file), downloaded_nbytes (0 when it was there already), seconds, sha256
-    (of the file), checked (whether it was compared with a checksum that was known before).
+    Args:
+        downloaded_nbytes: 0 when it was there already (bytes).
+        checked: whether it was compared with a checksum that was known before.
     """
 
     path: str
     nbytes: int
     downloaded_nbytes: int
-    seconds: float
     sha256: str
     checked: bool
 
@@ -155,15 +153,6 @@ CATALOGUE = {
 }
 
 
-def names() -> tuple[str, ...]:
-    """List the data sets whose origin is known: names that `fetch` takes.
-
-    Returns:
-        tuple: names.
-    """
-    return tuple(CATALOGUE)
-
-
 def fetch(
     name: str,
     folder: str | os.PathLike | None = None,
@@ -175,7 +164,7 @@ def fetch(
     that was copied to its place, without a network.
 
     Args:
-        name: one of `names()`.
+        name: one of `CATALOGUE`.
         folder: the data folder, which gets a folder of this name; None takes $DLGUIDE_DATA or the
             repository's `data`.
         progress: True draws a bar per file; a function is called with the bytes done and in all.
@@ -191,7 +180,7 @@ def fetch(
         MissingComponentError: when there is no data folder.
         LockHeldError: when another process downloads it.
     """
-    source = CATALOGUE[require_known(name, names(), "name")]
+    source = CATALOGUE[require_known(name, CATALOGUE, "name")]
     place = data_folder_to_write(folder) / name
     if name in ORIGINALS and (there := _there(name, place)) is not None:
         return there
@@ -221,7 +210,6 @@ def fetch_file(
     url: str,
     path: str | os.PathLike,
     sha256: str | None = None,
-    timeout_s: float = 30.0,
     progress: bool | Progress | None = None,
     nbytes: int = 0,
 ) -> Fetched:
@@ -233,7 +221,6 @@ def fetch_file(
         url: address, http or https.
         path: name of the file to write.
         sha256: its SHA-256 in hexadecimal; None when it is not known.
-        timeout_s: the longest silence of the server (s).
         progress: True draws a bar; a function is called with the bytes done and in all.
         nbytes: for so many bytes the disk must have room before the download begins.
 
@@ -251,21 +238,17 @@ def fetch_file(
     )
     good = sha256 is None or _SHA256.fullmatch(sha256) is not None
     require(good, "sha256", "be 64 hexadecimal digits in lower case", sha256)
-    require_positive(timeout_s, "timeout_s")
     final = Path(os.path.abspath(path))
     require(not final.is_dir(), "path", "be the name of a file", str(path))
     if not final.is_file():
         require_writable(final.parent, "path", max(1_000_000, nbytes))
-    started = time.monotonic()
     with file_lock(final.with_name(f"{final.name}.lock"), wait=False):
         there = final.is_file() and sha256 in (None, digest(final))
         if not there:
             with reporting(progress, final.name) as report:
-                _download(url, final, sha256, timeout_s, report)
+                _download(url, final, sha256, report)
     nbytes = final.stat().st_size
-    seconds = time.monotonic() - started
-    checked = sha256 is not None
-    return Fetched(str(final), nbytes, 0 if there else nbytes, seconds, digest(final), checked)
+    return Fetched(str(final), nbytes, nbytes * (not there), digest(final), sha256 is not None)
 
 
 class _Bar:
@@ -285,9 +268,7 @@ class _Bar:
         pass
 
 
-def _download(
-    url: str, final: Path, sha256: str | None, timeout_s: float, report: Progress
-) -> None:
+def _download(url: str, final: Path, sha256: str | None, report: Progress) -> None:
     import pooch
     import requests
 
@@ -307,7 +288,7 @@ def _download(
 
     pooch.get_logger().setLevel("ERROR")
     downloader = pooch.HTTPDownloader(
-        progressbar=_Bar(report), timeout=timeout_s, hooks={"response": refuse}
+        progressbar=_Bar(report), timeout=_TIMEOUT_S, hooks={"response": refuse}
     )
     files = pooch.create(
         final.parent,
@@ -336,7 +317,6 @@ def _fetch_archive(
     source: DataSource, place: Path, progress: bool | Progress | None
 ) -> tuple[Fetched, ...]:
     """Download the archive, unpack it, and give its folders their names once all is checked."""
-    started = time.monotonic()
     (archive,) = source.downloads
     path = place / archive.name
     packed = fetch_file(archive.url, path, archive.sha256, progress=progress, nbytes=archive.nbytes)
@@ -349,11 +329,8 @@ def _fetch_archive(
             whole = _there(source.name, place)
     assert whole is not None
     path.unlink(missing_ok=True)
-    seconds, came = time.monotonic() - started, packed.downloaded_nbytes
-    return tuple(
-        replace(one, seconds=seconds, downloaded_nbytes=came * (number == 0))
-        for number, one in enumerate(whole)
-    )
+    first, *others = whole
+    return replace(first, downloaded_nbytes=packed.downloaded_nbytes), *others
 
 
 def _unpack(archive: Path, beside: Path, name: str) -> None:
@@ -378,7 +355,7 @@ def _unpack(archive: Path, beside: Path, name: str) -> None:
 
 def _there(name: str, place: Path) -> tuple[Fetched, ...] | None:
     """Return the files of a data set when all are there and as published, else None."""
-    started, found = time.monotonic(), []
+    found = []
     for file in ORIGINALS[name].files:
         path = place / file.name
         same_length = path.is_file() and path.stat().st_size == file.nbytes
@@ -387,6 +364,29 @@ def _there(name: str, place: Path) -> tuple[Fetched, ...] | None:
                 what = "is damaged" if path.is_file() else "is not there"
                 raise DataError(f"{path} {what}. {restoring(name, place)}")
             return None
-        found.append((path, file))
-    seconds = time.monotonic() - started
-    return tuple(Fetched(str(p), f.nbytes, 0, seconds, f.sha256, True) for p, f in found)
+        found.append(Fetched(str(path), file.nbytes, 0, file.sha256, True))
+    return tuple(found)
+
+
+@contextmanager
+def reporting(
+    progress: bool | Progress | None, what: str, unit: str = "bytes"
+) -> Iterator[Progress]:
+    """Give a function to call with what is done and what there is in all."""
+    if callable(progress):
+        yield progress
+        return
+    if not progress:
+        yield lambda done, of: None
+        return
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    counted: tuple = (rich_progress.MofNCompleteColumn(), rich_progress.TextColumn(unit))
+    if unit == "bytes":
+        counted = (rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn())
+    name = rich_progress.TextColumn("{task.description}", markup=False)
+    columns = (name, rich_progress.BarColumn(), *counted, rich_progress.TimeRemainingColumn())
+    with rich_progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)

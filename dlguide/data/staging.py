@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dlguide.data.download import Progress, reporting
 from dlguide.data.formats.dataset import NAME as MANIFEST
 from dlguide.data.formats.dataset import Damage, DamageError, read_digest
-from dlguide.data.progress import Progress, reporting
-from dlguide.data.verification import SUMS, Listed, Listing, list_files, require_folder
+from dlguide.data.verification import SUMS, Listed, list_files, require_folder
 from dlguide.errors import TransferError, require
 from dlguide.files import file_lock, require_writable
 
@@ -34,11 +34,7 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 
 @dataclass(frozen=True)
 class StagingResult:
-    """What staging did on one node.
-
-    path (of the copy), files (count), nbytes (of all), seconds (until it could be used), copied
-    (False when it was there already, whole).
-    """
+    """What staging did on one node; not `copied` where the copy was there already, whole."""
 
     path: str
     files: int
@@ -91,9 +87,6 @@ def stage(
             source.
         progress: True draws a bar; a function is called with the bytes done and in all; on
             rank 0 of `comm` only.
-
-    Returns:
-        StagingResult: what was done on this rank's node; the same on all its ranks.
 
     Raises:
         ValueError: on all ranks alike, when an argument is not what it must be, something else
@@ -178,21 +171,22 @@ def _stage(
     require_folder(given)
     require_writable(final.parent, "target")
     with file_lock(final.with_name(f".{final.name}.lock"), wait=True):
-        listing = list_files(given)  # the source may have changed while we waited
+        files = list_files(given)  # the source may have changed while we waited
+        total = sum(file.nbytes for file in files)
         partial, before = (final.with_name(f".{final.name}.{what}") for what in ("partial", "old"))
         for left in (partial, before):  # we hold the lock: the process that made them is gone
             shutil.rmtree(left, ignore_errors=True)
         with reporting(progress, f"staging {final.name}") as report:
             what = "there is nothing"
             if there := os.path.lexists(final):
-                what = _difference(listing, final, quick, _counter(report, listing))
+                what = _difference(files, final, quick, _counter(report, total))
                 must = "hold nothing, or a whole copy of the source"
                 then = "Remove it, choose another target, or use `replace=True`."
                 require(not what or replace, "target", must, f"{final}: {what}", then)
             if what:
-                require_writable(final.parent, "target", listing.nbytes)
+                require_writable(final.parent, "target", total)
                 try:
-                    _copy_all(given, partial, listing, _counter(report, listing))
+                    _copy_all(given, partial, files, _counter(report, total))
                 except BaseException:
                     shutil.rmtree(partial, ignore_errors=True)
                     raise
@@ -201,10 +195,10 @@ def _stage(
                 os.rename(partial, final)
                 shutil.rmtree(before, ignore_errors=True)
     seconds = time.monotonic() - started
-    return StagingResult(str(final), len(listing.files), listing.nbytes, seconds, bool(what))
+    return StagingResult(str(final), len(files), total, seconds, bool(what))
 
 
-def _counter(report: Progress, listing: Listing) -> Callable[[int], None]:
+def _counter(report: Progress, total: int) -> Callable[[int], None]:
     """Give a function that adds up bytes and reports their sum; threads may call it at once."""
     done, alone = 0, threading.Lock()
 
@@ -212,7 +206,7 @@ def _counter(report: Progress, listing: Listing) -> Callable[[int], None]:
         nonlocal done
         with alone:
             done += nbytes
-            report(done, listing.nbytes)
+            report(done, total)
 
     return add
 
@@ -224,47 +218,48 @@ def _require_apart(source: Path, target: Path) -> None:
     require(apart, "target", f"lie apart from the source {source}", str(target))
 
 
-def _copy_all(source: Path, target: Path, listing: Listing, done: Callable[[int], None]) -> None:
+def _copy_all(
+    source: Path, target: Path, files: Sequence[Listed], done: Callable[[int], None]
+) -> None:
     """Copy files into a new folder; what is read is compared with its checksum on the way.
 
     A data set without a manifest gets a complete SHA256SUMS in its copy, so that the copy can
     be checked later. Times of change are kept.
     """
     target.mkdir(mode=0o755)
-    for folder in sorted({os.path.dirname(file.name) for file in listing.files}):
+    for folder in sorted({os.path.dirname(file.name) for file in files}):
         (target / folder).mkdir(parents=True, exist_ok=True)
     with open(target / SUMS, "x", encoding="utf-8") as sums:
         copied = _in_parallel(
-            lambda file: _copy_file(source / file.name, target / file.name, file, done),
-            listing.files,
+            lambda file: _copy_file(source / file.name, target / file.name, file, done), files
         )
-        for file, digest in zip(listing.files, copied, strict=True):
+        for file, digest in zip(files, copied, strict=True):
             sums.write(f"{digest}  {file.name}\n")
-    if listing.kind == "manifest":
+    if (target / MANIFEST).is_file():
         (target / SUMS).unlink()  # the manifest has them
 
 
-def _difference(listing: Listing, target: Path, quick: bool, done: Callable[[int], None]) -> str:
+def _difference(
+    files: Sequence[Listed], target: Path, quick: bool, done: Callable[[int], None]
+) -> str:
     """Say in which way a copy differs from its source; the source's files are not read.
 
     A file counts as the same when its length and its checksum are; where the source has no
     checksum its time of change must be the same too. Then the copy is compared with its own
     checksums, so that damage is seen.
     """
-    mark = MANIFEST if listing.kind == "manifest" else SUMS
+    there = {file.name: file for file in files}
+    mark = MANIFEST if MANIFEST in there else SUMS
     if not (target / mark).is_file():
         return f"there is no {mark}: it is no copy that was staged"
     try:
         copied = list_files(target)
     except DamageError as error:
         return str(error.damage)
-    there = {file.name: file for file in copied.files}
-    names = [file.name for file in listing.files]
-    if copied.kind != listing.kind or sorted(there) != sorted(names):
-        odd = sorted(set(there) ^ set(names))
-        return f"{odd[0]!r} is only in one of the two" if odd else "the form is another"
-    for file in listing.files:
-        copy, what = there[file.name], ""
+    if odd := sorted(set(there) ^ {file.name for file in copied}):
+        return f"{odd[0]!r} is only in one of the two"
+    for copy in copied:
+        file, what = there[copy.name], ""
         if file.nbytes != copy.nbytes:
             what = "length"
         elif file.sha256 and file.sha256 != copy.sha256:
@@ -276,7 +271,7 @@ def _difference(listing: Listing, target: Path, quick: bool, done: Callable[[int
     return "" if quick else _damage(target, copied, done)
 
 
-def _damage(target: Path, copied: Listing, done: Callable[[int], None]) -> str:
+def _damage(target: Path, copied: Sequence[Listed], done: Callable[[int], None]) -> str:
     def check(file: Listed) -> str:
         if not file.sha256:
             return f"{file.name!r} is not in its {SUMS}"
@@ -286,7 +281,7 @@ def _damage(target: Path, copied: Listing, done: Callable[[int], None]) -> str:
             return str(error.damage)
         return "" if found == file.sha256 else f"{file.name!r} is damaged: its SHA-256 is another"
 
-    return next(filter(None, _in_parallel(check, copied.files)), "")
+    return next(filter(None, _in_parallel(check, copied)), "")
 
 
 def _in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:

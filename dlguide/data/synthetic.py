@@ -31,10 +31,6 @@ class Samples(Sequence):
     """Samples by their index, each made when it is asked for and not kept.
 
     A slice is such a sequence again, so `samples[rank::ranks]` is a rank's part.
-
-    Args:
-        indices: the samples' numbers (range).
-        make: function that makes the sample of a number.
     """
 
     indices: range
@@ -86,15 +82,7 @@ def grid(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def smooth_step(distance: np.ndarray, width: float) -> np.ndarray:
-    """Go smoothly from 1 where `distance` is below 0 to 0 above, over a border of `width`.
-
-    Args:
-        distance: signed distance to an outline, below 0 inside.
-        width: of the border, in the same unit.
-
-    Returns:
-        numpy.ndarray: of the same shape, 0 to 1.
-    """
+    """Go smoothly from 1 where `distance` is below 0 to 0 above, over a border of `width`."""
     at = np.clip(0.5 - distance / width, 0, 1)
     return at * at * (3 - 2 * at)
 
@@ -118,22 +106,6 @@ def turned(x: Grid, y: Grid, angle: float) -> tuple[Grid, Grid]:
     return c * x + s * y, c * y - s * x
 
 
-def _disc(x: Grid, y: Grid) -> Grid:
-    return np.hypot(x, y) - 0.9
-
-
-def _box(x: Grid, y: Grid) -> Grid:
-    return np.maximum(np.abs(x), np.abs(y)) - 0.78
-
-
-def _triangle(x: Grid, y: Grid) -> Grid:
-    return np.maximum(np.abs(x) * 0.866 - y * 0.5, y) - 0.5
-
-
-def _ring(x: Grid, y: Grid) -> Grid:
-    return np.abs(np.hypot(x, y) - 0.68) - 0.26
-
-
 def _cross(x: Grid, y: Grid) -> Grid:
     ax, ay = np.abs(x), np.abs(y)
     return np.minimum(np.maximum(ax - 0.95, ay - 0.32), np.maximum(ay - 0.95, ax - 0.32))
@@ -150,52 +122,24 @@ def _star(x: Grid, y: Grid) -> Grid:
     return (radius * np.cos(angle) - 1) * along + radius * np.sin(angle) * across
 
 
-def _crescent(x: Grid, y: Grid) -> Grid:
-    return np.maximum(np.hypot(x, y) - 0.95, 0.75 - np.hypot(x - 0.45, y))
-
-
+# Signed distances to the outlines: disc, box, triangle, ring, cross, star, crescent.
 SHAPES: tuple[Callable[[Grid, Grid], Grid], ...] = (
-    _disc,
-    _box,
-    _triangle,
-    _ring,
+    lambda x, y: np.hypot(x, y) - 0.9,
+    lambda x, y: np.maximum(np.abs(x), np.abs(y)) - 0.78,
+    lambda x, y: np.maximum(np.abs(x) * 0.866 - y * 0.5, y) - 0.5,
+    lambda x, y: np.abs(np.hypot(x, y) - 0.68) - 0.26,
     _cross,
     _star,
-    _crescent,
+    lambda x, y: np.maximum(np.hypot(x, y) - 0.95, 0.75 - np.hypot(x - 0.45, y)),
 )
-
-
-def _plain(x: Grid, y: Grid) -> Grid:
-    return np.zeros(np.broadcast_shapes(x.shape, y.shape), np.float32)
-
-
-def _stripes(x: Grid, y: Grid) -> Grid:
-    return np.sin(9 * x) + 0 * y
-
-
-def _checks(x: Grid, y: Grid) -> Grid:
-    return np.sign(np.sin(7 * x) * np.sin(7 * y))
-
-
-def _dots(x: Grid, y: Grid) -> Grid:
-    return np.clip(4 * (np.cos(8 * x) + np.cos(8 * y) - 0.9), -1, 1)
-
-
-def _waves(x: Grid, y: Grid) -> Grid:
-    return np.sin(11 * y + 2 * np.sin(5 * x))
-
-
-def _rings(x: Grid, y: Grid) -> Grid:
-    return np.sin(14 * np.hypot(x, y))
-
-
+# Brightness, -1 to 1: plain, stripes, checks, dots, waves, rings.
 TEXTURES: tuple[Callable[[Grid, Grid], Grid], ...] = (
-    _plain,
-    _stripes,
-    _checks,
-    _dots,
-    _waves,
-    _rings,
+    lambda x, y: np.zeros(np.broadcast_shapes(x.shape, y.shape), np.float32),
+    lambda x, y: np.sin(9 * x) + 0 * y,
+    lambda x, y: np.sign(np.sin(7 * x) * np.sin(7 * y)),
+    lambda x, y: np.clip(4 * (np.cos(8 * x) + np.cos(8 * y) - 0.9), -1, 1),
+    lambda x, y: np.sin(11 * y + 2 * np.sin(5 * x)),
+    lambda x, y: np.sin(14 * np.hypot(x, y)),
 )
 
 
@@ -207,14 +151,7 @@ SMALLEST = 16
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A labelled picture.
-
-    Args:
-        index: its number in the data set.
-        label: its class, 0 to classes - 1.
-        kind: "jpeg" or "png".
-        pixels: uint8, shape (rows, columns, 3).
-    """
+    """A labelled picture: its number, its class, "jpeg" or "png", uint8 (rows, columns, 3)."""
 
     index: int
     label: int
@@ -222,11 +159,7 @@ class Picture:
     pixels: np.ndarray = field(repr=False)
 
     def encoded(self) -> bytes:
-        """Write the picture as the bytes of a file of its kind.
-
-        Returns:
-            bytes: a JPEG or PNG file.
-        """
+        """Write the picture as the bytes of a file of its kind."""
         return encoded(self.pixels, self.kind)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dlguide.data.datasets.images import ORIGINALS, OriginalSet
-from dlguide.data.download import CATALOGUE
+from dlguide.data.datasets import ORIGINALS, Original, OriginalSet
+from dlguide.data.download import CATALOGUE, Progress, reporting
 from dlguide.data.formats.dataset import (
     MOST,
     Damage,
@@ -25,10 +24,10 @@ from dlguide.data.formats.dataset import (
 from dlguide.data.formats.dataset import NAME as MANIFEST
 from dlguide.data.formats.folder_format import FolderDataset
 from dlguide.data.formats.opening import open_dataset
-from dlguide.data.formats.verification import verify as verify_format
-from dlguide.data.progress import Progress, reporting
+from dlguide.data.formats.opening import verify as verify_format
 from dlguide.data.readers import READERS
 from dlguide.errors import DataError, MissingComponentError, require
+from dlguide.files import sha256
 
 __all__ = ["verify"]
 
@@ -65,8 +64,7 @@ def verify(
         MissingComponentError: when there is no such folder; says how to get a data set.
     """
     place = Path(folder)
-    if not place.is_dir():
-        raise MissingComponentError(_missing(place))
+    require_folder(place)
     check, unit = _known(place)
     with reporting(progress, f"verifying {place.resolve().name}", unit) as report:
         return check(place, report)
@@ -92,54 +90,45 @@ def _known(place: Path) -> tuple[_Check, str]:
 
 def _sums(folder: Path, report: Progress) -> VerificationReport:
     try:
-        listing = list_files(folder)
+        listed = list_files(folder)
         sums = read_sums(folder / SUMS)
     except DamageError as error:
         return VerificationReport(str(folder), SUMS, 0, 0, (error.damage,))
-    files = [(file.name, file.sha256, file.nbytes) for file in listing.files if file.sha256]
-    damages, nbytes = _digests(folder, files, report)
-    others = [file.name for file in listing.files if not file.sha256]
+    damages, nbytes = _digests(folder, [file for file in listed if file.sha256], report)
+    others = [file.name for file in listed if not file.sha256]
     unchecked = [
         f"{len(others)} files that {SUMS} does not list, such as {each!r}" for each in others[:1]
     ]
-    return _OfFiles(str(folder), SUMS, len(sums), nbytes, damages, tuple(unchecked))
-
-
-class _OfFiles(VerificationReport):
-    """A report that counts files: a list of checksums knows no records."""
-
-    def __str__(self) -> str:
-        begin = f"{self.path}: {self.kind}, {self.count}"
-        return f"{begin} files" + super().__str__().removeprefix(f"{begin} records")
+    return VerificationReport(
+        str(folder), SUMS, len(sums), nbytes, damages, tuple(unchecked), "files"
+    )
 
 
 def _originals(original: OriginalSet, folder: Path, report: Progress) -> VerificationReport:
-    files = [(file.name, file.sha256, file.nbytes) for file in original.files]
-    damages, nbytes = _digests(folder, files, report)
+    damages, nbytes = _digests(folder, original.files, report)
     images = sum(file.shape[0] for file in original.files if len(file.shape) > 1)
     return VerificationReport(str(folder), original.name, images, nbytes, damages)
 
 
 def _digests(
-    folder: Path, files: Sequence[tuple[str, str, int]], report: Progress
+    folder: Path, files: Sequence[Listed | Original], report: Progress
 ) -> tuple[tuple[Damage, ...], int]:
-    """Compare files with their checksums; gives the damages and the bytes that were read."""
-    total, done, damages = sum(nbytes for _, _, nbytes in files), 0, []
+    """Compare files with their checksums; return the damages and the bytes that were read."""
+    total, done, damages = sum(file.nbytes for file in files), 0, []
 
     def add(nbytes: int) -> None:
         nonlocal done
         done += nbytes
         report(done, total)
 
-    for name, sha256, nbytes in files:
+    for file in files:
+        path = folder / file.name
         try:
-            if read_digest(folder / name, nbytes, add) != sha256:
-                damages.append(Damage(str(folder / name), f"its SHA-256 is not {sha256}"))
+            if read_digest(path, file.nbytes, add) != file.sha256:
+                damages.append(Damage(str(path), f"its SHA-256 is not {file.sha256}"))
         except DamageError as error:
             damages.append(error.damage)
-        if len(damages) == MOST:
-            break
-    return tuple(damages), done
+    return tuple(damages[:MOST]), done
 
 
 def _published(name: str, reader: Any, folder: Path, report: Progress) -> VerificationReport:
@@ -176,22 +165,9 @@ def _damage(error: Exception) -> Damage:
     return Damage(file, what or "cannot be read")
 
 
-def _missing(place: Path) -> str:
-    name = place.name if place.name in CATALOGUE else "NAME"
-    return (
-        f"There is no folder {place}. Run `dlguide data fetch {name}` to get "
-        f"{'it' if name != 'NAME' else 'a data set; `dlguide data list` names them'}. Without a "
-        "network, copy the folder from another machine, or use dlguide.data.synthetic."
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file of a data set.
-
-    name (relative to the folder, with /), nbytes, sha256 (empty where it is not known),
-    modified_ns (when it was changed last).
-    """
+    """A file of a data set: its SHA-256 is empty where it is not known."""
 
     name: str
     nbytes: int
@@ -199,16 +175,7 @@ class Listed:
     modified_ns: int
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The files of a data set: kind ("manifest" or "sums"), files, nbytes (of all)."""
-
-    kind: str
-    files: tuple[Listed, ...]
-    nbytes: int
-
-
-def list_files(folder: Path) -> Listing:
+def list_files(folder: Path) -> tuple[Listed, ...]:
     """List the files of a data set without reading them.
 
     Where `formats.create` wrote the folder these are the files that its manifest vouches for,
@@ -216,18 +183,18 @@ def list_files(folder: Path) -> Listing:
     checksums if it is there.
     """
     require_folder(folder)
-    there = (folder / MANIFEST).is_file()
-    files = _of_manifest(folder) if there else _of_folder(folder)
-    return Listing("manifest" if there else "sums", files, sum(file.nbytes for file in files))
+    return (_of_manifest if (folder / MANIFEST).is_file() else _of_folder)(folder)
 
 
 def require_folder(folder: Path) -> None:
     """Check that there is a folder, before anything is written."""
     if not folder.is_dir():
+        get = "`dlguide data fetch NAME` to get a data set; `dlguide data list` names them"
+        if folder.name in CATALOGUE:
+            get = f"`dlguide data fetch {folder.name}` to get it"
         raise MissingComponentError(
-            f"There is no folder {folder}. `dlguide data fetch NAME` gets a data set, "
-            "`dlguide data list` names those there are; dlguide.data.synthetic makes one without "
-            "a network."
+            f"There is no folder {folder}. Run {get}. Without a network, copy the folder from "
+            "another machine, or use dlguide.data.synthetic."
         )
 
 
@@ -256,10 +223,8 @@ def _of_manifest(folder: Path) -> tuple[Listed, ...]:
             for number in range(dataset.count):
                 one = dataset.facts(number)
                 facts.append((one["name"], int(dataset.index[number]["nbytes"]), one["sha256"]))
-    files = [_listed(folder, name, sha256, nbytes) for name, nbytes, sha256 in sorted(facts)]
-    with open(folder / MANIFEST, "rb") as file:
-        own = hashlib.file_digest(file, "sha256").hexdigest()
-    return (*files, _listed(folder, MANIFEST, own))
+    files = [_listed(folder, name, digest, nbytes) for name, nbytes, digest in sorted(facts)]
+    return (*files, _listed(folder, MANIFEST, sha256(folder / MANIFEST)))
 
 
 def _of_folder(folder: Path) -> tuple[Listed, ...]:
@@ -272,12 +237,16 @@ def _of_folder(folder: Path) -> tuple[Listed, ...]:
 
 
 def _walk(folder: Path, below: str = "") -> list[str]:
-    """Name all files in a folder and below."""
+    """Name all files in a folder and below; refuse what a list of checksums cannot hold."""
     found = []
     with os.scandir(folder / below) as entries:
         for entry in entries:
             name = f"{below}{entry.name}"
-            _require_listable(folder, name)
+            utf_8 = not any(0xD800 <= ord(sign) < 0xE000 for sign in name)
+            if not utf_8 or "\n" in name or "\r" in name:
+                what = "has a name that " + ("holds an end of line" if utf_8 else "is no UTF-8")
+                then = f"Rename it: {SUMS} cannot list it."
+                raise DamageError(Damage(ascii(str(folder / name)), what), then)
             if entry.is_dir(follow_symlinks=False):
                 found += _walk(folder, f"{name}/")
             elif entry.is_file(follow_symlinks=False):
@@ -289,16 +258,7 @@ def _walk(folder: Path, below: str = "") -> list[str]:
     return found
 
 
-def _require_listable(folder: Path, name: str) -> None:
-    """Refuse a name that would spoil the list of checksums, which is UTF-8 with a name a line."""
-    utf_8 = not any(0xD800 <= ord(sign) < 0xE000 for sign in name)
-    if not utf_8 or "\n" in name or "\r" in name:
-        what = "has a name that " + ("holds an end of line" if utf_8 else "is no UTF-8")
-        then = f"Rename it: {SUMS} cannot list it."
-        raise DamageError(Damage(ascii(str(folder / name)), what), then)
-
-
-def _listed(folder: Path, name: str, sha256: str, nbytes: int | None = None) -> Listed:
+def _listed(folder: Path, name: str, digest: str, nbytes: int | None = None) -> Listed:
     path = folder / name
     try:
         found = os.stat(path, follow_symlinks=False)
@@ -307,4 +267,4 @@ def _listed(folder: Path, name: str, sha256: str, nbytes: int | None = None) -> 
     if nbytes is not None and found.st_size != nbytes:
         what = f"has {found.st_size} bytes, its manifest says {nbytes}"
         raise DamageError(Damage(str(path), what))
-    return Listed(name, found.st_size, sha256, found.st_mtime_ns)
+    return Listed(name, found.st_size, digest, found.st_mtime_ns)

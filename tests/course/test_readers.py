@@ -7,6 +7,7 @@ import zlib
 import layout_writers
 import numpy as np
 import pytest
+from imagenet_writers import write_folders
 from PIL import Image
 
 from dlcourse.usecases.chest_xray import chestxray14, phantoms
@@ -23,7 +24,7 @@ TABLE, TRAIN, TEST = "Data_Entry_2017.csv", "train_val_list.txt", "test_list.txt
 def made(tmp_path_factory):
     """One small data set in each layout."""
     base = tmp_path_factory.mktemp("layouts")
-    imagenet.write(
+    write_folders(
         base / "imagenet",
         synthetic.images(3, 32, 9, seed=1, vary=True),
         synthetic.images(3, 32, 6, seed=2),
@@ -359,15 +360,12 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
 
     with pytest.raises(RuntimeError, match="the disk is full"):
         layout_writers.write_chestxray14(tmp_path / "chest", broken())
-    with pytest.raises(ValueError, match="must be 'jpeg' as in ImageNet, got 'png'"):
-        imagenet.write(tmp_path / "imagenet", synthetic.images(2, 32, 2, 0, "png"), [])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_there_is_never_written_over(made):
     for write in (
         lambda: layout_writers.write_chestxray14(made / "chest", []),
-        lambda: imagenet.write(made / "imagenet", [], []),
         lambda: layout_writers.write_kitti(made / "kitti", []),
     ):
         with pytest.raises(ValueError, match="`folder` must be a name that is not taken yet"):

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from imagenet_writers import write_folders, write_shards
 
 from dlcourse import pictures as drawings
 from dlcourse.usecases import imagenet, report
 from dlcourse.usecases.imagenet import GUIDE, SMALL
 from dlguide import errors
 from dlguide.data import input_pipeline, synthetic
-from dlguide.data.readers import imagenet as layout
 from dlguide.data.readers import imagenet_shards
 from dlguide.errors import DataError
 from dlguide.training.schedules import from_config
@@ -155,12 +155,12 @@ def pictures(count, seed=0):
 
 @pytest.fixture
 def folders(tmp_path):
-    return layout.write(tmp_path / "folders", pictures(12), pictures(6, 1))
+    return write_folders(tmp_path / "folders", pictures(12), pictures(6, 1))
 
 
 @pytest.fixture
 def shards(tmp_path):
-    return imagenet_shards.write(tmp_path / "shards", pictures(12), pictures(6, 1), (3, 2))
+    return write_shards(tmp_path / "shards", pictures(12), pictures(6, 1), (3, 2))
 
 
 def test_nothing_where_imagenet_was_looked_for_is_named(tmp_path):

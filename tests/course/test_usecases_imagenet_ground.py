@@ -6,6 +6,7 @@
 
 import numpy as np
 import pytest
+from imagenet_writers import write_folders, write_shards
 
 from dlguide import models
 from dlguide.collectives.communicator import SingleProcess
@@ -46,13 +47,13 @@ def pictures(count, seed=0):
 
 @pytest.fixture
 def folders(tmp_path):
-    imagenet.write(tmp_path / "folders", pictures(12), pictures(6, 1))
+    write_folders(tmp_path / "folders", pictures(12), pictures(6, 1))
     return tmp_path / "folders"
 
 
 @pytest.fixture
 def shards(tmp_path):
-    return imagenet_shards.write(tmp_path / "shards", pictures(12), pictures(6, 1), (3, 2))
+    return write_shards(tmp_path / "shards", pictures(12), pictures(6, 1), (3, 2))
 
 
 def test_shards_and_class_folders_give_the_same_pictures(folders, shards):
@@ -78,7 +79,7 @@ def test_identity_of_shards_does_not_know_their_folder(shards, tmp_path):
         for folder in (shards, tmp_path / "copy")
     )
     assert one == other
-    imagenet_shards.write(tmp_path / "others", pictures(12, 5), pictures(6, 1), (3, 2))
+    write_shards(tmp_path / "others", pictures(12, 5), pictures(6, 1), (3, 2))
     third = ip.Pipeline(ip.ShardSource(imagenet_shards.read(tmp_path / "others")), 2)
     assert third.fingerprint() != one
 

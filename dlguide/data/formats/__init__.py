@@ -7,10 +7,10 @@
     with formats.open("digits") as dataset:
         print(len(dataset), dataset[0].label)
     print(formats.verify("digits"))
-    formats.convert("digits", "digits-lmdb", "lmdb", progress=True)
+    formats.convert("digits", "digits-lmdb", "lmdb")
 
 A data set is a folder: data files in the form that other programs read too, `index.bin` (where
-each sample stands, and its CRC-32C) and `manifest.json` (length and SHA-256 of every file).
+each sample is, and its CRC-32C) and `manifest.json` (length and SHA-256 of every file).
 """
 
 from __future__ import annotations
@@ -18,23 +18,13 @@ from __future__ import annotations
 from dlguide.data.formats.dataset import (
     Damage,
     DamageError,
-    Manifest,
-    ManifestFile,
     StoredDataset,
     VerificationReport,
-    read_manifest,
 )
-from dlguide.data.formats.opening import KINDS, convert, create
+from dlguide.data.formats.opening import KINDS, convert, create, verify
 from dlguide.data.formats.opening import open_dataset as open
-from dlguide.data.formats.records import PlainRecords, open_plain
-from dlguide.data.formats.sample import (
-    Fields,
-    MalformedError,
-    Sample,
-    encode_features,
-    features,
-)
-from dlguide.data.formats.verification import verify, verify_plain
+from dlguide.data.formats.records import read_records
+from dlguide.data.formats.sample import Sample
 from dlguide.data.formats.writer import DatasetWriter
 
 __all__ = [
@@ -42,21 +32,12 @@ __all__ = [
     "Damage",
     "DamageError",
     "DatasetWriter",
-    "Fields",
-    "MalformedError",
-    "Manifest",
-    "ManifestFile",
-    "PlainRecords",
     "Sample",
     "StoredDataset",
     "VerificationReport",
     "convert",
     "create",
-    "encode_features",
-    "features",
     "open",
-    "open_plain",
-    "read_manifest",
+    "read_records",
     "verify",
-    "verify_plain",
 ]

@@ -15,22 +15,20 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from dlguide.data.formats.sample import Fields, MalformedError, Sample, decode
+from dlguide.data.formats.sample import MalformedError, Sample, decode
 from dlguide.errors import DataError, require
 
 NAME = "manifest.json"
 VERSION = 1
 BLOCK = 1 << 20
 _MOST_NBYTES = 1 << 26
-# CRC-32C of bytes or of a read-only array; the name is short because it stands in inner loops.
-checksum = google_crc32c.value
+crc32c = google_crc32c.value
 _ROLES = ("data", "index", "structure", "list")
 # One row per sample: which data file, where its bytes begin there, how many, their checksum.
 ROW = np.dtype([("file", "<u4"), ("offset", "<u8"), ("nbytes", "<u8"), ("crc32c", "<u4")])
 # One row per part of a file that must be whole before a library may open it.
 RANGE = np.dtype([("offset", "<u8"), ("nbytes", "<u8"), ("crc32c", "<u4")])
-_ROWS = 1 << 14
-# More places than that say no more than that the whole file is to be written again.
+# With more damaged places than that the whole file has to be written again.
 MOST = 1000
 
 
@@ -38,8 +36,11 @@ MOST = 1000
 class Damage:
     """One place that is not as it was written.
 
-    file (its path), what (is wrong there), record (number in the data set, None where it is not
-    one record's), offset (byte in the file, None where the format does not tell).
+    Args:
+        file: its path.
+        what: what is wrong there.
+        record: number in the data set; None where it is not one record's.
+        offset: byte in the file; None where the format does not say.
     """
 
     file: str
@@ -68,11 +69,15 @@ class DamageError(DataError):
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What verifying a data set found.
+    """What verifying a data set found; `str()` of it has a line per damage.
 
-    path, kind (of the format), count (records that it should have, or that were found where
-    nothing says so), nbytes (that were read), damages (every place found, at most `MOST` of
-    them), unchecked (sentences on what this format or this data set gives no means to check).
+    Args:
+        kind: of the format.
+        count: records that it should have, or that were found where nothing says so.
+        nbytes: that were read (bytes).
+        damages: every place found, at most `MOST` of them.
+        unchecked: sentences on what this format or this data set gives no means to check.
+        unit: what `count` counts.
     """
 
     path: str
@@ -81,6 +86,7 @@ class VerificationReport:
     nbytes: int
     damages: tuple[Damage, ...]
     unchecked: tuple[str, ...] = ()
+    unit: str = "records"
 
     @property
     def ok(self) -> bool:
@@ -89,7 +95,8 @@ class VerificationReport:
 
     def __str__(self) -> str:
         state = "no damage found" if self.ok else f"{len(self.damages)} damaged places"
-        lines = [f"{self.path}: {self.kind}, {self.count} records, {self.nbytes} bytes: {state}"]
+        read = f"{self.count} {self.unit}, {self.nbytes} bytes"
+        lines = [f"{self.path}: {self.kind}, {read}: {state}"]
         lines += [f"  {damage}" for damage in self.damages]
         lines += [f"  not checked: {text}" for text in self.unchecked]
         return "\n".join(lines)
@@ -97,11 +104,7 @@ class VerificationReport:
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """A file that the manifest vouches for.
-
-    name (relative to the manifest, with /), role ("data", "index", "structure" or "list"),
-    nbytes, sha256 (hexadecimal), count (samples in it).
-    """
+    """A file that the manifest vouches for; `role` is one of `_ROLES`, `count` its samples."""
 
     name: str
     role: str
@@ -112,10 +115,7 @@ class ManifestFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a data set consists of.
-
-    kind (of the format), count (samples), nbytes (of all its files but the manifest), files.
-    """
+    """What a data set consists of: format, samples, bytes of all files but the manifest."""
 
     kind: str
     count: int
@@ -129,34 +129,21 @@ class Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, with its own checksum, to the disk."""
-    contents = _encoded({"version": VERSION, **asdict(manifest)})
     with open(folder / NAME, "xb") as file:
-        file.write(contents)
+        file.write(_encoded({"version": VERSION, **asdict(manifest)}))
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a manifest after comparing it with its own checksum.
-
-    Args:
-        folder: of the data set.
-
-    Returns:
-        Manifest: with file names that stay inside the folder.
-
-    Raises:
-        DamageError: when it is missing, damaged, of another version or names a place outside.
-    """
+    """Read a manifest after comparing it with its own checksum; its file names stay inside."""
     path = folder / NAME
     if not os.path.lexists(path):
         there = "is not there" if folder.is_dir() else "cannot be there: this is no folder"
-        raise DamageError(
-            Damage(str(path), there),
-            "Give the folder that `formats.create` wrote. TFRecord and RecordIO files of others "
-            "are read with `formats.open_plain`.",
-        )
-    contents = _whole_file(path)
+        then = "Give the folder that `formats.create` wrote. Record files without a manifest "
+        then += "are read with `formats.read_records`."
+        raise DamageError(Damage(str(path), there), then)
+    contents = _read_file(path)
     try:
         record = json.loads(contents)
         whole = _encoded(record["manifest"]) == contents
@@ -231,17 +218,23 @@ def read_exactly(descriptor: int, nbytes: int, offset: int, path: Path) -> bytes
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def _read_file(path: Path, nbytes: int | None = None) -> bytes:
+    descriptor, found = open_file(path, nbytes)
+    try:
+        if nbytes is None and found > _MOST_NBYTES:
+            raise DamageError(Damage(str(path), f"has {found} bytes, too many for a manifest"))
+        return read_exactly(descriptor, found, 0, path)
+    finally:
+        os.close(descriptor)
+
+
 def read_table(folder: Path, file: ManifestFile, dtype: np.dtype) -> np.ndarray:
     """Read a table of the data set after comparing it with its SHA-256."""
     path = folder / file.name
-    descriptor, nbytes = open_file(path, file.nbytes)
-    try:
-        contents = read_exactly(descriptor, nbytes, 0, path)
-    finally:
-        os.close(descriptor)
+    contents = _read_file(path, file.nbytes)
     if hashlib.sha256(contents).hexdigest() != file.sha256:
         raise DamageError(Damage(str(path), "does not fit the SHA-256 of its manifest"))
-    if nbytes % dtype.itemsize:
+    if file.nbytes % dtype.itemsize:
         raise DamageError(Damage(str(path), "ends within a row"))
     return np.frombuffer(contents, dtype)
 
@@ -274,53 +267,18 @@ def read_digest(
     return digest.hexdigest()
 
 
-def crc32c(block: bytes, start: int = 0, end: int | None = None) -> int:
-    """Compute the CRC-32C of a part of a block, without copying that part."""
-    end = len(block) if end is None else end
-    if start == 0 and end == len(block):
-        return google_crc32c.value(block)
-    # google_crc32c takes no memoryview, but a read-only array.
-    return google_crc32c.value(np.frombuffer(block, np.uint8)[start:end])
-
-
-def _whole_file(path: Path) -> bytes:
-    descriptor, nbytes = open_file(path)
-    try:
-        if nbytes > _MOST_NBYTES:
-            raise DamageError(Damage(str(path), f"has {nbytes} bytes, too many for a manifest"))
-        return read_exactly(descriptor, nbytes, 0, path)
-    finally:
-        os.close(descriptor)
-
-
 def _encoded(facts: Any) -> bytes:
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return json.dumps({"sha256": digest, "manifest": facts}, indent=1).encode() + b"\n"
 
 
-@dataclass(frozen=True)
-class RecordBlock:
-    """Bytes that were read at once, and where in them the records stand.
-
-    contents (bytes), first (number of the first record), starts, ends (of the records in it).
-    """
-
-    contents: bytes
-    first: int
-    starts: Sequence[int]
-    ends: Sequence[int]
-
-
 class StoredDataset(Sequence, ABC):
     """The samples of a data set: `len`, `[number]`, and a loop from front to back.
 
-    Whatever is read is compared with the index before it is returned; what does not fit
-    raises a DamageError that names file, record and byte. A loop hands out all `count` samples
-    or raises. It may be open several times at once. One thread at a time each; a process
-    that was forked opens it again.
-
-    Attributes: kind, count (samples), nbytes (of all files, bytes on the disk), opens (files
-    opened so far, the manifest and the index included).
+    What is read is compared with the index before it is returned; what does not fit raises a
+    DamageError that names file, record and byte. A loop gives all `count` samples or raises. A
+    data set may be open several times at once, for one thread at a time each; a forked process
+    opens it again. `opens` counts the files opened so far, `nbytes` all bytes on the disk.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -351,41 +309,12 @@ class StoredDataset(Sequence, ABC):
         """Read what is stored for one sample, not yet compared with the checksum."""
 
     @abstractmethod
-    def blocks(self) -> Iterator[RecordBlock]:
-        """Read what is stored for all samples, from front to back; no checksum is computed."""
+    def records(self, checked: bool = False) -> Iterator[bytes]:
+        """Read what is stored for all samples in order; `checked` looks at what is between."""
 
-    def check_between(self, block: RecordBlock) -> None:
-        """Check what stands between the records of a block, in formats that have such bytes."""
-
-    def stored_in_order(self) -> Iterator[tuple[bytes, int, int]]:
-        """Read what is stored for all samples, from front to back."""
-        for block in self.blocks():
-            self.check_between(block)
-            contents = block.contents
-            for start, end in zip(block.starts, block.ends, strict=True):
-                yield contents, start, end
-
-    def sample(self, number: int, block: bytes, start: int, end: int) -> Sample:
-        """Make a sample of the bytes from `start` to `end` of a block, which are its own."""
-        return decode(block, start, end, Fields(), number)
-
-    def payloads(self) -> Iterator[tuple[bytes, int, int]]:
-        """Read all that is stored from front to back, verified but not taken apart."""
-        self._require_open()
-        number, last, array = 0, None, None
-        expected = self._expected()
-        for block, start, end in self.stored_in_order():
-            if block is not last:  # an array's parts are checked without copying them
-                last, array = block, np.frombuffer(block, np.uint8)
-            nbytes, crc = next(expected, (-1, 0))
-            if number >= self.count:
-                raise self.damaged(None, f"holds more than the {self.count} records of its index")
-            if end - start != nbytes or checksum(array[start:end]) != crc:
-                raise self.damaged(number, self._difference(number, block[start:end]))
-            yield block, start, end
-            number += 1
-        if number != self.count:
-            raise self.damaged(None, f"holds {number} records, its index {self.count}")
+    def sample(self, number: int, record: bytes) -> Sample:
+        """Make a sample of what is stored for it."""
+        return decode(record, number)
 
     def __len__(self) -> int:
         return self.count
@@ -397,19 +326,32 @@ class StoredDataset(Sequence, ABC):
         if not -self.count <= number < self.count:
             raise IndexError(f"`number` must be below {self.count}, the samples there are.")
         number %= self.count
-        contents = self.stored(number)
-        row = self.index[number]
-        if len(contents) != row["nbytes"] or crc32c(contents) != row["crc32c"]:
-            raise self.damaged(number, self._difference(number, contents))
-        return self._sample(number, contents, 0, len(contents))
+        return self.verified(number, self.stored(number))
 
     def neighbours(self, first: int, count: int) -> list[Sample]:
         """Read samples that follow one another; where they do in a file, with one request."""
         return [self[number] for number in range(first, first + count)]
 
     def __iter__(self) -> Iterator[Sample]:
-        for number, (block, start, end) in enumerate(self.payloads()):
-            yield self._sample(number, block, start, end)
+        self._require_open()
+        count = 0
+        for record in self.records(checked=True):
+            if count == self.count:
+                raise self.damaged(None, f"holds more than the {count} records of its index")
+            yield self.verified(count, record)
+            count += 1
+        if count != self.count:
+            raise self.damaged(None, f"holds {count} records, its index {self.count}")
+
+    def verified(self, number: int, record: bytes) -> Sample:
+        """Make a sample of what was read for it, if that has its length and checksum."""
+        _, _, nbytes, crc = self.index[number].tolist()
+        if len(record) != nbytes or crc32c(record) != crc:
+            raise self.damaged(number, self._difference(number, record))
+        try:
+            return self.sample(number, record)
+        except MalformedError as error:
+            raise self.damaged(number, str(error)) from error
 
     def close(self) -> None:
         """Close all files; closing twice does nothing."""
@@ -431,14 +373,8 @@ class StoredDataset(Sequence, ABC):
         return DamageError(Damage(str(self.folder / file), what, number, offset))
 
     def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
-        """Give a record's file and byte there, None where the format does not tell the byte."""
+        """Return a record's file and byte there, None where the format does not say the byte."""
         return self.data[min(file, len(self.data) - 1)].name, offset
-
-    def _sample(self, number: int, block: bytes, start: int, end: int) -> Sample:
-        try:
-            return self.sample(number, block, start, end)
-        except MalformedError as error:
-            raise self.damaged(number, str(error)) from error
 
     def _difference(self, number: int, contents: bytes) -> str:
         row = self.index[number]
@@ -446,12 +382,6 @@ class StoredDataset(Sequence, ABC):
             f"{len(contents)} bytes with crc32c {crc32c(contents):08x}, "
             f"expected {row['nbytes']} bytes with crc32c {int(row['crc32c']):08x}"
         )
-
-    def _expected(self) -> Iterator[tuple[int, int]]:
-        """Give length and checksum of each record; a part of the index at a time is made a list."""
-        for first in range(0, self.count, _ROWS):
-            rows = self.index[first : first + _ROWS]
-            yield from zip(rows["nbytes"].tolist(), rows["crc32c"].tolist(), strict=True)
 
     def _require_open(self) -> None:
         require(not self.closed, "dataset", "be open", "a closed one", "Call `formats.open` again.")

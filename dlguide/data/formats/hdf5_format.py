@@ -16,20 +16,17 @@ from dlguide.data.formats.dataset import (
     DamageError,
     Manifest,
     ManifestFile,
-    RecordBlock,
     StoredDataset,
     check_structure,
-    crc32c,
 )
-from dlguide.data.formats.sample import Sample, encode
-from dlguide.data.formats.writer import DatasetWriter, hash_file, write_structure
+from dlguide.data.formats.writer import PackingWriter, hash_file, write_structure
 
 DATA = "data.h5"
 RECORDS, ENDS = "records", "ends"
 CHUNK_NBYTES = 1 << 18
 
 
-class Hdf5Writer(DatasetWriter):
+class Hdf5Writer(PackingWriter):
     """Writes `records` (all bytes) and `ends` (where each sample ends among them)."""
 
     kind = "hdf5"
@@ -43,34 +40,20 @@ class Hdf5Writer(DatasetWriter):
         self._records = self._file.create_dataset(
             RECORDS, (0,), np.uint8, maxshape=(None,), chunks=(CHUNK_NBYTES,)
         )
-        self._waiting: list[bytes] = []
-        self._waiting_nbytes = self._nbytes = 0
-
-    def put(self, sample: Sample) -> tuple[int, int, int, int]:
-        """Append a sample; what is appended goes to the file a block at a time."""
-        payload = encode(sample, self.count)
-        offset = self._nbytes
-        self._waiting.append(payload)
-        self._waiting_nbytes += len(payload)
-        self._nbytes += len(payload)
-        if self._waiting_nbytes >= BLOCK * 4:
-            self._store()
-        return 0, offset, len(payload), crc32c(payload)
 
     def finish(self) -> list[ManifestFile]:
         """Close the file; note every part of it that is not a chunk of samples."""
-        self._store()
+        self.flush()
         rows = self.rows()
+        chunks: list[tuple[int, int]] = []
         with _os_errors():
             self._file[ENDS] = rows["offset"] + rows["nbytes"]
             self._file.flush()
-        chunks: list[tuple[int, int]] = []
-        if self._nbytes:
+        if self.count:
             self._records.id.chunk_iter(lambda chunk: chunks.append((chunk[2], chunk[3])))
         self._file.close()
         path = self.folder / DATA
-        data = hash_file(path, DATA, "data", self.count)
-        return [data, write_structure(self.folder, path, _gaps(sorted(chunks), data.nbytes))]
+        return [hash_file(path, "data", self.count), write_structure(path, chunks)]
 
     def close(self) -> None:
         """Close the file, unless it is closed."""
@@ -85,13 +68,12 @@ class Hdf5Writer(DatasetWriter):
                 os.dup2(nowhere.fileno(), self._file.id.get_vfd_handle(), inheritable=False)
         self._file.close()
 
-    def _store(self) -> None:
-        if self._waiting:
-            block = np.frombuffer(b"".join(self._waiting), np.uint8)
-            with _os_errors():
-                self._records.resize((self._nbytes,))
-                self._records[self._nbytes - len(block) :] = block
-            self._waiting, self._waiting_nbytes = [], 0
+    def store(self, payloads: list[bytes]) -> None:
+        """Append samples to the array."""
+        block = np.frombuffer(b"".join(payloads), np.uint8)
+        with _os_errors():
+            self._records.resize((self._records.size + len(block),))
+            self._records[-len(block) :] = block
 
 
 class Hdf5Dataset(StoredDataset):
@@ -129,7 +111,7 @@ class Hdf5Dataset(StoredDataset):
         _, offset, nbytes, _ = self.index[number].tolist()
         return self._part(number, offset, offset + nbytes)
 
-    def blocks(self) -> Iterator[RecordBlock]:
+    def records(self, checked: bool = False) -> Iterator[bytes]:
         """Read large parts of the array."""
         ends = self.index["offset"] + self.index["nbytes"]
         first = at = 0
@@ -137,11 +119,10 @@ class Hdf5Dataset(StoredDataset):
             # as many whole records as a block has room for, but at least one
             room = np.uint64(at + 4 * BLOCK)  # an int would turn all of `ends` into floats
             stop = max(int(np.searchsorted(ends, room, "right")), first + 1)
-            end = int(ends[stop - 1])
-            starts = self.index["offset"][first:stop] - np.uint64(at)
-            inside = starts.tolist(), (ends[first:stop] - np.uint64(at)).tolist()
-            yield RecordBlock(self._part(first, at, end), first, *inside)
-            first, at = stop, end
+            block = self._part(first, at, int(ends[stop - 1]))
+            for _, offset, nbytes, _ in self.index[first:stop].tolist():
+                yield block[offset - at : offset - at + nbytes]
+            first, at = stop, int(ends[stop - 1])
 
     def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
         """Name no byte of the file: HDF5 puts chunks where it likes."""
@@ -175,13 +156,3 @@ def _os_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise OSError(f"HDF5 cannot write: {error}") from error
-
-
-def _gaps(parts: list[tuple[int, int]], nbytes: int) -> list[tuple[int, int]]:
-    """List what lies between sorted parts of a file, as offset and length."""
-    gaps, at = [], 0
-    for offset, length in [*parts, (nbytes, 0)]:
-        if offset > at:
-            gaps.append((at, offset - at))
-        at = offset + length
-    return gaps

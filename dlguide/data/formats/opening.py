@@ -1,50 +1,51 @@
-"""Opening, creating and converting data sets of all formats."""
+"""Creating, opening, converting and verifying data sets of all formats."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dlguide.data.formats.dataset import (
+    MOST,
     NAME,
+    ROW,
     Damage,
     DamageError,
     Manifest,
+    ManifestFile,
     StoredDataset,
+    VerificationReport,
+    read_digest,
     read_manifest,
+    read_table,
 )
 from dlguide.data.formats.folder_format import FolderDataset, FolderWriter
 from dlguide.data.formats.hdf5_format import Hdf5Dataset, Hdf5Writer
 from dlguide.data.formats.lmdb_format import LmdbDataset, LmdbWriter
-from dlguide.data.formats.records import FRAMINGS, FramedDataset, FramedWriter, PlainRecords
+from dlguide.data.formats.records import FRAMINGS, FramedDataset, FramedWriter, read_records
 from dlguide.data.formats.writer import DatasetWriter
-from dlguide.data.progress import Progress, reporting
 from dlguide.errors import require, require_count, require_known
 
-_WRITERS = {
-    "folder": FolderWriter,
-    "tfrecord": partial(FramedWriter, kind="tfrecord"),
-    "recordio": partial(FramedWriter, kind="recordio"),
-    "lmdb": LmdbWriter,
-    "hdf5": Hdf5Writer,
+_FORMATS: dict[str, tuple[Callable[..., DatasetWriter], type[StoredDataset]]] = {
+    "folder": (FolderWriter, FolderDataset),
+    "tfrecord": (partial(FramedWriter, kind="tfrecord"), FramedDataset),
+    "recordio": (partial(FramedWriter, kind="recordio"), FramedDataset),
+    "lmdb": (LmdbWriter, LmdbDataset),
+    "hdf5": (Hdf5Writer, Hdf5Dataset),
 }
-_READERS = {
-    "folder": FolderDataset,
-    "tfrecord": FramedDataset,
-    "recordio": FramedDataset,
-    "lmdb": LmdbDataset,
-    "hdf5": Hdf5Dataset,
-}
-KINDS = tuple(_WRITERS)
+KINDS = tuple(_FORMATS)
+Progress = Callable[[int, int], object]
 
 
 def create(path: str | os.PathLike, kind: str, shard_samples: int | None = None) -> DatasetWriter:
     """Begin a new data set: use it in a `with` and append samples.
 
-    Until the `with` has ended well nothing stands under the path.
+    Until the `with` has ended well there is nothing under the path.
 
     Args:
         path: folder to write; it must not exist yet, the folder around it must.
@@ -56,13 +57,16 @@ def create(path: str | os.PathLike, kind: str, shard_samples: int | None = None)
         DatasetWriter: with `append` and `count`.
 
     Raises:
-        ValueError: when an argument is out of range, something stands at `path`, or another
+        ValueError: when an argument is out of range, something is at `path`, or another
             writer is at work on it.
     """
     require_known(kind, KINDS, "kind")
-    shard_samples = _require_shards(shard_samples, kind)
+    if shard_samples is not None:
+        known = " and ".join(sorted(FRAMINGS))
+        require(kind in FRAMINGS, "shard_samples", f"be None but for {known}", shard_samples)
+        require_count(shard_samples, "shard_samples")
     # Links in the folders above are followed; the last name is ours and may be none.
-    return _WRITERS[kind](_absolute(path), shard_samples)
+    return _FORMATS[kind][0](_absolute(path), shard_samples)
 
 
 def open_dataset(path: str | os.PathLike) -> StoredDataset:
@@ -71,9 +75,6 @@ def open_dataset(path: str | os.PathLike) -> StoredDataset:
     Checked at once: the manifest fits its own checksum, the index fits the manifest, and files
     have their length. So nothing is mapped that is shorter than it should be. Each record is
     compared with its checksum when it is read.
-
-    Args:
-        path: the folder.
 
     Returns:
         StoredDataset: `len`, `[number]`, a loop over all samples; to be used in a `with`.
@@ -84,19 +85,10 @@ def open_dataset(path: str | os.PathLike) -> StoredDataset:
     """
     folder = _absolute(path)
     manifest = read_manifest(folder)
-    if manifest.kind not in _READERS:
+    if manifest.kind not in _FORMATS:
         what = f"names the format {manifest.kind!r}; known are {', '.join(KINDS)}"
         raise DamageError(Damage(str(folder / NAME), what))
-    return _READERS[manifest.kind](folder, manifest)
-
-
-def _require_shards(shard_samples: int | None, kind: str) -> int | None:
-    """Return the samples per file when the format can have several files."""
-    if shard_samples is None:
-        return None
-    known = " and ".join(sorted(FRAMINGS))
-    require(kind in FRAMINGS, "shard_samples", f"be None but for {known}", shard_samples)
-    return require_count(shard_samples, "shard_samples")
+    return _FORMATS[manifest.kind][1](folder, manifest)
 
 
 def _absolute(path: Any) -> Path:
@@ -108,63 +100,170 @@ def _absolute(path: Any) -> Path:
 
 
 def convert(
-    source: str | os.PathLike | StoredDataset | PlainRecords,
+    source: str | os.PathLike,
     target: str | os.PathLike,
     kind: str,
-    shards: int | None = None,
-    progress: bool | Progress = False,
-) -> Manifest:
+    shard_samples: int | None = None,
+    progress: Progress | None = None,
+) -> None:
     """Write the samples of one data set as another, in the same order.
 
     One sample and a few megabytes that wait to be written are in memory, however large the data
     set is. The target appears whole, at the end, or not at all, also when the process is killed.
 
     Args:
-        source: folder of a data set, or one that is open: also what `open_plain` gives.
-        target: folder to write; it must not exist yet.
-        kind: format of the target, as for `create`.
-        shards: number of files to share the samples among, as evenly as whole samples allow
-            (tfrecord and recordio only); None for one.
-        progress: True draws a bar to standard error; a function is called with the samples done
-            and all samples (None where it is not known).
-
-    Returns:
-        Manifest: of the target.
+        source: folder of a data set.
+        target: folder to write, its `kind` and `shard_samples` as for `create`.
+        progress: called with the samples done and all samples.
 
     Raises:
         ValueError: when an argument is out of range.
         DamageError: when the source is damaged; then there is no target.
     """
     require_known(kind, KINDS, "kind")
-    with contextlib.ExitStack() as stack:
-        if not isinstance(source, StoredDataset | PlainRecords):
-            source = stack.enter_context(open_dataset(source))
-        total = source.count if isinstance(source, StoredDataset) else None
-        cuts = _cuts(shards, total, kind)
-        writer = stack.enter_context(create(target, kind))
-        report = stack.enter_context(reporting(progress, "converting", "samples"))
-        for sample in source:
-            if writer.count in cuts:
-                writer.cut()
+    with open_dataset(source) as samples, create(target, kind, shard_samples) as writer:
+        for sample in samples:
             writer.append(sample)
-            report(writer.count, total)
-    return read_manifest(Path(target))
+            if progress is not None:
+                progress(writer.count, len(samples))
 
 
-def _cuts(shards: int | None, total: int | None, kind: str) -> set[int]:
-    """Return the numbers of the samples with which a new file begins."""
-    if shards is None:
-        return set()
-    known = " and ".join(sorted(FRAMINGS))
-    require(kind in FRAMINGS, "shards", f"be None but for {known}", shards)
-    require_count(shards, "shards")
-    then = "Convert it to one file first, or use `create` with `shard_samples`."
-    require(
-        total is not None,
-        "shards",
-        "be None where the number of samples is not known",
-        shards,
-        then,
+def verify(path: str | os.PathLike, progress: Progress | None = None) -> VerificationReport:
+    """Compare every file of a data set with its SHA-256 and find the place of what differs.
+
+    It does not stop at the first damage: the report names each damaged record, with the byte
+    where it begins in its file (for HDF5 the chunk).
+
+    Args:
+        path: the folder that `create` or `convert` wrote.
+        progress: called with the bytes done and all bytes.
+
+    Returns:
+        VerificationReport: `ok` when nothing was found; `str()` of it has a line per damage.
+
+    Raises:
+        DataError: when LMDB cannot open its file although it is not damaged.
+    """
+    folder = Path(path)
+    try:
+        manifest = read_manifest(folder)
+    except DamageError as error:
+        return VerificationReport(str(path), "unknown", 0, 0, (error.damage,))
+    damages: list[Damage] = []
+    changed: list[ManifestFile] = []
+    report = progress or (lambda done, of: None)
+    done, total = 0, manifest.nbytes
+    if manifest.kind == "folder":
+        with contextlib.suppress(DamageError):  # reported when it is the index's turn
+            total += int(read_table(folder, manifest.of_role("index")[0], ROW)["nbytes"].sum())
+    for file in manifest.files:
+        try:
+            if read_digest(folder / file.name, file.nbytes) != file.sha256:
+                changed.append(file)
+        except DamageError as error:
+            damages.append(_first_lost(folder, manifest, file, error.damage))
+        done += file.nbytes
+        report(done, total)
+    damages += _places(folder, manifest, changed, {damage.file for damage in damages})
+    nbytes = manifest.nbytes
+    if manifest.kind == "folder" and not damages:
+        damages, more = _small_files(folder, lambda nbytes: report(done + nbytes, total))
+        nbytes += more
+    listed = {file.name for file in manifest.files} | {NAME}
+    there = {entry.name for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False)}
+    others = sorted(there - listed)
+    unchecked = [
+        f"{len(others)} files that the manifest does not list, such as {each!r}"
+        for each in others[:1]
+    ]
+    return VerificationReport(
+        str(path), manifest.kind, manifest.count, nbytes, tuple(damages[:MOST]), tuple(unchecked)
     )
-    require(shards <= max(total, 1), "shards", f"be at most the {total} samples", shards)
-    return {shard * total // shards for shard in range(1, shards)}
+
+
+def _first_lost(folder: Path, manifest: Manifest, file: ManifestFile, damage: Damage) -> Damage:
+    """Add to a file of the wrong length which record is the first that is not whole in it."""
+    data = manifest.of_role("data")
+    if file not in data or manifest.kind == "hdf5":
+        return damage
+    try:
+        size = os.stat(folder / file.name).st_size
+        index = read_table(folder, manifest.of_role("index")[0], ROW)
+    except (OSError, DamageError):
+        return damage  # the file is gone, or the index is damaged, which is reported by itself
+    lost = (index["file"] == data.index(file)) & (index["offset"] + index["nbytes"] > size)
+    if not lost.any():
+        return damage
+    number = int(lost.argmax())
+    return Damage(damage.file, damage.what, number, int(index["offset"][number]))
+
+
+def _places(
+    folder: Path, manifest: Manifest, changed: list[ManifestFile], reported: set[str]
+) -> list[Damage]:
+    """Find the damaged records of changed files; a file without any is reported whole."""
+    damages = []
+    data = [file for file in changed if file.role == "data"]
+    try:
+        # Opening compares the manifest, the index and the files with each other.
+        with open_dataset(folder) as dataset:
+            for number in range(dataset.count if data else 0):
+                with _collected(damages):
+                    dataset[number]
+                if len(damages) == MOST:
+                    break
+    except DamageError as error:
+        damages += [] if error.damage.file in reported else [error.damage]
+    for file in data:
+        if manifest.kind in FRAMINGS and len(damages) < MOST:
+            damages += _damaged_frame(folder, manifest, file, damages)
+    reported |= {damage.file for damage in damages}
+    for file in changed:
+        path = str(folder / file.name)
+        if path not in reported:
+            outside = "its SHA-256 differs, outside of any record"
+            text = outside if file in data else "does not fit the SHA-256 of its manifest"
+            damages.append(Damage(path, text))
+    return damages
+
+
+@contextlib.contextmanager
+def _collected(damages: list[Damage]) -> Any:
+    try:
+        yield
+    except DamageError as error:
+        damages.append(error.damage)
+
+
+def _damaged_frame(
+    folder: Path, manifest: Manifest, file: ManifestFile, damages: list[Damage]
+) -> list[Damage]:
+    """Look for the first damage around records; behind it the file's own form is lost."""
+    path, data = folder / file.name, manifest.of_role("data")
+    first = sum(each.count for each in data[: data.index(file)])
+    found: list[Damage] = []
+    with _collected(found):
+        for _ in read_records(path, manifest.kind, first):
+            pass
+    known = {each.offset for each in damages if each.file == str(path)}
+    before_nbytes = FRAMINGS[manifest.kind].before_nbytes
+    return [one for one in found if one.offset is None or one.offset + before_nbytes not in known]
+
+
+def _small_files(folder: Path, report: Callable[[int], object]) -> tuple[list[Damage], int]:
+    """Read all files of the folder format; return the damages and the bytes that were read."""
+    damages, nbytes, done = [], 0, 0
+    with open_dataset(folder) as dataset:  # `_places` has opened it without an error
+        assert isinstance(dataset, FolderDataset)
+        for number in range(dataset.count):
+            with _collected(damages):
+                facts, contents = dataset.facts(number), dataset.stored(number)
+                nbytes += len(contents)
+                if hashlib.sha256(contents).hexdigest() != facts["sha256"]:
+                    path, what = folder / facts["name"], "its SHA-256 differs from that of its list"
+                    damages.append(Damage(str(path), what, number))
+            done += int(dataset.index["nbytes"][number])
+            report(done)
+            if len(damages) >= MOST:
+                break
+    return damages, nbytes

@@ -23,38 +23,12 @@ from dlguide.data.formats.dataset import (
     crc32c,
     write_manifest,
 )
-from dlguide.data.formats.sample import Sample, require_sample
+from dlguide.data.formats.sample import Sample, encode, require_sample
 from dlguide.errors import LockHeldError, NoLocksError, require
 from dlguide.files import file_lock
 
 INDEX, STRUCTURE = "index.bin", "structure.bin"
-
-
-class HashedFile:
-    """A new file whose length and SHA-256 are known while it is written from front to back."""
-
-    def __init__(self, path: Path) -> None:
-        self.nbytes = 0
-        self._digest = hashlib.sha256()
-        self._file = open(path, "xb", buffering=BLOCK)  # noqa: SIM115 - closed by `finish`
-
-    def write(self, contents: bytes) -> None:
-        """Append to the file."""
-        self._file.write(contents)
-        self._digest.update(contents)
-        self.nbytes += len(contents)
-
-    def finish(self, name: str, role: str, count: int) -> ManifestFile:
-        """Bring the file to the disk and close it."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return ManifestFile(name, role, self.nbytes, self._digest.hexdigest(), count)
-
-    def close(self) -> None:
-        """Close the file as it is."""
-        with contextlib.suppress(OSError):  # a full disk: the error has been raised before
-            self._file.close()
+_PAGE_NBYTES = 4096  # of a file whose structure is checked: damage is reported by the page
 
 
 class DatasetWriter(ABC):
@@ -104,12 +78,9 @@ class DatasetWriter(ABC):
     def append(self, sample: Sample) -> None:
         """Add a sample at the end.
 
-        Args:
-            sample: its data, labels and key.
-
         Raises:
             ValueError: when it is not a Sample that every format can hold; nothing is written.
-            OSError: when it cannot be written, for one because the disk is full.
+            OSError: when it cannot be written, such as to a full disk.
         """
         require(not self._index.closed, "append", "come before the data set is finished", "later")
         require_sample(sample)
@@ -124,11 +95,11 @@ class DatasetWriter(ABC):
 
     @abstractmethod
     def put(self, sample: Sample) -> tuple[int, int, int, int]:
-        """Write sample `self.count`; give number of the file, offset there, length, CRC-32C."""
+        """Write sample `self.count`; return number of the file, offset there, length, CRC-32C."""
 
     @abstractmethod
     def finish(self) -> list[ManifestFile]:
-        """Bring all to the disk and close it; give the files but the index, for the manifest."""
+        """Bring all to the disk and close it; return the files but the index, for the manifest."""
 
     @abstractmethod
     def close(self) -> None:
@@ -165,7 +136,7 @@ class DatasetWriter(ABC):
     def _commit(self) -> None:
         files = self.finish()
         self._index.close()
-        files.append(hash_file(self.folder / INDEX, INDEX, "index", self.count))
+        files.append(hash_file(self.folder / INDEX, "index", self.count))
         nbytes = sum(file.nbytes for file in files)
         write_manifest(self.folder, Manifest(self.kind, self.count, nbytes, tuple(files)))
         for folder, _, _ in os.walk(self.folder):
@@ -188,27 +159,62 @@ class DatasetWriter(ABC):
                 shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def hash_file(path: Path, name: str, role: str, count: int) -> ManifestFile:
+class PackingWriter(DatasetWriter):
+    """Collects some megabytes of encoded samples, which `store` then writes at once."""
+
+    def __init__(self, path: Path, shard_samples: int | None = None) -> None:
+        self._waiting: list[bytes] = []
+        self.stored = self._nbytes = self._stored_nbytes = 0
+        super().__init__(path, shard_samples)
+
+    def put(self, sample: Sample) -> tuple[int, int, int, int]:
+        """Take a sample; what has been collected is stored a few megabytes at a time."""
+        payload = encode(sample, self.count)
+        row = 0, self._nbytes, len(payload), crc32c(payload)
+        self._waiting.append(payload)
+        self._nbytes += len(payload)
+        if self._nbytes - self._stored_nbytes >= 4 * BLOCK or len(self._waiting) >= 4096:
+            self.flush()
+        return row
+
+    def flush(self) -> None:
+        """Store what has been collected."""
+        if self._waiting:
+            self.store(self._waiting)
+            self.stored += len(self._waiting)
+            self._waiting, self._stored_nbytes = [], self._nbytes
+
+    @abstractmethod
+    def store(self, payloads: list[bytes]) -> None:
+        """Write samples, the first of which has the number `self.stored`."""
+
+
+def hash_file(path: Path, role: str, count: int) -> ManifestFile:
     """Bring a finished file to the disk and make its entry for the manifest."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return ManifestFile(name, role, path.stat().st_size, digest, count)
+    return ManifestFile(path.name, role, path.stat().st_size, digest, count)
 
 
-def write_structure(folder: Path, data: Path, ranges: list[tuple[int, int]]) -> ManifestFile:
+def write_structure(data: Path, samples: list[tuple[int, int]]) -> ManifestFile:
     """Write down the checksums of those parts of a file that a library follows blindly.
 
     LMDB and HDF5 trust the pointers in their files: a wrong one ends the process or reads
     somewhere else. A program that checks these parts before opening the file can open it safely.
+    They are all but `samples`, the offsets and lengths of parts that hold data alone.
     """
-    rows = np.zeros(len(ranges), RANGE)
+    rows, at, nbytes = [], 0, data.stat().st_size
     with open(data, "rb") as file:
-        for number, (offset, nbytes) in enumerate(ranges):
-            file.seek(offset)
-            rows[number] = (offset, nbytes, crc32c(file.read(nbytes)))
-    (folder / STRUCTURE).write_bytes(rows.tobytes())
-    return hash_file(folder / STRUCTURE, STRUCTURE, "structure", 0)
+        for offset, length in [*sorted(samples), (nbytes, 0)]:
+            for start in range(at, offset, _PAGE_NBYTES):
+                file.seek(start)
+                part = file.read(min(_PAGE_NBYTES, offset - start))
+                rows.append((start, len(part), crc32c(part)))
+            at = offset + length
+    path = data.with_name(STRUCTURE)
+    path.write_bytes(np.array(rows, RANGE).tobytes())
+    return hash_file(path, "structure", 0)
 
 
 def _require_free(path: Path) -> None:

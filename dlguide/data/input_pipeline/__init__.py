@@ -25,8 +25,7 @@ from dlguide.data.input_pipeline.augment import (
     PaddedCrop,
     ResizedCrop,
 )
-from dlguide.data.input_pipeline.epoch import Epoch
-from dlguide.data.input_pipeline.pipeline import Pipeline
+from dlguide.data.input_pipeline.pipeline import Epoch, Pipeline
 from dlguide.data.input_pipeline.sources import (
     ArraySource,
     FileSource,

@@ -49,10 +49,7 @@ class Operation(ABC):
 
 @dataclass(frozen=True)
 class Flip(Operation):
-    """Mirror left and right.
-
-    Args:
-        probability: how often (0 to 1).
+    """Mirror left and right with a probability.
 
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.2.6 (`mirror`).
@@ -74,12 +71,7 @@ class Flip(Operation):
 
 @dataclass(frozen=True)
 class PaddedCrop(Operation):
-    """Put zeros around an image and cut out a part of the image's own size, or another.
-
-    Args:
-        rows: of the result (pixels).
-        columns: of the result (pixels).
-        padding: zeros on each side (pixels).
+    """Put `padding` zeros around an image and cut out a part of rows x columns pixels.
 
     Source:
         He et al., arXiv:1512.03385, section 4.2 (CIFAR-10: 4 pixels, 32 x 32).
@@ -121,8 +113,6 @@ class ResizedCrop(Operation):
     bilinearly, without smoothing before it.
 
     Args:
-        rows: of the result (pixels).
-        columns: of the result (pixels).
         area: smallest and largest part of the area (0 to 1).
         ratio: smallest and largest columns / rows of the part.
 
@@ -194,8 +184,6 @@ class CentreCrop(Operation):
     """Cut out the middle, for evaluation; nothing is random.
 
     Args:
-        rows: of the result (pixels).
-        columns: of the result (pixels).
         shorter: length that the image's shorter side is resized to before (pixels); None
             leaves it as it is.
 
@@ -232,12 +220,7 @@ class CentreCrop(Operation):
 
 @dataclass(frozen=True)
 class Normalise(Operation):
-    """Subtract a mean and divide by a standard deviation, channel by channel.
-
-    Args:
-        mean: of each channel, for values in [0, 1].
-        deviation: of each channel.
-    """
+    """Subtract each channel's mean, for values in [0, 1], and divide by its deviation."""
 
     mean: tuple[float, ...] = IMAGENET_MEAN
     deviation: tuple[float, ...] = IMAGENET_DEVIATION

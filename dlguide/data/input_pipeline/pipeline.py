@@ -3,19 +3,138 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import threading
 from dataclasses import InitVar, dataclass, field
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from dlguide.data.datasets import BlockShuffle, RankShard, epoch_batches
-from dlguide.data.input_pipeline.augment import Operation, in_unit_range, without_randomness
-from dlguide.data.input_pipeline.epoch import Cache, Epoch, Reader, with_threads
-from dlguide.data.input_pipeline.sources import ArraySource, as_source
-from dlguide.errors import require, require_count, require_known
+from dlguide.data.input_pipeline.augment import (
+    Operation,
+    draws,
+    in_unit_range,
+    without_randomness,
+)
+from dlguide.data.input_pipeline.sources import ArraySource, Source, as_source
+from dlguide.errors import DataError, require, require_count, require_known
 
 CACHES = ("none", "bytes", "decoded")
+CachedSample = tuple[bytes, tuple[int, ...], np.ndarray]  # what is kept, its shape, labels
+
+
+class Cache:
+    """What has been read, kept in memory: bytes as they were stored, or decoded pixels.
+
+    A rank meets other samples in each epoch, so after some epochs each rank holds nearly the
+    whole data set: count on `ranks` times its size for a node.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.nbytes = kind, 0
+        self._held: dict[int, CachedSample] = {}
+        self._lock = threading.Lock()
+
+    def get(self, number: int) -> CachedSample | None:
+        """Give a sample, or None where it has not been read yet."""
+        return self._held.get(number)
+
+    def put(self, number: int, sample: CachedSample) -> None:
+        """Keep a sample."""
+        with self._lock:
+            if number not in self._held:
+                self._held[number] = sample
+                self.nbytes += len(sample[0])
+
+    def __getstate__(self) -> str:
+        return self.kind  # another process reads for itself
+
+    def __setstate__(self, kind: str) -> None:
+        self.__init__(kind)
+
+
+class Reader:
+    """Reads one epoch's samples of one rank, piece by piece; several threads may."""
+
+    def __init__(self, pipeline: Pipeline, pieces: list[np.ndarray], epoch: int) -> None:
+        self.pieces, self._pipeline, self._epoch = pieces, pipeline, epoch
+        # At least one: TensorFlow's `unbatch` dies of rows without numbers.
+        self.draws = max(1, sum(one.draws for one in pipeline.augment))
+        self.failures: dict[int, Exception] = {}
+
+    def read(self, piece: int) -> tuple[Any, ...]:
+        """Read a piece: arrays or bytes with their shapes, labels, random numbers."""
+        numbers, pipeline = self.pieces[int(piece)], self._pipeline
+        random = self.random(numbers)
+        try:
+            if pipeline.cache.kind == "none" or not pipeline.source.encoded:
+                data, labels = pipeline.source.read(numbers, pipeline.throttle)
+                shapes = np.zeros((len(data), 3), np.int32)
+            else:
+                data, shapes, labels = self._cached(numbers)
+            if not pipeline.source.encoded:
+                return data, labels, random
+            if pipeline.stages[1] != "decode":
+                return self._stacked(numbers, data, shapes), labels, random
+        except Exception as error:
+            # TensorFlow hands on the text of an error; `Epoch` raises the error itself.
+            self.failures[int(piece)] = error
+            raise
+        return np.array(data, object), shapes, labels, random
+
+    def random(self, numbers: np.ndarray) -> np.ndarray:
+        """Give the random numbers of samples, one row for each."""
+        return draws(self._pipeline.seed, self._epoch, numbers, self.draws)
+
+    def _cached(self, numbers: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+        cache = self._pipeline.cache
+        held = {number: cache.get(number) for number in numbers.tolist()}
+        missing = [number for number, one in held.items() if one is None]
+        if missing:
+            found = self._pipeline.source.read(np.array(missing), self._pipeline.throttle)
+            for number, data, labels in zip(missing, *found, strict=True):
+                shape: tuple[int, ...] = (0, 0, 0)
+                if cache.kind == "decoded":
+                    data, shape = self._decoded(number, data)
+                held[number] = data, shape, labels
+                cache.put(number, held[number])
+        data, shapes, labels = zip(*held.values(), strict=True)
+        return data, np.array(shapes, np.int32), np.array(labels, np.int32)
+
+    def _stacked(self, numbers: np.ndarray, data: Any, shapes: np.ndarray) -> np.ndarray:
+        """Put pixels of equal shape into one array."""
+        other = int(np.argmax((shapes != shapes[0]).any(axis=1)))
+        if other:
+            found = [(int(numbers[at]), tuple(shapes[at].tolist())) for at in (0, other)]
+            raise _unequal(self._pipeline.name, *found)
+        return np.frombuffer(b"".join(data), np.uint8).reshape(len(data), *shapes[0])
+
+    def _decoded(self, number: int, data: bytes) -> tuple[bytes, tuple[int, ...]]:
+        try:
+            pixels = np.asarray(self._pipeline.decoder(data))
+        except Exception as error:
+            raise _undecodable(self._pipeline.source, number, error) from error
+        return pixels.tobytes(), pixels.shape
+
+
+def _unequal(name: str, one: tuple[int, Any], other: tuple[int, Any]) -> DataError:
+    return DataError(
+        f"{name}: images differ in size: sample {one[0]} has {one[1]}, sample {other[0]} has "
+        f"{other[1]} (rows, columns, channels). Add `ResizedCrop` or `CentreCrop`."
+    )
+
+
+def _undecodable(source: Source, number: int, error: Exception) -> DataError:
+    return source.damaged(number, f"no image that can be decoded: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    """Take the first line of an error's text, without TensorFlow's own places."""
+    text = str(getattr(error, "message", error)).strip().split("\n")[0]
+    return re.sub(r"\{\{.*?\}\} *| *\[Op:.*\]|[. ]+$", "", text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +145,6 @@ class Pipeline:
     else decides about the content of a batch, neither threads nor cache nor prefetching. Nothing
     is read yet but what describes the data set.
 
-    Leaves out a cache in files: stage the data set to the node's own disk.
-
     Args:
         source: a Dataset, the folder of a data set that `formats` wrote, a list of (path, label),
             what a reader of `dlguide.data.readers` found, or a `Source`.
@@ -37,7 +154,6 @@ class Pipeline:
         seed: of the order and of the augmentation, the same on every rank.
         shuffle: whether each epoch takes the samples in a new order.
         channels: 1 or 3, of the decoded images.
-        raw: (rows, columns, channels) where samples are uint8 pixels and not image files.
         augment: operations, in their order.
         cache: "none", "bytes" (as stored) or "decoded" (pixels), in memory; for a source that
             is not in memory already.
@@ -66,7 +182,6 @@ class Pipeline:
     seed: int = 0
     shuffle: bool = True
     channels: int = 3
-    raw: tuple[int, int, int] | None = None
     augment: tuple[Operation, ...] = ()
     cache: str | Cache = field(default="none", repr=False)
     order: str | BlockShuffle = "global"
@@ -117,18 +232,14 @@ class Pipeline:
     def replace(self, **changes: Any) -> Pipeline:
         """Make a pipeline that differs in a few arguments and shares source and cache.
 
-        Args:
-            changes: fields and their new values; `cache` by its name begins an empty one.
-
-        Returns:
-            Pipeline: the changed one.
+        A `cache` that is given by its name is an empty one.
 
         Raises:
             ValueError: when an argument is unknown or out of range.
         """
         for name in changes:
             require_known(name, [one.name for one in dataclasses.fields(self)], "changes")
-        if changes.keys() & {"channels", "raw", "source"}:
+        if changes.keys() & {"channels", "source"}:
             changes.setdefault("cache", self.cache.kind)
         return dataclasses.replace(self, **changes)
 
@@ -140,9 +251,6 @@ class Pipeline:
         `ResizedCrop` becomes the middle of the image, of the same size, cut from one whose
         shorter side is 8/7 of it (224 from 256 pixels).
 
-        Returns:
-            Pipeline: of the same samples in the same order.
-
         Raises:
             ValueError: when it has a random operation of another kind, or a padded crop that is
                 known to be larger than the image.
@@ -150,9 +258,8 @@ class Pipeline:
         Source:
             Goyal et al., arXiv:1706.02677, section 5.1 (the middle of the image).
         """
-        size = None if self.raw is None else self.raw[:2]
-        if isinstance(self.source, ArraySource):
-            size = self.source.images.shape[1:3]
+        arrays = isinstance(self.source, ArraySource)
+        size = self.source.images.shape[1:3] if arrays else None
         return self.replace(augment=without_randomness(self.augment, size))
 
     def fingerprint(self) -> dict[str, Any]:
@@ -171,26 +278,18 @@ class Pipeline:
             "order": repr(self.order),
             "augment": repr(self.augment),
             "channels": self.channels,
-            "raw": None if self.raw is None else list(self.raw),
             "source": f"{self.source.count} samples, {self.source.checksum():08x}",
         }
 
     def steps(self, epoch: int = 0) -> list[RankShard]:
-        """Say which samples this rank uses in which step.
-
-        Args:
-            epoch: number of the epoch, from 0.
-
-        Returns:
-            list: one `RankShard` per step, equally many on every rank.
-        """
+        """Return which samples this rank uses in each step, equally many on every rank."""
         return epoch_batches(
             self.samples, self.batch_per_rank, self.rank, self.ranks, epoch, self.seed,
             self.shuffle, self.order,
         )  # fmt: skip
 
-    def epoch(self, epoch: int = 0, first_step: int = 0, until: str | None = None) -> Epoch:
-        """Iterate over an epoch's batches, or over what one of the stages gives.
+    def epoch(self, epoch: int = 0, first_step: int = 0) -> Epoch:
+        """Iterate over an epoch's batches.
 
         The rest of an epoch is what a whole one would have given from that step on; the samples
         of the steps before are not read.
@@ -198,53 +297,37 @@ class Pipeline:
         Args:
             epoch: number of the epoch, from 0.
             first_step: step to begin with, from 0.
-            until: name of the last stage; None for all, and the prefetching.
 
         Returns:
             Epoch: an iterator, to be closed or used in a `with` where it is not read to its end.
 
         Raises:
-            ValueError: when there is no such step or stage.
+            ValueError: when there is no such step.
         """
         steps = self.steps(epoch)
         require_count(first_step, "first_step", least=0)
         must = f"be at most the {len(steps)} steps of an epoch"
         require(first_step <= len(steps), "first_step", must, first_step)
         reader = self._reader(steps[first_step:], epoch, first_step)
-        last = self.stages[-1] if until is None else require_known(until, self.stages, "until")
         dataset = None
-        for stage in self.stages[: self.stages.index(last) + 1]:
+        for stage in self.stages:
             dataset = getattr(self, f"_{stage}")(dataset, reader)
-        if until is None and self.prefetch:
+        if self.prefetch:
             dataset = dataset.prefetch(self.prefetch)
-        return Epoch(self, dataset, reader, steps[first_step:], until)
+        return Epoch(self, dataset, reader, steps[first_step:])
 
     def apply(self, stage: str, dataset: Any = None, epoch: int = 0) -> Any:
-        """Give one stage alone, as a transformation of what the stage before it gives.
-
-        Args:
-            stage: one of `stages`.
-            dataset: a `tf.data.Dataset` of such elements; None for "read".
-            epoch: which one is read, from 0.
-
-        Returns:
-            tf.data.Dataset: with this pipeline's thread settings.
-
-        Raises:
-            ValueError: when there is no such stage.
-        """
+        """Apply one stage to a `tf.data.Dataset` of what the one before it gives; read has None."""
         require_known(stage, self.stages, "stage")
         if stage == "read":
             require(dataset is None, "dataset", "be None for the first stage", "a dataset")
         reader = self._reader(self.steps(epoch), epoch)
-        return with_threads(getattr(self, f"_{stage}")(dataset, reader), self)
+        return _with_threads(getattr(self, f"_{stage}")(dataset, reader), self)
 
     def decoder(self, data: Any) -> Any:
         """Decode one sample's bytes."""
         import tensorflow as tf
 
-        if self.raw is not None:
-            return tf.reshape(tf.io.decode_raw(data, tf.uint8), self.raw)
         # Reads PNG too, and GIF of one frame in 3 channels; others decode JPEG with this method.
         return tf.io.decode_jpeg(data, self.channels, dct_method="INTEGER_ACCURATE")
 
@@ -287,7 +370,7 @@ class Pipeline:
             shapes: list = [[None], [None, 3]]
         elif self.source.encoded:
             types = [tf.uint8, tf.int32, tf.float32]
-            shapes = [[None, *(self.raw or (None, None, self.channels))]]
+            shapes = [[None, None, None, self.channels]]
         else:
             images, _ = self.source.read(np.zeros(1, np.int64))
             types = [tf.as_dtype(images.dtype), tf.int32, tf.float32]
@@ -305,7 +388,7 @@ class Pipeline:
     def _decode(self, dataset: Any, reader: Reader) -> Any:
         import tensorflow as tf
 
-        size = self.raw or (None, None, self.channels)
+        size = (None, None, self.channels)
 
         def decode(data: Any, shape: Any, labels: Any, draws: Any) -> Any:
             if self.cache.kind == "decoded":
@@ -337,3 +420,119 @@ class Pipeline:
             return in_unit_range(images), labels
 
         return dataset.map(augment, self.threads, deterministic=True)
+
+
+class Epoch:
+    """An iterator over (images, labels), one pair per step; made by `Pipeline.epoch`.
+
+    Exactly as many as there are steps, or an error: a sample is never left out. A rank's last
+    batch may be shorter, or empty. Ended, closed, and after an error its threads are gone.
+
+    Attributes: samples (those of this rank in these steps, count), steps (the `RankShard` of each),
+    wait_s (seconds spent in each `next` so far).
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, dataset: Any, reader: Reader, steps: list[RankShard]
+    ) -> None:
+        self.steps, self.samples = steps, sum(len(step.indices) for step in steps)
+        self.wait_s: list[float] = []
+        self.given = 0
+        self._pipeline, self._reader = pipeline, reader
+        self._iterator = iter(_with_threads(dataset, pipeline))
+        self._last: Any = None
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            raise StopIteration
+        begin = perf_counter()
+        if self.given == len(self.steps):
+            self.close()
+            raise StopIteration
+        try:
+            self._last = self._next()
+        except BaseException:
+            self.close()
+            raise
+        self.given += 1
+        self.wait_s.append(perf_counter() - begin)
+        return self._last
+
+    def close(self) -> None:
+        """End it: what was read ahead is dropped; closing twice does nothing."""
+        if self._iterator is not None:
+            self._iterator = None
+            self._pipeline.source.close()
+
+    def __enter__(self) -> Epoch:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _next(self) -> Any:
+        if not len(self.steps[self.given].indices):
+            if self._last is None:  # the pass begins with this step: one sample shows the shape
+                one = self._pipeline.replace(batch_per_rank=1, rank=0, ranks=1, samples=1)
+                with one.epoch() as first:
+                    self._last = next(first)
+            return tuple(part[:0] for part in self._last)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            text = f"The pipeline ended after {self.given} of {len(self.steps)} steps."
+            failed: Exception = RuntimeError(text)
+        except Exception as error:
+            failed = error.with_traceback(None)
+        # Raised here and bare: the frames in TensorFlow hold the iterator, and so its threads.
+        failed.__context__ = failed.__cause__ = None
+        raise self._explained(failed)
+
+    def _explained(self, error: Exception) -> Exception:
+        """Find which sample it was: the first one that fails in the step that failed."""
+        import tensorflow as tf
+
+        pipeline, reader = self._pipeline, self._reader
+        numbers = np.concatenate(reader.pieces)
+        begins = np.cumsum([0, *map(len, reader.pieces)]).tolist()
+        failed = min(reader.failures, default=len(reader.pieces))
+        start = sum(len(step.indices) for step in self.steps[: self.given])
+        end = start + len(self.steps[self.given].indices)
+        sizes: dict[tuple[int, ...], int] = {}
+        misfit = None
+        # What was read ahead may have failed, too, but no later step has been asked for.
+        for number in numbers[start : min(end, begins[failed])]:
+            image = pipeline.source.read(number[None])[0][0]
+            if pipeline.source.encoded:
+                try:
+                    image = pipeline.decoder(image)
+                except Exception as own:
+                    return _undecodable(pipeline.source, int(number), own)
+            sizes.setdefault(tuple(image.shape), int(number))
+            chance = reader.random(number[None])[0]
+            try:
+                pipeline.augmented(tf.convert_to_tensor(image), chance, pipeline.augment)
+            except Exception as own:  # such as a part larger than the image; a bug is no damage
+                if misfit is None and isinstance(own, tf.errors.InvalidArgumentError):
+                    misfit = pipeline.source.damaged(int(number), _first_line(own))
+        if begins[failed] < end:
+            return reader.failures[failed]
+        if len(sizes) > 1 and not any(one.sizes for one in pipeline.augment):
+            (first, one), (second, other) = list(sizes.items())[:2]
+            return _unequal(pipeline.name, (one, first), (other, second))
+        return misfit or error
+
+
+def _with_threads(dataset: Any, pipeline: Any) -> Any:
+    """Give a dataset the pipeline's thread settings: its own pool, nothing tuned automatically."""
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.deterministic = True
+    options.autotune.enabled = False
+    options.threading.private_threadpool_size = pipeline.readers + pipeline.threads
+    options.threading.max_intra_op_parallelism = 1
+    return dataset.with_options(options)

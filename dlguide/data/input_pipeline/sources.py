@@ -42,14 +42,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
-        """Read samples.
-
-        Args:
-            numbers: of the samples, int64.
-            throttle: makes it slow, or None.
-
-        Returns:
-            tuple: list of bytes, or array of images; labels, int32.
+        """Read samples; return a list of bytes or an array of images, and int32 labels.
 
         Raises:
             DataError: when a sample is not as it was written; names file and record.
@@ -196,11 +189,7 @@ _ONE_AT_A_TIME = ("lmdb", "hdf5")
 
 
 class FormatSource(Source):
-    """A data set that `dlguide.data.formats` wrote; every record is compared with its checksum.
-
-    Args:
-        path: the folder.
-    """
+    """A data set that `dlguide.data.formats` wrote; every record is compared with its checksum."""
 
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(os.path.abspath(path))
@@ -270,11 +259,7 @@ class FormatSource(Source):
 
 
 class ShardSource(Source):
-    """The shards that `readers.imagenet_shards.read` found; each record is checked when read.
-
-    Args:
-        shards: of one split.
-    """
+    """The shards that `readers.imagenet_shards.read` found; each record is checked when read."""
 
     def __init__(self, shards: Shards) -> None:
         require(len(shards) > 0, "shards", "hold at least one record", len(shards))
@@ -292,12 +277,12 @@ class ShardSource(Source):
 
     def damaged(self, number: int, what: str) -> DamageError:
         """Name file, record and byte."""
-        return self.shards.index.damaged(number, what)
+        return self.shards.damaged(number, what)
 
     def checksum(self) -> int:
         """Take all records' lengths and checksums, and the files' names."""
-        table = self.shards.index.table
-        names = " ".join(path.name for path in self.shards.index.paths)
+        table = self.shards.table
+        names = " ".join(path.name for path in self.shards.paths)
         return zlib.crc32(table.tobytes(), zlib.crc32(names.encode()))
 
 

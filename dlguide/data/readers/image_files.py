@@ -31,11 +31,7 @@ DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.Decompre
 
 
 def require_existing(path: Path, what: str, origin: str = "") -> Path:
-    """Return a path that must be there.
-
-    Raises:
-        MissingComponentError: if it is not there; the text says where the data come from.
-    """
+    """Return a path that must be there; the error's text says where the data come from."""
     if not path.exists():
         raise MissingComponentError(
             f"There is no {what} at {path}. {origin}{' ' * bool(origin)}Give the folder that holds "
@@ -45,38 +41,22 @@ def require_existing(path: Path, what: str, origin: str = "") -> Path:
 
 
 def read_image(path: Path, mode: str) -> tuple[np.ndarray, str]:
-    """Decode an image file wholly, whatever its name says about its kind.
-
-    Returns:
-        tuple: the pixels and the name of the file's format.
-    """
+    """Decode an image file wholly; return its pixels and its format, whatever its name says."""
     return decode_image(_contents(path), mode, str(path))
 
 
 def file_sample(path: Path, labels: tuple[int, ...], key: str) -> Sample:
-    """Take an image file as it is for a sample of `dlguide.data.formats`.
-
-    It is decoded once, to see that it is whole, and not encoded again.
-
-    Returns:
-        Sample: with the bytes of the file.
-    """
+    """Take an image file as it is for a sample, after decoding it to see that it is whole."""
     contents = _contents(path)
     decode_image(contents, None, str(path))
     return Sample(contents, labels, key)
 
 
 def decode_image(contents: bytes, mode: str | None, where: str) -> tuple[np.ndarray, str]:
-    """Decode the bytes of an image file wholly.
+    """Decode the bytes of an image file wholly; return the pixels and the file's format.
 
     A changed bit in a PNG is found by its checksums. A JPEG has none: there a changed bit may
-    give other pixels, and only a checksum kept elsewhere tells.
-
-    Returns:
-        tuple: the pixels and the name of the file's format.
-
-    Raises:
-        DataError: if the bytes are no whole image; the text names the file.
+    give other pixels, and only a checksum kept elsewhere shows it.
     """
     try:
         with Image.open(io.BytesIO(contents), formats=FORMATS) as image:
@@ -108,15 +88,7 @@ def _contents(path: Path) -> bytes:
 
 
 def read_lines(path: Path, what: str, origin: str = "") -> list[str]:
-    """Read a text file line by line.
-
-    Returns:
-        list: lines without their ends.
-
-    Raises:
-        MissingComponentError: if there is no such file.
-        DataError: if it is not text; the message names the byte.
-    """
+    """Read a text file line by line."""
     try:
         return require_existing(path, what, origin).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -126,11 +98,7 @@ def read_lines(path: Path, what: str, origin: str = "") -> list[str]:
 def read_table(
     path: Path, what: str, header: str, origin: str = ""
 ) -> Iterator[tuple[str, list[str]]]:
-    """Read a table line by line, so that a wrong quotation mark spoils one line only.
-
-    Raises:
-        DataError: if the header or a line is damaged; the text names the line.
-    """
+    """Read a table line by line, so that a wrong quotation mark spoils one line only."""
     lines = read_lines(path, what, origin)
     first = lines[0] if lines else ""
     # a release of 2020 calls this column otherwise

@@ -15,15 +15,14 @@ from pathlib import Path
 from dlguide.data.formats.sample import Sample
 from dlguide.data.readers.image_files import file_sample, read_image, require_existing
 from dlguide.data.synthetic import Picture, Samples
-from dlguide.errors import DataError, require, require_known
-from dlguide.files import new_folder
+from dlguide.errors import DataError, require_known
 
-__all__ = ["ClassFolders", "parts", "read", "synset", "unchecked", "write"]
+__all__ = ["ClassFolders", "parts", "read", "unchecked"]
 
 SPLITS = ("train", "val")
 ORIGIN = (
     "image-net.org gives it out after registration: ILSVRC2012_img_train.tar, "
-    "ILSVRC2012_img_val.tar; `write` makes a synthetic one without a network."
+    "ILSVRC2012_img_val.tar; dlguide.data.synthetic makes pictures without a network."
 )
 _SYNSET = re.compile(r"n\d{8}")
 # The files of some smaller sets are called otherwise; those that name a class must tell the truth.
@@ -62,60 +61,17 @@ class ClassFolders(Sequence):
         return self.folder / self.synsets[label] / name, label
 
 
-def synset(label: int) -> str:
-    """Name a made-up class; WordNet's own numbers all begin with 0 or 1.
-
-    Returns:
-        str: such as n90000001.
-    """
-    return f"n{90_000_000 + label:08d}"
-
-
-def write(folder: str | os.PathLike, train: Sequence[Picture], val: Sequence[Picture]) -> Path:
-    """Write pictures as ImageNet's class folders.
-
-    Args:
-        folder: the new folder.
-        train: pictures to train with.
-        val: pictures to test with.
-
-    Returns:
-        pathlib.Path: the folder.
-
-    Raises:
-        ValueError: when the folder exists or a picture is no JPEG.
-    """
-    with new_folder(folder) as partial:
-        for split, pictures in zip(SPLITS, (train, val), strict=True):
-            for picture in pictures:
-                require(picture.kind == "jpeg", "kind", "be 'jpeg' as in ImageNet", picture.kind)
-                name = synset(picture.label)
-                number = f"{name}_{picture.index}" if split == "train" else _val(picture.index)
-                path = partial / split / name / f"{number}.JPEG"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(picture.encoded())
-    return Path(folder)
-
-
 # What `verification.verify` needs: files at the top of the folder, the parts, what is not checked.
 MARKS = SPLITS
 
 
 def parts(folder: Path) -> list[dict[str, str]]:
-    """Name the arguments of `read` for each split that is there.
-
-    Returns:
-        list: arguments by name, for each split.
-    """
+    """Return the arguments of `read` for each split that is there."""
     return [{"split": split} for split in SPLITS if (folder / split).exists()]
 
 
 def unchecked(folder: Path) -> tuple[str, ...]:
-    """Say what these files give no means to check.
-
-    Returns:
-        tuple: one sentence for each.
-    """
+    """Return what these files give no means to check, a sentence each."""
     return ("changed bytes of an image that can still be decoded: it has no checksum",)
 
 
@@ -125,9 +81,6 @@ def read(folder: str | os.PathLike, split: str = "train") -> ClassFolders:
     Args:
         folder: the folder that holds `train` and `val`.
         split: "train" or "val".
-
-    Returns:
-        ClassFolders: the pictures, each read when asked for.
 
     Raises:
         MissingComponentError: when the split's folder is not there.
@@ -166,7 +119,3 @@ def _classes(base: Path) -> tuple[str, ...]:
     if not names:
         raise DataError(f"{base}: has no folders of classes.")
     return tuple(names)
-
-
-def _val(index: int) -> str:
-    return f"ILSVRC2012_val_{index + 1:08d}"

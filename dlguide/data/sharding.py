@@ -82,9 +82,6 @@ def epoch_batches(
 
     Args:
         samples: samples in the whole data set (count).
-        batch_per_rank: samples per rank and step (count).
-        rank: this rank, 0 to ranks - 1.
-        ranks: number of ranks (count).
         epoch: number of the epoch, from 0; another epoch has another order.
         seed: seed of the run, at least 0, the same on every rank.
         shuffle: False keeps the order of the data set.
@@ -145,17 +142,6 @@ def shard(samples: int, rank: int, ranks: int) -> slice:
     parts are disjoint, cover all samples and differ by at most one; with fewer samples than
     ranks some are empty. For training take `epoch_batches`: here ranks may take different
     numbers of steps.
-
-    Args:
-        samples: samples in the whole data set (count, 0 allowed).
-        rank: this rank, 0 to ranks - 1.
-        ranks: number of ranks (count).
-
-    Returns:
-        slice: to index images and labels with.
-
-    Raises:
-        ValueError: when an argument is out of range.
 
     >>> [shard(10, rank, 4) for rank in range(4)]
     [slice(0, 2, None), slice(2, 5, None), slice(5, 7, None), slice(7, 10, None)]

@@ -1,0 +1,333 @@
+"""Labelled images in memory, MNIST, Fashion-MNIST and CIFAR-10, and which rank uses which."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dlguide.data.sharding import BlockShuffle, RankShard, epoch_batches, shard
+from dlguide.errors import DataError, MissingComponentError, require, require_count, require_known
+from dlguide.files import data_folder
+
+__all__ = [
+    "BlockShuffle",
+    "Dataset",
+    "RankShard",
+    "epoch_batches",
+    "image_shape",
+    "load",
+    "names",
+    "present",
+    "shard",
+]
+
+CIFAR_FOLDER = "cifar-10-batches-bin"
+CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
+# The same images as Python pickles: reading one runs whatever code somebody put into it.
+_PICKLES = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
+_RECORDS = (10_000, 3073)
+_CLASSES = 10
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """Labelled images, split for training and testing.
+
+    Args:
+        name: name of the data set.
+        train_images: float32 in [0, 1], shape (samples, rows, columns, channels).
+        train_labels: int32 class numbers, shape (samples,).
+        test_images: as train_images, other samples.
+        test_labels: as train_labels.
+        classes: number of classes (count).
+    """
+
+    name: str
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    classes: int = _CLASSES
+
+    def __repr__(self) -> str:
+        shape = " x ".join(str(length) for length in self.train_images.shape[1:])
+        return (
+            f"{self.name}: {len(self.train_images)} training and {len(self.test_images)} test "
+            f"images of {shape}, {self.classes} classes"
+        )
+
+    def first(self, train: int, test: int | None = None) -> Dataset:
+        """Take the first samples only: the same on every rank and in every run, as views.
+
+        Args:
+            train: number of training samples to keep (count).
+            test: number of test samples to keep (count); None keeps all.
+
+        Raises:
+            ValueError: when there are not that many samples.
+        """
+        test = len(self.test_images) if test is None else test
+        for name, wanted, there in (
+            ("train", train, len(self.train_images)),
+            ("test", test, len(self.test_images)),
+        ):
+            require_count(wanted, name)
+            require(wanted <= there, name, f"be at most the {there} samples there are", wanted)
+        parts = self.train_images[:train], self.train_labels[:train]
+        parts += self.test_images[:test], self.test_labels[:test]
+        return Dataset(self.name, *parts, self.classes)
+
+
+@dataclass(frozen=True)
+class Original:
+    """A file as it was published."""
+
+    name: str
+    sha256: str
+    nbytes: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OriginalSet:
+    """The files of a data set."""
+
+    name: str
+    files: tuple[Original, ...]
+    image: tuple[int, int, int]
+    in_repository: bool = False
+
+
+def _idx(*facts: tuple[str, int]) -> tuple[Original, ...]:
+    """Name the four files of MNIST and its like; each fact is a checksum and a length."""
+    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    shapes = ((60_000, 28, 28), (60_000,), (10_000, 28, 28), (10_000,))
+    return tuple(
+        Original(f"{part}-ubyte.gz", sha256, nbytes, shape)
+        for part, shape, (sha256, nbytes) in zip(parts, shapes, facts, strict=True)
+    )
+
+
+def _cifar(*checksums: str) -> tuple[Original, ...]:
+    """Name the six files of CIFAR-10: in each 10 000 times a label and 3072 bytes of pixels."""
+    files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+    return tuple(
+        Original(f"{CIFAR_FOLDER}/{file}", sha256, _RECORDS[0] * _RECORDS[1], _RECORDS)
+        for file, sha256 in zip(files, checksums, strict=True)
+    )
+
+
+ORIGINALS = {
+    one.name: one
+    for one in (
+        OriginalSet(
+            "mnist",
+            _idx(
+                ("0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971", 9_719_438),
+                ("1787548bbe0bff1ec2ecdc0ef292b02df999e2d1a6002d27500982c652b17203", 28_857),
+                ("1a1a05eab793c14bb050b398624a11b0ffd1a2953baed553b1b9bd079e2a20be", 1_616_508),
+                ("b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b", 4_517),
+            ),
+            (28, 28, 1),
+            in_repository=True,
+        ),
+        OriginalSet(
+            "fashion_mnist",
+            _idx(
+                ("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", 26_421_880),
+                ("a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", 29_515),
+                ("346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", 4_422_102),
+                ("67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", 5_148),
+            ),
+            (28, 28, 1),
+        ),
+        OriginalSet(
+            "cifar10",
+            _cifar(
+                "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+                "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+                "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+                "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+                "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+                "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+            ),
+            (32, 32, 3),
+        ),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """List the data sets that `load` knows; `present` says which of them are on this machine."""
+    return tuple(ORIGINALS)
+
+
+def present(folder: str | os.PathLike | None = None) -> tuple[str, ...]:
+    """List the data sets whose files are on this machine; `load` sees whether they are damaged."""
+    return tuple(name for name in ORIGINALS if all(path.is_file() for path in _paths(name, folder)))
+
+
+def image_shape(name: str) -> tuple[int, int, int]:
+    """Return rows, columns and channels of a data set's images without reading it.
+
+    >>> image_shape("cifar10")
+    (32, 32, 3)
+    """
+    return ORIGINALS[require_known(name, names(), "name")].image
+
+
+def load(name: str = "mnist", folder: str | os.PathLike | None = None) -> Dataset:
+    """Read a data set from its files as first published.
+
+    Each file is compared with its SHA-256 checksum before it is used, so that a damaged or
+    truncated one is never trained on. Nothing is downloaded: "mnist" comes with the course,
+    `dlguide data fetch` gets the others. CIFAR-10 is read in its binary version only; the one
+    for Python is a pickle, which can run any code.
+
+    In float32 the images of "mnist" and "fashion_mnist" take 220 MB, those of "cifar10" 737 MB.
+
+    Args:
+        name: one of `names()`.
+        folder: the data folder that holds a folder of this name; None takes $DLGUIDE_DATA or the
+            repository's `data`.
+
+    Returns:
+        Dataset: for "mnist" and "fashion_mnist" images (60000, 28, 28, 1) and
+            (10000, 28, 28, 1), for "cifar10" (50000, 32, 32, 3) and (10000, 32, 32, 3).
+
+    Raises:
+        ValueError: when there is no such data set; the message lists those there are.
+        DataError: when a file is damaged; the message names the file, the expected and the
+            found checksum and how to restore it.
+        MissingComponentError: when the data folder or the data set is not there; says how to
+            get it, also without a network.
+
+    Source:
+        LeCun, Cortes, Burges: The MNIST database of handwritten digits (1998), file format;
+        Xiao, Rasul, Vollgraf: Fashion-MNIST, arXiv:1708.07747; Krizhevsky: Learning Multiple
+        Layers of Features from Tiny Images (2009).
+    """
+    require_known(name, names(), "name")
+    found = _find(name, folder)
+    parts = []
+    if name == "cifar10":
+        pairs = [_read_cifar(path, file, name) for path, file in found]
+        for split in (pairs[:-1], pairs[-1:]):
+            parts += [np.concatenate(each) for each in zip(*split, strict=True)]
+    else:
+        parts = [_read_idx(path, file, name) for path, file in found]
+        for number in (1, 3):
+            _require_labels(parts[number], found[number][0], name)
+        parts[::2] = [images[..., np.newaxis] for images in parts[::2]]
+    parts[::2] = [images.astype(np.float32) for images in parts[::2]]
+    for images in parts[::2]:
+        images /= 255
+    parts[1::2] = [labels.astype(np.int32) for labels in parts[1::2]]
+    return Dataset(name, *parts)
+
+
+def _paths(name: str, folder: str | os.PathLike | None) -> list[Path]:
+    place = data_folder(folder) / name
+    return [place / file.name for file in ORIGINALS[name].files]
+
+
+def _find(name: str, folder: str | os.PathLike | None) -> list[tuple[Path, Original]]:
+    """Name the files of a data set that is there; nothing is read."""
+    found, original = _paths(name, folder), ORIGINALS[name]
+    place = data_folder(folder) / name
+    if original.in_repository and not place.is_dir():
+        raise MissingComponentError(
+            f"There is no folder {place}: {name} is part of the repository, not of the installed "
+            "package. Set the environment variable DLGUIDE_DATA to the `data` folder of a clone."
+        )
+    missing = [str(path.relative_to(place)) for path in found if not path.is_file()]
+    if missing and not original.in_repository:
+        text = f"{len(missing)} of the {len(found)} files of {name} are not in {place}: "
+        text += f"{', '.join(missing)}."
+        pickles = [each for each in _PICKLES if (place / each).exists()]
+        if name == "cifar10" and pickles:
+            text += (
+                f" {pickles[0]} is the Python version, a pickle, which can run any code when it "
+                f"is read, so it is left alone. Take the binary version, {CIFAR_ARCHIVE}."
+            )
+        if name == "cifar10" and (place / CIFAR_ARCHIVE).is_file():
+            text += (
+                f" The archive is there: unpack it with `tar -xzf {CIFAR_ARCHIVE}` in that folder."
+            )
+        raise MissingComponentError(
+            f"{text} With a network: `dlguide data fetch {name}`. Without: copy these files there "
+            "from another machine that has them (each is compared with its SHA-256), or use data "
+            "that is made on the spot by `dlguide.data.synthetic`."
+        )
+    return list(zip(found, original.files, strict=True))
+
+
+def restoring(name: str, place: Path) -> str:
+    """Say how to get an undamaged copy of a data set's file."""
+    if ORIGINALS[name].in_repository:
+        return (
+            f"Restore it in your clone with `git checkout -- data/{name}`, or copy it to "
+            f"{place} from another clone."
+        )
+    return (
+        f"Remove it and run `dlguide data fetch {name}`, or copy it to {place} from another "
+        "machine."
+    )
+
+
+def _wrong(path: Path, what: str, name: str) -> DataError:
+    return DataError(f"{path}{what}. {restoring(name, path.parent)}")
+
+
+def _read_original(path: Path, file: Original, name: str) -> bytes:
+    """Read a file that is known by its checksum."""
+    try:
+        contents = path.read_bytes()
+    except OSError as error:
+        what = f" cannot be read: expected SHA-256 {file.sha256}, found {error.strerror}"
+        raise _wrong(path, what, name) from error
+    found = hashlib.sha256(contents).hexdigest()
+    if found != file.sha256:
+        what = f" is damaged or not the original file: expected SHA-256 {file.sha256}, found "
+        raise _wrong(path, f"{what}{found} ({len(contents)} bytes)", name)
+    return contents
+
+
+def _read_idx(path: Path, file: Original, name: str) -> np.ndarray:
+    # IDX: two zero bytes, type 8 (unsigned byte), number of axes, their lengths, then the data
+    try:
+        raw = gzip.decompress(_read_original(path, file, name))
+    except (OSError, EOFError, zlib.error) as error:
+        raise _wrong(path, f" cannot be unpacked ({error})", name) from error
+    shape = file.shape
+    header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+    if raw[: len(header)] != header or len(raw) != len(header) + math.prod(shape):
+        raise _wrong(path, f" does not hold bytes of shape {shape}", name)
+    return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape)
+
+
+def _read_cifar(path: Path, file: Original, name: str) -> tuple[np.ndarray, np.ndarray]:
+    contents, (count, nbytes) = _read_original(path, file, name), file.shape
+    if len(contents) != count * nbytes:
+        must = f"must hold {count} records of {nbytes} bytes"
+        raise _wrong(path, f" has {len(contents)} bytes, {must}", name)
+    records = np.frombuffer(contents, np.uint8).reshape(file.shape)
+    _require_labels(records[:, 0], path, name)
+    # a file has all red values of an image, then all green, then all blue ones
+    planes = records[:, 1:].reshape(-1, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, 0]
+
+
+def _require_labels(labels: np.ndarray, path: Path, name: str) -> None:
+    wrong = np.flatnonzero(labels >= _CLASSES)
+    if len(wrong):
+        first = int(wrong[0])
+        what = f", sample {first}: label {int(labels[first])} must be below {_CLASSES}"
+        raise _wrong(path, what, name)
