@@ -1,23 +1,21 @@
 """A process that computes steps of a net on request, and the program that runs in it.
 
-Requests go as lines of JSON to the standard input of `python -m dlguide.bench.worker`, answers
-return on its standard output. What libraries print goes to its standard error, so it cannot mix
-with answers. (A pool of `concurrent.futures` would import the caller's `__main__` again, which a
-script without a guard does not survive, and would mix TensorFlow's messages with the output.)
+Requests and answers go through a pipe; what libraries print goes to a file. (A pool of
+`concurrent.futures` would import the caller's `__main__` again, which a script without a guard
+does not survive, and would mix TensorFlow's messages with the output.)
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
-import selectors
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from time import monotonic, perf_counter
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from time import perf_counter
 from typing import Any
 
 START_S, STEP_S = 300.0, 120.0  # limits: to start and build; for one step beside the time asked
@@ -32,50 +30,43 @@ class WorkerProcess:
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         """Start the process; TensorFlow starts in it with the first request."""
-        self._stderr = tempfile.TemporaryFile("w+b")  # noqa: SIM115  closed by `close`
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dlguide.bench.worker"],
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-        )
-        self._read = b""
+        self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  closed by `close`
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dlguide.bench.worker", str(theirs.fileno())],
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+            )
 
     def ask(self, do: str, **arguments: Any) -> None:
         """Send a request without waiting."""
         try:
-            self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-            self._process.stdin.flush()
+            self._pipe.send((do, arguments))
         except OSError as error:
             raise RuntimeError(self._ended()) from error
 
     def answer(self, timeout_s: float) -> Any:
         """Wait for the answer to the oldest request."""
-        limit = monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._read:
-                if not selector.select(max(0.0, limit - monotonic())):
-                    raise RuntimeError(f"A benchmark's process did not answer in {timeout_s:g} s.")
-                came = os.read(self._process.stdout.fileno(), 65536)
-                if not came:
-                    raise RuntimeError(self._ended())
-                self._read += came
-        line, _, self._read = self._read.partition(b"\n")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise RuntimeError(f"A benchmark's process failed: {answer['error']}")
-        return answer["answer"]
+        try:
+            if not self._pipe.poll(timeout_s):
+                raise RuntimeError(f"A benchmark's process did not answer in {timeout_s:g} s.")
+            done, answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError(self._ended()) from error
+        if not done:
+            raise RuntimeError(f"A benchmark's process failed: {answer}")
+        return answer
 
     def close(self) -> None:
         """End the process at once."""
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
         self._process.kill()
         self._process.wait()
-        self._process.stdout.close()
-        self._stderr.close()
+        self._pipe.close()
+        self._output.close()
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -85,8 +76,8 @@ class WorkerProcess:
 
     def _ended(self) -> str:
         status = self._process.wait()
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").splitlines()
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").splitlines()
         return "\n".join([f"A benchmark's process ended with {status}.", *lines[-10:]])
 
 
@@ -186,21 +177,21 @@ class NetSteps:
         return tf.reduce_mean(logits), tf.norm(logits)
 
 
-def serve() -> None:
-    """Answer requests until the standard input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def serve(pipe: Connection) -> None:
+    """Answer requests until the other end of the pipe is closed."""
     work = NetSteps()
     known = {"build": work.build, "check": work.check, "run": work.run}
-    for line in sys.stdin:
-        request = json.loads(line)
+    while True:
         try:
-            answer = {"answer": known[request.pop("do")](**request)}
+            do, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = True, known[do](**arguments)
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            answer = False, f"{type(error).__name__}: {error}"
+        pipe.send(answer)
 
 
 if __name__ == "__main__":
-    serve()
+    serve(Connection(int(sys.argv[1])))

@@ -165,17 +165,20 @@ ORIGINALS = {
 
 
 def names() -> tuple[str, ...]:
-    """List the data sets that `load` knows; `present` says which of them are on this machine."""
+    """Return what `load` knows; `present` says which of them are on this machine."""
     return tuple(ORIGINALS)
 
 
 def present(folder: str | os.PathLike | None = None) -> tuple[str, ...]:
-    """List the data sets whose files are on this machine; `load` sees whether they are damaged."""
+    """Return the data sets whose files are on this machine; `load` sees if they are damaged."""
     return tuple(name for name in ORIGINALS if all(path.is_file() for path in _paths(name, folder)))
 
 
 def image_shape(name: str) -> tuple[int, int, int]:
     """Return rows, columns and channels of a data set's images without reading it.
+
+    Raises:
+        ValueError: when there is no such data set.
 
     >>> image_shape("cifar10")
     (32, 32, 3)

@@ -44,12 +44,16 @@ Progress = Callable[[int, int | None], object]
 
 @dataclass(frozen=True)
 class Download:
-    """A file to download: url, name (in the folder of its data set), sha256, nbytes."""
+    """A file to download; its name is the end of its address."""
 
     url: str
-    name: str
     sha256: str
     nbytes: int
+
+    @property
+    def name(self) -> str:
+        """Its name in the folder of its data set."""
+        return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ CATALOGUE = {
             "Fashion-MNIST, 70 000 articles of clothing of 28 x 28",
             "https://github.com/zalandoresearch/fashion-mnist",
             tuple(
-                Download(f"{_FASHION}/{one.name}", one.name, one.sha256, one.nbytes)
+                Download(f"{_FASHION}/{one.name}", one.sha256, one.nbytes)
                 for one in ORIGINALS["fashion_mnist"].files
             ),
         ),
@@ -119,7 +123,6 @@ CATALOGUE = {
             (
                 Download(
                     f"https://www.cs.toronto.edu/~kriz/{CIFAR_ARCHIVE}",
-                    CIFAR_ARCHIVE,
                     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
                     170_052_171,
                 ),
@@ -173,11 +176,9 @@ def fetch(
         tuple: a `Fetched` for each file that is read, whether it was downloaded or there.
 
     Raises:
-        ValueError: when there is no such data set; the message lists those there are.
         TransferError: when it cannot be had: no network, or a publisher who asks for
             registration; the text says what to do instead.
         DataError: when what is there or has come is damaged.
-        MissingComponentError: when there is no data folder.
         LockHeldError: when another process downloads it.
     """
     source = CATALOGUE[require_known(name, CATALOGUE, "name")]
@@ -218,9 +219,7 @@ def fetch_file(
     A file that is there is left alone when it has the checksum, or when none is known.
 
     Args:
-        url: address, http or https.
-        path: name of the file to write.
-        sha256: its SHA-256 in hexadecimal; None when it is not known.
+        sha256: in hexadecimal; None when it is not known.
         progress: True draws a bar; a function is called with the bytes done and in all.
         nbytes: for so many bytes the disk must have room before the download begins.
 
@@ -228,7 +227,6 @@ def fetch_file(
         Fetched: path, length and checksum.
 
     Raises:
-        ValueError: when an argument is not what it must be.
         TransferError: when the file cannot be had or does not have this checksum; the text names
             address and reason and says how to bring it by hand.
         LockHeldError: when another process downloads it.

@@ -143,6 +143,12 @@ def shard(samples: int, rank: int, ranks: int) -> slice:
     ranks some are empty. For training take `epoch_batches`: here ranks may take different
     numbers of steps.
 
+    Returns:
+        slice: to index images and labels with.
+
+    Raises:
+        ValueError: when an argument is out of range.
+
     >>> [shard(10, rank, 4) for rank in range(4)]
     [slice(0, 2, None), slice(2, 5, None), slice(5, 7, None), slice(7, 10, None)]
     """

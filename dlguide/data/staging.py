@@ -88,6 +88,9 @@ def stage(
         progress: True draws a bar; a function is called with the bytes done and in all; on
             rank 0 of `comm` only.
 
+    Returns:
+        StagingResult: what was done on this rank's node.
+
     Raises:
         ValueError: on all ranks alike, when an argument is not what it must be, something else
             stands under the name, or the disk is too full.

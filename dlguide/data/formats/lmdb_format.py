@@ -6,10 +6,10 @@ import errno
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -109,9 +109,9 @@ def _offsets_of_values(environment: Any, path: Path) -> list[int]:
         return [np.frombuffer(each, np.uint8).ctypes.data - int(start, 16) for each in values]
 
 
-# py-lmdb opens a file once in a process, so readers share it; the last one closes it. A child goes
-# on with the maps of its parent after a fork: they are read without locks.
-_OPEN: WeakValueDictionary[tuple[int, int], Any] = WeakValueDictionary()
+# py-lmdb opens a file once in a process, so readers share it: environment and number of readers. A
+# child goes on with the maps of its parent after a fork: they are read without locks.
+_OPEN: dict[tuple[int, int], list[Any]] = {}
 _LOCK = threading.RLock()
 # A child must not begin with a lock that another thread of its parent held.
 os.register_at_fork(
@@ -119,18 +119,26 @@ os.register_at_fork(
 )
 
 
-def _environment(path: Path) -> Any:
-    """Open a file, or share it."""
+def _take(path: Path) -> tuple[Any, tuple[int, int]]:
+    """Open a file, or share it; return its environment and the key to give it back."""
     import lmdb
 
     found = os.stat(path)
     key = found.st_dev, found.st_ino
     with _LOCK:
-        opened = _OPEN.get(key)
-        if opened is None:
+        if key not in _OPEN:
             opened = lmdb.open(str(path), subdir=False, readonly=True, lock=False, max_readers=1)
-            _OPEN[key] = opened
-        return opened
+            _OPEN[key] = [opened, 0]
+        _OPEN[key][1] += 1
+        return _OPEN[key][0], key
+
+
+def _give_back(key: tuple[int, int]) -> None:
+    """Close the file when this was its last reader."""
+    with _LOCK:
+        _OPEN[key][1] -= 1
+        if not _OPEN[key][1]:
+            _OPEN.pop(key)[0].close()
 
 
 class LmdbDataset(StoredDataset):
@@ -148,7 +156,10 @@ class LmdbDataset(StoredDataset):
         self.opens += 3  # the table, the file to check it, the file to map it
         self._error = lmdb.Error
         try:
-            self._transaction = _environment(path).begin(buffers=True)
+            environment, key = _take(path)
+            self._give_back = weakref.finalize(self, _give_back, key)  # also without `close`
+            self._give_back.atexit = False
+            self._transaction = environment.begin(buffers=True)
         except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError) as error:
             raise DamageError(Damage(str(path), f"LMDB cannot open it: {error}")) from error
         except lmdb.Error as error:
@@ -182,7 +193,7 @@ class LmdbDataset(StoredDataset):
         """Close the database; closing twice does nothing."""
         if not self.closed:
             self._transaction.abort()
-            self._transaction = None
+            self._give_back()
         super().close()
 
 

@@ -13,15 +13,6 @@ from PIL import Image
 from dlguide.data.formats.sample import Sample
 from dlguide.errors import DataError, MissingComponentError
 
-__all__ = [
-    "decode_image",
-    "file_sample",
-    "read_image",
-    "read_lines",
-    "read_table",
-    "require_existing",
-]
-
 # Without this list Pillow asks all its decoders; the one for EPS starts another program.
 FORMATS = ("JPEG", "PNG")
 # length, name and checksum of the part that ends a PNG

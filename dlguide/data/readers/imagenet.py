@@ -82,6 +82,9 @@ def read(folder: str | os.PathLike, split: str = "train") -> ClassFolders:
         folder: the folder that holds `train` and `val`.
         split: "train" or "val".
 
+    Returns:
+        ClassFolders: the pictures, each read when asked for.
+
     Raises:
         MissingComponentError: when the split's folder is not there.
         DataError: for a folder that is no class, a file of another kind or another class, an
