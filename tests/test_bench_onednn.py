@@ -171,8 +171,9 @@ def test_process_that_ends_is_told_with_its_last_words():
     assert process._process.returncode is not None
 
 
-def test_on_and_off_are_measured_with_equal_work():
-    result = onednn.compare("mnist_cnn", batch_per_rank=4, image=None, seconds=0.2, turns=2)
+def test_on_and_off_are_measured_with_equal_work(monkeypatch):
+    monkeypatch.setattr(onednn, "TURNS", 2)
+    result = onednn.compare("mnist_cnn", batch_per_rank=4, image=None, seconds=0.2)
     if not result.has_onednn:
         pytest.skip("this TensorFlow has no oneDNN")
     assert result.on.convolutions == 1
@@ -198,7 +199,6 @@ def test_on_and_off_are_measured_with_equal_work():
         ({"modes": []}, "`modes` must name train, infer or both"),
         ({"batch_per_rank": 0}, "`batch_per_rank` must be a whole number of at least 1"),
         ({"seconds": -1}, "`seconds` must be a positive number"),
-        ({"turns": 0}, "`turns` must be"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(arguments, match, monkeypatch):

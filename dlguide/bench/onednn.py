@@ -24,6 +24,7 @@ from dlguide.measure.limits import SHARE, Bound, Limits
 
 SWITCH = "TF_ENABLE_ONEDNN_OPTS"
 MODES = ("train", "infer")
+TURNS = 5  # of each side and mode
 SAME_LOSS, SAME_GRADIENT = 1e-3, 1e-2  # relative; a ReLU near 0 lets rounding grow backwards
 
 PROOF = """
@@ -158,7 +159,6 @@ def compare(
     image: int | None = 224,
     seconds: float = 60.0,
     modes: Sequence[str] = MODES,
-    turns: int = 5,
     seed: int = 0,
     machine: Machine | None = None,
 ) -> OnednnComparison:
@@ -176,7 +176,6 @@ def compare(
             MNIST must.
         seconds: time of all turns together (s); a step that takes longer is ended.
         modes: "train", "infer" or both.
-        turns: of each side and mode (count).
         machine: whose cores are used; None describes this one.
 
     Raises:
@@ -184,7 +183,6 @@ def compare(
     """
     require_known(net, models.names("digits", "imagenet"), "net")
     require_count(batch_per_rank, "batch_per_rank")
-    require_count(turns, "turns")
     require_positive(seconds, "seconds")
     require(bool(modes), "modes", "name train, infer or both", list(modes))
     for mode in modes:
@@ -205,11 +203,11 @@ def compare(
         built = ask_all(both_sides, START_S, "build", **work)
         firsts = {mode: ask_all(both_sides, START_S, "check", mode=mode) for mode in modes}
         apart = require_equal_work([each["digest"] for each in built], firsts)
-        share_s = seconds / (len(modes) * len(sides) * turns)
+        share_s = seconds / (len(modes) * len(sides) * TURNS)
         for mode in modes:
             steps: dict[bool, list[float]] = {side: [] for side in sides}
             warmup: dict[bool, list[float]] = {side: [] for side in sides}
-            for _ in range(turns):
+            for _ in range(TURNS):
                 for side, process in processes.items():
                     process.ask("run", mode=mode, seconds=share_s)
                     first, *others = process.answer(share_s + STEP_S)

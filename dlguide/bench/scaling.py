@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -140,8 +139,6 @@ def measure(
     steps: int = 60,
     rounds: int = 20,
     oversubscribe: bool = False,
-    seed: int = 0,
-    cluster: Cluster | None = None,
 ) -> ScalingComparison:
     """Measure steps on numbers of ranks, and predict each from one rank's and the exchange's.
 
@@ -164,7 +161,6 @@ def measure(
         steps: measured steps of each part (count).
         rounds: turns that these are divided into; asynchronous has one (count).
         oversubscribe: allow more ranks than cores.
-        cluster: ranks that run already, for the count that it has; None starts all anew.
 
     Returns:
         ScalingComparison: a row for each number of ranks; `str()` of it is a table.
@@ -198,9 +194,9 @@ def measure(
         require(even, "global_batch", must, global_batch)
         batches = {p: batch // p for p in counts}
     if update == "synchronous":
-        rows = _synchronous(batches, batch, net, steps, rounds, seed, cluster)
+        rows = _synchronous(batches, batch, net, steps, rounds)
     else:
-        rows = _asynchronous(batches, batch, net, steps, seed, cluster)
+        rows = _asynchronous(batches, batch, net, steps)
     return ScalingComparison(mode, update, net, tuple(rows), ASSUMPTIONS[update])
 
 
@@ -222,21 +218,14 @@ ASSUMPTIONS = {
 }
 
 
-def _ranks(count: int, cluster: Cluster | None) -> AbstractContextManager[Cluster]:
-    if cluster is not None and cluster.ranks == count:
-        return nullcontext(cluster)
-    return Cluster(ranks=count, oversubscribe=True, magics=False)
-
-
 def _synchronous(
-    batches: dict[int, int], batch: int, net: str, steps: int, rounds: int, seed: int,
-    cluster: Cluster | None,
-) -> list[ScalingRow]:  # fmt: skip
+    batches: dict[int, int], batch: int, net: str, steps: int, rounds: int
+) -> list[ScalingRow]:
     rows, each = [], -(-steps // rounds)
     for p, mine in batches.items():
-        with _ranks(p, cluster) as ready:
-            part = step_of(net, mine, seed)
-            found = ready.run(step_breakdown.measure_parts, part, batch, each, rounds, seed)
+        with Cluster(ranks=p, oversubscribe=True, magics=False) as ready:
+            part = step_of(net, mine)
+            found = ready.run(step_breakdown.measure_parts, part, batch, each, rounds)
         alone_s = statistics.median(found[0]["alone"])
         if p == 1:
             timing, predicted, independent = Timing(tuple(found[0]["alone"])), None, None
@@ -272,22 +261,20 @@ def from_parts(found: Sequence[dict[str, list[float]]]) -> step.StepTime:
     )
 
 
-def _asynchronous(
-    batches: dict[int, int], batch: int, net: str, steps: int, seed: int, cluster: Cluster | None
-) -> list[ScalingRow]:
+def _asynchronous(batches: dict[int, int], batch: int, net: str, steps: int) -> list[ScalingRow]:
     rows: list[ScalingRow] = []
     one: float | None = None
     for p in sorted({1, *batches}):
         mine = batches.get(p, batch)
-        with _ranks(p + 1, cluster) as ready:
-            *workers, server = ready.run(_asynchronous_on_rank, net, mine, steps, seed)
+        with Cluster(ranks=p + 1, oversubscribe=True, magics=False) as ready:
+            *workers, server = ready.run(_asynchronous_on_rank, net, mine, steps)
         per_s = server["updates"] / server["seconds"]
         computing = np.concatenate([each["compute"] for each in workers])
         team = simulate.WorkerTimes(
             p, float(computing.mean()), float(computing.std() / computing.mean())
         )
         travel_s = max(0.0, workers[0]["travel"] - server["update"])
-        predicted = simulate.asynchronous(team, p * steps, server["update"], travel_s, seed=seed)
+        predicted = simulate.asynchronous(team, p * steps, server["update"], travel_s)
         throughput = per_s * mine
         one = throughput if one is None else one
         if p in batches:
@@ -318,7 +305,7 @@ def _images(net: str, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return random_images(models.build(net, dropout=0.0), samples, seed)
 
 
-def _asynchronous_on_rank(net: str, batch: int, steps: int, seed: int) -> dict[str, Any]:
+def _asynchronous_on_rank(net: str, batch: int, steps: int) -> dict[str, Any]:
     """Train with one server, the last rank, and measure the parts first; collective."""
     from mpi4py import MPI
 
@@ -326,7 +313,7 @@ def _asynchronous_on_rank(net: str, batch: int, steps: int, seed: int) -> dict[s
 
     comm = step_breakdown.sleeping(MPI.COMM_WORLD)
     serves = comm.rank == comm.size - 1
-    gradient, weights = _gradient(net, batch, seed)
+    gradient, weights = _gradient(net, batch)
     updates: list[float] = []
 
     def update(part: np.ndarray, mean: np.ndarray) -> None:
@@ -362,14 +349,14 @@ def _asynchronous_on_rank(net: str, batch: int, steps: int, seed: int) -> dict[s
     }
 
 
-def _gradient(net: str, batch: int, seed: int) -> tuple[Callable[..., Any], np.ndarray]:
+def _gradient(net: str, batch: int) -> tuple[Callable[..., Any], np.ndarray]:
     """Give the gradient as a function of flat weights, and the first weights."""
     import tensorflow as tf
 
-    model = models.build(net, seed=seed, dropout=0.0)
+    model = models.build(net, seed=0, dropout=0.0)
     variables = model.trainable_variables
     sizes = [int(np.prod(each.shape)) for each in variables]
-    images, labels = map(tf.constant, random_images(model, batch, seed))
+    images, labels = map(tf.constant, random_images(model, batch, seed=0))
 
     @tf.function(autograph=False)
     def flat(weights: Any) -> Any:

@@ -18,11 +18,12 @@ import numpy as np
 from dlguide import models
 from dlguide.bench.onednn import require_equal_work
 from dlguide.bench.worker import START_S, STEP_S, WorkerProcess, ask_all
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require_count, require_known, require_positive
 from dlguide.machine import Machine, describe, threads
 from dlguide.measure import Timing
 
 LATE = 0.95  # the quantile that is quoted for the slow answers
+TURNS = 5  # of each split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +62,10 @@ def compare(
     batch_per_rank: int = 1,
     image: int | None = None,
     seconds: float = 10.0,
-    splits: Sequence[int] | None = None,
-    turns: int = 5,
     seed: int = 0,
     machine: Machine | None = None,
 ) -> list[StreamSplit]:
-    """Measure inference for several numbers of streams on the same cores.
+    """Measure inference for 1, 2, 4, ... streams up to one per core on the same cores.
 
     Each stream is a process, bound to its cores by `threads.plan` and with as many threads as
     cores. All streams have the same net and the same images; their first answers must agree. The
@@ -77,26 +76,21 @@ def compare(
         batch_per_rank: images of one answer of a stream.
         image: height and width of the images (pixels); None for the net's default.
         seconds: time of all turns together (s).
-        splits: numbers of streams; None for 1, 2, 4, ... up to one per core.
         machine: the machine with the cores; None for this one.
 
     Raises:
-        ValueError: if there are more streams than cores, or an argument is invalid.
+        ValueError: if an argument is invalid.
         RuntimeError: if streams compute different answers, or a process fails.
     """
     machine = describe() if machine is None else machine
     cores = machine.usable_cores
-    if splits is None:
-        splits = sorted({2**power for power in range(cores.bit_length())} | {cores})
-    require(len(splits) > 0, "splits", "name at least one number of streams", list(splits))
+    splits = sorted({2**power for power in range(cores.bit_length())} | {cores})
     require_known(net, models.names("digits", "imagenet"), "net")
     require_count(batch_per_rank, "batch_per_rank")
-    require_count(turns, "turns")
     require_positive(seconds, "seconds")
-    plans = [threads.plan(machine, require_count(each, "splits")) for each in splits]
-    share_s = seconds / (len(plans) * turns)
+    plans = [threads.plan(machine, each) for each in splits]
     work = {"net": net, "batch_per_rank": batch_per_rank, "image": image, "seed": seed}
-    measured = _measure(plans, work, turns, share_s)
+    measured = _measure(plans, work, seconds / (len(plans) * TURNS))
     require_equal_work(
         [digest for _, digest in measured],
         {"infer": [split.answer for split, _ in measured]},
@@ -116,7 +110,7 @@ def table(splits: Sequence[StreamSplit]) -> str:
 
 
 def _measure(
-    plans: Sequence[threads.ThreadPlan], work: dict[str, Any], turns: int, share_s: float
+    plans: Sequence[threads.ThreadPlan], work: dict[str, Any], share_s: float
 ) -> list[tuple[StreamSplit, str]]:
     """Start the streams of all splits, check that they agree, let the splits take turns."""
     batch = work["batch_per_rank"]
@@ -136,7 +130,7 @@ def _measure(
         first: list[list[float]] = [[] for _ in plans]
         rates: list[list[float]] = [[] for _ in plans]
         # one more turn goes first, to warm up threads and caches
-        for turn in range(turns + 1):
+        for turn in range(TURNS + 1):
             for k, streams in enumerate(running):
                 begin = perf_counter()
                 took = ask_all(streams, share_s + STEP_S, "run", mode="infer", seconds=share_s)

@@ -37,12 +37,10 @@ class FolderWriter(DatasetWriter):
     _list: Any = None
 
     def begin(self) -> None:
-        """Open the list."""
         self._list = open(self.folder / LIST, "xb")  # noqa: SIM115
         self._made: set[str] = set()
 
     def put(self, sample: Sample) -> tuple[int, int, int, int]:
-        """Write a file and add its line."""
         label = str(sample.labels[0]) if len(sample.labels) == 1 else "samples"
         if label not in self._made:
             (self.folder / label).mkdir()
@@ -64,7 +62,6 @@ class FolderWriter(DatasetWriter):
         return [hash_file(self.folder / LIST, "list", self.count)]
 
     def close(self) -> None:
-        """Close the list."""
         if self._list is not None:
             self._list.close()
 
@@ -108,7 +105,6 @@ class FolderDataset(StoredDataset):
         return facts
 
     def stored(self, number: int) -> bytes:
-        """Read the file of a sample."""
         path = self.folder / self.facts(number)["name"]
         if path.parent not in self._own:
             between = [path.parent, *path.parent.parents]
@@ -127,11 +123,9 @@ class FolderDataset(StoredDataset):
             os.close(descriptor)
 
     def records(self, checked: bool = False) -> Iterator[bytes]:
-        """Read file after file."""
         return map(self.stored, range(self.count))
 
     def sample(self, number: int, record: bytes) -> Sample:
-        """Join the file's bytes with labels and key from its line."""
         facts = self.facts(number)
         try:
             facts["key"].encode()
@@ -140,11 +134,9 @@ class FolderDataset(StoredDataset):
         return Sample(record, tuple(facts["labels"]), facts["key"])
 
     def place(self, number: int, file: int, offset: int) -> tuple[str, int | None]:
-        """Name the sample's own file."""
         return self.facts(number)["name"], 0
 
     def close(self) -> None:
-        """Close the list; closing twice does nothing."""
         if not self.closed:
             os.close(self._descriptor)
         super().close()

@@ -33,7 +33,6 @@ class Hdf5Writer(PackingWriter):
     _file: Any = None
 
     def begin(self) -> None:
-        """Make the file."""
         import h5py
 
         self._file = h5py.File(self.folder / DATA, "x")
@@ -56,7 +55,6 @@ class Hdf5Writer(PackingWriter):
         return [hash_file(path, "data", self.count), write_structure(path, chunks)]
 
     def close(self) -> None:
-        """Close the file, unless it is closed."""
         if not self._file:
             return
         try:
@@ -69,7 +67,6 @@ class Hdf5Writer(PackingWriter):
         self._file.close()
 
     def store(self, payloads: list[bytes]) -> None:
-        """Append samples to the array."""
         block = np.frombuffer(b"".join(payloads), np.uint8)
         with _os_errors():
             self._records.resize((self._records.size + len(block),))
@@ -107,12 +104,10 @@ class Hdf5Dataset(StoredDataset):
             raise DamageError(Damage(str(path), f"its array {RECORDS!r} does not fit the index"))
 
     def stored(self, number: int) -> bytes:
-        """Read a part of the array."""
         _, offset, nbytes, _ = self.index[number].tolist()
         return self._part(number, offset, offset + nbytes)
 
     def records(self, checked: bool = False) -> Iterator[bytes]:
-        """Read large parts of the array."""
         ends = self.index["offset"] + self.index["nbytes"]
         first = at = 0
         while first < self.count:
@@ -129,7 +124,6 @@ class Hdf5Dataset(StoredDataset):
         return self.data[0].name, None
 
     def close(self) -> None:
-        """Close the file; closing twice does nothing."""
         if not self.closed:
             self._file.close()
         super().close()

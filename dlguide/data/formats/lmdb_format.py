@@ -37,7 +37,6 @@ class LmdbWriter(PackingWriter):
     _environment: Any = None
 
     def begin(self) -> None:
-        """Make the database; its map grows with it."""
         import lmdb
 
         self._full, self._error = lmdb.MapFullError, lmdb.Error
@@ -73,12 +72,10 @@ class LmdbWriter(PackingWriter):
         return [hash_file(path, "data", self.count), write_structure(path, own)]
 
     def close(self) -> None:
-        """Close the database."""
         if self._environment is not None:
             self._environment.close()
 
     def store(self, payloads: list[bytes]) -> None:
-        """Put samples under their numbers in one transaction."""
         while True:
             try:
                 with self._environment.begin(write=True) as transaction:
@@ -167,7 +164,6 @@ class LmdbDataset(StoredDataset):
             raise DataError(f"LMDB cannot open {path}: {error} {then}") from error
 
     def stored(self, number: int) -> bytes:
-        """Look a number up in the tree."""
         try:
             found = self._transaction.get(_key(number))
         except self._error as error:
@@ -177,7 +173,6 @@ class LmdbDataset(StoredDataset):
         return bytes(found)
 
     def records(self, checked: bool = False) -> Iterator[bytes]:
-        """Go through the tree with a cursor."""
         number = 0
         try:
             for key, value in self._transaction.cursor().iternext():
@@ -190,7 +185,6 @@ class LmdbDataset(StoredDataset):
             raise self.damaged(None, f"LMDB cannot read on at record {number}: {error}") from error
 
     def close(self) -> None:
-        """Close the database; closing twice does nothing."""
         if not self.closed:
             self._transaction.abort()
             self._give_back()

@@ -182,13 +182,11 @@ class FramedWriter(DatasetWriter):
         super().__init__(path, shard_samples)
 
     def begin(self) -> None:
-        """Open the next file."""
         self._file = open(self.folder / f"shard-{len(self._counts)}", "xb", BLOCK)  # noqa: SIM115
         self._file.write(self._framing.beginning)
         self._counts.append(0)
 
     def put(self, sample: Sample) -> tuple[int, int, int, int]:
-        """Write a record, in a new file where this one has enough."""
         if self._counts[-1] == self.shard_samples:
             self.cut()
         payload = encode(sample, self.count)
@@ -206,7 +204,6 @@ class FramedWriter(DatasetWriter):
         self.begin()
 
     def finish(self) -> list[ManifestFile]:
-        """Close the last file and give all their names: which of how many."""
         self._end_file()
         files = []
         for number, count in enumerate(self._counts):
@@ -216,7 +213,6 @@ class FramedWriter(DatasetWriter):
         return files
 
     def close(self) -> None:
-        """Close the file that is open."""
         if self._file is not None:
             self._file.close()
 
@@ -245,7 +241,6 @@ class FramedDataset(StoredDataset):
             self.opens += 1
 
     def stored(self, number: int) -> bytes:
-        """Read one record at its place."""
         file, offset, nbytes, _ = self.index[number].tolist()
         return read_exactly(self._descriptor(file), nbytes, offset, self._path(file))
 
@@ -299,7 +294,6 @@ class FramedDataset(StoredDataset):
         return [self.verified(number, record) for number, record in enumerate(records, first)]
 
     def close(self) -> None:
-        """Close all files; closing twice does nothing."""
         while self._open:
             os.close(self._open.popitem()[1])
         super().close()

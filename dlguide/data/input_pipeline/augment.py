@@ -62,7 +62,6 @@ class Flip(Operation):
         require(0 <= self.probability <= 1, "probability", "be 0 to 1", self.probability)
 
     def apply(self, images: Any, draws: Any) -> Any:
-        """Mirror where the draw is below the probability."""
         import tensorflow as tf
 
         mirrored = draws[:, 0] < self.probability
@@ -88,7 +87,6 @@ class PaddedCrop(Operation):
         require_count(self.padding, "padding", least=0)
 
     def apply(self, images: Any, draws: Any) -> Any:
-        """Take each row and column from where the draws put the window."""
         import tensorflow as tf
 
         around, inner = (self.padding, self.padding), (0, 0)
@@ -170,7 +168,6 @@ class ResizedCrop(Operation):
         return tf.cond(fits[chosen], random, middle)
 
     def apply(self, images: Any, draws: Any) -> Any:
-        """Cut out the part and resize it."""
         import tensorflow as tf
 
         shape = tf.shape(images)
@@ -204,7 +201,6 @@ class CentreCrop(Operation):
             require_count(self.shorter, "shorter", least)
 
     def apply(self, images: Any, draws: Any) -> Any:
-        """Resize and cut."""
         import tensorflow as tf
 
         if self.shorter is not None:
@@ -232,7 +228,6 @@ class Normalise(Operation):
             require_positive(value, "deviation")
 
     def apply(self, images: Any, draws: Any) -> Any:
-        """Normalise in float32."""
         mean, deviation = (np.array(x, np.float32) for x in (self.mean, self.deviation))
         return (in_unit_range(images) - mean) / deviation
 

@@ -100,18 +100,15 @@ class ArraySource(Source):
         self.label_shape = labels.shape[1:]
 
     def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
-        """Gather whole batches, without a step for each sample."""
         images = self.images[numbers]
         if throttle is not None:
             throttle.take(0, 1, images.nbytes)
         return images, self.labels[numbers]
 
     def damaged(self, number: int, what: str) -> DamageError:
-        """Name the image."""
         return DamageError(Damage(self.name, what, number), "Look at the array.")
 
     def checksum(self) -> int:
-        """Read the labels, the first and the last image."""
         ends = np.ascontiguousarray(self.images[[0, -1]])
         return zlib.crc32(self.labels.tobytes(), zlib.crc32(ends.tobytes()))
 
@@ -134,7 +131,6 @@ class FileSource(Source):
         self.labels = [_whole(label, path) for path, label in files]
 
     def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
-        """Read file after file."""
         data = []
         for number in numbers.tolist():
             path = Path(self.paths[number])
@@ -148,12 +144,10 @@ class FileSource(Source):
         return data, self.labels_of([self.labels[number] for number in numbers], numbers)
 
     def damaged(self, number: int, what: str) -> DamageError:
-        """Name the file."""
         damage = Damage(self.paths[number], what, number)
         return DamageError(damage, "Restore the file from its source, or take it off the list.")
 
     def checksum(self) -> int:
-        """Take names of files with their folders, and labels."""
         found = 0
         for path, labels in zip(self.paths, self.labels, strict=True):
             line = f"{'/'.join(Path(path).parts[-2:])} {labels}\n"
@@ -222,18 +216,15 @@ class FormatSource(Source):
         return [sample.data for sample in samples], labels
 
     def damaged(self, number: int, what: str) -> DamageError:
-        """Name file, record and byte."""
         with self._dataset() as dataset:
             return dataset.damaged(number, what)
 
     def close(self) -> None:
-        """Close the unused handles."""
         with self._lock, suppress(IndexError):
             while True:
                 self._handles.pop().close()
 
     def checksum(self) -> int:
-        """Take the manifest."""
         return zlib.crc32((self.path / NAME).read_bytes())
 
     @contextmanager
@@ -267,7 +258,6 @@ class ShardSource(Source):
         self.name = f"shards of {shards.split}"
 
     def read(self, numbers: np.ndarray, throttle: Any = None) -> tuple[Any, np.ndarray]:
-        """Read records; each request opens its file, which a throttle counts."""
         found = [self.shards[number] for number in numbers.tolist()]
         if throttle is not None:
             for one in found:
@@ -276,11 +266,9 @@ class ShardSource(Source):
         return [one.encoded for one in found], labels
 
     def damaged(self, number: int, what: str) -> DamageError:
-        """Name file, record and byte."""
         return self.shards.damaged(number, what)
 
     def checksum(self) -> int:
-        """Take all records' lengths and checksums, and the files' names."""
         table = self.shards.table
         names = " ".join(path.name for path in self.shards.paths)
         return zlib.crc32(table.tobytes(), zlib.crc32(names.encode()))
