@@ -214,6 +214,8 @@ def make(samples: int, image_nbytes: int, seed: int = 0) -> Iterator[formats.Sam
 
     Their sizes lie between half and one and a half of `image_nbytes`, their labels are 0 to 9.
     """
+    require_count(samples, "samples")
+    require_count(image_nbytes, "image_nbytes")
     random = np.random.default_rng(seed)
     low, high = image_nbytes // 2, image_nbytes + (image_nbytes + 1) // 2
     for number in range(samples):
@@ -235,6 +237,7 @@ def write(
         ValueError: when a kind is unknown or a data set is there already.
         RuntimeError: when a format gives back something else.
     """
+    require(len(kinds) > 0, "kinds", "name at least one format", kinds)
     paths = {kind: Path(folder) / kind for kind in kinds}
     Path(folder).mkdir(parents=True, exist_ok=True)
     first, *others = kinds
