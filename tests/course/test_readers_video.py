@@ -5,6 +5,7 @@ import shutil
 import layout_writers
 import numpy as np
 import pytest
+from imagenet_writers import write_folders
 from PIL import Image
 
 from dlcourse.usecases.chest_xray import chestxray14, phantoms
@@ -136,7 +137,7 @@ def test_the_last_frame_of_a_cut_sequence_is_missed_by_its_labels(copy):
 @pytest.mark.parametrize("kind", ["tfrecord", "folder"])
 def test_every_layout_becomes_a_data_set_of_the_house(kind, made, tmp_path):
     pictures = synthetic.images(3, 32, 7, seed=1)
-    imagenet.write(tmp_path / "imagenet", pictures, pictures[:3])
+    write_folders(tmp_path / "imagenet", pictures, pictures[:3])
     radiographs = phantoms.chest(9, 32, seed=3)
     layout_writers.write_chestxray14(tmp_path / "chest", radiographs, images_per_folder=4)
     drive = DRIVES[1]
@@ -180,7 +181,7 @@ def test_every_layout_becomes_a_data_set_of_the_house(kind, made, tmp_path):
 
 def test_a_conversion_of_a_damaged_layout_leaves_nothing_under_its_name(tmp_path):
     pictures = synthetic.images(3, 32, 7, seed=1)
-    folder = imagenet.write(tmp_path / "imagenet", pictures, pictures[:3])
+    folder = write_folders(tmp_path / "imagenet", pictures, pictures[:3])
     found = imagenet.read(folder)
     path, _ = found.items()[4]
     path.write_bytes(path.read_bytes()[:200])
