@@ -235,7 +235,7 @@ def write(outcomes: Sequence[Outcome], folder: str | os.PathLike) -> tuple[Path,
     pictures.frame_scores(frame_scores(first)).savefig(path("scores.png"))
     if first.error:
         pictures.growth(first.error, first.sizes).savefig(path("growth.png"))
-    path("film.gif").write_bytes(pictures.film(films(first), 0))
+    path("film.gif").write_bytes(pictures.film(films(first)))
     return tuple(written)
 
 
