@@ -18,7 +18,7 @@ from pathlib import Path
 from dlguide import models, published
 from dlguide.bench.worker import START_S, STEP_S, WorkerProcess, ask_all
 from dlguide.errors import require, require_count, require_known, require_positive
-from dlguide.machine import Machine, describe, onednn, threads
+from dlguide.machine import describe, onednn, threads
 from dlguide.measure import Ratio, Timing, ratio
 from dlguide.measure.limits import SHARE, Bound, Limits
 
@@ -118,7 +118,7 @@ class OnednnComparison:
         ]
         if self.has_onednn:
             lines.append(f"oneDNN {self.on.version}, may use: {self.on.isa}")
-            if "AVX-512" not in self.on.isa and "AVX512" not in self.on.isa:
+            if "AVX512" not in self.on.isa.replace("-", ""):
                 lines.append(
                     "No AVX-512 here: oneDNN's kernels of the widest vectors are not used."
                 )
@@ -128,10 +128,7 @@ class OnednnComparison:
                     "convolutions: the baseline is better than that of 2019."
                 )
         else:
-            lines.append(
-                "This TensorFlow computes no convolution with oneDNN, so there is nothing to "
-                "switch."
-            )
+            lines.append("This TensorFlow computes no convolution with oneDNN: nothing to switch.")
         share = "" if limits is None else f"{SHARE:22}"
         lines.append(f"mode    oneDNN   images/s   {share}a step (quartiles)")
         for each in self.speeds:
@@ -160,7 +157,6 @@ def compare(
     seconds: float = 60.0,
     modes: Sequence[str] = MODES,
     seed: int = 0,
-    machine: Machine | None = None,
 ) -> OnednnComparison:
     """Measure a net with oneDNN switched on and off, after proving that both do the same work.
 
@@ -176,7 +172,6 @@ def compare(
             MNIST must.
         seconds: time of all turns together (s); a step that takes longer is ended.
         modes: "train", "infer" or both.
-        machine: whose cores are used; None describes this one.
 
     Raises:
         RuntimeError: when the two sides do not compute the same, or a process fails.
@@ -187,7 +182,7 @@ def compare(
     require(bool(modes), "modes", "name train, infer or both", list(modes))
     for mode in modes:
         require_known(mode, MODES, "modes")
-    machine = describe() if machine is None else machine
+    machine = describe()
     plan = threads.plan(machine)
     with ThreadPoolExecutor() as both:
         on, off = both.map(_log, ("1", "0"))

@@ -23,6 +23,11 @@ _ATTEMPTS = 10
 _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64
 
 
+def _require_size(operation: Any) -> None:
+    require_count(operation.rows, "rows")
+    require_count(operation.columns, "columns")
+
+
 class Operation(ABC):
     """One step of augmentation.
 
@@ -82,8 +87,7 @@ class PaddedCrop(Operation):
     draws = 2
 
     def __post_init__(self) -> None:
-        require_count(self.rows, "rows")
-        require_count(self.columns, "columns")
+        _require_size(self)
         require_count(self.padding, "padding", least=0)
 
     def apply(self, images: Any, draws: Any) -> Any:
@@ -128,8 +132,7 @@ class ResizedCrop(Operation):
     sizes = True
 
     def __post_init__(self) -> None:
-        require_count(self.rows, "rows")
-        require_count(self.columns, "columns")
+        _require_size(self)
         for name in ("area", "ratio"):
             pair = getattr(self, name)
             two = isinstance(pair, tuple) and len(pair) == 2
@@ -194,8 +197,7 @@ class CentreCrop(Operation):
     sizes = True
 
     def __post_init__(self) -> None:
-        require_count(self.rows, "rows")
-        require_count(self.columns, "columns")
+        _require_size(self)
         if self.shorter is not None:
             least = max(self.rows, self.columns)
             require_count(self.shorter, "shorter", least)

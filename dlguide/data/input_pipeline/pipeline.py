@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import threading
 from dataclasses import InitVar, dataclass, field
 from itertools import pairwise
 from time import perf_counter
@@ -34,20 +33,13 @@ class Cache:
     """
 
     def __init__(self, kind: str) -> None:
-        self.kind, self.nbytes = kind, 0
-        self._held: dict[int, CachedSample] = {}
-        self._lock = threading.Lock()
+        self.kind = kind
+        self.held: dict[int, CachedSample] = {}  # by their numbers; several threads add to it
 
-    def get(self, number: int) -> CachedSample | None:
-        """Give a sample, or None where it has not been read yet."""
-        return self._held.get(number)
-
-    def put(self, number: int, sample: CachedSample) -> None:
-        """Keep a sample."""
-        with self._lock:
-            if number not in self._held:
-                self._held[number] = sample
-                self.nbytes += len(sample[0])
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept now (bytes)."""
+        return sum(len(data) for data, _, _ in list(self.held.values()))
 
     def __getstate__(self) -> str:
         return self.kind  # another process reads for itself
@@ -91,7 +83,7 @@ class Reader:
 
     def _cached(self, numbers: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
         cache = self._pipeline.cache
-        held = {number: cache.get(number) for number in numbers.tolist()}
+        held = {number: cache.held.get(number) for number in numbers.tolist()}
         missing = [number for number, one in held.items() if one is None]
         if missing:
             found = self._pipeline.source.read(np.array(missing), self._pipeline.throttle)
@@ -99,8 +91,7 @@ class Reader:
                 shape: tuple[int, ...] = (0, 0, 0)
                 if cache.kind == "decoded":
                     data, shape = self._decoded(number, data)
-                held[number] = data, shape, labels
-                cache.put(number, held[number])
+                held[number] = cache.held.setdefault(number, (data, shape, labels))
         data, shapes, labels = zip(*held.values(), strict=True)
         return data, np.array(shapes, np.int32), np.array(labels, np.int32)
 
