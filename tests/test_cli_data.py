@@ -82,7 +82,7 @@ def test_a_file_by_its_url_goes_to_the_data_folder(dlguide, server, tmp_path):
         (["fetch", "http://data.example/%2e%2e"], "a URL that ends in the name of a file"),
         (["verify", "nowhere"], "Run `dlguide data fetch NAME`"),
         (["verify", "cifar10"], "Run `dlguide data fetch cifar10` to get it"),
-        (["stage", "nowhere", "copy"], "`dlguide data fetch NAME` gets a data set"),
+        (["stage", "nowhere", "copy"], "`dlguide data fetch NAME` to get a data set"),
         (
             ["stage", "nowhere", "copy", "--ranks", 0],
             "`ranks` must be a whole number of at least 1",
