@@ -62,7 +62,12 @@ def _reasons(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
                 if f"{name}.".startswith(f"{module}."):
                     yield node, why
         if isinstance(node, ast.Attribute):
-            yield from _attribute(node)
+            owner = ast.unparse(node.value)
+            strategy = node.attr.endswith("Strategy") and "distribute" in owner
+            if strategy and node.attr != "get_strategy":
+                yield node, f"distributes by itself, with `{ast.unparse(node)}`"
+            elif node.attr == "distribution" and owner == "keras":
+                yield node, FORBIDDEN["keras.distribution"]
         if isinstance(node, ast.Call) and _writes(node):
             yield node, f"writes with `{ast.unparse(node.func)}`, which every rank would do"
         backend = _assigned_backend(node)
@@ -94,15 +99,6 @@ def _named_reasons(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             called = called if called.endswith(SAVERS) else savers.get(ast.unparse(saver))
             if called:
                 yield node, f"writes with `{called}`, which every rank would do"
-
-
-def _attribute(node: ast.Attribute) -> Iterator[tuple[ast.AST, str]]:
-    """Refuse `tf.distribute` strategies and `keras.distribution`."""
-    strategy = node.attr.endswith("Strategy") and "distribute" in ast.unparse(node.value)
-    if strategy and node.attr != "get_strategy":
-        yield node, f"distributes by itself, with `{ast.unparse(node)}`"
-    elif node.attr == "distribution" and ast.unparse(node.value) == "keras":
-        yield node, "distributes by itself, with `keras.distribution`"
 
 
 def _writes(node: ast.Call) -> bool:

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -28,41 +28,39 @@ SHADOWING = ("tensorflow", "keras", "tf_keras", "horovod", "mpi4py", "ipyparalle
 def environment(limit_s: float, variables: Mapping[str, str] | None = None) -> CheckResult:
     """Look for variables and settings that silently change what runs."""
     env = os.environ if variables is None else variables
-    breaking: dict[str, str] = {}
-    slowing: dict[str, str] = {}
+    found = {name: (why, breaks) for name, why, breaks in _interfering(env)}
+    if not found:
+        return _keras_settings(env)
+    which = "; ".join(f"{name}: {why}" for name, (why, _) in found.items())
+    ok = False if any(breaks for _, breaks in found.values()) else None
+    return CheckResult("Environment", ok, which, f"unset {' '.join(found)}")
+
+
+def _interfering(env: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield name, reason, and whether it breaks something or only slows it."""
     backend = env.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
-        breaking["KERAS_BACKEND"] = f"{backend}: Horovod works with TensorFlow"
+        yield "KERAS_BACKEND", f"{backend}: Horovod works with TensorFlow", True
     if env.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
-        breaking["TF_USE_LEGACY_KERAS"] = "asks for Keras 2"
+        yield "TF_USE_LEGACY_KERAS", "asks for Keras 2", True
     for folder in filter(None, env.get("PYTHONPATH", "").split(os.pathsep)):
         shadows = [name for name in SHADOWING if (Path(folder) / name).exists()]
         if shadows:
-            breaking["PYTHONPATH"] = f"{folder} hides {', '.join(shadows)}"
+            yield "PYTHONPATH", f"{folder} hides {', '.join(shadows)}", True
     if env.get("PYTHONHOME"):
-        breaking["PYTHONHOME"] = "belongs to another Python"
+        yield "PYTHONHOME", "belongs to another Python", True
     for name in env:
         if name.startswith(STARTED_BY_MPI[:2]):
-            breaking[name] = "makes every process wait for an MPI launcher"
-    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        if name in env:
-            _threads(name, env[name], breaking, slowing)
-    if "LD_PRELOAD" in env and "mpi" in env["LD_PRELOAD"]:
-        breaking["LD_PRELOAD"] = "puts another MPI before ours"
-    stray = {**breaking, **slowing}
-    if stray:
-        which = "; ".join(f"{name}: {why}" for name, why in stray.items())
-        ok = False if breaking else None
-        return CheckResult("Environment", ok, which, f"unset {' '.join(stray)}")
-    return _keras_settings(env)
-
-
-def _threads(name: str, value: str, breaking: dict, slowing: dict) -> None:
+            yield name, "makes every process wait for an MPI launcher", True
     usable = len(os.sched_getaffinity(0))
-    if not value.isdigit():
-        breaking[name] = f"{value!r} is not a number of threads"
-    elif int(value) > usable:
-        slowing[name] = f"{value} threads on {usable} cores"
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        value = env.get(name, "0")
+        if not value.isdigit():
+            yield name, f"{value!r} is not a number of threads", True
+        elif int(value) > usable:
+            yield name, f"{value} threads on {usable} cores", False
+    if "mpi" in env.get("LD_PRELOAD", ""):
+        yield "LD_PRELOAD", "puts another MPI before ours", True
 
 
 def _keras_settings(env: Mapping[str, str]) -> CheckResult:
@@ -111,9 +109,8 @@ def disk(limit_s: float) -> CheckResult:
     try:
         places = [Path.cwd(), Path(tempfile.gettempdir())]
     except OSError as error:
-        return CheckResult(
-            "Disk", False, str(error), "mkdir -p /tmp/mine && export TMPDIR=/tmp/mine"
-        )
+        fix = "mkdir -p /tmp/mine && export TMPDIR=/tmp/mine"
+        return CheckResult("Disk", False, str(error), fix)
     free, place = min((shutil.disk_usage(place).free, place) for place in places)
     found = f"{free / 1e9:.1f} GB free in {place}"
     if free < DISK_BYTES:

@@ -62,23 +62,16 @@ def packages(limit_s: float) -> list[CheckResult]:
 
     An allowed version that is not the pinned one probably works: a note.
     """
-    results, others = [], []
-    for requirement in _requirements():
-        result = _package(requirement)
-        if requirement.name in SHOWN_APART:
-            results.append(result)
-        else:
-            others.append((result, requirement))
-    results.append(_horovod())
-    bad = [pair for pair in others if pair[0].ok is False]
-    bad = bad or [pair for pair in others if pair[0].ok is None]
-    if bad:
-        listed = "; ".join(f"{result.name} {result.found}" for result, _ in bad)
-        fix = _setup(*(_wanted(requirement) for _, requirement in bad))
-        results.append(CheckResult("Packages", bad[0][0].ok, listed, fix))
-    else:
-        results.append(CheckResult("Packages", True, f"{len(others)} others as pinned"))
-    return results
+    pairs = [(each, _package(each)) for each in _requirements()]
+    results = [found for each, found in pairs if each.name in SHOWN_APART] + [_horovod()]
+    others = [pair for pair in pairs if pair[0].name not in SHOWN_APART]
+    bad = [pair for pair in others if pair[1].ok is False]
+    bad = bad or [pair for pair in others if pair[1].ok is None]
+    if not bad:
+        return [*results, CheckResult("Packages", True, f"{len(others)} others as pinned")]
+    listed = "; ".join(f"{found.name} {found.found}" for _, found in bad)
+    fix = _setup(*(_wanted(each) for each, _ in bad))
+    return [*results, CheckResult("Packages", bad[0][1].ok, listed, fix)]
 
 
 def compiler(limit_s: float) -> CheckResult:
@@ -124,10 +117,8 @@ def libraries(limit_s: float) -> CheckResult:
 
 def _requirements() -> list[Requirement]:
     """What `dlguide`, and the course where it is installed, require on this machine."""
-    lines = []
-    for name in OURS:
-        if _version(name) is not None:
-            lines += metadata.requires(name) or []
+    here = [name for name in OURS if _version(name) is not None]
+    lines = [line for name in here for line in metadata.requires(name) or []]
     found = [Requirement(line) for line in dict.fromkeys(lines)]
     return [
         each
@@ -145,9 +136,8 @@ def _package(requirement: Requirement) -> CheckResult:
     if installed is None:
         return CheckResult(name, False, "is not installed", fix)
     if not requirement.specifier.contains(installed, prereleases=True):
-        return CheckResult(
-            name, False, f"is {installed}, needed {name}{requirement.specifier}", fix
-        )
+        needed = f"is {installed}, needed {name}{requirement.specifier}"
+        return CheckResult(name, False, needed, fix)
     pinned = pins().get(_normal(name), installed)
     if pinned != installed:
         return CheckResult(name, None, f"{installed}, tested with {pinned}", fix)
