@@ -103,7 +103,7 @@ def told(name: str, ratios: list[float]) -> None:
 
 def main(rounds: int) -> None:
     machine = describe()
-    cpus = roofline._one_cpu_a_core(machine, None)
+    cpus = roofline._one_cpu_a_core(machine)
     os.sched_setaffinity(0, cpus)
     count = roofline._array_bytes(machine, cpus) // 8
     compiler = shutil.which("gcc")

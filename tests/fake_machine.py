@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlguide.machine.describe import Core, Machine
+from dlguide.machine import Core, Machine
 
 
 def write(path: Path, text: object) -> None:

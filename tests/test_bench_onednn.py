@@ -87,7 +87,7 @@ def test_record_is_json_with_every_step(tmp_path):
     found().write(tmp_path / "a.json")
     record = json.loads((tmp_path / "a.json").read_text())
     assert record["on"]["convolutions"] == 1
-    assert Timing.from_dict(record["speeds"][1]["timing"]).median == 4.0
+    assert np.median(record["speeds"][1]["timing"]["seconds"]) == 4.0
     assert record["speeds"][0]["onednn"] is True
 
 

@@ -7,10 +7,8 @@ import dataclasses
 import json
 import time
 
-import numpy as np
 import pytest
 
-from dlguide import plots
 from dlguide.data import formats, input_pipeline, synthetic
 from dlguide.data.input_pipeline import Flip, Operation, Pipeline, ResizedCrop
 from dlguide.training.bottleneck import Bottleneck, Remedy, Stage, bottleneck
@@ -200,31 +198,3 @@ def test_without_a_remedy_the_words_say_so(slow, words):
 def test_full_cores_are_reported():
     found = dataclasses.replace(invented(), cores=1.0)
     assert "The cores (1) are full; decode takes most of their time." in str(found)
-
-
-def test_bars_are_the_speeds_and_the_slowest_is_marked():
-    drawn = plots.bottleneck(invented())
-    bars, strip = drawn.axes
-    assert np.allclose([bar.get_width() for bar in bars.patches], [1e4, 1e3, 2e3, 1e3, 900])
-    names = [label.get_text() for label in bars.get_yticklabels()]
-    assert names == ["read", "decode", "train", "all, predicted", "all, measured"]
-    marked = [bool(bar.get_hatch()) for bar in bars.patches]
-    assert marked == [False, True, False, False, False]
-    assert bars.texts[1].get_text() == " 1,000  holds the others back"
-    assert bars.get_xscale() == "log"
-    pieces = [(round(one.get_x(), 6), round(one.get_width(), 6)) for one in strip.patches]
-    assert pieces[:4] == [(0, 30), (30, 10), (40, 30), (70, 10)]
-    assert len(pieces) == 2 * 20  # the last 20 steps
-    assert strip.get_title(loc="left") == "steps wait 75% of the time"
-
-
-def test_the_picture_has_words_for_those_who_do_not_see_it():
-    words = plots.bottleneck(invented())._repr_html_()
-    assert "read 1e+04, decode 1e+03, train 2e+03" in words
-    assert "Slowest: decode" in words
-    assert "waits for data 75% of the time" in words
-
-
-def test_nothing_to_draw_is_refused():
-    with pytest.raises(ValueError, match="`found` must hold stages and steps"):
-        plots.bottleneck(dataclasses.replace(invented(), wait_s=()))

@@ -9,7 +9,7 @@ import pytest
 from dlguide import models, published
 from dlguide.models import costs as counting
 from dlguide.models import graph, images
-from dlguide.models.layers import SeededLayers
+from dlguide.models.registry import SeededLayers
 
 PUBLISHED = {(row["name"], row["source"]): row for row in published.load("architectures")}
 

@@ -1,12 +1,13 @@
 """What `machine.describe` finds on trees of files and on the machine the tests run on.
 
-Tests dlguide.machine.describe, dlguide.machine.topology and dlguide.machine.simd.
+Tests dlguide.machine.topology.
 """
 
 import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -16,9 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlguide import machine
-from dlguide.machine import simd, topology
-from dlguide.machine.describe import Machine, memory_bytes, quota_cores
-from dlguide.machine.topology import format_cpus, parse_cpus, read_integer, read_text
+from dlguide.machine import topology
+from dlguide.machine.topology import (
+    EXTENSIONS,
+    Machine,
+    format_cpus,
+    memory_bytes,
+    parse_cpus,
+    quota_cores,
+    read_integer,
+    read_text,
+)
 
 
 def describe(roots, cpus):
@@ -223,13 +232,6 @@ def test_no_cpus_are_refused(tmp_path):
         machine.describe(cpus=[])
 
 
-def test_a_machine_survives_json(tmp_path):
-    for found in (machine.describe(), describe(tree(tmp_path, 2, 4, 2), range(16))):
-        again = Machine.from_dict(json.loads(json.dumps(found.as_dict())))
-        assert again == found
-        assert hash(again) == hash(found)
-
-
 def test_describe_agrees_with_the_system_here():
     found = machine.describe()
     assert {core.cpu for core in found.cores} == os.sched_getaffinity(0)
@@ -260,7 +262,9 @@ def test_a_machine_s_file_reads_back_equal(tmp_path):
     roots = tree(tmp_path, sockets=2, cores=24, threads=2)
     for found in (machine.describe(), describe(roots, range(96))):
         found.to_file(tmp_path / "machine.json")
-        assert Machine.from_file(tmp_path / "machine.json") == found
+        again = Machine.from_file(tmp_path / "machine.json")
+        assert again == found
+        assert hash(again) == hash(found)
 
 
 def put(path, value):
@@ -300,7 +304,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize(("harm", "text"), NONSENSE.values(), ids=NONSENSE)
 def test_nonsense_in_a_machine_s_file_is_named_by_its_place(tmp_path, harm, text):
-    plain = describe(tree(tmp_path, 2, 4, 2), range(16)).as_dict()
+    plain = json.loads(json.dumps(asdict(describe(tree(tmp_path, 2, 4, 2), range(16)))))
     harmed = harm(plain)
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(harmed if isinstance(harmed, list) else plain))
@@ -335,12 +339,12 @@ def test_an_unknown_extension_lists_the_known_ones():
 def test_extensions_agree_with_the_kernel_s_words_here():
     words = Path("/proc/cpuinfo").read_text().split()
     found = machine.describe()
-    for each in simd.EXTENSIONS:
-        assert found.has(each.name) == any(flag in words for flag in each.flags)
+    for name, each in EXTENSIONS.items():
+        assert found.has(name) == any(flag in words for flag in each.flags)
 
 
 def test_every_flag_of_an_extension_is_looked_for():
-    assert {flag for each in simd.EXTENSIONS for flag in each.flags} <= set(simd.FLAGS)
+    assert {flag for each in EXTENSIONS.values() for flag in each.flags} <= set(topology._FLAGS)
 
 
 def test_last_level_caches_that_are_shared_count_once(tmp_path):

@@ -36,8 +36,8 @@ def begin(pid, name, us):
     return {"ph": "B", "name": name, "ts": us, "pid": pid}
 
 
-def end(pid, us, **args):
-    return {"ph": "E", "ts": us, "pid": pid, **({"args": args} if args else {})}
+def end(pid, us):
+    return {"ph": "E", "ts": us, "pid": pid}
 
 
 def named(pid, name):
@@ -57,7 +57,6 @@ HEAD = [
 
 def fused(pids, start):
     """A message as Horovod writes it: every activity of all tensors, one microsecond apart."""
-    shape = {"dtype": "float32", "shape": "[2, 5]"}
     records = [begin(pid, "NEGOTIATE_ALLREDUCE", start + i) for i, pid in enumerate(pids)]
     records += [{"ph": "X", "name": "1", "ts": start + 90, "pid": pids[0], "dur": 0}]
     records += [end(pid, start + 100 + i) for i, pid in enumerate(pids)]
@@ -69,7 +68,7 @@ def fused(pids, start):
     ):
         records += [begin(pid, name, start + at + i) for i, pid in enumerate(pids)]
         records += [end(pid, start + at + width + i) for i, pid in enumerate(pids)]
-    return records + [end(pid, start + 800 + i, **shape) for i, pid in enumerate(pids)]
+    return records + [end(pid, start + 800 + i) for i, pid in enumerate(pids)]
 
 
 def two_rounds():
@@ -97,9 +96,8 @@ def test_events_messages_and_seconds_are_those_of_the_file(tmp_path):
     assert recorded.cycles_s == pytest.approx((500e-6,))
     assert [message.tensors for message in recorded.messages] == [("g_1", "g_2"), ("other",)] * 2
     first = recorded.messages[0]
-    assert (first.operation, first.nbytes) == ("allreduce", 2 * 10 * 4)
+    assert first.operation == "allreduce"
     assert (first.start_s, first.end_s) == pytest.approx((1150e-6, 1801e-6))
-    assert recorded.nbytes == 2 * 3 * 10 * 4
     assert (recorded.rounds, recorded.messages_per_round) == (2, 2.0)
     seconds = recorded.seconds()
     # the tensor in the same buffer begins and ends 1 µs later: it adds 1 µs, not its own time
@@ -120,12 +118,11 @@ def test_a_message_that_starts_in_the_same_microsecond_is_another_one(tmp_path):
             begin(pid, "ALLREDUCE", start),
             begin(pid, "MPI_ALLREDUCE", start),
             end(pid, start),
-            end(pid, start, dtype="float64", shape="[]"),
+            end(pid, start),
         )
     ]
     recorded = read(written(tmp_path, [*HEAD, named(1, "a"), named(2, "b"), *short]))
     assert [message.tensors for message in recorded.messages] == [("a",), ("b",)] * 2
-    assert {message.nbytes for message in recorded.messages} == {8}
 
 
 def test_messages_that_run_at_the_same_time_stay_apart(tmp_path):
@@ -141,7 +138,7 @@ def test_messages_that_run_at_the_same_time_stay_apart(tmp_path):
 def test_selections_keep_the_clock(tmp_path):
     recorded = read(written(tmp_path, two_rounds()))
     ours = recorded.matching("g_")
-    assert (ours.tensors, len(ours.messages), ours.nbytes) == (("g_1", "g_2"), 2, 160)
+    assert (ours.tensors, len(ours.messages)) == (("g_1", "g_2"), 2)
     late = ours.between(5000e-6, 1.0)
     assert [message.start_s for message in late.messages] == pytest.approx([5150e-6])
     assert (late.cycles_s, late.rounds) == ((), 1)
@@ -195,16 +192,10 @@ def test_a_file_cut_anywhere_is_read_up_to_its_last_whole_record(tmp_path):
 
 def test_ends_without_begins_are_left_out(tmp_path):
     """A recording that starts in the middle of an operation sees only its end."""
-    records = [*HEAD, named(1, "g_1"), end(1, 10), end(1, 20, dtype="float32", shape="[3]")]
+    records = [*HEAD, named(1, "g_1"), end(1, 10), end(1, 20)]
     recorded = read(written(tmp_path, [*records, *fused([1], 1000)]))
     assert [len(message.tensors) for message in recorded.messages] == [1]
     assert recorded.seconds()[EXCHANGE] == pytest.approx(400e-6)
-
-
-def test_sizes_the_file_does_not_say_are_none(tmp_path):
-    records = [*HEAD, named(1, "a"), begin(1, "BARRIER", 5), end(1, 9)]
-    recorded = read(written(tmp_path, records))
-    assert (recorded.messages[0].nbytes, recorded.nbytes) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +301,6 @@ def record_trainings(where, names):
 
 
 SHAPES = [(5, 5, 1, 32), (32,), (5, 5, 32, 64), (64,), (1024, 128), (128,), (128, 10), (10,)]
-PARAMETERS = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +322,6 @@ def test_a_real_run_shows_every_gradient_and_what_was_fused(tmp_path, environmen
     assert len(gradients.tensors) == len(SHAPES)
     assert gradients.rounds == len(run.step_s) == 3
     assert gradients.messages_per_round == messages
-    assert gradients.nbytes == 3 * 4 * PARAMETERS == 3 * 4 * run.parameters
     steps = recorded.steps(run)
     for step in steps:  # one clock: each exchange lies in its step
         assert len(gradients.between(*step).messages) == messages
@@ -342,7 +331,6 @@ def test_a_real_run_shows_every_gradient_and_what_was_fused(tmp_path, environmen
     assert 0 < total_s(gradients.compute(steps)) < sum(run.step_s)
     by_hand = read(tmp_path / "by_hand.json")
     assert by_hand.tensors == ("inside",)
-    assert by_hand.nbytes == 800
     assert by_hand.cycles_s
     for rank in told:
         assert rank["after"] == [2.0] * 3

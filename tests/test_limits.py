@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -173,7 +173,7 @@ def test_what_was_not_measured_is_unknown_with_its_reason():
 def stored(**changes):
     """Store made-up limits of this machine; return them with the file."""
     here = replace(LIMITS, machine=limits._machine(), **changes)
-    limits._path().write_text(json.dumps(here.as_dict()))
+    limits._path().write_text(json.dumps(asdict(here)))
     return here, limits._path()
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_store_warns_with_the_next_step_and_is_not_used(cache, text):
 def test_samples_that_cannot_be_are_damage(cache):
     here, path = stored()
     for bad in ([], [0.0], [-1.0], [float("inf")], ["fast"]):
-        plain = here.as_dict()
+        plain = asdict(here)
         plain["values"]["flops_per_s"]["samples"] = bad
         path.write_text(json.dumps(plain))
         with pytest.warns(RuntimeWarning, match="does not hold the limits"):

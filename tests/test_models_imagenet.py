@@ -7,7 +7,7 @@ import pytest
 from on_ranks import on_ranks
 
 from dlguide import models
-from dlguide.models.layers import SeededLayers
+from dlguide.models.registry import SeededLayers
 
 pytestmark = pytest.mark.ranks
 

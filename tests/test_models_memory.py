@@ -101,9 +101,6 @@ def test_only_activations_and_working_grow_with_the_batch(keras):
     one, many = models.memory(model, 1), models.memory(model, 50)
     assert many.fixed == one.fixed
     assert (many.activations, many.working) == (50 * one.activations, 50 * one.working)
-    room = many.total
-    assert many.largest_batch(room) == one.largest_batch(room) == 50
-    assert one.largest_batch(one.fixed - 1) == 0
 
 
 def test_frozen_layers_keep_nothing_before_the_first_trained_one(keras):
@@ -163,7 +160,3 @@ def test_what_has_no_memory_is_refused(arguments, text):
 def test_a_model_of_another_precision_is_refused(keras):
     with pytest.raises(ValueError, match="`precision` must be float32 as the model's layers, got"):
         models.memory(models.build("mlp"), 1, precision="mixed_bfloat16")
-    with pytest.raises(
-        ValueError, match=r"`activations` must be known, got 0\. Give `models.memory`"
-    ):
-        models.memory(1000, 1).largest_batch(10**9)

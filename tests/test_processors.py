@@ -21,6 +21,7 @@ TABLE_1 = {
     "Intel Xeon Scalable 8180 (socket)": (3.0, 1.5, 768, 119),
     "AMD EPYC 7601 (socket)": (1.1, 0.56, 2000, 159),
 }
+KINDS = {"asic", "cpu", "fpga", "gpu", "ipu", "manycore", "tpu"}
 MODERN = ("A100", "H100", "H200", "B200", "MI300X", "6980P", "EPYC 9965", "Grace")
 
 
@@ -42,7 +43,7 @@ def test_today_s_processors_are_there_with_memory_and_peak(name):
 
 def test_every_row_has_a_known_kind_a_year_and_a_source():
     found = processors.select()
-    assert {each.kind for each in found} == set(processors.KINDS)
+    assert {each.kind for each in found} == KINDS
     for each in found:
         assert 2010 <= each.year <= 2026
         assert each.source
@@ -70,14 +71,13 @@ def test_figures_that_were_computed_agree_with_their_formula():
 
 def test_tensor_figures_are_dense():
     # the sparse ones that vendors print are twice these; 16 bits then are never above 8 bits
-    for each in processors.select("gpu", since=2020):
-        rates = each.flops_per_s
+    for rates in (each.flops_per_s for each in processors.select(2020) if each.kind == "gpu"):
         assert rates["bfloat16"] <= rates["int8"] <= 2.01 * rates["bfloat16"]
 
 
-def test_processors_are_chosen_by_kind_and_year_in_order():
-    found = processors.select("cpu", since=2017)
-    assert all(each.kind == "cpu" and each.year >= 2017 for each in found)
+def test_processors_are_chosen_by_year_in_order():
+    found = processors.select(since=2017)
+    assert min(each.year for each in found) >= 2017
     assert [each.year for each in found] == sorted(each.year for each in found)
     assert len(processors.select(since=2016)) < len(processors.select())
 
@@ -101,8 +101,3 @@ def test_balance_is_peak_over_bandwidth():
 def test_a_name_that_is_not_one_processor_lists_them(name, text):
     with pytest.raises(ValueError, match=text):
         processors.find(name)
-
-
-def test_an_unknown_kind_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"`kind` must be one of asic, cpu, .*Did you mean gpu"):
-        processors.select("gpus")

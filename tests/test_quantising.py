@@ -1,6 +1,6 @@
 """Quantised nets agree with float32, hold 8-bit integers, and rates are read as they stand.
 
-Tests dlguide.machine.int8 and dlguide.machine.vnni.
+Tests dlguide.machine.int8, and the rates of dlguide.machine.onednn.
 """
 
 import keras
@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from dlguide import models
 from dlguide.data import datasets
-from dlguide.machine import int8, onednn, simd, vnni
+from dlguide.machine import int8, onednn, topology
 
 
 @pytest.fixture(scope="module")
@@ -88,39 +88,26 @@ def test_scales_of_channels_are_each_channel_s_own(quantised, trained):
     assert checked == 2
 
 
-@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
-@pytest.mark.parametrize("per_channel", [True, False])
-def test_forms_agree(trained, data, tmp_path, form, per_channel):
-    made = int8.quantise(trained, data.train_images[:50], tmp_path, form, per_channel)
-    images = data.test_images[:500]
-    wide, narrow = (int8.infer(path, images) for path in (made.float32_path, made.path))
-    assert np.mean(wide.argmax(axis=1) == narrow.argmax(axis=1)) >= 0.98
-
-
-def test_seven_bits_leave_the_eighth_unused(trained, data, tmp_path):
-    made = int8.quantise(trained, data.train_images[:50], tmp_path, weight_bits=7)
+def test_without_vnni_seven_bits_leave_the_eighth_unused(trained, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("dlguide.machine.topology.has_vnni", lambda flags: False)
+    made = int8.quantise(trained, data.train_images[:50], tmp_path)
+    assert made.weight_bits == 7
     arrays = [numpy_helper.to_array(each) for each in onnx.load(made.path).graph.initializer]
     weights = [each for each in arrays if each.dtype == np.int8 and each.size > 500]
     assert len(weights) == 4
     assert max(np.abs(each.astype(int)).max() for each in weights) <= 64
 
 
-def test_seven_bits_are_taken_without_vnni(trained, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("dlguide.machine.simd.has_vnni", lambda flags: False)
-    assert int8.quantise(trained, data.train_images[:50], tmp_path).weight_bits == 7
-
-
 def test_vnni_is_told_by_the_flags():
-    assert simd.has_vnni(("avx2", "avx512_vnni"))
-    assert simd.has_vnni(("avx2", "avx_vnni"))
-    assert simd.has_vnni(("asimd", "asimddp"))
-    assert not simd.has_vnni(("avx2", "avx512f", "avx512bw"))
+    assert topology.has_vnni(("avx2", "avx512_vnni"))
+    assert topology.has_vnni(("avx2", "avx_vnni"))
+    assert topology.has_vnni(("asimd", "asimddp"))
+    assert not topology.has_vnni(("avx2", "avx512f", "avx512bw"))
 
 
 def test_comparison_is_of_equal_images(quantised, data):
     images = data.test_images[:50]
-    found = int8.compare(quantised, images, turns=5, threads=1)
-    assert (found.batch, found.threads) == (50, 1)
+    found = int8.compare(quantised, images, turns=5)
     assert len(found.float32.seconds) == len(found.int8.seconds) == 5
     wide, narrow = (int8.infer(path, images) for path in (quantised.float32_path, quantised.path))
     assert found.same_label == np.mean(wide.argmax(axis=1) == narrow.argmax(axis=1)) >= 0.96
@@ -132,10 +119,6 @@ def test_comparison_is_of_equal_images(quantised, data):
 
 def test_wrong_arguments_are_refused(trained, data, tmp_path):
     images = data.train_images[:10]
-    with pytest.raises(ValueError, match=r"`form` must be one of QDQ, QOperator"):
-        int8.quantise(trained, images, tmp_path, "QLinear")
-    with pytest.raises(ValueError, match=r"`weight_bits` must be 7, 8 or None, got 4"):
-        int8.quantise(trained, images, tmp_path, weight_bits=4)
     with pytest.raises(ValueError, match=r"must have shape \(images, 28, 28, 1\), got \(10, 784\)"):
         int8.quantise(trained, images.reshape(10, 784), tmp_path)
     with pytest.raises(ValueError, match=r"`calibration_images` must be finite, got 'NaN"):
@@ -162,7 +145,7 @@ LOG = "\n".join(
 
 
 def test_rates_are_operations_over_the_times_of_the_log():
-    wide, narrow = vnni.read_rates(onednn.parse_log(LOG), "DEFAULT", 1024)
+    wide, narrow = onednn.read_rates(onednn.parse_log(LOG), "DEFAULT", 1024)
     assert (wide.format, wide.kernel) == ("fp32", "brg_matmul:avx512_core")
     assert wide.flops_per_s == pytest.approx(2 * 1024**3 / 4e-3)
     assert (narrow.format, narrow.kernel) == ("int8", "brgemm:avx512_core_vnni")
@@ -171,14 +154,14 @@ def test_rates_are_operations_over_the_times_of_the_log():
 
 
 def test_onednn_names_its_kernels_and_onnxruntime_multiplies():
-    rates = vnni.measure_onednn(("AVX2", "DEFAULT"), size=256, repeats=2, turns=3)
+    rates = onednn.measure_rates(("AVX2", "DEFAULT"), size=256, repeats=2, turns=3)
     assert {each.level for each in rates} == {"AVX2", "DEFAULT"}
     assert {len(each.turns) for each in rates} == {3}
-    found = vnni.measure_onnxruntime(size=128, repeats=2)
+    found = int8.measure_rates(size=128, seconds=0.01)
     assert set(found) == {"fp32", "int8"}
     assert min(found.values()) > 0
 
 
 def test_unknown_levels_are_refused():
     with pytest.raises(ValueError, match=r"`levels` must be one of AVX2, AVX512_CORE"):
-        vnni.measure_onednn(("AVX3",))
+        onednn.measure_rates(("AVX3",))

@@ -39,9 +39,6 @@ ROOF = Roof(
 def test_predicted_peak_is_that_of_the_guide_s_table_1(cores, clock_hz, lane_bits, tflops):
     predicted = roofline.predict(cores, clock_hz, lane_bits)
     assert predicted / 1e12 == pytest.approx(tflops, rel=0.03)
-    assert roofline.predict(cores, clock_hz, lane_bits, dtype="bfloat16") == 2 * predicted
-    assert roofline.predict(cores, clock_hz, lane_bits, dtype="int8") == 4 * predicted
-    assert roofline.predict(cores, clock_hz, lane_bits, fma_units=1) == predicted / 2
 
 
 @pytest.mark.parametrize(
@@ -50,7 +47,6 @@ def test_predicted_peak_is_that_of_the_guide_s_table_1(cores, clock_hz, lane_bit
         ((0, 1e9, 256), "`cores` must be a whole number"),
         ((1, 0, 256), "`clock_hz` must be a positive number"),
         ((1, 1e9, 100), "`lane_bits` must be a multiple of 32, got 100"),
-        ((1, 1e9, 256, 2, "float16"), "`dtype` must be one of bfloat16, float32, int8"),
     ],
 )
 def test_nonsense_for_a_prediction_is_refused(arguments, text):
@@ -67,29 +63,20 @@ def test_place_is_the_lower_of_slope_and_peak(flops, nbytes, bound, attainable):
     assert placed.intensity == flops / nbytes
     assert (placed.bound, placed.attainable_flops_per_s) == (bound, attainable)
     assert placed.seconds == flops / attainable
-    assert placed.share == pytest.approx(flops / attainable)
-    assert roofline.place(ROOF, "x", flops, nbytes).share is None
-    json.dumps(placed.as_dict())
+    assert placed.measured_flops_per_s == flops
+    assert roofline.place(ROOF, "x", flops, nbytes).measured_flops_per_s is None
 
 
 def test_ridge_is_where_slope_and_peak_meet():
     assert ROOF.ridge() == 5.0
-    assert ROOF.ridge("int8") == 20.0
 
 
-def test_place_says_why_a_format_has_no_peak():
-    with pytest.raises(
-        ValueError, match=r"`dtype` must have a peak on this .*'bfloat16'\. this processor"
-    ):
-        roofline.place(ROOF, "x", 1.0, 1.0, dtype="bfloat16")
-    with pytest.raises(ValueError, match=r"`dtype` must be one of bfloat16, float32, int8"):
-        roofline.place(ROOF, "x", 1.0, 1.0, dtype="float64")
+def test_place_refuses_what_is_not_positive():
     with pytest.raises(ValueError, match=r"`nbytes` must be a positive number, got 0"):
         roofline.place(ROOF, "x", 1.0, 0)
 
 
-def test_a_roof_survives_json_and_reads_well():
-    assert Roof.from_dict(json.loads(json.dumps(ROOF.as_dict()))) == ROOF
+def test_a_roof_reads_well():
     assert "no peak: this processor multiplies no bfloat16" in str(ROOF)
     assert "median 95%" in str(ROOF)
 
@@ -97,16 +84,16 @@ def test_a_roof_survives_json_and_reads_well():
 @pytest.mark.alone
 def test_measure_here_finds_what_the_processor_has_and_loads_nothing_into_the_caller():
     code = (
-        "import json, sys\n"
+        "import dataclasses, json, sys\n"
         "from dlguide import machine\n"
         "from dlguide.machine import roofline\n"
         "roof = roofline.measure(seconds=1.0)\n"
         "assert not {'tensorflow', 'onnxruntime', 'onnx'} & set(sys.modules)\n"
-        "print(json.dumps(roof.as_dict()))\n"
+        "print(json.dumps(dataclasses.asdict(roof)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    roof = Roof.from_dict(json.loads(done.stdout))
+    roof = Roof(**json.loads(done.stdout))
     here = machine.describe()
     assert roof.threads == here.usable_cores
     assert set(roof.flops_per_s) | set(roof.missing) == {"float32", "bfloat16", "int8"}
@@ -154,9 +141,6 @@ def test_one_thread_a_core_is_measured_also_with_hyperthreads(monkeypatch):
     monkeypatch.setattr(roofline.limits, "ask", answer)
     assert roofline.measure(1.0).threads == 2
     assert jobs[0]["cpus"] == [0, 1]
-    assert roofline.measure(1.0, threads=1).threads == 1
-    with pytest.raises(ValueError, match=r"`threads` must be at most the 2 cores .* got 4"):
-        roofline.measure(1.0, threads=4)
 
 
 def test_a_part_that_fails_is_missing_with_its_reason(monkeypatch):

@@ -13,7 +13,6 @@ import sys
 import numpy as np
 import pytest
 
-from dlguide import plots
 from dlguide.training import schedules as s
 
 SPE = 12  # steps of an epoch
@@ -332,30 +331,6 @@ def test_impossible_schedules_are_refused_with_words(name):
     make, match = BAD[name]
     with pytest.raises(ValueError, match=match):
         make()
-
-
-# --- the picture ---------------------------------------------------------------------------------
-
-
-def test_plot_shows_each_schedule_over_its_epochs_in_lines_and_words():
-    thesis, goyal = RECIPES["thesis"].to_steps(SPE), RECIPES["goyal"].to_steps(10_000)
-    drawn = plots.schedules({"thesis": thesis, "Goyal": goyal})
-    (axes,) = drawn.axes
-    first, second = axes.lines
-    assert np.array_equal(first.get_xdata()[:-1], np.arange(90 * SPE) / SPE)
-    assert np.array_equal(first.get_ydata()[:-1], thesis.rates())
-    assert len(second.get_xdata()) <= 4001
-    assert first.get_xdata()[-1] == second.get_xdata()[-1] == 90
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("epochs", "learning rate")
-    words = drawn._repr_html_()
-    assert "thesis: begins at 0.05, is highest at epoch 5 with 1.6, ends at 0.0016" in words
-
-
-def test_plot_can_show_powers_of_ten():
-    drawn = plots.schedules({"steps": RECIPES["goyal"].to_steps(SPE)}, log=True)
-    assert drawn.axes[0].get_yscale() == "log"
-    with pytest.raises(ValueError, match="`schedules` must hold at least one schedule"):
-        plots.schedules({})
 
 
 def test_numbers_of_numpy_are_described_in_plain_ones():

@@ -78,7 +78,7 @@ def test_progress_is_a_line_per_candidate_where_there_is_no_terminal_and_then_th
 def test_the_outcome_is_kept_for_the_cluster(tuned):
     found, _ = tuned
     here = describe()
-    record = tuned_plans.load(here, "mlp", 60)
+    record = tuned_plans.load(here)
     assert record.candidates == tuple(row.candidate for row in found.result.rows)
     assert str(tuned_plans.folder_of(here)) in found.stored
     plan, how = default_plan(ranks=2, oversubscribe=True)

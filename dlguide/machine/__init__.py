@@ -7,12 +7,11 @@ when their names are first used: `machine.roofline`, `machine.int8`, `machine.pr
 from importlib import import_module
 from typing import Any
 
-from dlguide.machine.describe import Core, Machine, MachineFileError, describe, imagine
+from dlguide.machine.topology import Core, Machine, describe, imagine
 
 __all__ = [
     "Core",
     "Machine",
-    "MachineFileError",
     "accelerators",
     "describe",
     "gpu_topology",
@@ -24,11 +23,9 @@ __all__ = [
     "onnx_export",
     "processors",
     "roofline",
-    "simd",
     "threads",
     "topology",
     "tuned_plans",
-    "vnni",
 ]
 
 

@@ -45,8 +45,7 @@ def visible_gpus(
 ) -> VisibleGpus:
     """Return the GPUs that this rank sees; imports TensorFlow, but starts no GPU.
 
-    A batch system may show every rank of a node another GPU, each as number 0, so the driver is
-    asked for unique names.
+    Their names are the driver's: a batch system may show every rank another GPU as number 0.
     """
     import tensorflow as tf
 
@@ -57,12 +56,10 @@ def visible_gpus(
 
 
 def unique_names(count: int, visible: str | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Return one name for each GPU that a process sees.
+    """Return one name for each of the `count` GPUs that a process sees.
 
-    Args:
-        count: GPUs (count).
-        visible: value of CUDA_VISIBLE_DEVICES; None if it is not set.
-        names: of all GPUs that the driver shows, in its order; () if it was not asked.
+    `visible` is the value of CUDA_VISIBLE_DEVICES, and `names` are those of all GPUs that the
+    driver shows, in its order; empty if it was not asked.
 
     >>> unique_names(2, "3,1", ["GPU-a", "GPU-b", "GPU-c", "GPU-d"])
     ('GPU-d', 'GPU-b')
@@ -80,15 +77,12 @@ def assign(everyone: Sequence[VisibleGpus], device: str = "auto") -> tuple[Devic
     """Assign one GPU to every rank, or the CPU to all, with the reason.
 
     Ranks of a node that see the same GPUs take them in turn; if each is shown others, every rank
-    gets one that no other rank takes.
+    gets one that no other rank takes. "auto" takes GPUs if every rank gets one, and otherwise the
+    CPU for all: ranks with a GPU would wait for the others in every step.
 
     Args:
         everyone: what each rank sees, in rank order.
-        device: "gpu"; "cpu"; or "auto" for GPUs if every rank gets one, and otherwise the CPU for
-            all: ranks with a GPU would wait for the others in every step.
-
-    Returns:
-        tuple: one DeviceAssignment for each rank.
+        device: one of `DEVICES`.
 
     Raises:
         ValueError: if there is no rank, `device` is unknown, or "gpu" is requested and a node has
@@ -100,8 +94,12 @@ def assign(everyone: Sequence[VisibleGpus], device: str = "auto") -> tuple[Devic
     """
     require_known(device, DEVICES, "device")
     require(bool(everyone), "everyone", "hold what at least one rank sees", list(everyone))
+
+    def all_on_cpu(why: str) -> tuple[DeviceAssignment, ...]:
+        return (DeviceAssignment("cpu", None, why),) * len(everyone)
+
     if device == "cpu":
-        return (DeviceAssignment("cpu", None, "The CPU, as requested."),) * len(everyone)
+        return all_on_cpu("The CPU, as requested.")
     blind = sorted({one.host for one in everyone if not one.gpus})
     if blind:
         where = "this machine" if len({one.host for one in everyone}) == 1 else ", ".join(blind)
@@ -110,10 +108,8 @@ def assign(everyone: Sequence[VisibleGpus], device: str = "auto") -> tuple[Devic
                 f"TensorFlow sees no GPU on {where}. Use `device='cpu'`, or install a TensorFlow "
                 "that was built for your GPU (`pip install 'tensorflow[and-cuda]'`)."
             )
-        return (
-            DeviceAssignment("cpu", None, f"TensorFlow sees no GPU on {where}: the CPU."),
-        ) * len(everyone)
-    places: list[DeviceAssignment | None] = [None] * len(everyone)
+        return all_on_cpu(f"TensorFlow sees no GPU on {where}: the CPU.")
+    places: dict[int, DeviceAssignment] = {}
     for host in dict.fromkeys(one.host for one in everyone):
         ranks = [rank for rank, one in enumerate(everyone) if one.host == host]
         chosen = _one_each([everyone[rank].gpus for rank in ranks])
@@ -123,13 +119,13 @@ def assign(everyone: Sequence[VisibleGpus], device: str = "auto") -> tuple[Devic
             then = "Start fewer ranks on a node, or use `device='cpu'`."
             must = f"be at most the {there} of {host}, one per rank"
             require(device == "auto", "ranks", must, len(ranks), then)
-            why = f"{len(ranks)} ranks and {there} on {host}: the CPU for all. Start fewer ranks."
-            return (DeviceAssignment("cpu", None, why),) * len(everyone)
+            crowd = f"{len(ranks)} ranks and {there} on {host}"
+            return all_on_cpu(f"{crowd}: the CPU for all. Start fewer ranks.")
         for local, (rank, gpu) in enumerate(zip(ranks, chosen, strict=True)):
             who = "the only rank" if len(ranks) == 1 else f"rank {local} of {len(ranks)}"
             many = len(everyone[rank].gpus)
             places[rank] = DeviceAssignment("gpu", gpu, f"GPU {gpu} of {many} for {who} on {host}.")
-    return tuple(place for place in places if place is not None)
+    return tuple(places[rank] for rank in range(len(everyone)))
 
 
 def _one_each(choices: Sequence[Sequence[str]]) -> list[int] | None:

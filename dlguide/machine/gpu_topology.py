@@ -41,14 +41,9 @@ GPU5  SYS  NV2  SYS  SYS  NV1   X   NV2  NV1
 GPU6  SYS  SYS  NV1  SYS  NV1  NV2   X   NV2
 GPU7  SYS  SYS  SYS  NV1  NV2  NV1  NV2   X
 """
-# What a pair without NVLink goes through, as nvidia-smi explains below its matrix.
-PCIE_PATHS = {
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "the PCIe host bridge, which is the processor",
-    "NODE": "the links between host bridges of one NUMA node",
-    "SYS": "the link between NUMA nodes",
-}
+# Paths of pairs without NVLink: one PCIe switch, several, the host bridge, the links between host
+# bridges of one NUMA node, the link between NUMA nodes.
+_PCIE_PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _MAX_DEVICES = 16
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -81,12 +76,9 @@ def slowest_link(order: Sequence[int], links: Links) -> float:
 
 
 def best_ring(links: Links) -> LinkRing | None:
-    """Find a ring through all devices whose slowest link is as fast as possible.
+    """Find a ring through all devices whose slowest link is as fast as possible; None without one.
 
     Tries the speeds of the links from the fastest: is there a ring of links at least as fast?
-
-    Returns:
-        LinkRing: the ring; None if there is none.
 
     Raises:
         ValueError: if there are fewer than 3 or more than 16 devices.
@@ -96,20 +88,16 @@ def best_ring(links: Links) -> LinkRing | None:
     require(few, "links", f"link 3 to {_MAX_DEVICES} devices", len(everyone))
     for slowest in sorted(set(links.values()), reverse=True):
         fast = {pair: speed for pair, speed in links.items() if speed >= slowest}
-        order = _complete((everyone[0],), everyone, fast)
-        if order:
+        if order := _complete((everyone[0],), everyone, fast):
             return LinkRing(order, slowest)
     return None
 
 
 def disjoint_rings(links: Links, width: float) -> tuple[LinkRing, ...]:
-    """Take rings of one link's width out of a graph, one after another, until none is left.
+    """Take rings of one link's `width` (bytes/s) out of a graph until none is left.
 
     The rings can carry parts of the data side by side. The best one is taken first, which need
     not give the most rings.
-
-    Args:
-        width: bandwidth of one link (bytes/s).
     """
     require(width > 0, "width", "be positive", width)
     left, found = dict(links), []
@@ -128,10 +116,9 @@ def _complete(path: tuple[int, ...], everyone: tuple[int, ...], links: Links) ->
     if len(path) == len(everyone):
         return path if bandwidth(links, path[-1], path[0]) else ()
     for device in everyone:
-        if device not in path and bandwidth(links, path[-1], device):
-            ring = _complete((*path, device), everyone, links)
-            if ring:
-                return ring
+        linked = device not in path and bandwidth(links, path[-1], device)
+        if linked and (ring := _complete((*path, device), everyone, links)):
+            return ring
     return ()
 
 
@@ -147,11 +134,9 @@ def matrix_of_this_node(program: str = "nvidia-smi") -> str | None:
 
 
 def parse_matrix(text: str, link_bytes_per_s: float) -> dict[tuple[int, int], float]:
-    """Parse the NVLinks of a matrix into a graph; pairs without NVLink are left out.
+    """Parse the NVLinks of a matrix of nvidia-smi into a graph; other pairs are left out.
 
-    Args:
-        text: what `nvidia-smi topo -m` printed.
-        link_bytes_per_s: bandwidth of one NVLink; NV2 means two of them (bytes/s).
+    NV2 means two NVLinks of `link_bytes_per_s`.
 
     Raises:
         ValueError: if there are no rows of GPUs, or the matrix is not symmetric.
@@ -161,16 +146,15 @@ def parse_matrix(text: str, link_bytes_per_s: float) -> dict[tuple[int, int], fl
     count, numbers = len(rows), sorted(rows)
     short = [gpu for gpu, row in rows.items() if len(row) < count]
     require(not short, "text", f"have {count} columns for {count} GPUs", f"fewer in rows {short}")
-    cells = {
-        (one, other): rows[one][place] for one in numbers for place, other in enumerate(numbers)
-    }
     found = {}
-    for (one, other), cell in cells.items():
-        must = f"have equal cells for GPU {one} and {other} and for {other} and {one}"
-        require(cells[other, one] == cell, "text", must, cell)
-        match = re.fullmatch(r"NV(\d+)", cell)
-        if match and one < other:
-            found[one, other] = int(match[1]) * link_bytes_per_s
+    for one in numbers:
+        for place, other in enumerate(numbers):
+            cell = rows[one][place]
+            must = f"have equal cells for GPU {one} and {other} and for {other} and {one}"
+            require(rows[other][numbers.index(one)] == cell, "text", must, cell)
+            match = re.fullmatch(r"NV(\d+)", cell)
+            if match and one < other:
+                found[one, other] = int(match[1]) * link_bytes_per_s
     return found
 
 
@@ -185,7 +169,7 @@ def _rows(text: str) -> dict[int, list[str]]:
         words = line.split()
         row = len(words) > 1 and re.fullmatch(r"GPU\d+", words[0])
         # the head of the matrix begins with GPU0 too; a cell is X, NV2, SYS, ...
-        if row and re.fullmatch(rf"X|NV\d+|{'|'.join(PCIE_PATHS)}", words[1]):
+        if row and re.fullmatch(rf"X|NV\d+|{'|'.join(_PCIE_PATHS)}", words[1]):
             rows[int(words[0][3:])] = words[1:]
     require(bool(rows), "text", "hold rows that begin with GPU0, GPU1, ...", text[:60])
     return rows

@@ -10,96 +10,62 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlguide import measure
-from dlguide.errors import require, require_count, require_known
-from dlguide.machine import onnx_export, simd
-from dlguide.machine.describe import describe
+from dlguide.errors import require, require_count
+from dlguide.machine import onnx_export, topology
+from dlguide.machine.topology import describe
+from dlguide.measure.limits import in_turns
 
 if TYPE_CHECKING:
     import keras
     import onnxruntime
 
-__all__ = [
-    "Int8Comparison",
-    "QuantisedModel",
-    "compare",
-    "infer",
-    "operators",
-    "quantise",
-    "session",
-]
-
-QUANTISED_FORMS = ("QDQ", "QOperator")
-
 
 @dataclass(frozen=True)
 class QuantisedModel:
-    """A net in two ONNX files: float32 and quantised.
-
-    Args:
-        path: the file with 8-bit integers.
-        float32_path: the file in float32.
-        nbytes: size of the first file.
-        float32_nbytes: size of the second file.
-        weight_bits: bits of the weights, 8 or 7.
-        form: "QDQ" or "QOperator", see `quantise`.
-        calibration_images: images that the ranges come from (count).
-    """
+    """A net in two ONNX files, quantised (`path`) and in float32; weights have 8 or 7 bits."""
 
     path: str
     float32_path: str
     nbytes: int
     float32_nbytes: int
     weight_bits: int
-    form: str
-    calibration_images: int
 
 
 def quantise(
-    model: keras.Model,
-    calibration_images: np.ndarray,
-    folder: str | os.PathLike,
-    form: str = "QDQ",
-    per_channel: bool = True,
-    weight_bits: int | None = None,
+    model: keras.Model, calibration_images: np.ndarray, folder: str | os.PathLike
 ) -> QuantisedModel:
     """Quantise the weights and activations of a trained Keras net to 8-bit integers.
 
-    Activations are unsigned and weights signed, as VNNI multiplies them. Without VNNI the sum of
-    two such products may overflow 16 bits (see `number_formats.dot_in_pairs`), so the weights then
-    get 7 bits.
+    Weights have a scale for each output channel. Activations are unsigned and weights signed, as
+    VNNI multiplies them. Without VNNI the sum of two such products may overflow 16 bits (see
+    `number_formats.dot_in_pairs`), so the weights then get 7 bits. The file has float operators
+    between pairs of quantise and dequantise, which onnxruntime fuses when it loads them (QDQ).
 
     Args:
         model: trained; as for `onnx_export.export`.
         calibration_images: inputs as in training, shape (images, rows, columns, channels).
         folder: where "<name>.onnx" and "<name>_int8.onnx" are written; made if missing.
-        form: "QDQ" writes float operators between pairs of quantise and dequantise, which
-            onnxruntime fuses when it loads them; "QOperator" writes the fused operators.
-        per_channel: one scale for each output channel of a layer; False for one per layer.
-        weight_bits: 8 or 7; None for 8 if this machine has VNNI, otherwise 7.
 
     Returns:
         QuantisedModel: the two files and their sizes.
 
     Raises:
-        ValueError: if the net cannot be written as ONNX, the images do not fit it, or an
-            argument is unknown.
+        ValueError: if the net cannot be written as ONNX, or the images do not fit it.
     """
-    require_known(form, QUANTISED_FORMS, "form")
-    require(weight_bits in (None, 7, 8), "weight_bits", "be 7, 8 or None", weight_bits)
     images = np.asarray(calibration_images, "float32")
     shape, name = tuple(model.input_shape[1:]), "calibration_images"
     fits = images.shape[1:] == shape and len(images) > 0
     require(fits, name, f"have shape (images, {', '.join(map(str, shape))})", images.shape)
     require(bool(np.isfinite(images).all()), name, "be finite", "NaN or infinity")
-    bits = weight_bits or (8 if simd.has_vnni(describe().simd) else 7)
+    bits = 8 if topology.has_vnni(describe().simd) else 7
 
     import onnx
     from onnxruntime import quantization
@@ -115,21 +81,21 @@ def quantise(
         ready,
         str(narrow),
         _Reader(images),
-        quant_format=quantization.QuantFormat[form],
-        per_channel=per_channel,
+        quant_format=quantization.QuantFormat.QDQ,
+        per_channel=True,
         reduce_range=bits == 7,
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType.QInt8,
     )
     sizes = narrow.stat().st_size, plain.stat().st_size
-    return QuantisedModel(str(narrow), str(plain), *sizes, bits, form, len(images))
+    return QuantisedModel(str(narrow), str(plain), *sizes, bits)
 
 
 class _Reader:
-    """Iterator of calibration images for onnxruntime, a few at a time."""
+    """Calibration images for onnxruntime, a few at a time."""
 
     def __init__(self, images: np.ndarray) -> None:
-        self.batches: Iterator[np.ndarray] = iter(np.array_split(images, max(1, len(images) // 32)))
+        self.batches = iter(np.array_split(images, max(1, len(images) // 32)))
 
     def get_next(self) -> dict[str, Any] | None:
         batch = next(self.batches, None)
@@ -138,21 +104,14 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Int8Comparison:
-    """The same images through the float32 and the int8 net, in turns.
+    """Times of the same batch through the float32 and the int8 net, in turns.
 
-    Args:
-        float32: times of one batch in float32.
-        int8: times of one batch in 8-bit integers.
-        batch: images of one batch (count).
-        threads: threads of both (count).
-        same_label: share of the images that both assign to the same class.
-        distance: largest difference of the outputs, relative to the largest output.
+    `same_label` is the share of the images that both assign to the same class, `distance` the
+    largest difference of the outputs, relative to the largest output.
     """
 
     float32: measure.Timing
     int8: measure.Timing
-    batch: int
-    threads: int
     same_label: float
     distance: float
 
@@ -165,23 +124,15 @@ class Int8Comparison:
 def session(
     model: str | os.PathLike | bytes, threads: int | None = None, profile: str = ""
 ) -> onnxruntime.InferenceSession:
-    """Load an ONNX net for inference on the processor.
+    """Load an ONNX net, a file or a serialised graph, for inference on the processor.
 
-    Args:
-        model: path of its file, or its serialised graph.
-        threads: threads of one operator; None for the cores this process may use (count).
-        profile: prefix of a file for onnxruntime's profile; "" for none.
-
-    Returns:
-        onnxruntime.InferenceSession: its input is named "images" for nets of `onnx_export`.
-
-    Raises:
-        ValueError: if `threads` is not a whole number of at least 1.
+    `threads` of one operator are None for the cores this process may use; `profile` is the prefix
+    of a file for onnxruntime's profile.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = _threads(threads)
+    options.intra_op_num_threads = threads or describe().usable_cores
     options.log_severity_level = 3  # errors only: it warns of every constant that it moves
     # otherwise its threads spin after a run and keep cores from the other net
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -212,48 +163,23 @@ def matmul_session(weights: np.ndarray, threads: int | None = None) -> onnxrunti
     return session(model.SerializeToString(), threads)
 
 
-def infer(
-    path: str | os.PathLike, images: np.ndarray, batch: int = 100, threads: int | None = None
-) -> np.ndarray:
-    """Run images through an ONNX net.
-
-    Args:
-        path: `QuantisedModel.path` or `QuantisedModel.float32_path`.
-        images: shape (images, rows, columns, channels).
-        batch: images at once (count).
-        threads: as for `session`.
+def infer(path: str | os.PathLike, images: np.ndarray) -> np.ndarray:
+    """Run images, 100 at once, through `QuantisedModel.path` or its `float32_path`.
 
     Returns:
         numpy.ndarray: outputs, shape (images, classes).
 
     Raises:
-        ValueError: if a count is below 1 or there are no images.
+        ValueError: if there are no images.
     """
-    require_count(batch, "batch")
     require(len(images) > 0, "images", "hold at least one image", len(images))
-    net = session(path, threads)
-    inputs = np.asarray(images, "float32")
-    begins = range(0, len(inputs), batch)
-    return np.concatenate(
-        [net.run(None, {"images": inputs[begin : begin + batch]})[0] for begin in begins]
-    )
+    net, inputs = session(path), np.asarray(images, "float32")
+    batches = [inputs[begin : begin + 100] for begin in range(0, len(inputs), 100)]
+    return np.concatenate([net.run(None, {"images": batch})[0] for batch in batches])
 
 
-def compare(
-    quantised: QuantisedModel,
-    images: np.ndarray,
-    turns: int = 7,
-    threads: int | None = None,
-) -> Int8Comparison:
-    """Time float32 and int8 in turns on the same batch, and compare their outputs.
-
-    Args:
-        images: one batch, shape (images, rows, columns, channels).
-        turns: runs of each (count).
-        threads: as for `session`.
-
-    Returns:
-        Int8Comparison: both times and how far the outputs differ.
+def compare(quantised: QuantisedModel, images: np.ndarray, turns: int = 7) -> Int8Comparison:
+    """Time float32 and int8 in turns on the same batch of images, and compare their outputs.
 
     Raises:
         ValueError: if a count is below 1 or there are no images.
@@ -261,7 +187,7 @@ def compare(
     require_count(turns, "turns")
     inputs = {"images": np.asarray(images, "float32")}
     require(len(images) > 0, "images", "hold at least one image", len(images))
-    nets = [session(path, threads) for path in (quantised.float32_path, quantised.path)]
+    nets = [session(path) for path in (quantised.float32_path, quantised.path)]
     wide, narrow = (net.run(None, inputs)[0] for net in nets)
     seconds: list[list[float]] = [[], []]
     for _ in range(turns):
@@ -272,26 +198,20 @@ def compare(
     timings = (measure.Timing(tuple(times)) for times in seconds)
     same = float(np.mean(wide.argmax(axis=-1) == narrow.argmax(axis=-1)))
     distance = float(np.abs(wide - narrow).max() / np.abs(wide).max())
-    return Int8Comparison(*timings, len(images), _threads(threads), same, distance)
+    return Int8Comparison(*timings, same, distance)
 
 
-def operators(
-    path: str | os.PathLike, images: np.ndarray, threads: int | None = None
-) -> dict[str, tuple[int, float]]:
+def operators(path: str | os.PathLike, images: np.ndarray) -> dict[str, tuple[int, float]]:
     """List the operators that onnxruntime runs, from its own profile of one batch.
 
     Those whose name begins with QLinear or ends in Integer compute in 8 bits.
-
-    Args:
-        images: one batch, shape (images, rows, columns, channels).
-        threads: as for `session`.
 
     Returns:
         dict: operator -> (count, seconds of all of them), the slowest first.
     """
     inputs = {"images": np.asarray(images, "float32")}
     with tempfile.TemporaryDirectory() as folder:
-        net = session(path, threads, os.path.join(folder, "profile"))
+        net = session(path, profile=os.path.join(folder, "profile"))
         net.run(None, inputs)  # the first run sets up memory
         net.run(None, inputs)
         events = json.loads(Path(net.end_profiling()).read_text())
@@ -305,5 +225,25 @@ def operators(
     return dict(sorted(found.items(), key=lambda each: -each[1][1]))
 
 
-def _threads(threads: int | None) -> int:
-    return describe().usable_cores if threads is None else require_count(threads, "threads")
+def measure_rates(size: int = 1024, seconds: float = 1.0) -> dict[str, float]:
+    """Measure onnxruntime's products of square matrices in fp32 and int8, in turns.
+
+    Returns:
+        dict: "fp32" and "int8" -> the most multiplications and additions per second (1/s): what
+        the processor can do without other programs.
+
+    Raises:
+        ValueError: if `size` is not a whole number of at least 1.
+    """
+    random = np.random.default_rng(0)
+    wide = random.random((require_count(size, "size"), size), "float32")
+    weights = random.integers(-127, 128, (size, size)).astype("int8")
+    nets = {
+        "fp32": (matmul_session(weights.astype("float32")), wide),
+        "int8": (matmul_session(weights), (255 * wide).astype("uint8")),
+    }
+    kernels = {
+        name: (partial(net.run, None, {"a": inputs}), 2 * size**3)
+        for name, (net, inputs) in nets.items()
+    }
+    return {name: max(rates) for name, rates in in_turns(kernels, seconds).items()}

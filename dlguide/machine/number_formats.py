@@ -27,25 +27,6 @@ from dlguide.errors import require, require_count, require_known, require_positi
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = [
-    "FORMATS",
-    "INSTRUCTIONS",
-    "NumberBits",
-    "NumberFormat",
-    "RoundingLoss",
-    "best_scale",
-    "bits",
-    "dot_in_pairs",
-    "keeps_subnormals",
-    "named",
-    "peak_ratio",
-    "round_to",
-    "rounding_loss",
-    "running_sum",
-    "safe_terms",
-    "spacing_at",
-]
-
 _ACCUMULATORS = ("fp16", "bf16", "fp32", "fp64", "int8", "int16", "int32", "int64")
 # Instructions for 64 products of u8 and s8 added to 16 sums, and for 16 products in fp32.
 INSTRUCTIONS = {
@@ -67,15 +48,13 @@ class NumberFormat:
         exponent_bits: bits of the exponent; 0 for integers (count).
         fraction_bits: stored bits of the fraction; for integers those beside the sign (count).
         infinite: whether the largest exponent means infinity and NaN, as in IEEE 754.
-        use: typical use.
     """
 
     name: str
     dtype: str
     exponent_bits: int
     fraction_bits: int
-    infinite: bool
-    use: str
+    infinite: bool = True
 
     @property
     def bits(self) -> int:
@@ -124,41 +103,31 @@ class NumberFormat:
         return (self.fraction_bits + self.floating) * math.log10(2)
 
     @property
-    def decades(self) -> float:
-        """Powers of ten from the smallest subnormal to the largest number (count)."""
-        return math.log10(self.largest) - math.log10(self.smallest_subnormal)
-
-    @property
     def _bias(self) -> int:
         return 2 ** (self.exponent_bits - 1) - 1
 
 
+# tf32 (since 2020) and fp8 (since 2022) are those of GPUs
 FORMATS = {
     each.name: each
     for each in (
-        NumberFormat("fp64", "float64", 11, 52, True, "science; sums that must be exact"),
-        NumberFormat("fp32", "float32", 8, 23, True, "weights, optimizers, sums"),
-        NumberFormat("tf32", "", 8, 10, True, "products inside GPUs since 2020"),
-        NumberFormat("bf16", "bfloat16", 8, 7, True, "training without loss scaling"),
-        NumberFormat("fp16", "float16", 5, 10, True, "training with loss scaling; inference"),
-        NumberFormat("fp8_e5m2", "float8_e5m2", 5, 2, True, "gradients on GPUs since 2022"),
-        NumberFormat("fp8_e4m3", "float8_e4m3fn", 4, 3, False, "weights on GPUs since 2022"),
-        NumberFormat("int8", "int8", 0, 7, False, "inference, with a scale beside it"),
+        NumberFormat("fp64", "float64", 11, 52),
+        NumberFormat("fp32", "float32", 8, 23),
+        NumberFormat("tf32", "", 8, 10),
+        NumberFormat("bf16", "bfloat16", 8, 7),
+        NumberFormat("fp16", "float16", 5, 10),
+        NumberFormat("fp8_e5m2", "float8_e5m2", 5, 2),
+        NumberFormat("fp8_e4m3", "float8_e4m3fn", 4, 3, infinite=False),
+        NumberFormat("int8", "int8", 0, 7),
     )
 }
 
 
 @dataclass(frozen=True)
 class NumberBits:
-    """The bits of one number, as texts of 0 and 1.
+    """The bits of one number, as texts of 0 and 1, and the `value` that they represent.
 
-    Args:
-        format: name of the format.
-        sign: one bit.
-        exponent: "" for integers.
-        fraction: for integers the other bits of the two's complement.
-        value: the number that these bits represent.
-        kind: "normal", "subnormal", "zero", "infinite", "NaN" or "integer".
+    Integers have no exponent; their `fraction` are the other bits of the two's complement.
     """
 
     format: str
@@ -166,15 +135,10 @@ class NumberBits:
     exponent: str
     fraction: str
     value: float
-    kind: str
 
 
 def named(name: str) -> NumberFormat:
-    """Return a number format by its name, one of `FORMATS`.
-
-    Raises:
-        ValueError: if there is no such format.
-    """
+    """Return a number format by its name, one of `FORMATS`."""
     return FORMATS[require_known(name, FORMATS, "format")]
 
 
@@ -183,17 +147,7 @@ def round_to(values: ArrayLike, format: str) -> np.ndarray:
 
     Numbers that are too large become infinite in formats that have infinity and NaN in fp8 e4m3;
     integers saturate, as in quantisation. Subnormal results are kept; see `keeps_subnormals` for
-    what a processor does with them.
-
-    Args:
-        values: numbers, of any shape.
-        format: one of `FORMATS`.
-
-    Returns:
-        numpy.ndarray: float64, of the same shape.
-
-    Raises:
-        ValueError: if there is no such format.
+    what a processor does with them. The result is float64.
 
     >>> round_to([2049, 1e-8, 70000], "fp16").tolist()
     [2048.0, 0.0, inf]
@@ -216,9 +170,6 @@ def round_to(values: ArrayLike, format: str) -> np.ndarray:
 def bits(value: float, format: str) -> NumberBits:
     """Return the bits of a number after rounding to a format.
 
-    Raises:
-        ValueError: if there is no such format, or an infinity is asked of an integer.
-
     >>> bits(1.0, "bf16").exponent, bits(1.0, "bf16").fraction
     ('01111111', '0000000')
     """
@@ -230,75 +181,40 @@ def bits(value: float, format: str) -> NumberBits:
     text = f"{int.from_bytes(memory, sys.byteorder):0{8 * len(memory)}b}"
     text = text[: chosen.bits]  # tf32 is fp32 without its last 13 bits
     exponent, fraction = text[1 : 1 + chosen.exponent_bits], text[1 + chosen.exponent_bits :]
-    if not chosen.floating:
-        kind = "integer"
-    elif math.isnan(held):
-        kind = "NaN"
-    elif math.isinf(held):
-        kind = "infinite"
-    elif held == 0:
-        kind = "zero"
-    else:
-        kind = "subnormal" if "1" not in exponent else "normal"
-    return NumberBits(format, text[0], exponent, fraction, held, kind)
+    return NumberBits(format, text[0], exponent, fraction, held)
 
 
 def spacing_at(values: ArrayLike, format: str) -> np.ndarray:
     """Return the distance to the next number of a format; NaN beyond the largest number.
-
-    Args:
-        values: numbers, of any shape.
-        format: one of `FORMATS`.
-
-    Raises:
-        ValueError: if there is no such format.
 
     >>> spacing_at([1.0, 2048.0], "fp16").tolist()
     [0.0009765625, 2.0]
     """
     chosen = named(format)
     size = np.abs(np.asarray(values, "float64"))
-    if chosen.floating:
-        exponent = np.maximum(np.frexp(size)[1] - 1, 1 - chosen._bias)
-        step = np.ldexp(1.0, exponent - chosen.fraction_bits)
-    else:
-        step = np.ones_like(size)
+    if not chosen.floating:
+        return np.where(size <= chosen.largest, 1.0, np.nan)
+    exponent = np.maximum(np.frexp(size)[1] - 1, 1 - chosen._bias)
+    step = np.ldexp(1.0, exponent - chosen.fraction_bits)
     return np.where(size <= chosen.largest, step, np.nan)
 
 
-def keeps_subnormals(format: str = "fp32") -> bool:
-    """Return whether this thread's arithmetic keeps subnormal results instead of flushing to zero.
+def keeps_subnormals() -> bool:
+    """Return whether this thread's fp32 arithmetic keeps subnormal results, not flushing to zero.
 
     Flushing is faster. TensorFlow switches it on in its threads, NumPy does not; so it depends on
     where the numbers are computed.
-
-    Raises:
-        ValueError: if the format has no subnormal numbers or no arithmetic in NumPy.
     """
-    chosen = named(format)
-    possible = chosen.floating and bool(chosen.dtype)
-    require(possible, "format", "be a floating-point format that NumPy computes with", format)
-    dtype = _dtype(chosen.dtype)
     # read from an array: a constant would be computed when the program is compiled
-    half = np.array([chosen.smallest_normal], dtype) * np.array([0.5], dtype)
+    half = np.array([FORMATS["fp32"].smallest_normal], "float32") * np.array([0.5], "float32")
     return bool(half.astype("float64")[0] > 0)
 
 
 def running_sum(terms: ArrayLike, accumulator: str) -> np.ndarray:
-    """Return all partial sums of numbers that are added one after another in a given type.
+    """Return all partial sums of numbers, added one after another in fp16, ..., int32 or int64.
 
     A floating-point sum is rounded after each addition, so it stops growing when a term is less
     than half the spacing at the sum. An integer sum wraps around at the ends of its range.
-
-    Args:
-        terms: numbers to add, shape (k,); integers for integer accumulators.
-        accumulator: fp16, bf16, fp32, fp64, int8, int16, int32 or int64.
-
-    Returns:
-        numpy.ndarray: float64 or int64, shape (k,).
-
-    Raises:
-        ValueError: if the type is unknown or the terms do not have one dimension.
 
     >>> running_sum([30000, 30000, 30000], "int16").tolist()
     [30000, -5536, 24464]
@@ -320,16 +236,10 @@ def running_sum(terms: ArrayLike, accumulator: str) -> np.ndarray:
 def dot_in_pairs(activations: ArrayLike, weights: ArrayLike) -> int:
     """Return a dot product as vpmaddubsw, vpmaddwd and vpaddd compute it, without VNNI.
 
-    vpmaddubsw multiplies unsigned by signed bytes and adds *pairs* of neighbours into 16 bits,
-    where sums outside of -32768 ... 32767 stay at the end; the rest happens in 32 bits. VNNI's
-    vpdpbusd adds four products into 32 bits at once and loses nothing.
-
-    Args:
-        activations: unsigned bytes, 0 to 255, shape (k,) with an even k.
-        weights: signed bytes, -128 to 127, shape (k,).
-
-    Raises:
-        ValueError: if the numbers are not bytes or k is odd.
+    vpmaddubsw multiplies unsigned bytes (`activations`, an even number) by signed bytes (`weights`)
+    and adds *pairs* of neighbours into 16 bits, where sums outside of -32768 ... 32767 stay at the
+    end; the rest happens in 32 bits. VNNI's vpdpbusd adds four products into 32 bits at once and
+    loses nothing.
 
     Source:
         Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, PMADDUBSW.
@@ -346,31 +256,18 @@ def dot_in_pairs(activations: ArrayLike, weights: ArrayLike) -> int:
     return int(np.clip(pairs, -32768, 32767).sum())
 
 
-def safe_terms(accumulator_bits: int, weight_bits: int = 8, activation_bits: int = 8) -> int:
-    """Return how many products a signed accumulator holds without overflow.
+def safe_terms(accumulator_bits: int, weight_bits: int = 8) -> int:
+    """Return how many products a signed accumulator holds without overflow; 0 if not even one.
 
-    The largest product of an unsigned activation and a signed weight is (2^a - 1) * 2^(w - 1) in
+    The largest product of an unsigned 8-bit activation and a signed weight is 255 * 2^(w - 1) in
     size, and k of them fit if k times it is at most 2^(bits - 1) - 1.
-
-    Args:
-        accumulator_bits: width of the sum, sign included.
-        weight_bits: width of the weights, sign included.
-        activation_bits: width of the activations.
-
-    Returns:
-        int: terms; 0 if not even one is safe.
-
-    Raises:
-        ValueError: if a width is not a whole number of at least 1.
 
     >>> safe_terms(16), safe_terms(16, weight_bits=7), safe_terms(32)
     (1, 2, 65793)
     """
     require_count(accumulator_bits, "accumulator_bits")
     require_count(weight_bits, "weight_bits")
-    require_count(activation_bits, "activation_bits")
-    largest = (2**activation_bits - 1) * 2 ** (weight_bits - 1)
-    return (2 ** (accumulator_bits - 1) - 1) // largest
+    return (2 ** (accumulator_bits - 1) - 1) // (255 * 2 ** (weight_bits - 1))
 
 
 def peak_ratio(kind: str, additions_beside: bool = False) -> Fraction:
@@ -383,15 +280,8 @@ def peak_ratio(kind: str, additions_beside: bool = False) -> Fraction:
         ratio = (32 / bits) / instructions
 
     This is the peak at equal clock, without loads, memory and conversions. Intel's processors
-    issue the additions through the units of the multiplications. If additions have their own
-    units, as on AMD's, they take no time beside the multiplications, and only these count.
-
-    Args:
-        kind: one of `INSTRUCTIONS`.
-        additions_beside: whether additions have their own units.
-
-    Raises:
-        ValueError: if there is no such kind.
+    issue the additions through the units of the multiplications. With `additions_beside`, as on
+    AMD's, they have their own units, and only the multiplications count.
 
     Source:
         Deep Learning at Scale (workshop, 2019): 1.33 and 4 for int8, 2 for int16 with VNNI.
@@ -409,19 +299,11 @@ def peak_ratio(kind: str, additions_beside: bool = False) -> Fraction:
 
 @dataclass(frozen=True)
 class RoundingLoss:
-    """What rounding to a format does to an array; shares of the numbers other than 0.
+    """Shares, of the `numbers` other than 0, that rounding to a format makes 0 and so on (0 to 1).
 
-    Args:
-        format: name of the format.
-        scale: factor of all numbers before rounding.
-        numbers: numbers other than 0 (count).
-        to_zero: share that becomes 0 (0 to 1).
-        subnormal: share that keeps fewer digits (0 to 1).
-        too_large: share that becomes infinite or NaN (0 to 1).
+    `subnormal` ones keep fewer digits; `too_large` ones become infinite or NaN.
     """
 
-    format: str
-    scale: float
     numbers: int
     to_zero: float
     subnormal: float
@@ -429,15 +311,7 @@ class RoundingLoss:
 
 
 def rounding_loss(values: ArrayLike, format: str, scale: float = 1.0) -> RoundingLoss:
-    """Return what rounding to a format would lose of an array of numbers.
-
-    Args:
-        values: numbers, of any shape; zeros are left out.
-        format: a floating-point one of `FORMATS`.
-        scale: factor of all numbers before they are rounded.
-
-    Raises:
-        ValueError: if the format or scale is unusable, or all numbers are 0.
+    """Return what rounding the non-zero `values`, times `scale`, to a format would lose.
 
     >>> rounding_loss([1e-8, 1e-6, 1.0, 1e6], "fp16").to_zero
     0.25
@@ -451,20 +325,13 @@ def rounding_loss(values: ArrayLike, format: str, scale: float = 1.0) -> Roundin
     rounded = np.abs(round_to(numbers, format))
     finite = np.isfinite(rounded)
     low = finite & (rounded > 0) & (rounded < chosen.smallest_normal)
-    shares = (rounded == 0, low, ~finite)
-    return RoundingLoss(format, float(scale), len(numbers), *(float(s.mean()) for s in shares))
+    return RoundingLoss(len(numbers), *(float(s.mean()) for s in (rounded == 0, low, ~finite)))
 
 
 def best_scale(values: ArrayLike, format: str = "fp16", margin: float = 8.0) -> float:
     """Return the largest power of two as loss scale that keeps a margin to the largest number.
 
-    Args:
-        values: gradients, of any shape.
-        format: a floating-point one of `FORMATS`.
-        margin: factor by which gradients may grow before one overflows.
-
-    Raises:
-        ValueError: if all numbers are 0 or one is not finite.
+    `margin` is the factor by which gradients may grow before one overflows.
 
     >>> best_scale([1e-3], "fp16", margin=1.0)
     33554432.0

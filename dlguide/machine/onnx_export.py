@@ -22,23 +22,19 @@ if TYPE_CHECKING:
     import keras
     import onnx
 
-__all__ = ["export", "graph"]
-
 _OPSET, _IR = 17, 8  # of 2022: older engines read it too
 _ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 
+# Names and shapes of the inputs of a layer.
 _Names = Sequence[str]
 _Shapes = Sequence[tuple[int | None, ...]]
 
 
-def graph(model: keras.Model, fold: bool = True) -> onnx.ModelProto:
+def graph(model: keras.Model) -> onnx.ModelProto:
     """Return a functional or sequential Keras net as an ONNX graph.
 
     Inputs and outputs keep Keras' order (batch, rows, columns, channels) and any batch size;
     weights become float32. Leaves out training, several inputs or outputs, and subclassed models.
-
-    Args:
-        fold: whether to fold batch normalisations into convolutions.
 
     Raises:
         ValueError: if a layer or the shape of the net is not supported; the text names it.
@@ -47,7 +43,7 @@ def graph(model: keras.Model, fold: bool = True) -> onnx.ModelProto:
     from onnx import TensorProto, helper
 
     inputs, outputs = _ends(model)
-    writer = _Graph(fold)
+    writer = _Graph()
     shape, result = tuple(inputs[0].shape), tuple(outputs[0].shape)
     name = "images"
     if len(shape) == 4:
@@ -67,22 +63,17 @@ def graph(model: keras.Model, fold: bool = True) -> onnx.ModelProto:
     return whole
 
 
-def export(model: keras.Model, path: str | os.PathLike, fold: bool = True) -> Path:
-    """Write a Keras net to an ONNX file; arguments and errors as for `graph`.
-
-    Returns:
-        Path: the file.
-    """
+def export(model: keras.Model, path: str | os.PathLike) -> Path:
+    """Write a Keras net to an ONNX file and return its path; errors as for `graph`."""
     path = Path(path)
-    path.write_bytes(graph(model, fold).SerializeToString())
+    path.write_bytes(graph(model).SerializeToString())
     return path
 
 
 class _Graph:
     """Nodes and constants of the graph, written while walking a Keras net."""
 
-    def __init__(self, fold: bool) -> None:
-        self.fold = fold
+    def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
@@ -118,9 +109,9 @@ class _Graph:
             reader = first_reader.get(id(made))
             if id(given[0]) in folded:
                 name = sources[0]
-            elif self.fold and readers[id(made)] == 1 and _folds(layer, reader):
+            elif readers[id(made)] == 1 and _folds(layer, reader):
                 folded.add(id(made))
-                name = _conv(self, layer, sources, shapes, reader)
+                name = self.conv(layer, sources, shapes, reader)
             else:
                 name = self._write(layer, sources, shapes)
             known[id(made)] = name
@@ -138,6 +129,116 @@ class _Graph:
         last = getattr(layer, "data_format", "channels_last") == "channels_last"
         require(last, "model", "have its channels last", what)
         return _WRITE[kind](self, layer, names, shapes)
+
+    def conv(self, layer: Any, names: _Names, shapes: _Shapes, norm: Any = None) -> str:
+        """Write a convolution, ordinary or depthwise, with a normalisation folded into it.
+
+        Batch normalisation at inference is y = g (x - m) / sqrt(v + e) + b with constants for each
+        channel, so it is the same convolution with kernels times g / sqrt(v + e) and another bias.
+        """
+        kernel = np.asarray(layer.kernel, "float64")  # (rows, columns, inputs, filters)
+        if type(layer).__name__ == "DepthwiseConv2D":
+            rows, columns, groups, multiplier = kernel.shape
+            kernel = kernel.reshape(rows, columns, 1, groups * multiplier)
+        else:
+            groups = layer.groups
+        kernel = kernel.transpose(3, 2, 0, 1)
+        bias = np.asarray(layer.bias, "float64") if layer.use_bias else np.zeros(len(kernel))
+        if norm is not None:
+            scale, shift = _scale_and_shift(norm)
+            kernel, bias = kernel * scale[:, None, None, None], bias * scale + shift
+        inputs = [names[0], self.constant(kernel), self.constant(bias)]
+        window = _window(layer, shapes[0], kernel.shape[2:], layer.dilation_rate)
+        output = self.node("Conv", inputs, dilations=layer.dilation_rate, group=groups, **window)
+        return self.activation(layer, [output], shapes)
+
+    def activation(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        kind = getattr(layer.activation, "__name__", type(layer.activation).__name__)
+        if kind == "linear":
+            return names[0]
+        if kind == "relu6":
+            return self.clip(names, 6.0)
+        if kind == "softmax":  # classes or channels, both come second
+            return self.node("Softmax", names, axis=1)
+        known = ", ".join(sorted([*_ACTIVATIONS, "linear", "relu6", "softmax"]))
+        must = f"use the activations {known}"
+        require(kind in _ACTIVATIONS, "model", must, f"{kind}: {layer.name}")
+        return self.node(_ACTIVATIONS[kind], names)
+
+    def clip(self, names: _Names, largest: float) -> str:
+        return self.node("Clip", [*names, self.constant(0.0), self.constant(largest)])
+
+    def dense(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        then = "Put a Flatten or a global pooling before it."
+        flat, came = len(shapes[0]) == 2, f"{layer.name}: {shapes[0]}"
+        require(flat, "model", "flatten before a Dense", came, then)
+        bias = layer.bias if layer.use_bias else np.zeros(layer.units)
+        product = self.node("Gemm", [names[0], self.constant(layer.kernel), self.constant(bias)])
+        return self.activation(layer, [product], shapes)
+
+    def norm(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        _require_last_axis(layer, shapes, "normalise over the last axis")
+        scale, shift = _scale_and_shift(layer)
+        ones = np.ones_like(scale)
+        constants = [self.constant(each) for each in (scale, shift, 0 * ones, ones)]
+        return self.node("BatchNormalization", [names[0], *constants], epsilon=0.0)
+
+    def relu(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        plain = not layer.negative_slope and not layer.threshold
+        require(plain, "model", "have ReLU without slope and threshold", layer.name)
+        unbounded = layer.max_value is None
+        return self.node("Relu", names) if unbounded else self.clip(names, layer.max_value)
+
+    def softmax(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        _require_last_axis(layer, shapes, "have Softmax over the last axis")
+        return self.node("Softmax", names, axis=1)  # (batch, classes) or (batch, channels, ...)
+
+    def pool(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        window = _window(layer, shapes[0], layer.pool_size)
+        if "Max" in type(layer).__name__:
+            return self.node("MaxPool", names, **window)
+        return self.node("AveragePool", names, count_include_pad=0, **window)
+
+    def global_pool(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        kind = "GlobalMaxPool" if "Max" in type(layer).__name__ else "GlobalAveragePool"
+        pooled = self.node(kind, names)
+        return pooled if layer.keepdims else self.node("Flatten", [pooled])
+
+    def pad(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        (top, bottom), (left, right) = layer.padding
+        pads = np.array([0, 0, top, left, 0, 0, bottom, right], "int64")
+        return self.node("Pad", [names[0], self.constant(pads)])
+
+    def add(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        require(len(set(shapes)) == 1, "model", "add equal shapes", f"{layer.name}: {shapes}")
+        return reduce(lambda total, name: self.node("Add", [total, name]), names)
+
+    def concat(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        axis = layer.axis % len(shapes[0])
+        return self.node("Concat", names, axis=(0, 2, 3, 1)[axis] if len(shapes[0]) == 4 else axis)
+
+    def flatten(self, layer: Any, names: _Names, shapes: _Shapes) -> str:
+        # Keras flattens (rows, columns, channels); one pixel has no order to restore
+        several = len(shapes[0]) == 4 and shapes[0][1:3] != (1, 1)
+        name = self.node("Transpose", names, perm=[0, 2, 3, 1]) if several else names[0]
+        return self.node("Flatten", [name])
+
+
+_WRITE: dict[str, Callable[..., str]] = {
+    **dict.fromkeys(("Conv2D", "DepthwiseConv2D"), _Graph.conv),
+    "Dense": _Graph.dense,
+    "BatchNormalization": _Graph.norm,
+    "ReLU": _Graph.relu,
+    "Activation": _Graph.activation,
+    "Softmax": _Graph.softmax,
+    **dict.fromkeys(("MaxPooling2D", "AveragePooling2D"), _Graph.pool),
+    **dict.fromkeys(("GlobalAveragePooling2D", "GlobalMaxPooling2D"), _Graph.global_pool),
+    "ZeroPadding2D": _Graph.pad,
+    "Add": _Graph.add,
+    "Concatenate": _Graph.concat,
+    "Flatten": _Graph.flatten,
+    "Dropout": lambda graph, layer, names, shapes: names[0],
+}
 
 
 def _ends(model: keras.Model) -> tuple[list[Any], list[Any]]:
@@ -170,43 +271,18 @@ def _steps(inputs: Sequence[Any], output: Any) -> list[tuple[Any, list[Any], Any
     # a list of open tensors and no recursion: nets are deep
     open_tensors = [output]
     while open_tensors:
-        tensor = open_tensors[-1]
+        tensor = open_tensors.pop()
         if id(tensor) in done:
-            open_tensors.pop()
             continue
         layer, call, _ = tensor._keras_history
         given = list(layer._inbound_nodes[call].input_tensors)
         missing = [each for each in given if id(each) not in done]
         if missing:
-            open_tensors += missing
-            continue
-        steps.append((layer, given, tensor))
-        done.add(id(tensor))
-        open_tensors.pop()
+            open_tensors += [tensor, *missing]
+        else:
+            steps.append((layer, given, tensor))
+            done.add(id(tensor))
     return steps
-
-
-def _conv(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes, norm: Any = None) -> str:
-    """Write a convolution, ordinary or depthwise, with a normalisation folded into it.
-
-    Batch normalisation at inference is y = g (x - m) / sqrt(v + e) + b with constants for each
-    channel, so it is the same convolution with kernels times g / sqrt(v + e) and another bias.
-    """
-    kernel = np.asarray(layer.kernel, "float64")  # (rows, columns, inputs, filters)
-    if type(layer).__name__ == "DepthwiseConv2D":
-        rows, columns, groups, multiplier = kernel.shape
-        kernel = kernel.reshape(rows, columns, 1, groups * multiplier)
-    else:
-        groups = layer.groups
-    kernel = kernel.transpose(3, 2, 0, 1)
-    bias = np.asarray(layer.bias, "float64") if layer.use_bias else np.zeros(len(kernel))
-    if norm is not None:
-        scale, shift = _scale_and_shift(norm)
-        kernel, bias = kernel * scale[:, None, None, None], bias * scale + shift
-    inputs = [names[0], graph.constant(kernel), graph.constant(bias)]
-    window = _window(layer, shapes[0], kernel.shape[2:], layer.dilation_rate)
-    output = graph.node("Conv", inputs, dilations=layer.dilation_rate, group=groups, **window)
-    return _function(graph, layer, layer.activation, output)
 
 
 def _scale_and_shift(norm: keras.layers.BatchNormalization) -> tuple[np.ndarray, np.ndarray]:
@@ -230,114 +306,6 @@ def _window(
     return {"kernel_shape": list(size), "strides": list(layer.strides), "pads": before + after}
 
 
-def _function(graph: _Graph, layer: Any, function: Callable[..., Any], name: str) -> str:
-    """Write an activation function."""
-    kind = getattr(function, "__name__", type(function).__name__)
-    if kind == "linear":
-        return name
-    if kind == "relu6":
-        return graph.node("Clip", [name, graph.constant(0.0), graph.constant(6.0)])
-    if kind == "softmax":
-        return graph.node("Softmax", [name], axis=1)  # classes or channels, both come second
-    known = ", ".join(sorted([*_ACTIVATIONS, "linear", "relu6", "softmax"]))
-    require(kind in _ACTIVATIONS, "model", f"use the activations {known}", f"{kind}: {layer.name}")
-    return graph.node(_ACTIVATIONS[kind], [name])
-
-
-def _activation(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    return _function(graph, layer, layer.activation, names[0])
-
-
-def _dense(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    require(
-        len(shapes[0]) == 2, "model", "flatten before a Dense", f"{layer.name}: {shapes[0]}",
-        "Put a Flatten or a global pooling before it.",
-    )  # fmt: skip
-    bias = layer.bias if layer.use_bias else np.zeros(layer.units)
-    inputs = [names[0], graph.constant(layer.kernel), graph.constant(bias)]
-    return _function(graph, layer, layer.activation, graph.node("Gemm", inputs))
-
-
-def _norm(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
+def _require_last_axis(layer: Any, shapes: _Shapes, must: str) -> None:
     last = layer.axis in (-1, len(shapes[0]) - 1)
-    require(last, "model", "normalise over the last axis", f"{layer.name}: axis {layer.axis}")
-    scale, shift = _scale_and_shift(layer)
-    ones = np.ones_like(scale)
-    constants = [graph.constant(each) for each in (scale, shift, 0 * ones, ones)]
-    return graph.node("BatchNormalization", [names[0], *constants], epsilon=0.0)
-
-
-def _relu(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    plain = not layer.negative_slope and not layer.threshold
-    require(plain, "model", "have ReLU without slope and threshold", layer.name)
-    if layer.max_value is None:
-        return graph.node("Relu", names)
-    return graph.node("Clip", [*names, graph.constant(0.0), graph.constant(layer.max_value)])
-
-
-def _softmax(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    last = layer.axis in (-1, len(shapes[0]) - 1)
-    require(last, "model", "have Softmax over the last axis", f"{layer.name}: axis {layer.axis}")
-    return graph.node("Softmax", names, axis=1)  # (batch, classes) or (batch, channels, ...)
-
-
-def _max_pool(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    return graph.node("MaxPool", names, **_window(layer, shapes[0], layer.pool_size))
-
-
-def _average_pool(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    window = _window(layer, shapes[0], layer.pool_size)
-    return graph.node("AveragePool", names, count_include_pad=0, **window)
-
-
-def _global_pool(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    kind = "GlobalMaxPool" if "Max" in type(layer).__name__ else "GlobalAveragePool"
-    pooled = graph.node(kind, names)
-    return pooled if layer.keepdims else graph.node("Flatten", [pooled])
-
-
-def _padding(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    (top, bottom), (left, right) = layer.padding
-    pads = np.array([0, 0, top, left, 0, 0, bottom, right], "int64")
-    return graph.node("Pad", [names[0], graph.constant(pads)])
-
-
-def _add(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    require(len(set(shapes)) == 1, "model", "add equal shapes", f"{layer.name}: {shapes}")
-    return reduce(lambda total, name: graph.node("Add", [total, name]), names)
-
-
-def _concat(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    axis = layer.axis % len(shapes[0])
-    return graph.node("Concat", names, axis=(0, 2, 3, 1)[axis] if len(shapes[0]) == 4 else axis)
-
-
-def _flatten(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    # Keras flattens (rows, columns, channels); one pixel has no order to restore
-    several = len(shapes[0]) == 4 and shapes[0][1:3] != (1, 1)
-    name = graph.node("Transpose", names, perm=[0, 2, 3, 1]) if several else names[0]
-    return graph.node("Flatten", [name])
-
-
-def _same(graph: _Graph, layer: Any, names: _Names, shapes: _Shapes) -> str:
-    return names[0]
-
-
-_WRITE: dict[str, Callable[..., str]] = {
-    "Conv2D": _conv,
-    "DepthwiseConv2D": _conv,
-    "Dense": _dense,
-    "BatchNormalization": _norm,
-    "ReLU": _relu,
-    "Activation": _activation,
-    "Softmax": _softmax,
-    "MaxPooling2D": _max_pool,
-    "AveragePooling2D": _average_pool,
-    "GlobalAveragePooling2D": _global_pool,
-    "GlobalMaxPooling2D": _global_pool,
-    "ZeroPadding2D": _padding,
-    "Add": _add,
-    "Concatenate": _concat,
-    "Flatten": _flatten,
-    "Dropout": _same,
-}
+    require(last, "model", must, f"{layer.name}: axis {layer.axis}")

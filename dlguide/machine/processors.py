@@ -6,7 +6,6 @@ note says how the value was computed; what no public source confirms is missing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from dlguide import published
 from dlguide.errors import require, require_count, require_known
 
-KINDS = ("asic", "cpu", "fpga", "gpu", "ipu", "manycore", "tpu")
 # Columns of the table that hold the peak of a number format; the highest of them counts.
 _RATES = {
     "float64": ("fp64_tflops",),
@@ -32,18 +30,16 @@ _TRAINING = ("bfloat16", "float16", "float32")
 class Processor:
     """One processor as its data sheet describes it; a CPU is one socket unless named otherwise.
 
+    What is not stated, or does not exist, is None.
+
     Args:
-        name: what the vendor calls it.
         kind: one of asic, cpu, fpga, gpu, ipu, manycore, tpu.
         year: of its introduction.
         flops_per_s: peak by number format, additions and multiplications counted each; int8 too.
-        memory_bytes: its own memory, at most; None if not stated.
-        bytes_per_s: bandwidth of that memory; None if not stated.
+        memory_bytes: its own memory, at most; `bytes_per_s` is its bandwidth.
         link_bytes_per_s: of its links to others of its kind, all links, mostly both directions
-            together, so a pair gets less; None if there are none.
-        host_bytes_per_s: of its link to the host (PCIe), one direction; None if not stated.
-        cores: cores of a CPU; None elsewhere.
-        watts: power that it may draw; None if not stated.
+            together, so a pair gets less.
+        host_bytes_per_s: of its link to the host (PCIe), one direction.
         note: how the figures were computed or what they leave out.
         source: datasheet and year.
     """
@@ -56,8 +52,6 @@ class Processor:
     bytes_per_s: float | None
     link_bytes_per_s: float | None
     host_bytes_per_s: float | None
-    cores: int | None
-    watts: float | None
     note: str
     source: str
 
@@ -75,34 +69,20 @@ class Processor:
         return max(stated, key=lambda dtype: self.flops_per_s[dtype], default=None)
 
 
-def select(
-    kind: str | None = None, since: int | None = None, folder: str | os.PathLike | None = None
-) -> tuple[Processor, ...]:
-    """Return the processors of the catalogue by year, then by name.
-
-    Args:
-        kind: one of `KINDS`; None for all.
-        since: first year; None for all.
-        folder: the data folder; None looks for it.
+def select(since: int = 0) -> tuple[Processor, ...]:
+    """Return the processors of the catalogue since a year, by year, then by name.
 
     Raises:
-        ValueError: if the kind is unknown or `since` is not a year.
+        ValueError: if `since` is not a year.
         MissingComponentError: if there is no data folder.
     """
-    if kind is not None:
-        require_known(kind, KINDS, "kind")
-    first = 0 if since is None else require_count(since, "since")
-    found = [_processor(row) for row in published.load("hardware", folder)]
-    chosen = [each for each in found if each.year >= first and kind in (None, each.kind)]
-    return tuple(sorted(chosen, key=lambda each: (each.year, each.name)))
+    require_count(since, "since", least=0)
+    found = [_processor(row) for row in published.load("hardware") if row["year"] >= since]
+    return tuple(sorted(found, key=lambda each: (each.year, each.name)))
 
 
-def find(name: str, folder: str | os.PathLike | None = None) -> Processor:
+def find(name: str) -> Processor:
     """Find the processor whose name holds all words of `name`, capital letters or not.
-
-    Args:
-        name: such as "A100" or "xeon 6980P".
-        folder: the data folder; None looks for it.
 
     Raises:
         ValueError: if none or several fit; the message lists them.
@@ -111,14 +91,12 @@ def find(name: str, folder: str | os.PathLike | None = None) -> Processor:
     2023
     """
     require(isinstance(name, str) and bool(name.strip()), "name", "be a text", name)
-    all_of_them = select(folder=folder)
-    exact = [each for each in all_of_them if each.name.lower() == name.lower()]
-    words = name.lower().split()
-    fitting = exact or [e for e in all_of_them if all(word in e.name.lower() for word in words)]
-    if len(fitting) != 1:
-        listed = ", ".join(each.name for each in fitting or all_of_them)
-        which = "fit one processor only" if fitting else "be in the catalogue"
-        require(False, "name", which, name, f"There are: {listed}.")
+    everything, words = select(), name.lower().split()
+    exact = [each for each in everything if each.name.lower() == name.lower()]
+    fitting = exact or [e for e in everything if all(word in e.name.lower() for word in words)]
+    listed = ", ".join(each.name for each in fitting or everything)
+    which = "fit one processor only" if fitting else "be in the catalogue"
+    require(len(fitting) == 1, "name", which, name, f"There are: {listed}.")
     return fitting[0]
 
 
@@ -128,20 +106,16 @@ def _processor(row: Mapping[str, Any]) -> Processor:
         for dtype, columns in _RATES.items()
     }
 
-    def giga(column: str) -> float | None:
-        return None if row[column] is None else 1e9 * row[column]
-
+    giga = {name: row[name] and 1e9 * row[name] for name in row if "gbytes" in name}
     return Processor(
         name=row["name"],
         kind=row["kind"],
         year=row["year"],
         flops_per_s={dtype: 1e12 * max(rates) for dtype, rates in stated.items() if rates},
-        memory_bytes=giga("memory_gbytes"),
-        bytes_per_s=giga("memory_gbytes_per_s"),
-        link_bytes_per_s=giga("interconnect_gbytes_per_s"),
-        host_bytes_per_s=giga("pcie_gbytes_per_s"),
-        cores=row["cores"],
-        watts=None if row["watts"] is None else float(row["watts"]),
+        memory_bytes=giga["memory_gbytes"],
+        bytes_per_s=giga["memory_gbytes_per_s"],
+        link_bytes_per_s=giga["interconnect_gbytes_per_s"],
+        host_bytes_per_s=giga["pcie_gbytes_per_s"],
         note=row["note"] or "",
         source=row["source"],
     )

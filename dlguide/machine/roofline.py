@@ -12,17 +12,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dlguide.errors import require, require_count, require_known, require_positive
+from dlguide.errors import require, require_count, require_positive
 from dlguide.machine import int8
-from dlguide.machine.describe import Machine, describe
-from dlguide.machine.topology import last_level_cache_bytes
+from dlguide.machine.topology import Machine, describe, last_level_cache_bytes
 from dlguide.measure import limits
 
 __all__ = ["Roof", "RooflinePoint", "measure", "place", "predict"]
@@ -32,19 +31,15 @@ _PARTS = {"memory": ("memory",), "floats": ("float32", "bfloat16"), "integers": 
 _LOADING_S = 180.0  # of libraries, on a busy machine
 # Virtual machines report the host's whole cache, of which they have a part: hence an upper limit.
 _ARRAY_BYTES, _LARGEST_ARRAY_BYTES = 2**27, 2**29
-# Products for each lane of 32 bits and instruction: VNNI and bf16 pairs.
-_PRODUCTS = {"float32": 1, "bfloat16": 2, "int8": 4}
 
 _Rates = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Roof:
-    """Measured peaks of a machine, with the threads that computed.
+    """Measured peaks of a machine, with the threads that computed, one per physical core.
 
     Args:
-        processor: model of the processor.
-        threads: threads that computed, one per physical core (count).
         flops_per_s: highest rate by number format, "float32", "bfloat16" or "int8", for those
             that the machine has an instruction for.
         bytes_per_s: highest memory bandwidth, bytes counted as by STREAM.
@@ -62,32 +57,22 @@ class Roof:
     how: dict[str, str] = field(hash=False)
     missing: dict[str, str] = field(hash=False)
 
-    def ridge(self, dtype: str = "float32") -> float:
-        """Return the intensity where slope and peak meet (flop/byte); below it, memory limits."""
-        return self.flops_per_s[dtype] / self.bytes_per_s
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers and texts, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> Roof:
-        """Build a roof from the result of `as_dict`, also after JSON."""
-        return cls(**plain)
+    def ridge(self) -> float:
+        """Return the intensity where slope and peak in float32 meet (flop/byte)."""
+        return self.flops_per_s["float32"] / self.bytes_per_s
 
     def __str__(self) -> str:
         lines = [f"{self.processor}, {self.threads} threads"]
-        for dtype, rate in self.flops_per_s.items():
-            middle = self.median_per_s[dtype] / rate
-            lines.append(f"  {dtype:9} {rate:9.3g} flop/s (median {middle:.0%}); {self.how[dtype]}")
-        middle = self.median_per_s["memory"] / self.bytes_per_s
-        text = f"{self.bytes_per_s:9.3g} bytes/s (median {middle:.0%}); {self.how['memory']}"
-        lines.append(f"  {'memory':9} {text}")
+        rates = {**self.flops_per_s, "memory": self.bytes_per_s}
+        for name, rate in rates.items():
+            unit = "bytes/s" if name == "memory" else "flop/s"
+            middle = f"median {self.median_per_s[name] / rate:.0%}"
+            lines.append(f"  {name:9} {rate:9.3g} {unit} ({middle}); {self.how[name]}")
         lines += [f"  {dtype:9} no peak: {why}" for dtype, why in self.missing.items()]
         return "\n".join(lines)
 
 
-def measure(seconds: float = 8.0, threads: int | None = None) -> Roof:
+def measure(seconds: float = 8.0) -> Roof:
     """Measure peaks and memory bandwidth with the cores this process may use.
 
     float32 and bfloat16: products of square matrices by TensorFlow (oneDNN); int8: products of
@@ -97,18 +82,17 @@ def measure(seconds: float = 8.0, threads: int | None = None) -> Roof:
 
     Args:
         seconds: time of all measurements (s).
-        threads: threads, at most one per physical core this process may use; None for all.
 
     Returns:
         Roof: highest and median rates; `missing` says why a format has none.
 
     Raises:
-        ValueError: if `seconds` is not positive, or `threads` is more than there are cores.
+        ValueError: if `seconds` is not positive.
         RuntimeError: if memory or float32 could not be measured, with the reason.
     """
     budget_s = require_positive(seconds, "seconds")
     machine = describe()
-    cpus = _one_cpu_a_core(machine, threads)
+    cpus = _one_cpu_a_core(machine)
     job = {
         "cpus": cpus,
         "seconds": budget_s / 4,
@@ -143,23 +127,14 @@ def measure(seconds: float = 8.0, threads: int | None = None) -> Roof:
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """A computation under the roof.
+    """A computation in float32 under the roof.
 
-    Args:
-        name: label.
-        flops: operations, additions and multiplications counted each (count).
-        nbytes: bytes that must at least move between memory and caches.
-        dtype: number format whose peak is the roof.
-        intensity: flops / nbytes (flop/byte).
-        attainable_flops_per_s: the roof above it, min(peak, intensity * bandwidth).
-        bound: "compute" or "memory".
-        measured_flops_per_s: what it reached; None if it was not measured.
+    `intensity` is flops / bytes, `attainable_flops_per_s` the roof above it, `bound` "compute" or
+    "memory", and `measured_flops_per_s` what it reached, None if it was not measured.
     """
 
     name: str
     flops: float
-    nbytes: float
-    dtype: str
     intensity: float
     attainable_flops_per_s: float
     bound: str
@@ -170,85 +145,54 @@ class RooflinePoint:
         """The shortest time that the roof allows (s)."""
         return self.flops / self.attainable_flops_per_s
 
-    @property
-    def share(self) -> float | None:
-        """Share of the attainable speed that was reached; None if it was not measured."""
-        if self.measured_flops_per_s is None:
-            return None
-        return self.measured_flops_per_s / self.attainable_flops_per_s
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers and texts, ready for JSON."""
-        return asdict(self)
-
 
 def place(
-    roof: Roof,
-    name: str,
-    flops: float,
-    nbytes: float,
-    dtype: str = "float32",
-    seconds: float | None = None,
+    roof: Roof, name: str, flops: float, nbytes: float, seconds: float | None = None
 ) -> RooflinePoint:
-    """Place a computation under a roof.
+    """Place a computation in float32, and the time it took if it was measured, under a roof.
 
         attainable = min(peak, flops / nbytes * bandwidth)
 
     Count only bytes that must come from or go to memory; a kernel whose data fit into a cache may
     be above the slope. Latency is left out, and that not all operations are products with sums.
 
-    Args:
-        name: label.
-        flops: its operations (count).
-        nbytes: its bytes.
-        dtype: a number format of the roof: "float32", "bfloat16" or "int8".
-        seconds: measured time; None if it was not measured (s).
-
     Returns:
         RooflinePoint: what it can reach, and what limits it.
 
     Raises:
-        ValueError: if the roof has no peak for the format, with the reason, or a number is not
-            positive.
+        ValueError: if a number is not positive.
 
     Source:
         Williams, Waterman and Patterson, Roofline, Communications of the ACM 52 (2009), 65-76.
     """
-    require_known(dtype, [*roof.flops_per_s, *roof.missing], "dtype")
-    why = roof.missing.get(dtype, "")
-    require(dtype in roof.flops_per_s, "dtype", "have a peak on this machine", dtype, why)
-    work, moved = require_positive(flops, "flops"), require_positive(nbytes, "nbytes")
-    intensity, peak = work / moved, roof.flops_per_s[dtype]
+    work = require_positive(flops, "flops")
+    intensity, peak = work / require_positive(nbytes, "nbytes"), roof.flops_per_s["float32"]
     slope = intensity * roof.bytes_per_s
     bound = "memory" if slope < peak else "compute"
     reached = None if seconds is None else work / require_positive(seconds, "seconds")
-    return RooflinePoint(name, work, moved, dtype, intensity, min(slope, peak), bound, reached)
+    return RooflinePoint(name, work, intensity, min(slope, peak), bound, reached)
 
 
-def predict(
-    cores: int, clock_hz: float, lane_bits: int, fma_units: int = 2, dtype: str = "float32"
-) -> float:
-    """Predict the peak of vector units from the numbers of a data sheet.
+def predict(cores: int, clock_hz: float, lane_bits: int) -> float:
+    """Predict the float32 peak of vector units from the numbers of a data sheet (flop/s).
 
-        flop/s = cores * clock_hz * fma_units * (lane_bits / 32) * products * 2
+        flop/s = cores * clock_hz * 2 * (lane_bits / 32) * 2
 
-    with 1 product per lane in float32, 2 in bfloat16 (dot product of pairs), 4 in int8 (VNNI), and
-    2 because each product is also added. Matrix units such as AMX are left out, and that the clock
-    changes with the load.
+    with two units of a core that multiply and add, and 2 because each product is also added. bf16
+    pairs do twice as much, int8 with VNNI four times. Matrix units such as AMX are left out, and
+    that the clock changes with the load.
 
     Args:
         cores: physical cores (count).
         clock_hz: cycles per second of a computing core.
         lane_bits: width of one unit: 128, 256 or 512 (bits). Zen 4 executes instructions of 512
             bits in two turns of its 256-bit units.
-        fma_units: units of a core that multiply and add, usually 2 (count).
-        dtype: "float32", "bfloat16" or "int8".
 
     Returns:
         float: peak (flop/s).
 
     Raises:
-        ValueError: if a number is not positive or the format is unknown.
+        ValueError: if a number is not positive or `lane_bits` no multiple of 32.
 
     Source:
         PRACE guide 2019, Table 1, notes e and f: 28 cores at 1.7e9 with two units of 512 bits.
@@ -258,21 +202,13 @@ def predict(
     """
     width = require_count(lane_bits, "lane_bits")
     require(width % 32 == 0, "lane_bits", "be a multiple of 32", lane_bits)
-    require_known(dtype, _PRODUCTS, "dtype")
-    each = require_count(fma_units, "fma_units") * (width // 32) * _PRODUCTS[dtype] * 2
+    each = 2 * (width // 32) * 2
     return require_count(cores, "cores") * require_positive(clock_hz, "clock_hz") * each
 
 
-def _one_cpu_a_core(machine: Machine, threads: int | None) -> list[int]:
-    first = {}
-    for core in machine.cores:
-        first.setdefault(core.core, core.cpu)
-    cpus = list(first.values())[: machine.usable_cores]
-    if threads is None:
-        return cpus
-    must = f"be at most the {len(cpus)} cores this process may use"
-    require(require_count(threads, "threads") <= len(cpus), "threads", must, threads)
-    return cpus[:threads]
+def _one_cpu_a_core(machine: Machine) -> list[int]:
+    first = {core.core: core.cpu for core in reversed(machine.cores)}
+    return sorted(first.values())[: machine.usable_cores]
 
 
 def _array_bytes(machine: Machine, cpus: list[int]) -> int:

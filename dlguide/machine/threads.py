@@ -19,8 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from dlguide.errors import require, require_count
-from dlguide.machine.describe import Machine, describe
-from dlguide.machine.topology import Core, format_cpus
+from dlguide.machine.topology import Core, Machine, describe, format_cpus
 
 __all__ = ["ThreadPlan", "ThreadState", "affinity", "applied", "apply", "bind", "plan", "restore"]
 
@@ -30,7 +29,6 @@ class ThreadPlan:
     """The logical CPUs of each rank and the number of its threads.
 
     Args:
-        ranks: number of ranks (count).
         threads: computing threads per rank, TensorFlow's intra-op threads, the same on every rank
             because the slowest rank sets the pace (count).
         cpus: for each rank the logical CPUs it may run on.
@@ -57,9 +55,6 @@ class ThreadPlan:
         follows the affinity mask. Two inter-op threads are enough for a net without parallel
         branches: one computes while the other reads the next batch.
 
-        Returns:
-            dict: TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS and OMP_NUM_THREADS.
-
         Raises:
             ValueError: if the plan has no such rank.
         """
@@ -79,8 +74,7 @@ class ThreadPlan:
         return cls(**plain | {name: tuple(map(tuple, each)) for name, each in lists.items()})
 
     def __str__(self) -> str:
-        head = f"{self.ranks} rank{'s'[: self.ranks != 1]} x {self.threads} "
-        head += f"thread{'s'[: self.threads != 1]}"
+        head = f"{_count(self.ranks, 'rank')} x {_count(self.threads, 'thread')}"
         head += f", inter-op {self.inter_op}" if self.inter_op else ""
         head += "" if self.bound else ", not bound"
         head += ", ranks share cores" if self.oversubscribed else ""
@@ -109,7 +103,6 @@ def plan(
 
     Args:
         machine: what to divide; None describes this machine.
-        ranks: number of ranks (count).
         comm_cores: cores of each rank without a computing thread, for communication (count).
         oversubscribe: allow more ranks than cores (cores are dealt in turn, one thread each) and
             more threads than a rank has logical CPUs.
@@ -131,27 +124,15 @@ def plan(
     require_count(ranks, "ranks")
     require_count(comm_cores, "comm_cores", least=0)
     usable = machine.usable_cores
-    require(
-        ranks <= usable or oversubscribe,
-        "ranks",
-        f"be at most the {usable} core{'s'[: usable != 1]} this process may use",
-        ranks,
-        "Use fewer ranks or `oversubscribe=True`.",
-    )
+    must = f"be at most the {_count(usable, 'core')} this process may use"
+    then = "Use fewer ranks or `oversubscribe=True`."
+    require(ranks <= usable or oversubscribe, "ranks", must, ranks, then)
     least = max(usable // ranks, 1)
-    require(
-        comm_cores < least,
-        "comm_cores",
-        f"be below the {least} core{'s'[: least != 1]} of a rank",
-        comm_cores,
-        "Use fewer ranks." if ranks > 1 else "",
-    )
-    require(
-        bound or not comm_cores,
-        "bound",
-        f"be True with comm_cores={comm_cores}, as only bound ranks keep off a core",
-        bound,
-    )
+    must = f"be below the {_count(least, 'core')} of a rank"
+    then = "Use fewer ranks." if ranks > 1 else ""
+    require(comm_cores < least, "comm_cores", must, comm_cores, then)
+    must = f"be True with comm_cores={comm_cores}, as only bound ranks keep off a core"
+    require(bound or not comm_cores, "bound", must, bound)
     nodes = _dealt_cores(machine.cores, usable)
     if ranks > usable:
         cores = [core for node in nodes for core in node]
@@ -162,13 +143,9 @@ def plan(
     cpus = tuple(_cpus(block) for block in blocks)
     most = min(len(each) - len(comm) for each, comm in zip(cpus, kept, strict=True))
     threads = least - comm_cores if threads is None else require_count(threads, "threads")
-    require(
-        threads <= most or oversubscribe,
-        "threads",
-        f"be at most the {most} logical CPU{'s'[: most != 1]} of a rank that compute",
-        threads,
-        "Use fewer threads or ranks, or `oversubscribe=True`.",
-    )
+    must = f"be at most the {_count(most, 'logical CPU')} of a rank that compute"
+    then = "Use fewer threads or ranks, or `oversubscribe=True`."
+    require(threads <= most or oversubscribe, "threads", must, threads, then)
     if inter_op is not None:
         require_count(inter_op, "inter_op")
     if not bound:
@@ -180,12 +157,7 @@ def plan(
 
 @dataclass(frozen=True)
 class ThreadState:
-    """What `apply` changed, for `restore`.
-
-    Args:
-        environment: values of the variables; None for those that were not set.
-        affinity: logical CPUs of each thread of this process, by thread id.
-    """
+    """What `apply` changed: variables (None if not set) and the affinity by thread id."""
 
     environment: dict[str, str | None]
     affinity: dict[int, tuple[int, ...]]
@@ -220,13 +192,10 @@ def apply(plan: ThreadPlan, rank: int = 0) -> ThreadState:
         bound = False
     if not bound:
         restore(state)
-        require(
-            False,
-            "plan",
-            f"give rank {rank} logical CPUs this process may use, as it has {format_cpus(found)}",
-            format_cpus(cpus),
-            "Make the plan on the machine, and in the batch job, in which it is applied.",
-        )
+        can = f"as it has {format_cpus(found)}"
+        must = f"give rank {rank} logical CPUs this process may use, {can}"
+        then = "Make the plan on the machine, and in the batch job, in which it is applied."
+        require(False, "plan", must, format_cpus(cpus), then)
     os.environ.update(wanted)
     return state
 
@@ -268,13 +237,9 @@ def affinity() -> dict[int, tuple[int, ...]]:
 
 
 def bind(known: Mapping[int, Sequence[int]], others: Sequence[int]) -> None:
-    """Set the affinity of every thread of this process.
+    """Set the affinity of every thread: of the `known` by their ids, of all `others`.
 
     Repeats until no thread has been started meanwhile; a new one inherits its parent's.
-
-    Args:
-        known: logical CPUs by thread id.
-        others: logical CPUs of all other threads.
     """
     done: set[int] = set()
     while left := set(_threads()) - done:
@@ -297,6 +262,10 @@ def _cpus(block: list[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sorted(cpu for core in block for cpu in core))
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s'[: number != 1]}"
+
+
 def _dealt_cores(logical: tuple[Core, ...], usable: int) -> list[list[tuple[int, ...]]]:
     """Return the cores to deal by NUMA node; a core is the tuple of its CPUs."""
     nodes: dict[int, dict[tuple[int, int], list[int]]] = {}
@@ -309,7 +278,7 @@ def _dealt_cores(logical: tuple[Core, ...], usable: int) -> list[list[tuple[int,
     for number in sorted(range(len(whole)), key=lambda number: -len(whole[number])):
         dealt[number] = whole[number][:left]
         left -= len(dealt[number])
-    return [dealt[number] for number in sorted(dealt) if dealt[number]]
+    return [cores for _, cores in sorted(dealt.items()) if cores]
 
 
 def _blocks(nodes: list[list[tuple[int, ...]]], ranks: int) -> list[list[tuple[int, ...]]]:

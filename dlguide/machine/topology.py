@@ -1,11 +1,22 @@
-"""Logical CPUs, cores, sockets, NUMA nodes and caches, as the kernel reports them."""
+"""The machine as this process may use it: cores, caches, vector units, memory, GPUs, limits.
+
+The cores are those that the affinity mask and the control group allow, not all that the machine
+has: a batch job or a container often gets a few of many.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import platform
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlguide.errors import require, require_count, require_known
 
 # Arm's kernel reports numbers for maker and model: common servers, from Arm's own tables
 _ARM = {
@@ -21,19 +32,348 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True)
 class Core:
-    """One logical CPU and the physical core it belongs to.
+    """One logical CPU (the operating system's number) and the physical core it belongs to.
 
-    Args:
-        cpu: logical CPU, the number the operating system uses in affinity masks.
-        core: physical core, unique in the whole machine; siblings share it.
-        socket: processor package.
-        numa: NUMA node, whose memory is nearest.
+    `core` is unique in the whole machine, and siblings share it; `socket` is the processor package,
+    and `numa` the node whose memory is nearest.
     """
 
     cpu: int
     core: int
     socket: int
     numa: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use of a machine; counts and caches are of those cores only.
+
+    Args:
+        name: host name.
+        quota_cores: CPU time the control group allows, in cores; None when unlimited.
+        cores: the logical CPUs, in ascending order.
+        caches: size of each kind of cache of the first core (bytes), such as {"L1d": 32768}.
+        simd: vector extensions, named as in /proc/cpuinfo.
+        memory_bytes: memory, or the control group's limit when that is less (bytes).
+        gpus: model of each GPU that a driver shows.
+        os: operating system and kernel.
+    """
+
+    name: str
+    processor: str
+    sockets: int
+    numa_nodes: int
+    physical_cores: int
+    logical_cores: int
+    quota_cores: float | None
+    cores: tuple[Core, ...]
+    caches: dict[str, int] = field(hash=False)
+    simd: tuple[str, ...]
+    memory_bytes: int
+    gpus: tuple[str, ...]
+    os: str
+
+    @property
+    def usable_cores(self) -> int:
+        """Physical cores to compute on: at most the CPU quota, rounded down, and at least 1."""
+        if self.quota_cores is None:
+            return self.physical_cores
+        return max(1, min(self.physical_cores, math.floor(self.quota_cores)))
+
+    def to_file(self, path: str | os.PathLike) -> None:
+        """Write the machine as JSON, so that threads can be planned for it elsewhere."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike) -> Machine:
+        """Read a machine that `to_file` wrote, on another machine for example.
+
+        Raises:
+            ValueError: if the file is not JSON or does not describe a machine; the text names the
+                key.
+            OSError: if the file cannot be read.
+        """
+        file = Path(path)
+        try:
+            plain = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:  # no UTF-8, or no JSON: both texts name the place
+            _expect(False, file.name, "the top", f"JSON in UTF-8 ({error})", "something else")
+        _check(plain, file.name)
+        cores = tuple(Core(**core) for core in plain["cores"])
+        for key, count in _counts(cores).items():
+            fits = _whole(plain.get(key), 1) and plain[key] == count
+            expected = f"{count}, as `cores` lists"
+            _expect(fits, file.name, key, expected, plain.get(key, "nothing"))
+        lists = {key: tuple(plain[key]) for key in ("simd", "gpus")}
+        return cls(**{**plain, **lists, "cores": cores})
+
+    def has(self, extension: str) -> bool:
+        """Return whether the processor has a SIMD or matrix extension, by any of its flags.
+
+        Raises:
+            ValueError: if `extension` is unknown; the message lists the known ones.
+        """
+        known = EXTENSIONS[require_known(extension, EXTENSIONS, "name")]
+        return any(flag in self.simd for flag in known.flags)
+
+    def summary(self) -> str:
+        """Return a description of a few lines, as printed at the head of a notebook."""
+        quota = "" if self.quota_cores is None else f", CPU time for {self.quota_cores:g} cores"
+        caches = ", ".join(f"{kind} {_binary(size)}" for kind, size in self.caches.items())
+        widest = [name for name in self.simd if name.startswith(("avx", "amx", "sve", "asimd"))]
+        return "\n".join(
+            (
+                f"{self.name}: {self.processor}",
+                f"  this process may use {_count(self.physical_cores, 'physical core')} "
+                f"({_count(self.logical_cores, 'hardware thread')}) on "
+                f"{_count(self.sockets, 'socket')}, {_count(self.numa_nodes, 'NUMA node')}{quota}",
+                f"  caches {caches or 'unknown'}; memory {_binary(self.memory_bytes)}",
+                f"  vector units {' '.join(widest) or 'unknown'}",
+                f"  GPUs {', '.join(self.gpus) or 'none'}; {self.os}",
+            )
+        )
+
+    __str__ = summary
+
+
+def describe(
+    sys_root: str | os.PathLike = "/sys",
+    proc_root: str | os.PathLike = "/proc",
+    cpus: Iterable[int] | None = None,
+) -> Machine:
+    """Describe what this process may use of the machine it runs on.
+
+    Two logical CPUs are one physical core if the kernel lists them as siblings; otherwise, if
+    socket, die and core number agree; if those are missing too (containers), each is a core.
+    Clock frequencies and measured rates are left out.
+
+    Args:
+        cpus: logical CPUs to describe; None takes the affinity mask of this process.
+
+    Returns:
+        Machine: what this process may use of it.
+
+    Raises:
+        ValueError: if `cpus` is empty.
+    """
+    sysfs, proc = Path(sys_root), Path(proc_root)
+    allowed = sorted(set(os.sched_getaffinity(0) if cpus is None else cpus))
+    require(bool(allowed), "cpus", "name at least one logical CPU", allowed)
+    info = cpuinfo(proc)
+    first = info.get(allowed[0]) or next(iter(info.values()), {})
+    flags = (first.get("flags") or first.get("Features") or "").split()
+    cores = _cores(sysfs, info, allowed)
+    return Machine(
+        name=platform.node(),
+        processor=_processor_name(first) or platform.machine(),
+        **_counts(cores),
+        cores=cores,
+        quota_cores=quota_cores(sysfs, proc),
+        caches=caches(sysfs, allowed[0]),
+        simd=tuple(name for name in _FLAGS if name in flags),
+        memory_bytes=memory_bytes(sysfs, proc),
+        gpus=_gpus(sysfs, proc),
+        os=_system(),
+    )
+
+
+def imagine(
+    sockets: int = 2,
+    cores: int = 24,
+    threads: int = 1,
+    numbering: str = "blocks",
+    numa_nodes: int = 1,
+    name: str = "imagined",
+) -> Machine:
+    """Describe a machine by its counts, to plan threads for one that you are not on.
+
+    The logical CPUs are numbered in one of the two common ways; second hardware threads always
+    come after all first ones. With 2 sockets of 2 cores each:
+
+        "blocks": socket 0 has CPUs 0 and 1, socket 1 has 2 and 3
+        "turns":  socket 0 has CPUs 0 and 2, socket 1 has 1 and 3
+
+    Memory, caches and vector units are left out. To plan for a real machine, write it with
+    `Machine.to_file` there and read it with `Machine.from_file` here.
+
+    Args:
+        cores: physical cores of each socket (count).
+        threads: hardware threads of each core (count).
+        numbering: "blocks" or "turns".
+        numa_nodes: NUMA nodes of each socket (count).
+
+    Returns:
+        Machine: with the named counts.
+
+    Raises:
+        ValueError: if a count is below 1 or `numbering` is unknown.
+
+    >>> imagine(2, 2, numbering="turns").cores[2]
+    Core(cpu=2, core=1, socket=0, numa=0)
+    """
+    counts = {"sockets": sockets, "cores": cores, "threads": threads, "numa_nodes": numa_nodes}
+    for count, value in counts.items():
+        require_count(value, count)
+    require_known(numbering, ("blocks", "turns"), "numbering")
+    made = []
+    for socket in range(sockets):
+        for core in range(cores):
+            number = socket * cores + core
+            first = number if numbering == "blocks" else core * sockets + socket
+            numa = socket * numa_nodes + core * numa_nodes // cores
+            cpus = range(first, threads * sockets * cores, sockets * cores)
+            made += [Core(cpu, number, socket, numa) for cpu in cpus]
+    listed = tuple(sorted(made, key=lambda core: core.cpu))
+    return Machine(
+        name=name, processor=f"{sockets} x {cores} cores", **_counts(listed), cores=listed,
+        quota_cores=None, caches={}, simd=(), memory_bytes=0, gpus=(), os="",
+    )  # fmt: skip
+
+
+def _counts(cores: Sequence[Core]) -> dict[str, int]:
+    return {
+        "sockets": len({core.socket for core in cores}),
+        "numa_nodes": len({core.numa for core in cores}),
+        "physical_cores": len({core.core for core in cores}),
+        "logical_cores": len(cores),
+    }
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _quota(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and 0 < value < math.inf)
+
+
+_LIST = (list, tuple)
+# What each key of a machine's file must contain, in words and as a test.
+_CHECKS = {
+    **dict.fromkeys(("name", "processor", "os"), ("a text", lambda v: isinstance(v, str))),
+    **dict.fromkeys(("simd", "gpus"), ("a list of texts", lambda v: isinstance(v, _LIST))),
+    "cores": ("a list of logical CPUs", lambda v: isinstance(v, _LIST)),
+    "quota_cores": ("a positive number, or null for no limit", _quota),
+    "caches": ('sizes in bytes by name, such as {"L1d": 32768}', lambda v: isinstance(v, dict)),
+    "memory_bytes": ("a whole number of at least 0", lambda v: _whole(v, 0)),
+}
+
+
+def _check(plain: Any, source: str) -> None:
+    """Check all but the counts; an error names the element, such as cores[3].numa."""
+    names, parts = (", ".join(each.name for each in fields(kind)) for kind in (Machine, Core))
+    _expect(isinstance(plain, dict), source, "the top", f"an object with {names}", plain)
+    for key in plain:
+        _expect(key in names.split(", "), source, key, f"only {names}", "a key of that name")
+    for key, (expected, holds) in _CHECKS.items():
+        fits = key in plain and holds(plain[key])
+        _expect(fits, source, key, expected, plain.get(key, "nothing"))
+    for key in ("simd", "gpus"):
+        for at, value in enumerate(plain[key]):
+            _expect(isinstance(value, str), source, f"{key}[{at}]", "a text", value)
+    for name, size in plain["caches"].items():
+        _expect(_whole(size, 1), source, f"caches.{name}", "a size in bytes", size)
+    seen = set()
+    for at, core in enumerate(plain["cores"]):
+        place = f"cores[{at}]"
+        fits = isinstance(core, dict) and set(core) == set(parts.split(", "))
+        _expect(fits, source, place, f"an object with {parts}", core)
+        for key, value in core.items():
+            expected = "a whole number of at least 0"
+            _expect(_whole(value, 0), source, f"{place}.{key}", expected, value)
+        cpu = core["cpu"]
+        _expect(cpu not in seen, source, f"{place}.cpu", "each logical CPU once", cpu)
+        seen.add(cpu)
+
+
+def _expect(holds: bool, source: str, place: str, expected: str, came: Any) -> None:
+    if not holds:
+        raise ValueError(
+            f"{source}, at {place}: expected {expected}, got {came!r:.60}. "
+            "`machine.describe().to_file(path)` writes such a file."
+        )
+
+
+# --- limits of the control groups, GPUs, system ---
+
+
+def _control_groups(sysfs: Path, proc: Path, controller: str) -> list[Path]:
+    """Return the control groups of this process from the innermost to the root, v2 and v1.
+
+    Inside a container the path in /proc may be the host's, which is not mounted: such folders
+    do not exist, and the root of the mount is the container's group.
+    """
+    folders = []
+    # some containers hide the list: then the root of each mount is looked at
+    unknown = ["0::/", f"1:{controller}:/"]
+    for line in read_text(proc / "self/cgroup").splitlines() or unknown:
+        _, controllers, path = line.split(":", 2)
+        mounts = ("", "unified") if not controllers else (controllers, controller)
+        if controllers and controller not in controllers.split(","):
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for mount in dict.fromkeys(mounts):
+            top = sysfs / "fs/cgroup" / mount
+            folders += [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return folders
+
+
+def quota_cores(sysfs: Path, proc: Path) -> float | None:
+    """Return the least quota / period of the control groups, in cores; None if unlimited."""
+    limits = []
+    for folder in _control_groups(sysfs, proc, "cpu"):
+        words = read_text(folder / "cpu.max").split()
+        words = words or [read_text(folder / f"cpu.cfs_{word}_us") for word in ("quota", "period")]
+        if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+            limits.append(int(words[0]) / int(words[1]))
+    return min(limits, default=None)
+
+
+def memory_bytes(sysfs: Path, proc: Path) -> int:
+    """Return the machine's memory, or the control groups' limit if that is less (bytes)."""
+    total = re.search(r"^MemTotal:\s+(\d+) kB", read_text(proc / "meminfo"), re.MULTILINE)
+    sizes = [int(total[1]) * 1024] if total else []
+    for folder in _control_groups(sysfs, proc, "memory"):
+        limits = (read_integer(folder / file) for file in ("memory.max", "memory.limit_in_bytes"))
+        sizes += [limit for limit in limits if limit is not None]
+    return min(sizes, default=0)
+
+
+def _gpus(sysfs: Path, proc: Path) -> tuple[str, ...]:
+    nvidia = [
+        re.search(r"^Model:\s*(.+)$", read_text(path), re.MULTILINE)
+        for path in sorted((proc / "driver/nvidia/gpus").glob("*/information"))
+    ]
+    amd = [
+        read_text(path.parent / "name") or "AMD GPU"
+        for path in sorted((sysfs / "class/kfd/kfd/topology/nodes").glob("*/gpu_id"))
+        if read_integer(path)
+    ]
+    return (*(model[1].strip() for model in nvidia if model), *amd)
+
+
+def _system() -> str:
+    try:
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        distribution = ""
+    kernel = f"{platform.system()} {platform.release()}"
+    return f"{distribution}, {kernel}" if distribution else kernel
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _binary(nbytes: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes} bytes"
+
+
+# --- what the kernel shows: files, processors, cores, caches ---
 
 
 def read_text(path: Path) -> str:
@@ -86,7 +426,7 @@ def cpuinfo(proc: Path) -> dict[int, dict[str, str]]:
     }
 
 
-def processor_name(block: dict[str, str]) -> str:
+def _processor_name(block: dict[str, str]) -> str:
     """Return the processor model from the fields of one logical CPU."""
     maker, part = block.get("CPU implementer", ""), block.get("CPU part", "")
     arm = f"Arm processor, maker {maker}, part {part}" if part else ""
@@ -94,7 +434,9 @@ def processor_name(block: dict[str, str]) -> str:
     return model or _ARM.get((maker.lower(), part.lower()), arm)
 
 
-def cores(sysfs: Path, info: dict[int, dict[str, str]], allowed: Iterable[int]) -> tuple[Core, ...]:
+def _cores(
+    sysfs: Path, info: dict[int, dict[str, str]], allowed: Iterable[int]
+) -> tuple[Core, ...]:
     """Return the physical core, socket and NUMA node of logical CPUs."""
     allowed = tuple(allowed)
     folder = sysfs / "devices/system/cpu"
@@ -117,9 +459,8 @@ def _place(folder: Path, info: dict[str, str], cpu: int) -> tuple[int, int, int]
     socket = read_integer(folder / "physical_package_id")
     if socket is None:
         socket = int(info.get("physical id", 0))
-    siblings = parse_cpus(
-        read_text(folder / "core_cpus_list") or read_text(folder / "thread_siblings_list")
-    )
+    files = (folder / "core_cpus_list", folder / "thread_siblings_list")
+    siblings = parse_cpus(next(filter(None, map(read_text, files)), ""))
     if siblings:
         return max(socket, 0), -1, min(siblings)
     core = read_integer(folder / "core_id")
@@ -141,13 +482,12 @@ def cache_sets(sysfs: Path, cpu: int) -> dict[str, tuple[int, int, int]]:
     A line may only be kept in the set that its address chooses. Caches whose sets the kernel does
     not report are left out.
     """
-    found = {}
-    for level, folder in _cache_folders(sysfs, cpu):
-        files = ("number_of_sets", "ways_of_associativity", "coherency_line_size")
-        sets, places, line_bytes = (read_integer(folder / name) or 0 for name in files)
-        if min(sets, places, line_bytes) > 0:
-            found[level] = sets, places, line_bytes
-    return found
+    names = ("number_of_sets", "ways_of_associativity", "coherency_line_size")
+    found = {
+        level: tuple(read_integer(folder / name) or 0 for name in names)
+        for level, folder in _cache_folders(sysfs, cpu)
+    }
+    return {level: numbers for level, numbers in found.items() if min(numbers) > 0}
 
 
 def last_level_cache_bytes(sysfs: Path, cpus: Iterable[int]) -> int:
@@ -157,9 +497,7 @@ def last_level_cache_bytes(sysfs: Path, cpus: Iterable[int]) -> int:
     """
     found: dict[tuple[str, str], int] = {}
     for cpu in cpus:
-        levels = _caches(sysfs, cpu)
-        if levels:
-            kind, size, sharers = levels[-1]
+        for kind, size, sharers in _caches(sysfs, cpu)[-1:]:
             found[kind, sharers or str(cpu)] = size
     return sum(found.values())
 
@@ -167,8 +505,8 @@ def last_level_cache_bytes(sysfs: Path, cpus: Iterable[int]) -> int:
 def clock_hz(sysfs: Path, proc: Path, cpu: int) -> float | None:
     """Return the clock frequency that the system states for a logical CPU; None if it has none.
 
-    This is the highest frequency that the kernel may set or, if it sets none (virtual machines),
-    the one in /proc/cpuinfo. The processor itself may run faster or slower.
+    The highest that the kernel may set or, if it sets none (virtual machines), the one in
+    /proc/cpuinfo. The processor itself may run faster or slower.
     """
     highest = read_integer(sysfs / f"devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
     if highest:
@@ -194,3 +532,72 @@ def _cache_folders(sysfs: Path, cpu: int) -> list[tuple[str, Path]]:
         kind = {"Data": "d", "Instruction": "i"}.get(read_text(folder / "type"), "")
         found.append((f"L{read_text(folder / 'level')}{kind}", folder))
     return found
+
+
+# --- SIMD and matrix extensions: what a processor multiplies in one instruction ---
+#
+# Libraries choose their kernels by these. A matrix unit, or an instruction that adds four products
+# of small integers, makes the same net several times as fast.
+
+
+class SimdExtension(NamedTuple):
+    """A family of instructions that matters for neural nets: title, flags, what they multiply."""
+
+    title: str
+    flags: tuple[str, ...]
+    multiplies: str
+
+
+_BYTES = "4 products of 8-bit integers, added to a 32-bit sum, for each lane"
+EXTENSIONS = {
+    "avx2": SimdExtension("AVX2", ("avx2",), "8 float32 in a register of 256 bits"),
+    "fma": SimdExtension("FMA", ("fma",), "a product and a sum in one instruction, a * b + c"),
+    "avx512": SimdExtension("AVX-512", ("avx512f",), "16 float32 in a register of 512 bits"),
+    "vnni": SimdExtension("VNNI", ("avx512_vnni", "avx_vnni"), _BYTES),
+    "dot": SimdExtension(
+        "Arm int8 dot product", ("asimddp", "i8mm", "svei8mm"), f"{_BYTES}; i8mm: small matrices"
+    ),
+    "bf16": SimdExtension(
+        "bf16",
+        ("avx512_bf16", "amx_bf16", "bf16", "svebf16"),
+        "2 products of bfloat16, added to a float32 sum, for each lane; AMX: whole tiles",
+    ),
+    "fp16": SimdExtension(
+        "fp16",
+        ("avx512_fp16", "amx_fp16", "asimdhp"),
+        "float16, twice as many in a register as float32 (f16c only converts)",
+    ),
+    "amx": SimdExtension(
+        "AMX",
+        ("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+        "tiles of 16 rows of 64 bytes: a matrix product of int8, bfloat16 or float16",
+    ),
+    "neon": SimdExtension("NEON", ("asimd", "neon"), "4 float32 in a register of 128 bits (Arm)"),
+    "sve": SimdExtension("SVE", ("sve", "sve2"), "registers of 128 to 2048 bits, as built (Arm)"),
+}
+# What the kernels of oneDNN choose by, in the names of /proc/cpuinfo (x86, then Arm).
+_FLAGS = (
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl"),
+    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
+    *("amx_fp16", "neon", "asimd", "asimdhp", "asimddp", "i8mm", "bf16"),
+    *("sve", "sve2", "svei8mm", "svebf16"),
+)
+
+
+def has_vnni(flags: Iterable[str]) -> bool:
+    """Return whether one instruction adds products of 8-bit integers to 32-bit sums."""
+    return not {*EXTENSIONS["vnni"].flags, *EXTENSIONS["dot"].flags}.isdisjoint(flags)
+
+
+def simd_summary(flags: Sequence[str]) -> str:
+    """List the extensions of a processor, with the flags and what they multiply.
+
+    >>> print(simd_summary(("avx2", "fma")))
+    AVX2 (avx2): 8 float32 in a register of 256 bits
+    FMA (fma): a product and a sum in one instruction, a * b + c
+    not here: AVX-512, VNNI, Arm int8 dot product, bf16, fp16, AMX, NEON, SVE
+    """
+    found = [(each, [flag for flag in each.flags if flag in flags]) for each in EXTENSIONS.values()]
+    lines = [f"{each.title} ({', '.join(by)}): {each.multiplies}" for each, by in found if by]
+    lacking = ", ".join(each.title for each, by in found if not by)
+    return "\n".join([*lines, f"not here: {lacking}"] if lacking else lines)

@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dlguide.errors import require_count
 from dlguide.files import atomic_write, cache_folder
 from dlguide.machine import threads
-from dlguide.machine.describe import Machine, describe
+from dlguide.machine.topology import Machine, describe
 
 _FORMAT = 1
 
@@ -26,13 +26,8 @@ _FORMAT = 1
 class Candidate:
     """Numbers of ranks and threads and their binding; `plan` turns them into a thread plan.
 
-    Args:
-        ranks: number of ranks (count).
-        threads: computing threads per rank, TensorFlow's intra-op threads (count).
-        inter_op: threads per rank that run operations side by side (count).
-        bound: whether each rank stays on its own cores.
-        default: True if ranks are started with nothing set and nothing bound; `threads` and
-            `inter_op` are then what TensorFlow chooses.
+    `inter_op` threads per rank run operations side by side. With `default` ranks are started with
+    nothing set and nothing bound; `threads` and `inter_op` are then what TensorFlow chooses.
     """
 
     ranks: int
@@ -43,10 +38,8 @@ class Candidate:
 
     def plan(self, machine: Machine | None = None) -> threads.ThreadPlan:
         """Return the thread plan of this candidate on a machine; None for this machine."""
-        return threads.plan(
-            machine, self.ranks, oversubscribe=True, threads=self.threads,
-            inter_op=self.inter_op, bound=self.bound,
-        )  # fmt: skip
+        counts = {"threads": self.threads, "inter_op": self.inter_op, "bound": self.bound}
+        return threads.plan(machine, self.ranks, oversubscribe=True, **counts)
 
     def __str__(self) -> str:
         ranks = f"{self.ranks} rank{'s'[: self.ranks != 1]}"
@@ -80,8 +73,7 @@ def candidates(
         machine: the machine; None describes this one.
         max_ranks: the most ranks to try; None for as many as cores (count).
         oversubscribe: add candidates that take turns on the cores, to measure their cost: twice as
-            many ranks as cores, and several ranks with TensorFlow's default, each of which uses
-            the whole machine.
+            many ranks as cores, and several ranks with TensorFlow's default.
 
     Returns:
         tuple: without two that would measure the same.
@@ -105,16 +97,10 @@ def candidates(
         full = usable // ranks
         own = min(full, 2)
         best.append(Candidate(ranks, full, own))
-        variants += [
-            Candidate(ranks, full, inter_op, bound)
-            for bound in (True, False)
-            for inter_op in (own, 3 - own)
-        ]
-        rest += [
-            Candidate(ranks, count, min(count, 2))
-            for count in (full * siblings, full // 2)
-            if count not in (0, full)
-        ]
+        kinds = [(bound, each) for bound in (True, False) for each in (own, 3 - own)]
+        variants += [Candidate(ranks, full, inter_op, bound) for bound, inter_op in kinds]
+        others = [count for count in (full * siblings, full // 2) if count not in (0, full)]
+        rest += [Candidate(ranks, count, min(count, 2)) for count in others]
     if oversubscribe:
         limit = 2 * usable if max_ranks is None else most
         crowd = [ranks for ranks in dict.fromkeys((2, 2 * usable)) if ranks <= limit]
@@ -152,31 +138,16 @@ class TunedPlans:
         return f"as tuned on {when} for {self.net} with batches of {self.global_batch}"
 
 
-class _Measured(Protocol):
-    candidate: Candidate
-    median: float
-    error: str
-
-
 def save(
-    rows: Iterable[_Measured],
-    net: str,
-    global_batch: int,
-    machine: Machine | None = None,
-    unix_s: float | None = None,
+    rows: Iterable[Any], net: str, global_batch: int, machine: Machine, unix_s: float | None = None
 ) -> Path:
-    """Save the outcome of a search in the cache; it replaces an earlier one of this net and batch.
+    """Save the outcome of a search on a machine; it replaces an earlier one of net and batch.
 
     Args:
-        rows: the candidates, fastest first, with the median of their images/s and the error.
+        rows: fastest first, with `candidate`, the `median` of its images/s and `error`.
         global_batch: images of a step over all ranks (count).
-        machine: the machine of the search; None describes this one.
         unix_s: time of the search; None for now (s since 1970).
-
-    Returns:
-        Path: the file.
     """
-    machine = describe() if machine is None else machine
     rows = [row for row in rows if not row.error]
     record = {
         "format": _FORMAT,
@@ -194,17 +165,10 @@ def save(
     return path
 
 
-def load(
-    machine: Machine | None = None, net: str | None = None, global_batch: int | None = None
-) -> TunedPlans | None:
+def load(machine: Machine | None = None) -> TunedPlans | None:
     """Load the newest saved outcome for machines like this one; None if there is none.
 
     A damaged file is reported as a warning and skipped.
-
-    Args:
-        machine: the machine; None describes this one.
-        net: only outcomes of this net; None for any.
-        global_batch: only outcomes of this batch over all ranks; None for any (count).
     """
     machine = describe() if machine is None else machine
     found = []
@@ -218,12 +182,7 @@ def load(
                 RuntimeWarning,
                 stacklevel=2,
             )
-    fits = [
-        each
-        for each in found
-        if net in (None, each.net) and global_batch in (None, each.global_batch)
-    ]
-    return max(fits, key=lambda each: each.unix_s, default=None)
+    return max(found, key=lambda each: each.unix_s, default=None)
 
 
 def folder_of(machine: Machine) -> Path:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from dlguide.errors import require
 from dlguide.measure.training_result import TrainingResult
@@ -24,8 +22,6 @@ from dlguide.measure.training_result import TrainingResult
 NEGOTIATION, WAITING, PREPARING = "negotiation", "waiting", "preparing"
 COPY_IN, EXCHANGE, COPY_OUT, OTHER = "copy in", "exchange", "copy out", "other"
 PHASES = (NEGOTIATION, WAITING, PREPARING, COPY_IN, EXCHANGE, COPY_OUT, OTHER)
-# From the ranks' agreement to the start of the operation: behind other messages of the cycle.
-ITS_TURN = "ITS_TURN"
 _BEGINS = {
     "MEMCPY_IN": COPY_IN,
     "MEMCPY_OUT": COPY_OUT,
@@ -39,160 +35,23 @@ _BEGINS = {
 
 @dataclass(frozen=True)
 class TensorActivity:
-    """One activity of one tensor.
-
-    Args:
-        tensor: Horovod's name.
-        operation: "allreduce", "broadcast", "allgather", ...
-        phase: one of `PHASES`.
-        activity: Horovod's name, such as MPI_ALLREDUCE; `ITS_TURN` for the time between the
-            negotiation and the operation, which has no name.
-        start_s: begin after the start of the recording (s).
-        end_s: end (s).
-    """
+    """One activity of one tensor: its operation, "allreduce" for example, and one of `PHASES`."""
 
     tensor: str
     operation: str
     phase: str
-    activity: str
     start_s: float
     end_s: float
 
 
 @dataclass(frozen=True)
 class FusedMessage:
-    """One operation with the tensors that were fused in it.
-
-    Args:
-        operation: "allreduce", "broadcast", "allgather", ...
-        tensors: their names, in the order in the buffer.
-        start_s: begin, copying included (s).
-        end_s: end (s).
-        nbytes: size of the results of all tensors; None if the file does not contain it.
-    """
+    """One operation, copying included, with the tensors fused in it in the buffer's order."""
 
     operation: str
     tensors: tuple[str, ...]
     start_s: float
     end_s: float
-    nbytes: int | None
-
-
-@dataclass(frozen=True)
-class _Operation:
-    """One tensor's part in the message of this index."""
-
-    message: int
-    name: str
-    tensor: str
-    start_s: float
-    end_s: float
-    nbytes: int | None
-
-
-def _parsed(text: str, path: str) -> tuple[list[dict[str, Any]], bool]:
-    """Return the complete records of a file and whether the file is complete."""
-    then = "Horovod writes it on rank 0, and closes it when the recording ends."
-    require(text.lstrip().startswith("["), "path", "be a Horovod timeline", path, then)
-    decoder = json.JSONDecoder()
-    place, records = text.index("[") + 1, []
-    while True:
-        while place < len(text) and text[place] in ", \n\r\t":
-            place += 1
-        try:
-            record, place = decoder.raw_decode(text, place)
-        except json.JSONDecodeError:
-            break
-        known = isinstance(record, dict) and isinstance(record.get("ph"), str)
-        timed = known and (record["ph"] == "M" or isinstance(record.get("ts"), int | float))
-        require(timed, "path", f"be a Horovod timeline, without {record!r:.60}", path, then)
-        records.append(record)
-    require(bool(records), "path", "hold at least one whole record", path, then)
-    return records, text[place:].strip() == "]"
-
-
-def _paired(
-    records: Sequence[dict[str, Any]],
-) -> tuple[list[_Operation], list[TensorActivity], list[float]]:
-    """Pair begins and ends.
-
-    The operations of a message begin one right after the other, before any of its activities.
-    """
-    names = {
-        record["pid"]: record["args"]["name"]
-        for record in records
-        if record.get("name") == "process_name" and "name" in record.get("args", {})
-    }
-    under_way: dict[Any, list[tuple[str, float, int]]] = {}
-    agreed: dict[Any, float] = {}
-    operations, events, cycles = [], [], []
-    message, grows = -1, False
-    for record in records:
-        kind, pid, seconds = record["ph"], record.get("pid"), 1e-6 * record.get("ts", 0)
-        stack = under_way.setdefault(pid, [])
-        tensor = names.get(pid, f"tensor {pid}")
-        if kind == "i":
-            cycles.append(seconds)
-        elif kind == "B":
-            name = str(record.get("name"))
-            if not stack and not name.startswith("NEGOTIATE_"):
-                message, grows = message + (not grows), True
-                if pid in agreed:
-                    start = agreed.pop(pid)
-                    waits = TensorActivity(tensor, name.lower(), WAITING, ITS_TURN, start, seconds)
-                    events.append(waits)
-            elif stack:
-                grows = False
-            stack.append((name, seconds, message))
-        elif kind == "E" and stack:
-            name, start, number = stack.pop()
-            if name.startswith("NEGOTIATE_"):
-                operation = name.removeprefix("NEGOTIATE_").lower()
-                events.append(TensorActivity(tensor, operation, NEGOTIATION, name, start, seconds))
-                agreed[pid] = seconds
-            elif stack:
-                operation = stack[0][0].lower()
-                events.append(
-                    TensorActivity(tensor, operation, phase_of(name), name, start, seconds)
-                )
-            else:
-                grows = False
-                size = _nbytes(record.get("args", {}))
-                operations.append(_Operation(number, name.lower(), tensor, start, seconds, size))
-    return operations, events, cycles
-
-
-def phase_of(activity: str) -> str:
-    """Return the phase of an activity of Horovod.
-
-    >>> phase_of("MEMCPY_IN_FUSION_BUFFER"), phase_of("MPI_ALLREDUCE")
-    ('copy in', 'exchange')
-    """
-    return next((phase for start, phase in _BEGINS.items() if activity.startswith(start)), OTHER)
-
-
-def _messages(operations: Sequence[_Operation]) -> Iterator[FusedMessage]:
-    """Group the parts of each message."""
-    ordered = sorted(operations, key=lambda one: (one.message, one.start_s))
-    for _, group in groupby(ordered, key=lambda one: one.message):
-        parts = list(group)
-        sizes = [part.nbytes for part in parts]
-        yield FusedMessage(
-            operation=parts[0].name,
-            tensors=tuple(part.tensor for part in parts),
-            start_s=parts[0].start_s,
-            end_s=max(part.end_s for part in parts),
-            nbytes=None if None in sizes else sum(sizes),
-        )
-
-
-def _nbytes(args: dict[str, Any]) -> int | None:
-    """Return the size of a result from the arguments of its end record."""
-    try:
-        shape = json.loads(args["shape"])
-        return int(np.prod(shape, dtype=np.int64)) * np.dtype(args["dtype"]).itemsize
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 @dataclass(frozen=True)
@@ -221,19 +80,13 @@ class Timeline:
     @property
     def rounds(self) -> int:
         """Number of exchanges of the tensor that was exchanged most often."""
-        names = [name for message in self.messages for name in message.tensors]
-        return max((names.count(name) for name in set(names)), default=0)
+        counts = Counter(name for message in self.messages for name in message.tensors)
+        return max(counts.values(), default=0)
 
     @property
     def messages_per_round(self) -> float:
         """Messages per round; 0.0 without messages."""
         return len(self.messages) / self.rounds if self.rounds else 0.0
-
-    @property
-    def nbytes(self) -> int | None:
-        """Size of all messages; None if the file lacks the size of one."""
-        sizes = [message.nbytes for message in self.messages]
-        return None if None in sizes else sum(sizes)
 
     def seconds(self) -> dict[str, float]:
         """Return for each phase the time in which at least one tensor was in it (s).
@@ -254,33 +107,23 @@ class Timeline:
         Raises:
             ValueError: if there is no such tensor.
         """
-        kept = [name for name in self.tensors if text in name]
+        events = tuple(event for event in self.events if text in event.tensor)
         must = f"be part of the name of one of the {len(self.tensors)} tensors"
-        require(bool(kept), "text", must, text, f"There are {', '.join(self.tensors[:8])}.")
-        return replace(
-            self,
-            events=tuple(event for event in self.events if text in event.tensor),
-            messages=tuple(m for m in self.messages if any(text in name for name in m.tensors)),
-        )
+        require(bool(events), "text", must, text, f"There are {', '.join(self.tensors[:8])}.")
+        messages = (m for m in self.messages if any(text in name for name in m.tensors))
+        return replace(self, events=events, messages=tuple(messages))
 
     def between(self, start_s: float, end_s: float) -> Timeline:
         """Keep what begins at `start_s` or later and before `end_s`, with the same clock."""
-
-        def inside(thing: TensorActivity | FusedMessage) -> bool:
-            return start_s <= thing.start_s < end_s
-
         return replace(
             self,
-            events=tuple(filter(inside, self.events)),
-            messages=tuple(filter(inside, self.messages)),
+            events=tuple(e for e in self.events if start_s <= e.start_s < end_s),
+            messages=tuple(m for m in self.messages if start_s <= m.start_s < end_s),
             cycles_s=tuple(cycle for cycle in self.cycles_s if start_s <= cycle < end_s),
         )
 
     def steps(self, run: TrainingResult) -> list[tuple[float, float]]:
-        """Return begin and end of each training step on the clock of this recording (s).
-
-        Args:
-            run: what `training.fit` returned on rank 0.
+        """Return begin and end of each step of rank 0's `run` on the clock of this recording (s).
 
         Raises:
             ValueError: if the run or the file does not contain when it began.
@@ -293,27 +136,19 @@ class Timeline:
         return [(zero + start, zero + start + seconds) for start, seconds in pairs]
 
     def compute(self, steps: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Return the parts of steps in which no tensor is negotiated, waits, is copied or sent.
+        """Return the parts of steps, given by begin and end (s), in which nothing is exchanged.
 
-        What is computed while a tensor is exchanged counts as exchange.
-
-        Args:
-            steps: begin and end of each step (s).
-
-        Returns:
-            list: begin and end of each part, in order (s).
+        What is computed while a tensor is negotiated, waits, is copied or sent counts as exchange.
         """
         busy = _joined((one.start_s, one.end_s) for one in (*self.events, *self.messages))
         parts = []
         for start, end in sorted(steps):
-            for begin, stop in busy:
-                if stop <= start or begin >= end:
-                    continue
+            for begin, stop in (*busy, (end, end)):
                 if begin > start:
-                    parts.append((start, begin))
-                start = stop
-            if start < end:
-                parts.append((start, end))
+                    parts.append((start, min(begin, end)))
+                start = max(start, stop)
+                if start >= end:
+                    break
         return parts
 
     def __str__(self) -> str:
@@ -322,6 +157,106 @@ class Timeline:
             f"{self.path}: {len(self.tensors)} tensors in {len(self.messages)} messages, "
             f"{len(self.cycles_s)} marked cycles{cut}"
         )
+
+
+def read(path: str | os.PathLike) -> Timeline:
+    """Read a timeline of Horovod, written by rank 0.
+
+    An incomplete file, as after a kill, is read up to its last complete record, and `whole` is
+    False. Activities without an end are left out.
+
+    Raises:
+        ValueError: if there is no such file, or it is no timeline.
+
+    Source:
+        Horovod 0.28.1, horovod/common/timeline.cc.
+    """
+    path = Path(path)
+    then = "Record one with `FitConfig(timeline=...)` on ranks; rank 0 writes it."
+    require(path.is_file(), "path", "be a file that exists", str(path), then)
+    records, whole = _parsed(path.read_bytes().decode(errors="replace"), str(path))
+    head = [one["args"] for one in records if one["ph"] == "M" and "args" in one]
+    key = "start_time_since_epoch_in_micros"
+    started = next((1e-6 * args[key] for args in head if key in args), None)
+    cycles = tuple(1e-6 * one["ts"] for one in records if one["ph"] == "i")
+    return Timeline(str(path), started, *_paired(records), cycles, whole)
+
+
+def _parsed(text: str, path: str) -> tuple[list[dict[str, Any]], bool]:
+    """Return the complete records of a file and whether the file is complete."""
+    then = "Horovod writes it on rank 0, and closes it when the recording ends."
+    require(text.lstrip().startswith("["), "path", "be a Horovod timeline", path, then)
+    decoder = json.JSONDecoder()
+    rest, place, records = text.rstrip(), text.index("[") + 1, []
+    while True:
+        while place < len(rest) and rest[place] in ", \n\r\t":
+            place += 1
+        try:
+            record, place = decoder.raw_decode(rest, place)
+        except json.JSONDecodeError:
+            break
+        known = isinstance(record, dict) and isinstance(record.get("ph"), str)
+        timed = known and (record["ph"] == "M" or isinstance(record.get("ts"), int | float))
+        require(timed, "path", f"be a Horovod timeline, without {record!r:.60}", path, then)
+        records.append(record)
+    require(bool(records), "path", "hold at least one whole record", path, then)
+    return records, rest[place:] == "]"
+
+
+def _paired(
+    records: Sequence[dict[str, Any]],
+) -> tuple[tuple[TensorActivity, ...], tuple[FusedMessage, ...]]:
+    """Pair begins and ends.
+
+    The operations of a message begin one right after the other, before any of its activities.
+    """
+    names = {
+        record["pid"]: record["args"]["name"]
+        for record in records
+        if record.get("name") == "process_name" and "name" in record.get("args", {})
+    }
+    open_, agreed = defaultdict(list), {}
+    events, parts = [], defaultdict(list)
+    message, grows = -1, False
+    for record in records:
+        pid, seconds = record.get("pid"), 1e-6 * record.get("ts", 0)
+        stack, tensor = open_[pid], names.get(pid, f"tensor {pid}")
+        if record["ph"] == "B":
+            name = str(record.get("name"))
+            if not stack and not name.startswith("NEGOTIATE_"):
+                message, grows = message + (not grows), True
+                if pid in agreed:  # its turn comes after other messages of the cycle
+                    waits = (tensor, name.lower(), WAITING, agreed.pop(pid), seconds)
+                    events.append(TensorActivity(*waits))
+            elif stack:
+                grows = False
+            stack.append((name, seconds, message))
+        elif record["ph"] == "E" and stack:
+            name, start, number = stack.pop()
+            if name.startswith("NEGOTIATE_"):
+                operation = name.removeprefix("NEGOTIATE_").lower()
+                events.append(TensorActivity(tensor, operation, NEGOTIATION, start, seconds))
+                agreed[pid] = seconds
+            elif stack:
+                operation = stack[0][0].lower()
+                events.append(TensorActivity(tensor, operation, phase_of(name), start, seconds))
+            else:
+                grows = False
+                parts[number].append((start, seconds, name.lower(), tensor))
+    messages = []
+    for _, group in sorted(parts.items()):
+        starts, ends, operations, tensors = zip(*sorted(group, key=lambda one: one[0]), strict=True)
+        messages.append(FusedMessage(operations[0], tensors, starts[0], max(ends)))
+    return tuple(events), tuple(messages)
+
+
+def phase_of(activity: str) -> str:
+    """Return the phase of an activity of Horovod.
+
+    >>> phase_of("MEMCPY_IN_FUSION_BUFFER"), phase_of("MPI_ALLREDUCE")
+    ('copy in', 'exchange')
+    """
+    return next((phase for start, phase in _BEGINS.items() if activity.startswith(start)), OTHER)
 
 
 def total_s(spans: Iterable[tuple[float, float]]) -> float:
@@ -341,38 +276,3 @@ def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             joined.append((start, end))
     return joined
-
-
-def read(path: str | os.PathLike) -> Timeline:
-    """Read a timeline of Horovod.
-
-    An incomplete file, as after a kill, is read up to its last complete record, and `whole` is
-    False. Activities without an end are left out.
-
-    Args:
-        path: the file, of rank 0.
-
-    Raises:
-        ValueError: if there is no such file, or it is no timeline.
-
-    Source:
-        Horovod 0.28.1, horovod/common/timeline.cc.
-    """
-    path = Path(path)
-    then = "Record one with `FitConfig(timeline=...)` on ranks; rank 0 writes it."
-    require(path.is_file(), "path", "be a file that exists", str(path), then)
-    records, whole = _parsed(path.read_bytes().decode(errors="replace"), str(path))
-    operations, events, cycles = _paired(records)
-    starts = [
-        record["args"]["start_time_since_epoch_in_micros"]
-        for record in records
-        if "start_time_since_epoch_in_micros" in record.get("args", {})
-    ]
-    return Timeline(
-        path=str(path),
-        started_unix_s=1e-6 * starts[0] if starts else None,
-        events=tuple(events),
-        messages=tuple(_messages(operations)),
-        cycles_s=tuple(cycles),
-        whole=whole,
-    )

@@ -20,12 +20,14 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -74,45 +76,22 @@ _LINE_ROUNDS = 20_000
 
 @dataclass(frozen=True)
 class Limit:
-    """One measured limit; `median` is the value, `low` and `high` are the quartiles.
-
-    Args:
-        samples: every sample, in the unit of the quantity.
-        how: how it was measured.
-    """
+    """One measured limit: its samples in the unit of the quantity, and how it was measured."""
 
     samples: tuple[float, ...]
     how: str
-
-    @property
-    def median(self) -> float:
-        """Median of the samples."""
-        return Timing(self.samples).median
-
-    @property
-    def low(self) -> float:
-        """The first quartile."""
-        return Timing(self.samples).low
-
-    @property
-    def high(self) -> float:
-        """The third quartile."""
-        return Timing(self.samples).high
-
-    @property
-    def spread(self) -> float:
-        """The distance of the quartiles as a fraction of the median."""
-        return Timing(self.samples).spread
+    median = property(lambda self: Timing(self.samples).median)
+    low = property(lambda self: Timing(self.samples).low)
+    high = property(lambda self: Timing(self.samples).high)
+    spread = property(lambda self: Timing(self.samples).spread)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The shortest time in which this machine could do something.
+    """The shortest time in which this machine could do something, and what takes that time.
 
-    Args:
-        seconds: that time (s); None if there is no such limit, or it was not measured.
-        spread: of the limits it is made from; the largest.
-        why: what takes that time, or why there is no limit.
+    `seconds` is None if there is no such limit, or it was not measured; `why` says so. `spread` is
+    the largest of the limits that it is made from.
     """
 
     seconds: float | None
@@ -120,14 +99,10 @@ class Bound:
     why: str
 
     def share(self, seconds: float) -> float | None:
-        """Return the share of the limit that was reached, 1 at best.
+        """Return the share of the limit that a measured time reached, 1 at best.
 
-        Args:
-            seconds: the time that was measured (s).
-
-        Returns:
-            float | None: None if the limit is not known, its spread is above 20 %, or the share is
-            above 1.2: then the limit was measured on a busier machine.
+        None if the limit is not known, its spread is above 20 %, or the share is above 1.2: then
+        the limit was measured on a busier machine.
         """
         if self.seconds is None or self.spread > MOST_SPREAD:
             return None
@@ -147,10 +122,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one machine.
+    """Limits of one machine, whose name, processor and usable CPUs are the key of storage.
 
     Args:
-        machine: name, processor and number of logical CPUs that may be used; the key of storage.
         cpus: logical CPUs that were measured, one per core.
         measured: date and time (UTC).
         version: of dlguide.
@@ -174,63 +148,46 @@ class Limits:
     def memory_bytes_per_s(self, footprint: float) -> float:
         """Return the memory traffic of all cores over arrays of `footprint` bytes together.
 
-        Between the measured footprints it is interpolated in the logarithm of the footprint;
-        beyond them the nearest one counts.
+        Interpolated in the logarithm of the footprint; beyond the measured ones the nearest counts.
         """
         sizes = sorted(self.memory)
         rates = [self.memory[each].median for each in sizes]
         return float(np.interp(math.log(footprint), np.log(sizes), rates))
 
     def with_memory_now(self, footprints: Iterable[int]) -> Limits:
-        """Measure the memory traffic once more and add the samples, for use beside a benchmark.
+        """Add samples of the memory traffic of now at these footprints (bytes); store nothing.
 
-        Memory is shared with other programs, and in a virtual machine with others that nobody
-        sees: where its speed has moved since it was stored, the spread shows it.
-
-        Args:
-            footprints: those that matter (bytes).
-
-        Returns:
-            Limits: with more samples; nothing is stored.
+        Memory is shared with other programs, and in a virtual machine with others that cannot be
+        seen: where its speed has moved since it was stored, the spread shows it.
         """
         sizes = sorted({size for each in footprints for size in self._around(each)})
         job = {"cpus": self.cpus, "library": _kernels()[0], "footprints": sizes}
         answer, _ = ask(__name__, "memory", job, _PARTS["memory"][1])
         memory = dict(self.memory)
-        for name, now in answer.items():
-            before = memory[int(name)]
-            memory[int(name)] = replace(before, samples=before.samples + tuple(now["samples"]))
+        for size, now in answer.items():
+            before = memory[int(size)]
+            memory[int(size)] = replace(before, samples=before.samples + tuple(now["samples"]))
         return replace(self, memory=memory)
 
     def _around(self, footprint: int) -> list[int]:
-        """The measured footprints on both sides of one, or it alone if it was measured."""
+        """Return the measured footprints on both sides of one; it alone if it was measured."""
         if footprint in self.memory:
             return [footprint]
-        below = [size for size in self.memory if size < footprint]
-        above = [size for size in self.memory if size > footprint]
-        return [*([max(below)] if below else []), *([min(above)] if above else [])]
+        below = sorted(size for size in self.memory if size < footprint)
+        above = sorted(size for size in self.memory if size > footprint)
+        return below[-1:] + above[:1]
 
     def allreduce(self, nbytes: int, ranks: int) -> Bound:
         """Return the shortest time of an allreduce of `nbytes` on each of p ranks of one host.
 
             max(2 p n / memory_bytes_per_s(p n), 2 line_transfer_s)
 
-        Each of the p arrays holds n bytes that only its rank has, so each must be read once; the
-        sum must be written once into each. That is p n bytes read and p n written through the
-        memory of the host, by whatever algorithm, over a footprint of p n. The kernel `x = a + b;
-        a = x; b = x` moves just that for two ranks. Messages need more: a copy into the buffer of
-        the sender and one out of it read and write every byte again.
-
-        A small array takes two transfers of a cache line: a rank must see that the others' arrays
-        are ready, and before it returns (its caller may then change its array), that the others
-        have read its own.
-
-        With fewer ranks than cores no rank may reach the traffic of all cores; the limit is then
-        lower than what is possible, never higher.
-
-        Args:
-            nbytes: size of the array on every rank (bytes).
-            ranks: p.
+        Each of the p arrays must be read once, and the sum written once into each: p n bytes read
+        and p n written through the memory of the host, by whatever algorithm, as the kernel
+        `x = a + b; a = x; b = x` does for two ranks. Messages need more, copies into buffers and
+        out of them. A small array takes two transfers of a cache line: a rank must see that the
+        others' arrays are ready, and, before it returns, that they have read its own. With fewer
+        ranks than cores the limit is lower than what is possible, never higher.
 
         Raises:
             ValueError: if a value is not a whole number of at least 1.
@@ -252,12 +209,8 @@ class Limits:
 
             N / cached_read_bytes_per_s + N / checksum_bytes_per_s
 
-        Every byte must be copied from the page cache, and, where it is checked, must pass through
-        CRC-32C once. Opening files, splitting samples and decoding come on top.
-
-        Args:
-            nbytes: N, all bytes that are read.
-            checked: with checksums.
+        N is `nbytes`; without checksums the second part is left out. Opening files, splitting
+        samples and decoding come on top.
         """
         names = ["cached_read_bytes_per_s", "checksum_bytes_per_s"][: 1 + checked]
         return self._sum(names, require_count(nbytes, "nbytes"), "reading, checksums")
@@ -267,17 +220,11 @@ class Limits:
 
             flops / (flops_per_s c / cores measured)
 
-        Model FLOPs utilisation: the operations that the net needs by count, not those that a
-        kernel really does, over what the multiply-add units could have done in that time.
-
-        Args:
-            flops: operations, additions and multiplications counted each, as
-                `dlguide.models.costs` counts them.
-            cores: c, cores that compute; None for all.
+        with c `cores`, None for all. Model FLOPs utilisation compares the operations that the net
+        needs, as `dlguide.models.count` counts them, with what the multiply-add units could do.
 
         Source:
-            Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, arXiv:2204.02311,
-            appendix B: "model FLOPs utilization".
+            Chowdhery et al., PaLM, arXiv:2204.02311, appendix B.
         """
         part = 1.0 if cores is None else min(1.0, require_count(cores, "cores") / len(self.cpus))
         work = require_positive(flops, "flops") / part
@@ -294,31 +241,6 @@ class Limits:
     def _unknown(self, name: str) -> Bound:
         return Bound(None, 0.0, f"{name} was not measured: {self.missing[name]}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers and texts, ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> Limits:
-        """Build limits from the result of `as_dict`, also after JSON."""
-
-        def limit(one: dict[str, Any]) -> Limit:
-            samples = tuple(map(float, one["samples"]))
-            usable = bool(samples) and min(samples) > 0 and max(samples) < math.inf
-            require(usable, "samples", "be positive numbers", one["samples"])
-            return Limit(samples, str(one["how"]))
-
-        return cls(
-            str(plain["machine"]),
-            tuple(map(int, plain["cpus"])),
-            str(plain["measured"]),
-            str(plain["version"]),
-            float(plain["busy"]),
-            {int(each): limit(one) for each, one in plain["memory"].items()},
-            {name: limit(plain["values"][name]) for name in QUANTITIES if name in plain["values"]},
-            {str(name): str(why) for name, why in plain["missing"].items()},
-        )
-
     def __str__(self) -> str:
         lines = [
             f"{self.machine}; {len(self.cpus)} cores, {self.measured}, dlguide {self.version}",
@@ -329,10 +251,12 @@ class Limits:
                 f"Other programs used {self.busy:.0%} of the processors meanwhile, so the limits "
                 f"are too low. {AGAIN} on a quiet machine."
             )
-        rows = [(f"memory, {_bytes(size)}", each) for size, each in sorted(self.memory.items())]
-        rows += [(name, each) for name, each in self.values.items()]
-        for name, each in rows:
-            unit = QUANTITIES[name][0] if name in QUANTITIES else "bytes/s"
+        rows = [
+            (f"memory, {f'{n >> 20} MiB' if n >> 20 else f'{n >> 10} KiB'}", "bytes/s", each)
+            for n, each in sorted(self.memory.items())
+        ]
+        rows += [(name, QUANTITIES[name][0], each) for name, each in self.values.items()]
+        for name, unit, each in rows:
             text = f"{each.median:.3g} {unit}".strip()
             moved = f"; spread {each.spread:.0%}, no share" if each.spread > MOST_SPREAD else ""
             lines.append(f"  {name:24} {text:18} ({each.low:.3g} to {each.high:.3g}{moved})")
@@ -367,9 +291,7 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
     footprints = [size for size in _FOOTPRINTS if size <= room] or _FOOTPRINTS[:1]
     job = {"cpus": chosen, "library": library, "footprints": footprints}
-    found: dict[str, Limit] = {}
-    missing: dict[str, str] = {}
-    busy = []
+    found, missing, busy = {}, {}, []
     for part, (names, limit_s) in _PARTS.items():
         busy.append(psutil.cpu_percent(interval=0.3) / 100)
         answer: dict[str, Any] = {}
@@ -382,30 +304,34 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
         found |= {name: Limit(tuple(one["samples"]), one["how"]) for name, one in answer.items()}
         if not answer:
             missing |= dict.fromkeys(names, f"{why.rstrip('.')}. {AGAIN}.")
-    memory = {int(name): limit for name, limit in found.items() if name.isdigit()}
-    values = {name: limit for name, limit in found.items() if not name.isdigit()}
-    if library is None:
-        note = f"; {no_library}. {AGAIN}."
-        memory = {size: Limit(e.samples, e.how + note) for size, e in memory.items()}
-    now = datetime.now(UTC).isoformat(" ", "minutes")
-    others = float(np.median(busy))
-    who = _machine(), tuple(chosen), now, dlguide.__version__
-    measured = Limits(*who, others, memory, values, missing)
+    note = f"; {no_library}. {AGAIN}." if library is None else ""
+    measured = Limits(
+        machine=_machine(),
+        cpus=tuple(chosen),
+        measured=datetime.now(UTC).isoformat(" ", "minutes"),
+        version=dlguide.__version__,
+        busy=float(np.median(busy)),
+        memory={
+            int(name): Limit(one.samples, one.how + note)
+            for name, one in found.items()
+            if name.isdigit()
+        },
+        values={name: one for name, one in found.items() if not name.isdigit()},
+        missing=missing,
+    )
     with atomic_write(_path()) as file:
-        json.dump(measured.as_dict(), file)
+        json.dump(asdict(measured), file)
     return measured
 
 
 def load() -> Limits | None:
-    """Read the limits of this machine.
+    """Return the stored limits of this machine and this version of dlguide; None if there are none.
 
-    Returns:
-        Limits | None: None if none are stored, or by another version of dlguide. A damaged file
-        causes a warning and is not used.
+    A damaged file causes a warning and is not used.
     """
     path = _path()
     try:
-        found = Limits.from_dict(json.loads(path.read_text()))
+        found = _read(path)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -417,6 +343,24 @@ def load() -> Limits | None:
         )
         return None
     return found if (found.machine, found.version) == (_machine(), dlguide.__version__) else None
+
+
+def _read(path: Path) -> Limits:
+    plain = json.loads(path.read_text())
+
+    def limits(key: str) -> dict[Any, Limit]:
+        made = {
+            name: Limit(tuple(map(float, one["samples"])), str(one["how"]))
+            for name, one in plain[key].items()
+        }
+        for one in made.values():
+            usable = bool(one.samples) and min(one.samples) > 0 and max(one.samples) < math.inf
+            require(usable, "samples", "be positive numbers", one.samples)
+        return made
+
+    known = {name: one for name, one in limits("values").items() if name in QUANTITIES}
+    memory = {int(size): one for size, one in limits("memory").items()}
+    return Limits(**plain | {"cpus": tuple(plain["cpus"]), "memory": memory, "values": known})
 
 
 def ask(module: str, part: str, job: dict[str, Any], limit_s: float) -> tuple[dict[str, Any], str]:
@@ -497,12 +441,12 @@ def require_equal(came: np.ndarray, right: np.ndarray, relative: float = 0.0) ->
 
 def _machine() -> str:
     """Name and processor: what the limits are stored for."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    fields = [line.partition(":")[::2] for line in lines]
-    model = next((value.strip() for name, value in fields if name.strip() == "model name"), "")
+    model = ""
+    with suppress(OSError):
+        found = re.search(
+            r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
+        model = found[1].strip() if found else ""
     processor = model or platform.machine()
     return f"{platform.node()}: {processor}, {len(os.sched_getaffinity(0))} logical CPUs"
 
@@ -668,14 +612,12 @@ def _files(job: dict[str, Any]) -> dict[str, Any]:
             if turn:
                 reads.append(_FILE_BYTES / (middle - start))
                 checks.append(64 * len(data) / (end - middle))
+    how = f"{_FILE_BYTES} bytes in blocks of {_READ_BYTES}"
+    crc = f"google-crc32c over the same {len(data)} bytes"
     return {
-        "cached_read_bytes_per_s": {
-            "samples": reads, "how": f"{_FILE_BYTES} bytes in blocks of {_READ_BYTES}",
-        },
-        "checksum_bytes_per_s": {
-            "samples": checks, "how": f"google-crc32c over the same {len(data)} bytes",
-        },
-    }  # fmt: skip
+        "cached_read_bytes_per_s": {"samples": reads, "how": how},
+        "checksum_bytes_per_s": {"samples": checks, "how": crc},
+    }
 
 
 def _products(job: dict[str, Any]) -> dict[str, Any]:
@@ -685,17 +627,6 @@ def _products(job: dict[str, Any]) -> dict[str, Any]:
     return {"flops_per_s": {"samples": rates[size], "how": how}}
 
 
-def _bytes(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
-
-
 if __name__ == "__main__":
-    answer_part(
-        {
-            "memory": _memory,
-            "line": _line,
-            "processes": _processes,
-            "files": _files,
-            "products": _products,
-        }
-    )
+    parts = {"memory": _memory, "line": _line, "processes": _processes}
+    answer_part(parts | {"files": _files, "products": _products})

@@ -25,10 +25,8 @@ _last_s = float("-inf")
 def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
     """Return this process's rank and the number of ranks from the launcher's environment.
 
-    MPI is not started. A process started by hand is rank 0 of 1.
-
-    Args:
-        environment: the variables; None for those of this process.
+    MPI is not started. A process started by hand is rank 0 of 1. `environment` is that of this
+    process unless another one is given.
 
     Returns:
         tuple: rank (index) and ranks (count).
@@ -48,12 +46,10 @@ def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int]:
 def report_progress(**numbers: Any) -> None:
     """Report the progress of this rank to the process that started it.
 
-    Writes `progress-rank<rank>.json` into the folder of the environment variable
-    DLGUIDE_RUN_FOLDER, at most ten times a second but always when `step` reaches `steps`; does
-    nothing if the variable is not set. A reader never sees half a file.
-
-    Args:
-        numbers: values for JSON: epoch, epochs, step, steps, loss, ...
+    Writes `numbers` (epoch, epochs, step, steps, loss, ...) to `progress-rank<rank>.json` in the
+    folder of the environment variable DLGUIDE_RUN_FOLDER, at most ten times a second but always
+    when `step` reaches `steps`; does nothing if the variable is not set. A reader never sees half
+    a file.
     """
     global _last_s
     folder = os.environ.get("DLGUIDE_RUN_FOLDER")

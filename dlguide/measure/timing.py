@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -48,15 +48,6 @@ class Timing:
             f"{len(self.seconds)} repeats)"
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers for a record; `from_dict` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Timing:
-        """Build from the result of `as_dict`, also after JSON."""
-        return cls(tuple(record["seconds"]), tuple(record["warmup_s"]))
-
 
 @dataclass(frozen=True)
 class Ratio:
@@ -79,14 +70,8 @@ def timing(
     barrier, which is not timed, and the slowest rank's time counts, so all ranks return the same
     Timing.
 
-    Args:
-        function: called without arguments; its result is ignored.
-        repeats: calls that count (count).
-        warmup: calls before them, kept in `warmup_s` (count).
-        communicator: an mpi4py communicator; None for this process alone.
-
     Returns:
-        Timing: every call that counts, and the warm-up apart (s).
+        Timing: `repeats` calls, and `warmup` calls before them apart in `warmup_s` (s).
 
     Raises:
         ValueError: if `repeats` is not a whole number of at least 1, or `warmup` of at least 0.

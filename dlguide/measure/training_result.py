@@ -118,17 +118,12 @@ class TrainingResult:
         for name in record:
             require_known(name, known, "record")
         missing = [name for name in known[: known.index("started_unix_s")] if name not in record]
-        require(
-            not missing, "record", "have every field of a TrainingResult", f"none named {missing}"
-        )
-        values = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in record.items()
-        }
-        values["phases"] = tuple(tuple(phase) for phase in values.get("phases", ()))
+        must = "have every field of a TrainingResult"
+        require(not missing, "record", must, f"none named {missing}")
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        values["phases"] = tuple(map(tuple, values.get("phases", ())))
         for name in ("train_metrics", "test_metrics"):
-            found = values.get(name, {})
-            values[name] = {metric: tuple(each) for metric, each in found.items()}
+            values[name] = {key: tuple(each) for key, each in values.get(name, {}).items()}
         return cls(**values)
 
 
@@ -145,33 +140,20 @@ def digest_of(arrays: Iterable[Any]) -> str:
 def steady_images_per_s(
     step_s: Sequence[float], step_images: Sequence[int], warmup: int = WARMUP_STEPS
 ) -> float:
-    """Return the steady-state throughput: images of a full step over its median time.
+    """Return the steady-state images/s over all ranks: those of a full step over its median time.
 
     Only full steps count (those with the most images), and of these only the ones after the first
     `warmup` steps of the run, or after its first half if the run is shorter than twice that. The
-    mean over all steps, with the slow first one, answers another question: the time of the whole
-    job.
-
-    Args:
-        step_s: time of every step of the run, in order (s).
-        step_images: images of each of these steps, over all ranks (count).
-        warmup: first steps that do not count (count).
-
-    Returns:
-        float: images per second over all ranks; 0.0 without steps.
+    mean over all steps, with the slow first one, is the throughput of the whole job. Returns 0.0
+    without steps.
 
     >>> steady_images_per_s([5.0, 0.1, 0.1, 0.02], [100, 100, 100, 20], warmup=1)
     1000.0
     """
     if not len(step_s):
         return 0.0
-    first = min(warmup, len(step_s) // 2)
-    full = max(step_images)
-    steady = [
-        seconds
-        for seconds, images in zip(step_s[first:], step_images[first:], strict=True)
-        if images == full
-    ]
+    first, full = min(warmup, len(step_s) // 2), max(step_images)
+    steps = [(k, s) for k, (s, n) in enumerate(zip(step_s, step_images, strict=True)) if n == full]
     # In a run of two steps of which the second is short, only the first is left.
-    steady = steady or [s for s, images in zip(step_s, step_images, strict=True) if images == full]
+    steady = [s for k, s in steps if k >= first] or [s for _, s in steps]
     return full / float(np.median(steady))

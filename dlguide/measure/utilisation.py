@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from time import time
-from typing import Any
 
 from dlguide.errors import require_positive
 
@@ -28,21 +27,6 @@ class Utilisation:
     time_s: tuple[float, ...]
     busy: tuple[tuple[float, ...], ...]
     marks: tuple[tuple[float, str], ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers for a record; `from_dict` reads them."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Utilisation:
-        """Build from the result of `as_dict`, also after JSON."""
-        return cls(
-            record["started_unix_s"],
-            tuple(record["cpus"]),
-            tuple(record["time_s"]),
-            tuple(tuple(row) for row in record["busy"]),
-            tuple((at, name) for at, name in record["marks"]),
-        )
 
 
 class UtilisationRecorder:
@@ -82,10 +66,7 @@ def utilisation(interval_s: float = 0.2) -> Iterator[UtilisationRecorder]:
 
     All processes count, so a notebook can use it around a training on ranks: the ranks'
     `TrainingResult.phases` have the same clock, and `plots.utilisation` draws both. Sampling
-    takes about 1 % of one core.
-
-    Args:
-        interval_s: time between two samples (s).
+    every `interval_s` takes about 1 % of one core.
 
     Yields:
         UtilisationRecorder: `.mark(name)` inside the block, `.record` after it.

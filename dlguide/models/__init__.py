@@ -1,6 +1,6 @@
 """Neural networks by name, the same on every rank, and their cost in flops, bytes and memory."""
 
-from dlguide.models import generative, images, sequences  # noqa: F401  they register their nets
+from dlguide.models import images, sequences  # noqa: F401  they register their nets
 from dlguide.models.costs import Cost, Footprint, LayerCost, architectures, count
 from dlguide.models.memory import Memory, memory
 from dlguide.models.registry import (

@@ -10,25 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlguide.errors import require, require_count, require_known
 from dlguide.models import images, registry
 from dlguide.models.graph import FREE, LayerCall, itemsize, layer_calls, shape_of
-from dlguide.models.layers import SeededLayers
 
 if TYPE_CHECKING:
     import keras
-
-FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class LayerCost:
     """What one layer costs for one image.
 
-    `output_shape` is that of one image. `parameters` are its weights without the `statistics`
-    that batch normalisation keeps; `trainable` are the parameters that training changes.
-    `multiply_adds` are those of convolutions and dense layers; `other_flops` is all other
-    arithmetic. `training_multiply_adds` are those of one training step. `activation_bytes` is
-    what the layer writes, `weight_bytes` what its weights take as they are stored.
-    `bytes_moved` is what it must read and write at least: inputs, outputs and its share of the
-    weights, which serve all images of a batch.
+    `parameters` are its weights without the `statistics` that batch normalisation keeps;
+    `trainable` are the parameters that training changes. `multiply_adds` are those of convolutions
+    and dense layers, `other_flops` is all other arithmetic, and `training_multiply_adds` are those
+    of one training step. `activation_bytes` is what the layer writes, `weight_bytes` what its
+    weights take as they are stored. `bytes_moved` is what it must read and write at least: inputs,
+    outputs and its share of the weights, which serve all images of a batch.
     """
 
     name: str
@@ -55,12 +51,24 @@ class LayerCost:
         return self.flops / self.bytes_moved if self.bytes_moved else 0.0
 
 
+def _total(name: str) -> Any:
+    return property(lambda self: sum(getattr(layer, name) for layer in self.layers))
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a net costs for one image: `layers` in the order of their use, and their sums.
 
     `batch` images share one reading of the weights in `bytes_moved`; nothing else depends on it.
     `uncounted` names layers without weights whose arithmetic is not known and counted as 0.
+
+    `parameters` is the published number, without the `statistics` of batch normalisation, and
+    `multiply_adds` what papers count; `flops` are two for each and those of the other layers. Of a
+    training step's `training_multiply_adds` a layer in the middle has 3 F: forward, gradient of the
+    weights, gradient of the inputs. The first layer needs no gradient of the images, so it has
+    2 F; a frozen layer has no gradient of its weights, and when no layer before it is trained
+    only F. `bytes_moved` is what the layers read and write when each runs on its own: fused
+    layers, or caches that hold an output until it is read, move less.
     """
 
     name: str
@@ -68,67 +76,20 @@ class Cost:
     layers: tuple[LayerCost, ...]
     uncounted: tuple[str, ...] = ()
 
-    def _sum(self, field: str) -> int:
-        return sum(getattr(layer, field) for layer in self.layers)
-
-    @property
-    def parameters(self) -> int:
-        """Weights without the statistics of batch normalisation: the published number."""
-        return self._sum("parameters")
-
-    @property
-    def statistics(self) -> int:
-        """Moving means and variances of batch normalisation, which no gradient changes."""
-        return self._sum("statistics")
-
-    @property
-    def trainable(self) -> int:
-        """Parameters that training changes; fewer than `parameters` when layers are frozen."""
-        return self._sum("trainable")
-
-    @property
-    def multiply_adds(self) -> int:
-        """Multiply-adds of convolutions and dense layers, as papers count them."""
-        return self._sum("multiply_adds")
-
-    @property
-    def flops(self) -> int:
-        """Two for each multiply-add, and the flops of the other layers."""
-        return self._sum("flops")
-
-    @property
-    def activation_bytes(self) -> int:
-        """What all layers write for one image when the net infers."""
-        return self._sum("activation_bytes")
-
-    @property
-    def weight_bytes(self) -> int:
-        """The weights as they are stored, statistics included; once for any batch."""
-        return self._sum("weight_bytes")
-
-    @property
-    def bytes_moved(self) -> float:
-        """What layers read and write at least for one image, when each runs on its own.
-
-        Fused layers move less: a convolution with its normalisation and ReLU in one kernel
-        writes once. Caches that hold an output until it is read do the same.
-        """
-        return self._sum("bytes_moved")
+    parameters = _total("parameters")
+    statistics = _total("statistics")
+    trainable = _total("trainable")
+    multiply_adds = _total("multiply_adds")
+    flops = _total("flops")
+    activation_bytes = _total("activation_bytes")
+    weight_bytes = _total("weight_bytes")
+    bytes_moved = _total("bytes_moved")
+    training_multiply_adds = _total("training_multiply_adds")
 
     @property
     def flops_per_byte(self) -> float:
         """Arithmetic intensity of the net: `flops` over `bytes_moved`."""
         return self.flops / self.bytes_moved
-
-    @property
-    def training_multiply_adds(self) -> int:
-        """Multiply-adds of one training step for one image.
-
-        Forward F, gradient of the weights F, gradient of the inputs F: 3 F for a layer in the
-        middle. The first layer needs no gradient of the images, so it has 2 F. A frozen layer
-        has no gradient of its weights, and when no layer before it is trained only F.
-        """
-        return self._sum("training_multiply_adds")
 
     @property
     def training_flops(self) -> int:
@@ -137,12 +98,12 @@ class Cost:
         Two for each of `training_multiply_adds`. The other layers count three times their
         forward flops, an estimate: backward they do about twice the work.
         """
-        return 2 * self.training_multiply_adds + 3 * self._sum("other_flops")
+        return 2 * self.training_multiply_adds + 3 * sum(each.other_flops for each in self.layers)
 
     @property
     def gradient_bytes(self) -> int:
         """What each rank gives to the allreduce of a step: 4 bytes for a trained parameter."""
-        return FLOAT32_BYTES * self.trainable
+        return 4 * self.trainable
 
     @property
     def flops_per_gradient_byte(self) -> float:
@@ -155,17 +116,14 @@ class Cost:
 
     def by_kind(self) -> tuple[LayerCost, ...]:
         """Sum the layers of each kind."""
-        kinds: dict[str, list[LayerCost]] = {}
-        for layer in self.layers:
-            kinds.setdefault(layer.kind, []).append(layer)
         sums = []
-        for kind, layers in kinds.items():
+        for kind in {layer.kind for layer in self.layers}:
+            layers = [layer for layer in self.layers if layer.kind == kind]
             total = {name: sum(getattr(layer, name) for layer in layers) for name in _SUMMED}
             sums.append(LayerCost(f"{len(layers)} layers", kind, (), **total))
         return tuple(sorted(sums, key=lambda one: (-one.flops, -one.bytes_moved, one.kind)))
 
     def __str__(self) -> str:
-        """Write the totals and one line a kind of layer."""
         lines = [
             f"{self.name}, for each image of a batch of {self.batch}",
             f"{'layers':28} {'parameters':>12} {'multiply-adds':>15} {'other flops':>13} "
@@ -232,8 +190,9 @@ def count(model: keras.Model, batch: int = 1) -> Cost:
     for call in layer_calls(model):
         one, seen = _layer_cost(call, batch), found.get(call.name)
         if seen is not None:  # a further call: the weights are the same, the work is done again
-            more = {name: getattr(seen, name) + getattr(one, name) for name in _WORK}
-            one = replace(seen, **more)
+            one = replace(
+                seen, **{name: getattr(seen, name) + getattr(one, name) for name in _WORK}
+            )
         found[call.name] = one
         if _formula(call.layer) is None:
             uncounted[call.name] = None
@@ -241,7 +200,6 @@ def count(model: keras.Model, batch: int = 1) -> Cost:
 
 
 def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
-    """Count one call of a layer."""
     layer, kind, name, node = call.layer, call.kind, call.name, call.node
     trained_before = any(call.trained_before)
     inputs = [shape_of(tensor, name) for tensor in node.input_tensors]
@@ -256,11 +214,9 @@ def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
         "Count this layer by hand, and the others as a model without it.",
     )
     products, other = formula(layer, inputs, outputs[0]) if formula else (Products(), 0)
-    statistics = 0
-    if kind == "BatchNormalization":
-        statistics = prod(layer.moving_mean.shape) + prod(layer.moving_variance.shape)
-    elif kind == "Normalization":
-        statistics = sum(prod(weight.shape) for weight in weights)
+    moving = {"BatchNormalization": ("moving_mean", "moving_variance")}.get(kind, ())
+    kept = weights if kind == "Normalization" else [getattr(layer, each) for each in moving]
+    statistics = sum(prod(weight.shape) for weight in kept)
     trainable = sum(prod(w.shape) for w in getattr(layer, "trainable_weights", ()))
     weight_bytes = sum(prod(w.shape) * itemsize(w.dtype) for w in weights)
     written = 0 if kind in FREE else _nbytes(node.output_tensors, outputs)
@@ -313,9 +269,9 @@ class Products(NamedTuple):
     def training(self, trainable: bool, trained_before: bool) -> int:
         """Count the multiply-adds of a training step.
 
-        A product of F multiply-adds has two gradients of F each: of its one factor and of its
-        other. That of weights is needed when they are trained; that of the layer's input when
-        weights before it are trained; those of what is computed inside in both cases.
+        A product of F multiply-adds has two gradients of F each. That of weights is needed when
+        they are trained; that of the layer's input when weights before it are trained; those of
+        what is computed inside in both cases.
         """
         inside = trainable or trained_before
         return (
@@ -491,12 +447,11 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one net needs for one image, and for one exchange of gradients.
+    """What one net needs for one image of `image` pixels, and for one exchange of gradients.
 
-    `image` in pixels, `parameters` the trained ones, `multiply_adds` of one forward pass,
-    `activation_bytes` what the forward pass keeps for the backward pass, `gradient_bytes` what
-    each rank gives to the allreduce, `flops_per_gradient_byte` those of a training step on one
-    image for each of these bytes.
+    `parameters` are the trained ones, `multiply_adds` those of one forward pass,
+    `activation_bytes` what it keeps for the backward pass, `gradient_bytes` what each rank gives
+    to the allreduce, `flops_per_gradient_byte` the training flops of one image for each of these.
     """
 
     name: str
@@ -508,7 +463,6 @@ class Footprint:
     flops_per_gradient_byte: float
 
     def __str__(self) -> str:
-        """Write one line: M parameters, G multiply-adds, MB of activations and gradients."""
         return (
             f"{self.name:14} {self.image:4} px {self.parameters / 1e6:7.2f} M parameters "
             f"{self.multiply_adds / 1e9:6.2f} G multiply-adds "
@@ -549,7 +503,7 @@ def _footprint(name: str) -> Footprint:
     from dlguide.models.memory import record, saved_activations
 
     net = registry.spec(name)
-    sizes, make = net.resolve({}), SeededLayers(name, start=net.start)
+    sizes, make = net.resolve({}), registry.SeededLayers(name, start=net.start)
     # without initial weights: counting does not look at them
     model = images.undrawn(make, net.shape(sizes), sizes, net.dropout)
     cost = count(model)

@@ -1,14 +1,14 @@
-"""Classifiers of images and clips: for digits, CIFAR-10, ImageNet and video."""
+"""Nets for images and clips: classifiers, denoising autoencoders, and the pair of a GAN."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dlguide.models.layers import SeededLayers
-from dlguide.models.registry import NetSpec, Size, register
+from dlguide.errors import require
+from dlguide.models.registry import NetSpec, SeededLayers, Shape, Sizes, register
 
 if TYPE_CHECKING:
     import keras
@@ -21,23 +21,18 @@ if TYPE_CHECKING:
     NetSpec("mnist_cnn", "digits", 184_586, (28, 28, 1), dropout=0.25),
     NetSpec("mnist_cnn_bn", "digits", 184_778, (28, 28, 1), dropout=0.25),
 )
-def digits_net(
-    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
-) -> keras.Model:
+def digits_net(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras.Model:
     """Build a small net for digits: dense, or with two convolutions of 5 x 5."""
     import keras
     import numpy as np
 
     layers, dtype, wide = keras.layers, make.dtype, make.wide
-    seeds = iter(np.random.SeedSequence(make.seed).generate_state(8) >> 1)
-
-    def start() -> keras.Initializer:
-        return keras.initializers.GlorotUniform(seed=int(next(seeds)))
-
+    seeds = np.random.SeedSequence(make.seed).generate_state(8) >> 1
+    starts = (keras.initializers.GlorotUniform(seed=int(seed)) for seed in seeds)
     net = [keras.Input(shape, dtype=wide, name="images")]
     for number, filters in enumerate(() if make.name == "mlp" else (32, 64), start=1):
-        name = f"conv{number}"
-        net.append(layers.Conv2D(filters, 5, kernel_initializer=start(), dtype=dtype, name=name))
+        start = {"kernel_initializer": next(starts), "name": f"conv{number}"}
+        net.append(layers.Conv2D(filters, 5, dtype=dtype, **start))
         if make.name == "mnist_cnn_bn":
             net.append(layers.BatchNormalization(dtype=dtype, name=f"norm{number}"))
         net.append(layers.ReLU(dtype=dtype, name=f"relu{number}"))
@@ -45,9 +40,9 @@ def digits_net(
     hidden = 64 if make.name == "mlp" else 128
     net += [
         layers.Flatten(dtype=dtype, name="flatten"),
-        layers.Dense(hidden, "relu", kernel_initializer=start(), dtype=dtype, name="hidden"),
+        layers.Dense(hidden, "relu", kernel_initializer=next(starts), dtype=dtype, name="hidden"),
         layers.Dropout(dropout, seed=make.dropout_seed, dtype=dtype, name="dropout"),
-        layers.Dense(10, kernel_initializer=start(), dtype=wide, name="logits"),
+        layers.Dense(10, kernel_initializer=next(starts), dtype=wide, name="logits"),
     ]
     return keras.Sequential(net, name=make.name)
 
@@ -68,19 +63,14 @@ def _cifar(name: str, parameters: int) -> NetSpec:
     _cifar("resnet56", 853_018),
     _cifar("resnet110", 1_727_962),
 )
-def cifar_resnet(
-    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
-) -> keras.Model:
+def cifar_resnet(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras.Model:
     """Build a residual net for small images.
 
     A convolution of 16 filters, then three stages of n blocks of two 3 x 3 convolutions with 16,
     32 and 64 filters on maps of 32, 16 and 8 pixels, the mean over the map, and one dense layer.
-    The paper's nets begin with 20 layers; that of 8 follows the same rule, for trainings of
-    seconds.
-
     Shortcuts are those of the paper's option A: where a stage halves the map, the shortcut takes
-    every second pixel and puts zeros into the new channels. It has no parameters, as in the
-    paper's nets for CIFAR-10; the projections of option B would add 2 784.
+    every second pixel and puts zeros into the new channels, without parameters. The paper's nets
+    begin with 20 layers; that of 8 follows the same rule, for trainings of seconds.
 
     Source:
         He et al. 2015 (arXiv:1512.03385), sections 3.3 and 4.2, Table 6.
@@ -120,32 +110,22 @@ def _subsampled(make: SeededLayers, x: Any, filters: int, block: str) -> Any:
 # --- clips of video ---
 
 
+_CLIPS = ("frames", "image", "image", "channels")
+_CNN_3D = {"frames": 8, "image": 32, "channels": 1, "filters": 16, "hidden": 64, "classes": 10}
+_C3D = {"frames": 16, "image": 112, "channels": 3, "filters": 64, "hidden": 2048, "classes": 101}
+
+
 @register(
-    NetSpec(
-        "cnn_3d",
-        "classifier",
-        277_162,
-        ("frames", "image", "image", "channels"),
-        {"frames": 8, "image": 32, "channels": 1, "filters": 16, "hidden": 64, "classes": 10},
-        least={"frames": 4, "image": 4},
-    ),
-    NetSpec(
-        "c3d",
-        "classifier",
-        17_444_965,
-        ("frames", "image", "image", "channels"),
-        {"frames": 16, "image": 112, "channels": 3, "filters": 64, "hidden": 2048, "classes": 101},
-    ),
+    NetSpec("cnn_3d", "classifier", 277_162, _CLIPS, _CNN_3D, least={"frames": 4, "image": 4}),
+    NetSpec("c3d", "classifier", 17_444_965, _CLIPS, _C3D),
 )
-def clip_net(
-    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
-) -> keras.Model:
+def clip_net(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras.Model:
     """Build a net of 3 x 3 x 3 convolutions, each with ReLU and pooling after it.
 
-    - "cnn_3d": two convolutions and one dense layer before the last; small enough for a lesson.
-    - "c3d": the net with which Tran et al. searched for the best depth of a kernel, five
-      convolutions and two dense layers, for 16 frames of 112 x 112 x 3. Where 7 pixels are
-      halved 4 remain, as their framework rounds. Dropout is left to the caller.
+    "cnn_3d" has two convolutions and one dense layer before the last; small enough for a lesson.
+    "c3d" has five and two, for 16 frames of 112 x 112 x 3, as the net with which Tran et al.
+    searched for the best depth of a kernel. Where 7 pixels are halved 4 remain, as their framework
+    rounds. Dropout is left to the caller.
 
     Source:
         Tran et al. 2015 (arXiv:1412.0767), section 3.1.
@@ -221,18 +201,14 @@ def _photographs(
     _photographs("xception", 22_855_952, 0.5, image=299, smallest=71),
     _photographs("mobilenet_v2", 3_504_872, 0.2),
 )
-def imagenet_net(
-    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
-) -> keras.Model:
+def imagenet_net(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras.Model:
     """Build a large net with the initial weights of its seed."""
     model = undrawn(make, shape, sizes, dropout)
     draw(model, make.seed)
     return model
 
 
-def undrawn(
-    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
-) -> keras.Model:
+def undrawn(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras.Model:
     """Build a large net without initial weights, for counting."""
     import keras
 
@@ -333,28 +309,19 @@ def _googlenet(make: SeededLayers, x: Any) -> Any:
 
 
 def draw(model: keras.Model, seed: int) -> None:
-    """Give a large net the initial weights of a seed.
+    """Give a large net the initial weights of a seed, each kernel with its own.
 
-    Each kernel has its own seed, drawn from `seed`. Kernels before the last layer come from He's
-    normal distribution, for layers that ReLU follows; the last one from Glorot's uniform one.
+    He's normal distribution for layers that ReLU follows, Glorot's uniform one for the last.
     """
     import keras
     import numpy as np
 
-    kernels = [
-        weight
-        for layer in model.layers
-        for weight in layer.trainable_weights
-        if weight.name.endswith("kernel")
-    ]
+    kernels = [each for each in model.trainable_weights if each.name.endswith("kernel")]
     seeds = np.random.SeedSequence(seed).generate_state(len(kernels)) >> 1
-    last = model.layers[-1].kernel
     for weight, number in zip(kernels, seeds, strict=True):
-        if weight is last:
-            start = keras.initializers.GlorotUniform(seed=int(number))
-        else:
-            start = keras.initializers.HeNormal(seed=int(number))
-        weight.assign(start(weight.shape, dtype=weight.dtype))
+        last = weight is model.layers[-1].kernel
+        kind = keras.initializers.GlorotUniform if last else keras.initializers.HeNormal
+        weight.assign(kind(seed=int(number))(weight.shape, dtype=weight.dtype))
 
 
 @contextmanager
@@ -372,3 +339,139 @@ def _global_state_of_keras_kept(dtype: str) -> Iterator[None]:
     finally:
         keras.config.set_dtype_policy(policy)
         random.setstate(state)
+
+
+# --- nets that give images: denoising autoencoders, and the pair of a GAN ---
+
+# Smallest map of a DCGAN (pixels) and how often it is doubled.
+_MAPS = {"dcgan": (7, 2), "dcgan64": (4, 4)}
+_PICTURE = ("image", "image", "channels")
+_SMALL, _LARGE = {"filters": 32, "channels": 1}, {"filters": 128, "channels": 3}
+
+
+_NOISY = {"image": 28, "channels": 1, "noise": 0.5}
+
+
+def _autoencoder(name: str, parameters: int, image: int = 1, **sizes: int) -> NetSpec:
+    least = {"image": image}
+    return NetSpec(name, "autoencoder", parameters, _PICTURE, {**_NOISY, **sizes}, least, None)
+
+
+@register(
+    _autoencoder("autoencoder", 419_120, hidden=256, code=32),
+    _autoencoder("conv_autoencoder", 2_633, image=4, filters=16, code=8),
+)
+def autoencoder(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras.Model:
+    """Build a denoising autoencoder.
+
+    "autoencoder" has dense layers down to `code` values and up again, "conv_autoencoder" two
+    convolutions that halve the image, down to `code` channels, and two transposed ones. Both add
+    normal noise to their input while they are trained, and none when they infer. Train them to
+    give the clean image: the logits are for binary cross-entropy with images of 0 to 1.
+
+    Source:
+        Vincent et al., ICML 2008.
+    """
+    import keras
+
+    convolutional = make.name == "conv_autoencoder"
+    then = "The image is halved twice and doubled twice."
+    halved = not convolutional or shape[0] % 4 == 0
+    require(halved, "image", "be a multiple of 4", shape[0], then)
+    images = keras.Input(shape, dtype=make.wide, name="inputs")
+    x = make("GaussianNoise", images, sizes["noise"], name="noise")
+    x = (_convolutional if convolutional else _dense)(make, x, sizes)
+    return keras.Model(images, x, name=make.name)
+
+
+def _dcgan(name: str, task: str, parameters: int, *inputs: int | str, **sizes: int) -> NetSpec:
+    return NetSpec(name, task, parameters, inputs, sizes, dropout=None, start="RandomNormal")
+
+
+@register(
+    _dcgan("dcgan_generator", "generator", 365_793, "latent", latent=100, **_SMALL),
+    _dcgan("dcgan_discriminator", "discriminator", 55_297, 28, 28, "channels", **_SMALL),
+    _dcgan("dcgan64_generator", "generator", 18_855_043, "latent", latent=100, **_LARGE),
+    _dcgan("dcgan64_discriminator", "discriminator", 17_232_897, 64, 64, "channels", **_LARGE),
+)
+def dcgan(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras.Model:
+    """Build the generator or the discriminator of a DCGAN.
+
+    A generator makes images of -1 to 1 of `latent` random values, a discriminator gives one logit,
+    above 0 for a true image. "dcgan_..." is for 28 x 28 x 1, small enough for a lesson.
+    "dcgan64_generator" is the paper's, drawn in its Figure 1: 1024, 512, 256, 128 channels on maps
+    of 4, 8, 16, 32 pixels; "dcgan64_discriminator" is its mirror, which the paper describes
+    without a figure. 64 x 64 x 3.
+
+    A DCGAN has convolutions with strides instead of pooling, kernels of 5 x 5, batch
+    normalisation everywhere but at the generator's output and the discriminator's input, ReLU
+    in the generator and LeakyReLU of slope 0.2 in the discriminator.
+
+    Source:
+        Radford et al. 2015 (arXiv:1511.06434), sections 3 and 4, Figure 1.
+    """
+    import keras
+
+    inputs = keras.Input(shape, dtype=make.wide, name="inputs")
+    smallest, doublings = _MAPS[make.name.split("_")[0]]
+    if make.name.endswith("generator"):
+        x = _generator(make, inputs, sizes, smallest, doublings)
+    else:
+        x = _discriminator(make, inputs, sizes, doublings)
+    return keras.Model(inputs, x, name=make.name)
+
+
+def _dense(make: SeededLayers, x: Any, sizes: Sizes) -> Any:
+    import keras
+
+    shape, hidden = tuple(x.shape[1:]), int(sizes["hidden"])
+    x = make("Flatten", x, name="flatten")
+    x = make("Dense", x, hidden, activation="relu", name="encode")
+    x = make("Dense", x, int(sizes["code"]), activation="relu", name="code")
+    x = make("Dense", x, hidden, activation="relu", name="decode")
+    x = make.logits(x, shape[0] * shape[1] * shape[2])
+    return keras.layers.Reshape(shape, dtype=make.wide, name="image")(x)
+
+
+def _convolutional(make: SeededLayers, x: Any, sizes: Sizes) -> Any:
+    filters, same = int(sizes["filters"]), {"strides": 2, "padding": "same"}
+    relu = {"activation": "relu", **same}
+    x = make("Conv2D", x, filters, 3, name="encode", **relu)
+    x = make("Conv2D", x, int(sizes["code"]), 3, name="code", **relu)
+    x = make("Conv2DTranspose", x, filters, 3, name="decode", **relu)
+    return _last(make, x, int(sizes["channels"]), 3, name="logits", **same)
+
+
+def _generator(make: SeededLayers, x: Any, sizes: Sizes, smallest: int, doublings: int) -> Any:
+    filters = int(sizes["filters"]) * 2 ** (doublings - 1)
+    x = make("Dense", x, smallest**2 * filters, use_bias=False, name="project")
+    x = make("Reshape", x, (smallest, smallest, filters), name="map")
+    same = {"strides": 2, "padding": "same"}
+    for number in range(1, doublings):
+        x = _normalised_relu(make, x, f"norm{number}")
+        filters //= 2
+        x = make("Conv2DTranspose", x, filters, 5, use_bias=False, name=f"up{number}", **same)
+    x = _normalised_relu(make, x, f"norm{doublings}")
+    return _last(make, x, int(sizes["channels"]), 5, name="image", activation="tanh", **same)
+
+
+def _normalised_relu(make: SeededLayers, x: Any, name: str) -> Any:
+    x = make("BatchNormalization", x, momentum=0.9, epsilon=1e-5, name=name)
+    return make("ReLU", x, name=f"{name}_relu")
+
+
+def _discriminator(make: SeededLayers, x: Any, sizes: Sizes, halvings: int) -> Any:
+    filters = int(sizes["filters"])
+    for number in range(1, halvings + 1):
+        first = number == 1
+        x = make("Conv2D", x, filters, 5, 2, "same", use_bias=first, name=f"down{number}")
+        if not first:
+            x = make("BatchNormalization", x, momentum=0.9, epsilon=1e-5, name=f"norm{number}")
+        x = make("LeakyReLU", x, negative_slope=0.2, name=f"relu{number}")
+        filters *= 2
+    return make.logits(make("Flatten", x, name="flatten"), 1, name="logit")
+
+
+def _last(make: SeededLayers, x: Any, channels: int, kernel: int, **options: Any) -> Any:
+    """Apply the last transposed convolution, in float32 also in mixed precision."""
+    return make("Conv2DTranspose", x, channels, kernel, dtype=make.wide, **options)

@@ -48,16 +48,7 @@ class Memory:
         """All of it; the framework itself and the data come on top."""
         return self.fixed + self.activations + self.working
 
-    def largest_batch(self, nbytes: int) -> int:
-        """Return the largest batch that fits into `nbytes` of memory."""
-        require_count(nbytes, "nbytes", least=0)
-        growing = self.activations + self.working
-        then = "Give `models.memory` a net instead of a number of parameters."
-        require(growing > 0, "activations", "be known", growing, then)
-        return max(0, (nbytes - self.fixed) * self.batch // growing)
-
     def __str__(self) -> str:
-        """Write one line a part, in MB."""
         parts = ("weights", "gradients", "optimizer", "activations", "working", "total")
         lines = [f"{name:12} {getattr(self, name) / 1e6:12,.2f} MB" for name in parts]
         return "\n".join([f"training with a batch of {self.batch}", *lines])
@@ -88,20 +79,16 @@ def memory(
     input; ReLU its output; maximum pooling both; batch normalisation its input; dropout one byte
     for each element; addition, concatenation, padding, averages nothing. Layer normalisation
     keeps its input and as many scales, a recurrent layer gates and states of every step,
-    attention its queries, keys, values and one weight for each head and pair of positions; what
-    these two need inside while they go backward is not in `working`. What two layers need is
-    kept once, such as the output of ReLU that is the input of the next convolution. `working`
-    follows the gradients backward: what is still kept, the gradients at the output and inputs of
-    the layer, and two temporary arrays in batch normalisation.
+    attention its queries, keys, values and one weight for each head and pair of positions. What
+    two layers need is kept once. `working` follows the gradients backward: what is still kept, the
+    gradients at the output and inputs of the layer, and two temporary arrays in batch
+    normalisation; what recurrent layers and attention need inside is not in it.
 
-    `activations` agree with the arrays that TensorFlow's graph keeps. The peak that one image
-    more really adds was measured for four nets (benchmarks/memory_against_measured.py):
-    with oneDNN and one inter-op thread it was 1.2 to 1.4 times `activations` + `working` in
-    float32, and 1.03 times for ResNet-50 without oneDNN. With two inter-op threads, which work
-    on several layers at once, up to 1.9 times. So it is a lower bound: leave room above it.
-
-    Leaves out the framework itself (0.5 GB of TensorFlow), the data in its pipeline, buffers for
-    fusion of an allreduce, scratch of kernels, and what the allocator does not give back.
+    `activations` agree with the arrays that TensorFlow's graph keeps. The measured peak of one
+    more image was 1.0 to 1.4 times `activations` + `working` for four nets with one inter-op
+    thread, and up to 1.9 times with two (benchmarks/memory_against_measured.py): it is a lower
+    bound. The framework itself (0.5 GB of TensorFlow), the data in its pipeline, buffers for
+    fusion of an allreduce, and scratch of kernels come on top.
 
     Args:
         net: a functional or sequential Keras model, a name that `build` takes, or a number of
@@ -140,10 +127,8 @@ def memory(
     )
     calls = record(model)
     trained = sum(_nbytes(weight) for weight in model.trainable_weights)
-    copies = 0
-    if own.startswith("mixed"):
-        kernels = [weight for weight in model.weights if weight.name.endswith("kernel")]
-        copies = sum(2 * prod(kernel.shape) for kernel in kernels)
+    kernels = [weight for weight in model.weights if weight.name.endswith("kernel")]
+    copies = sum(2 * prod(each.shape) for each in kernels) if own.startswith("mixed") else 0
     activations = sum(saved_activations(calls).values())
     return Memory(
         batch=batch,
@@ -292,7 +277,7 @@ def _keeps(call: LayerCall) -> Saved:
 
 
 def _kept_by_rows(layer: Any, given: LayerArray, output: LayerArray, dtype: str) -> Saved:
-    """Tell what normalisation of each row keeps: its input, the scales, three numbers a row."""
+    """Return what normalisation of each row keeps: input, scales, three numbers per row."""
     wide = "float32" if itemsize(dtype) == 2 else dtype
     rows = given.elements // prod(layer.weights[0].shape) if layer.weights else 0
     nbytes = given.elements * itemsize(wide)
@@ -301,11 +286,7 @@ def _kept_by_rows(layer: Any, given: LayerArray, output: LayerArray, dtype: str)
 
 
 def _inside_recurrent(node: Any, dtype: str) -> int:
-    """Count what a recurrent layer keeps of its steps, beside its input.
-
-    This is what the graph keeps in which every step is written out; a loop keeps the same in
-    lists.
-    """
+    """Count what a recurrent layer keeps of its steps, beside its input."""
     layer, kind = node.operation, type(node.operation).__name__
     steps = node.input_tensors[0].shape[1]
     units = steps * _OF_A_UNIT[kind] * layer.units
@@ -316,11 +297,7 @@ def _inside_recurrent(node: Any, dtype: str) -> int:
 
 
 def _inside_attention(node: Any, dtype: str) -> int:
-    """Count what attention keeps: queries, keys, values, weights, their mean, a causal mask.
-
-    The weights after softmax are one number for each head and pair of positions: they grow with
-    the square of the length, and all else with the length.
-    """
+    """Count what attention keeps: queries, keys, values, weights, their mean, a causal mask."""
     layer = node.operation
     shapes = [tensor.shape for tensor in node.input_tensors]
     asked, answered = prod(shapes[0][1:-1]), prod(shapes[1][1:-1])

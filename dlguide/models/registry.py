@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.models.layers import SeededLayers
 
 if TYPE_CHECKING:
     import keras
 
 DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 Size = int | float
+Sizes = Mapping[str, Size]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class NetSpec:
     """A net before it is built.
 
-    `task` is what it is trained for; `parameters` the number of its trainable parameters at its
-    default sizes; `inputs` the shape of one sample, made of numbers and names of sizes; `sizes`
-    what the caller may choose, with the default of each; `least` the smallest value of a size
-    where that is not 1; `dropout` the net's default share, None where the net has no dropout;
-    `start` the initializer of its kernels.
+    Args:
+        task: what it is trained for.
+        parameters: trainable parameters at its default sizes (count).
+        inputs: the shape of one sample, made of numbers and names of sizes.
+        sizes: what the caller may choose, with the default of each.
+        least: the smallest value of a size where that is not 1.
+        dropout: the net's default share, None where the net has no dropout.
+        start: the initializer of its kernels.
     """
 
     name: str
     task: str
     parameters: int
     inputs: tuple[str | int, ...]
-    sizes: Mapping[str, Size] = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
     dropout: float | None = 0.0
     start: str = "HeNormal"
@@ -55,13 +60,13 @@ class NetSpec:
                 chosen[size] = require_count(value, size, least=self.least.get(size, 1))
         return chosen
 
-    def shape(self, sizes: Mapping[str, Size]) -> tuple[int, ...]:
+    def shape(self, sizes: Sizes) -> Shape:
         """Return the shape of one sample."""
         return tuple(one if isinstance(one, int) else int(sizes[one]) for one in self.inputs)
 
 
 # Builds a net from its layers, the shape of one sample, its sizes and the share of dropout.
-Builder = Callable[[SeededLayers, tuple[int, ...], Mapping[str, Size], float], "keras.Model"]
+Builder = Callable[["SeededLayers", Shape, Sizes, float], "keras.Model"]
 NETS: dict[str, NetSpec] = {}
 _BUILDERS: dict[str, Builder] = {}
 
@@ -87,13 +92,11 @@ def spec(name: str) -> NetSpec:
 
 
 def names(*tasks: str) -> tuple[str, ...]:
-    """List the nets that `build` takes.
+    """List the nets that `build` takes, of all tasks or of these.
 
-    Args:
-        tasks: only nets for one of these tasks; none for all. "digits": classifiers of images of
-            28 x 28 x 1; "classifier": other classifiers that a small machine can train (but
-            "resnet110" and "c3d"); "imagenet": classifiers of photographs in 1000 classes;
-            "autoencoder", "generator", "discriminator", "forecaster", "language model".
+    Tasks are "digits": classifiers of images of 28 x 28 x 1; "classifier": other classifiers that a
+    small machine can train (but "resnet110" and "c3d"); "imagenet": classifiers of photographs in
+    1000 classes; "autoencoder", "generator", "discriminator", "forecaster", "language model".
 
     Returns:
         tuple: names.
@@ -122,10 +125,7 @@ def parameters(name: str) -> int:
 
 
 def sample_shape(name: str, **sizes: Any) -> tuple[int, ...]:
-    """Return the shape of one sample that a net takes, without the batch.
-
-    Args:
-        sizes: as for `build`.
+    """Return the shape of one sample that a net of these `sizes` takes, without the batch.
 
     Raises:
         ValueError: when there is no such net or size.
@@ -181,12 +181,9 @@ def build(
     same weights, bit by bit, on every rank. Weights of different dtypes are different draws.
 
     Args:
-        name: one of `names()`.
-        seed: seed of the initial weights, at least 0.
-        dropout: share of the units dropped before the last layer, 0 to below 1; None takes the
-            net's default, such as 0.25 for the small convolutional nets and 0 for "mlp".
-            "alexnet", "vgg16" and "vgg19" drop before each of their two last layers.
-            Autoencoders and GANs have none.
+        dropout: share of the units dropped before the last layer ("alexnet", "vgg16", "vgg19": the
+            two last layers); None takes the net's default, such as 0.25 for the small
+            convolutional nets and 0 for "mlp". Autoencoders and GANs have none.
         dtype: "float32", "float64", "mixed_float16" or "mixed_bfloat16", for this net only; the
             logits of the mixed ones are float32.
         dropout_seed: seed of the dropout, so that ranks drop different units; None takes `seed`.
@@ -203,8 +200,7 @@ def build(
     Source:
         He et al. 2015 (arXiv:1512.03385); Simonyan and Zisserman 2014 (arXiv:1409.1556); Huang
         et al. 2016 (arXiv:1608.06993); Krizhevsky 2014 (arXiv:1404.5997); Szegedy et al. 2014
-        (arXiv:1409.4842); the other large ones are those of keras.applications. The modules
-        `images`, `generative` and `sequences` name those of the rest.
+        (arXiv:1409.4842); the other large ones are those of keras.applications.
     """
     net = spec(name)
     require_known(dtype, DTYPES, "dtype")
@@ -227,17 +223,14 @@ def set_momentum(model: keras.Model, momentum: float) -> int:
 
         average <- momentum average + (1 - momentum) batch's value
 
-    About 1 / (1 - momentum) batches count. Caffe calls it `moving_average_fraction`; PyTorch's
-    `momentum` is 1 minus this one.
-
-    Args:
-        momentum: at least 0 and below 1; 0.95 in the guide's training with large batches.
+    About 1 / (1 - momentum) batches count; the guide's training with large batches has 0.95.
+    Caffe calls it `moving_average_fraction`; PyTorch's `momentum` is 1 minus this one.
 
     Returns:
         int: layers of batch normalisation that were changed, in models inside the model too.
 
     Raises:
-        ValueError: when it is out of range.
+        ValueError: unless it is at least 0 and below 1.
 
     Source:
         PRACE Best Practice Guide Deep Learning (2019), 6.2.6; Ioffe and Szegedy,
@@ -251,3 +244,103 @@ def set_momentum(model: keras.Model, momentum: float) -> int:
     for layer in found:
         layer.momentum = float(momentum)
     return len(found)
+
+
+# --- layers of one dtype policy whose random numbers come from one seed and nothing else ---
+
+_RECURRENT = ("SimpleRNN", "LSTM", "GRU")
+_RANDOM = ("Dropout", "GaussianNoise", *_RECURRENT, "MultiHeadAttention")
+# Standard deviation of "RandomNormal": Radford et al. 2015, section 4, and GPT-2.
+_NORMAL = 0.02
+
+
+@dataclass
+class SeededLayers:
+    """Makes Keras layers of one dtype policy and applies them, each with its own seed.
+
+    The seeds follow from the net's name, `seed` and the order of the layers. So two nets with one
+    seed, such as the two of a GAN, do not start alike, and no global state is read or changed.
+    `start` is the initializer of kernels: a class of `keras.initializers`, or "zeros" for a net
+    that gets its initial weights later.
+    """
+
+    name: str
+    seed: int = 0
+    dtype: str = "float32"
+    dropout_seed: int = 0
+    start: str = "HeNormal"
+
+    def __post_init__(self) -> None:
+        self.seeds = layer_seeds(self.name, self.seed)
+        self.dropout_seeds = layer_seeds(self.name, self.dropout_seed)
+
+    @property
+    def wide(self) -> str:
+        """The dtype of inputs and results: float32 where the layers compute in 16 bits."""
+        return "float32" if self.dtype.startswith("mixed") else self.dtype
+
+    def initial(self, start: str = "") -> keras.Initializer | str:
+        """Make an initializer with its own seed."""
+        import keras
+
+        start = start or self.start
+        if start == "zeros":
+            return start
+        options = {"stddev": _NORMAL} if start == "RandomNormal" else {}
+        return getattr(keras.initializers, start)(seed=next(self.seeds), **options)
+
+    def __call__(self, kind: str, x: Any, *args: Any, **options: Any) -> Any:
+        """Make a layer and apply it to `x`, or to the list of tensors `x`."""
+        import keras
+
+        if kind.startswith(("Conv", "Dense")) or kind in ("EinsumDense", *_RECURRENT):
+            # takes a seed in any case: later layers do not depend on the caller's initializer
+            options.setdefault("kernel_initializer", self.initial())
+        if kind in _RECURRENT:
+            options.setdefault("recurrent_initializer", self.initial("Orthogonal"))
+        if kind in _RANDOM and "seed" not in options:
+            options["seed"] = next(self.dropout_seeds)
+        return getattr(keras.layers, kind)(*args, **{"dtype": self.dtype, **options})(x)
+
+    def convolve(self, x: Any, filters: int, kernel: int, name: str, **options: Any) -> Any:
+        """Apply a convolution with bias and ReLU."""
+        options.setdefault("padding", "same")
+        return self("Conv2D", x, filters, kernel, activation="relu", name=name, **options)
+
+    def normalised(self, x: Any, filters: int, kernel: int, strides: int, name: str) -> Any:
+        """Apply a convolution without bias, then batch normalisation."""
+        padding = "same"
+        if strides > 1 and kernel > 1:
+            # Padding "same" would pad one side only; the papers pad both.
+            x = self("ZeroPadding2D", x, kernel // 2, name=f"{name}_pad")
+            padding = "valid"
+        x = self("Conv2D", x, filters, kernel, strides, padding, use_bias=False, name=name)
+        return self("BatchNormalization", x, momentum=0.9, epsilon=1e-5, name=f"{name}_norm")
+
+    def attend(self, x: Any, heads: int, causal: bool, name: str) -> Any:
+        """Apply multi-head attention of a sequence to itself."""
+        import keras
+
+        start, seed = self.initial(), next(self.dropout_seeds)
+        options = {"kernel_initializer": start, "seed": seed, "dtype": self.dtype, "name": name}
+        layer = keras.layers.MultiHeadAttention(heads, x.shape[-1] // heads, **options)
+        out = layer(x, x, use_causal_mask=causal)
+        # Keras copies the initializer with its seed, so that all four kernels would start equal
+        for kernel in (weight for weight in layer.weights if weight.name == "kernel"):
+            kernel.assign(self.initial()(kernel.shape, dtype=kernel.dtype))
+        return out
+
+    def logits(self, x: Any, outputs: int, **options: Any) -> Any:
+        """Apply the last dense layer, in float32 also in mixed precision."""
+        start = self.start if self.start in ("RandomNormal", "zeros") else "GlorotUniform"
+        options = {"kernel_initializer": self.initial(start), "name": "logits", **options}
+        return self("Dense", x, outputs, dtype=self.wide, **options)
+
+
+def layer_seeds(name: str, seed: int) -> Iterator[int]:
+    """Draw a seed for each layer; the first ones do not depend on how many follow."""
+    import numpy as np
+
+    sequence = np.random.SeedSequence([crc32(name.encode()), seed])
+    while True:
+        yield int(sequence.spawn(1)[0].generate_state(1)[0] >> 1)

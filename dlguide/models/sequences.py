@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require
-from dlguide.models.layers import SeededLayers
-from dlguide.models.registry import NetSpec, Size, register
+from dlguide.models.registry import NetSpec, SeededLayers, Shape, Sizes, register
 
 if TYPE_CHECKING:
     import keras
@@ -15,11 +13,13 @@ if TYPE_CHECKING:
 _CELLS = {"rnn": "SimpleRNN", "lstm": "LSTM", "gru": "GRU"}
 _SERIES = {"length": 32, "features": 1}
 _BLOCKS = {"width": 32, "heads": 4, "layers": 2}
+_TOKENS = {"length": 64, "vocabulary": 128, **_BLOCKS}
+_START = "GlorotUniform"
 
 
 def _series(name: str, parameters: int, **sizes: int) -> NetSpec:
     inputs, sizes = ("length", "features"), {**_SERIES, **sizes, "outputs": 1}
-    return NetSpec(name, "forecaster", parameters, inputs, sizes, start="GlorotUniform")
+    return NetSpec(name, "forecaster", parameters, inputs, sizes, start=_START)
 
 
 @register(
@@ -27,9 +27,7 @@ def _series(name: str, parameters: int, **sizes: int) -> NetSpec:
     _series("lstm", 4_385, units=32, layers=1),
     _series("gru", 3_393, units=32, layers=1),
 )
-def recurrent(
-    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
-) -> keras.Model:
+def recurrent(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras.Model:
     """Build recurrent layers of `units`, and one dense layer after the last step.
 
     It gives `outputs` values, such as the next ones of a series, or logits. GRU has its reset gate
@@ -54,18 +52,9 @@ def recurrent(
 
 @register(
     _series("transformer", 26_561, **_BLOCKS),
-    NetSpec(
-        "causal_transformer",
-        "language model",
-        35_744,
-        ("length",),
-        {"length": 64, "vocabulary": 128, **_BLOCKS},
-        start="GlorotUniform",
-    ),
+    NetSpec("causal_transformer", "language model", 35_744, ("length",), _TOKENS, start=_START),
 )
-def transformer(
-    make: SeededLayers, shape: tuple[int, ...], sizes: Mapping[str, Size], dropout: float
-) -> keras.Model:
+def transformer(make: SeededLayers, shape: Shape, sizes: Sizes, dropout: float) -> keras.Model:
     """Build a transformer for a series, or a causal one for tokens.
 
     - "transformer": steps become vectors of `width` with a learned position added; each block is
@@ -94,9 +83,7 @@ def transformer(
     return keras.Model(inputs, x, name=make.name)
 
 
-def _blocks(
-    make: SeededLayers, x: Any, sizes: Mapping[str, Size], dropout: float, tokens: bool
-) -> Any:
+def _blocks(make: SeededLayers, x: Any, sizes: Sizes, dropout: float, tokens: bool) -> Any:
     length, width, heads = (int(sizes[one]) for one in ("length", "width", "heads"))
     then = f"Take {width - width % heads or heads}."
     require(width % heads == 0, "width", f"be a multiple of the {heads} heads", width, then)

@@ -8,7 +8,7 @@ from dlguide.plots.bench import allreduce, onednn_speeds, reading_speeds, stream
 from dlguide.plots.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, figure
 from dlguide.plots.prediction import predicted_errors, prediction
 from dlguide.plots.timeline import timeline
-from dlguide.plots.training import bottleneck, scaling, schedules, training, utilisation
+from dlguide.plots.training import scaling, training, utilisation
 
 __all__ = [
     "BLUE",
@@ -18,14 +18,12 @@ __all__ = [
     "PURPLE",
     "SKY",
     "allreduce",
-    "bottleneck",
     "figure",
     "onednn_speeds",
     "predicted_errors",
     "prediction",
     "reading_speeds",
     "scaling",
-    "schedules",
     "streams",
     "timeline",
     "training",

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- allreduce ---
-
-
 def allreduce(
     seconds: Mapping[int, Mapping[str, float]],
     ranks: int,
@@ -36,13 +33,10 @@ def allreduce(
         ValueError: when there is nothing to draw.
     """
     require(bool(seconds), "seconds", "hold at least one size", {})
-    names = list(dict.fromkeys(name for times in seconds.values() for name in times))
+    names = dict.fromkeys(name for times in seconds.values() for name in times)
     drawn, (left, right) = figure(columns=2, width=10.5, height=4.2)
     share = ring_share(ranks)
-    lines = {
-        name: sorted((nbytes, times[name]) for nbytes, times in seconds.items() if name in times)
-        for name in names
-    }
+    lines = {name: sorted((n, t[name]) for n, t in seconds.items() if name in t) for name in names}
     for number, (name, points) in enumerate(lines.items()):
         sizes = [nbytes for nbytes, _ in points]
         look = {
@@ -82,15 +76,8 @@ def _short(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-# --- io ---
-
-
 def reading_speeds(speeds: Sequence[Any]) -> Figure:
-    """Draw the MB/s of formats, read in several ways.
-
-    Args:
-        speeds: those of `bench.io.compare`, with `kind`, `access`, `cold`, `checked`,
-            `nbytes`, `bytes_per_s` and `timing`.
+    """Draw the MB/s of formats, read in several ways, as `bench.io.compare` measured them.
 
     Returns:
         Figure: a panel for each access pattern and state of the page cache, all with one
@@ -103,31 +90,31 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
     require(len(speeds) > 0, "speeds", "hold at least one", [])
     panels = list(dict.fromkeys((each.access, each.cold) for each in speeds))
     kinds = list(dict.fromkeys(each.kind for each in speeds))
-    summary = [
+    alt = "MB/s, higher is better. " + "; ".join(
         f"{each.kind} {each.access} {('warm', 'cold')[each.cold]}, "
         f"{('raw', 'checked')[each.checked]}: {each.bytes_per_s / 1e6:.3g}"
         for each in speeds
-    ]
-    alt = "MB/s, higher is better. " + "; ".join(summary) + "."
+    ) + "."  # fmt: skip
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     drawn, axes_of = figure(rows, columns, 4.6 * columns, 0.9 + 0.27 * len(kinds), alt)
-    ends = [each.nbytes / 1e6 / s for each in speeds for s in (each.timing.high, each.timing.low)]
-    slowest, fastest = min(ends), max(ends)
+    quartiles = [
+        sorted(each.nbytes / 1e6 / s for s in (each.timing.low, each.timing.high))
+        for each in speeds
+    ]
+    span = min(low for low, _ in quartiles) / 1.5, max(high for _, high in quartiles) * 1.5
     for axes, panel in zip(axes_of, panels, strict=False):
-        for each in speeds:
+        for each, (low, high) in zip(speeds, quartiles, strict=True):
             if (each.access, each.cold) != panel:
                 continue
             y, speed = kinds.index(each.kind), each.bytes_per_s / 1e6
-            low, high = (each.nbytes / 1e6 / s for s in (each.timing.high, each.timing.low))
-            # rounding can put a quartile that equals the median on the wrong side of it
-            around = [[max(0.0, speed - low)], [max(0.0, high - speed)]]
+            around = _around(speed, low, high)
             look = {"color": GREY, "fmt": "D", "label": "bytes alone"}
             if each.checked:
                 look = {"color": BLUE, "fmt": "o", "label": "checked and taken apart"}
             axes.errorbar([speed], [y + (-0.15 if each.checked else 0.15)], xerr=around, **look)
         axes.set_yticks(range(len(kinds)), kinds, fontsize=8)
-        axes.set(xscale="log", xlim=(slowest / 1.5, fastest * 1.5), ylim=(len(kinds) - 0.5, -0.5))
+        axes.set(xscale="log", xlim=span, ylim=(len(kinds) - 0.5, -0.5))
         axes.set_title(f"{panel[0]}, {'cold' if panel[1] else 'warm'}", fontsize=10)
         axes.set_xlabel("MB/s of samples")
     for axes in axes_of[len(panels) :]:
@@ -138,24 +125,13 @@ def reading_speeds(speeds: Sequence[Any]) -> Figure:
     return drawn
 
 
-def _bar(
-    axes: Axes, x: Any, speed: float, work: float, timing: Any, *width: Any, **look: Any
-) -> None:
-    """Draw the speed at which some work was done, with the quartiles of its time as a line."""
+def _around(speed: float, low: float, high: float) -> list[list[float]]:
     # rounding can put a quartile that equals the median on the wrong side of it
-    ends = [[max(0.0, speed - work / timing.high)], [max(0.0, work / timing.low - speed)]]
-    axes.bar(x, speed, *width, yerr=ends, capsize=3, **look)
-
-
-# --- onednn ---
+    return [[max(0.0, speed - low)], [max(0.0, high - speed)]]
 
 
 def onednn_speeds(speeds: Sequence[Any]) -> Figure:
-    """Draw the images per second with oneDNN on and off.
-
-    Args:
-        speeds: those of `bench.onednn.compare`, with `mode`, `onednn`,
-            `batch_per_rank` and `timing`.
+    """Draw the images per second with oneDNN on and off, as `bench.onednn.compare` measured them.
 
     Returns:
         Figure: a panel for each mode, bars with the quartiles as lines.
@@ -173,8 +149,10 @@ def onednn_speeds(speeds: Sequence[Any]) -> Figure:
     for axes, mode in zip(panels, modes, strict=True):
         for each in speeds:
             if each.mode == mode:
-                x, look = ("off", "on")[each.onednn], {"color": (ORANGE, BLUE)[each.onednn]}
-                _bar(axes, x, each.images_per_s, each.batch_per_rank, each.timing, 0.6, **look)
+                low, high = (each.batch_per_rank / s for s in (each.timing.high, each.timing.low))
+                look = {"yerr": _around(each.images_per_s, low, high), "capsize": 3}
+                colour = (ORANGE, BLUE)[each.onednn]
+                axes.bar(("off", "on")[each.onednn], each.images_per_s, 0.6, color=colour, **look)
         axes.set_title(mode)
         axes.set_xlabel("oneDNN")
     panels[0].set_ylabel("images/s")
@@ -182,10 +160,7 @@ def onednn_speeds(speeds: Sequence[Any]) -> Figure:
 
 
 def streams(splits: Sequence[Any]) -> Figure:
-    """Draw throughput and latency of inference against the number of streams.
-
-    Args:
-        splits: result of `bench.streams.compare`.
+    """Draw throughput and latency of inference against streams, as `bench.streams.compare` gave.
 
     Returns:
         Figure: images/s of all streams on the left, latency on the right.
@@ -203,9 +178,8 @@ def streams(splits: Sequence[Any]) -> Figure:
     drawn, (left, right) = figure(columns=2, height=2.8, alt=alt)
     left.bar(names, [each.median_images_per_s for each in splits], 0.6, color=BLUE)
     left.set(title="all streams together", ylabel="images/s", xlabel="streams x threads")
-    right.bar(
-        names, [1e3 * each.late_s for each in splits], 0.6, color=SKY, label="95 of 100 within"
-    )
+    late = [1e3 * each.late_s for each in splits]
+    right.bar(names, late, 0.6, color=SKY, label="95 of 100 within")
     middle = [1e3 * each.latency.median for each in splits]
     right.plot(names, middle, "o", color=ORANGE, label="median")
     right.set(title="one answer", ylabel="latency (ms)", xlabel="streams x threads")
@@ -213,22 +187,15 @@ def streams(splits: Sequence[Any]) -> Figure:
     return drawn
 
 
-# --- tuning ---
-
-
 def tuning(result: Any) -> Figure:
-    """Draw images/s as the colour of a cell for each number of ranks and threads per rank.
+    """Draw a `tuning.HalvingResult`: images/s as colour, ranks to the right, threads upwards.
 
     Of the candidates of one cell, which differ in inter-op threads and binding, the best gives
     the colour. The frame marks the best of all; "default" are TensorFlow's own settings, "free"
     are ranks without binding.
 
-    Args:
-        result: a `tuning.HalvingResult`: `rows` with `candidate`, `median`,
-            `rung` and `error`; `best`; `baseline`.
-
     Returns:
-        Figure: ranks to the right, threads per rank upwards.
+        Figure: the heat map.
 
     Raises:
         ValueError: when no candidate was measured.
@@ -243,9 +210,7 @@ def tuning(result: Any) -> Figure:
     require(bool(cells), "result", "hold a candidate that was measured", [])
     ranks = sorted({where[0] for where in cells})
     threads = sorted({where[1] for where in cells})
-    best = {
-        where: max(rows, key=lambda row: (row.rung, row.median)) for where, rows in cells.items()
-    }
+    best = {where: max(rows, key=lambda r: (r.rung, r.median)) for where, rows in cells.items()}
     drawn, (axes,) = figure(
         width=max(4.2, 2.2 + 1.5 * len(ranks)),
         height=max(2.6, 1.4 + 0.75 * len(threads)),
@@ -264,10 +229,8 @@ def tuning(result: Any) -> Figure:
         place = (ranks.index(p), threads.index(t))
         axes.text(*place, text, color=colour, ha="center", va="center", fontsize=8)
         if result.best == row.candidate:
-            corner, style = (
-                (place[0] - 0.47, place[1] - 0.47),
-                {"edgecolor": ORANGE, "linewidth": 3},
-            )
+            corner = place[0] - 0.47, place[1] - 0.47
+            style = {"edgecolor": ORANGE, "linewidth": 3}
             axes.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, **style))
     axes.set_xticks(range(len(ranks)), [str(each) for each in ranks])
     axes.set_yticks(range(len(threads)), [str(each) for each in threads])

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- prediction ---
-
 # Not ordered apart by colour alone: each part is hatched in its own way too.
 _PARTS = {
     "start": (SKY, ""),
@@ -29,14 +27,12 @@ _PARTS = {
 def prediction(
     points: Mapping[int, float] | Sequence[tuple[int, float]],
     predictions: Sequence[Any],
-    unit: str = "images/s",
 ) -> Figure:
     """Draw measured and predicted throughput, and the parts of a step that make it longer.
 
     Args:
         points: throughput by number of workers, or pairs of both; empty for none.
         predictions: of `scaling.predict.ThroughputFit.predict`, for two numbers of workers or more.
-        unit: of the throughput.
 
     Returns:
         Figure: throughput with its interval of 90 % and the ideal line on the left, shares of the
@@ -51,7 +47,7 @@ def prediction(
     workers = [each.workers for each in ordered]
     first, last = ordered[0], ordered[-1]
     alt = (
-        f"Throughput against workers with its interval: {first.images_per_s:.4g} {unit} at "
+        f"Throughput against workers with its interval: {first.images_per_s:.4g} images/s at "
         f"{first.workers}, {last.images_per_s:.4g} ({last.low:.4g} to {last.high:.4g}) at "
         f"{last.workers}, efficiency {100 * last.efficiency:.0f} %, limited by {last.limited_by}."
     )
@@ -65,7 +61,7 @@ def prediction(
     left.plot(workers, [each.images_per_s for each in ordered], color=BLUE, label="predicted")
     if pairs:
         left.plot(*zip(*pairs, strict=True), "o", color="black", label="measured")
-    left.set(xscale="log", yscale="log", xlabel="workers", ylabel=unit, title="Throughput")
+    left.set(xscale="log", yscale="log", xlabel="workers", ylabel="images/s", title="Throughput")
     _plain_counts(left, [p for p, _ in pairs] + workers)
     left.legend(loc="upper left", frameon=False)
     _shares(right, ordered)
@@ -104,23 +100,17 @@ def _plain_counts(axes: Axes, workers: Sequence[int]) -> None:
     axes.xaxis.set_major_formatter(ScalarFormatter())
 
 
-# --- predicted errors ---
-
 _STYLES = ((BLUE, "o"), (GREEN, "^"), (ORANGE, "s"), (PURPLE, "D"), ("black", "v"))
 
 
-def predicted_errors(
-    rows: Mapping[str, Sequence[Any]], title: str = "Predicted throughput over measured throughput"
-) -> Figure:
+def predicted_errors(rows: Mapping[str, Sequence[Any]]) -> Figure:
     """Draw how far predictions lie from what was measured.
 
     A mark is predicted / measured, its line the interval over the same measurement: where it
     crosses 1, the interval holds the truth.
 
     Args:
-        rows: for each series what `scaling.predict.held_out` gave; a series without any is left
-            out.
-        title: of the panel.
+        rows: for each series what `scaling.predict.held_out` gave; empty ones are left out.
 
     Returns:
         Figure: a row for each series, the first on top.
@@ -149,7 +139,7 @@ def predicted_errors(
     axes.set_yticks(range(len(series)), list(series), fontsize=8)
     axes.invert_yaxis()
     axes.grid(visible=False)
-    axes.set_title(title, fontsize=10)
+    axes.set_title("Predicted throughput over measured throughput", fontsize=10)
     axes.set_xlabel("predicted / measured; line: 90 % interval")
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     order = [f"{count} workers" for count in counts]

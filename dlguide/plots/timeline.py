@@ -43,7 +43,6 @@ def timeline(
     steps: Sequence[tuple[float, float]] = (),
     title: str = "",
     span: tuple[float, float] | None = None,
-    names: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw when tensors were negotiated, copied and exchanged, and when steps computed.
 
@@ -56,7 +55,6 @@ def timeline(
             gives them; empty for no such lane.
         title: above the picture; "" counts tensors and messages.
         span: begin and end of the plot (s); None for all steps, or all events without them.
-        names: labels of tensors; None for the part of each name that differs.
 
     Returns:
         Figure: lanes below each other, time in milliseconds after the begin of the span.
@@ -70,7 +68,7 @@ def timeline(
     require(bool(seen), "recorded", "have events in what is drawn", str(recorded), then)
     tensors = list(dict.fromkeys(event.tensor for event in sorted(seen, key=lambda e: e.start_s)))
     messages = [m for m in recorded.messages if m.start_s < end and m.end_s > start]
-    labels = names or _short(tensors)
+    labels = _short(tensors)
     parts = [part for part in recorded.compute(steps) if part[0] < end and part[1] > start]
     spans = {phase: [(e.start_s, e.end_s) for e in seen if e.phase == phase] for phase in COLOURS}
     spans[COMPUTE] = parts
@@ -85,19 +83,16 @@ def timeline(
             _bars(axes, own, lane, phase, start)
     for message in messages:
         _frame(axes, message, lanes, start)
-    every = -(-len(tensors) // _MOST_NAMES)
-    shown = tensors[::every]
-    ticks = [*([0] if steps else []), *(lanes[tensor] for tensor in shown)]
-    described = [*(["steps"] if steps else []), *(labels.get(tensor, tensor) for tensor in shown)]
-    axes.set_yticks(ticks, described, fontsize=8)
+    shown = tensors[:: -(-len(tensors) // _MOST_NAMES)]
+    ticks = {0: "steps"} if steps else {}
+    ticks |= {lanes[tensor]: labels[tensor] for tensor in shown}
+    axes.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
     axes.set_ylim(len(tensors) + 0.6, -0.6 if steps else 0.4)
     axes.set_xlim(0, 1e3 * (end - start))
     axes.set_xlabel("milliseconds")
     axes.grid(visible=False)
-    count = (
-        f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}, "
-        f"{len(messages)} message{'s' * (len(messages) != 1)}"
-    )
+    counts = {"tensor": len(tensors), "message": len(messages)}
+    count = ", ".join(f"{number} {noun}{'s' * (number != 1)}" for noun, number in counts.items())
     axes.set_title(title or count, fontsize=9, loc="left")
     _legend(axes, [phase for phase, stretches in spans.items() if stretches], messages)
     return drawn
@@ -144,18 +139,15 @@ def _legend(axes: Axes, phases: Sequence[str], messages: Sequence[FusedMessage])
     called = {EXCHANGE: operations[0] if len(operations) == 1 else EXCHANGE}
     marks = [Patch(facecolor=COLOURS[each], label=called.get(each, each)) for each in phases]
     marks.append(Patch(fill=False, edgecolor="black", linewidth=0.5, label="one message"))
-    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
-    axes.legend(handles=marks, frameon=False, ncols=len(marks), fontsize=8, **place,
-                handlelength=1.2, columnspacing=1.0)  # fmt: skip
+    look = {"frameon": False, "fontsize": 8, "handlelength": 1.2, "columnspacing": 1.0}
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": len(marks)}
+    axes.legend(handles=marks, **place, **look)
 
 
 def _short(tensors: Sequence[str]) -> dict[str, str]:
     """Leave out of each name what all of them begin with."""
-    alike = 0
-    if len(tensors) > 1:
-        shortest = min(map(len, tensors))
-        columns = zip(*(tensor[:shortest] for tensor in tensors), strict=True)
-        alike = next((i for i, one in enumerate(columns) if len(set(one)) > 1), shortest)
+    pairs = enumerate(zip(min(tensors), max(tensors), strict=False))
+    alike = next((i for i, (one, other) in pairs if one != other), len(min(tensors)))
     return {tensor: (tensor[alike:] or tensor)[-24:] for tensor in tensors}
 
 

@@ -1,18 +1,15 @@
-"""Trainings: scaling, loss and accuracy, schedules, busy cores, and what a step waits for."""
+"""Trainings: scaling, loss and accuracy, and busy cores."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dlguide.errors import require
 from dlguide.measure import TrainingResult, Utilisation
 from dlguide.plots.figures import (
     BLUE,
     COLOURS,
-    DASHES,
     GREEN,
     GREY,
     MARKERS,
@@ -25,11 +22,8 @@ from dlguide.plots.figures import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-# --- training ---
 
 _PHASE_COLOURS = {"setup": GREY, "train": BLUE, "evaluate": ORANGE, "checkpoint": PURPLE}
 
@@ -181,136 +175,3 @@ def utilisation(
         axes.set_xlim(0, record.time_s[-1])
         axes.label_outer()
     return drawn
-
-
-# --- schedules ---
-
-_COLOURS = (*COLOURS, "black")  # 7 colours and 4 dashes give 28 different lines
-_POINTS = 4000
-
-
-def schedules(schedules: Mapping[str, Any], log: bool = False) -> Figure:
-    """Draw the learning rate of each training over its epochs.
-
-    Schedules with different steps per epoch share the axis. At most 4000 steps of each are drawn.
-
-    Args:
-        schedules: for each name a `schedules.StepSchedule`, with `rate`, `steps` and
-            `steps_per_epoch`.
-        log: logarithmic axis of rates.
-
-    Returns:
-        Figure: one stepped line for each name.
-
-    Raises:
-        ValueError: when there is nothing to draw.
-    """
-    require(bool(schedules), "schedules", "hold at least one schedule", dict(schedules))
-    points, summary = {}, []
-    for name, each in schedules.items():
-        places = np.linspace(0, each.steps - 1, min(each.steps, _POINTS))
-        steps = np.unique(places.round().astype(int))
-        rates = each.rate(steps)
-        top = int(rates.argmax())
-        summary.append(
-            f"{name}: begins at {rates[0]:.3g}, is highest at epoch "
-            f"{steps[top] / each.steps_per_epoch:.3g} with {rates[top]:.3g}, "
-            f"ends at {rates[-1]:.3g}"
-        )
-        epochs = np.append(steps, each.steps) / each.steps_per_epoch
-        points[name] = epochs, np.append(rates, rates[-1])
-    alt = f"Learning rate against epochs. {'; '.join(summary)}."
-    drawn, (axes,) = figure(width=7.0, height=3.2, alt=alt)
-    for number, (name, (epochs, rates)) in enumerate(points.items()):
-        look = {
-            "color": _COLOURS[number % len(_COLOURS)],
-            "linestyle": DASHES[number % len(DASHES)],
-        }
-        axes.plot(epochs, rates, drawstyle="steps-post", label=name, **look)
-    axes.set_title("learning rate over the epochs", fontsize=10)
-    axes.set(xlabel="epochs", ylabel="learning rate", yscale="log" if log else "linear")
-    axes.set_xlim(left=0)
-    if not log:
-        axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
-    return drawn
-
-
-# --- bottleneck ---
-
-_STEPS_SHOWN = 20
-
-
-def bottleneck(found: Any) -> Figure:
-    """Draw the samples/s of each stage alone and of all together, and the steps over time.
-
-    The axis of speeds is logarithmic: stages differ by powers of ten. The slowest stage is
-    orange and hatched. Below, each step is a piece of a strip: waiting for data orange and
-    hatched, computing blue.
-
-    Args:
-        found: result of `training.bottleneck`.
-
-    Returns:
-        Figure: the bars, and below them the strip of the last steps.
-
-    Raises:
-        ValueError: when nothing was measured.
-    """
-    require(bool(found.stages and found.wait_s), "found", "hold stages and steps", found)
-    rows = len(found.stages) + 2
-    height = 0.36 * rows + 2.0
-    drawn, (bars, strip) = figure(2, 1, 8.5, height / 2, _bottleneck_words(found))
-    bars.get_gridspec().set_height_ratios([height - 1.2, 0.5])
-    _bars(bars, found)
-    _strip(strip, found)
-    return drawn
-
-
-def _bars(axes: Axes, found: Any) -> None:
-    alone = [(stage.name, stage.samples_per_s) for stage in found.stages]
-    together = [
-        ("all, predicted", found.predicted_samples_per_s),
-        ("all, measured", found.measured_samples_per_s),
-    ]
-    names, speeds = zip(*alone, *together, strict=True)
-    for row, (name, speed) in enumerate(zip(names, speeds, strict=True)):
-        slowest = name == found.slowest.name
-        style = {"color": ORANGE, "hatch": "///", "edgecolor": "white"} if slowest else {}
-        if row >= len(alone):
-            style = {"color": GREEN if row == len(names) - 1 else GREY}
-        axes.barh(row, speed, height=0.7, **{"color": SKY, **style})
-        listed = f" {speed:,.0f}" if speed >= 10 else f" {speed:.2g}"
-        axes.text(speed, row, listed + "  holds the others back" * slowest, va="center", fontsize=9)
-    axes.axhline(len(alone) - 0.5, color=GREY, linewidth=0.8)
-    axes.set_yticks(range(len(names)), names)
-    axes.set(xscale="log", xlabel="samples/s, each stage alone on ready inputs")
-    axes.set(xlim=(min(speeds) / 4, 12 * max(speeds)), ylim=(len(names) - 0.5, -0.5))
-    axes.grid(visible=False)
-
-
-def _strip(axes: Axes, found: Any) -> None:
-    steps = list(zip(found.wait_s, found.compute_s, strict=True))[-_STEPS_SHOWN:]
-    now = 0.0
-    waits = {"color": ORANGE, "hatch": "////", "label": "waits"}
-    looks = (waits, {"color": BLUE, "label": "computes"})
-    for step in steps:
-        for seconds, look in zip(step, looks, strict=True):
-            bar = {"height": 0.8, "edgecolor": "white", "linewidth": 0.5, **look}
-            axes.barh(0, 1e3 * seconds, left=now, **bar)
-            now += 1e3 * seconds
-    axes.set(xlim=(0, now), ylim=(-0.5, 0.5), xlabel=f"time of the last {len(steps)} steps (ms)")
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    axes.set_title(f"steps wait {found.wait_share:.0%} of the time", fontsize=9, loc="left")
-    legend_above(axes)
-
-
-def _bottleneck_words(found: Any) -> str:
-    stages = ", ".join(f"{stage.name} {stage.samples_per_s:.3g}" for stage in found.stages)
-    return (
-        f"Bars of samples per second, each stage alone: {stages}. All together "
-        f"{found.predicted_samples_per_s:.3g} predicted, {found.measured_samples_per_s:.3g} "
-        f"measured. Slowest: {found.slowest.name}. Below, a strip of the last steps: the training "
-        f"waits for data {found.wait_share:.0%} of the time."
-    )

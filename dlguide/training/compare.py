@@ -14,7 +14,7 @@ from dlguide.machine import threads
 from dlguide.machine.threads import ThreadPlan
 
 if TYPE_CHECKING:
-    from dlguide.machine.describe import Machine
+    from dlguide.machine import Machine
     from dlguide.measure import TrainingResult
 
 

@@ -33,7 +33,7 @@ def dense_pair(
     """Build a small generator and a small discriminator of dense layers."""
     import keras
 
-    from dlguide.models.layers import SeededLayers
+    from dlguide.models.registry import SeededLayers
 
     def dense(name: str, inputs: int, outputs: int, activation: str) -> tuple[Any, Any]:
         make = SeededLayers(name, seed, dtype, seed, start="HeNormal")

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.machine.describe import Machine
 from dlguide.machine.threads import ThreadPlan, plan
-from dlguide.machine.topology import Core, format_cpus
+from dlguide.machine.topology import Core, Machine, format_cpus
 
 SERVERS = "MLSL_SERVER_AFFINITY"
 SETTINGS = ("OMP_NUM_THREADS", "MLSL_NUM_SERVERS", SERVERS)

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
-from test_experiments import a_result
 
 from dlcourse import pictures, search_theory, tensor_layouts
 from dlcourse.mixtures import Ring
 from dlcourse.phases import StartUp
 from dlcourse.pictures import cases, frameworks
 from dlcourse.pictures.storage import limits
-from dlguide import plots, search
-from dlguide.machine import number_formats, vnni
+from dlguide import search
+from dlguide.machine import number_formats, onednn
 from dlguide.parallel.overlap import OverlapStep, TraceEvent, predict
 from dlguide.published import load
 from dlguide.training import experiments as ex
@@ -67,14 +66,6 @@ def test_speed_and_quality_name_the_region_of_each_size():
     speed, quality = drawn.axes
     assert [text.get_text() for text in speed.texts] == regions
     assert [text.get_text() for text in quality.texts] == ["30 %"]  # below the picture
-
-
-def test_seven_schedules_have_seven_colours_and_28_have_different_looks():
-    made = [a_result((0.5, 0.9), name=f"recipe {k}", batch_per_worker=1 + k) for k in range(28)]
-    courses = {one.config.name: one.config.schedule().to_steps(5) for one in made}
-    lines = plots.schedules(courses).axes[0].lines
-    assert len({line.get_color() for line in lines[:7]}) == 7
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 28
 
 
 SADDLE = SimpleNamespace(loss=lambda x, y: x**2 - y, view=(-2, 2, -1, 3), minimum=(0.0, 3.0))
@@ -582,9 +573,9 @@ def test_gradients_are_counted_once_each():
 
 def test_rates_are_the_bars_and_their_ratios_the_words():
     found = [
-        vnni.MatmulRate("AVX2", "fp32", "gemm", (1e11, 2e11)),
-        vnni.MatmulRate("DEFAULT", "fp32", "gemm", (2.5e11,)),
-        vnni.MatmulRate("AVX2", "int8", "gemm_s8", (5e11, 4e11)),
+        onednn.MatmulRate("AVX2", "fp32", "gemm", (1e11, 2e11)),
+        onednn.MatmulRate("DEFAULT", "fp32", "gemm", (2.5e11,)),
+        onednn.MatmulRate("AVX2", "int8", "gemm_s8", (5e11, 4e11)),
     ]
     axes = pictures.kernel_rates(found, {"int8 with VNNI": 1e12}).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [200, 500, 250]

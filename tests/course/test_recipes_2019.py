@@ -227,7 +227,6 @@ def test_an_imagined_machine_has_every_cpu_once_and_its_siblings_together(s, c, 
         assert (core.core, core.socket) == (first.core, first.socket)
         expected = first.cpu // c if numbering == "blocks" else first.cpu % s
         assert core.socket == expected
-    assert type(node).from_dict(json.loads(json.dumps(node.as_dict()))) == node
 
 
 def test_an_imagined_machine_refuses_what_is_none():

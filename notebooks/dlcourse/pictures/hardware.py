@@ -178,7 +178,7 @@ def roofline(roof: Any, placed: Sequence[Any] = ()) -> Figure:
         unit = "op/s" if dtype == "int8" else "flop/s"
         note(axes, f"{peak:.3g} {unit}", (right, peak), -2, 3, ha="right", color=colour)
     for number, each in enumerate(sorted(placed, key=lambda one: one.intensity)):
-        (colour, marker, _), measured = _LOOKS[each.dtype], each.measured_flops_per_s
+        (colour, marker, _), measured = _LOOKS["float32"], each.measured_flops_per_s
         height = each.attainable_flops_per_s if measured is None else measured
         face = "white" if measured is None else colour
         axes.plot([each.intensity], [height], marker, color=colour, mfc=face, zorder=3)

@@ -14,7 +14,7 @@ from dlcourse.pictures import shapes
 from dlcourse.pictures.shapes import AMBER, HATCHES, PAPER, PLAIN, YELLOW, area, listed, middle
 from dlcourse.recipes_2019 import RecipeExplanation
 from dlguide.errors import require
-from dlguide.machine.describe import Machine
+from dlguide.machine import Machine
 from dlguide.machine.threads import ThreadPlan
 from dlguide.machine.topology import format_cpus
 from dlguide.plots.figures import BLUE, COLOURS, GREEN, GREY, ORANGE, PURPLE, SKY, figure

@@ -16,7 +16,7 @@ from dlcourse.usecases.chest_xray.phantoms import FINDINGS
 from dlguide import models
 from dlguide.data.input_pipeline import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalise
 from dlguide.errors import MissingComponentError, require, require_count, require_known
-from dlguide.models.layers import SeededLayers
+from dlguide.models.registry import SeededLayers
 from dlguide.training import checkpoint
 from dlguide.training.checkpoint import Checkpoint, CheckpointError
 from dlguide.training.schedules import from_config

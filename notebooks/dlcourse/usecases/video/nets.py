@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlguide.errors import require, require_count, require_known
-from dlguide.models.layers import SeededLayers
+from dlguide.models.registry import SeededLayers
 
 if TYPE_CHECKING:
     import keras
