@@ -1,6 +1,6 @@
 """The search finds the best of many candidates in noise, within its time, and loses no error.
 
-Tests dlguide.tuning.halving and the candidates of dlguide.machine.tuned_plans.
+Tests dlguide.tuning.halving and the candidates of dlguide.machine.threads.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What was tuned is found again on the same machine only, and a damaged file harms nobody.
 
-Tests dlguide.machine.tuned_plans and dlguide.cluster.launch.
+Tests dlguide.machine.threads and dlguide.cluster.launch.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from fake_machine import machine
 
 from dlguide.cluster import Cluster
 from dlguide.cluster.launch import default_plan
-from dlguide.machine import describe, threads, tuned_plans
-from dlguide.machine.tuned_plans import Candidate
+from dlguide.machine import describe, threads
+from dlguide.machine.threads import Candidate
 from dlguide.tuning import CandidateResult
 
 SPEEDS = {
@@ -51,9 +51,9 @@ def test_the_suite_does_not_see_the_users_cache():
 
 def test_what_is_kept_is_found_again(cache):
     here = machine(2)
-    path = tuned_plans.save(result(), "mnist_cnn", 100, here, unix_s=1e9)
+    path = threads.save_tuned(result(), "mnist_cnn", 100, here, unix_s=1e9)
     assert path.is_relative_to(cache)
-    found = tuned_plans.load(here)
+    found = threads.load_tuned(here)
     assert found.candidates == tuple(SPEEDS)
     assert found.images_per_s == tuple(SPEEDS.values())
     assert (found.net, found.global_batch, found.unix_s) == ("mnist_cnn", 100, 1e9)
@@ -62,7 +62,7 @@ def test_what_is_kept_is_found_again(cache):
 
 
 def test_nothing_is_found_where_nothing_was_kept(cache):
-    assert tuned_plans.load(machine(2)) is None
+    assert threads.load_tuned(machine(2)) is None
 
 
 @pytest.mark.parametrize(
@@ -76,41 +76,41 @@ def test_nothing_is_found_where_nothing_was_kept(cache):
     ],
 )
 def test_another_machine_finds_nothing(cache, other):
-    tuned_plans.save(result(), "mnist_cnn", 100, machine(2))
-    assert tuned_plans.load(other) is None
+    threads.save_tuned(result(), "mnist_cnn", 100, machine(2))
+    assert threads.load_tuned(other) is None
 
 
 def test_a_host_of_another_name_with_the_same_cores_finds_it(cache):
-    tuned_plans.save(result(), "mnist_cnn", 100, machine(2))
+    threads.save_tuned(result(), "mnist_cnn", 100, machine(2))
     twin = dataclasses.replace(machine(2), name="node17", os="another kernel", memory_bytes=1)
-    assert tuned_plans.load(twin) is not None
+    assert threads.load_tuned(twin) is not None
 
 
 def test_the_newest_is_found(cache):
     here = machine(2)
     for net, batch, unix_s in (("mlp", 100, 3.0), ("mlp", 32, 2.0), ("mnist_cnn", 100, 1.0)):
-        tuned_plans.save(result(), net, batch, here, unix_s)
-    assert tuned_plans.load(here).unix_s == 3.0
+        threads.save_tuned(result(), net, batch, here, unix_s)
+    assert threads.load_tuned(here).unix_s == 3.0
 
 
 def test_the_same_net_and_batch_is_replaced(cache):
     for unix_s in (1.0, 2.0):
-        path = tuned_plans.save(result(), "mlp", 100, machine(2), unix_s)
+        path = threads.save_tuned(result(), "mlp", 100, machine(2), unix_s)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
-    assert tuned_plans.load(machine(2)).unix_s == 2.0
+    assert threads.load_tuned(machine(2)).unix_s == 2.0
 
 
 def test_what_failed_is_not_kept(cache):
     bad = Candidate(2, 1, 1)
     speeds = {Candidate(1, 2, 1): 10.0}
-    tuned_plans.save(result(speeds, failed=[bad]), "mlp", 100, machine(2))
-    assert tuned_plans.load(machine(2)).candidates == (Candidate(1, 2, 1),)
+    threads.save_tuned(result(speeds, failed=[bad]), "mlp", 100, machine(2))
+    assert threads.load_tuned(machine(2)).candidates == (Candidate(1, 2, 1),)
 
 
 def test_best_is_that_of_the_ranks_and_takes_turns_only_when_allowed(cache):
     here = machine(2)
-    tuned_plans.save(result(), "mlp", 100, here)
-    found = tuned_plans.load(here)
+    threads.save_tuned(result(), "mlp", 100, here)
+    found = threads.load_tuned(here)
     assert found.best(here) == Candidate(2, 1, 2, bound=False)
     assert found.best(here, ranks=1) == Candidate(1, 2, 1)
     assert found.best(here, ranks=4) is None
@@ -136,24 +136,24 @@ DAMAGE = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_file_is_reported_and_the_others_are_read(cache, kind):
     here = machine(2)
-    tuned_plans.save(result(), "mlp", 100, here, unix_s=1.0)
-    path = tuned_plans.save(result(), "mnist_cnn", 100, here, unix_s=2.0)
+    threads.save_tuned(result(), "mlp", 100, here, unix_s=1.0)
+    path = threads.save_tuned(result(), "mnist_cnn", 100, here, unix_s=2.0)
     good = path.read_text()
     path.write_bytes(DAMAGE[kind](good).encode("latin-1"))
     assert path.read_text(errors="replace") != good
     with pytest.warns(
         RuntimeWarning, match=r"mnist_cnn-batch100\.json is damaged .* `dlguide tune"
     ):
-        assert tuned_plans.load(here).net == "mlp"
+        assert threads.load_tuned(here).net == "mlp"
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one(cache):
     here, stop = machine(2), threading.Event()
-    tuned_plans.save(result(), "mlp", 100, here)
+    threads.save_tuned(result(), "mlp", 100, here)
 
     def write():
         while not stop.is_set():
-            tuned_plans.save(result(), "mlp", 100, here)
+            threads.save_tuned(result(), "mlp", 100, here)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -161,7 +161,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one(cache):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for _ in range(200):
-                assert tuned_plans.load(here).candidates == tuple(SPEEDS)
+                assert threads.load_tuned(here).candidates == tuple(SPEEDS)
     finally:
         stop.set()
         writer.join()
@@ -169,24 +169,24 @@ def test_a_reader_sees_the_old_file_or_the_new_one(cache):
 
 def test_a_writer_that_is_killed_leaves_the_old_file(cache):
     here = machine(2)
-    path = tuned_plans.save(result(), "mlp", 100, here, unix_s=5.0)
+    path = threads.save_tuned(result(), "mlp", 100, here, unix_s=5.0)
     code = f"""
         import os, sys
         sys.path.insert(0, {os.path.dirname(__file__)!r})
         from test_tuned_plans import result, machine
-        from dlguide.machine import tuned_plans
+        from dlguide.machine import threads
         os.fsync = lambda handle: os._exit(7)
-        tuned_plans.save(result(), "mlp", 100, machine(2), unix_s=6.0)
+        threads.save_tuned(result(), "mlp", 100, machine(2), unix_s=6.0)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60)
     assert done.returncode == 7
-    assert tuned_plans.load(here).unix_s == 5.0
+    assert threads.load_tuned(here).unix_s == 5.0
     assert path.exists()
 
 
 def keep_here(speeds):
     here = describe()
-    tuned_plans.save(result(speeds), "mnist_cnn", 100, here, unix_s=1e9)
+    threads.save_tuned(result(speeds), "mnist_cnn", 100, here, unix_s=1e9)
     return here
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from dlguide import plots, tuning
 from dlguide.cluster import processes
 from dlguide.cluster.launch import default_plan
-from dlguide.machine import describe, tuned_plans
+from dlguide.machine import describe, threads
 from dlguide.tuning import Candidate, CandidateResult, HalvingResult, TuningTask, search
 from dlguide.tuning import ranks as tuning_ranks
 from dlguide.tuning.ranks import RankTeams, start_of
@@ -78,9 +78,9 @@ def test_progress_is_a_line_per_candidate_where_there_is_no_terminal_and_then_th
 def test_the_outcome_is_kept_for_the_cluster(tuned):
     found, _ = tuned
     here = describe()
-    record = tuned_plans.load(here)
+    record = threads.load_tuned(here)
     assert record.candidates == tuple(row.candidate for row in found.result.rows)
-    assert str(tuned_plans.folder_of(here)) in found.stored
+    assert str(threads.tuned_folder(here)) in found.stored
     plan, how = default_plan(ranks=2, oversubscribe=True)
     pair = next(row.candidate for row in found.result.rows if row.candidate.ranks == 2)
     assert plan == pair.plan(here)

@@ -33,7 +33,7 @@ from dlguide.cluster.errors import LAUNCHER_LOG
 from dlguide.cluster.supervision import RemoteCall
 from dlguide.cluster.tasks import TaskResult, checked_ranks, payload, run_tasks
 from dlguide.errors import require, require_count
-from dlguide.machine import describe, threads, tuned_plans
+from dlguide.machine import describe, threads
 
 START_S = 60.0
 PATIENCE_S = 2.0  # then a call says that it waits for another notebook
@@ -357,7 +357,7 @@ def default_plan(
         ranks = require_count(2 if ranks is None else ranks, "ranks")
         # refuses too many ranks, whatever was measured
         plain = threads.plan(machine, ranks=ranks, oversubscribe=oversubscribe)
-    found = None if tuned is False else tuned_plans.load(machine)
+    found = None if tuned is False else threads.load_tuned(machine)
     best = found and found.best(machine, ranks, oversubscribe)
     if best:
         return best.plan(machine), str(found)

@@ -25,7 +25,6 @@ __all__ = [
     "roofline",
     "threads",
     "topology",
-    "tuned_plans",
 ]
 
 

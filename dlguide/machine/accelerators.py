@@ -18,6 +18,7 @@ from typing import Any
 
 from dlguide import commands
 from dlguide.errors import MissingComponentError, require, require_known
+from dlguide.machine.topology import counted
 
 DEVICES = ("auto", "cpu", "gpu")
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -115,7 +116,7 @@ def assign(everyone: Sequence[VisibleGpus], device: str = "auto") -> tuple[Devic
         chosen = _one_each([everyone[rank].gpus for rank in ranks])
         if chosen is None:
             count = len({gpu for rank in ranks for gpu in everyone[rank].gpus})
-            there = f"{count} GPU{'s' * (count != 1)}"
+            there = counted(count, "GPU")
             then = "Start fewer ranks on a node, or use `device='cpu'`."
             must = f"be at most the {there} of {host}, one per rank"
             require(device == "auto", "ranks", must, len(ranks), then)

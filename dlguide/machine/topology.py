@@ -121,16 +121,15 @@ class Machine:
         quota = "" if self.quota_cores is None else f", CPU time for {self.quota_cores:g} cores"
         caches = ", ".join(f"{kind} {_binary(size)}" for kind, size in self.caches.items())
         widest = [name for name in self.simd if name.startswith(("avx", "amx", "sve", "asimd"))]
-        return "\n".join(
-            (
-                f"{self.name}: {self.processor}",
-                f"  this process may use {_count(self.physical_cores, 'physical core')} "
-                f"({_count(self.logical_cores, 'hardware thread')}) on "
-                f"{_count(self.sockets, 'socket')}, {_count(self.numa_nodes, 'NUMA node')}{quota}",
-                f"  caches {caches or 'unknown'}; memory {_binary(self.memory_bytes)}",
-                f"  vector units {' '.join(widest) or 'unknown'}",
-                f"  GPUs {', '.join(self.gpus) or 'none'}; {self.os}",
-            )
+        cores = counted(self.physical_cores, "physical core")
+        threads = counted(self.logical_cores, "hardware thread")
+        nodes = f"{counted(self.sockets, 'socket')}, {counted(self.numa_nodes, 'NUMA node')}"
+        return (
+            f"{self.name}: {self.processor}\n"
+            f"  this process may use {cores} ({threads}) on {nodes}{quota}\n"
+            f"  caches {caches or 'unknown'}; memory {_binary(self.memory_bytes)}\n"
+            f"  vector units {' '.join(widest) or 'unknown'}\n"
+            f"  GPUs {', '.join(self.gpus) or 'none'}; {self.os}"
         )
 
     __str__ = summary
@@ -182,7 +181,6 @@ def imagine(
     cores: int = 24,
     threads: int = 1,
     numbering: str = "blocks",
-    numa_nodes: int = 1,
     name: str = "imagined",
 ) -> Machine:
     """Describe a machine by its counts, to plan threads for one that you are not on.
@@ -200,7 +198,6 @@ def imagine(
         cores: physical cores of each socket (count).
         threads: hardware threads of each core (count).
         numbering: "blocks" or "turns".
-        numa_nodes: NUMA nodes of each socket (count).
 
     Returns:
         Machine: with the named counts.
@@ -211,7 +208,7 @@ def imagine(
     >>> imagine(2, 2, numbering="turns").cores[2]
     Core(cpu=2, core=1, socket=0, numa=0)
     """
-    counts = {"sockets": sockets, "cores": cores, "threads": threads, "numa_nodes": numa_nodes}
+    counts = {"sockets": sockets, "cores": cores, "threads": threads}
     for count, value in counts.items():
         require_count(value, count)
     require_known(numbering, ("blocks", "turns"), "numbering")
@@ -220,9 +217,8 @@ def imagine(
         for core in range(cores):
             number = socket * cores + core
             first = number if numbering == "blocks" else core * sockets + socket
-            numa = socket * numa_nodes + core * numa_nodes // cores
             cpus = range(first, threads * sockets * cores, sockets * cores)
-            made += [Core(cpu, number, socket, numa) for cpu in cpus]
+            made += [Core(cpu, number, socket, socket) for cpu in cpus]
     listed = tuple(sorted(made, key=lambda core: core.cpu))
     return Machine(
         name=name, processor=f"{sockets} x {cores} cores", **_counts(listed), cores=listed,
@@ -362,7 +358,8 @@ def _system() -> str:
     return f"{distribution}, {kernel}" if distribution else kernel
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Write "1 core" or "2 cores"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 

@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -290,7 +290,8 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
     library, no_library = _kernels()
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
     footprints = [size for size in _FOOTPRINTS if size <= room] or _FOOTPRINTS[:1]
-    job = {"cpus": chosen, "library": library, "footprints": footprints}
+    note = f"; {no_library}. {AGAIN}." if library is None else ""
+    job = {"cpus": chosen, "library": library, "footprints": footprints, "note": note}
     found, missing, busy = {}, {}, []
     for part, (names, limit_s) in _PARTS.items():
         busy.append(psutil.cpu_percent(interval=0.3) / 100)
@@ -301,27 +302,22 @@ def measure(cpus: Sequence[int] | None = None) -> Limits:
             why = no_library
         else:
             answer, why = ask(__name__, part, job, limit_s)
-        found |= {name: Limit(tuple(one["samples"]), one["how"]) for name, one in answer.items()}
+        found |= answer
         if not answer:
             missing |= dict.fromkeys(names, f"{why.rstrip('.')}. {AGAIN}.")
-    note = f"; {no_library}. {AGAIN}." if library is None else ""
-    measured = Limits(
-        machine=_machine(),
-        cpus=tuple(chosen),
-        measured=datetime.now(UTC).isoformat(" ", "minutes"),
-        version=dlguide.__version__,
-        busy=float(np.median(busy)),
-        memory={
-            int(name): Limit(one.samples, one.how + note)
-            for name, one in found.items()
-            if name.isdigit()
-        },
-        values={name: one for name, one in found.items() if not name.isdigit()},
-        missing=missing,
-    )
+    plain = {
+        "machine": _machine(),
+        "cpus": chosen,
+        "measured": datetime.now(UTC).isoformat(" ", "minutes"),
+        "version": dlguide.__version__,
+        "busy": float(np.median(busy)),
+        "memory": {name: one for name, one in found.items() if name.isdigit()},
+        "values": {name: one for name, one in found.items() if not name.isdigit()},
+        "missing": missing,
+    }
     with atomic_write(_path()) as file:
-        json.dump(asdict(measured), file)
-    return measured
+        json.dump(plain, file)
+    return _read(_path())
 
 
 def load() -> Limits | None:
@@ -346,21 +342,17 @@ def load() -> Limits | None:
 
 
 def _read(path: Path) -> Limits:
+    def limit(one: dict[str, Any]) -> Limit:
+        samples = tuple(map(float, one["samples"]))
+        usable = bool(samples) and min(samples) > 0 and max(samples) < math.inf
+        require(usable, "samples", "be positive numbers", samples)
+        return Limit(samples, str(one["how"]))
+
     plain = json.loads(path.read_text())
-
-    def limits(key: str) -> dict[Any, Limit]:
-        made = {
-            name: Limit(tuple(map(float, one["samples"])), str(one["how"]))
-            for name, one in plain[key].items()
-        }
-        for one in made.values():
-            usable = bool(one.samples) and min(one.samples) > 0 and max(one.samples) < math.inf
-            require(usable, "samples", "be positive numbers", one.samples)
-        return made
-
-    known = {name: one for name, one in limits("values").items() if name in QUANTITIES}
-    memory = {int(size): one for size, one in limits("memory").items()}
-    return Limits(**plain | {"cpus": tuple(plain["cpus"]), "memory": memory, "values": known})
+    plain["cpus"] = tuple(plain["cpus"])
+    plain["memory"] = {int(size): limit(one) for size, one in plain["memory"].items()}
+    values = {name: limit(one) for name, one in plain["values"].items() if name in QUANTITIES}
+    return Limits(**plain | {"values": values})
 
 
 def ask(module: str, part: str, job: dict[str, Any], limit_s: float) -> tuple[dict[str, Any], str]:
@@ -541,7 +533,7 @@ def _memory(job: dict[str, Any]) -> dict[str, Any]:
             passes = max(1, math.ceil(_SAMPLE_S / once_s))
             seconds = _on_cores(cpus, partial(run, passes=passes))
             samples[size].append(2 * 8 * count * len(cpus) * passes / seconds)
-    how = f"x = a + b; a = x; b = x by {how}"
+    how = f"x = a + b; a = x; b = x by {how}{job.get('note', '')}"
     return {size: {"samples": rates, "how": how} for size, rates in samples.items()}
 
 

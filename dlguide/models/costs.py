@@ -190,9 +190,8 @@ def count(model: keras.Model, batch: int = 1) -> Cost:
     for call in layer_calls(model):
         one, seen = _layer_cost(call, batch), found.get(call.name)
         if seen is not None:  # a further call: the weights are the same, the work is done again
-            one = replace(
-                seen, **{name: getattr(seen, name) + getattr(one, name) for name in _WORK}
-            )
+            more = {name: getattr(seen, name) + getattr(one, name) for name in _WORK}
+            one = replace(seen, **more)
         found[call.name] = one
         if _formula(call.layer) is None:
             uncounted[call.name] = None
@@ -206,13 +205,10 @@ def _layer_cost(call: LayerCall, batch: int) -> LayerCost:
     outputs = [shape_of(tensor, name) for tensor in node.output_tensors]
     weights = list(getattr(layer, "weights", ()))
     formula = _formula(layer)
-    require(
-        formula is not None or not weights,
-        "model",
-        "be made of layers whose cost is known",
-        f"layer {name} of kind {kind} with {len(weights)} weights",
-        "Count this layer by hand, and the others as a model without it.",
-    )
+    must, came = "be made of layers whose cost is known", f"layer {name} of kind {kind} with"
+    then = "Count this layer by hand, and the others as a model without it."
+    known = formula is not None or not weights
+    require(known, "model", must, f"{came} {len(weights)} weights", then)
     products, other = formula(layer, inputs, outputs[0]) if formula else (Products(), 0)
     moving = {"BatchNormalization": ("moving_mean", "moving_variance")}.get(kind, ())
     kept = weights if kind == "Normalization" else [getattr(layer, each) for each in moving]
@@ -293,50 +289,35 @@ def _activation(layer: Any, output: Shape) -> int:
     return {"linear": 0, "softmax": 3}.get(name, 1) * prod(output)
 
 
-def _linear(layer: Any, multiply_adds: int, output: Shape) -> Work:
+def _kernels(layer: Any, inputs: list[Shape], output: Shape) -> Work:
+    """Count every weight of the kernels at every position of the output, or the input."""
+    kind = type(layer).__name__
+    if kind.startswith("Separable"):
+        shapes = [layer.depthwise_kernel.shape, layer.pointwise_kernel.shape]
+    else:
+        shapes = [layer.kernel.shape]
+    if kind.endswith("Transpose"):
+        positions = prod(inputs[0]) // layer.kernel.shape[-1]
+    elif kind.startswith("Depthwise"):
+        positions = prod(output) // prod(layer.kernel.shape[-2:])
+    else:
+        positions = prod(output) // (layer.units if kind == "Dense" else layer.filters)
     others = prod(output) * bool(layer.use_bias) + _activation(layer, output)
-    return Products(multiply_adds), others
+    return Products(positions * sum(map(prod, shapes))), others
 
 
-def _convolution(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    return _linear(layer, prod(output) // layer.filters * prod(layer.kernel.shape), output)
+def _other(flops: Callable[[Any, list[Shape], Shape], int]) -> Formula:
+    return lambda layer, inputs, output: (Products(), flops(layer, inputs, output))
 
 
-def _transposed(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    positions = prod(inputs[0]) // layer.kernel.shape[-1]
-    return _linear(layer, positions * prod(layer.kernel.shape), output)
+def _each(flops: int) -> Formula:
+    return _other(lambda layer, inputs, output: flops * prod(output))
 
 
-def _depthwise(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    positions = prod(output) // prod(layer.kernel.shape[-2:])
-    return _linear(layer, positions * prod(layer.kernel.shape), output)
-
-
-def _separable(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    kernels = prod(layer.depthwise_kernel.shape) + prod(layer.pointwise_kernel.shape)
-    return _linear(layer, prod(output) // layer.filters * kernels, output)
-
-
-def _dense(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    return _linear(layer, prod(output) // layer.units * prod(layer.kernel.shape), output)
-
-
-def _pooling(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    # one comparison or addition for each element under the window
-    return Products(), prod(output) * prod(layer.pool_size)
-
-
-def _over_inputs(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    return Products(), prod(inputs[0])
-
-
-def _merge(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    return Products(), max(1, len(inputs) - 1) * prod(output)
-
-
-def _function(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-    return Products(), _activation(layer, output)
-
+# one comparison or addition for each element under the window
+_pooling = _other(lambda layer, inputs, output: prod(output) * prod(layer.pool_size))
+_over_inputs = _other(lambda layer, inputs, output: prod(inputs[0]))
+_merge = _other(lambda layer, inputs, output: max(1, len(inputs) - 1) * prod(output))
 
 # Gates of each kind, and the other flops of one unit in one step, biases left out.
 #
@@ -369,9 +350,8 @@ def _attention(layer: Any, inputs: list[Shape], output: Shape) -> Work:
     (asked, asked_width), (answered, value_in), *more = inputs
     keys, key_in = more[0] if more else inputs[1]
     heads, width, value_width = layer.num_heads, layer.key_dim, layer.value_dim or layer.key_dim
-    projected = (
-        asked * asked_width * width + keys * key_in * width + answered * value_in * value_width
-    )
+    projected = asked * asked_width * width + keys * key_in * width
+    projected += answered * value_in * value_width
     result = asked * heads * value_width * prod(layer._output_shape or (asked_width,))
     scores = heads * asked * answered
     products = Products(heads * projected, result, scores * (width + value_width))
@@ -394,23 +374,16 @@ def _einsum(layer: Any, inputs: list[Shape], output: Shape) -> Work:
     return Products(prod(lengths.values())), _activation(layer, output) + biases
 
 
-def _each(flops: int) -> Formula:
-    def formula(layer: Any, inputs: list[Shape], output: Shape) -> Work:
-        return Products(), flops * prod(output)
-
-    return formula
-
-
 def _numbered(text: str, formula: Formula, most: int = 3) -> dict[str, Formula]:
     return {text.format(f"{dimensions}D"): formula for dimensions in range(1, most + 1)}
 
 
 FORMULAS: dict[str, Formula] = {
-    **_numbered("Conv{}", _convolution),
-    **_numbered("Conv{}Transpose", _transposed),
-    **_numbered("DepthwiseConv{}", _depthwise, most=2),
-    **_numbered("SeparableConv{}", _separable, most=2),
-    "Dense": _dense,
+    **_numbered("Conv{}", _kernels),
+    **_numbered("Conv{}Transpose", _kernels),
+    **_numbered("DepthwiseConv{}", _kernels, most=2),
+    **_numbered("SeparableConv{}", _kernels, most=2),
+    "Dense": _kernels,
     "EinsumDense": _einsum,
     **dict.fromkeys(("SimpleRNN", "LSTM", "GRU"), _recurrent),
     "MultiHeadAttention": _attention,
@@ -425,7 +398,7 @@ FORMULAS: dict[str, Formula] = {
     "GroupNormalization": _each(7),
     **dict.fromkeys(("Add", "Subtract", "Multiply", "Maximum", "Minimum", "Average"), _merge),
     **dict.fromkeys(("ReLU", "Relu", "LeakyReLU", "ELU"), _each(1)),
-    "Activation": _function,
+    "Activation": _other(lambda layer, inputs, output: _activation(layer, output)),
     "PReLU": _each(2),
     "Softmax": _each(3),
     **dict.fromkeys(("Rescaling", "Normalization"), _each(2)),

@@ -175,51 +175,33 @@ _TEMPORARIES_OF_NORMALISATION = 2
 Saved = dict[tuple[int, str], int]
 
 
-@dataclass(frozen=True)
-class SavingCall:
-    """A call of a layer that takes part in the backward pass, and what it saves for it."""
-
-    call: LayerCall
-    keeps: Saved
+# A call of a layer that takes part in the backward pass, and what it saves for it.
+SavingCall = tuple[LayerCall, Saved]
 
 
 def record(model: Any) -> list[SavingCall]:
     """List the calls of a net's layers that take part in the backward pass, in order."""
-    calls = []
-    for call in layer_calls(model):
-        if not call.free and (call.trained or any(call.trained_before)):
-            keeps = _keeps(call)
-            if call.kind in _INSIDE:
-                nbytes = _INSIDE[call.kind](call.node, str(call.layer.compute_dtype))
-                keeps = {**keeps, (-call.outputs[0].number, "inside"): nbytes}
-            calls.append(SavingCall(call, keeps))
-    return calls
+    calls = [c for c in layer_calls(model) if not c.free and (c.trained or any(c.trained_before))]
+    return [(call, _keeps(call) | _inside(call)) for call in calls]
 
 
 def saved_activations(calls: list[SavingCall]) -> Saved:
     """Collect what all calls keep; an array that several need is there once."""
-    arrays: Saved = {}
-    for call in calls:
-        arrays.update(call.keeps)
-    return arrays
+    return {key: nbytes for _, keeps in calls for key, nbytes in keeps.items()}
 
 
 def backward_peak(calls: list[SavingCall]) -> int:
     """Follow the gradients backward and find the fullest moment."""
     needed_until: dict[tuple[int, str], int] = {}
-    for number, call in enumerate(calls):
-        for key in call.keeps:
+    for number, (_, keeps) in enumerate(calls):
+        for key in keeps:
             needed_until.setdefault(key, number)
     sizes, alive, peak = saved_activations(calls), {}, 0
-    for number in range(len(calls) - 1, -1, -1):
-        call = calls[number].call
+    for number, (call, _) in reversed(list(enumerate(calls))):
         held = sum(sizes[key] for key, until in needed_until.items() if until <= number)
         incoming = {array.number: array.nbytes for array in call.outputs}
-        given = {
-            array.number: array.nbytes
-            for array, needs in zip(call.inputs, call.trained_before, strict=True)
-            if needs
-        }
+        needed = zip(call.inputs, call.trained_before, strict=True)
+        given = {array.number: array.nbytes for array, needs in needed if needs}
         others = sum(nbytes for key, nbytes in alive.items() if key not in incoming)
         temporary = 0
         if call.kind == "BatchNormalization":
@@ -227,9 +209,7 @@ def backward_peak(calls: list[SavingCall]) -> int:
         # an addition hands the same gradient to all its inputs
         fresh = 0 if call.kind in _MERGES else sum(given.values())
         peak = max(peak, held + others + sum(incoming.values()) + fresh + temporary)
-        for array in call.outputs:
-            alive.pop(array.number, None)
-        alive.update(given)
+        alive = {key: size for key, size in alive.items() if key not in incoming} | given
     return peak
 
 
@@ -256,10 +236,9 @@ def _keeps(call: LayerCall) -> Saved:
         # the input is for the gradient of the weights, the output for that of the activation
         needed = before if call.trained else {}
         if name in _FUNCTIONS_BY_OUTPUT:
-            needed = {**needed, **after}
-        elif name != "linear":
-            unactivated = {(-array.number, array.dtype): array.nbytes for array in outputs}
-            needed = {**needed, **unactivated}
+            return needed | after
+        if name != "linear":
+            needed = needed | {(-array.number, array.dtype): array.nbytes for array in outputs}
         return needed
     if kind == "Activation":
         return after if name in _FUNCTIONS_BY_OUTPUT else before if name != "linear" else {}
@@ -285,20 +264,27 @@ def _kept_by_rows(layer: Any, given: LayerArray, output: LayerArray, dtype: str)
     return {(given.number, wide): nbytes, (-output.number, wide): scales}
 
 
-def _inside_recurrent(node: Any, dtype: str) -> int:
-    """Count what a recurrent layer keeps of its steps, beside its input."""
-    layer, kind = node.operation, type(node.operation).__name__
-    steps = node.input_tensors[0].shape[1]
-    units = steps * _OF_A_UNIT[kind] * layer.units
-    if kind == "SimpleRNN" and layer.return_sequences:
+def _inside(call: LayerCall) -> Saved:
+    """Return what a recurrent layer or attention keeps beside its input."""
+    if call.kind in _OF_A_UNIT:
+        nbytes = _inside_recurrent(call.layer, call.node)
+    elif call.kind == "MultiHeadAttention":
+        nbytes = _inside_attention(call.layer, call.node)
+    else:
+        return {}
+    return {(-call.outputs[0].number, "inside"): nbytes}
+
+
+def _inside_recurrent(layer: Any, node: Any) -> int:
+    units = node.input_tensors[0].shape[1] * _OF_A_UNIT[type(layer).__name__] * layer.units
+    if type(layer).__name__ == "SimpleRNN" and layer.return_sequences:
         # states are kept one by one, and once more in the row that the next layer takes
         units += layer.units
-    return units * itemsize(dtype)
+    return units * itemsize(layer.compute_dtype)
 
 
-def _inside_attention(node: Any, dtype: str) -> int:
+def _inside_attention(layer: Any, node: Any) -> int:
     """Count what attention keeps: queries, keys, values, weights, their mean, a causal mask."""
-    layer = node.operation
     shapes = [tensor.shape for tensor in node.input_tensors]
     asked, answered = prod(shapes[0][1:-1]), prod(shapes[1][1:-1])
     heads, width, value_width = layer.num_heads, layer.key_dim, layer.value_dim or layer.key_dim
@@ -306,9 +292,6 @@ def _inside_attention(node: Any, dtype: str) -> int:
     weights = heads * asked * answered
     numbers = projected + weights + heads * asked * value_width
     # softmax computes in 32 bits, and its result is kept so and in 16
-    wide = 4 * weights if itemsize(dtype) == 2 else 0
+    wide = 4 * weights if itemsize(layer.compute_dtype) == 2 else 0
     masked = node.arguments.kwargs.get("use_causal_mask", False)
-    return numbers * itemsize(dtype) + wide + (weights if masked else 0)
-
-
-_INSIDE = {**dict.fromkeys(_OF_A_UNIT, _inside_recurrent), "MultiHeadAttention": _inside_attention}
+    return numbers * itemsize(layer.compute_dtype) + wide + (weights if masked else 0)

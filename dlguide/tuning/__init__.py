@@ -3,7 +3,7 @@
 `tune` searches for a net of the library; `successive_halving` takes any measurement.
 """
 
-from dlguide.machine.tuned_plans import Candidate, candidates, default_candidate
+from dlguide.machine.threads import Candidate, candidates, default_candidate
 from dlguide.tuning.halving import CandidateResult, HalvingResult, successive_halving
 from dlguide.tuning.ranks import TuningTask
 from dlguide.tuning.search import TuningResult, tune

@@ -31,8 +31,7 @@ from dlguide.cluster import processes
 from dlguide.cluster.environment import find_mpiexec, rank_environment, start_watchdog
 from dlguide.errors import require, require_count, require_known
 from dlguide.machine import Machine
-from dlguide.machine.threads import ThreadPlan
-from dlguide.machine.tuned_plans import Candidate
+from dlguide.machine.threads import Candidate, ThreadPlan
 from dlguide.training.config import OPTIMIZERS
 
 START_S = 180.0

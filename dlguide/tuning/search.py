@@ -21,8 +21,8 @@ from rich.text import Text
 from dlguide.cluster.environment import find_mpiexec
 from dlguide.errors import require, require_positive
 from dlguide.files import cache_folder, require_writable
-from dlguide.machine import describe, threads, tuned_plans
-from dlguide.machine.tuned_plans import Candidate, default_candidate
+from dlguide.machine import describe, threads
+from dlguide.machine.threads import Candidate, default_candidate
 from dlguide.tuning.halving import CandidateResult, HalvingResult, successive_halving
 from dlguide.tuning.ranks import RankTeams, TuningTask
 
@@ -115,7 +115,7 @@ def tune(
     require_positive(budget_s, "budget_s")
     machine = describe()
     if candidates is None:
-        candidates = tuned_plans.candidates(machine, max_ranks, oversubscribe)
+        candidates = threads.candidates(machine, max_ranks, oversubscribe)
     wanted = tuple(dict.fromkeys(candidates))
     left_out = tuple(
         (each, f"{each.ranks} ranks do not divide the global batch of {global_batch}")
@@ -143,7 +143,7 @@ def tune(
         display.done(result)
     stored: Path | str = ""
     if keep:
-        stored = tuned_plans.save(result.rows, net, global_batch, machine, unix_s)
+        stored = threads.save_tuned(result.rows, net, global_batch, machine, unix_s)
     where = f"{machine.name}: {machine.processor}"
     plan = result.best.plan(machine)
     return TuningResult(task, where, result, plan, left_out, start_s, used_s, unix_s, str(stored))

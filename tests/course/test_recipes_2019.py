@@ -234,4 +234,3 @@ def test_an_imagined_machine_refuses_what_is_none():
         imagine(2, 0)
     with pytest.raises(ValueError, match="`numbering` must be one of blocks, turns"):
         imagine(numbering="random")
-    assert imagine(1, 8, numa_nodes=4).numa_nodes == 4
