@@ -288,7 +288,6 @@ def test_a_number_has_the_bytes_of_its_dtype(dtype, size):
 def test_architectures_are_the_guides_nets_and_vgg_has_the_most_gradients(costs):
     rows = {row.name: row for row in models.architectures(["alexnet", "googlenet", "vgg16"])}
     assert list(rows) == ["alexnet", "googlenet", "vgg16"]
-    assert {type(row) for row in rows.values()} == {models.Footprint}
     for name, row in rows.items():
         cost = costs[name]
         assert row.gradient_bytes == 4 * models.parameters(name)

@@ -111,12 +111,11 @@ class Bound:
 
     def cell(self, timing: Timing) -> str:
         """Return the share for a table, or the larger spread where one is above 20 %."""
+        spread, share = max(self.spread, timing.spread), self.share(timing.median)
         if self.seconds is None:
             return "-"
-        spread = max(self.spread, timing.spread)
         if spread > MOST_SPREAD:
             return f"spread {spread:.0%}"
-        share = self.share(timing.median)
         return "above 1" if share is None else f"{share:.2g}"
 
 
@@ -231,9 +230,8 @@ class Limits:
         return self._sum(["flops_per_s"], work, "operations of the multiply-add units")
 
     def _sum(self, names: Sequence[str], work: float, why: str) -> Bound:
-        for name in names:
-            if name not in self.values:
-                return self._unknown(name)
+        if lacking := [name for name in names if name not in self.values]:
+            return self._unknown(lacking[0])
         limits = [self.values[name] for name in names]
         seconds = sum(work / each.median for each in limits)
         return Bound(seconds, max(each.spread for each in limits), why)

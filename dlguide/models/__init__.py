@@ -1,10 +1,9 @@
 """Neural networks by name, the same on every rank, and their cost in flops, bytes and memory."""
 
 from dlguide.models import images, sequences  # noqa: F401  they register their nets
-from dlguide.models.costs import Cost, Footprint, LayerCost, architectures, count
-from dlguide.models.memory import Memory, memory
+from dlguide.models.costs import Cost, LayerCost, architectures, count
+from dlguide.models.memory import memory
 from dlguide.models.registry import (
-    NetSpec,
     build,
     names,
     parameters,
@@ -15,10 +14,7 @@ from dlguide.models.registry import (
 
 __all__ = [
     "Cost",
-    "Footprint",
     "LayerCost",
-    "Memory",
-    "NetSpec",
     "architectures",
     "build",
     "count",
