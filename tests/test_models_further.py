@@ -12,7 +12,7 @@ import pytest
 from on_ranks import on_ranks
 
 from dlguide import models
-from dlguide.models import layers
+from dlguide.models import registry
 
 pytestmark = pytest.mark.ranks
 
@@ -376,7 +376,7 @@ def test_shapes_and_parameters_are_told_without_building():
 
 def test_the_seed_of_a_layer_does_not_depend_on_how_many_follow():
     def first(count, name="gru", seed=1):
-        numbers = layers.layer_seeds(name, seed)
+        numbers = registry.layer_seeds(name, seed)
         return [next(numbers) for _ in range(count)]
 
     assert first(9)[:3] == first(3)

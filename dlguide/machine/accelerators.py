@@ -21,7 +21,6 @@ from dlguide.errors import MissingComponentError, require, require_known
 from dlguide.machine.topology import counted
 
 DEVICES = ("auto", "cpu", "gpu")
-_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,9 @@ def visible_gpus(
     environment = os.environ if environment is None else environment
     count = len(tf.config.list_physical_devices("GPU"))
     names = _own_names(program) if count else ()
-    return VisibleGpus(socket.gethostname(), unique_names(count, environment.get(_VARIABLE), names))
+    return VisibleGpus(
+        socket.gethostname(), unique_names(count, environment.get("CUDA_VISIBLE_DEVICES"), names)
+    )
 
 
 def unique_names(count: int, visible: str | None, names: Sequence[str]) -> tuple[str, ...]:
@@ -130,7 +131,7 @@ def assign(everyone: Sequence[VisibleGpus], device: str = "auto") -> tuple[Devic
 
 
 def _one_each(choices: Sequence[Sequence[str]]) -> list[int] | None:
-    """Choose one of each list so that none is chosen twice; None if that is impossible."""
+    """Choose one of each list, none twice; None if that is impossible."""
     if len({tuple(each) for each in choices}) == 1:
         return list(range(len(choices))) if len(choices) <= len(choices[0]) else None
     from scipy.sparse import csr_array
@@ -146,10 +147,9 @@ def _one_each(choices: Sequence[Sequence[str]]) -> list[int] | None:
 
 def _own_names(program: str) -> tuple[str, ...]:
     path = shutil.which(program)
-    if path is None:
-        return ()
-    done = commands.run([path, "--query-gpu=uuid", "--format=csv,noheader"], timeout_s=20)
-    return tuple(done.output.split()) if done.ok else ()
+    command = [path, "--query-gpu=uuid", "--format=csv,noheader"]
+    done = commands.run(command, timeout_s=20) if path else None
+    return tuple(done.output.split()) if done is not None and done.ok else ()
 
 
 def select(place: DeviceAssignment, config: Any = None) -> None:

@@ -189,13 +189,13 @@ def compare(quantised: QuantisedModel, images: np.ndarray, turns: int = 7) -> In
     require(len(images) > 0, "images", "hold at least one image", len(images))
     nets = [session(path) for path in (quantised.float32_path, quantised.path)]
     wide, narrow = (net.run(None, inputs)[0] for net in nets)
-    seconds: list[list[float]] = [[], []]
+    seconds: list[tuple[float, ...]] = [(), ()]
     for _ in range(turns):
-        for net, times in zip(nets, seconds, strict=True):
+        for k, net in enumerate(nets):
             # the untimed run brings this net's weights back into the caches
-            once = measure.timing(lambda net=net: net.run(None, inputs), repeats=1, warmup=1)
-            times += once.seconds
-    timings = (measure.Timing(tuple(times)) for times in seconds)
+            run = partial(net.run, None, inputs)
+            seconds[k] += measure.timing(run, repeats=1, warmup=1).seconds
+    timings = map(measure.Timing, seconds)
     same = float(np.mean(wide.argmax(axis=-1) == narrow.argmax(axis=-1)))
     distance = float(np.abs(wide - narrow).max() / np.abs(wide).max())
     return Int8Comparison(*timings, same, distance)

@@ -114,11 +114,12 @@ def measure(seconds: float = 8.0) -> Roof:
             raise RuntimeError(f"`roofline.measure` found no {name}: {missing[name]}")
     if "int8" in found:
         found["int8"]["how"] += _integers_by(machine)
+    best = {name: each["best"] for name, each in found.items()}
     return Roof(
         processor=machine.processor,
         threads=len(cpus),
-        flops_per_s={name: each["best"] for name, each in found.items() if name != "memory"},
-        bytes_per_s=found["memory"]["best"],
+        bytes_per_s=best.pop("memory"),
+        flops_per_s=best,
         median_per_s={name: each["median"] for name, each in found.items()},
         how={name: each["how"] for name, each in found.items()},
         missing=missing,
@@ -229,9 +230,9 @@ def _integers_by(machine: Machine) -> str:
 def _memory(job: dict[str, Any]) -> _Rates:
     """Measure memory bandwidth by NumPy in threads, each on its own part of the arrays.
 
-    Copy counts 16 bytes per element, Add 24, a sum 8, as STREAM counts. A processor may read a
-    line before it writes it (write-allocate), which is not counted; so Copy and Add may show less
-    than the memory transfers, and the sum, which writes nothing, does not.
+    Copy counts 16 bytes per element, Add 24, a sum 8, as STREAM counts. A line may be read before
+    it is written (write-allocate), which is not counted; so Copy and Add may show less than the
+    memory transfers.
     """
     threads = len(job["cpus"])
     count = max(threads, job["array_bytes"] // 8)

@@ -112,8 +112,8 @@ def names(*tasks: str) -> tuple[str, ...]:
 def parameters(name: str) -> int:
     """Return the number of trainable parameters of a net at its default sizes.
 
-    This is what an allreduce carries in each step, times 4 bytes in float32. The moving averages
-    of batch normalisation are not trained. For other sizes build the net and `count` it.
+    This is what an allreduce carries in each step, times 4 bytes in float32; moving averages of
+    batch normalisation are not trained. For other sizes build the net and `count` it.
 
     Raises:
         ValueError: when there is no such net.
@@ -205,8 +205,7 @@ def build(
     net = spec(name)
     require_known(dtype, DTYPES, "dtype")
     require_count(seed, "seed", least=0)
-    if dropout_seed is None:
-        dropout_seed = seed
+    dropout_seed = seed if dropout_seed is None else dropout_seed
     require_count(dropout_seed, "dropout_seed", least=0)
     if net.dropout is None:
         require(dropout is None, "dropout", f"be left out for {name}, which has none", dropout)

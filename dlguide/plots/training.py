@@ -85,8 +85,7 @@ def scaling(runs: Iterable[TrainingResult | Mapping[str, Any]]) -> Figure:
 def training(runs: TrainingResult | Sequence[TrainingResult]) -> Figure:
     """Draw loss and test accuracy over epochs, and where the seconds went.
 
-    Args:
-        runs: a TrainingResult, or several to compare; of the ranks of one run give one.
+    Of the ranks of one run give one TrainingResult.
 
     Returns:
         Figure: loss, accuracy, and a bar of seconds for each run.
