@@ -1,6 +1,6 @@
 """The stage that was slowed on purpose is named, and the picture shows what was measured.
 
-Tests dlguide.training.bottleneck and dlguide.plots.bottleneck.
+Tests dlguide.training.bottleneck.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Learning rates over a training: the papers' formulas, Keras' tensors, and what is refused.
 
-Tests dlguide.training.schedules; dlguide.plots.schedules.
+Tests dlguide.training.schedules.
 """
 
 from __future__ import annotations
