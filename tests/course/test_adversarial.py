@@ -11,8 +11,7 @@ from lanes import RANKS
 from on_ranks import on_ranks
 
 from dlcourse import adversarial
-from dlcourse.adversarial import frechet_distance
-from dlcourse.mixtures import Ring
+from dlcourse.adversarial import Ring, frechet_distance
 
 pytestmark = pytest.mark.ranks
 
@@ -152,7 +151,7 @@ def plays(batch, parallel):
 
     import dlguide.horovod as hvd
     from dlcourse import adversarial
-    from dlcourse.mixtures import Ring
+    from dlcourse.adversarial import Ring
 
     hvd.init()
     seed = hvd.rank() if parallel else 0  # ranks start apart, rank 0's weights must win
@@ -178,7 +177,7 @@ def test_ranks_play_the_game_of_one_process_with_the_global_batch(ranks, alone, 
 def refused(batch):
     import dlguide.horovod as hvd
     from dlcourse import adversarial
-    from dlcourse.mixtures import Ring
+    from dlcourse.adversarial import Ring
 
     hvd.init()
     try:

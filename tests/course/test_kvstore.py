@@ -1,6 +1,6 @@
 """Whatever a kvstore is called: equal work, the bytes of the closed form, serial descent where due.
 
-Tests dlcourse.kvstore and dlcourse.flat_net.
+Tests dlcourse.kvstore.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from lanes import RANKS, long
 from on_ranks import on_ranks
 
 from dlcourse import kvstore, small_mlp
-from dlcourse.flat_net import FlatNet
+from dlcourse.kvstore import FlatNet
 from dlguide.data import datasets
 from dlguide.data.datasets import Dataset
 

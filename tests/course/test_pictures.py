@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from dlcourse import pictures, search_theory, tensor_layouts
-from dlcourse.mixtures import Ring
+from dlcourse.adversarial import Ring
 from dlcourse.phases import StartUp
 from dlcourse.pictures import cases, frameworks
 from dlcourse.pictures.storage import limits

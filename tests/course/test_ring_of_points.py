@@ -1,12 +1,12 @@
 """The ring of places: its density, its points, and the verdict on others' points.
 
-Tests dlcourse.mixtures.
+Tests dlcourse.adversarial.
 """
 
 import numpy as np
 import pytest
 
-from dlcourse.mixtures import Ring
+from dlcourse.adversarial import Ring
 
 
 def test_density_is_one_in_all():
