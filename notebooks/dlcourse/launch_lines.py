@@ -89,31 +89,8 @@ OPEN_MPI: Mapping[str, Option] = {
         "break the whole machine",
     ),
 }  # fmt: skip
-SRUN: Mapping[str, Option] = {
-    **dict.fromkeys(("n", "ntasks"), _RANKS),
-    **dict.fromkeys(("N", "nodes"), Option("number of nodes", "nodes")),
-    **dict.fromkeys(
-        ("c", "cpus-per-task"),
-        Option("CPUs for each rank", "cpus", note="say it in `srun` too: since Slurm 22.05 it "
-               "does not take it over from `sbatch`"),
-    ),
-    **dict.fromkeys(("l", "label"), _LABEL),
-    **dict.fromkeys(("w", "nodelist"), _HOSTS),
-    **dict.fromkeys(("F", "nodefile"), _FILE),
-    "ntasks-per-node": Option("ranks on each node", "per_node"),
-    "cpu-bind": _BIND,
-    "mpi": Option("how Slurm tells MPI who is who", note="MPICH wants pmi2, Open MPI 5 pmix"),
-    "export": Option("variables all ranks get", "variable"),
-}  # fmt: skip
-
-# What a family is called, and its options. `mpirun` and `mpiexec` are both: the options decide.
-FAMILIES: Mapping[str, tuple[str, Mapping[str, Option]]] = {
-    "hydra": ("mpiexec of MPICH and Intel MPI", HYDRA),
-    "open_mpi": ("mpirun of Open MPI", OPEN_MPI),
-    "srun": ("srun of Slurm", SRUN),
-}
-PROGRAMS = {"mpirun": "", "mpiexec": "", "orterun": "open_mpi", "srun": "srun"}
-PROGRAMS |= dict.fromkeys(("mpiexec.hydra", "mpiexec.gforker"), "hydra")
+FAMILIES = {"mpiexec of MPICH and Intel MPI": HYDRA, "mpirun of Open MPI": OPEN_MPI}
+PROGRAMS = ("mpirun", "mpiexec", "orterun", "mpiexec.hydra", "mpiexec.gforker")
 
 # What values mean, by option and value: (what it does, state, what to know).
 MEANINGS: Mapping[tuple[str, str], tuple[str, str, str]] = {
@@ -133,10 +110,6 @@ MEANINGS: Mapping[tuple[str, str], tuple[str, str, str]] = {
     ),
     ("map-by", "slot"): ("fills one node's slots, then the next node's", WORKS, "the default"),
     ("map-by", "socket"): ("deals ranks to the sockets in turn", WORKS, ""),
-    ("cpu-bind", "none"): (
-        "binds nothing: the kernel moves ranks and threads about", HARMFUL,
-        "it gives up pinning. Leave it out",
-    ),
 }  # fmt: skip
 
 
@@ -153,9 +126,9 @@ class ExplainedLaunch:
 def explain(command: str) -> ExplainedLaunch:
     """Read a launch line of the sources word by word; nothing is run.
 
-    Knows mpiexec (MPICH, Intel MPI), mpirun of Open MPI, and srun, with the options that occur in
-    courses, and variables before the command. Source: PRACE best practice guide (2019), sections
-    5.2, 5.3, 6.2.7, 6.3.3, 6.4.3.
+    Knows mpiexec (MPICH, Intel MPI) and mpirun of Open MPI, with the options that occur in courses,
+    and variables before the command. Source: PRACE best practice guide (2019), sections 5.2, 5.3,
+    6.2.7, 6.3.3, 6.4.3.
     """
     plain = command.replace("\\\n", " ")
     words = re.findall(r"""(?:[^\s"']|"[^"]*"|'[^']*')+|["']""", plain)
@@ -178,8 +151,8 @@ def explain(command: str) -> ExplainedLaunch:
         variables[name] = _unquoted(value)
         told.append(_variable(word, name, _unquoted(value)))
     launcher, left = words[at], words[at + 1 :]
-    family = PROGRAMS[launcher.rpartition("/")[2]] or _which_mpi(left)
-    title, table = FAMILIES[family]
+    title = _which_mpi(left)
+    table = FAMILIES[title]
     told.append(ExplainedWord(launcher, f"launcher: {title}"))
     parts: dict[str, str] = {}
     while left and left[0].startswith("-"):
@@ -219,7 +192,7 @@ def _which_mpi(words: Sequence[str]) -> str:
     only = {*OPEN_MPI} - {*HYDRA}
     strange = [name for name in names if name not in HYDRA]
     near = any(get_close_matches(name, only, cutoff=0.75) for name in strange)
-    return "open_mpi" if near else "hydra"
+    return [*FAMILIES][near]
 
 
 def _option(
@@ -239,10 +212,9 @@ def _option(
 
 def _variables(option: str, values: Sequence[str]) -> dict[str, str | None]:
     """The variables that an option gives to all ranks; None takes the shell's value."""
-    several = option in ("genvlist", "export")
-    pairs = values[0].split(",") if several else [" ".join(values).replace(" ", "=", 1)]
-    split = [each.partition("=") for each in pairs if each not in ("ALL", "NONE")]
-    return {key: value or None for key, _, value in split}
+    joined = " ".join(values).replace(" ", "=", 1)
+    pairs = joined.split(",") if option == "genvlist" else [joined]
+    return {key: value or None for key, _, value in (each.partition("=") for each in pairs)}
 
 
 def _unquoted(text: str) -> str:

@@ -38,9 +38,8 @@ DECK = (
 HANDS_ON = (
     "mpirun -prepend-rank -genv OMP_NUM_THREADS=2 -genv I_MPI_DEBUG=5 -n 4 python -u cnn_mnist.py"
 )
-SRUN = "srun -l -N 1 -n 1 -c 28 python ./main.py --rank 3"
 NVCAFFE = 'mpirun -bind-to none -np 48 --tag-output caffe train --solver "a b.prototxt"'
-LINES = [IMAGENET, THESIS, GUIDE_64, DECK, HANDS_ON, SRUN, NVCAFFE]
+LINES = [IMAGENET, THESIS, GUIDE_64, DECK, HANDS_ON, NVCAFFE]
 
 
 def said(launch, beginning):
@@ -121,6 +120,8 @@ def test_i_mpi_debug_and_its_likes_are_known():
 def test_todays_lines_say_the_same_job(line):
     job = launch_lines.explain(line).job
     for name, command in launch_command.all_lines(job).items():
+        if name == "Slurm":  # srun is written, not read
+            continue
         again = launch_lines.explain(command)
         if name in ("MPICH", "Intel MPI"):
             assert again.launcher == "mpiexec of MPICH and Intel MPI"
@@ -150,7 +151,6 @@ def test_mpichs_line_really_starts_the_ranks():
         ("", r"`command` must have a launcher, .* got ''"),
         ("ls -l", r"`command` must have a launcher, .* got 'ls -l'"),
         ("mpirun -np 2 -mcca a b x", r"got 'mcca'\. Did you mean mca\?"),
-        ("srun --ntaks 2 x", r"got 'ntaks'\. Did you mean ntasks\?"),
         ("mpiexec -np two x", r"have a count after -np, got 'two'"),
         ("mpiexec -np", r"have a value after -np, got 'nothing'"),
         ("mpiexec -np 2 'x", r"close each quotation mark"),
@@ -178,20 +178,14 @@ def test_any_line_is_read_or_refused(rest):
 
 
 def test_every_option_of_every_launcher_is_described():
-    for name, table in launch_lines.FAMILIES.values():
+    for name, table in launch_lines.FAMILIES.items():
         for option in table.values():
             assert option.did, name
             assert option.note or option.state == "works", name
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
-def test_launch_line_of_a_batch_job_is_explained_as_that_job(launcher):
-    job = Job("train.py", nodes=2, ranks_per_node=4, threads=7)
-    said = launch_lines.explain(render.launch(job, Profile(launcher=launcher))).job
+def test_launch_line_of_a_batch_job_is_explained_as_that_job():
+    line = render.launch(Job("train.py", nodes=2, ranks_per_node=4, threads=7), Profile())
+    said = launch_lines.explain(line).job
     assert (said.ranks, said.per_node, said.program) == ("8", "4", ("python", "train.py"))
-    lines = launch_command.all_lines(said)
-    if launcher == "srun":
-        assert (said.nodes, said.cpus) == ("2", "7")
-        assert lines["Slurm"].startswith("srun --nodes=2 --ntasks=8")
-    else:
-        assert "-bind-to core:7" in render.launch(job, Profile())
+    assert "-bind-to core:7" in line
