@@ -87,6 +87,7 @@ def test_times_that_contradict_the_speedup_are_refused():
         (lambda: step.training(0, 1, 1, 1), "step_s"),
         (lambda: step.training(1, 0, 1, 1), "batch_per_worker"),
         (lambda: step.training(1, 1, 1, 1, 0), "epochs"),
+        (lambda: step.training(1, 1, 1, 1, fixed_s=-1), "fixed_s"),
         (lambda: step.training(1, 1, 1, 1).kwh(0), "watts_per_node"),
         (lambda: step.training(1, 1, 1, 1).node_hours(0), "workers_per_node"),
     ],

@@ -32,6 +32,7 @@ from dlguide import published
 from dlguide.collectives import ring_share
 from dlguide.errors import require, require_count, require_known, require_positive
 from dlguide.scaling.costs import slowest
+from dlguide.scaling.step import TrainingTime, training
 
 __all__ = [
     "TERMS",
@@ -117,6 +118,11 @@ class ThroughputPrediction:
         """The largest part of the step's time beside computing; "compute" if all are below 1 %."""
         name = max((each for each in self.parts if each != COMPUTE), key=self.parts.__getitem__)
         return name if self.parts[name] >= 0.01 else COMPUTE
+
+    def training(self, samples: int, epochs: int = 1, fixed_s: float = 0.0) -> TrainingTime:
+        """Predict a training at this throughput; a step is one image of each worker."""
+        image_s = self.workers / self.images_per_s
+        return training(image_s, 1, self.workers, samples, epochs, fixed_s)
 
 
 @dataclass(frozen=True)

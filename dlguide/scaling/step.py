@@ -93,7 +93,7 @@ def predict(
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """Time of all steps of a training on some workers."""
+    """Time of a training on some workers, from start to end."""
 
     workers: int
     seconds: float
@@ -113,13 +113,19 @@ class TrainingTime:
 
 
 def training(
-    step_s: float, batch_per_worker: int, workers: int, samples: int, epochs: int = 1
+    step_s: float,
+    batch_per_worker: int,
+    workers: int,
+    samples: int,
+    epochs: int = 1,
+    fixed_s: float = 0.0,
 ) -> TrainingTime:
     """Return a training from its step: epochs ceil(samples / (p batch_per_worker)) steps.
 
     Args:
         step_s: one step, such as `predict(...).seconds` (s).
         samples: training images of an epoch.
+        fixed_s: what happens once: start, first batch, checkpoints (s).
 
     Raises:
         ValueError: if a value is out of range.
@@ -127,9 +133,9 @@ def training(
     p = require_count(workers, "workers")
     images = require_count(samples, "samples")
     steps = -(-images // (p * require_count(batch_per_worker, "batch_per_worker")))
-    return TrainingTime(
-        p, require_count(epochs, "epochs") * steps * require_positive(step_s, "step_s")
-    )
+    require(0 <= fixed_s < math.inf, "fixed_s", "be at least 0", fixed_s)
+    steps_s = require_count(epochs, "epochs") * steps * require_positive(step_s, "step_s")
+    return TrainingTime(p, steps_s + fixed_s)
 
 
 def not_divided(serial_s: float, parallel_s: float, speedup: float) -> tuple[float, float]:
